@@ -1,0 +1,52 @@
+"""What a stage is told about where it runs, and how it reports back. Nothing in here may change a result."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+EVENT_PREFIX = "@gristmill "
+"""Lines of a stage process that begin so are events in JSON; all others are log."""
+
+
+def print_event(event: dict[str, Any]) -> None:
+    """Hand an event to the parent process, which reads this process's standard output."""
+    sys.stdout.write(EVENT_PREFIX + json.dumps(event) + "\n")
+    sys.stdout.flush()
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a stage runs.
+
+    Attributes:
+        work: folder that survives attempts: records of finished shards, spills, checkpoints.
+        stage: the stage's name.
+        workers: parallel Beam workers.
+        runner: `local` or the name of a Beam runner.
+        options: Beam pipeline options for a runner other than `local`.
+        checkpoint_every: training steps between checkpoints.
+        keep_checkpoints: how many checkpoints are kept.
+        emit: receives events (progress, metrics, warnings).
+    """
+
+    work: Path
+    stage: str = "stage"
+    workers: int = 1
+    runner: str = "local"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    checkpoint_every: int = 100
+    keep_checkpoints: int = 2
+    emit: Callable[[dict[str, Any]], None] = print_event
+
+    def progress(self, done: float, total: float, unit: str, **extra: Any) -> None:
+        """Report how far the stage is (units: shards, steps, documents)."""
+        self.emit({"event": "progress", "done": done, "total": total, "unit": unit, **extra})
+
+    def warn(self, message: str) -> None:
+        """Report something a person should read, which does not end the stage."""
+        self.emit({"event": "warning", "message": message})

@@ -1,0 +1,56 @@
+"""The conservation ledger: every document that was read is kept, dropped or quarantined, and the sums say so.
+
+Counts are plain nested dictionaries of integers, so that shards add up in any order:
+
+    {"read": 10, "kept": 7, "dropped": {"min_words": 2}, "quarantined": 1,
+     "bytes_read": 9000, "bytes_kept": 7000, "sources": {"prose": {... the same ...}}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Counts = dict[str, Any]
+
+
+class ConservationError(RuntimeError):
+    """Documents were lost or counted twice."""
+
+
+class QuarantineError(RuntimeError):
+    """More records than allowed could not be processed."""
+
+
+def add_counts(parts: Iterable[Mapping[str, Any]]) -> Counts:
+    """Add nested counts key by key."""
+    total: Counts = {}
+    for part in parts:
+        for key, value in part.items():
+            if isinstance(value, Mapping):
+                total[key] = add_counts([total.get(key, {}), value])
+            else:
+                total[key] = total.get(key, 0) + value
+    return total
+
+
+def check_conservation(counts: Mapping[str, Any], stage: str) -> None:
+    """Raise ConservationError unless kept + dropped + quarantined = read, in total and for every source."""
+    for name, part in [("all sources", counts), *counts.get("sources", {}).items()]:
+        accounted = part.get("kept", 0) + sum(part.get("dropped", {}).values()) + part.get("quarantined", 0)
+        if accounted != part.get("read", 0):
+            raise ConservationError(
+                f"{stage}: {name}: {part.get('read', 0)} documents were read but {accounted} are accounted for "
+                f"(kept {part.get('kept', 0)}, dropped {sum(part.get('dropped', {}).values())}, "
+                f"quarantined {part.get('quarantined', 0)}); nothing was committed"
+            )
+
+
+def check_quarantine(counts: Mapping[str, Any], limit: float, stage: str) -> None:
+    """Raise QuarantineError where more than the share `limit` of what was read is quarantined."""
+    read, quarantined = counts.get("read", 0), counts.get("quarantined", 0)
+    if read and quarantined > limit * read:
+        raise QuarantineError(
+            f"{stage}: {quarantined} of {read} records ({quarantined / read:.1%}) could not be processed, more than "
+            f"the allowed {limit:.1%}; see the quarantine files, or raise max_quarantined for this stage"
+        )

@@ -1,0 +1,197 @@
+"""The tables that preparation passes on: immutable document shards, and one annotation table per stage and shard.
+
+Documents (`ingest`): `part-*.parquet` with `id`, `source`, `locator`, `text`, `metadata`. Annotations (`filter`,
+`dedup`, `langid`, `quality`): files of the same names with the same rows in the same order, `id` repeated and
+checked on every read, `keep`, `reason`, `error` and every value that was measured. Rows that an earlier stage
+dropped are null in all columns but `id`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from gristmill.dataprep.counts import Counts
+from gristmill.dataprep.files import atomic_write
+from gristmill.mixtures.manifest import PREPARE_STAGES
+
+ID_BYTES = 16
+ROW_GROUP_ROWS = 2000
+QUARANTINE_REASON = "quarantine"
+
+DOCUMENT_SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.binary(ID_BYTES), nullable=False),
+        pa.field("source", pa.dictionary(pa.int32(), pa.string()), nullable=False),
+        pa.field("locator", pa.string(), nullable=False),
+        pa.field("text", pa.large_string(), nullable=False),
+        pa.field("metadata", pa.string(), nullable=False),
+    ]
+)
+QUARANTINE_SCHEMA = pa.schema(
+    [("source", pa.string()), ("file", pa.string()), ("record", pa.int64()), ("error", pa.string()),
+     ("excerpt", pa.string())]
+)
+
+
+class MisalignedError(RuntimeError):
+    """An annotation table does not belong to the document shard that it was read for."""
+
+
+def document_id(source: str, locator: str, text: str) -> bytes:
+    """16 bytes that name a document by what it is: hash of source, locator and text."""
+    digest = hashlib.blake2b(digest_size=ID_BYTES)
+    for part in (source, locator, text):
+        encoded = part.encode("utf-8")
+        digest.update(len(encoded).to_bytes(8, "little"))
+        digest.update(encoded)
+    return digest.digest()
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Write a Parquet file, whole or not at all; the same table gives the same bytes."""
+    with atomic_write(path) as sink:
+        pq.write_table(table, sink, compression="zstd", row_group_size=ROW_GROUP_ROWS)
+
+
+def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read a Parquet file, or some of its columns."""
+    with path.open("rb") as stream:
+        return pq.read_table(stream, columns=None if columns is None else list(columns))
+
+
+def shard_names(ingest: Path) -> list[str]:
+    """The document shards of a committed ingest, in their order."""
+    return sorted(path.name for path in ingest.glob("part-*.parquet"))
+
+
+def annotation_stages(inputs: Mapping[str, Path]) -> list[str]:
+    """The annotating stages among a stage's inputs, in the order in which they ran."""
+    return [name for name in inputs if name in PREPARE_STAGES]
+
+
+def read_documents(inputs: Mapping[str, Path], shard: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read a document shard (all columns, or some)."""
+    return read_table(inputs["ingest"] / shard, columns)
+
+
+def read_annotations(
+    inputs: Mapping[str, Path], shard: str, stage: str, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """Read one stage's annotations of a shard, having checked that they are of the same documents.
+
+    Raises:
+        MisalignedError: ids differ from the document shard's, in number or in order.
+    """
+    wanted = None if columns is None else ["id", *(name for name in columns if name != "id")]
+    table = read_table(inputs[stage] / shard, wanted)
+    ids = read_documents(inputs, shard, ["id"])["id"].combine_chunks()
+    if not table["id"].combine_chunks().equals(ids):
+        raise MisalignedError(
+            f"{inputs[stage] / shard}: its ids are not those of {inputs['ingest'] / shard}; "
+            f"rerun the stage: gristmill stage {stage} MANIFEST --force"
+        )
+    return table
+
+
+def kept_rows(inputs: Mapping[str, Path], shard: str) -> np.ndarray:
+    """Row numbers (int64, ascending) that every annotating stage among the inputs kept."""
+    stages = annotation_stages(inputs)
+    if not stages:
+        return np.arange(len(read_documents(inputs, shard, ["id"])), dtype=np.int64)
+    # The last stage has a judgement only on rows that all before it kept; every stage's ids are checked.
+    kept: np.ndarray | None = None
+    for stage in stages:
+        keep = pc.fill_null(read_annotations(inputs, shard, stage, ["keep"])["keep"], False)
+        mask = keep.to_numpy(zero_copy_only=False).astype(bool)
+        kept = mask if kept is None else kept & mask
+    assert kept is not None
+    return np.flatnonzero(kept).astype(np.int64)
+
+
+def judged_rows(documents: pa.Table, rows: np.ndarray, sources: Sequence[str] | None) -> np.ndarray:
+    """Of these rows, those whose source the stage judges (all where `sources` is None)."""
+    if sources is None:
+        return rows
+    column = documents["source"].take(pa.array(rows)).cast(pa.string())
+    member = pc.is_in(column, value_set=pa.array(list(sources), pa.string()))
+    return rows[member.to_numpy(zero_copy_only=False).astype(bool)]
+
+
+def annotate(
+    documents: pa.Table,
+    rows: np.ndarray,
+    judged: np.ndarray,
+    reasons: Sequence[str | None],
+    measures: Mapping[str, pa.Array],
+    errors: Sequence[str | None] | None = None,
+) -> tuple[pa.Table, Counts]:
+    """Build the annotation table of a shard, and its counts.
+
+    Args:
+        documents: the shard, with at least `id`, `source` and `text`.
+        rows: rows that earlier stages kept.
+        judged: the subset of `rows` that this stage judged; the rest passes.
+        reasons: per judged row, the rule that dropped it, or None where it is kept.
+        measures: column name -> one value per judged row.
+        errors: per judged row, the error that quarantines it, or None.
+    """
+    total = len(documents)
+    position = np.full(total, -1, dtype=np.int64)
+    position[judged] = np.arange(len(judged))
+    take = pa.array(position, mask=position < 0)
+    errors = [None] * len(judged) if errors is None else list(errors)
+    final = [QUARANTINE_REASON if error is not None else reason for reason, error in zip(reasons, errors, strict=True)]
+    keep: list[bool | None] = [None] * total
+    for row in rows:
+        keep[row] = True
+    for row, reason in zip(judged, final, strict=True):
+        keep[row] = reason is None
+    columns: dict[str, pa.Array] = {
+        "id": documents["id"].combine_chunks(),
+        "keep": pa.array(keep, pa.bool_()),
+        "reason": pa.array(final, pa.string()).take(take).dictionary_encode(),
+        "error": pa.array(errors, pa.string()).take(take),
+    }
+    for name, values in measures.items():
+        columns[name] = values.take(take)
+    return pa.table(columns), count_documents(documents, rows, dict(zip(judged.tolist(), final, strict=True)))
+
+
+def count_documents(documents: pa.Table, rows: Iterable[int], reasons: Mapping[int, str | None]) -> Counts:
+    """Count a shard's documents: read, kept, dropped by rule and quarantined, in total and per source."""
+    sources = documents["source"].cast(pa.string()).to_pylist()
+    sizes = pc.binary_length(documents["text"]).to_pylist()
+    total = _empty_counts()
+    per_source: dict[str, Counts] = {}
+    for row in rows:
+        reason = reasons.get(int(row))
+        for counts in (total, per_source.setdefault(sources[row], _empty_counts())):
+            counts["read"] += 1
+            counts["bytes_read"] += sizes[row]
+            if reason is None:
+                counts["kept"] += 1
+                counts["bytes_kept"] += sizes[row]
+            elif reason == QUARANTINE_REASON:
+                counts["quarantined"] += 1
+            else:
+                counts["dropped"][reason] = counts["dropped"].get(reason, 0) + 1
+    return {**total, "sources": per_source}
+
+
+def _empty_counts() -> Counts:
+    return {"read": 0, "kept": 0, "dropped": {}, "quarantined": 0, "bytes_read": 0, "bytes_kept": 0}
+
+
+def metadata_json(values: Mapping[str, Any]) -> str:
+    """Metadata as the JSON string that a document carries."""
+    import json
+
+    return json.dumps(values, ensure_ascii=False, sort_keys=True, default=str)

@@ -1,0 +1,151 @@
+"""How every Beam job here looks: one linear chain whose only element is the name of a shard.
+
+A job maps tasks (a name and a JSON payload, usually a shard's address) through one function that does its own
+reading and writing. Each finished task leaves a record with what it counted and the sizes of what it wrote; a
+rerun skips the tasks whose record and files are there. Nothing depends on how the tasks are spread over workers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.files import as_path, read_json, write_json
+from gristmill.dataprep.runner import import_beam, make_pipeline
+
+POLL_SECONDS = 0.5
+
+
+class IncompleteJobError(RuntimeError):
+    """A Beam runner reported success, but not every planned task came out."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One element of a job: a name that is unique and stable, and what the function needs to know."""
+
+    name: str
+    payload: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a task's function returns: the files that it committed, and JSON about them."""
+
+    files: Sequence[Path] = ()
+    result: Mapping[str, Any] = field(default_factory=dict)
+
+
+Process = Callable[[Task], Done]
+"""A task's function. It must be importable by name or picklable: other machines may run it."""
+
+
+def run_tasks(job: str, tasks: Sequence[Task], process: Process, context: Context) -> list[dict[str, Any]]:
+    """Run every task that has not finished yet, and return all results in the order of `tasks`.
+
+    Args:
+        job: name of the job within its stage; its records are kept in `context.work/job`.
+        tasks: unique names; the records of an interrupted attempt are reused by name.
+        process: called once per pending task; commits its files atomically before it returns.
+        context: where to run.
+
+    Raises:
+        IncompleteJobError: the runner ended without an error but left tasks undone.
+    """
+    records = context.work / job
+    records.mkdir(parents=True, exist_ok=True)
+    pending = [task for task in tasks if read_record(records, task.name) is None]
+    total = len(tasks)
+    context.progress(total - len(pending), total, "shards", job=job)
+    if pending:
+        with _Progress(context, job, records, pending, total):
+            _run_pipeline(job, pending, process, context, records)
+    results = [read_record(records, task.name) for task in tasks]
+    missing = [task.name for task, result in zip(tasks, results, strict=True) if result is None]
+    if missing:
+        raise IncompleteJobError(
+            f"{context.stage}/{job}: {len(missing)} of {total} planned tasks did not come out, first: {missing[0]}; "
+            "nothing was committed, rerun to finish them"
+        )
+    context.progress(total, total, "shards", job=job)
+    return [result for result in results if result is not None]
+
+
+def read_record(records: Path, name: str) -> dict[str, Any] | None:
+    """The result of a finished task, or None where it is not finished or its files are gone."""
+    path = records / f"{name}.json"
+    if not path.exists():
+        return None
+    record = read_json(path)
+    for file, size in record["files"].items():
+        target = as_path(file)
+        if not target.exists() or target.stat().st_size != size:
+            return None
+    result: dict[str, Any] = record["result"]
+    return result
+
+
+def finish_task(task: Task, process: Process, records: Path) -> dict[str, Any]:
+    """Run one task and leave its record, which is written last."""
+    done = process(task)
+    files = {str(path): path.stat().st_size for path in done.files}
+    write_json(records / f"{task.name}.json", {"files": files, "result": dict(done.result)})
+    return dict(done.result)
+
+
+def _run_pipeline(job: str, tasks: Sequence[Task], process: Process, context: Context, records: Path) -> None:
+    beam = import_beam()
+    do_task = _make_dofn(beam, context.stage, process, str(records))
+    workers = min(context.workers, len(tasks))
+    pipeline = make_pipeline(context.runner, workers, context.options)
+    names_and_payloads = [(task.name, dict(task.payload)) for task in tasks]
+    _ = pipeline | f"{job}: shards" >> beam.Create(names_and_payloads) | f"{job}: process" >> beam.ParDo(do_task)
+    pipeline.run().wait_until_finish()
+
+
+def _make_dofn(beam: Any, stage: str, process: Process, records: str) -> Any:
+    class DoTask(beam.DoFn):
+        """Runs one task; counts every decision as a Beam counter named stage/rule."""
+
+        def process(self, element: tuple[str, dict[str, Any]]) -> Any:
+            from apache_beam.metrics import Metrics
+
+            name, payload = element
+            result = finish_task(Task(name, payload), process, as_path(records))
+            counts = result.get("counts", {})
+            for key in ("read", "kept", "quarantined"):
+                Metrics.counter(stage, key).inc(int(counts.get(key, 0)))
+            for rule, number in counts.get("dropped", {}).items():
+                Metrics.counter(stage, rule).inc(int(number))
+            yield name
+
+    return DoTask()
+
+
+class _Progress:
+    """Reports finished tasks while a runner blocks, by looking for their records."""
+
+    def __init__(self, context: Context, job: str, records: Path, pending: Sequence[Task], total: int) -> None:
+        self._context, self._job, self._records = context, job, records
+        self._names, self._total = [task.name for task in pending], total
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        before, reported = self._total - len(self._names), -1
+        while not self._stop.wait(POLL_SECONDS):
+            done = before + sum((self._records / f"{name}.json").exists() for name in self._names)
+            if done != reported:
+                self._context.progress(done, self._total, "shards", job=self._job)
+                reported = done

@@ -1,0 +1,114 @@
+"""How a file gets its final name: written aside, flushed to disk, renamed; and how its content is named.
+
+Paths are `pathlib.Path` for local folders and `upath.UPath` for any fsspec URL; both have the same methods.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+CHUNK_BYTES = 1 << 20
+TEMPORARY_MARK = ".tmp-"
+
+
+def as_path(location: str | Path) -> Path:
+    """Turn a local path or an fsspec URL into a path object."""
+    text = str(location)
+    if "://" not in text:
+        return Path(text)
+    from upath import UPath
+
+    path: Path = UPath(text)
+    return path
+
+
+def is_local(path: Path) -> bool:
+    """Whether the path lies on a file system of this machine (so that rename is atomic and mmap works)."""
+    return type(path).__module__.startswith("pathlib") or getattr(path, "protocol", "") in ("", "file")
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that appears under its final name whole, or not at all.
+
+    On a local disk the bytes go to a temporary name beside it, are flushed to the disk and renamed. On an object
+    store the write itself is a single put, which is atomic there.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not is_local(path):
+        with path.open("wb") as sink:
+            yield sink  # type: ignore[misc]
+        return
+    temporary = path.parent / f"{path.name}{TEMPORARY_MARK}{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    try:
+        with open(temporary, "wb") as sink:
+            yield sink
+            sink.flush()
+            os.fsync(sink.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as readable JSON, atomically."""
+    with atomic_write(path) as sink:
+        sink.write(json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True).encode() + b"\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file."""
+    return json.loads(path.read_bytes())
+
+
+def create_exclusively(path: Path, content: bytes) -> bool:
+    """Create a file if and only if nobody has; return whether this call did.
+
+    The content is complete the moment the name exists: it is written aside and linked.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not is_local(path):
+        try:
+            with path.open("xb") as sink:
+                sink.write(content)  # type: ignore[arg-type]
+        except FileExistsError:
+            return False
+        return True
+    temporary = path.parent / f"{path.name}{TEMPORARY_MARK}{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    with open(temporary, "wb") as aside:
+        aside.write(content)
+        aside.flush()
+        os.fsync(aside.fileno())
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
+
+
+def sha256_file(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            digest.update(chunk)  # type: ignore[arg-type]
+    return digest.hexdigest()
+
+
+def canonical_json(value: Any) -> bytes:
+    """One byte string per value: sorted keys, no spaces, no NaN; what fingerprints are made of.
+
+    Raises:
+        TypeError: the value holds something that JSON has no exact form for.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
