@@ -7,7 +7,6 @@ changes that stage and those behind it, and nothing more. A section that is abse
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
