@@ -1,0 +1,31 @@
+"""`gristmill bench`: rows of name, ours, peer, unit and ratio, both sides measured in the same run on this machine."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import platform
+import time
+
+import typer
+
+AREAS = {
+    "dataprep": "gristmill.dataprep.bench",
+    "tokenize": "gristmill.tokenize.bench",
+    "train": "gristmill.train.bench",
+}
+
+
+def print_rows(area: str, as_json: bool) -> None:
+    """Measure an area and print its rows as they come."""
+    if not as_json:
+        typer.echo(f"{time.strftime('%Y-%m-%d %H:%M')}, {os.cpu_count()} cores, {platform.machine()}, "
+                   f"Python {platform.python_version()}")
+        typer.echo(f"{'name':<44} {'ours':>12} {'peer':>12} {'unit':<14} {'ratio':>7}")
+    for row in importlib.import_module(AREAS[area]).rows():
+        if as_json:
+            typer.echo(json.dumps(row))
+        else:
+            typer.echo(f"{row['name']:<44} {row['ours']:>12.4g} {row['peer']:>12.4g} {row['unit']:<14} "
+                       f"{row['ratio']:>7.2f}")

@@ -1,0 +1,299 @@
+"""The command line. Exit codes: 0 done, 1 a stage failed, 2 bad usage or manifest.
+
+Everything heavy is imported inside the commands, so that `gristmill --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from gristmill.flows.session import Session
+
+EXIT_STAGE_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    help="Grinds raw text into a trained language model: one manifest, one command, every token traceable.",
+    no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, rich_markup_mode=None,
+)
+
+ManifestArgument = Annotated[str, typer.Argument(metavar="MANIFEST", help="The YAML manifest.")]
+SetOption = Annotated[list[str] | None, typer.Option(
+    "--set", metavar="KEY=VALUE", help="Replace a setting of the manifest, e.g. pretrain.steps=50.")]
+StoreOption = Annotated[str | None, typer.Option(
+    "--store", metavar="PATH", help="Folder or URL of the outputs.  [default: $GRISTMILL_STORE or ./gristmill-store]")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+
+
+@app.command()
+def run(
+    manifest: ManifestArgument,
+    until: Annotated[str | None, typer.Option(help="The last stage to run.")] = None,
+    force: Annotated[list[str] | None, typer.Option(help="A stage to make anew although it is committed.")] = None,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    no_ui: Annotated[bool, typer.Option("--no-ui", help="Do not record the run in Prefect (starts faster).")] = False,
+    verify_inputs: Annotated[bool, typer.Option(help="Hash the content of all inputs.")] = False,
+) -> None:
+    """Run a manifest: what is committed is reused, what is unfinished goes on."""
+    from gristmill.flows.launch import launch
+
+    session = open_or_exit(manifest, set_, store, until=until, exactly=True, verify_inputs=verify_inputs)
+    unknown = [name for name in force or [] if name not in session.plan]
+    if unknown:
+        fail(f"--force {unknown[0]}: this run has no such stage; it has {', '.join(session.plan)}", EXIT_USAGE)
+    raise typer.Exit(launch(session, list(session.plan), frozenset(force or []), tracked=not no_ui, summarise=True))
+
+
+@app.command()
+def stage(
+    name: Annotated[str, typer.Argument(metavar="STAGE", help="The stage to run.")],
+    manifest: ManifestArgument,
+    force: Annotated[bool, typer.Option("--force", help="Make it anew although it is committed.")] = False,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    no_ui: Annotated[bool, typer.Option("--no-ui", help="Do not record the run in Prefect (starts faster).")] = False,
+) -> None:
+    """Run one stage; the stages before it must be committed."""
+    from gristmill.flows.launch import launch
+
+    session = open_or_exit(manifest, set_, store, until=name, exactly=True)
+    raise typer.Exit(launch(session, [name], frozenset([name] if force else []), tracked=not no_ui, summarise=False))
+
+
+@app.command()
+def plan(
+    manifest: ManifestArgument, set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False
+) -> None:
+    """Show what a run would do, and why, without doing it."""
+    from gristmill.flows.status import explain_plan, print_plan
+
+    session = open_or_exit(manifest, set_, store)
+    rows = explain_plan(session)
+    print_json(rows) if as_json else print_plan(rows)
+
+
+@app.command()
+def status(
+    manifest: ManifestArgument, set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False
+) -> None:
+    """Show every stage of a manifest as committed, unfinished or missing."""
+    from gristmill.flows.status import print_status, stage_states
+
+    session = open_or_exit(manifest, set_, store)
+    rows = stage_states(session)
+    print_json(rows) if as_json else print_status(session, rows)
+
+
+@app.command()
+def explain(
+    manifest: ManifestArgument,
+    document: Annotated[str, typer.Argument(metavar="DOC_ID", help="A document's id (32 hexadecimal digits, or the "
+                                            "first few) or its locator.")],
+    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+) -> None:
+    """Show a document's journey: why it was kept or dropped, and which training steps read it."""
+    from gristmill.flows.explain import DocumentNotFoundError, journey, print_journey
+
+    session = open_or_exit(manifest, set_, store)
+    try:
+        found = journey(session, document)
+    except DocumentNotFoundError as error:
+        fail(str(error), EXIT_USAGE)
+    print_json(found) if as_json else print_journey(found)
+
+
+@app.command()
+def trace(
+    manifest: ManifestArgument,
+    step: Annotated[int, typer.Option(help="A pre-training step, counted from 1.", min=1)],
+    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+) -> None:
+    """List the documents that a pre-training step read."""
+    from gristmill.flows.trace import TraceError, print_step, trace_step
+
+    session = open_or_exit(manifest, set_, store)
+    try:
+        found = trace_step(session, step)
+    except TraceError as error:
+        fail(str(error), EXIT_USAGE)
+    print_json(found) if as_json else print_step(found)
+
+
+@app.command()
+def report(
+    manifest: ManifestArgument, set_: SetOption = None, store: StoreOption = None,
+    out: Annotated[Path, typer.Option(help="Where to write it.")] = Path("report.html"),
+) -> None:
+    """Write the report of what is committed as one self-contained HTML file."""
+    from gristmill.flows.report import render_report
+
+    session = open_or_exit(manifest, set_, store)
+    from gristmill.dataprep.files import atomic_write
+
+    with atomic_write(out) as sink:
+        sink.write(render_report(session, None).encode())
+    typer.echo(out)
+
+
+@app.command()
+def runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """List the runs of a store."""
+    from gristmill.flows.status import print_runs
+    from gristmill.flows.store import read_runs
+
+    records = [record for _, record in read_runs(open_store(store))]
+    print_json(records) if as_json else print_runs(records)
+
+
+@app.command()
+def verify(
+    manifest: ManifestArgument, set_: SetOption = None, store: StoreOption = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Remove the damaged files, so that a run makes just them "
+                                         "again.")] = False,
+) -> None:
+    """Compare every committed file with its checksum."""
+    from gristmill.flows.status import find_damage, repair_damage
+
+    session = open_or_exit(manifest, set_, store)
+    damage = find_damage(session)
+    for sentence in (sentence for sentences in damage.values() for sentence in sentences):
+        typer.echo(sentence)
+    if not damage:
+        typer.echo("every committed file is as it was committed")
+        return
+    if not repair:
+        fail(f"mend it with: {session.command('verify', '--repair')}", EXIT_STAGE_FAILED)
+    repair_damage(session, damage)
+    typer.echo(f"damaged commits are withdrawn; make them again with: {session.command('run')}")
+
+
+@app.command()
+def gc(
+    store: StoreOption = None,
+    keep_runs: Annotated[int, typer.Option(help="Keep what the last so many runs of each manifest refer to.",
+                                           min=1)] = 10,
+    delete: Annotated[bool, typer.Option("--delete", help="Really delete; otherwise only list.")] = False,
+) -> None:
+    """Remove outputs that no recent run refers to."""
+    from gristmill.flows.gc import collect
+
+    opened = open_store(store)
+    garbage = collect(opened, keep_runs, delete)
+    for path, size in garbage:
+        typer.echo(f"{size / 1e6:10.1f} MB  {path}")
+    total = sum(size for _, size in garbage) / 1e6
+    typer.echo(f"{total:10.1f} MB in {len(garbage)} outputs {'deleted' if delete else 'could go (--delete does it)'}")
+
+
+@app.command()
+def schema() -> None:
+    """Print the manifest's JSON Schema, for editors."""
+    from gristmill.mixtures.manifest import Manifest
+
+    print_json(Manifest.model_json_schema())
+
+
+@app.command()
+def serve(
+    limit: Annotated[int, typer.Option(help="Flow runs at the same time.", min=1)] = 1,
+) -> None:
+    """Register the deployments at the Prefect server and run what is triggered there."""
+    from gristmill.flows.serving import NoServerError, serve_deployments
+
+    try:
+        serve_deployments(limit)
+    except NoServerError as error:
+        fail(str(error), EXIT_USAGE)
+
+
+@app.command()
+def up(
+    port: Annotated[int, typer.Option(help="Port of the Prefect server, on the loopback address.")] = 4200,
+    limit: Annotated[int, typer.Option(help="Flow runs at the same time.", min=1)] = 1,
+) -> None:
+    """Start the Prefect server with its UI on this machine, and serve the deployments."""
+    from gristmill.flows.serving import NoServerError, up_and_serve
+
+    try:
+        up_and_serve(port, limit)
+    except NoServerError as error:
+        fail(str(error), EXIT_STAGE_FAILED)
+
+
+@app.command()
+def bench(
+    area: Annotated[str, typer.Argument(help="dataprep, tokenize or train.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Measure against a named peer or bound, both in this run, on this machine."""
+    from gristmill.flows.bench import AREAS, print_rows
+
+    if area not in AREAS:
+        fail(f"no such area: {area}; areas are {', '.join(AREAS)}", EXIT_USAGE)
+    print_rows(area, as_json)
+
+
+def open_or_exit(
+    manifest: str, overrides: list[str] | None, store: str | None, until: str | None = None, exactly: bool = False,
+    verify_inputs: bool = False,
+) -> Session:
+    """Open a manifest, or print everything that is wrong with it and exit with code 2."""
+    from gristmill.dataprep.examples import ExamplesError
+    from gristmill.dataprep.sources import SourceError
+    from gristmill.flows.session import open_session
+    from gristmill.flows.stages import UnknownStageError
+    from gristmill.mixtures.load import ManifestError
+
+    try:
+        return open_session(manifest, overrides or [], store, until, exactly, verify_inputs)
+    except ManifestError as error:
+        many = len(error.problems)
+        typer.echo(str(error), err=True)
+        fail(f"{many} problem{'s' if many > 1 else ''} in {manifest}; nothing was run", EXIT_USAGE)
+    except (UnknownStageError, SourceError, ExamplesError, FileNotFoundError) as error:
+        fail(str(error), EXIT_USAGE)
+
+
+def open_store(location: str | None) -> Any:
+    """The store that an option, the environment or the default names."""
+    from gristmill.flows.session import DEFAULT_STORE
+    from gristmill.flows.store import Store
+
+    return Store.at(location or os.environ.get("GRISTMILL_STORE") or DEFAULT_STORE)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Print an error and exit."""
+    typer.echo(message, err=True)
+    raise typer.Exit(code)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON."""
+    typer.echo(json.dumps(value, indent=1, ensure_ascii=False, default=str))
+
+
+def main() -> None:
+    """The console script."""
+    # A closed pipe (`| head`) ends the printing, not the run's record with a traceback.
+    try:
+        app(standalone_mode=True)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The process of one stage: `python -m gristmill.flows.execute STAGE_DIR`. The folder is the whole interface.
+
+`stage.json` says what to do; the files go to `data/`, everything that survives attempts to `work/`. The result is
+`work/result.json`, or `work/error.json` where it failed. A batch system would run exactly this command.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.files import as_path, read_json, write_json
+
+PR_SET_PDEATHSIG = 1
+EXIT_FAILED = 1
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the stage that a folder describes; returns the exit code."""
+    (location,) = sys.argv[1:] if argv is None else argv
+    folder = as_path(location)
+    end_with_parent()
+    description = read_json(folder / "stage.json")
+    for name in ("result.json", "error.json"):
+        (folder / "work" / name).unlink(missing_ok=True)
+    if description["launch"] == "torchrun":
+        os.execv(sys.executable, torchrun_command(folder, description["engine"]["ranks"]))
+    try:
+        summary = run_stage(folder, description)
+    except Exception as error:  # noqa: BLE001 - whatever a stage raises is written down, and ends this process
+        traceback.print_exc()
+        write_error(folder, error)
+        return EXIT_FAILED
+    write_json(folder / "work" / "result.json", summary)
+    return 0
+
+
+def run_stage(folder: Path, description: dict[str, Any]) -> dict[str, Any]:
+    """Call the stage's function in this process and return its summary."""
+    module, _, function = description["run"].partition(":")
+    engine = description["engine"]
+    context = Context(
+        work=folder / "work", stage=description["stage"], workers=engine["workers"], runner=engine["runner"],
+        options=engine["options"], checkpoint_every=engine["checkpoint_every"],
+        keep_checkpoints=engine["keep_checkpoints"],
+    )
+    inputs = {name: as_path(path) for name, path in description["inputs"].items()}
+    run = getattr(importlib.import_module(module), function)
+    summary: dict[str, Any] = run(inputs, description["config"], folder / "data", context)
+    return summary
+
+
+def write_error(folder: Path, error: BaseException) -> None:
+    """Leave the error's own sentence for whoever started this process."""
+    cause = error
+    while type(cause).__name__ == "RuntimeError" and cause.__cause__ is not None:
+        cause = cause.__cause__
+    message = str(cause).strip() or type(cause).__name__
+    write_json(folder / "work" / "error.json", {"type": type(cause).__name__, "message": message})
+
+
+def torchrun_command(folder: Path, ranks: int) -> list[str]:
+    """The command that runs a training stage on this machine's `ranks` processes."""
+    return [
+        sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={ranks}",
+        "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1",
+        "-m", "gristmill.train.launch", str(folder),
+    ]
+
+
+def end_with_parent() -> None:
+    """Ask Linux to end this process when its parent dies, so that a killed run leaves nothing behind."""
+    if not sys.platform.startswith("linux"):
+        return
+    import ctypes
+
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() == 1 and os.environ.get("GRISTMILL_PARENT", "1") != "1":
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""Why was this document dropped, or where did it go: one document's journey through every committed stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich.console import Console
+from rich.text import Text
+
+from gristmill.dataprep.documents import annotation_stages, read_annotations, read_documents, shard_names
+from gristmill.flows.session import Session
+from gristmill.flows.stages import Plan
+
+SHOWN_PIECES = 5
+EXCERPT_CHARS = 300
+
+
+class DocumentNotFoundError(LookupError):
+    """No document, or more than one, fits what was asked for."""
+
+
+def journey(session: Session, wanted: str) -> dict[str, Any]:
+    """Everything that is known about a document.
+
+    Args:
+        session: the opened manifest.
+        wanted: the id in hexadecimal (or its first digits), or the locator.
+
+    Raises:
+        DocumentNotFoundError: nothing, or more than one document, fits.
+    """
+    inputs = committed_inputs(session, session.plan)
+    if "ingest" not in inputs:
+        raise DocumentNotFoundError(f"nothing is ingested yet; run: {session.command('run', '--until', 'ingest')}")
+    shard, row = find_document(inputs, wanted)
+    document = read_documents(inputs, shard).slice(row, 1).to_pylist()[0]
+    found: dict[str, Any] = {
+        "id": document["id"].hex(), "source": document["source"], "locator": document["locator"],
+        "metadata": document["metadata"], "characters": len(document["text"]),
+        "excerpt": document["text"][:EXCERPT_CHARS], "shard": shard, "row": row, "stages": [], "fate": "kept",
+    }
+    for stage in annotation_stages(inputs):
+        judged = read_annotations(inputs, shard, stage).slice(row, 1).to_pylist()[0]
+        if judged["keep"] is None:
+            break
+        found["stages"].append(describe_judgement(session.plan, stage, judged))
+        if not judged["keep"]:
+            found["fate"] = f"dropped by {stage}: {judged['reason']}"
+            break
+    if found["fate"] == "kept" and "mix" in inputs:
+        found["mix"] = places_in_mix(inputs["mix"], document["id"])
+    return found
+
+
+def committed_inputs(session: Session, plan: Plan) -> dict[str, Path]:
+    """Stage -> data folder, of the committed stages of a plan."""
+    return {name: folder.data for name in plan if (folder := session.committed(name)) is not None}
+
+
+def find_document(inputs: Mapping[str, Path], wanted: str) -> tuple[str, int]:
+    """The shard and row of the one document with this id, id prefix or locator."""
+    hits: list[tuple[str, int]] = []
+    prefix = bytes.fromhex(wanted[: len(wanted) // 2 * 2]) if _is_hex(wanted) else None
+    for shard in shard_names(inputs["ingest"]):
+        table = read_documents(inputs, shard, ["id", "locator"])
+        mask = pc.equal(table["locator"], wanted)
+        if prefix is not None:
+            ids = table["id"].cast(pa.binary())
+            mask = pc.or_(mask, pc.starts_with(ids, prefix))
+        rows = pc.indices_nonzero(mask).to_pylist()
+        if prefix is not None and len(wanted) % 2:
+            # Half a byte cannot be compared in binary.
+            rows = [r for r in rows if table["id"][r].as_py().hex().startswith(wanted.lower())
+                    or table["locator"][r].as_py() == wanted]
+        hits += [(shard, row) for row in rows]
+    if not hits:
+        raise DocumentNotFoundError(f"no document has the id or locator {wanted!r}")
+    if len(hits) > 1:
+        raise DocumentNotFoundError(f"{len(hits)} documents fit {wanted!r}; give more digits of the id")
+    return hits[0]
+
+
+def _is_hex(text: str) -> bool:
+    return len(text) >= 4 and all(character in "0123456789abcdefABCDEF" for character in text)
+
+
+def describe_judgement(plan: Plan, stage: str, judged: Mapping[str, Any]) -> dict[str, Any]:
+    """One stage's verdict: its rule, every measured value, and the thresholds that it was held against."""
+    values = {name: value.hex() if isinstance(value, bytes) else value for name, value in judged.items()
+              if name not in ("id", "keep", "reason", "error") and value is not None}
+    verdict: dict[str, Any] = {"stage": stage, "keep": judged["keep"], "reason": judged["reason"], "values": values}
+    if judged.get("error"):
+        verdict["error"] = judged["error"]
+    threshold = find_threshold(plan[stage].recipe, judged["reason"])
+    if threshold is not None:
+        verdict["threshold"] = threshold
+    return verdict
+
+
+def find_threshold(recipe: Mapping[str, Any], reason: str | None) -> Any:
+    """The configured value that a rule's name stands for: `gopher_quality/min_words` -> 50."""
+    if reason is None:
+        return None
+    at: Any = {**recipe, **recipe.get("rules", {})}
+    for part in reason.split("/"):
+        at = at.get(part) if isinstance(at, Mapping) else None
+    if at is not None:
+        return at
+    return {"language_score": recipe.get("threshold"), "quality": recipe.get("threshold"),
+            "language": recipe.get("keep"),
+            "near_duplicate": (recipe.get("minhash") or {}).get("threshold")}.get(reason)
+
+
+def places_in_mix(mix: Path, document: bytes) -> dict[str, Any]:
+    """Where the packed set holds a document."""
+    from gristmill.tokenize.packed import PackedSet
+
+    pieces = PackedSet(mix).rows_of_document(document)
+    places = pieces.to_pylist()
+    return {"pieces": len(places), "tokens": sum(place["length"] for place in places),
+            "copies": len({place["copy"] for place in places}), "rows": [place["row"] for place in places]}
+
+
+def print_journey(found: Mapping[str, Any]) -> None:
+    """Print a document's journey for people."""
+    console = Console(highlight=False)
+    console.print(Text.assemble((found["id"], "bold"), f"  {found['source']}  {found['locator']}"))
+    console.print(Text(f"{found['characters']} characters, {found['shard']} row {found['row']}", style="dim"))
+    console.print(Text(" ".join(found["excerpt"].split())[:200] + " ...", style="italic"))
+    for judged in found["stages"]:
+        mark, style = ("kept", "green") if judged["keep"] else (f"dropped: {judged['reason']}", "red")
+        console.print(Text.assemble((f"{judged['stage']:<10}", "bold"), (mark, style)))
+        if "threshold" in judged:
+            console.print(f"           threshold {judged['threshold']}")
+        if "error" in judged:
+            console.print(Text(f"           {judged['error']}"))
+        values = ", ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+                           for name, value in judged["values"].items())
+        console.print(Text(f"           {values}", style="dim"))
+    if "mix" in found:
+        mix = found["mix"]
+        rows = ", ".join(map(str, mix["rows"][:SHOWN_PIECES])) + (" ..." if len(mix["rows"]) > SHOWN_PIECES else "")
+        console.print(Text.assemble(
+            ("mix       ", "bold"),
+            f"{mix['pieces']} pieces, {mix['tokens']} tokens, rows {rows}" if mix["pieces"]
+            else "not drawn: the quota of its source was met by others, or it is held out for validation"))
+    console.print(Text.assemble(("fate      ", "bold"), found["fate"]))

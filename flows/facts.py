@@ -1,0 +1,66 @@
+"""What is known about a run, read from the committed outputs: one place for the terminal, the UI and the report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from gristmill.dataprep.files import read_json
+from gristmill.flows.session import Session
+from gristmill.flows.store import StageFolder
+from gristmill.mixtures.manifest import PREPARE_STAGES
+
+TRAINING_STAGES = ("pretrain", "sft", "dpo")
+Facts = dict[str, Any]
+
+
+def gather_facts(session: Session) -> Facts:
+    """Everything that a summary or a report shows, by topic; topics whose stage is not committed are absent."""
+    folders = {name: folder for name in session.plan if (folder := session.committed(name)) is not None}
+    manifests = {name: folder.manifest() for name, folder in folders.items()}
+    summaries = {name: manifest["summary"] for name, manifest in manifests.items()}
+    facts: Facts = {
+        "name": session.manifest.name,
+        "store": str(session.store.root),
+        "stages": [
+            {"stage": name, "fingerprint": node.fingerprint[:16],
+             "seconds": manifests[name]["seconds"] if name in manifests else None,
+             "bytes": sum(file["bytes"] for file in manifests[name]["files"].values()) if name in manifests else None,
+             "versions": manifests[name]["versions"] if name in manifests else None}
+            for name, node in session.plan.items()
+        ],
+        "funnel": funnel(summaries),
+        "summaries": summaries,
+        "training": {name: training(folders[name]) for name in TRAINING_STAGES if name in folders},
+    }
+    if "mix" in folders:
+        facts["packed"] = read_json(folders["mix"].data / "packed.json")
+    if "evaluate" in folders:
+        facts["evaluation"] = read_json(folders["evaluate"].data / "evaluation.json")
+    if "export" in folders:
+        facts["export"] = str(folders["export"].data)
+    return facts
+
+
+def funnel(summaries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One row per stage that read documents: read, kept, dropped by rule, quarantined, bytes; sources beneath."""
+    rows = []
+    for name in ("ingest", *[stage for stage in summaries if stage in PREPARE_STAGES]):
+        counts = summaries.get(name, {}).get("counts")
+        if counts is not None:
+            rows.append({"stage": name, **counts})
+    return rows
+
+
+def top_reasons(counts: Mapping[str, Any], most: int = 3) -> list[tuple[str, int]]:
+    """The rules that dropped most, quarantine among them."""
+    dropped = dict(counts.get("dropped", {}))
+    if counts.get("quarantined"):
+        dropped["quarantined"] = counts["quarantined"]
+    return sorted(dropped.items(), key=lambda item: (-item[1], item[0]))[:most]
+
+
+def training(folder: StageFolder) -> list[dict[str, Any]]:
+    """The record of a training stage: one dictionary per logged step."""
+    return [json.loads(line) for line in (folder.data / "metrics.jsonl").read_text().splitlines()]

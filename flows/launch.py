@@ -1,0 +1,103 @@
+"""Running stages from a terminal: through the Prefect flow or without it, with one display and one record."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import cast
+
+from rich.console import Console
+from rich.text import Text
+
+from gristmill.flows.lease import LeaseLostError
+from gristmill.flows.report import write_report
+from gristmill.flows.run import StageFailedError
+from gristmill.flows.session import Session
+from gristmill.flows.terminal import TerminalObserver
+from gristmill.flows.tracking import apply_default_settings, choose_tracking
+
+EXIT_DONE, EXIT_STAGE_FAILED, EXIT_INTERRUPTED = 0, 1, 130
+
+
+def launch(session: Session, stages: list[str], force: frozenset[str], tracked: bool, summarise: bool) -> int:
+    """Run stages, print how they go, and return the exit code.
+
+    Args:
+        session: the opened manifest.
+        stages: which stages, in order.
+        force: which of them to make anew.
+        tracked: whether the run is recorded in Prefect.
+        summarise: whether to print the run's summary at the end.
+    """
+    console = Console(highlight=False)
+    observer = TerminalObserver(console)
+    previous = signal.signal(signal.SIGTERM, _interrupt)
+    failure: tuple[str, int] | None = None
+    try:
+        if tracked:
+            _run_tracked(session, stages, force, observer, console)
+        else:
+            run_untracked(session, stages, force, observer)
+    except (StageFailedError, LeaseLostError) as error:
+        failure = (str(error), EXIT_STAGE_FAILED)
+    except KeyboardInterrupt:
+        failure = (f"interrupted; go on with: {session.command('run')}", EXIT_INTERRUPTED)
+    finally:
+        observer.stop_bar()
+        signal.signal(signal.SIGTERM, previous)
+    if failure is not None:
+        Console(stderr=True, highlight=False).print(Text(failure[0], style="red"), soft_wrap=True)
+        return failure[1]
+    if summarise:
+        from gristmill.flows.summary import print_summary
+
+        print_summary(session, console)
+    return EXIT_DONE
+
+
+def run_untracked(session: Session, stages: list[str], force: frozenset[str], observer: TerminalObserver) -> Path:
+    """Run stages without Prefect; returns the run's folder."""
+    runner = session.runner(observer)
+    record = session.start_record()
+    try:
+        for stage in stages:
+            record.add(runner.run_stage(stage, stage in force))
+        record.finish("completed")
+    except BaseException as error:
+        record.finish("failed" if isinstance(error, Exception) else "interrupted", str(error))
+        raise
+    finally:
+        write_report(session, record)
+    return record.folder
+
+
+def _run_tracked(
+    session: Session, stages: list[str], force: frozenset[str], observer: TerminalObserver, console: Console
+) -> None:
+    apply_default_settings(quiet_console=True)
+    tracking, sentence = choose_tracking()
+    console.print(Text(sentence, style="dim"))
+    if tracking == "none":
+        run_untracked(session, stages, force, observer)
+        return
+    from gristmill.flows.pipeline import StageName, gristmill, gristmill_stage, observer_of_caller
+
+    token = observer_of_caller.set(observer)
+    try:
+        if len(stages) == 1 and list(session.plan) != stages:
+            gristmill_stage(manifest=session.manifest_file, stage=cast(StageName, stages[0]), force=bool(force),
+                            overrides=session.overrides, store=session.store_option or "")
+        else:
+            gristmill(manifest=session.manifest_file, until=cast(StageName, list(session.plan)[-1]),
+                      force=cast(list[StageName], sorted(force)), overrides=session.overrides,
+                      store=session.store_option or "")
+    finally:
+        observer_of_caller.reset(token)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Let SIGTERM end the run like Ctrl-C: the stage's process group is ended, and the record says so."""
+    sys.stderr.flush()
+    raise KeyboardInterrupt

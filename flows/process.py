@@ -1,0 +1,99 @@
+"""Starting, watching and ending the process of a stage."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from gristmill.dataprep.context import EVENT_PREFIX
+
+TERMINATE_SECONDS = 20.0
+LOG_TAIL_LINES = 20
+Event = dict[str, Any]
+
+
+class StageProcess:
+    """A stage's process group: its output goes to a log file, its events to a callback, on a thread of its own."""
+
+    def __init__(self, stage_folder: Path, log: Path, on_event: Callable[[Event], None]) -> None:
+        environment = {
+            **os.environ, "GRISTMILL_PARENT": str(os.getpid()), "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0",
+            # Kernels and models thread by themselves: more threads than workers only slow them down.
+            "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "true"),
+            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+        }
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._log = log
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "gristmill.flows.execute", str(stage_folder)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True, env=environment,
+        )
+        self._tail: deque[str] = deque(maxlen=LOG_TAIL_LINES)
+        self._reader = threading.Thread(target=self._read, args=(on_event,), daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """The leader of the process group."""
+        return self._process.pid
+
+    def wait(self) -> int:
+        """Wait for the end and return the exit code (negative: the signal that ended it)."""
+        code = self._process.wait()
+        self._reader.join(timeout=5)
+        return code
+
+    def tail(self) -> list[str]:
+        """The last lines that the process printed."""
+        return list(self._tail)
+
+    def stop(self) -> None:
+        """End the whole group: ask, wait, insist."""
+        self._signal(signal.SIGTERM)
+        deadline = time.monotonic() + TERMINATE_SECONDS
+        while self._process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the whole group at once."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _signal(self, number: int) -> None:
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            return
+
+    def _read(self, on_event: Callable[[Event], None]) -> None:
+        stream = self._process.stdout
+        assert stream is not None
+        with open(self._log, "ab") as log:
+            for raw in stream:
+                self._take_line(raw, log, on_event)
+
+    def _take_line(self, raw: bytes, log: BinaryIO, on_event: Callable[[Event], None]) -> None:
+        line = raw.decode("utf-8", "replace").rstrip("\n")
+        if not line.startswith(EVENT_PREFIX):
+            log.write(raw)
+            log.flush()
+            self._tail.append(line)
+            return
+        try:
+            event = json.loads(line[len(EVENT_PREFIX):])
+        except ValueError:
+            log.write(raw)
+            return
+        on_event(event)

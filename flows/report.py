@@ -1,0 +1,256 @@
+"""The report of a run: one self-contained HTML file, readable on a phone, on paper and without a network."""
+
+from __future__ import annotations
+
+import time
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from gristmill.dataprep.files import atomic_write
+from gristmill.flows.facts import Facts, gather_facts, top_reasons
+from gristmill.flows.runs import RunRecord
+from gristmill.flows.session import Session
+from gristmill.flows.store import read_runs
+from gristmill.flows.summary import all_samples, evaluation_rows, loss_rows, mixture_rows
+
+STYLE = """
+:root { color-scheme: light; --ink: #111827; --soft: #6b7280; --line: #e5e7eb; --accent: #2563eb; }
+* { box-sizing: border-box; }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: #fff; margin: 0 auto; max-width: 60rem;
+       padding: 1.5rem 1rem 4rem; }
+h1 { font-size: 1.7rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2.4rem 0 .6rem; }
+p.note, figcaption { color: var(--soft); margin: .2rem 0; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .92rem; }
+th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+th { color: var(--soft); font-weight: 500; } .n { text-align: right; font-variant-numeric: tabular-nums; }
+figure { margin: .6rem 0; } svg { max-width: 100%; height: auto; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f9fafb; border: 1px solid var(--line);
+      border-radius: 6px; padding: .7rem .9rem; margin: .4rem 0 1rem; font-size: .85rem; }
+code { overflow-wrap: anywhere; } .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr));
+gap: .7rem; margin: 1.2rem 0; } .card { border: 1px solid var(--line); border-radius: 8px; padding: .6rem .8rem; }
+.card b { display: block; font-size: 1.25rem; } .card span { color: var(--soft); font-size: .85rem; }
+.trained { background: #bbf7d0; } .masked { color: var(--soft); }
+@media print { body { max-width: none; padding: 0; } h2 { break-after: avoid; } figure, tr { break-inside: avoid; } }
+"""
+
+
+def write_report(session: Session, record: RunRecord) -> Path:
+    """Write `report.html` into a run's folder."""
+    path = record.folder / "report.html"
+    with atomic_write(path) as sink:
+        sink.write(render_report(session, record.content).encode())
+    return path
+
+
+def latest_report(session: Session) -> Path | None:
+    """The report of the newest run of this manifest."""
+    reports = [folder / "report.html" for folder, record in read_runs(session.store)
+               if record["name"] == session.manifest.name and (folder / "report.html").exists()]
+    return reports[-1] if reports else None
+
+
+def render_report(session: Session, record: dict[str, Any] | None) -> str:
+    """The HTML of everything that is committed for a manifest."""
+    facts = gather_facts(session)
+    sections = [
+        header(facts, record), documents(facts), duplicates(facts), quality(facts), tokens(facts), training(facts),
+        masks(facts), held_out(facts), samples(facts), lineage(facts, record),
+    ]
+    body = "\n".join(section for section in sections if section)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(facts['name'])} - gristmill</title><style>{STYLE}</style></head>\n"
+        f"<body>\n{body}\n</body></html>\n"
+    )
+
+
+def table(header_: list[str], rows: list[list[Any]], numeric: set[int]) -> str:
+    """An HTML table; columns in `numeric` are set to the right."""
+    def cells(tag: str, values: list[Any]) -> str:
+        marks = [' class="n"' if index in numeric else "" for index in range(len(values))]
+        return "".join(f"<{tag}{mark}>{escape(str(value))}</{tag}>" for mark, value in zip(marks, values, strict=True))
+
+    lines = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f'<div class="wide"><table><tr>{cells("th", header_)}</tr>{lines}</table></div>'
+
+
+def figure(svg: str, caption: str) -> str:
+    """A picture with a caption."""
+    return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def header(facts: Facts, record: dict[str, Any] | None) -> str:
+    """Name, time and the four numbers that people ask for first."""
+    started = time.strftime("%Y-%m-%d %H:%M", time.localtime(record["started"] if record else time.time()))
+    state = f", {record['state']}" if record else ""
+    cards = []
+    if facts["funnel"]:
+        first, last = facts["funnel"][0], facts["funnel"][-1]
+        cards += [("documents read", f"{first['read']:,}"), ("documents kept", f"{last['kept']:,}")]
+    if "packed" in facts:
+        cards.append(("training tokens", f"{sum(row['tokens'] for row in mixture_rows(facts)):,}"))
+    for row in loss_rows(facts)[:1]:
+        cards.append(("pre-training loss", f"{row['last']:.3f}"))
+    seconds = sum(stage["seconds"] or 0 for stage in facts["stages"])
+    cards.append(("time of all stages", f"{seconds:,.0f} s"))
+    shown = "".join(
+        f'<div class="card"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in cards)
+    return (f'<h1>{escape(facts["name"])}</h1><p class="note">gristmill run of {started}{state}</p>'
+            f'<div class="cards">{shown}</div>')
+
+
+def documents(facts: Facts) -> str:
+    """The funnel as a picture and a table, and why documents went."""
+    if not facts["funnel"]:
+        return ""
+    from gristmill.flows.pictures import stacked_bars
+
+    bars = [("read", _per_source(facts["funnel"][0], "bytes_read"))]
+    bars += [(row["stage"], _per_source(row, "bytes_kept")) for row in facts["funnel"]]
+    rows = [[row["stage"], f"{row['read']:,}", f"{row['kept']:,}", f"{row['read'] - row['kept']:,}",
+             f"{row['bytes_kept'] / 1e6:.2f}"] for row in facts["funnel"]]
+    reasons = [[row["stage"], rule, f"{count:,}", f"{count / max(row['read'], 1):.2%}"]
+               for row in facts["funnel"] for rule, count in top_reasons(row, 20)]
+    quarantined = [[item["file"], item.get("record", ""), item["error"]]
+                   for item in facts["summaries"].get("ingest", {}).get("quarantined", [])[:20]]
+    return (
+        "<h2>Documents</h2>"
+        + figure(stacked_bars(bars, "MB of text kept, by source"), "Text that is left after each stage.")
+        + table(["stage", "read", "kept", "gone", "MB kept"], rows, {1, 2, 3, 4})
+        + ("<h2>Why documents went</h2>" + table(["stage", "rule", "documents", "of those read"], reasons, {2, 3})
+           if reasons else "")
+        + ("<h2>Quarantine</h2>" + table(["file", "record", "error"], quarantined, set()) if quarantined else "")
+    )
+
+
+def _per_source(counts: dict[str, Any], key: str) -> dict[str, float]:
+    return {name: part.get(key, 0) / 1e6 for name, part in sorted(counts.get("sources", {}).items())}
+
+
+def duplicates(facts: Facts) -> str:
+    """The largest clusters of duplicates."""
+    summary = facts["summaries"].get("dedup")
+    if not summary or not summary.get("largest_clusters"):
+        return ""
+    rows = [[cluster["survivor"][:16], cluster["size"]] for cluster in summary["largest_clusters"][:10]]
+    return ("<h2>Duplicates</h2>" f'<p class="note">{summary["clusters"]:,} clusters of two or more documents.</p>'
+            + table(["survivor", "documents"], rows, {1}))
+
+
+def quality(facts: Facts) -> str:
+    """Scores per source, and how well the classifier separates held-out documents."""
+    summary = facts["summaries"].get("quality")
+    if not summary:
+        return ""
+    from gristmill.flows.pictures import histogram
+
+    series = summary["histogram"]
+    bins = len(next(iter(series.values()), []))
+    picture = histogram(series, [index / bins for index in range(bins + 1)], "quality score") if bins else ""
+    return (f'<h2>Quality</h2><p class="note">AUC {summary["auc"]:.4f} on '
+            f'{summary["held_out"]:,} held-out documents.</p>'
+            + (figure(picture, "Quality scores by source.") if picture else ""))
+
+
+def tokens(facts: Facts) -> str:
+    """Tokenizer and mixture."""
+    if "packed" not in facts:
+        return ""
+    from gristmill.flows.pictures import stacked_bars
+
+    rows = mixture_rows(facts)
+    summary = facts["summaries"].get("tokenizer", {})
+    per_token = summary.get("bytes_per_token", {})
+    note = ", ".join(f"{name} {value:.2f}" for name, value in per_token.items())
+    return (
+        '<h2>Mixture</h2><p class="note">Vocabulary of '
+        f'{facts["packed"]["tokenizer"]["vocab_size"]:,}; bytes per token: '
+        f"{escape(note)}. Rows of {facts['packed']['sequence_length']} tokens.</p>"
+        + figure(stacked_bars([("asked for", {row["source"]: row["requested"] for row in rows}),
+                               ("packed", {row["source"]: row["share"] for row in rows})], "share of tokens"),
+                 "Shares of tokens, requested and realised.")
+        + table(["source", "tokens", "share", "asked for", "epochs"], [
+            [row["source"], f"{row['tokens']:,}", f"{row['share']:.3%}", f"{row['requested']:.3%}",
+             f"{row['epochs']:.2f}"] for row in rows], {1, 2, 3, 4}))
+
+
+def training(facts: Facts) -> str:
+    """Loss curves, in total and per source."""
+    if not facts["training"]:
+        return ""
+    from gristmill.flows.pictures import curves
+
+    parts = ["<h2>Training</h2>"]
+    for stage, record in facts["training"].items():
+        steps = [line for line in record if "loss" in line]
+        if not steps:
+            continue
+        series = {"all": [(line["step"], line["loss"]) for line in steps]}
+        for line in steps:
+            for source, values in line.get("sources", {}).items():
+                if "loss" in values:
+                    series.setdefault(source, []).append((line["step"], values["loss"]))
+        parts.append(figure(curves(series if len(series) > 2 else {"all": series["all"]}, "step", "loss"),
+                            f"{stage}: training loss"))
+        validation: dict[str, list[tuple[float, float]]] = {}
+        for line in record:
+            for source, values in line.get("validation", {}).items():
+                validation.setdefault(source, []).append((line["step"], values["bits_per_byte"]))
+        if validation:
+            parts.append(figure(curves(validation, "step", "bits per byte"), f"{stage}: held-out bits per byte"))
+        if stage == "dpo" and any("rewards/margins" in line for line in steps):
+            margins = {name: [(line["step"], line[f"rewards/{name}"]) for line in steps if f"rewards/{name}" in line]
+                       for name in ("chosen", "rejected", "margins")}
+            parts.append(figure(curves(margins, "step", "reward"), "dpo: rewards"))
+    rows = [[row["stage"], row["steps"], f"{row['first']:.4f}", f"{row['last']:.4f}"] for row in loss_rows(facts)]
+    return "".join(parts) + table(["stage", "steps", "first loss", "last loss"], rows, {1, 2, 3})
+
+
+def masks(facts: Facts) -> str:
+    """Which tokens supervised fine-tuning trains on, on a decoded example."""
+    summary = facts["summaries"].get("sft", {})
+    example = summary.get("example")
+    if not example:
+        return ""
+    spans = "".join(f'<span class="{"trained" if trained else "masked"}">{escape(text)}</span>'
+                    for text, trained in example)
+    return ('<h2>What fine-tuning trains on</h2><p class="note">Marked text is trained on; the rest is context.</p>'
+            f"<pre>{spans}</pre>")
+
+
+def held_out(facts: Facts) -> str:
+    """Measurements on held-out text and pairs."""
+    rows = [[row["model"], row["source"], f"{row['bits_per_byte']:.4f}", f"{row['perplexity']:.2f}",
+             f"{row['token_accuracy']:.2%}"] for row in evaluation_rows(facts)]
+    if not rows:
+        return ""
+    accuracy = [f"{model}: {measured['reward_accuracy']:.1%}" for model, measured in
+                facts["evaluation"]["models"].items() if measured.get("reward_accuracy") is not None]
+    note = f'<p class="note">Reward accuracy on held-out pairs: {escape(", ".join(accuracy))}</p>' if accuracy else ""
+    return "<h2>Held-out text</h2>" + table(
+        ["model", "source", "bits per byte", "perplexity", "token accuracy"], rows, {2, 3, 4}) + note
+
+
+def samples(facts: Facts) -> str:
+    """Generated texts."""
+    shown = "".join(f'<p class="note">{escape(sample["model"])}</p><pre><b>{escape(sample["prompt"])}</b>'
+                    f"{escape(sample['completion'])}</pre>" for sample in all_samples(facts))
+    return f"<h2>Samples</h2>{shown}" if shown else ""
+
+
+def lineage(facts: Facts, record: dict[str, Any] | None) -> str:
+    """Every stage's output, time, size and versions; the manifest as it was resolved."""
+    import yaml
+
+    rows = [[stage["stage"], stage["fingerprint"], "" if stage["seconds"] is None else f"{stage['seconds']:.1f}",
+             "" if stage["bytes"] is None else f"{stage['bytes'] / 1e6:.2f}"] for stage in facts["stages"]]
+    versions: dict[str, str] = next((s["versions"] for s in reversed(facts["stages"]) if s["versions"]), {})
+    text = ", ".join(f"{name} {version}" for name, version in versions.items())
+    manifest = yaml.safe_dump(record["manifest"], sort_keys=False, allow_unicode=True) if record else ""
+    return (
+        "<h2>Lineage</h2>" + table(["stage", "fingerprint", "seconds", "MB"], rows, {2, 3})
+        + f'<p class="note">{escape(text)}</p><p class="note">Store: <code>{escape(facts["store"])}</code></p>'
+        + (f"<details><summary>The manifest, with every default</summary><pre>{escape(manifest)}</pre></details>"
+           if manifest else ""))

@@ -1,0 +1,197 @@
+"""Running stages: skip what is committed, continue what is unfinished, commit what is whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from gristmill.dataprep.files import read_json
+from gristmill.flows.lease import Lease, acquire
+from gristmill.flows.process import Event, StageProcess
+from gristmill.flows.stages import Node, Plan
+from gristmill.flows.store import StageFolder, Store, remove_tree
+from gristmill.mixtures.manifest import Engine
+
+How = Literal["Cached", "Completed", "Resumed"]
+
+
+class StageFailedError(RuntimeError):
+    """A stage could not be finished; the message says why, where its log is, and how to go on."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a stage came to its committed output."""
+
+    stage: str
+    fingerprint: str
+    how: How
+    seconds: float
+    folder: StageFolder
+    note: str = ""
+
+
+class Observer(Protocol):
+    """Whoever shows a run to people: a terminal, the Prefect UI. It can change nothing."""
+
+    def stage_started(self, node: Node, resuming: bool) -> None:
+        """The stage's process is about to start."""
+
+    def stage_waits(self, node: Node, owner: Mapping[str, Any]) -> None:
+        """Another run is making the same output; this one waits for it."""
+
+    def stage_event(self, node: Node, event: Event) -> None:
+        """Progress, a warning or a metric. Called from a thread that must not be kept waiting."""
+
+    def stage_finished(self, node: Node, outcome: Outcome) -> None:
+        """The stage's output is committed."""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Runs the stages of one plan in one store."""
+
+    store: Store
+    plan: Plan
+    name: str
+    engine: Engine
+    observer: Observer
+    resume_command: str
+
+    def folder(self, stage: str) -> StageFolder:
+        """The folder of a stage of the plan."""
+        return self.store.folder(stage, self.name, self.plan[stage].fingerprint)
+
+    def run_stage(self, stage: str, force: bool = False) -> Outcome:
+        """Bring one stage to its committed output.
+
+        Raises:
+            StageFailedError: its inputs are missing, or its process failed.
+            LeaseLostError: another run took the stage over while this one was paused.
+        """
+        node, folder = self.plan[stage], self.folder(stage)
+        if not force and folder.state() == "committed":
+            return self._finished(node, Outcome(stage, node.fingerprint, "Cached", 0.0, folder))
+        self._check_inputs(node)
+        done_before = folder.state() == "committed"
+
+        def still_wanted() -> bool:
+            return force or folder.state() != "committed"
+
+        # On a forced rerun of a committed stage the owner of an old lease has released it: nobody is waited for.
+        lease = acquire(folder.path / "lease", lambda owner: self.observer.stage_waits(node, owner), still_wanted)
+        if lease is None:
+            return self._finished(node, Outcome(stage, node.fingerprint, "Cached", 0.0, folder, "made by another run"))
+        if not still_wanted():
+            lease.release()
+            return self._finished(node, Outcome(stage, node.fingerprint, "Cached", 0.0, folder, "made by another run"))
+        replaced = self._put_aside(folder, lease) if force and done_before else None
+        if replaced is not None:
+            lease = replaced[1]
+        try:
+            outcome = self._make(node, folder, lease)
+        finally:
+            lease.release()
+        if replaced is not None:
+            outcome = compare_with_replaced(outcome, replaced[0])
+        return self._finished(node, outcome)
+
+    def _finished(self, node: Node, outcome: Outcome) -> Outcome:
+        self.observer.stage_finished(node, outcome)
+        return outcome
+
+    def _check_inputs(self, node: Node) -> None:
+        for name in node.inputs:
+            state = self.folder(name).state()
+            if state != "committed":
+                raise StageFailedError(
+                    f"{node.name} needs the output of {name}, which is {state}; make it first: "
+                    f"{self.resume_command} --until {name}"
+                )
+
+    def _put_aside(self, folder: StageFolder, lease: Lease) -> tuple[StageFolder, Lease]:
+        """Move a committed output to the trash, where it stays until its successor is committed and equal."""
+        target = self.store.trash / f"{folder.path.parent.name}--{folder.path.name}--{time.time_ns()}"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lease.release()
+        folder.path.rename(target)
+        fresh = acquire(folder.path / "lease", lambda owner: None, lambda: True)
+        assert fresh is not None
+        return StageFolder(target), fresh
+
+    def _make(self, node: Node, folder: StageFolder, lease: Lease) -> Outcome:
+        started = time.time()
+        resuming = folder.work.exists() and any(folder.work.iterdir())
+        header = self._header(node)
+        folder.begin({
+            **header, "launch": node.stage.launch, "run": node.stage.run, "config": dict(node.config),
+            "inputs": {name: str(self.folder(name).data) for name in node.inputs},
+            "engine": self.engine.model_dump(mode="json"),
+        })
+        self.observer.stage_started(node, resuming)
+        log = folder.logs / f"{lease.number}.log"
+        self._run_process(node, folder, lease, log)
+        summary = read_json(folder.work / "result.json")
+        lease.check()
+        seconds = time.time() - started
+        folder.commit({**header, "started": started, "seconds": round(seconds, 3), "lease": lease.number}, summary)
+        return Outcome(node.name, node.fingerprint, "Resumed" if resuming else "Completed", seconds, folder)
+
+    def _header(self, node: Node) -> dict[str, Any]:
+        return {
+            "stage": node.name, "version": node.stage.version, "fingerprint": node.fingerprint,
+            "recipe": dict(node.recipe),
+            "input_fingerprints": dict(node.inputs),
+        }
+
+    def _run_process(self, node: Node, folder: StageFolder, lease: Lease, log: Path) -> None:
+        process = StageProcess(folder.path, log, lambda event: self.observer.stage_event(node, event))
+        lease.on_lost = process.kill
+        lease.name_child(process.pid)
+        lease.start_heartbeat()
+        try:
+            code = process.wait()
+        finally:
+            # An interrupt of this process must not leave the group running.
+            process.stop()
+        lease.check()
+        if code != 0:
+            raise StageFailedError(self._failure(node, folder, code, process.tail(), log))
+        if not (folder.work / "result.json").exists():
+            raise StageFailedError(f"{node.name}: its process ended without a result; see {log}")
+
+    def _failure(self, node: Node, folder: StageFolder, code: int, tail: list[str], log: Path) -> str:
+        error = folder.work / "error.json"
+        if error.exists():
+            reason = read_json(error)["message"]
+        elif code == -9:
+            reason = "its process was killed (most likely out of memory; fewer engine.workers need less)"
+        elif code < 0:
+            reason = f"its process was ended by signal {-code}"
+        else:
+            last = next((line for line in reversed(tail) if line.strip()), "")
+            reason = f"its process ended with code {code}: {last}"
+        if reason.startswith(f"{node.name}:"):
+            reason = reason.partition(":")[2].strip()
+        return f"{node.name}: {reason}\n  log: {log}\n  go on with: {self.resume_command}"
+
+
+def compare_with_replaced(outcome: Outcome, replaced: StageFolder) -> Outcome:
+    """After a forced rerun, say whether the bytes are the same; equal ones need no second copy."""
+    new, old = outcome.folder.manifest()["files"], replaced.manifest()["files"]
+    if new == old:
+        remove_tree(replaced.path)
+        return Outcome(**{**vars(outcome), "note": "every byte as before"})
+    differing = sorted(name for name in {*new, *old} if new.get(name) != old.get(name))
+    return Outcome(**{**vars(outcome), "note": (
+        f"differs from the output that it replaced in {', '.join(differing[:3])}"
+        f"{' ...' if len(differing) > 3 else ''}; the old one is in {replaced.path}")})
+
+
+def run_plan(runner: Runner, on_outcome: Callable[[Outcome], None], force: frozenset[str] = frozenset()) -> None:
+    """Run all stages of a plan in their order."""
+    for stage in runner.plan:
+        on_outcome(runner.run_stage(stage, force=stage in force))

@@ -1,0 +1,99 @@
+"""A manifest opened for work: validated, planned, and tied to its store."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+
+from gristmill.flows.run import Observer, Runner
+from gristmill.flows.runs import RunRecord
+from gristmill.flows.stages import STAGES, Plan, UnknownStageError, make_plan
+from gristmill.flows.store import StageFolder, Store
+from gristmill.mixtures.load import load_manifest
+from gristmill.mixtures.manifest import Manifest
+
+DEFAULT_STORE = "gristmill-store"
+
+
+@dataclass(frozen=True)
+class Session:
+    """A manifest, its plan and its store."""
+
+    manifest: Manifest
+    manifest_file: str
+    overrides: list[str]
+    store: Store
+    store_option: str | None
+    plan: Plan
+
+    def folder(self, stage: str) -> StageFolder:
+        """The folder of a stage of the plan.
+
+        Raises:
+            UnknownStageError: the manifest has no such stage.
+        """
+        if stage not in self.plan:
+            raise UnknownStageError(f"{self.manifest_file} has no stage {stage!r}; it has {', '.join(self.plan)}")
+        return self.store.folder(stage, self.manifest.name, self.plan[stage].fingerprint)
+
+    def committed(self, stage: str) -> StageFolder | None:
+        """The folder of a stage of the plan, if its output is committed."""
+        if stage not in self.plan:
+            return None
+        folder = self.folder(stage)
+        return folder if folder.state() == "committed" else None
+
+    def runner(self, observer: Observer) -> Runner:
+        """What runs the plan's stages."""
+        return Runner(self.store, self.plan, self.manifest.name, self.manifest.engine, observer, self.command("run"))
+
+    def start_record(self) -> RunRecord:
+        """The record of a run that starts now."""
+        return RunRecord.start(self.store, self.manifest, self.manifest_file, self.overrides, self.plan)
+
+    def command(self, verb: str, *arguments: str) -> str:
+        """A gristmill command line for this manifest, overrides and store."""
+        parts = ["gristmill", verb, self.manifest_file, *arguments]
+        for override in self.overrides:
+            parts += ["--set", override]
+        return shlex.join([*parts, *(["--store", self.store_option] if self.store_option else [])])
+
+
+def open_session(
+    manifest: str,
+    overrides: list[str],
+    store: str | None,
+    until: str | None = None,
+    exactly: bool = False,
+    verify_inputs: bool = False,
+) -> Session:
+    """Validate a manifest and plan it.
+
+    Args:
+        manifest: path of the YAML file.
+        overrides: `key.path=value` settings.
+        store: local path or fsspec URL; otherwise GRISTMILL_STORE, otherwise `gristmill-store` in the current folder.
+        until: the last stage wanted. One that the manifest leaves out stands for the last one before it.
+        exactly: whether a stage that the manifest leaves out is an error.
+        verify_inputs: hash the content of outside files.
+
+    Raises:
+        gristmill.mixtures.load.ManifestError: the manifest is wrong.
+        UnknownStageError: there is no such stage.
+        gristmill.dataprep.sources.SourceError: a source's path matches nothing.
+    """
+    if until is not None and until not in STAGES:
+        raise UnknownStageError(f"no such stage: {until!r}; stages are {', '.join(STAGES)}")
+    loaded = load_manifest(manifest, overrides)
+    plan = make_plan(loaded, verify_inputs)
+    if until is not None and until not in plan and exactly:
+        raise UnknownStageError(f"{manifest} has no stage {until!r}; it has {', '.join(plan)}")
+    if until is not None:
+        order = list(STAGES)
+        last = until if until in plan else next(
+            name for name in reversed(list(plan)) if order.index(name) <= order.index(until))
+        names = list(plan)
+        plan = {name: plan[name] for name in names[: names.index(last) + 1]}
+    location = store or os.environ.get("GRISTMILL_STORE") or DEFAULT_STORE
+    return Session(loaded, manifest, overrides, Store.at(location), store, plan)

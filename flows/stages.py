@@ -1,0 +1,251 @@
+"""The stages: what each one reads of the manifest, which stages it needs, and which function does the work.
+
+`make_plan` turns a manifest into an ordered list of nodes whose fingerprints are known before anything runs. A
+fingerprint is the hash of the stage's name and version, of its recipe (the part of the manifest, and the listing of
+outside files, that can change its result) and of the fingerprints of its inputs. How the work is done (workers,
+ranks, runner, absolute paths) is in no fingerprint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gristmill.dataprep.files import as_path, canonical_json, sha256_file
+from gristmill.mixtures.manifest import Manifest, Section
+
+MIXTURE_KEYS = ("weight", "max_epochs", "where")
+"""Keys of a source that only the mixture reads; all others belong to its reading."""
+NOTE_KEYS = ("licence",)
+"""Keys of a source that change nothing."""
+Recipe = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A kind of work.
+
+    Attributes:
+        name: what users call it.
+        version: raised whenever the same recipe gives an output with another meaning or other bytes.
+        run: `module:function`, imported in the stage's own process only.
+        configure: (manifest, verify_inputs) -> (recipe, what else the function is told), or None where the manifest
+            switches the stage off.
+        needs: names of the stages whose outputs it reads; those that are switched off are left out.
+        launch: a plain process, or torchrun.
+    """
+
+    name: str
+    version: int
+    run: str
+    configure: Callable[[Manifest, bool], tuple[Recipe, Recipe] | None]
+    needs: Callable[[Manifest], list[str]]
+    launch: Literal["process", "torchrun"] = "process"
+
+
+@dataclass(frozen=True)
+class Node:
+    """One stage of one plan."""
+
+    stage: Stage
+    fingerprint: str
+    recipe: Mapping[str, Any]
+    config: Mapping[str, Any]
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """Stage name -> fingerprint, in the order of the pipeline."""
+
+    @property
+    def name(self) -> str:
+        """The stage's name."""
+        return self.stage.name
+
+
+Plan = dict[str, Node]
+"""Stage name -> node, in the order in which the stages run."""
+
+
+class UnknownStageError(ValueError):
+    """A stage was named that the manifest does not have."""
+
+
+def make_plan(manifest: Manifest, verify_inputs: bool = False) -> Plan:
+    """Compute every stage's fingerprint.
+
+    Args:
+        manifest: a validated manifest.
+        verify_inputs: hash the content of outside files, instead of trusting size and time.
+
+    Raises:
+        gristmill.dataprep.sources.SourceError: a source's path matches nothing.
+    """
+    plan: Plan = {}
+    for stage in ordered_stages(manifest):
+        configured = stage.configure(manifest, verify_inputs)
+        if configured is None:
+            continue
+        recipe, told = configured
+        inputs = {name: plan[name].fingerprint for name in stage.needs(manifest) if name in plan}
+        plan[stage.name] = Node(stage, fingerprint(stage, recipe, inputs), recipe, {**recipe, **told}, inputs)
+    return plan
+
+
+def fingerprint(stage: Stage, recipe: Recipe, inputs: Mapping[str, str]) -> str:
+    """64 hexadecimal digits that name a stage's output by what goes into it."""
+    return hashlib.sha256(canonical_json(
+        {"stage": stage.name, "version": stage.version, "recipe": recipe, "inputs": list(inputs.items())}
+    )).hexdigest()
+
+
+def ordered_stages(manifest: Manifest) -> list[Stage]:
+    """All stages, the preparing ones in the order that the manifest gives them."""
+    prepare = [STAGES[step.stage] for step in manifest.prepare]
+    return [STAGES["ingest"], *prepare, *(STAGES[name] for name in AFTER_PREPARE)]
+
+
+def _dump(section: Section, *leave_out: str) -> Recipe:
+    return section.model_dump(mode="json", exclude=set(leave_out))
+
+
+def _seed(section: Any, manifest: Manifest) -> int:
+    return manifest.seed if section.seed is None else section.seed
+
+
+def _ingest(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe]:
+    from gristmill.dataprep.sources import listing
+
+    dumped = {name: _dump(source, *MIXTURE_KEYS, *NOTE_KEYS) for name, source in manifest.sources.items()}
+    read = {name: {key: value for key, value in source.items() if key != "path"} for name, source in dumped.items()}
+    listings = {name: listing(name, source, verify=verify) for name, source in dumped.items()}
+    recipe = {
+        "ingest": _dump(manifest.ingest),
+        "sources": {name: {**read[name], "listing": listings[name]} for name in dumped},
+    }
+    return recipe, {"sources": {name: {**source, "listing": listings[name]} for name, source in dumped.items()}}
+
+
+def _prepare(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | None]:
+    def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+        for step in manifest.prepare:
+            if step.stage != name:
+                continue
+            if step.langid is not None:
+                # The model is one pinned file wherever it lies, so its path is no part of the recipe.
+                return _dump(step.langid, "model"), {"model": step.langid.model}
+            seed = {"seed": _seed(step.quality, manifest)} if step.quality is not None else {}
+            return {**_dump(step.config), **seed}, {}
+        return None
+
+    return configure
+
+
+def _tokenizer(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+    section = manifest.tokenizer
+    if section is None:
+        return None
+    if section.path is not None:
+        return ({"external": {"sha256": sha256_file(as_path(section.path))}},
+                {"tokenizer": _dump(section), "sources": list(manifest.sources), "seed": 0})
+    return {"tokenizer": _dump(section, "seed", "path"), "sources": list(manifest.sources),
+            "seed": _seed(section, manifest)}, {}
+
+
+def _tokenize(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+    return None if manifest.tokenizer is None else ({}, {})
+
+
+def _mix(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+    if manifest.mix is None:
+        return None
+    sources = {name: source.model_dump(mode="json", include=set(MIXTURE_KEYS))
+               for name, source in manifest.sources.items()}
+    return {"mix": _dump(manifest.mix, "seed"), "sources": sources, "seed": _seed(manifest.mix, manifest)}, {}
+
+
+def _training(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | None]:
+    def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+        section = getattr(manifest, name)
+        if section is None:
+            return None
+        recipe = {**_dump(section), "seed": _seed(section, manifest)}
+        if name == "pretrain":
+            return recipe, {}
+        from gristmill.dataprep.examples import examples_listing
+
+        data = recipe.pop("data")
+        recipe["data"] = [{"limit": item["limit"], "listing": examples_listing(item["path"])} for item in data]
+        return recipe, {"data": data}
+
+    return configure
+
+
+def _evaluate(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+    section = manifest.evaluate
+    if section is None:
+        return None
+    beta = {} if manifest.dpo is None else {"beta": manifest.dpo.beta}
+    return {**_dump(section), "seed": _seed(section, manifest), **beta}, {}
+
+
+def _export(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+    if manifest.export is None:
+        return None
+    lineage = {
+        "name": manifest.name,
+        "sources": {name: {"weight": source.weight, "licence": source.licence}
+                    for name, source in manifest.sources.items()},
+    }
+    return {**_dump(manifest.export), "lineage": lineage}, {}
+
+
+def _annotators(manifest: Manifest) -> list[str]:
+    return [step.stage for step in manifest.prepare]
+
+
+def _before(name: str) -> Callable[[Manifest], list[str]]:
+    def needs(manifest: Manifest) -> list[str]:
+        annotators = _annotators(manifest)
+        return ["ingest", *annotators[: annotators.index(name)]]
+
+    return needs
+
+
+def _documents(*others: str) -> Callable[[Manifest], list[str]]:
+    return lambda manifest: ["ingest", *_annotators(manifest), *others]
+
+
+def _only(*names: str) -> Callable[[Manifest], list[str]]:
+    return lambda manifest: list(names)
+
+
+def _start_of_dpo(manifest: Manifest) -> list[str]:
+    return ["tokenizer", "mix", "sft" if manifest.sft is not None else "pretrain"]
+
+
+def _final_model(manifest: Manifest) -> list[str]:
+    final = next(name for name in ("dpo", "sft", "pretrain") if getattr(manifest, name) is not None)
+    return ["tokenizer", final]
+
+
+STAGES: dict[str, Stage] = {
+    stage.name: stage
+    for stage in (
+        Stage("ingest", 1, "gristmill.dataprep.ingest:run", _ingest, _only()),
+        Stage("filter", 1, "gristmill.dataprep.filter:run", _prepare("filter"), _before("filter")),
+        Stage("dedup", 1, "gristmill.dataprep.dedup:run", _prepare("dedup"), _before("dedup")),
+        Stage("langid", 1, "gristmill.dataprep.langid:run", _prepare("langid"), _before("langid")),
+        Stage("quality", 1, "gristmill.dataprep.quality:run", _prepare("quality"), _before("quality")),
+        Stage("tokenizer", 1, "gristmill.tokenize.tokenizer:run", _tokenizer, _documents()),
+        Stage("tokenize", 1, "gristmill.tokenize.encode:run", _tokenize, _documents("tokenizer")),
+        Stage("mix", 1, "gristmill.tokenize.mix:run", _mix, _documents("tokenizer", "tokenize")),
+        Stage("pretrain", 1, "gristmill.train.pretrain:run", _training("pretrain"), _only("tokenizer", "mix"),
+              "torchrun"),
+        Stage("sft", 1, "gristmill.train.sft:run", _training("sft"), _only("tokenizer", "mix", "pretrain"), "torchrun"),
+        Stage("dpo", 1, "gristmill.train.dpo:run", _training("dpo"), _start_of_dpo, "torchrun"),
+        Stage("evaluate", 1, "gristmill.train.evaluate:run", _evaluate,
+              _only("tokenizer", "mix", "pretrain", "sft", "dpo")),
+        Stage("export", 1, "gristmill.train.export:run", _export, _final_model),
+    )
+}
+AFTER_PREPARE = ("tokenizer", "tokenize", "mix", "pretrain", "sft", "dpo", "evaluate", "export")

@@ -1,0 +1,171 @@
+"""What a run prints at its end: the funnel, the losses, samples, the report's path and what to try next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gristmill.flows.facts import Facts, gather_facts, top_reasons
+from gristmill.flows.session import Session
+
+SAMPLES = 3
+SAMPLE_CHARS = 240
+
+
+def print_summary(session: Session, console: Console) -> None:
+    """Print the run's summary from the committed outputs."""
+    facts = gather_facts(session)
+    print_funnel(facts, console)
+    print_mixture(facts, console)
+    print_losses(facts, console)
+    print_samples(facts, console)
+    print_next(session, facts, console)
+
+
+def section(console: Console, title: str) -> None:
+    """Print a heading."""
+    console.print()
+    console.print(Text(title, style="bold"))
+
+
+def plain_table(*columns: tuple[str, bool]) -> Table:
+    """A table without lines; columns are (name, whether it holds numbers)."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, numeric in columns:
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    return table
+
+
+def print_funnel(facts: Facts, console: Console) -> None:
+    """Documents and bytes through the preparing stages, with the rules that dropped most."""
+    section(console, "Documents")
+    table = plain_table(("stage", False), ("read", True), ("kept", True), ("MB kept", True), ("dropped most by", False))
+    for row in facts["funnel"]:
+        reasons = ", ".join(f"{rule.rpartition('/')[2]} {count}" for rule, count in top_reasons(row))
+        table.add_row(row["stage"], f"{row['read']:,}", f"{row['kept']:,}", f"{row['bytes_kept'] / 1e6:.1f}", reasons)
+    console.print(table)
+
+
+def print_mixture(facts: Facts, console: Console) -> None:
+    """Tokens per source, requested and realised."""
+    if "packed" not in facts:
+        return
+    section(console, "Mixture")
+    table = plain_table(("source", False), ("tokens", True), ("share", True), ("asked for", True), ("epochs", True))
+    for row in mixture_rows(facts):
+        table.add_row(row["source"], f"{row['tokens']:,}", f"{row['share']:.2%}", f"{row['requested']:.2%}",
+                      f"{row['epochs']:.2f}")
+    console.print(table)
+
+
+def mixture_rows(facts: Facts) -> list[dict[str, Any]]:
+    """One row per source of the packed set: tokens and share realised, share requested, epochs."""
+    packed = facts["packed"]
+    return [
+        {"source": name, "tokens": packed["realised"][name]["tokens"], "share": packed["realised"][name]["share"],
+         "requested": packed["requested"][name]["share"], "epochs": packed["realised"][name]["epochs"]}
+        for name in packed["sources"]
+    ]
+
+
+def print_losses(facts: Facts, console: Console) -> None:
+    """First and last loss of every training, and the held-out measurements."""
+    if not facts["training"]:
+        return
+    section(console, "Training")
+    table = plain_table(("stage", False), ("steps", True), ("loss", True), ("", False), ("details", False))
+    for row in loss_rows(facts):
+        table.add_row(row["stage"], str(row["steps"]), f"{row['first']:.3f} -> {row['last']:.3f}", "", row["details"])
+    console.print(table)
+    rows = evaluation_rows(facts)
+    if not rows:
+        return
+    section(console, "Held-out text")
+    table = plain_table(("model", False), ("source", False), ("bits/byte", True), ("perplexity", True),
+                        ("token accuracy", True))
+    for row in rows:
+        table.add_row(row["model"], row["source"], f"{row['bits_per_byte']:.3f}", f"{row['perplexity']:.1f}",
+                      f"{row['token_accuracy']:.1%}")
+    console.print(table)
+
+
+def loss_rows(facts: Facts) -> list[dict[str, Any]]:
+    """One row per training stage: steps, first and last logged loss, and a detail."""
+    rows = []
+    for stage, record in facts["training"].items():
+        steps = [line for line in record if "loss" in line]
+        if not steps:
+            continue
+        details = ""
+        accuracy = next((line["rewards/accuracies"] for line in reversed(steps) if "rewards/accuracies" in line), None)
+        if accuracy is not None:
+            details = f"reward accuracy {accuracy:.2f} in the last logged step"
+        rows.append({"stage": stage, "steps": steps[-1]["step"], "first": steps[0]["loss"], "last": steps[-1]["loss"],
+                     "details": details})
+    return rows
+
+
+def evaluation_rows(facts: Facts) -> list[dict[str, Any]]:
+    """One row per model and source: bits per byte, perplexity, token accuracy."""
+    models = facts.get("evaluation", {}).get("models", {})
+    return [{"model": model, "source": source, **values}
+            for model, measured in models.items() for source, values in measured["sources"].items()]
+
+
+def all_samples(facts: Facts) -> list[dict[str, str]]:
+    """Generated texts: model, prompt, completion."""
+    return [{"model": model, **sample}
+            for model, measured in facts.get("evaluation", {}).get("models", {}).items()
+            for sample in measured["samples"]]
+
+
+def print_samples(facts: Facts, console: Console) -> None:
+    """One sample per model, then more of the last one's."""
+    samples = all_samples(facts)
+    if not samples:
+        return
+    section(console, "Samples")
+    first_of_each = {sample["model"]: sample for sample in reversed(samples)}
+    chosen = [sample for sample in samples if first_of_each[sample["model"]] is sample]
+    chosen += [sample for sample in samples if sample not in chosen]
+    for sample in chosen[:SAMPLES]:
+        text = " ".join(sample["completion"].split())[:SAMPLE_CHARS]
+        console.print(Text.assemble((f"{sample['model']}: ", "dim"), (sample["prompt"], "bold"), " ", text))
+
+
+def print_next(session: Session, facts: Facts, console: Console) -> None:
+    """The report's path, and three commands to try."""
+    from gristmill.flows.report import latest_report
+
+    section(console, "Next")
+    report = latest_report(session)
+    if report is not None:
+        console.print(f"report:  {report}", soft_wrap=True)
+    if "export" in facts:
+        console.print(f"model:   {facts['export']}", soft_wrap=True)
+    document = example_document(session)
+    commands = [session.command("status")]
+    if document is not None:
+        commands.append(session.command("explain", document))
+    if "pretrain" in facts["training"]:
+        commands.append(session.command("trace", "--step", "1"))
+    console.print("try:     " + "\n         ".join(commands), soft_wrap=True)
+
+
+def example_document(session: Session) -> str | None:
+    """The id of a near-duplicate, or else of the first document: one that is worth explaining."""
+    from gristmill.dataprep.documents import read_table, shard_names
+
+    dedup = session.committed("dedup")
+    if dedup is not None and (dedup.data / "clusters.parquet").exists():
+        members = read_table(dedup.data / "clusters.parquet", ["member"])["member"].to_pylist()
+        if members:
+            return str(members[0].hex()[:16])
+    ingest = session.committed("ingest")
+    names = shard_names(ingest.data) if ingest is not None else []
+    if ingest is None or not names:
+        return None
+    return str(read_table(ingest.data / names[0], ["id"])["id"][0].as_py().hex()[:16])

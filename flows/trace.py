@@ -1,0 +1,86 @@
+"""What did training step N read: the documents of that step's rows, from the order alone, without a log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gristmill.dataprep.documents import read_documents, shard_names
+from gristmill.flows.explain import committed_inputs
+from gristmill.flows.session import Session
+
+
+class TraceError(LookupError):
+    """There is no such step, or no packed set yet."""
+
+
+def trace_step(session: Session, step: int) -> dict[str, Any]:
+    """The rows and documents of a pre-training step.
+
+    Args:
+        session: the opened manifest.
+        step: counted from 1, as in the metrics.
+
+    Raises:
+        TraceError: the manifest does not train, has fewer steps, or its mixture is not packed yet.
+    """
+    from gristmill.tokenize.packed import PackedSet
+    from gristmill.train.stream import rows_of_step
+
+    pretrain = session.manifest.pretrain
+    if pretrain is None:
+        raise TraceError(f"{session.manifest_file} has no `pretrain:` section, so there are no steps")
+    if step > pretrain.steps:
+        raise TraceError(f"pre-training has {pretrain.steps} steps; there is no step {step}")
+    inputs = committed_inputs(session, session.plan)
+    if "mix" not in inputs:
+        raise TraceError(f"the mixture is not packed yet; run: {session.command('run', '--until', 'mix')}")
+    packed = PackedSet(inputs["mix"])
+    seed = session.plan["pretrain"].config["seed"]
+    rows = rows_of_step(packed, seed, step - 1, pretrain.global_batch_size)
+    pieces = packed.pieces(rows)
+    locators = locators_of(inputs, {piece["id"] for piece in pieces.select(["id"]).to_pylist()})
+    documents: dict[bytes, dict[str, Any]] = {}
+    for piece in pieces.to_pylist():
+        entry = documents.setdefault(piece["id"], {
+            "id": piece["id"].hex(), "source": packed.sources[piece["source"]],
+            "locator": locators.get(piece["id"], "?"), "tokens": 0, "rows": []})
+        entry["tokens"] += piece["length"]
+        if piece["row"] not in entry["rows"]:
+            entry["rows"].append(piece["row"])
+    ordered = sorted(documents.values(), key=lambda entry: (-entry["tokens"], entry["id"]))
+    return {"step": step, "rows": [int(row) for row in rows], "tokens": sum(entry["tokens"] for entry in ordered),
+            "documents": ordered}
+
+
+def locators_of(inputs: Mapping[str, Any], ids: set[bytes]) -> dict[bytes, str]:
+    """The locators of some documents."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    wanted = pa.array(sorted(ids), pa.binary(16))
+    found: dict[bytes, str] = {}
+    for shard in shard_names(inputs["ingest"]):
+        table = read_documents(inputs, shard, ["id", "locator"])
+        hits = table.filter(pc.is_in(table["id"], value_set=wanted))
+        found.update(zip(hits["id"].to_pylist(), hits["locator"].to_pylist(), strict=True))
+    return found
+
+
+def print_step(found: Mapping[str, Any]) -> None:
+    """Print a step's documents for people."""
+    console = Console(highlight=False)
+    console.print(Text(f"step {found['step']}: {len(found['rows'])} rows, {found['tokens']} tokens, "
+                       f"{len(found['documents'])} documents", style="bold"))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("tokens", justify="right")
+    table.add_column("source", no_wrap=True)
+    table.add_column("id", no_wrap=True)
+    table.add_column("locator", overflow="fold")
+    for entry in found["documents"]:
+        table.add_row(str(entry["tokens"]), entry["source"], entry["id"][:16], entry["locator"])
+    console.print(table)

@@ -1,0 +1,302 @@
+"""Reading a manifest: all that is wrong with it in one go, each with file, line, key, value and what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from gristmill.mixtures.manifest import PREPARE_SECTIONS, Manifest
+
+Location = tuple[str | int, ...]
+KEPT_TOKEN_NAMES = ("token", "password", "secret", "api_key")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake in a manifest."""
+
+    file: str
+    line: int
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.key}: {self.message}"
+
+
+class ManifestError(ValueError):
+    """A manifest that cannot be run, with every problem found in it."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = list(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+def load_manifest(path: str | Path, overrides: Sequence[str] = ()) -> Manifest:
+    """Read and validate a manifest.
+
+    Args:
+        path: the YAML file. Relative paths inside it are relative to its folder.
+        overrides: `key.path=value` settings that replace values of the file; the value is read as YAML.
+
+    Raises:
+        ManifestError: with all problems, before any work.
+    """
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ManifestError([Problem(str(path), 1, "(file)", f"cannot be read: {error}")]) from error
+    return parse_manifest(text, str(path), overrides)
+
+
+def parse_manifest(text: str, file: str, overrides: Sequence[str] = ()) -> Manifest:
+    """Validate a manifest's text; `file` names it in errors and anchors its relative paths."""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        raw = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark is not None else 1
+        what = getattr(error, "problem", None) or str(error)
+        raise ManifestError([Problem(file, line, "(syntax)", f"not valid YAML: {what}")]) from error
+    if not isinstance(raw, dict):
+        raise ManifestError([Problem(file, 1, "(file)", "a manifest is a mapping that starts with `name:`")])
+    lines = {} if node is None else dict(_key_lines(node))
+    problems = list(_duplicate_keys(node, file)) + _apply_overrides(raw, overrides, file)
+    manifest: Manifest | None = None
+    try:
+        manifest = Manifest.model_validate(raw)
+    except ValidationError as error:
+        problems += [_field_problem(item, raw, lines, file) for item in error.errors()]
+    problems += _contradictions(raw, lines, file)
+    if problems or manifest is None:
+        raise ManifestError(sorted(set(problems), key=lambda problem: (problem.line, problem.key)))
+    return _anchor_paths(manifest, Path(file).resolve().parent)
+
+
+def _key_lines(node: yaml.Node, at: Location = ()) -> Iterator[tuple[Location, int]]:
+    """Yield the 1-based line of every key and list item, by its location."""
+    yield at, node.start_mark.line + 1
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            inner = (*at, _scalar(key))
+            for location, line in _key_lines(value, inner):
+                yield location, key.start_mark.line + 1 if location == inner else line
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield from _key_lines(value, (*at, index))
+
+
+def _scalar(node: yaml.Node) -> str:
+    return str(node.value) if isinstance(node, yaml.ScalarNode) else "?"
+
+
+def _duplicate_keys(node: yaml.Node | None, file: str, at: Location = ()) -> Iterator[Problem]:
+    """YAML keeps the last of two equal keys without a word; here it is a mistake."""
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            name = _scalar(key)
+            if name in seen:
+                yield Problem(file, key.start_mark.line + 1, _dotted((*at, name)), "given twice; keep one")
+            seen.add(name)
+            yield from _duplicate_keys(value, file, (*at, name))
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield from _duplicate_keys(value, file, (*at, index))
+
+
+def _apply_overrides(raw: dict[str, Any], overrides: Sequence[str], file: str) -> list[Problem]:
+    problems = []
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals or not key:
+            problems.append(Problem(file, 1, override, "an override is written key.path=value, e.g. pretrain.steps=50"))
+            continue
+        target: Any = raw
+        *parents, last = key.split(".")
+        try:
+            for parent in parents:
+                target = _child(target, parent)
+            value = yaml.safe_load(value)
+        except (LookupError, ValueError, yaml.YAMLError) as error:
+            problems.append(Problem(file, 1, key, f"cannot be overridden: {error}"))
+            continue
+        if isinstance(target, list):
+            target[int(last)] = value
+        else:
+            target[last] = value
+    return problems
+
+
+def _child(parent: Any, key: str) -> Any:
+    """The value behind one part of an override's path; `prepare.dedup` finds the list entry of that name."""
+    if isinstance(parent, list):
+        for index, entry in enumerate(parent):
+            if entry == key:
+                parent[index] = entry = {key: {}}
+            if isinstance(entry, dict) and key in entry:
+                return entry[key]
+        return parent[int(key)]
+    if not isinstance(parent, dict):
+        raise LookupError(f"there is nothing below {parent!r}")
+    if parent.get(key) is None:
+        parent[key] = {}
+    return parent[key]
+
+
+def _field_problem(item: Any, raw: Any, lines: Mapping[Location, int], file: str) -> Problem:
+    location = _written_location(item["loc"], raw)
+    line = next((lines[location[:end]] for end in range(len(location), -1, -1) if location[:end] in lines), 1)
+    key = _dotted(location)
+    if item["type"] == "extra_forbidden":
+        known = _known_keys(location[:-1])
+        near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.4)
+        hint = f", did you mean {near[0]!r}?" if near else f"; known here: {', '.join(known)}" if known else ""
+        return Problem(file, line, key, f"unknown key{hint}")
+    if item["type"] == "missing":
+        return Problem(file, line, key, "required but absent")
+    message = item["msg"].removeprefix("Value error, ")
+    value = item.get("input")
+    shown = "" if isinstance(value, Mapping | BaseModel) else f" (got {value!r})"
+    return Problem(file, line, key, message[:1].lower() + message[1:] + shown)
+
+
+def _written_location(location: Sequence[str | int], raw: Any) -> Location:
+    """pydantic's location of an error, as the file has it (rules given as a list are a mapping to pydantic)."""
+    written: list[str | int] = []
+    at = raw
+    for part in location:
+        if isinstance(at, list) and isinstance(part, str):
+            names = ((entry,) if isinstance(entry, str) else entry for entry in at)
+            found = next((index for index, name in enumerate(names) if isinstance(name, tuple | dict) and part in name),
+                         None)
+            if found is not None:
+                written += [found, part]
+                at = at[found][part] if isinstance(at[found], dict) else None
+                continue
+        written.append(part)
+        try:
+            at = at[part]
+        except (LookupError, TypeError):
+            at = None
+    return tuple(written)
+
+
+def _known_keys(location: Location) -> list[str]:
+    """The keys that the schema knows at a location."""
+    model: Any = Manifest
+    for part in location:
+        if isinstance(part, int) or model is None:
+            continue
+        field = model.model_fields.get(part)
+        model = _model_in(field.annotation) if field is not None else model
+    return sorted(model.model_fields) if model is not None else []
+
+
+def _model_in(annotation: Any) -> Any:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) is None:
+        return None
+    return next((model for inner in get_args(annotation) if (model := _model_in(inner)) is not None), None)
+
+
+def _dotted(location: Location) -> str:
+    key = ""
+    for part in location:
+        key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else str(part)
+    return key or "(file)"
+
+
+def _contradictions(raw: Mapping[str, Any], lines: Mapping[Location, int], file: str) -> list[Problem]:
+    """What no single field can know: names that refer to nothing, stages whose input is switched off."""
+    problems: list[Problem] = []
+
+    def problem(location: Location, message: str) -> None:
+        line = next((lines[location[:end]] for end in range(len(location), -1, -1) if location[:end] in lines), 1)
+        problems.append(Problem(file, line, _dotted(location), message))
+
+    sources = raw.get("sources")
+    names = list(sources) if isinstance(sources, dict) else []
+    weights = [_weight(source) for source in sources.values()] if isinstance(sources, dict) else []
+    if raw.get("mix") is not None and weights and not any(weights):
+        problem(("sources",), "every weight is 0, so the mixture is empty; give at least one source a weight")
+    for location, name in _source_references(raw):
+        if names and name not in names:
+            near = difflib.get_close_matches(str(name), names, n=1)
+            hint = f", did you mean {near[0]!r}?" if near else ""
+            problem(location, f"no such source: {name!r}{hint} (sources: {', '.join(names)})")
+    for stage, needed in (("mix", "tokenizer"), ("pretrain", "mix"), ("sft", "pretrain"), ("dpo", "pretrain"),
+                          ("evaluate", "pretrain"), ("export", "pretrain")):
+        if stage in raw and needed not in raw:
+            problem((stage,), f"needs a section `{needed}:` too, which is absent")
+    seen: dict[str, int] = {}
+    steps = raw.get("prepare")
+    for index, step in enumerate(steps if isinstance(steps, list) else []):
+        stage = step if isinstance(step, str) else next(iter(step), "") if isinstance(step, dict) else ""
+        if stage in PREPARE_SECTIONS and stage in seen:
+            problem(("prepare", index), f"{stage} is there already, as entry {seen[stage]}; each stage runs once")
+        seen.setdefault(stage, index)
+    for location in lines:
+        if location and str(location[-1]).lower() in KEPT_TOKEN_NAMES:
+            problem(location, "secrets do not belong into a manifest: it is kept with every run; use the environment")
+    return problems
+
+
+def _weight(source: Any) -> Any:
+    return source.get("weight", 1) if isinstance(source, dict) else 1
+
+
+def _source_references(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+    steps = raw.get("prepare")
+    for index, step in enumerate(steps if isinstance(steps, list) else []):
+        for stage, config in step.items() if isinstance(step, dict) else ():
+            if not isinstance(config, dict):
+                continue
+            at: Location = ("prepare", index, stage)
+            classifier: Any = config.get("classifier")
+            classifier = classifier if isinstance(classifier, dict) else {}
+            for place, names in (((*at, "sources"), config.get("sources")),
+                                 ((*at, "classifier", "positive"), classifier.get("positive")),
+                                 ((*at, "classifier", "negative"), classifier.get("negative"))):
+                for number, name in enumerate(names if isinstance(names, list) else []):
+                    yield (*place, number), name
+    tokenizer = raw.get("tokenizer")
+    weights = tokenizer.get("weights") if isinstance(tokenizer, dict) else None
+    for name in weights if isinstance(weights, dict) else ():
+        yield ("tokenizer", "weights", name), name
+
+
+def _anchor_paths(manifest: Manifest, folder: Path) -> Manifest:
+    """Make relative paths absolute: they are relative to the manifest's folder, wherever the command was started."""
+
+    def anchored(path: str | None) -> str | None:
+        if path is None or "://" in path or Path(path).is_absolute():
+            return path
+        return str(folder / path)
+
+    def examples(section: Any) -> Any:
+        if section is None:
+            return None
+        return section.model_copy(update={
+            "data": tuple(item.model_copy(update={"path": anchored(item.path)}) for item in section.data)})
+
+    prepare = tuple(
+        step.model_copy(update={"langid": step.langid.model_copy(update={"model": anchored(step.langid.model)})})
+        if step.langid is not None else step
+        for step in manifest.prepare
+    )
+    tokenizer = manifest.tokenizer and manifest.tokenizer.model_copy(update={"path": anchored(manifest.tokenizer.path)})
+    return manifest.model_copy(update={
+        "sources": {name: source.model_copy(update={"path": anchored(source.path)})
+                    for name, source in manifest.sources.items()},
+        "prepare": prepare, "tokenizer": tokenizer, "sft": examples(manifest.sft), "dpo": examples(manifest.dpo),
+    })

@@ -1,0 +1,116 @@
+"""What is in the store decides everything: a commit is whole or absent, and damage is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gristmill.dataprep.files import TEMPORARY_MARK, atomic_write, create_exclusively
+from gristmill.flows.store import CorruptError, StageFolder, Store
+
+
+def committed(folder: StageFolder) -> StageFolder:
+    folder.begin({"stage": "toy"})
+    (folder.data / "sub").mkdir()
+    (folder.data / "a.bin").write_bytes(b"aaaa")
+    (folder.data / "sub" / "b.bin").write_bytes(b"bb")
+    (folder.work / "spill").write_bytes(b"x")
+    folder.commit({"stage": "toy", "started": 1.0, "seconds": 1.0}, {"n": 3})
+    return folder
+
+
+@pytest.fixture()
+def folder(tmp_path: Path) -> StageFolder:
+    return Store.at(tmp_path).folder("toy", "demo", "f" * 64)
+
+
+def test_a_folder_is_missing_then_unfinished_then_committed(folder: StageFolder) -> None:
+    assert folder.state() == "missing"
+    folder.begin({"stage": "toy"})
+    assert folder.state() == "unfinished"
+    folder.commit({"stage": "toy"}, {})
+    assert folder.state() == "committed"
+
+
+def test_the_manifest_lists_every_file_with_size_and_checksum(folder: StageFolder) -> None:
+    manifest = committed(folder).manifest()
+    assert manifest["summary"] == {"n": 3}
+    assert {name: file["bytes"] for name, file in manifest["files"].items()} == {"a.bin": 4, "sub/b.bin": 2}
+    # SHA-256 of b"aaaa".
+    assert manifest["files"]["a.bin"]["sha256"] == "61be55a8e2f6b4e172338bddf184d6dbee29c98853e0a0485ecee7f27b9af0b4"
+
+
+def test_what_only_attempts_needed_is_gone_after_the_commit(folder: StageFolder) -> None:
+    assert list(committed(folder).work.iterdir()) == []
+
+
+def test_a_truncated_or_deleted_file_makes_the_commit_corrupt(folder: StageFolder) -> None:
+    committed(folder)
+    (folder.data / "a.bin").write_bytes(b"aaa")
+    assert folder.state() == "corrupt"
+    assert list(folder.damage()) == [f"{folder.data / 'a.bin'} has 3 bytes, committed were 4"]
+    (folder.data / "a.bin").unlink()
+    assert list(folder.damage()) == [f"{folder.data / 'a.bin'} is gone"]
+
+
+def test_a_flipped_byte_is_found_by_the_deep_comparison(folder: StageFolder) -> None:
+    committed(folder)
+    (folder.data / "a.bin").write_bytes(b"aaab")
+    assert folder.state() == "committed"
+    assert len(list(folder.damage(deep=True))) == 1
+
+
+def test_an_edited_manifest_is_not_believed(folder: StageFolder) -> None:
+    committed(folder)
+    (folder.path / "manifest.json").write_text('{"files": {}}')
+    assert folder.state() == "corrupt"
+    with pytest.raises(CorruptError):
+        folder.manifest()
+
+
+def test_starting_again_puts_a_damaged_commit_aside_and_removes_half_written_files(folder: StageFolder) -> None:
+    committed(folder)
+    (folder.data / "a.bin").unlink()
+    (folder.data / f"c.bin{TEMPORARY_MARK}1-2").write_bytes(b"half")
+    folder.begin({"stage": "toy"})
+    assert folder.state() == "unfinished"
+    assert sorted(path.name for path in folder.data.iterdir()) == ["sub"]
+    assert (folder.path / "_CORRUPT.0").read_text() == f"{folder.data / 'a.bin'} is gone\n"
+
+
+def test_the_name_is_decoration_and_the_fingerprint_decides(tmp_path: Path) -> None:
+    store = Store.at(tmp_path)
+    committed(store.folder("toy", "demo", "f" * 64))
+    assert store.folder("toy", "another-name", "f" * 64).state() == "committed"
+    assert store.folder("toy", "demo", "e" * 64).state() == "missing"
+
+
+def test_a_file_that_is_interrupted_while_written_does_not_appear(tmp_path: Path) -> None:
+    target = tmp_path / "x.bin"
+    target.write_bytes(b"old")
+
+    def interrupted() -> None:
+        with atomic_write(target) as sink:
+            sink.write(b"new but incomplete")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert target.read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["x.bin"]
+
+
+def test_only_one_of_two_creates_a_file(tmp_path: Path) -> None:
+    assert create_exclusively(tmp_path / "m", b"first")
+    assert not create_exclusively(tmp_path / "m", b"second")
+    assert (tmp_path / "m").read_bytes() == b"first"
+
+
+def test_the_store_works_on_an_fsspec_url() -> None:
+    folder = Store.at("memory://store-test").folder("toy", "demo", "a" * 64)
+    folder.begin({"stage": "toy"})
+    with atomic_write(folder.data / "a.bin") as sink:
+        sink.write(b"aaaa")
+    folder.commit({"stage": "toy", "started": 1.0, "seconds": 1.0}, {"n": 3})
+    assert folder.state() == "committed"
+    assert folder.manifest()["files"]["a.bin"]["bytes"] == 4

@@ -1,0 +1,127 @@
+"""A manifest is validated completely before any work, and every mistake is named with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gristmill.mixtures.load import ManifestError, load_manifest, parse_manifest
+
+GOOD = """\
+name: small
+seed: 3
+sources:
+  prose: {path: "text/*.txt", weight: 2}
+prepare:
+  - filter: {rules: [gopher_quality, {gopher_repetition: {max_top_2gram_char_ratio: 0.3}}]}
+  - dedup
+  - langid: {keep: [en, de]}
+tokenizer: {vocab_size: 512}
+mix: {tokens: 20_000, sequence_length: 64}
+pretrain: {steps: 5}
+evaluate:
+"""
+
+
+def problems_of(text: str, *overrides: str) -> list[str]:
+    with pytest.raises(ManifestError) as caught:
+        parse_manifest(text, "m.yaml", overrides)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_a_good_manifest_is_read_with_its_defaults() -> None:
+    manifest = parse_manifest(GOOD, "/base/m.yaml")
+    assert manifest.seed == 3
+    assert [step.stage for step in manifest.prepare] == ["filter", "dedup", "langid"]
+    filter_ = manifest.prepare[0].filter
+    assert filter_ is not None
+    assert filter_.rules.gopher_repetition is not None
+    assert filter_.rules.gopher_repetition.max_top_2gram_char_ratio == 0.3
+    assert filter_.rules.gopher_repetition.max_top_3gram_char_ratio == 0.18
+    assert manifest.mix is not None
+    assert manifest.mix.tokens == 20_000
+    assert manifest.evaluate is not None
+    assert manifest.export is None
+
+
+def test_relative_paths_are_relative_to_the_manifest_and_not_to_the_working_folder(tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text(GOOD)
+    manifest = load_manifest(tmp_path / "m.yaml")
+    assert manifest.sources["prose"].path == str(tmp_path / "text/*.txt")
+
+
+def test_five_mistakes_are_all_reported_with_line_and_key() -> None:
+    text = """\
+name: bad
+sources:
+  prose: {path: "a.txt", wieght: 2}
+  code:
+    path: "b.txt"
+    weight: -1
+prepare:
+  - filter: {sources: [prse]}
+  - langid: {threshold: 1.5}
+pretrain: {steps: 10}
+"""
+    assert problems_of(text) == [
+        "m.yaml:3: sources.prose.wieght: unknown key, did you mean 'weight'?",
+        "m.yaml:6: sources.code.weight: input should be greater than or equal to 0 (got -1)",
+        "m.yaml:8: prepare[0].filter.sources[0]: no such source: 'prse', did you mean 'prose'? (sources: prose, code)",
+        "m.yaml:9: prepare[1].langid.threshold: input should be less than or equal to 1 (got 1.5)",
+        "m.yaml:10: pretrain: needs a section `mix:` too, which is absent",
+    ]
+
+
+def test_a_rule_that_is_misspelt_inside_a_list_is_found_at_its_line() -> None:
+    text = GOOD.replace("max_top_2gram_char_ratio", "max_top_2gram_chars_ratio")
+    (problem,) = problems_of(text)
+    assert problem.startswith("m.yaml:6: prepare[0].filter.rules[1].gopher_repetition.max_top_2gram_chars_ratio:")
+    assert "did you mean 'max_top_2gram_char_ratio'?" in problem
+
+
+def test_a_key_given_twice_is_a_mistake_although_yaml_takes_the_last() -> None:
+    assert problems_of(GOOD + "seed: 4\n") == ["m.yaml:13: seed: given twice; keep one"]
+
+
+def test_a_stage_listed_twice_is_a_mistake() -> None:
+    text = GOOD.replace("  - langid: {keep: [en, de]}", "  - dedup: {exact: true}")
+    assert problems_of(text) == ["m.yaml:8: prepare[2]: dedup is there already, as entry 1; each stage runs once"]
+
+
+def test_broken_yaml_names_its_line() -> None:
+    (problem,) = problems_of("name: x\nsources: {a: [}\n")
+    assert problem.startswith("m.yaml:2: (syntax): not valid YAML")
+
+
+def test_a_secret_in_a_manifest_is_refused() -> None:
+    (problem,) = problems_of(GOOD.replace('{path: "text/*.txt", weight: 2}', '{path: "x", metadata_fields: [a]}')
+                             + "engine: {options: {token: abc}}\n")
+    assert "engine.options.token" in problem
+    assert "secrets do not belong" in problem
+
+
+def test_all_weights_zero_is_refused() -> None:
+    (problem,) = problems_of(GOOD.replace("weight: 2", "weight: 0"))
+    assert "every weight is 0" in problem
+
+
+def test_overrides_replace_values_also_inside_prepare() -> None:
+    overrides = ["pretrain.steps=9", "prepare.dedup.exact=false", "sources.prose.weight=5"]
+    manifest = parse_manifest(GOOD, "m.yaml", overrides)
+    assert manifest.pretrain is not None
+    assert manifest.pretrain.steps == 9
+    dedup = manifest.prepare[1].dedup
+    assert dedup is not None
+    assert dedup.exact is False
+    assert manifest.sources["prose"].weight == 5
+
+
+def test_an_override_of_an_unknown_key_is_refused_like_one_in_the_file() -> None:
+    (problem,) = problems_of(GOOD, "pretrain.stepz=9")
+    assert "pretrain.stepz: unknown key, did you mean 'steps'?" in problem
+
+
+def test_a_manifest_that_does_not_exist_is_an_error_that_names_it() -> None:
+    with pytest.raises(ManifestError, match=r"nowhere\.yaml"):
+        load_manifest("nowhere.yaml")
