@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gristmill.dataprep.files import create_exclusively, read_json, write_json
 from gristmill.flows.lease import Lease, LeaseLostError, acquire, identity, is_alive, running_owner
 

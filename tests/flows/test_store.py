@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from gristmill.dataprep.files import TEMPORARY_MARK, atomic_write, create_exclusively
 from gristmill.flows.store import CorruptError, StageFolder, Store
 
@@ -19,7 +20,7 @@ def committed(folder: StageFolder) -> StageFolder:
     return folder
 
 
-@pytest.fixture()
+@pytest.fixture
 def folder(tmp_path: Path) -> StageFolder:
     return Store.at(tmp_path).folder("toy", "demo", "f" * 64)
 

@@ -1,0 +1,30 @@
+# Two targets are for everybody: `make demo` and `make test`. Both make the environment first.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check format clean
+
+demo: .venv/installed
+	$(BIN)/gristmill run mixtures/demo.yaml
+
+test: .venv/installed
+	$(BIN)/pytest -n 2 --dist loadgroup
+
+check: .venv/installed build/typecheck
+	$(BIN)/ruff check .
+	MYPYPATH=build/typecheck $(BIN)/mypy -p gristmill
+
+# torch comes first and pinned, so that nothing that follows pulls another build of it.
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+# The repository is the package: the type checker sees it as `gristmill` through a link.
+build/typecheck:
+	mkdir -p $@
+	ln -sfn ../.. $@/gristmill
+
+clean:
+	rm -rf .venv build gristmill.egg-info gristmill-store

@@ -1,0 +1,106 @@
+"""A small pipeline of plain functions, so that the machinery is tested without any real work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gristmill.flows.run import Outcome, Runner
+from gristmill.flows.stages import Node, Stage, fingerprint
+from gristmill.flows.store import Store
+from gristmill.mixtures.manifest import Engine
+
+TOY_STAGES = '''
+import os, signal, sys, time
+from pathlib import Path
+from gristmill.dataprep.engine import Done, Task, run_tasks
+from gristmill.dataprep.files import atomic_write
+
+def write(path, content):
+    with atomic_write(path) as sink:
+        sink.write(content)
+
+def first(inputs, config, out, context):
+    write(out / "numbers.txt", str(config["n"]).encode())
+    return {"counts": {"read": 1, "kept": 1}}
+
+def second(inputs, config, out, context):
+    """Writes its shards one by one; told so, it is killed in the middle, once."""
+    number = int((inputs["first"] / "numbers.txt").read_text())
+    for shard in range(number):
+        target = out / f"{shard}.txt"
+        if target.exists():
+            continue
+        if shard == 2 and config.get("die_once") and not (context.work / "died").exists():
+            (context.work / "died").write_text("")
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(target, f"{shard * shard}".encode())
+        context.progress(shard + 1, number, "shards")
+    print("a line for the log")
+    return {"shards": number}
+
+def failing(inputs, config, out, context):
+    raise ValueError("failing: the number 7 is not allowed here; give another")
+
+def exiting(inputs, config, out, context):
+    print("last words")
+    sys.exit(3)
+
+def waiting(inputs, config, out, context):
+    """Starts a child, says so, and works until it is told to stop."""
+    import subprocess
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
+    write(out / "pids.txt", f"{os.getpid()} {child.pid}".encode())
+    context.progress(0, 1, "steps")
+    time.sleep(120)
+    return {}
+'''
+
+
+class Silent:
+    """An observer that remembers."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.started: list[tuple[str, bool]] = []
+        self.outcomes: list[Outcome] = []
+        self.waits: list[str] = []
+        self.on_event: Callable[[dict[str, Any]], None] = lambda event: None
+
+    def stage_started(self, node: Node, resuming: bool) -> None:
+        self.started.append((node.name, resuming))
+
+    def stage_waits(self, node: Node, owner: Any) -> None:
+        self.waits.append(node.name)
+
+    def stage_event(self, node: Node, event: dict[str, Any]) -> None:
+        self.events.append(event)
+        self.on_event(event)
+
+    def stage_finished(self, node: Node, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+
+
+def toy_node(name: str, config: dict[str, Any], inputs: dict[str, str] | None = None) -> Node:
+    stage = Stage(name, 1, f"gristmill_toy_stages:{name}", lambda manifest, verify: None, lambda manifest: [])
+    return Node(stage, fingerprint(stage, config, inputs or {}), config, config, inputs or {})
+
+
+@pytest.fixture
+def toy_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Runner]:
+    """Makes a runner of toy stages: `toy_runner(first={"n": 3}, second={})`."""
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    (modules / "gristmill_toy_stages.py").write_text(TOY_STAGES)
+    monkeypatch.setenv("PYTHONPATH", str(modules))
+
+    def make(**configs: dict[str, Any]) -> Runner:
+        plan: dict[str, Node] = {}
+        for name, config in configs.items():
+            plan[name] = toy_node(name, config, {other: plan[other].fingerprint for other in plan})
+        return Runner(Store.at(tmp_path / "store"), plan, "toy", Engine(), Silent(), "gristmill run toy.yaml")
+
+    return make

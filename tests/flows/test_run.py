@@ -1,0 +1,136 @@
+"""Stages are made once, continued after a kill, made again when forced, and never counted when they failed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from gristmill.flows.run import Runner, StageFailedError
+from gristmill.flows.store import Store
+
+Make = Callable[..., Runner]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+def test_a_stage_is_made_once_and_cached_afterwards(toy_runner: Make) -> None:
+    runner = toy_runner(first={"n": 3}, second={})
+    assert [runner.run_stage(stage).how for stage in ("first", "second")] == ["Completed", "Completed"]
+    assert (runner.folder("second").data / "2.txt").read_text() == "4"
+    assert [runner.run_stage(stage).how for stage in ("first", "second")] == ["Cached", "Cached"]
+    assert runner.observer.started == [("first", False), ("second", False)]
+
+
+def test_a_changed_key_makes_that_stage_and_the_ones_behind_it_and_no_other(toy_runner: Make) -> None:
+    runner = toy_runner(first={"n": 3}, second={})
+    for stage in runner.plan:
+        runner.run_stage(stage)
+    changed = toy_runner(first={"n": 3}, second={"colour": 1})
+    assert [changed.run_stage(stage).how for stage in changed.plan] == ["Cached", "Completed"]
+    changed = toy_runner(first={"n": 2}, second={"colour": 1})
+    assert [changed.run_stage(stage).how for stage in changed.plan] == ["Completed", "Completed"]
+
+
+def test_a_killed_stage_goes_on_where_it_stopped_and_ends_with_the_same_files(toy_runner: Make) -> None:
+    undisturbed = toy_runner(first={"n": 4}, second={})
+    for stage in undisturbed.plan:
+        undisturbed.run_stage(stage)
+    runner = toy_runner(first={"n": 4}, second={"die_once": True})
+    runner.run_stage("first")
+    with pytest.raises(StageFailedError, match="was killed"):
+        runner.run_stage("second")
+    assert runner.folder("second").state() == "unfinished"
+    kept = (runner.folder("second").data / "1.txt").stat().st_mtime_ns
+    assert runner.run_stage("second").how == "Resumed"
+    assert (runner.folder("second").data / "1.txt").stat().st_mtime_ns == kept
+    assert runner.folder("second").manifest()["files"] == undisturbed.folder("second").manifest()["files"]
+
+
+def test_a_failure_is_one_sentence_with_the_log_and_how_to_go_on(toy_runner: Make) -> None:
+    runner = toy_runner(failing={})
+    with pytest.raises(StageFailedError) as caught:
+        runner.run_stage("failing")
+    assert str(caught.value).splitlines() == [
+        "failing: the number 7 is not allowed here; give another",
+        f"  log: {runner.folder('failing').logs / '1.log'}",
+        "  go on with: gristmill run toy.yaml",
+    ]
+    assert "Traceback" in (runner.folder("failing").logs / "1.log").read_text()
+    assert runner.folder("failing").state() == "unfinished"
+
+
+def test_a_process_that_just_ends_is_a_failure_with_its_last_line(toy_runner: Make) -> None:
+    with pytest.raises(StageFailedError, match="ended with code 3: last words"):
+        toy_runner(exiting={}).run_stage("exiting")
+
+
+def test_a_stage_whose_input_is_missing_names_the_command_that_makes_it(toy_runner: Make) -> None:
+    with pytest.raises(StageFailedError, match="gristmill run toy.yaml --until first"):
+        toy_runner(first={"n": 1}, second={}).run_stage("second")
+
+
+def test_a_forced_stage_is_made_again_and_compared_with_what_it_replaces(toy_runner: Make) -> None:
+    runner = toy_runner(first={"n": 2})
+    runner.run_stage("first")
+    outcome = runner.run_stage("first", force=True)
+    assert (outcome.how, outcome.note) == ("Completed", "every byte as before")
+    assert runner.folder("first").state() == "committed"
+    assert list(runner.store.trash.iterdir()) == []
+
+
+def test_a_deleted_file_is_noticed_and_made_again(toy_runner: Make) -> None:
+    runner = toy_runner(first={"n": 3}, second={})
+    for stage in runner.plan:
+        runner.run_stage(stage)
+    (runner.folder("second").data / "1.txt").unlink()
+    assert runner.folder("second").state() == "corrupt"
+    runner.run_stage("second")
+    assert (runner.folder("second").data / "1.txt").read_text() == "1"
+
+
+def test_events_reach_the_observer_and_lines_the_log(toy_runner: Make) -> None:
+    runner = toy_runner(first={"n": 2}, second={})
+    for stage in runner.plan:
+        runner.run_stage(stage)
+    assert [event["done"] for event in runner.observer.events] == [1, 2]
+    assert "a line for the log" in (runner.folder("second").logs / "1.log").read_text()
+
+
+def test_an_interrupt_ends_the_whole_process_group(toy_runner: Make) -> None:
+    runner = toy_runner(waiting={})
+    main = threading.main_thread()
+    assert main.ident is not None
+
+    def interrupt(event: dict[str, object]) -> None:
+        import signal
+
+        signal.pthread_kill(main.ident or 0, signal.SIGINT)
+
+    runner.observer.on_event = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_stage("waiting")
+    pids = [int(pid) for pid in (runner.folder("waiting").data / "pids.txt").read_text().split()]
+    assert [is_running(pid) for pid in pids] == [False, False]
+    assert os.getpid() not in pids
+
+
+def test_two_runs_of_the_same_stage_make_it_once(toy_runner: Make) -> None:
+    first, second = toy_runner(first={"n": 3}), toy_runner(first={"n": 3})
+    outcomes = []
+    threads = [threading.Thread(target=lambda runner=runner: outcomes.append(runner.run_stage("first")))
+               for runner in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcome.how for outcome in outcomes) == ["Cached", "Completed"]
+    assert isinstance(first.store, Store)
