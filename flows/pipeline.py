@@ -15,6 +15,7 @@ from prefect.states import Completed
 
 from gristmill.flows.reporting import PrefectObserver, publish_run
 from gristmill.flows.run import Observer, Runner
+from gristmill.flows.runs import RunRecord
 from gristmill.flows.session import Session, open_session
 
 StageName = Literal[
@@ -26,9 +27,10 @@ observer_of_caller: contextvars.ContextVar[Observer | None] = contextvars.Contex
 
 
 @task(cache_policy=NO_CACHE, persist_result=False, retries=0)
-def run_stage(runner: Runner, stage: str, force: bool) -> State:
+def run_stage(runner: Runner, record: RunRecord, stage: str, force: bool) -> State:
     """Bring one stage to its committed output; the state is named after how it got there."""
     outcome = runner.run_stage(stage, force)
+    record.add(outcome)
     return Completed(name=outcome.how, data=outcome, message=outcome.note or str(outcome.folder.path))
 
 
@@ -81,7 +83,7 @@ def _run(session: Session, stages: list[str], force: frozenset[str]) -> str:
     record = session.start_record()
     try:
         for stage in stages:
-            record.add(_task_for(stage)(runner, stage, stage in force))
+            _task_for(stage)(runner, record, stage, stage in force)
         record.finish("completed")
     except BaseException as error:
         record.finish("failed" if isinstance(error, Exception) else "interrupted", str(error))

@@ -38,7 +38,7 @@ def apply_default_settings(quiet_console: bool) -> None:
         os.environ.setdefault(name, value)
     if quiet_console:
         # Logging below this level goes to Prefect's server but not to this terminal, which has its own display.
-        os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "60")
+        os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 
 
 def profile_api() -> str | None:

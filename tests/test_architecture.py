@@ -1,0 +1,61 @@
+"""The layers, the names and the promises that hold for the whole tree."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LAYERS = ("mixtures", "dataprep", "tokenize", "train", "flows")
+MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).glob("*.py"))
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_imports_never_go_upwards(path: Path) -> None:
+    own = LAYERS.index(path.parent.name)
+    layers = [name.split(".")[1] for name in imported(path) if name.startswith("gristmill.")]
+    assert [layer for layer in layers if LAYERS.index(layer) > own] == []
+
+
+def test_no_folder_is_a_regular_package_so_that_none_shadows_the_standard_library() -> None:
+    assert list(ROOT.glob("*/__init__.py")) == []
+    code = "import tokenize; tokenize.open; print(tokenize.__file__)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not run.stdout.startswith(str(ROOT / "tokenize"))
+
+
+def modules_loaded_by(code: str) -> set[str]:
+    run = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys; print(' '.join(sys.modules))"],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )
+    return set(run.stdout.split())
+
+
+def test_help_loads_nothing_heavy() -> None:
+    loaded = modules_loaded_by("import gristmill.flows.cli")
+    assert loaded & {"torch", "apache_beam", "prefect", "numba", "pyarrow", "matplotlib", "pydantic", "numpy"} == set()
+
+
+def test_training_modules_load_neither_beam_nor_prefect() -> None:
+    names = ", ".join(f"gristmill.train.{path.stem}" for path in MODULES if path.parent.name == "train")
+    loaded = modules_loaded_by(f"import {names}")
+    assert loaded & {"apache_beam", "prefect"} == set()
+
+
+def test_preparing_modules_do_not_load_torch() -> None:
+    names = ", ".join(f"gristmill.dataprep.{path.stem}" for path in MODULES if path.parent.name == "dataprep")
+    assert "torch" not in modules_loaded_by(f"import {names}")
