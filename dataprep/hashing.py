@@ -1,0 +1,77 @@
+"""Fast hashes inside numba kernels. None of them resists somebody who looks for collisions.
+
+The values are part of what stages store (shingles, bands): changing one changes what they mean.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gristmill.dataprep.kernels import kernel
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+"""2^64 divided by the golden ratio (Knuth, The Art of Computer Programming, volume 3, section 6.4)."""
+
+
+@kernel
+def fmix32(value: np.uint32) -> np.uint32:
+    """MurmurHash3's 32-bit finaliser, a bijection in which every bit reaches every other (Appleby, public domain)."""
+    value = np.uint32(value ^ (value >> np.uint32(16)))
+    value = np.uint32(value * np.uint32(0x85EBCA6B))
+    value = np.uint32(value ^ (value >> np.uint32(13)))
+    value = np.uint32(value * np.uint32(0xC2B2AE35))
+    return np.uint32(value ^ (value >> np.uint32(16)))
+
+
+@kernel
+def fmix64(value: np.uint64) -> np.uint64:
+    """MurmurHash3's 64-bit finaliser, a bijection in which every bit reaches every other (Appleby, public domain)."""
+    value ^= value >> np.uint64(33)
+    value *= np.uint64(0xFF51AFD7ED558CCD)
+    value ^= value >> np.uint64(33)
+    value *= np.uint64(0xC4CEB9FE1A85EC53)
+    return value ^ (value >> np.uint64(33))
+
+
+@kernel
+def load64(data: np.ndarray, at: int) -> np.uint64:
+    """Eight bytes as a little-endian number (the compiler makes one load of it)."""
+    return (
+        np.uint64(data[at])
+        | np.uint64(data[at + 1]) << np.uint64(8)
+        | np.uint64(data[at + 2]) << np.uint64(16)
+        | np.uint64(data[at + 3]) << np.uint64(24)
+        | np.uint64(data[at + 4]) << np.uint64(32)
+        | np.uint64(data[at + 5]) << np.uint64(40)
+        | np.uint64(data[at + 6]) << np.uint64(48)
+        | np.uint64(data[at + 7]) << np.uint64(56)
+    )
+
+
+@kernel
+def hash_bytes(data: np.ndarray, begin: int, end: int) -> np.uint64:
+    """A 64-bit hash of `data[begin:end]`, eight bytes at a time, that starts from the length."""
+    value = np.uint64(end - begin) * _ODD
+    while end - begin >= 8:
+        value = (value ^ load64(data, begin)) * _ODD
+        value ^= value >> np.uint64(32)
+        begin += 8
+    tail = np.uint64(0)
+    for at in range(begin, end):
+        tail = tail << np.uint64(8) | np.uint64(data[at])
+    return fmix64((value ^ tail) * _ODD)
+
+
+@kernel
+def same_bytes(data: np.ndarray, first: int, second: int, length: int) -> bool:
+    """Whether two ranges of bytes are equal."""
+    step = 0
+    while length - step >= 8:
+        if load64(data, first + step) != load64(data, second + step):
+            return False
+        step += 8
+    while step < length:
+        if data[first + step] != data[second + step]:
+            return False
+        step += 1
+    return True

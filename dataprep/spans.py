@@ -1,0 +1,117 @@
+"""Where the words, lines and paragraphs of a text begin and end. Numba kernels over UTF-8 bytes.
+
+A span is a range of bytes and its length in code points. All functions take the text as `data[begin:end]`, valid
+UTF-8, and the flags of `unicode_tables.code_point_flags`; all take time linear in the bytes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.unicode_tables import ALPHABETIC, SPACE, decode
+
+NEWLINE = np.uint8(0x0A)
+
+
+@kernel
+def find_words(
+    data: np.ndarray, begin: int, end: int, flags: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Find the words: maximal runs of code points that are not whitespace, as `str.split()` has them.
+
+    Returns:
+        starts, ends: int64 byte positions; chars: int64 code points; alphabetic: bool, whether any code point of the
+        word is alphabetic. One entry per word.
+    """
+    most = (end - begin) // 2 + 1
+    starts, ends, chars = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
+    alphabetic = np.empty(most, np.bool_)
+    count, start, length = 0, 0, 0
+    seen = np.uint8(0)
+    at = begin
+    while at < end:
+        code, width = decode(data, at)
+        flag = flags[code]
+        if flag & SPACE == 0:
+            if length == 0:
+                start, seen = at, np.uint8(0)
+            length += 1
+            seen |= flag
+        elif length > 0:
+            starts[count], ends[count], chars[count] = start, at, length
+            alphabetic[count] = seen & ALPHABETIC != 0
+            count, length = count + 1, 0
+        at += width
+    if length > 0:
+        starts[count], ends[count], chars[count] = start, end, length
+        alphabetic[count] = seen & ALPHABETIC != 0
+        count += 1
+    return starts[:count], ends[:count], chars[:count], alphabetic[:count]
+
+
+@kernel
+def find_segments(
+    data: np.ndarray, begin: int, end: int, flags: np.ndarray, newlines: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Find the lines or paragraphs: what lies between runs of at least so many newlines (U+000A only).
+
+    Each is stripped of whitespace at both ends; those with nothing left are not counted.
+
+    Args:
+        newlines: 1 for lines, 2 for paragraphs.
+
+    Returns:
+        starts, ends: int64 byte positions; chars: int64 code points. One entry per segment.
+    """
+    most = (end - begin + 1) // 2 + 1
+    starts, ends, chars = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
+    count, segment = 0, begin
+    while segment < end:
+        stop = skip_to_newlines(data, segment, end, newlines)
+        first, last = strip(data, segment, stop, flags)
+        if first < last:
+            starts[count], ends[count] = first, last
+            chars[count] = count_code_points(data, first, last)
+            count += 1
+        # The newlines that separate two segments are stripped from the second with all other whitespace.
+        segment = stop + newlines
+    return starts[:count], ends[:count], chars[:count]
+
+
+@kernel
+def skip_to_newlines(data: np.ndarray, begin: int, end: int, newlines: int) -> int:
+    """Where so many newlines in a row (1 or 2) begin first; `end` if nowhere."""
+    text = data[begin:end]
+    for at in range(len(text) - newlines + 1):
+        if text[at] == NEWLINE and (newlines == 1 or text[at + 1] == NEWLINE):
+            return begin + at
+    return end
+
+
+@kernel
+def strip(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> tuple[int, int]:
+    """The range of bytes that is left without whitespace at both ends, as `str.strip()` has it."""
+    while begin < end:
+        code, width = decode(data, begin)
+        if flags[code] & SPACE == 0:
+            break
+        begin += width
+    while begin < end:
+        last = end - 1
+        while data[last] & 0xC0 == 0x80:
+            last -= 1
+        code, _ = decode(data, last)
+        if flags[code] & SPACE == 0:
+            break
+        end = last
+    return begin, end
+
+
+@kernel
+def count_code_points(data: np.ndarray, begin: int, end: int) -> int:
+    """Number of code points: bytes that do not continue one."""
+    count = 0
+    for byte in data[begin:end]:
+        count += byte & 0xC0 != 0x80
+    return count
