@@ -1,0 +1,94 @@
+"""The stage `filter`: heuristic rules drop documents, and every value that they looked at is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gristmill.dataprep import gopher, histograms
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.counts import add_counts, check_conservation, check_quarantine
+from gristmill.dataprep.documents import annotate, judged_rows, kept_rows, read_documents, shard_names, write_table
+from gristmill.dataprep.engine import Done, Task, run_tasks
+from gristmill.dataprep.measuring import Measure, measure_texts, spread
+from gristmill.dataprep.rules import count_failures, failures, first_failures
+from gristmill.mixtures.manifest import Filter, Rules
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Judge every kept document by the configured rules.
+
+    Writes one annotation table per document shard, with a column for each statistic of a configured rule set
+    (`gopher.QUALITY_STATISTICS`, `gopher.REPETITION_STATISTICS`), null where a document was not judged.
+
+    Args:
+        inputs: `ingest`, and the annotating stages that ran before.
+        config: the manifest's `filter` section (`manifest.Filter`).
+
+    Returns:
+        `counts`; `rules`: per rule how many documents fail it, and fail only it; `histograms`: per statistic.
+
+    Raises:
+        ConservationError: the counts do not balance.
+        QuarantineError: more documents than allowed raised an error.
+    """
+    section = Filter.model_validate(config)
+    tasks = [Task(shard) for shard in shard_names(inputs["ingest"])]
+    process = partial(filter_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), out=out)
+    results = run_tasks("filter", tasks, process, context)
+    counts = add_counts(result["counts"] for result in results)
+    check_conservation(counts, context.stage)
+    check_quarantine(counts, section.max_quarantined, context.stage)
+    return {
+        "counts": counts,
+        "rules": add_counts(result["rules"] for result in results),
+        "histograms": histograms.add_histograms(result["histograms"] for result in results),
+    }
+
+
+def filter_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path) -> Done:
+    """Judge one document shard and write its annotations."""
+    section = Filter.model_validate(config)
+    documents = read_documents(inputs, task.name, ["id", "source", "text"])
+    rows = kept_rows(inputs, task.name)
+    judged = judged_rows(documents, rows, section.sources)
+    statistics, errors = measure_texts(documents["text"].take(judged), measure_for(section.rules))
+    failed = failures(statistics, rule_sets(section.rules))
+    good = np.flatnonzero([error is None for error in errors])
+    reasons: list[str | None] = [None] * len(judged)
+    for row, reason in zip(good, first_failures(failed, len(good)), strict=True):
+        reasons[row] = reason
+    columns = {name: spread(values, errors) for name, values in statistics.items()}
+    table, counts = annotate(documents, rows, judged, reasons, columns, errors)
+    write_table(out / task.name, table)
+    shapes = {name: histograms.histogram(values, edges_for(name)) for name, values in statistics.items()}
+    return Done([out / task.name], {"counts": counts, "rules": count_failures(failed), "histograms": shapes})
+
+
+def rule_sets(rules: Rules) -> dict[str, Any]:
+    """The configured rule sets: name -> thresholds, in the order of the schema."""
+    return {name: getattr(rules, name) for name in type(rules).model_fields if getattr(rules, name) is not None}
+
+
+def measure_for(rules: Rules) -> Measure:
+    """The function that measures what the configured rule sets look at, and no more."""
+    if rules.gopher_quality and rules.gopher_repetition:
+        return gopher.all_statistics
+    if rules.gopher_quality:
+        return gopher.quality_statistics
+    if rules.gopher_repetition:
+        return gopher.repetition_statistics
+    return lambda texts: {}
+
+
+def edges_for(statistic: str) -> list[Any]:
+    """Histogram edges for a statistic: powers of two for counts, steps of 0.5 for lengths, of 0.02 for shares."""
+    if statistic in gopher.COUNTS:
+        return histograms.COUNT_EDGES
+    if statistic == "mean_word_length":
+        return histograms.LENGTH_EDGES
+    return histograms.SHARE_EDGES

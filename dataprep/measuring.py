@@ -1,0 +1,54 @@
+"""Measuring documents batch by batch, so that one bad document costs only itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pyarrow as pa
+
+BATCH_ROWS = 1000
+
+Measure = Callable[[pa.Array], Mapping[str, np.ndarray]]
+"""A function from n texts to columns of n values."""
+
+
+def measure_texts(texts: pa.ChunkedArray, measure: Measure) -> tuple[dict[str, np.ndarray], list[str | None]]:
+    """Measure every text; one that raises gets an error instead of values.
+
+    Args:
+        texts: n strings.
+        measure: called with a batch and, where that raises, with each of its texts alone. It must be pure.
+
+    Returns:
+        columns of the texts that did not raise, in their order; and per text its error, or None.
+    """
+    parts: list[Mapping[str, np.ndarray]] = [measure(pa.array([], texts.type))]
+    errors: list[str | None] = []
+    for start in range(0, len(texts), BATCH_ROWS):
+        batch = texts.slice(start, BATCH_ROWS).combine_chunks()
+        measured, error = _try(measure, batch)
+        if measured is not None:
+            parts.append(measured)
+            errors.extend([None] * len(batch))
+            continue
+        for row in range(len(batch)):
+            measured, error = _try(measure, batch.slice(row, 1))
+            errors.append(error)
+            if measured is not None:
+                parts.append(measured)
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, errors
+
+
+def spread(values: np.ndarray, errors: list[str | None]) -> pa.Array:
+    """A measured column with a null for every text that raised."""
+    good = np.array([error is None for error in errors], bool)
+    positions = np.cumsum(good) - 1
+    return pa.array(values).take(pa.array(positions, mask=~good))
+
+
+def _try(measure: Measure, texts: pa.Array) -> tuple[Mapping[str, np.ndarray] | None, str | None]:
+    try:
+        return measure(texts), None
+    except Exception as error:  # noqa: BLE001 - whatever it is, it goes to the quarantine
+        return None, f"{type(error).__name__}: {error}"
