@@ -1,0 +1,203 @@
+"""The stage `filter`: which rule drops a document, what is written down, and that nothing is lost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gristmill.dataprep import filter as filter_stage
+from gristmill.dataprep import gopher_reference
+from gristmill.dataprep.counts import QuarantineError, check_conservation
+from gristmill.dataprep.documents import write_table
+from gristmill.dataprep.measuring import measure_texts, spread
+from gristmill.dataprep.rules import count_failures, failures, first_failures
+from gristmill.mixtures.manifest import Filter, GopherQuality, GopherRepetition
+
+QUALITY = list(GopherQuality.model_fields)
+REPETITION = list(GopherRepetition.model_fields)
+
+
+def prose(seed: int, words: int = 120) -> str:
+    """English-looking text that every rule passes."""
+    source = random.Random(seed)
+    stems = ["the", "river", "of", "and", "stone", "table", "under", "morning", "to", "letter", "garden", "with"]
+    return " ".join(source.choice(stems) + source.choice(["", "s", "ed"]) * (step % 3) + ("." * (step % 9 == 0))
+                    + str(step) * (step % 2) for step in range(words))
+
+
+def read(out: Path) -> pa.Table:
+    return pa.concat_tables([pq.read_table(path) for path in sorted(out.glob("part-*.parquet"))])
+
+
+def reason_of(table: pa.Table) -> dict[str, str | None]:
+    return dict(enumerate(table["reason"].cast(pa.string()).to_pylist()))
+
+
+@pytest.mark.parametrize(("threshold", "text"), [
+    ("gopher_quality/min_words", "too short to be of use"),
+    ("gopher_quality/max_words", "the word of one " * 26_000),
+    ("gopher_quality/min_mean_word_length", "to be of a " * 30),
+    ("gopher_quality/max_mean_word_length", "the incomprehensibilities and counterrevolutionaries " * 20),
+    ("gopher_quality/max_symbol_word_ratio", prose(1) + " #tag" * 20),
+    ("gopher_quality/max_bullet_line_ratio", "\n".join(f"- {line}" for line in prose(2).split(". "))),
+    ("gopher_quality/max_ellipsis_line_ratio", "\n".join(f"{prose(seed, 30)}..." for seed in range(9))),
+    ("gopher_quality/min_alpha_word_ratio", prose(4) + " 12345" * 60),
+    ("gopher_quality/min_stop_words", " ".join(f"word{step}" for step in range(80))),
+    ("gopher_repetition/max_duplicate_line_ratio", "\n".join(["ab"] * 4 + prose(6).split(". ")[:6] + [prose(7)])),
+    ("gopher_repetition/max_top_2gram_char_ratio", " ".join(f"{word} some measures" for word in prose(8).split())),
+])
+def test_each_rule_names_itself_as_the_reason(
+    threshold: str, text: str, write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    ingest = write_ingest("ingest", [[("web", "a", prose(0)), ("web", "b", text)]])
+    filter_stage.run({"ingest": ingest}, {}, tmp_path / "out", make_context("work"))
+    assert reason_of(read(tmp_path / "out")) == {0: None, 1: threshold}
+    assert read(tmp_path / "out")["keep"].to_pylist() == [True, False]
+
+
+def test_every_measured_value_is_a_column_whether_the_document_is_kept_or_not(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    texts = [prose(1), "short", "", prose(2) + "\nthe same\nthe same"]
+    ingest = write_ingest("ingest", [[("web", str(row), text) for row, text in enumerate(texts)]])
+    filter_stage.run({"ingest": ingest}, {}, tmp_path / "out", make_context("work"))
+    for row, text in zip(read(tmp_path / "out").to_pylist(), texts):
+        values = {**gopher_reference.quality(text), **gopher_reference.repetition(text)}
+        assert {name: row[name] for name in values} == values
+
+
+def test_only_configured_rule_sets_are_measured_and_applied(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    ingest = write_ingest("ingest", [[("web", "a", "short")]])
+    for rules, columns, reason in (
+        ([], set(), None),
+        (["gopher_quality"], {name.removeprefix("min_").removeprefix("max_") for name in QUALITY},
+         "gopher_quality/min_words"),
+        (["gopher_repetition"], {name.removeprefix("max_") for name in REPETITION}, None),
+        ([{"gopher_quality": {"min_words": 1, "min_stop_words": 0}}],
+         {name.removeprefix("min_").removeprefix("max_") for name in QUALITY}, None),
+    ):
+        out = tmp_path / f"out-{len(columns)}-{reason}"
+        config = Filter.model_validate({"rules": rules}).model_dump(mode="json")
+        filter_stage.run({"ingest": ingest}, config, out, make_context(out.name + "-work"))
+        assert set(read(out).column_names) == {"id", "keep", "reason", "error"} | columns
+        assert reason_of(read(out)) == {0: reason}
+
+
+def test_documents_of_other_sources_pass_unjudged(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    ingest = write_ingest("ingest", [[("web", "a", "short"), ("books", "b", "short")]])
+    summary = filter_stage.run({"ingest": ingest}, {"sources": ["web"]}, tmp_path / "out", make_context("work"))
+    table = read(tmp_path / "out")
+    assert table["keep"].to_pylist() == [False, True]
+    assert table["words"].to_pylist() == [1, None]
+    assert summary["counts"]["sources"]["books"]["kept"] == 1
+    assert summary["counts"]["sources"]["web"]["dropped"] == {"gopher_quality/min_words": 1}
+
+
+def test_rows_that_an_earlier_stage_dropped_are_null(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    ingest = write_ingest("ingest", [[("web", "a", prose(1)), ("web", "b", prose(2))]])
+    ids = pq.read_table(ingest / "part-00000.parquet")["id"]
+    write_table(tmp_path / "langid" / "part-00000.parquet", pa.table({"id": ids, "keep": pa.array([False, True])}))
+    inputs = {"ingest": ingest, "langid": tmp_path / "langid"}
+    summary = filter_stage.run(inputs, {}, tmp_path / "out", make_context("work"))
+    assert summary["counts"]["read"] == 1
+    first = read(tmp_path / "out").to_pylist()[0]
+    assert {name for name, value in first.items() if value is not None} == {"id"}
+
+
+def test_a_document_that_raises_is_quarantined_alone(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    ingest = write_ingest("ingest", [[("web", str(row), prose(row)) for row in range(40)]])
+    path = ingest / "part-00000.parquet"
+    break_utf8(path, row=7)
+    summary = filter_stage.run({"ingest": ingest}, {}, tmp_path / "out", make_context("work"))
+    assert (summary["counts"]["kept"], summary["counts"]["quarantined"]) == (39, 1)
+    check_conservation(summary["counts"], "filter")
+    broken = read(tmp_path / "out").to_pylist()[7]
+    assert (broken["keep"], broken["reason"], broken["words"]) == (False, "quarantine", None)
+    assert "UTF8" in broken["error"]
+    with pytest.raises(QuarantineError):
+        filter_stage.run({"ingest": ingest}, {"max_quarantined": 0.01}, tmp_path / "out", make_context("work"))
+
+
+def break_utf8(path: Path, row: int) -> None:
+    """Replace a document's text by bytes that are not UTF-8, as another writer might leave them."""
+    table = pq.read_table(path)
+    texts = [text.encode() for text in table["text"].to_pylist()]
+    texts[row] = b"caf\xe9 au lait"
+    broken = pa.array(texts, pa.large_binary()).view(pa.large_string())
+    write_table(path, table.set_column(table.schema.get_field_index("text"), table.schema.field("text"), broken))
+
+
+def test_an_interrupted_attempt_ends_with_the_bytes_of_an_undisturbed_one(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    shards = [[("web", f"{shard}/{row}", prose(12 * shard + row, 20 * row)) for row in range(12)] for shard in range(4)]
+    ingest = write_ingest("ingest", shards)
+    whole = filter_stage.run({"ingest": ingest}, {}, tmp_path / "whole", make_context("a", workers=2))
+    filter_stage.run({"ingest": ingest}, {}, tmp_path / "again", make_context("b"))
+    (tmp_path / "again" / "part-00002.parquet").unlink()
+    (tmp_path / "b" / "filter" / "part-00001.parquet.json").unlink()
+    again = filter_stage.run({"ingest": ingest}, {}, tmp_path / "again", make_context("b"))
+    assert again == whole
+    assert contents(tmp_path / "again") == contents(tmp_path / "whole")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_the_summary_does_not_depend_on_how_documents_are_sharded(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    documents = [("web", str(row), prose(row, 15 * row)) for row in range(20)]
+    summaries: list[dict[str, Any]] = []
+    for name, shards in (("one", [documents]), ("many", [documents[row : row + 3] for row in range(0, 20, 3)])):
+        ingest = write_ingest(name, shards)
+        out, context = tmp_path / f"{name}-out", make_context(f"{name}-work")
+        summaries.append(filter_stage.run({"ingest": ingest}, {}, out, context))
+    assert summaries[0] == summaries[1]
+    assert summaries[0]["rules"]["gopher_quality/min_words"]["failing"] == 4  # of 0, 15, 30 and 45 words
+    assert sum(summaries[0]["histograms"]["words"]["counts"]) == 20
+
+
+@given(st.lists(st.tuples(st.integers(0, 200), st.floats(0, 20)), min_size=1))
+def test_a_document_passes_exactly_if_all_its_values_lie_within_the_bounds(values: list[tuple[int, float]]) -> None:
+    bounds = GopherQuality(min_words=50, max_words=100)
+    statistics = {name.partition("_")[2]: np.full(len(values), 0.5) for name in QUALITY}
+    statistics |= {"words": np.array([words for words, _ in values]), "stop_words": np.full(len(values), 9)}
+    statistics |= {"mean_word_length": np.array([length for _, length in values])}
+    statistics |= {"symbol_word_ratio": np.zeros(len(values)), "alpha_word_ratio": np.ones(len(values))}
+    statistics |= {"ellipsis_line_ratio": np.zeros(len(values))}
+    failed = failures(statistics, {"gopher_quality": bounds})
+    reasons = first_failures(failed, len(values))
+    for (words, length), reason in zip(values, reasons):
+        assert (reason is None) == (50 <= words <= 100 and 3.0 <= length <= 10.0)
+    counted = count_failures(failed)
+    assert sum(reason is not None for reason in reasons) >= max(rule["failing"] for rule in counted.values())
+
+
+def test_a_text_that_raises_has_no_values_and_the_others_keep_theirs() -> None:
+    def lengths(texts: pa.Array) -> dict[str, np.ndarray]:
+        if "bad" in texts.to_pylist():
+            raise ValueError("bad text")
+        return {"length": np.array([len(text) for text in texts.to_pylist()], np.int64)}
+
+    columns, errors = measure_texts(pa.chunked_array([["a", "bad"], ["ccc"]]), lengths)
+    assert errors == [None, "ValueError: bad text", None]
+    assert spread(columns["length"], errors).to_pylist() == [1, None, 3]
