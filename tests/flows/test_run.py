@@ -74,7 +74,7 @@ def test_a_process_that_just_ends_is_a_failure_with_its_last_line(toy_runner: Ma
 
 
 def test_a_stage_whose_input_is_missing_names_the_command_that_makes_it(toy_runner: Make) -> None:
-    with pytest.raises(StageFailedError, match="gristmill run toy.yaml --until first"):
+    with pytest.raises(StageFailedError, match=r"gristmill run toy\.yaml --until first"):
         toy_runner(first={"n": 1}, second={}).run_stage("second")
 
 

@@ -1,0 +1,238 @@
+"""The whole path from raw text to an aligned, exported model, and what must hold on the way.
+
+One undisturbed run is made once and shared; every other test compares with it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gristmill.flows.session import Session, open_session
+from gristmill.flows.store import StageFolder
+
+pytestmark = pytest.mark.xdist_group("pipeline")
+
+_spec = importlib.util.spec_from_file_location("gristmill_test_corpus", Path(__file__).with_name("corpus.py"))
+assert _spec is not None
+assert _spec.loader is not None
+corpus = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(corpus)
+
+ALL_STAGES = ["ingest", "filter", "dedup", "quality", "tokenizer", "tokenize", "mix", "pretrain", "sft", "dpo",
+              "evaluate", "export"]
+START_SECONDS = 120.0
+
+
+def gristmill(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    run = subprocess.run([sys.executable, "-m", "gristmill.flows.cli", *arguments], capture_output=True, text=True)
+    if check:
+        assert run.returncode == 0, run.stdout + run.stderr
+    return run
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return corpus.write_project(tmp_path_factory.mktemp("project"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(project: Path) -> Session:
+    """A run from beginning to end that nothing disturbed."""
+    store = project.parent / "store"
+    gristmill("run", str(project), "--store", str(store), "--no-ui")
+    return open_session(str(project), [], str(store))
+
+
+def files_of(folder: StageFolder) -> dict[str, Any]:
+    return folder.manifest()["files"]
+
+
+def losses_of(folder: StageFolder) -> list[tuple[int, float]]:
+    lines = [json.loads(line) for line in (folder.data / "metrics.jsonl").read_text().splitlines()]
+    return [(line["step"], line["loss"]) for line in lines if "loss" in line]
+
+
+def copy_store(undisturbed: Session, target: Path, without_from: str) -> None:
+    """Copy the committed outputs of all stages before one."""
+    for stage in ALL_STAGES[: ALL_STAGES.index(without_from)]:
+        folder = undisturbed.folder(stage)
+        shutil.copytree(folder.path, target / stage / folder.path.name)
+
+
+def test_every_stage_is_committed_and_a_second_run_finds_all_of_them(undisturbed: Session) -> None:
+    assert list(undisturbed.plan) == ALL_STAGES
+    status = gristmill("status", undisturbed.manifest_file, "--store", str(undisturbed.store.root), "--json")
+    assert {row["stage"]: row["state"] for row in json.loads(status.stdout)} == dict.fromkeys(ALL_STAGES, "committed")
+    again = gristmill("run", undisturbed.manifest_file, "--store", str(undisturbed.store.root), "--no-ui")
+    assert again.stdout.count("Cached") == len(ALL_STAGES)
+
+
+def test_every_document_is_accounted_for_at_every_stage(undisturbed: Session) -> None:
+    kept_before = None
+    for stage in ("ingest", "filter", "dedup", "quality"):
+        counts = undisturbed.folder(stage).manifest()["summary"]["counts"]
+        assert counts["read"] == counts["kept"] + sum(counts["dropped"].values()) + counts["quarantined"]
+        assert kept_before in (None, counts["read"])
+        kept_before = counts["kept"]
+    ingest = undisturbed.folder("ingest").manifest()["summary"]["counts"]
+    assert ingest["quarantined"] == corpus.PLANTED_QUARANTINED
+    assert undisturbed.folder("dedup").manifest()["summary"]["counts"]["dropped"] == {
+        "exact_duplicate": 1, "near_duplicate": 1}
+
+
+def test_the_packed_set_honours_the_weights_exactly(undisturbed: Session) -> None:
+    packed = json.loads((undisturbed.folder("mix").data / "packed.json").read_text())
+    # 24,000 tokens are 375 rows of 64: 225, 75 and 75 of them for weights 0.6, 0.2 and 0.2.
+    assert dict(zip(packed["sources"], packed["train"]["rows_per_source"], strict=True)) == {
+        "web": 225, "books": 75, "code": 75}
+
+
+def test_explain_prints_the_journey_of_a_dropped_document(undisturbed: Session) -> None:
+    base = ["--store", str(undisturbed.store.root), "--json"]
+    found = json.loads(gristmill("explain", undisturbed.manifest_file, "b.jsonl#33", *base).stdout)
+    assert found["fate"] == "dropped by filter: gopher_quality/min_words"
+    (judged,) = found["stages"]
+    assert (judged["values"]["word_count"], judged["threshold"]) == (2, 50)
+
+
+def test_explain_and_trace_agree_on_what_a_step_read(undisturbed: Session) -> None:
+    base = ["--store", str(undisturbed.store.root), "--json"]
+    step = json.loads(gristmill("trace", undisturbed.manifest_file, "--step", "3", *base).stdout)
+    assert len(step["rows"]) == 8
+    assert step["tokens"] == 8 * 64
+    read = step["documents"][0]
+    found = json.loads(gristmill("explain", undisturbed.manifest_file, read["id"], *base).stdout)
+    assert found["locator"] == read["locator"]
+    assert set(read["rows"]) <= set(found["mix"]["rows"])
+
+
+def test_the_report_is_one_file_that_needs_no_network(undisturbed: Session) -> None:
+    (run, *_) = sorted(undisturbed.store.runs.iterdir())
+    html = (run / "report.html").read_text()
+    for wanted in ("Documents", "Why documents went", "Quarantine", "Mixture", "Training", "Held-out text", "<svg"):
+        assert wanted in html
+    without_namespaces = html.replace("http://www.w3.org/", "")
+    assert "http://" not in without_namespaces.replace("http://purl.org", "").replace("http://creativecommons.org", "")
+    assert "<script" not in html
+
+
+@pytest.mark.parametrize("stage", ["ingest", "dedup", "mix", "pretrain"])
+def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(
+    undisturbed: Session, tmp_path: Path, stage: str
+) -> None:
+    """SIGKILL to the run and to the stage's process group, twice, at random numbers of files written."""
+    seed = int.from_bytes(os.urandom(4), "little")
+    print(f"seed {seed}")
+    random_ = random.Random(seed)
+    store = tmp_path / "store"
+    copy_store(undisturbed, store, stage)
+    killed = open_session(undisturbed.manifest_file, [], str(store))
+    folder = killed.folder(stage)
+    command = [sys.executable, "-m", "gristmill.flows.cli", "run", undisturbed.manifest_file, "--store", str(store),
+               "--no-ui", "--until", stage]
+    for _ in range(2):
+        kill_when_files_reach(command, folder, random_.randint(2, 14))
+    gristmill(*command[3:])
+    assert folder.state() == "committed"
+    if stage == "pretrain":
+        assert losses_of(folder) == losses_of(undisturbed.folder(stage))
+    else:
+        assert files_of(folder) == files_of(undisturbed.folder(stage))
+
+
+def kill_when_files_reach(command: list[str], folder: StageFolder, more: int) -> None:
+    """Start a run, and kill it and its stage once so many more files are there than before, or when it ends."""
+    def files() -> int:
+        return sum(1 for part in (folder.data, folder.work) for _ in part.rglob("*")) if folder.path.exists() else 0
+
+    before, leases = files(), set((folder.path / "lease").glob("*.child.json"))
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + START_SECONDS
+    while process.poll() is None and files() < before + more and folder.state() != "committed":
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    children = set((folder.path / "lease").glob("*.child.json")) - leases
+    os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
+    for child in children:
+        try:
+            os.killpg(json.loads(child.read_text())["pid"], signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    process.wait()
+
+
+def test_one_worker_and_a_permuted_listing_give_the_same_packed_set(undisturbed: Session, tmp_path: Path) -> None:
+    manifest = corpus.write_project(tmp_path / "project", reverse=True)
+    store = str(tmp_path / "store")
+    gristmill("run", str(manifest), "--store", store, "--no-ui", "--until", "mix", "--set", "engine.workers=1")
+    other = open_session(str(manifest), [], store)
+    for stage in ("ingest", "filter", "dedup", "quality", "tokenizer", "tokenize", "mix"):
+        assert files_of(other.folder(stage)) == files_of(undisturbed.folder(stage)), stage
+
+
+def test_two_training_processes_read_the_same_rows_and_reach_the_same_losses(
+    undisturbed: Session, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    copy_store(undisturbed, store, "pretrain")
+    gristmill("run", undisturbed.manifest_file, "--store", str(store), "--no-ui", "--until", "pretrain",
+              "--set", "engine.ranks=2")
+    two = open_session(undisturbed.manifest_file, [], str(store)).folder("pretrain")
+    one = undisturbed.folder("pretrain")
+    assert [step for step, _ in losses_of(two)] == [step for step, _ in losses_of(one)]
+    for (_, mine), (_, other) in zip(losses_of(two), losses_of(one), strict=True):
+        assert mine == pytest.approx(other, abs=1e-4)
+
+
+def test_a_new_weight_mixes_again_and_prepares_nothing(undisturbed: Session, tmp_path: Path) -> None:
+    plan = gristmill("plan", undisturbed.manifest_file, "--store", str(undisturbed.store.root), "--json",
+                     "--set", "sources.code.weight=0.4")
+    actions = {row["stage"]: row["action"] for row in json.loads(plan.stdout)}
+    assert [stage for stage, action in actions.items() if action == "reuse"] == ALL_STAGES[:6]
+    reason = next(row["reason"] for row in json.loads(plan.stdout) if row["stage"] == "mix")
+    assert reason == "changed: sources.code.weight 0.2 -> 0.4"
+
+
+def test_a_forced_stage_gives_the_same_bytes_again(undisturbed: Session) -> None:
+    run = gristmill("stage", "dedup", undisturbed.manifest_file, "--force", "--no-ui",
+                    "--store", str(undisturbed.store.root))
+    assert "every byte as before" in run.stdout
+
+
+def test_a_missing_source_is_a_sentence_and_not_a_traceback(project: Path, tmp_path: Path) -> None:
+    run = gristmill("run", str(project), "--set", "sources.web.path=nowhere/*.jsonl", "--no-ui",
+                    "--store", str(tmp_path), check=False)
+    assert run.returncode == 2
+    assert "nowhere" in run.stderr
+    assert "web" in run.stderr
+    assert "Traceback" not in run.stderr + run.stdout
+
+
+def test_too_many_unreadable_records_fail_the_stage_with_the_share(project: Path, tmp_path: Path) -> None:
+    run = gristmill("run", str(project), "--set", "ingest.max_quarantined=0.01", "--no-ui", "--until", "ingest",
+                    "--store", str(tmp_path), check=False)
+    assert run.returncode == 1
+    assert "more than the allowed 1.0%" in run.stderr
+    assert "Traceback" not in run.stderr + run.stdout
+
+
+def test_a_manifest_with_mistakes_is_refused_before_any_work(tmp_path: Path) -> None:
+    manifest = tmp_path / "bad.yaml"
+    manifest.write_text("name: bad\nsources:\n  a: {path: x, wieght: 1}\nmix: {tokens: -5}\n")
+    run = gristmill("run", str(manifest), "--store", str(tmp_path / "store"), check=False)
+    assert run.returncode == 2
+    assert "bad.yaml:3: sources.a.wieght: unknown key, did you mean 'weight'?" in run.stderr
+    assert "3 problems in" in run.stderr
+    assert not (tmp_path / "store").exists()
