@@ -1,0 +1,200 @@
+"""The order in which a training set is read: a keyed permutation that keeps the mixture in every prefix.
+
+Rows belong to sources; source s has n_s of the R rows. Its row j has the virtual time (2j + 1) / (2 n_s), and the
+rows of all sources are merged by virtual time (ties: the source named first). So each source's rows lie evenly over
+the whole, and among the first n rows source s has n n_s / R of them, give or take
+
+    (1 - n_s / R) / 2  +  (n_s / R) (S - 1) / 2          for S sources,
+
+which is half a row for two sources: up to time t a source has n_s t rows, rounded to half a row, and n is the sum of
+those. Within each source the rows are shuffled by a keyed permutation, anew in every epoch. Everything is computed
+from the position alone, exactly, in memory proportional to the number of sources.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+MAX_ROWS = 2**40
+FEISTEL_ROUNDS = 6
+"""Luby & Rackoff 1988 prove 4 enough for ideal round functions; two more because ours is only a good mixer."""
+MIN_HALF_BITS = 3
+"""Below 3 bits a half has too few values for the rounds to mix a tiny domain."""
+CHUNK_CELLS = 1 << 20
+
+
+class Order:
+    """The rows that are read at each position, epoch after epoch.
+
+    Args:
+        rows_per_source: rows of each source; the mixture's proportions.
+        seed: another seed gives another order.
+
+    Raises:
+        ValueError: a negative count, no rows at all, or more than 2**40.
+    """
+
+    def __init__(self, rows_per_source: Sequence[int], seed: int) -> None:
+        self._counts = checked_counts(rows_per_source)
+        self.seed = int(seed)
+        self.total = int(self._counts.sum())
+        if not self.total:
+            raise ValueError("an order needs at least one row")
+
+    def rows(self, positions: np.ndarray) -> np.ndarray:
+        """The physical rows at global positions (position p is place p % R of epoch p // R).
+
+        Args:
+            positions: int64, any shape, not negative.
+
+        Returns:
+            int64 rows in [0, R), of the same shape; each epoch is a permutation of all rows.
+        """
+        positions = np.asarray(positions, dtype=np.int64)
+        if positions.size and positions.min() < 0:
+            raise ValueError(f"positions start at 0, not {positions.min()}")
+        epochs, places = np.divmod(positions.ravel(), self.total)
+        sources, index = unrank(self._counts, places)
+        shuffled = np.empty_like(index)
+        for epoch in np.unique(epochs):
+            for source in np.unique(sources[epochs == epoch]):
+                chosen = (epochs == epoch) & (sources == source)
+                key = order_key(self.seed, "epoch", int(epoch), int(source))
+                shuffled[chosen] = permute(index[chosen], int(self._counts[source]), key)
+        return rank(self._counts, sources, shuffled).reshape(positions.shape)
+
+
+def order_key(seed: int, *parts: str | int) -> int:
+    """64 bits that depend on every part: the key of one permutation."""
+    text = "/".join(str(part) for part in ("gristmill", seed, *parts))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def checked_counts(rows_per_source: Sequence[int] | np.ndarray) -> np.ndarray:
+    """The counts as int64; raises ValueError where they are negative or too many for exact arithmetic."""
+    counts = np.asarray(rows_per_source, dtype=np.int64).reshape(-1)
+    if (counts < 0).any() or sum(counts.tolist()) > MAX_ROWS:
+        raise ValueError(f"rows per source must be between 0 and {MAX_ROWS} together, not {counts.tolist()}")
+    return counts
+
+
+def rank(rows_per_source: Sequence[int] | np.ndarray, sources: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Places in the merged order of rows `index` of `sources` (int64, broadcast together, exact)."""
+    counts = checked_counts(rows_per_source)
+    sources, index = np.broadcast_arrays(np.asarray(sources, dtype=np.int64), np.asarray(index, dtype=np.int64))
+    flat_sources, flat_index = sources.ravel(), index.ravel()
+    places = np.empty(len(flat_index), dtype=np.int64)
+    step = max(1, CHUNK_CELLS // max(1, len(counts)))
+    for start in range(0, len(places), step):
+        chunk = slice(start, start + step)
+        places[chunk] = _merged_before(counts, flat_sources[chunk], flat_index[chunk])
+    return places.reshape(index.shape)
+
+
+def _merged_before(counts: np.ndarray, sources: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """How many rows of all sources come before each given row.
+
+    Row i of source t comes first if (2i + 1) n_s < (2j + 1) n_t, or if they are equal and t < s. The quotient is
+    guessed in floating point, off by one at the most below 2**40 rows, and corrected by its remainder, which is
+    small, so that it is exact in 64-bit arithmetic although the products are not: they wrap alike.
+    """
+    own, times = counts[sources], 2 * index + 1
+    before = index.copy()
+    for source, count in enumerate(counts.tolist()):
+        numerator = times * count - own
+        divisor = 2 * own
+        guess = np.floor((times.astype(np.float64) * count - own) / divisor).astype(np.int64)
+        remainder = numerator - guess * divisor
+        floor = guess + (remainder >= divisor) - (remainder < 0)
+        remainder -= (floor - guess) * divisor
+        tied_first = source < sources
+        number = floor + np.where((remainder > 0) | tied_first, 1, 0)
+        before += np.where(sources == source, 0, np.clip(number, 0, count))
+    return before
+
+
+def unrank(rows_per_source: Sequence[int] | np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The inverse of `rank`: which row of which source is at each place.
+
+    Args:
+        rows_per_source: rows of each source.
+        places: int64 of shape (n,), in [0, R).
+
+    Returns:
+        sources and rows within them, both int64 of shape (n,).
+    """
+    counts = checked_counts(rows_per_source)
+    places = np.asarray(places, dtype=np.int64)
+    total = int(counts.sum())
+    if places.size and (places.min() < 0 or places.max() >= total):
+        raise ValueError(f"places are in [0, {total}), not {places.min()} to {places.max()}")
+    sources = np.full(len(places), -1, dtype=np.int64)
+    index = np.zeros(len(places), dtype=np.int64)
+    for source, count in enumerate(counts.tolist()):
+        left = np.flatnonzero(sources < 0)
+        if not count or not len(left):
+            continue
+        found = _search(counts, source, count, total, places[left])
+        hit = rank(counts, np.array(source), found) == places[left]
+        sources[left[hit]], index[left[hit]] = source, found[hit]
+    return sources, index
+
+
+def _search(counts: np.ndarray, source: int, count: int, total: int, places: np.ndarray) -> np.ndarray:
+    """The last row of a source at or before each place (row 0 where there is none)."""
+    # A place differs from R t by half a row per source at the most, so few candidates are left to bisect.
+    slack = len(counts) * count / (2 * total) + 2
+    centre = places.astype(np.float64) * count / total
+    low = np.clip(np.floor(centre - slack).astype(np.int64), 0, count - 1)
+    high = np.clip(np.ceil(centre + slack).astype(np.int64), 0, count - 1)
+    while (low < high).any():
+        middle = (low + high + 1) // 2
+        reached = rank(counts, np.array(source), middle) <= places
+        low, high = np.where(reached, middle, low), np.where(reached, high, middle - 1)
+    return low
+
+
+def permute(index: np.ndarray, n: int, key: int, inverse: bool = False) -> np.ndarray:
+    """A pseudo-random permutation of [0, n) that is computed, not stored.
+
+    A balanced Feistel network over the smallest even number of bits that holds n; results outside [0, n) are
+    put through again until they fall inside (cycle walking: Black & Rogaway 2002), fewer than four times on
+    average for n > 16.
+
+    Args:
+        index: int64 in [0, n), any shape.
+        n: size of the domain.
+        key: 64 bits, see `order_key`.
+        inverse: undo it.
+    """
+    half_bits = max(MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2)
+    values = np.asarray(index, dtype=np.int64).ravel().astype(np.uint64)
+    outside = np.arange(len(values))
+    while len(outside):
+        values[outside] = _feistel(values[outside], half_bits, key, inverse)
+        outside = outside[values[outside] >= n]
+    return values.astype(np.int64).reshape(np.shape(index))
+
+
+def _feistel(values: np.ndarray, half_bits: int, key: int, inverse: bool) -> np.ndarray:
+    bits, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
+    left, right = values >> bits, values & mask
+    rounds = range(FEISTEL_ROUNDS)
+    for number in reversed(rounds) if inverse else rounds:
+        round_key = np.uint64(order_key(key, number))
+        if inverse:
+            left, right = right ^ (_mix(left, round_key) & mask), left
+        else:
+            left, right = right, left ^ (_mix(right, round_key) & mask)
+    return (left << bits) | right
+
+
+def _mix(values: np.ndarray, key: np.uint64) -> np.ndarray:
+    """The finaliser of SplitMix64 (Steele, Lea & Flood 2014), keyed."""
+    mixed = values ^ key
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

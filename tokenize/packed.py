@@ -1,0 +1,262 @@
+"""The packed set: rows of tokens on disk, and who they came from.
+
+    packed.json                 what is in the set (below)
+    train-00000.bin             rows of `sequence_length` tokens, raw little-endian uint16 (uint32: large vocabularies)
+    train-00000.docs.parquet    one row per document piece of that shard: row (of the whole set), start, length, id,
+                                source, copy, offset (within the document); an end-of-text counts to its document
+    val-<source>-00000.bin, .docs.parquet    held-out documents of one source; rows count from 0 per source
+
+A training row holds text of one source only, and row r belongs to the source at place r of the merged order
+(`order.unrank`), so the first n rows of the files are the mixture too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gristmill.dataprep.documents import ID_BYTES, read_table, write_table
+from gristmill.dataprep.files import as_path, atomic_write, is_local, read_json, sha256_file, write_json
+from gristmill.tokenize.order import Order, checked_counts, unrank
+
+FORMAT = 1
+MANIFEST = "packed.json"
+LARGEST_UINT16_VOCAB = 65_536
+DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+PIECES_SCHEMA = pa.schema([
+    ("row", pa.int64()), ("start", pa.int32()), ("length", pa.int32()), ("id", pa.binary(ID_BYTES)),
+    ("source", pa.int32()), ("copy", pa.int32()), ("offset", pa.int64()),
+])
+
+
+class PackedSetError(RuntimeError):
+    """A packed set is missing, incomplete, damaged, or was asked for what it does not hold."""
+
+
+def dtype_name(vocab_size: int) -> str:
+    """The smallest of uint16 and uint32 that holds every id of a vocabulary."""
+    return "uint16" if vocab_size <= LARGEST_UINT16_VOCAB else "uint32"
+
+
+def train_name(shard: int) -> str:
+    """File name of a training shard."""
+    return f"train-{shard:05d}.bin"
+
+
+def validation_name(source: str) -> str:
+    """File name of a source's held-out rows; a slash or a blank in the name of the source is percent-encoded."""
+    return f"val-{quote(source, safe='')}-00000.bin"
+
+
+def pieces_name(file: str) -> str:
+    """File name of the table of document pieces beside a shard."""
+    return f"{file.removesuffix('.bin')}.docs.parquet"
+
+
+def write_rows(path: Path, tokens: np.ndarray, pieces: pa.Table) -> dict[str, Any]:
+    """Write a shard and its table of pieces.
+
+    Args:
+        path: the `.bin` file.
+        tokens: (rows, sequence_length) in the set's dtype.
+        pieces: PIECES_SCHEMA, ordered by row and start.
+
+    Returns:
+        its entry in packed.json: file, rows, sha256.
+    """
+    write_table(path.with_name(pieces_name(path.name)), pieces.cast(PIECES_SCHEMA))
+    with atomic_write(path) as sink:
+        sink.write(np.ascontiguousarray(tokens).data.cast("B") if tokens.size else b"")
+    return {"file": path.name, "rows": len(tokens), "sha256": sha256_file(path)}
+
+
+def write_packed_set(
+    folder: Path,
+    rows: np.ndarray,
+    rows_per_source: Mapping[str, int],
+    tokenizer: Mapping[str, Any],
+    validation: Mapping[str, np.ndarray] | None = None,
+) -> None:
+    """Write a whole packed set from memory, one shard, with no document pieces.
+
+    Args:
+        folder: where to.
+        rows: (R, L) tokens; row r is of the source at place r of the merged order.
+        rows_per_source: source -> rows, R together.
+        tokenizer: vocab_size, eos, pad, sha256.
+        validation: source -> (n, L) tokens.
+
+    Raises:
+        PackedSetError: the counts do not sum to R, or a token is outside the vocabulary.
+    """
+    name = dtype_name(tokenizer["vocab_size"])
+    checked = {source: np.asarray(part) for source, part in (validation or {}).items()}
+    if sum(rows_per_source.values()) != len(rows):
+        raise PackedSetError(f"{folder}: {len(rows)} rows, but {dict(rows_per_source)} per source")
+    for part in (rows, *checked.values()):
+        if part.size and not 0 <= part.min() <= part.max() < tokenizer["vocab_size"]:
+            raise PackedSetError(f"{folder}: tokens {part.min()} to {part.max()} in a vocabulary of "
+                                 f"{tokenizer['vocab_size']}")
+    none = PIECES_SCHEMA.empty_table()
+    shard = write_rows(folder / train_name(0), np.asarray(rows).astype(DTYPES[name]), none)
+    held_out = {source: write_rows(folder / validation_name(source), part.astype(DTYPES[name]), none)
+                for source, part in checked.items()}
+    write_json(folder / MANIFEST, {
+        "format": FORMAT, "dtype": name, "sequence_length": rows.shape[1], "sources": list(rows_per_source),
+        "tokenizer": dict(tokenizer), "validation": held_out,
+        "train": {"rows": len(rows), "rows_per_source": list(rows_per_source.values()), "shards": [shard]},
+    })
+
+
+class PackedSet:
+    """A committed packed set, read by row.
+
+    Shards on a local disk are memory-mapped; shards elsewhere are read whole when first touched.
+
+    Attributes:
+        manifest: packed.json.
+        dtype: of the files, little-endian.
+        sequence_length: tokens per row, L.
+        sources: names, in the order of the source numbers.
+        rows: training rows, R.
+        rows_per_source: training rows of each source.
+
+    Raises:
+        PackedSetError: the folder holds no packed set that this version reads.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = as_path(folder)
+        if not (self.folder / MANIFEST).exists():
+            raise PackedSetError(f"{self.folder}: no {MANIFEST} there, so it is not a packed set")
+        self.manifest: dict[str, Any] = read_json(self.folder / MANIFEST)
+        if self.manifest.get("format") != FORMAT:
+            raise PackedSetError(f"{self.folder / MANIFEST}: format {self.manifest.get('format')!r}, but this version "
+                                 f"reads format {FORMAT}; run the mix stage again")
+        train = self.manifest["train"]
+        self.dtype = DTYPES[self.manifest["dtype"]]
+        self.sequence_length: int = self.manifest["sequence_length"]
+        self.sources: list[str] = self.manifest["sources"]
+        self.rows: int = train["rows"]
+        self.rows_per_source: list[int] = train["rows_per_source"]
+        self._shards: list[dict[str, Any]] = train["shards"]
+        self._ends = np.cumsum([shard["rows"] for shard in self._shards], dtype=np.int64)
+        self._open: dict[str, np.ndarray] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": {}}
+
+    def order(self, seed: int) -> Order:
+        """The order in which training with this seed reads the rows."""
+        return Order(self.rows_per_source, seed)
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """Tokens of training rows, in the order asked for.
+
+        Args:
+            rows: int64 of shape (n,), in [0, R).
+
+        Returns:
+            int64 of shape (n, L).
+        """
+        rows, shards = self._locate(rows)
+        tokens = np.empty((len(rows), self.sequence_length), dtype=np.int64)
+        for shard in np.unique(shards).tolist():
+            chosen = shards == shard
+            tokens[chosen] = self._load(self._shards[shard])[rows[chosen] - self._first(shard)]
+        return tokens
+
+    def source_of(self, rows: np.ndarray) -> np.ndarray:
+        """Source numbers (int64, shape (n,)) of training rows."""
+        return unrank(checked_counts(self.rows_per_source), self._locate(rows)[0])[0]
+
+    def validation(self, source: str) -> np.ndarray:
+        """All held-out rows of a source: (n, L) in the files' dtype; n may be 0.
+
+        Raises:
+            PackedSetError: no such source.
+        """
+        return self._load(self._held_out(source))
+
+    def pieces(self, rows: np.ndarray) -> pa.Table:
+        """The document pieces of training rows (PIECES_SCHEMA), ordered by row and start; reads only their shards."""
+        rows, shards = self._locate(rows)
+        parts = [PIECES_SCHEMA.empty_table()]
+        for shard in np.unique(shards).tolist():
+            table = self._read_pieces(self._shards[shard])
+            parts.append(table.filter(pc.is_in(table["row"], value_set=pa.array(np.unique(rows[shards == shard])))))
+        return pa.concat_tables(parts)
+
+    def rows_of_document(self, document: bytes) -> pa.Table:
+        """Where a document was put: its pieces in the training rows (PIECES_SCHEMA), of all copies."""
+        wanted = pa.scalar(document, pa.binary(ID_BYTES))
+        parts = (self._read_pieces(shard) for shard in self._shards)
+        return pa.concat_tables([PIECES_SCHEMA.empty_table(),
+                                 *(table.filter(pc.equal(table["id"], wanted)) for table in parts)])
+
+    def validation_pieces(self, source: str) -> pa.Table:
+        """The document pieces of a source's held-out rows (PIECES_SCHEMA; rows count from 0)."""
+        return self._read_pieces(self._held_out(source))
+
+    def verify(self, deep: bool = False) -> None:
+        """Check that all files are there with their sizes, and with `deep` their checksums.
+
+        Raises:
+            PackedSetError: names the file that differs.
+        """
+        for entry in (*self._shards, *self.manifest["validation"].values()):
+            self._check_size(entry)
+            if deep and (found := sha256_file(self.folder / entry["file"])) != entry["sha256"]:
+                raise PackedSetError(f"{self.folder / entry['file']}: SHA-256 is {found}, but {MANIFEST} says "
+                                     f"{entry['sha256']}; the file is damaged: run the mix stage again")
+
+    def _locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rows = np.asarray(rows, dtype=np.int64).reshape(-1)
+        if rows.size and (rows.min() < 0 or rows.max() >= self.rows):
+            raise PackedSetError(f"{self.folder}: rows are in [0, {self.rows}), not {rows.min()} to {rows.max()}")
+        return rows, np.searchsorted(self._ends, rows, side="right")
+
+    def _first(self, shard: int) -> int:
+        return int(self._ends[shard]) - int(self._shards[shard]["rows"])
+
+    def _held_out(self, source: str) -> dict[str, Any]:
+        entries: Mapping[str, dict[str, Any]] = self.manifest["validation"]
+        if source not in entries:
+            raise PackedSetError(f"{self.folder}: no held-out rows of {source!r} (sources: {_list(list(entries))})")
+        return entries[source]
+
+    def _read_pieces(self, entry: Mapping[str, Any]) -> pa.Table:
+        return read_table(self.folder / pieces_name(entry["file"])).cast(PIECES_SCHEMA)
+
+    def _check_size(self, entry: Mapping[str, Any]) -> None:
+        path, expected = self.folder / entry["file"], entry["rows"] * self.sequence_length * self.dtype.itemsize
+        found = path.stat().st_size if path.exists() else None
+        if found != expected:
+            state = "is missing" if found is None else f"has {found} bytes"
+            raise PackedSetError(f"{path}: {state}, but {entry['rows']} rows take {expected}; run the mix stage again")
+
+    def _load(self, entry: Mapping[str, Any]) -> np.ndarray:
+        name = entry["file"]
+        if name not in self._open:
+            self._check_size(entry)
+            self._open[name] = read_tokens(self.folder / name, self.dtype).reshape(-1, self.sequence_length)
+        return self._open[name]
+
+
+def read_tokens(path: Path, dtype: np.dtype) -> np.ndarray:
+    """A file of raw tokens as a flat read-only array: memory-mapped where it is local, else read whole."""
+    if not is_local(path):
+        return np.frombuffer(path.read_bytes(), dtype=dtype)
+    if not path.stat().st_size:
+        return np.empty(0, dtype=dtype)
+    return np.memmap(path, dtype=dtype, mode="r")
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
