@@ -1,0 +1,151 @@
+"""Streams out of compressed files, which say where they broke instead of ending early.
+
+`zstandard`'s own stream reader ends silently where a file was cut off, and `gzip` loses what it had buffered; both
+matter here, since the records before the damage are kept and the damage is counted.
+"""
+
+from __future__ import annotations
+
+import bz2
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, Protocol
+
+FEED_BYTES = 4096
+"""Compressed bytes per step: what a step decoded before it failed is lost, so steps are small."""
+READ_BYTES = 1 << 20
+MAX_RECORD_BYTES = 256 << 20
+"""Longest record that is read; a longer one is refused, so that no input can fill the memory."""
+
+
+class CorruptFileError(ValueError):
+    """A compressed file is damaged or cut off."""
+
+
+class RecordTooLongError(ValueError):
+    """A record is longer than MAX_RECORD_BYTES."""
+
+
+class _Decoder(Protocol):
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, /) -> bytes: ...
+
+
+def _zstd_decoder() -> Any:
+    import zstandard
+
+    return zstandard.ZstdDecompressor().decompressobj()
+
+
+_GZIP_WINDOW_BITS = 31  # zlib.decompressobj: 15 bits of window, +16 for the gzip wrapper
+_DECODERS: dict[str, Callable[[], _Decoder]] = {
+    ".gz": lambda: zlib.decompressobj(_GZIP_WINDOW_BITS),
+    ".bz2": bz2.BZ2Decompressor,
+    ".zst": _zstd_decoder,
+}
+COMPRESSIONS = tuple(_DECODERS)
+
+
+def split_compression(name: str) -> tuple[str, str]:
+    """Split a file name's extensions: `a.jsonl.gz` is (`.jsonl`, `.gz`), `a.txt` is (`.txt`, ``); lower case."""
+    path = PurePosixPath(name.lower())
+    if path.suffix in COMPRESSIONS:
+        return PurePosixPath(path.stem).suffix, path.suffix
+    return path.suffix, ""
+
+
+def read_chunks(path: Path, compression: str) -> Iterator[bytes]:
+    """Yield a file's decoded content piece by piece; concatenated members and frames are one content.
+
+    Args:
+        path: local or remote.
+        compression: one of COMPRESSIONS, or empty.
+
+    Raises:
+        CorruptFileError: after everything that could be decoded has been yielded.
+        OSError: the file cannot be opened or read.
+    """
+    with path.open("rb") as stream:
+        if compression:
+            yield from _decode(stream, compression)  # type: ignore[arg-type]
+            return
+        while chunk := stream.read(READ_BYTES):
+            yield chunk  # type: ignore[misc]
+
+
+def _decode(stream: BinaryIO, compression: str) -> Iterator[bytes]:
+    decoder: _Decoder | None = None
+    while data := stream.read(FEED_BYTES):
+        while data:
+            if decoder is None:
+                data = data.lstrip(b"\0") if compression == ".gz" else data  # zero padding may follow a gzip member
+                if not data:
+                    break
+                decoder = _DECODERS[compression]()
+            decoded = _step(decoder, data, compression)
+            if decoded:
+                yield decoded
+            if not decoder.eof:
+                break
+            data, decoder = decoder.unused_data, None
+    if decoder is not None:
+        raise CorruptFileError(f"{compression} data ends in the middle: the file is cut off")
+
+
+def _step(decoder: _Decoder, data: bytes, compression: str) -> bytes:
+    try:
+        return decoder.decompress(data)
+    except Exception as error:  # zlib.error, OSError or ZstdError: each library has its own
+        raise CorruptFileError(f"{compression} data is damaged: {error}") from error
+
+
+def read_lines(path: Path, compression: str) -> Iterator[bytes | RecordTooLongError]:
+    r"""Yield a file's lines, cut at `\n`, without their ends; in place of a line that is too long, the error.
+
+    Raises:
+        CorruptFileError: after all whole lines before the damage; a line that the damage cut is not among them.
+    """
+    parts: list[bytes] = []
+    held, too_long = 0, False
+    for chunk in read_chunks(path, compression):
+        *ended, rest = chunk.split(b"\n")
+        for end in ended:
+            if too_long or held + len(end) > MAX_RECORD_BYTES:
+                yield _too_long("line")
+            else:
+                parts.append(end)
+                yield b"".join(parts).removesuffix(b"\r")
+            parts, held, too_long = [], 0, False
+        held += len(rest)
+        too_long = too_long or held > MAX_RECORD_BYTES
+        if too_long:
+            parts = []
+        elif rest:
+            parts.append(rest)
+    if too_long:
+        yield _too_long("line")
+    elif parts:
+        yield b"".join(parts)
+
+
+def read_whole(path: Path, compression: str) -> bytes:
+    """Read a whole file that is one record.
+
+    Raises:
+        CorruptFileError: the file is damaged; nothing of it is returned.
+        RecordTooLongError: it is longer than MAX_RECORD_BYTES.
+    """
+    content = bytearray()
+    for chunk in read_chunks(path, compression):
+        content += chunk
+        if len(content) > MAX_RECORD_BYTES:
+            raise _too_long("file")
+    return bytes(content)
+
+
+def _too_long(what: str) -> RecordTooLongError:
+    return RecordTooLongError(f"the {what} is longer than {MAX_RECORD_BYTES >> 20} MiB; split it before ingesting")

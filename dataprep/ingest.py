@@ -1,0 +1,193 @@
+"""The first stage: reads every source into document shards, and everything that is no document into quarantine.
+
+Output: `part-<task>-<piece>.parquet` (documents) and, where something could not be read,
+`quarantine/<task>-<piece>.parquet`. The tasks follow from the sorted listing alone: neighbouring files of a source
+up to `shard_bytes` of input; a larger file, or a source with a `limit`, is one task that fills several shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.counts import Counts, add_counts, check_conservation, check_quarantine
+from gristmill.dataprep.documents import read_table
+from gristmill.dataprep.engine import Done, Task, run_tasks
+from gristmill.dataprep.files import as_path
+from gristmill.dataprep.readers import Fields, read_records
+from gristmill.dataprep.sharding import SHOWN_QUARANTINED, ShardWriter
+from gristmill.dataprep.sources import SourceError, SourceFile, SourceListing, find_files
+from gristmill.mixtures.manifest import Ingest, Source
+
+
+class DuplicateIdError(SourceError):
+    """Two records of a source are the same document: same id field and same text."""
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Read all sources of `config` into document shards under `out`.
+
+    Args:
+        inputs: nothing; this is the first stage.
+        config: `sources` (name -> Source section) and `ingest` (Ingest section).
+        out: receives the shards and the quarantine.
+        context: where to run.
+
+    Returns:
+        `counts`, `sources` (files and shards of each), `quarantined` (the first of them) and `warnings`.
+
+    Raises:
+        SourceError: a source matches nothing, is of no known format, or gave no document at all.
+        DuplicateIdError: an `id_field` does not tell documents apart.
+        QuarantineError: more than `max_quarantined` of the records could not be read.
+    """
+    section = Ingest.model_validate(config.get("ingest", {}))
+    sources = {name: Source.model_validate(source) for name, source in sorted(config["sources"].items())}
+    listings = {name: find_files(name, source.model_dump()) for name, source in sources.items()}
+    tasks = plan(sources, listings, section.shard_bytes)
+    results = run_tasks("read", tasks, partial(ingest_task, str(out), section.shard_bytes), context)
+    counts = add_counts(result["counts"] for result in results)
+    _check_every_source(sources, counts, results)
+    check_conservation(counts, context.stage)
+    check_quarantine(counts, section.max_quarantined, context.stage)
+    warnings = [*_ignored_files(listings), *(warning for result in results for warning in result["warnings"])]
+    for warning in warnings:
+        context.warn(warning)
+    check_unique(out, [name for name, source in sources.items() if source.id_field is not None], results)
+    return {
+        "counts": counts,
+        "sources": {name: _describe(name, source, listings[name], results) for name, source in sources.items()},
+        "quarantined": [shown for result in results for shown in result["quarantined"]][:SHOWN_QUARANTINED],
+        "warnings": warnings,
+    }
+
+
+def plan(
+    sources: Mapping[str, Source], listings: Mapping[str, SourceListing], shard_bytes: int
+) -> list[Task]:
+    """Cut the listings into tasks, in the order of the names of sources and files; a pure function of both."""
+    tasks: list[Task] = []
+    for name, source in sorted(sources.items()):
+        fields = Fields(source.text_field, source.id_field, source.metadata_fields)
+        for files in _groups(listings[name].files, shard_bytes, whole=source.limit is not None):
+            payload = {
+                "source": name,
+                "files": [asdict(file) for file in files],
+                "fields": asdict(fields),
+                "limit": source.limit,
+            }
+            tasks.append(Task(f"{len(tasks):05d}", payload))
+    return tasks
+
+
+def _groups(files: Sequence[SourceFile], shard_bytes: int, whole: bool) -> Iterator[list[SourceFile]]:
+    group: list[SourceFile] = []
+    held = 0
+    for file in files:
+        if group and not whole and (held + file.size > shard_bytes or file.format == "python"):
+            yield group
+            group, held = [], 0
+        group.append(file)
+        held += file.size
+    if group:
+        yield group
+
+
+def ingest_task(out: str, shard_bytes: int, task: Task) -> Done:
+    """Read the files of one task; a function of the task's payload and the files alone."""
+    source = task.payload["source"]
+    writer = ShardWriter(as_path(out), task.name, source, shard_bytes)
+    fields = Fields(**task.payload["fields"])
+    warnings = []
+    for file in (SourceFile(**entry) for entry in task.payload["files"]):
+        before = writer.read
+        for record in read_records(file, fields):
+            writer.add(file.name, record)
+            if writer.kept == task.payload["limit"]:
+                break
+        if writer.read == before:
+            warnings.append(f"source {source!r}: {file.name} holds no records")
+        if writer.kept == task.payload["limit"]:
+            break
+    writer.close()
+    result = {
+        "source": source,
+        "counts": writer.counts(),
+        "shards": writer.shards,
+        "quarantined": writer.shown,
+        "warnings": warnings,
+    }
+    return Done(writer.files, result)
+
+
+def _check_every_source(
+    sources: Mapping[str, Source], counts: Counts, results: Sequence[Mapping[str, Any]]
+) -> None:
+    for name, source in sources.items():
+        part = counts["sources"].get(name, {})
+        if part.get("kept"):
+            continue
+        shown = next((row for result in results for row in result["quarantined"] if row["source"] == name), None)
+        why = f"; the first: {shown['file']}, record {shown['record']}: {shown['error']}" if shown else ""
+        raise SourceError(
+            f"source {name!r}: no documents came out of {source.path}: {part.get('quarantined', 0)} of "
+            f"{part.get('read', 0)} records could not be read{why}; correct the source or remove it"
+        )
+
+
+def _ignored_files(listings: Mapping[str, SourceListing]) -> list[str]:
+    return [
+        f"source {name!r}: its folder also holds files that are not read: "
+        + ", ".join(f"{count} {extension}" for extension, count in listing.ignored.items())
+        for name, listing in listings.items() if listing.ignored
+    ]  # fmt: skip
+
+
+def check_unique(out: Path, sources: Sequence[str], results: Sequence[Mapping[str, Any]]) -> None:
+    """Raise DuplicateIdError where two documents of these sources have one id.
+
+    Without an `id_field` a locator is a path and a record number, which cannot repeat.
+    """
+    for source in sources:
+        shards = [
+            out / f"part-{task:05d}-{piece:03d}.parquet"
+            for task, result in enumerate(results) if result["source"] == source
+            for piece in range(result["shards"])
+        ]  # fmt: skip
+        ids = pa.chunked_array([chunk for path in shards for chunk in read_table(path, ["id"])["id"].chunks])
+        repeated = len(ids) - pc.count_distinct(ids).as_py()
+        if repeated:
+            raise DuplicateIdError(
+                f"source {source!r}: {repeated} records repeat the id and the text of another, one of them "
+                f"{_repeated_locator(shards)!r}; name a field that is unique as `id_field`, or leave it out"
+            )
+
+
+def _repeated_locator(shards: Sequence[Path]) -> str:
+    seen: set[bytes] = set()
+    for path in shards:
+        table = read_table(path, ["id", "locator"])
+        for identity, locator in zip(table["id"].to_pylist(), table["locator"].to_pylist(), strict=True):
+            if identity in seen:
+                return str(locator)
+            seen.add(identity)
+    raise LookupError("every id is unique")
+
+
+def _describe(
+    name: str, source: Source, listing: SourceListing, results: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    return {
+        "path": source.path,
+        "licence": source.licence,
+        "files": len(listing.files),
+        "input_bytes": sum(file.size for file in listing.files),
+        "shards": sum(result["shards"] for result in results if result["source"] == name),
+    }

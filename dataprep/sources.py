@@ -1,0 +1,219 @@
+"""Which files a source names, and what identifies their content.
+
+A path is a file, a glob (`**` for any depth), a folder, an fsspec URL of one of these, or one of two sources that
+need no files: `python-docs://` and `python-stdlib://`. Names that begin with a dot are not matched by wildcards.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from gristmill.dataprep.compression import split_compression
+from gristmill.dataprep.files import as_path, sha256_file
+from gristmill.dataprep.pythondocs import is_python_source, python_listing, python_parts
+
+FORMATS = {
+    "jsonl": (".jsonl", ".ndjson", ".json"),
+    "parquet": (".parquet",),
+    "text": (".txt", ".text", ".md", ".rst", ".tex", ".org", ".adoc", ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp",
+             ".cu", ".rs", ".go", ".java", ".js", ".ts", ".rb", ".sh", ".sql", ".r", ".jl", ".lua", ".scala", ".kt",
+             ".swift", ".yaml", ".yml", ".toml", ".cfg", ".ini"),
+}  # fmt: skip
+"""Extensions per format; each may be followed by a compression (.gz, .zst, .bz2), except those of Parquet."""
+_FORMAT_OF = {extension: name for name, extensions in FORMATS.items() for extension in extensions}
+_STAMP_KEYS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created")
+
+
+class SourceError(ValueError):
+    """A source names nothing that can be read."""
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One input of a source.
+
+    Attributes:
+        name: path relative to the glob's fixed part, with `/`; never absolute.
+        location: where it lies now (a local path or URL).
+        size: bytes as stored.
+        stamp: modification time in ns, etag, or what else changes with the content.
+        format: `text`, `jsonl`, `parquet` or `python`.
+        compression: `.gz`, `.zst`, `.bz2` or empty.
+    """
+
+    name: str
+    location: str
+    size: int
+    stamp: str
+    format: str
+    compression: str
+
+
+@dataclass(frozen=True)
+class SourceListing:
+    """All inputs of a source in their order, and what its folder holds besides."""
+
+    files: Sequence[SourceFile]
+    ignored: Mapping[str, int] = field(default_factory=dict)
+    """Number of files of a folder that are not read, by extension."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    name: str
+    location: str
+    size: int
+    stamp: str
+
+
+def listing(name: str, source: Mapping[str, Any], verify: bool = False) -> list[dict[str, Any]]:
+    """List what fingerprints a source: `path` (relative), `size` (bytes), `stamp`, sorted by path.
+
+    Args:
+        name: the source's name, for messages.
+        source: its section of the manifest; only `path` and `format` are looked at.
+        verify: take SHA-256 of the contents as stamps, instead of modification times or etags.
+
+    Raises:
+        SourceError: as in `find_files`.
+    """
+    path = source["path"]
+    if is_python_source(path):
+        return python_listing(path, verify)
+    return [
+        {"path": file.name, "size": file.size,
+         "stamp": f"sha256:{sha256_file(as_path(file.location))}" if verify else file.stamp}
+        for file in find_files(name, source).files
+    ]  # fmt: skip
+
+
+def check(name: str, source: Mapping[str, Any]) -> None:
+    """Raise SourceError where a source matches nothing, or a file whose format nobody knows."""
+    find_files(name, source)
+
+
+def find_files(name: str, source: Mapping[str, Any]) -> SourceListing:
+    """Find the inputs of a source, sorted by name.
+
+    A folder is searched at any depth for files of the source's format (`auto`: for all known extensions; `text`:
+    for all files). A glob and a file name what they match.
+
+    Raises:
+        SourceError: the path matches nothing, or `auto` cannot tell a file's format.
+    """
+    path, asked = source["path"], source.get("format", "auto")
+    if is_python_source(path):
+        return SourceListing([SourceFile(part, path, 0, "", "python", "") for part in python_parts(path)])
+    kind, found = _find(path)
+    wanted, ignored = found, Counter[str]()
+    if kind == "folder":
+        wanted = [item for item in found if _is_wanted(item.name, asked)]
+        kept = {item.name for item in wanted}
+        ignored.update(PurePosixPath(item.name).suffix or "(none)" for item in found if item.name not in kept)
+    if not wanted:
+        raise SourceError(f"source {name!r}: {_nothing(kind, path, asked, ignored)}")
+    explicit = split_compression(PurePosixPath(path).name)[0] if kind == "glob" else ""
+    files = [_source_file(name, item, asked, explicit) for item in sorted(wanted, key=lambda item: item.name)]
+    return SourceListing(files, dict(sorted(ignored.items())))
+
+
+def _nothing(kind: str, path: str, asked: str, ignored: Mapping[str, int]) -> str:
+    if kind == "missing":
+        return f"{path} does not exist; correct its path in the manifest"
+    if kind == "glob":
+        return f"no file matches {path}; correct the pattern in the manifest (** matches any depth)"
+    seen = ", ".join(f"{count} {extension}" for extension, count in ignored.items()) or "no files at all"
+    advice = "name the format, or a glob such as folder/**/*.ext" if asked == "auto" else "correct path or format"
+    return f"the folder {path} holds nothing of format {asked} (it holds {seen}); {advice}"
+
+
+def _is_wanted(name: str, asked: str) -> bool:
+    known = _FORMAT_OF.get(split_compression(name)[0])
+    return asked == "text" or (known is not None if asked == "auto" else known == asked)
+
+
+def _source_file(name: str, item: _Found, asked: str, explicit: str) -> SourceFile:
+    extension, compression = split_compression(item.name)
+    known = _FORMAT_OF.get(extension)
+    if asked == "auto" and known is None and extension and extension == explicit:
+        known = "text"  # a glob that spells the extension out means these files
+    chosen = known if asked == "auto" else asked
+    if chosen is None:
+        known_ones = " ".join(extension for extensions in FORMATS.values() for extension in extensions)
+        raise SourceError(
+            f"source {name!r}: cannot tell the format of {item.name} by its extension {extension or '(none)'}; "
+            f"set `format:` to text, jsonl or parquet (known extensions: {known_ones})"
+        )
+    return SourceFile(item.name, item.location, item.size, item.stamp, chosen, compression)
+
+
+def _find(path: str) -> tuple[str, list[_Found]]:
+    """What a path is (`file`, `folder`, `glob`, `missing`), and the files that it names."""
+    return _find_remote(path) if "://" in path else _find_local(path)
+
+
+def _find_local(path: str) -> tuple[str, list[_Found]]:
+    path = os.path.expanduser(path)
+    if os.path.isfile(path):
+        return "file", [_found_local(os.path.dirname(path), os.path.basename(path))]
+    if os.path.isdir(path):
+        return "folder", [_found_local(path, name) for name in _walk(path)]
+    if not glob.has_magic(path):
+        return "missing", []
+    root, pattern = _split_glob(path)
+    names = glob.glob(pattern, root_dir=root or None, recursive=True)
+    return "glob", [_found_local(root, name) for name in sorted(set(names))
+                    if os.path.isfile(os.path.join(root, name))]  # fmt: skip
+
+
+def _walk(folder: str) -> Iterator[str]:
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if not name.startswith("."):
+                yield os.path.relpath(os.path.join(parent, name), folder)
+
+
+def _split_glob(path: str) -> tuple[str, str]:
+    """Split a pattern before its first part with a wildcard: `a/b/**/*.py` is (`a/b`, `**/*.py`)."""
+    parts = path.split("/")
+    first = next(number for number, part in enumerate(parts) if glob.has_magic(part))
+    root = "/".join(parts[:first])
+    return root or ("/" if path.startswith("/") else ""), "/".join(parts[first:])
+
+
+def _found_local(root: str, name: str) -> _Found:
+    location = os.path.join(root, name)
+    status = os.stat(location)
+    return _Found(Path(name).as_posix(), os.path.abspath(location), status.st_size, str(status.st_mtime_ns))
+
+
+def _find_remote(path: str) -> tuple[str, list[_Found]]:
+    import fsspec
+
+    store, inner = fsspec.core.url_to_fs(path)
+    if glob.has_magic(inner) and not store.exists(inner):
+        root = _split_glob(inner)[0]
+        return "glob", _found_remote(store, root, store.glob(inner, detail=True))
+    if store.isfile(inner):
+        return "file", _found_remote(store, str(PurePosixPath(inner).parent), {inner: store.info(inner)})
+    if not store.isdir(inner):
+        return "missing", []
+    return "folder", _found_remote(store, inner, store.find(inner, detail=True))
+
+
+def _found_remote(store: Any, root: str, infos: Mapping[str, Mapping[str, Any]]) -> list[_Found]:
+    found = []
+    for location, info in infos.items():
+        name = location[len(root):].lstrip("/")  # fmt: skip
+        if info["type"] != "file" or any(part.startswith(".") for part in name.split("/")):
+            continue
+        stamp = next((str(info[key]) for key in _STAMP_KEYS if info.get(key) is not None), "")
+        found.append(_Found(name, store.unstrip_protocol(location), int(info["size"]), stamp))
+    return found
