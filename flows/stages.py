@@ -122,7 +122,7 @@ def _ingest(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe]:
         "ingest": _dump(manifest.ingest),
         "sources": {name: {**read[name], "listing": listings[name]} for name in dumped},
     }
-    return recipe, {"sources": {name: {**source, "listing": listings[name]} for name, source in dumped.items()}}
+    return recipe, {"sources": dumped}
 
 
 def _prepare(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | None]:

@@ -1,0 +1,176 @@
+"""Prefect as the window: runs show up in a server, deployments run what its API triggers, and no server is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("serving")
+DEADLINE_SECONDS = 120.0
+MANIFEST = """\
+name: tiny
+sources:
+  notes: {path: "notes/*.txt"}
+prepare:
+  - filter: {rules: [{gopher_quality: {min_words: 5}}]}
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"{what} did not happen within {DEADLINE_SECONDS:.0f} s"
+        time.sleep(0.2)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process that this test started, and its group."""
+    try:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(timeout=20)
+    except (ProcessLookupError, subprocess.TimeoutExpired):
+        process.kill()
+        process.wait()
+
+
+def call(api: str, path: str, body: Any = None) -> Any:
+    request = urllib.request.Request(
+        f"{api}{path}", data=None if body is None else json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"}, method="GET" if body is None else "POST")
+    with urllib.request.urlopen(request, timeout=20) as reply:
+        return json.load(reply)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    line = "The words of this note have to be with that and the rest. "
+    for number in range(6):
+        (notes / f"{number}.txt").write_text(line * (number + 1))
+    (notes / "short.txt").write_text("Too short.")
+    manifest = tmp_path / "tiny.yaml"
+    manifest.write_text(MANIFEST)
+    return manifest
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    return {**os.environ, "PREFECT_HOME": str(tmp_path / "prefect"), "DO_NOT_TRACK": "1",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+
+
+@pytest.fixture
+def server(environment: dict[str, str]) -> Iterator[str]:
+    """A Prefect server on a free port of the loopback address; its API's address."""
+    port = free_port()
+    api = f"http://127.0.0.1:{port}/api"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+        env={**environment, "PREFECT_UI_API_URL": "/api"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True)
+
+    def up() -> bool:
+        try:
+            return bool(call(api, "/health"))
+        except OSError:
+            return False
+
+    try:
+        wait_for(up, "the server's answer")
+        yield api
+    finally:
+        stop(process)
+
+
+def flow_runs(api: str) -> list[dict[str, Any]]:
+    return call(api, "/flow_runs/filter", {"sort": "START_TIME_DESC"})
+
+
+def task_states(api: str, flow_run: str) -> dict[str, str]:
+    runs = call(api, "/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run]}}})
+    return {run["name"]: run["state_name"] for run in runs}
+
+
+def test_deployments_run_what_the_api_triggers_with_other_parameters(
+    server: str, project: Path, environment: dict[str, str]
+) -> None:
+    environment = {**environment, "PREFECT_API_URL": server}
+    store = project.parent / "store"
+    serving = subprocess.Popen([sys.executable, "-m", "gristmill.flows.cli", "serve"], env=environment,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        deployments = wait_for(
+            lambda: found if len(found := call(server, "/deployments/filter", {})) == 2 else None,
+            "registering the deployments")
+        whole = next(one for one in deployments if "until" in one["parameter_openapi_schema"]["properties"])
+        created = call(server, f"/deployments/{whole['id']}/create_flow_run", {"parameters": {
+            "manifest": str(project), "store": str(store), "until": "filter",
+            "overrides": ["prepare.filter.rules.gopher_quality.min_words=20"]}})
+        ended = wait_for(
+            lambda: (run := call(server, f"/flow_runs/{created['id']}"))["state_type"] in
+            ("COMPLETED", "FAILED", "CRASHED") and run, "the triggered run's end")
+        assert (ended["state_type"], ended["state"]["message"]) == ("COMPLETED", ended["state"]["message"])
+        wait_for(lambda: len(task_states(server, created["id"])) == 2, "both tasks' records")
+        assert task_states(server, created["id"]) == {"ingest": "Completed", "filter": "Completed"}
+    finally:
+        stop(serving)
+    (output,) = (store / "filter").iterdir()
+    counts = json.loads((output / "manifest.json").read_text())["summary"]["counts"]
+    # Notes have 12 words a line, one to six lines: with at least 20 words asked for, the first and the short one go.
+    assert (counts["read"], counts["kept"], counts["dropped"]) == (7, 5, {"gopher_quality/min_words": 2})
+
+
+def test_a_run_from_the_command_line_shows_up_in_a_running_server(
+    server: str, project: Path, environment: dict[str, str]
+) -> None:
+    command = [sys.executable, "-m", "gristmill.flows.cli", "run", str(project), "--store", str(project.parent / "s")]
+    for how in ("Completed", "Cached"):
+        run = subprocess.run(command, env={**environment, "PREFECT_API_URL": server}, capture_output=True, text=True)
+        assert run.returncode == 0, run.stdout + run.stderr
+        newest = flow_runs(server)[0]
+        assert newest["state_type"] == "COMPLETED"
+        assert task_states(server, newest["id"]) == {"ingest": how, "filter": how}
+    cards = call(server, "/artifacts/filter", {"artifacts": {"key": {"any_": ["filter-card"]}}})
+    assert "dropped: gopher_quality/min_words | 1" in cards[0]["data"]
+
+
+def test_without_a_server_the_run_is_recorded_for_a_later_one(project: Path, environment: dict[str, str]) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "gristmill.flows.cli", "run", str(project), "--store", str(project.parent / "s")],
+        env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stderr == ""
+    with sqlite3.connect(Path(environment["PREFECT_HOME"]) / "prefect.db") as database:
+        states = dict(database.execute("select name, state_name from task_run").fetchall())
+    assert states == {"ingest": "Completed", "filter": "Completed"}
+
+
+def test_serving_without_a_server_says_how_to_start_one(environment: dict[str, str]) -> None:
+    run = subprocess.run([sys.executable, "-m", "gristmill.flows.cli", "serve"], capture_output=True, text=True,
+                         env={**environment, "PREFECT_API_URL": f"http://127.0.0.1:{free_port()}/api"})
+    assert run.returncode == 2
+    assert "gristmill up" in run.stderr
+    assert "Traceback" not in run.stderr
