@@ -1,0 +1,79 @@
+"""What torchrun starts on every rank: `python -m torch.distributed.run ... -m gristmill.train.launch STAGE_DIR`.
+
+STAGE_DIR/stage.json says which stage to run on what; the output goes to STAGE_DIR/data, the summary to
+STAGE_DIR/work/result.json, or the error to STAGE_DIR/work/error.json. Only rank 0 reports. On SIGTERM the training
+stops after its step, saves a checkpoint and exits with 143.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from gristmill.dataprep.context import Context, print_event
+from gristmill.dataprep.files import as_path, read_json, write_json
+from gristmill.train.stopping import EXIT_TERMINATED, StoppedError, stop_on_sigterm
+
+TRAINING_STAGES = ("pretrain", "sft", "dpo")
+EXIT_FAILED = 1
+PR_SET_PDEATHSIG = 1
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the stage that a folder describes, as one rank; returns the exit code."""
+    (location,) = sys.argv[1:] if argv is None else argv
+    die_with_torchrun()
+    stop_on_sigterm()
+    folder = as_path(location)
+    description = read_json(folder / "stage.json")
+    is_first = os.environ["RANK"] == "0"
+    try:
+        summary = run_stage(folder, description, is_first)
+    except StoppedError as error:
+        print(f"gristmill: {error}; the rerun continues there", file=sys.stderr)
+        return EXIT_TERMINATED
+    except Exception as error:  # noqa: BLE001 - whatever a stage raises is written down, and ends this process
+        traceback.print_exc()
+        write_json(folder / "work" / "error.json", {"type": type(error).__name__, "message": str(error)})
+        return EXIT_FAILED
+    if is_first:
+        write_json(folder / "work" / "result.json", summary)
+    return 0
+
+
+def run_stage(folder: Path, description: dict[str, Any], is_first: bool) -> dict[str, Any]:
+    """Call the stage's function on this rank and return its summary."""
+    stage, engine = description["stage"], description["engine"]
+    if stage not in TRAINING_STAGES:
+        raise ValueError(f"{folder / 'stage.json'}: stage {stage!r} is not trained; known: {TRAINING_STAGES}")
+    context = Context(
+        work=folder / "work", stage=stage, checkpoint_every=engine["checkpoint_every"],
+        keep_checkpoints=engine["keep_checkpoints"], emit=print_event if is_first else lambda event: None,
+    )
+    context.work.mkdir(parents=True, exist_ok=True)
+    inputs = {name: as_path(path) for name, path in description["inputs"].items()}
+    run = importlib.import_module(f"gristmill.train.{stage}").run
+    summary: dict[str, Any] = run(inputs, description["config"], folder / "data", context)
+    return summary
+
+
+def die_with_torchrun() -> None:
+    """Ask Linux to kill this process when torchrun dies: it starts ranks in sessions of their own."""
+    if not sys.platform.startswith("linux"):
+        return
+    import ctypes
+
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    # os._exit: after an error other ranks may hang in a collective that a normal exit would wait for.
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,132 @@
+"""Losses and log-probabilities: pure functions of hidden states, targets and masks.
+
+Legend: n rows, t tokens, d width, v ids. A target of IGNORED is neither trained on nor measured.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+IGNORED = -100
+"""PyTorch's own index of targets that do not count."""
+CHUNK_LOGITS = 1 << 21
+"""Logits computed at a time: 8 MB of float32, which stays in a CPU's cache and costs a GPU few launches."""
+
+
+def next_tokens(ids: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Targets (n, t): the token that follows each position; the last one has none.
+
+    Args:
+        ids: (n, t) int64.
+        mask: (n, t) bool, which tokens count as targets; all if absent.
+    """
+    following = ids if mask is None else ids.masked_fill(~mask, IGNORED)
+    return torch.cat((following[:, 1:], following.new_full((len(ids), 1), IGNORED)), dim=1)
+
+
+class _WeightedNll(torch.autograd.Function):
+    """Sum of weight * negative log-likelihood, its gradients computed chunk by chunk on the way forward.
+
+    The whole logits never exist: memory is one chunk's, and each chunk is multiplied out while it is in the cache.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        nll = torch.zeros(len(hidden), dtype=torch.float32, device=hidden.device)
+        hidden_gradient = torch.empty_like(hidden)
+        matrix_gradient = torch.zeros(matrix.shape, dtype=torch.float32, device=matrix.device)
+        size = max(1, CHUNK_LOGITS // len(matrix))
+        for start in range(0, len(hidden), size):
+            part = slice(start, start + size)
+            valid = (targets[part] != IGNORED).float()
+            index = targets[part].clamp(min=0)[:, None]
+            log_probabilities = torch.log_softmax((hidden[part] @ matrix.T).float(), dim=-1)
+            nll[part] = -log_probabilities.gather(1, index).squeeze(1) * valid
+            # d nll / d logits = softmax - onehot
+            gradient = log_probabilities.exp_()
+            gradient.scatter_(1, index, gradient.gather(1, index) - 1.0)
+            gradient.mul_((valid * weights[part])[:, None])
+            gradient = gradient.to(hidden.dtype)
+            hidden_gradient[part] = gradient @ matrix
+            if matrix_gradient.dtype == gradient.dtype:
+                matrix_gradient.addmm_(gradient.T, hidden[part])
+            else:
+                matrix_gradient += gradient.T @ hidden[part]
+        ctx.save_for_backward(hidden_gradient, matrix_gradient.to(matrix.dtype))
+        ctx.mark_non_differentiable(nll)
+        return (nll * weights).sum(), nll
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        hidden_gradient, matrix_gradient = ctx.saved_tensors
+        return hidden_gradient * gradients[0], matrix_gradient * gradients[0], None, None
+
+
+def weighted_nll(hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of next tokens, in float32, without ever holding all logits.
+
+    Args:
+        hidden: (n, t, d), float32 or bfloat16.
+        matrix: (v, d), the output matrix.
+        targets: (n, t) int64, IGNORED where nothing is trained.
+        weights: (n, t) float32, what each token's loss is multiplied with (one over the step's tokens).
+
+    Returns:
+        the weighted sum (a scalar to call backward on) and the plain loss per token (n, t), which has no gradient.
+    """
+    total, nll = _WeightedNll.apply(hidden.flatten(0, 1), matrix, targets.flatten(), weights.flatten())
+    return total, nll.view(targets.shape)
+
+
+@torch.no_grad()
+def score_tokens(hidden: Tensor, matrix: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss per token (n, t) float32 and whether the target was the likeliest id (n, t) bool, chunk by chunk.
+
+    Both are zero where the target is IGNORED. Arguments as for `weighted_nll`.
+    """
+    flat, wanted = hidden.flatten(0, 1), targets.flatten()
+    nll = torch.zeros(len(flat), dtype=torch.float32, device=flat.device)
+    correct = torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
+    size = max(1, CHUNK_LOGITS // len(matrix))
+    for start in range(0, len(flat), size):
+        part = slice(start, start + size)
+        logits = (flat[part] @ matrix.T).float()
+        nll[part] = F.cross_entropy(logits, wanted[part], reduction="none", ignore_index=IGNORED)
+        correct[part] = logits.argmax(dim=-1) == wanted[part]
+    return nll.view(targets.shape), correct.view(targets.shape)
+
+
+def sequence_logps(hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
+    """Summed log-probability of each row's targets, (n,) float32, with gradients.
+
+    log pi(y | x) of Rafailov et al. 2023, section 3: logits at t score token t + 1 (`targets` are shifted already),
+    prompt and padding are IGNORED, the end of the turn counts, the sum is float32 whatever the compute dtype.
+    """
+    logits = F.linear(hidden, matrix).float()
+    nll = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED)
+    return -nll.view(targets.shape).sum(dim=1)
+
+
+def dpo_loss(
+    chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, beta: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Direct preference optimisation, equation 7 of Rafailov et al. 2023, per pair.
+
+    Args:
+        chosen, rejected: (n,) summed log-probabilities under the policy.
+        reference_chosen, reference_rejected: (n,) the same under the frozen reference.
+        beta: strength of the KL constraint.
+
+    Returns:
+        losses (n,), and the implicit rewards of chosen and rejected answers (n,) each, without gradient.
+    """
+    # beta log(pi(y|x) / pi_ref(y|x)): the implicit reward, below equation 7
+    chosen_rewards = beta * (chosen - reference_chosen)
+    rejected_rewards = beta * (rejected - reference_rejected)
+    # equation 7: -log sigma(beta log-ratio of the chosen - beta log-ratio of the rejected)
+    losses = -F.logsigmoid(chosen_rewards - rejected_rewards)
+    return losses, chosen_rewards.detach(), rejected_rewards.detach()

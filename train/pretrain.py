@@ -1,0 +1,93 @@
+"""Stage `pretrain`: a new decoder learns the packed set.
+
+Output: `model/config.json`, `model/model.safetensors` (float32), `metrics.jsonl`, `skipped_steps.jsonl`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gristmill.dataprep.context import Context
+from gristmill.mixtures.manifest import Pretrain
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.held_out import measure
+from gristmill.train.loop import Job, train
+from gristmill.train.next_token import NextToken
+from gristmill.train.parallel import World, compute_dtype, process_group, sharded_model, whole_tensors
+from gristmill.train.shape import Shape, shape_of
+from gristmill.train.throughput import peak_flops
+from gristmill.train.weights import drawn, save_model
+
+TOKEN_BYTES = "token_bytes.npy"
+MODEL = "model"
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Pre-train; called on every rank of a torchrun process group.
+
+    Raises:
+        gristmill.train.stopping.StoppedError: SIGTERM came; a rerun continues.
+    """
+    section = Pretrain.model_validate(config)
+    seed = section.seed or 0
+    packed = PackedSet(inputs["mix"])
+    shape = shape_of(section.model, packed.manifest["tokenizer"]["vocab_size"], packed.sequence_length)
+    with process_group() as world:
+        dtype = compute_dtype(section.precision, world.device)
+        model = sharded_model(shape, drawn(shape, seed), world, dtype)
+        token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
+        job = Job(
+            section=section, model=model, world=world, context=context, peak_flops=peak_flops(world.device, dtype),
+            objective=NextToken(packed, seed, token_bytes, shape.flops_per_token(packed.sequence_length)),
+            after_step=_Validation(section, packed, model, token_bytes, world),
+        )
+        record, summary = train(job)
+        tensors = whole_tensors(model)
+        if record is not None:
+            save_model(out / MODEL, shape, tensors)
+            record.publish(out)
+            summary |= final_measurements(record.lines())
+    return {**summary, **describe_model(shape), "dtype": str(dtype).removeprefix("torch."), "world_size": world.size}
+
+
+class _Validation:
+    """Measures every source's held-out rows, every `validate_every` steps and at the end."""
+
+    def __init__(self, section: Pretrain, packed: PackedSet, model: nn.Module, token_bytes: Tensor, world: World):
+        self._every, self._last = section.validate_every, section.steps
+        self._packed, self._model, self._token_bytes, self._world = packed, model, token_bytes, world
+
+    def __call__(self, step: int) -> dict[str, Any] | None:
+        if step != self._last and step % self._every:
+            return None
+        found = {}
+        for source in self._packed.manifest["validation"]:
+            rows = self._packed.validation(source)
+            if len(rows):
+                found[source] = measure(self._model, rows, self._token_bytes, self._world)
+        return {"validation": found} if found else None
+
+
+def read_token_bytes(tokenizer: Path, device: torch.device) -> Tensor:
+    """How many bytes of text each id stands for: (vocab,) float32; special tokens stand for none."""
+    with (tokenizer / TOKEN_BYTES).open("rb") as stream:
+        return torch.from_numpy(np.load(stream).astype(np.float32)).to(device)
+
+
+def describe_model(shape: Shape) -> dict[str, Any]:
+    """Figures about the model for a stage's summary."""
+    return {"parameters": shape.parameters, "flops_per_token": shape.flops_per_token(shape.sequence_length)}
+
+
+def final_measurements(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """First and last training loss, and the last validation, for a stage's summary."""
+    losses = [line["loss"] for line in lines if "loss" in line]
+    validations = [line["validation"] for line in lines if "validation" in line]
+    return {"first_loss": losses[0] if losses else None, "last_loss": losses[-1] if losses else None,
+            **({"validation": validations[-1]} if validations else {})}

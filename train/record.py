@@ -1,0 +1,87 @@
+"""The record of a training: lines of JSON that survive a kill, cut back to the step that is resumed from.
+
+While a stage runs its record lies among its working files; `publish` copies it, whole, to the stage's output.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from gristmill.dataprep.files import atomic_write
+
+METRICS, SKIPPED = "metrics.jsonl", "skipped_steps.jsonl"
+
+
+class Record:
+    """Appends to `metrics.jsonl`, `skipped_steps.jsonl` and TensorBoard's event files. One process writes it.
+
+    Args:
+        work: the stage's working folder.
+        resumed_step: lines of later steps are cut off; 0 starts anew.
+    """
+
+    def __init__(self, work: Path, resumed_step: int) -> None:
+        self._work = work
+        for name in (METRICS, SKIPPED):
+            cut_after(work / name, resumed_step)
+        if resumed_step == 0:
+            shutil.rmtree(work / "tensorboard", ignore_errors=True)
+        self._board = _open_tensorboard(work / "tensorboard", resumed_step)
+
+    def metrics(self, line: dict[str, Any]) -> None:
+        """Append a line with a `step`; its numbers also become TensorBoard's scalars."""
+        append_line(self._work / METRICS, line)
+        for name, value in flatten(line).items():
+            self._board.add_scalar(name, value, line["step"])
+
+    def skipped(self, line: dict[str, Any]) -> None:
+        """Append a step whose update did not happen, and what it had read."""
+        append_line(self._work / SKIPPED, line)
+
+    def close(self) -> None:
+        """Flush TensorBoard's files."""
+        self._board.close()
+
+    def publish(self, out: Path) -> None:
+        """Copy the lines to the stage's output."""
+        for name in (METRICS, SKIPPED):
+            with atomic_write(out / name) as sink:
+                sink.write((self._work / name).read_bytes())
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All metrics so far."""
+        return [json.loads(line) for line in (self._work / METRICS).read_text().splitlines()]
+
+
+def append_line(path: Path, line: dict[str, Any]) -> None:
+    """Append one JSON object as a line."""
+    with open(path, "a", encoding="utf-8") as sink:
+        sink.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+def cut_after(path: Path, step: int) -> None:
+    """Keep the whole lines of steps up to `step`; create the file if there is none."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    whole = (line for line in lines if line.endswith(b"\n"))
+    with atomic_write(path) as sink:
+        sink.writelines(line for line in whole if json.loads(line)["step"] <= step)
+
+
+def flatten(line: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """The numbers of a nested mapping by path: {"sources": {"a": {"loss": 1}}} -> {"sources/a/loss": 1}."""
+    found: dict[str, float] = {}
+    for name, value in line.items():
+        if isinstance(value, dict):
+            found.update(flatten(value, f"{prefix}{name}/"))
+        elif isinstance(value, int | float) and name != "step":
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+def _open_tensorboard(folder: Path, resumed_step: int) -> Any:
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder), purge_step=resumed_step + 1 if resumed_step else None)
