@@ -1,0 +1,166 @@
+"""A text as the set of its word n-grams, each hashed to 32 bits: what near-duplicate detection compares.
+
+- word: a maximal run of code points that `\\w` matches in a regular expression (`str.isalnum()` or `_`), each
+  replaced by its lower case (U+0130, whose lower case is two code points, stays). In scripts that are written
+  without spaces (`unicode_tables.UNSPACED_RANGES`) each such code point is a word.
+- shingle: n words in a row (Broder 1997). A text with fewer words has one shingle of all of them; a text without
+  words has none and is never a near duplicate.
+
+Among k shingles about k^2 / 2^33 pairs share a hash by chance: one in a text of a hundred thousand words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.hashing import fmix64
+from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.text_buffers import text_buffers
+from gristmill.dataprep.unicode_tables import ALONE, WORD, code_point_flags, decode, lower_case
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+class ShingleSets(NamedTuple):
+    """The shingles of n texts, one after the other.
+
+    Attributes:
+        hashes: uint32; text i has `hashes[offsets[i]:offsets[i + 1]]`, ascending and distinct.
+        offsets: int64 of shape (n + 1,).
+    """
+
+    hashes: np.ndarray
+    offsets: np.ndarray
+
+
+def no_shingles(texts: int) -> ShingleSets:
+    """The empty sets of so many texts."""
+    return ShingleSets(np.empty(0, np.uint32), np.zeros(texts + 1, np.int64))
+
+
+def join_sets(parts: Sequence[ShingleSets]) -> ShingleSets:
+    """The sets of several batches of texts, one batch after the other."""
+    sizes = [np.diff(part.offsets) for part in parts]
+    return ShingleSets(
+        np.concatenate([np.empty(0, np.uint32), *(part.hashes for part in parts)]),
+        np.cumsum(np.concatenate([np.zeros(1, np.int64), *sizes])),
+    )
+
+
+def shingle_sets(texts: pa.Array | pa.ChunkedArray, ngram: int) -> ShingleSets:
+    """Hash the word n-grams of every text.
+
+    Raises:
+        pa.ArrowInvalid: a text is not UTF-8.
+    """
+    data, offsets = text_buffers(texts)
+    return ShingleSets(*_shingle_texts(data, offsets, code_point_flags(), lower_case(), ngram))
+
+
+def similarities(sets: ShingleSets, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Jaccard similarity of pairs of texts; 0 where neither has shingles.
+
+    Args:
+        left, right: int64 of shape (n,), which of the texts are compared.
+
+    Returns:
+        float64 of shape (n,).
+    """
+    return _similarities(sets.hashes, sets.offsets, left, right)
+
+
+@kernel
+def _similarities(hashes: np.ndarray, offsets: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    result = np.zeros(len(left))
+    for pair in range(len(left)):
+        first = hashes[offsets[left[pair]] : offsets[left[pair] + 1]]
+        second = hashes[offsets[right[pair]] : offsets[right[pair] + 1]]
+        shared = _count_shared(first, second)
+        if shared:
+            result[pair] = shared / (len(first) + len(second) - shared)
+    return result
+
+
+@kernel
+def _count_shared(left: np.ndarray, right: np.ndarray) -> int:
+    shared, at, other = 0, 0, 0
+    while at < len(left) and other < len(right):
+        a, b = left[at], right[other]
+        shared += a == b
+        at += a <= b
+        other += b <= a
+    return shared
+
+
+@kernel
+def _shingle_texts(
+    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, lower: np.ndarray, ngram: int
+) -> tuple[np.ndarray, np.ndarray]:
+    number = len(offsets) - 1
+    hashes = np.empty((offsets[-1] - offsets[0]) // 2 + number, np.uint32)
+    ends = np.zeros(number + 1, np.int64)
+    for text in range(number):
+        words = _word_hashes(data, offsets[text], offsets[text + 1], flags, lower)
+        shingles = _distinct(_roll(words, ngram))
+        ends[text + 1] = ends[text] + len(shingles)
+        hashes[ends[text] : ends[text + 1]] = shingles
+    return hashes[: ends[number]].copy(), ends
+
+
+@kernel
+def _word_hashes(data: np.ndarray, begin: int, end: int, flags: np.ndarray, lower: np.ndarray) -> np.ndarray:
+    words = np.empty((end - begin) // 2 + 1, np.uint64)
+    count, length, value = 0, np.uint64(0), np.uint64(0)
+    at = begin
+    while at < end:
+        code, width = decode(data, at)
+        at += width
+        flag = flags[code]
+        if length > 0 and (flag & WORD == 0 or flag & ALONE != 0):
+            words[count] = fmix64(value + length)
+            count, length, value = count + 1, np.uint64(0), np.uint64(0)
+        if flag & WORD == 0:
+            continue
+        value = (value ^ np.uint64(lower[code])) * _ODD
+        value ^= value >> np.uint64(32)
+        length += np.uint64(1)
+        if flag & ALONE != 0:
+            words[count] = fmix64(value + length)
+            count, length, value = count + 1, np.uint64(0), np.uint64(0)
+    if length > 0:
+        words[count] = fmix64(value + length)
+        count += 1
+    return words[:count]
+
+
+@kernel
+def _roll(words: np.ndarray, ngram: int) -> np.ndarray:
+    """Hash every n-gram: a polynomial in the word hashes mod 2^64, mixed, its upper 32 bits."""
+    ngram = min(ngram, len(words))
+    shingles = np.empty(len(words) - ngram + 1 if ngram else 0, np.uint32)
+    oldest = np.uint64(1)
+    for _ in range(ngram):
+        oldest *= _ODD
+    value = np.uint64(0)
+    for at in range(len(words)):
+        value = value * _ODD + words[at]
+        if at >= ngram:
+            value -= oldest * words[at - ngram]
+        if at >= ngram - 1:
+            shingles[at - ngram + 1] = np.uint32(fmix64(value) >> np.uint64(32))
+    return shingles
+
+
+@kernel
+def _distinct(values: np.ndarray) -> np.ndarray:
+    values.sort()
+    count = 0
+    for value in values:
+        if count == 0 or value != values[count - 1]:
+            values[count] = value
+            count += 1
+    return values[:count]

@@ -1,0 +1,50 @@
+"""Moving rows to partitions through files, with no more files than tasks.
+
+Each task writes one Arrow file with one record batch per partition; a task of the next job reads the batch of its
+partition from all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.files import atomic_write, is_local
+
+PARTITION_BYTES = 128_000_000
+"""Rows of a partition are sorted in memory, which takes about five times their size."""
+FEWEST_PARTITIONS, MOST_PARTITIONS = 8, 4096
+
+
+def count_partitions(total_bytes: int) -> int:
+    """How many partitions to cut so many bytes into; a function of the data alone, never of the workers."""
+    return min(max(-(-total_bytes // PARTITION_BYTES), FEWEST_PARTITIONS), MOST_PARTITIONS)
+
+
+def write_partitions(path: Path, rows: pa.Table, partitions: np.ndarray, num_partitions: int) -> None:
+    """Write rows to their partitions, in their order.
+
+    Args:
+        partitions: int64 of shape (rows,), below `num_partitions`.
+    """
+    order = np.argsort(partitions, kind="stable")
+    rows = rows.take(order).combine_chunks()
+    ends = np.searchsorted(partitions[order], np.arange(num_partitions + 1))
+    with atomic_write(path) as sink, pa.ipc.new_file(sink, rows.schema) as writer:
+        for begin, end in pairwise(ends):
+            columns = [column.combine_chunks() for column in rows.slice(begin, end - begin).columns]
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=rows.schema))
+
+
+def read_partition(paths: Iterable[Path], partition: int) -> pa.Table:
+    """Read one partition of several files, in their order; at least one."""
+    return pa.Table.from_batches([open_batches(path).get_batch(partition) for path in paths])
+
+
+def open_batches(path: Path) -> pa.RecordBatchFileReader:
+    """Open an Arrow file; a local one is mapped, so that only what is used is read."""
+    return pa.ipc.open_file(pa.memory_map(str(path)) if is_local(path) else path.open("rb"))
