@@ -186,14 +186,14 @@ def _feistel(values: np.ndarray, half_bits: int, key: int, inverse: bool) -> np.
     for number in reversed(rounds) if inverse else rounds:
         round_key = np.uint64(order_key(key, number))
         if inverse:
-            left, right = right ^ (_mix(left, round_key) & mask), left
+            left, right = right ^ (mix_bits(left, round_key) & mask), left
         else:
-            left, right = right, left ^ (_mix(right, round_key) & mask)
+            left, right = right, left ^ (mix_bits(right, round_key) & mask)
     return (left << bits) | right
 
 
-def _mix(values: np.ndarray, key: np.uint64) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea & Flood 2014), keyed."""
+def mix_bits(values: np.ndarray, key: np.uint64) -> np.ndarray:
+    """Mix 64-bit numbers (uint64, any shape) with a key: the finaliser of SplitMix64 (Steele, Lea & Flood 2014)."""
     mixed = values ^ key
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,0 +1,44 @@
+"""Chance that belongs to the document: a draw is a hash of a key and the document's id, and of nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.documents import ID_BYTES
+from gristmill.tokenize.order import mix_bits
+
+
+def id_words(ids: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    """Document ids as numbers: uint64 of shape (n, 2), whose order is the order of the bytes."""
+    column = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
+    raw = np.frombuffer(column.buffers()[1], dtype=np.uint8) if len(column) else np.empty(0, dtype=np.uint8)
+    start = column.offset * ID_BYTES
+    words = raw[start : start + len(column) * ID_BYTES].view(">u8").reshape(-1, 2)
+    return words.astype(np.uint64)
+
+
+def word_ids(words: np.ndarray) -> pa.Array:
+    """The inverse of `id_words`."""
+    raw = pa.py_buffer(np.ascontiguousarray(words.astype(">u8")))
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(ID_BYTES), len(words), [None, raw])
+
+
+def draw(words: np.ndarray, key: int) -> np.ndarray:
+    """One uniform uint64 per document.
+
+    Args:
+        words: (n, 2) from `id_words`.
+        key: 64 bits from `order.order_key`; another key gives an independent draw.
+    """
+    return mix_bits(mix_bits(words[:, 0], np.uint64(key)) ^ words[:, 1], np.uint64(key))
+
+
+def drawn_order(words: np.ndarray, key: int) -> np.ndarray:
+    """The documents' numbers (int64) in the order of their draws; equal draws in the order of the ids."""
+    return np.lexsort((words[:, 1], words[:, 0], draw(words, key)))
+
+
+def drawn_below(words: np.ndarray, key: int, share: float) -> np.ndarray:
+    """Which documents (bool) draw below a share of the range; `share` in [0, 1)."""
+    return draw(words, key) < np.uint64(int(share * 2**64))
