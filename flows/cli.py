@@ -102,7 +102,8 @@ def explain(
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
     """Show a document's journey: why it was kept or dropped, and which training steps read it."""
-    from gristmill.flows.explain import DocumentNotFoundError, journey, print_journey
+    from gristmill.flows.explain import journey, print_journey
+    from gristmill.flows.lookup import DocumentNotFoundError
 
     session = open_or_exit(manifest, set_, store)
     try:

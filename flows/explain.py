@@ -6,21 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
-from gristmill.dataprep.documents import annotation_stages, read_annotations, read_documents, shard_names
+from gristmill.dataprep.documents import annotation_stages, read_annotations, read_documents
+from gristmill.flows.lookup import DocumentNotFoundError, committed_inputs, find_document
 from gristmill.flows.session import Session
 from gristmill.flows.stages import Plan
 
 SHOWN_PIECES = 5
 EXCERPT_CHARS = 300
-
-
-class DocumentNotFoundError(LookupError):
-    """No document, or more than one, fits what was asked for."""
+INDENT = 10
 
 
 def journey(session: Session, wanted: str) -> dict[str, Any]:
@@ -54,38 +51,6 @@ def journey(session: Session, wanted: str) -> dict[str, Any]:
     if found["fate"] == "kept" and "mix" in inputs:
         found["mix"] = places_in_mix(inputs["mix"], document["id"])
     return found
-
-
-def committed_inputs(session: Session, plan: Plan) -> dict[str, Path]:
-    """Stage -> data folder, of the committed stages of a plan."""
-    return {name: folder.data for name in plan if (folder := session.committed(name)) is not None}
-
-
-def find_document(inputs: Mapping[str, Path], wanted: str) -> tuple[str, int]:
-    """The shard and row of the one document with this id, id prefix or locator."""
-    hits: list[tuple[str, int]] = []
-    prefix = bytes.fromhex(wanted[: len(wanted) // 2 * 2]) if _is_hex(wanted) else None
-    for shard in shard_names(inputs["ingest"]):
-        table = read_documents(inputs, shard, ["id", "locator"])
-        mask = pc.equal(table["locator"], wanted)
-        if prefix is not None:
-            ids = table["id"].cast(pa.binary())
-            mask = pc.or_(mask, pc.starts_with(ids, prefix))
-        rows = pc.indices_nonzero(mask).to_pylist()
-        if prefix is not None and len(wanted) % 2:
-            # Half a byte cannot be compared in binary.
-            rows = [r for r in rows if table["id"][r].as_py().hex().startswith(wanted.lower())
-                    or table["locator"][r].as_py() == wanted]
-        hits += [(shard, row) for row in rows]
-    if not hits:
-        raise DocumentNotFoundError(f"no document has the id or locator {wanted!r}")
-    if len(hits) > 1:
-        raise DocumentNotFoundError(f"{len(hits)} documents fit {wanted!r}; give more digits of the id")
-    return hits[0]
-
-
-def _is_hex(text: str) -> bool:
-    return len(text) >= 4 and all(character in "0123456789abcdefABCDEF" for character in text)
 
 
 def describe_judgement(plan: Plan, stage: str, judged: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,6 +90,21 @@ def places_in_mix(mix: Path, document: bytes) -> dict[str, Any]:
             "copies": len({place["copy"] for place in places}), "rows": [place["row"] for place in places]}
 
 
+def describe_values(judged: Mapping[str, Any]) -> list[str]:
+    """Lines about one verdict: what it was held against, its error, what was measured."""
+    lines = []
+    if "threshold" in judged:
+        lines.append(f"threshold {judged['threshold']}")
+    jaccard = judged["values"].get("jaccard")
+    if judged["reason"] == "near_duplicate" and jaccard is not None and jaccard < judged.get("threshold", 0.0):
+        lines.append("less alike to the survivor than the threshold: joined to it through other members of its cluster")
+    if "error" in judged:
+        lines.append(judged["error"])
+    values = (f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+              for name, value in judged["values"].items())
+    return [*lines, ", ".join(values)]
+
+
 def print_journey(found: Mapping[str, Any]) -> None:
     """Print a document's journey for people."""
     console = Console(highlight=False)
@@ -134,13 +114,8 @@ def print_journey(found: Mapping[str, Any]) -> None:
     for judged in found["stages"]:
         mark, style = ("kept", "green") if judged["keep"] else (f"dropped: {judged['reason']}", "red")
         console.print(Text.assemble((f"{judged['stage']:<10}", "bold"), (mark, style)))
-        if "threshold" in judged:
-            console.print(f"           threshold {judged['threshold']}")
-        if "error" in judged:
-            console.print(Text(f"           {judged['error']}"))
-        values = ", ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-                           for name, value in judged["values"].items())
-        console.print(Text(f"           {values}", style="dim"))
+        for line in describe_values(judged):
+            console.print(Padding(Text(line, style="dim"), (0, 0, 0, INDENT)))
     if "mix" in found:
         mix = found["mix"]
         rows = ", ".join(map(str, mix["rows"][:SHOWN_PIECES])) + (" ..." if len(mix["rows"]) > SHOWN_PIECES else "")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gristmill.dataprep.files import read_json
+from gristmill.flows.lookup import committed_inputs, locators_of
 from gristmill.flows.session import Session
 from gristmill.flows.store import StageFolder
 from gristmill.mixtures.manifest import PREPARE_STAGES
@@ -34,6 +35,8 @@ def gather_facts(session: Session) -> Facts:
         "summaries": summaries,
         "training": {name: training(folders[name]) for name in TRAINING_STAGES if name in folders},
     }
+    if "dedup" in folders:
+        facts["clusters"] = largest_clusters(session, summaries["dedup"])
     if "mix" in folders:
         facts["packed"] = read_json(folders["mix"].data / "packed.json")
     if "evaluate" in folders:
@@ -41,6 +44,16 @@ def gather_facts(session: Session) -> Facts:
     if "export" in folders:
         facts["export"] = str(folders["export"].data)
     return facts
+
+
+def largest_clusters(session: Session, summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The largest clusters of duplicates: the survivor's id and locator, and the number of members."""
+    clusters = summary.get("largest_clusters", [])
+    inputs = committed_inputs(session, session.plan)
+    if "ingest" not in inputs:
+        return []
+    locators = locators_of(inputs, {bytes.fromhex(cluster["survivor"]) for cluster in clusters})
+    return [{**cluster, "locator": locators.get(bytes.fromhex(cluster["survivor"]), "")} for cluster in clusters]
 
 
 def funnel(summaries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -131,12 +131,12 @@ def _per_source(counts: dict[str, Any], key: str) -> dict[str, float]:
 
 def duplicates(facts: Facts) -> str:
     """The largest clusters of duplicates."""
-    summary = facts["summaries"].get("dedup")
-    if not summary or not summary.get("largest_clusters"):
+    if not facts.get("clusters"):
         return ""
-    rows = [[cluster["survivor"][:16], cluster["size"]] for cluster in summary["largest_clusters"][:10]]
-    return ("<h2>Duplicates</h2>" f'<p class="note">{summary["clusters"]:,} clusters of two or more documents.</p>'
-            + table(["survivor", "documents"], rows, {1}))
+    rows = [[cluster["locator"], cluster["survivor"][:16], cluster["size"]] for cluster in facts["clusters"]]
+    number = facts["summaries"]["dedup"]["clusters"]
+    return (f'<h2>Duplicates</h2><p class="note">{number:,} clusters of two or more documents; the largest:</p>'
+            + table(["survivor", "id", "documents"], rows, {2}))
 
 
 def quality(facts: Facts) -> str:

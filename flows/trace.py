@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.dataprep.documents import read_documents, shard_names
-from gristmill.flows.explain import committed_inputs
+from gristmill.flows.lookup import committed_inputs, locators_of
 from gristmill.flows.session import Session
 
 
@@ -55,20 +54,6 @@ def trace_step(session: Session, step: int) -> dict[str, Any]:
     ordered = sorted(documents.values(), key=lambda entry: (-entry["tokens"], entry["id"]))
     return {"step": step, "rows": [int(row) for row in rows], "tokens": sum(entry["tokens"] for entry in ordered),
             "documents": ordered}
-
-
-def locators_of(inputs: Mapping[str, Any], ids: set[bytes]) -> dict[bytes, str]:
-    """The locators of some documents."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    wanted = pa.array(sorted(ids), pa.binary(16))
-    found: dict[bytes, str] = {}
-    for shard in shard_names(inputs["ingest"]):
-        table = read_documents(inputs, shard, ["id", "locator"])
-        hits = table.filter(pc.is_in(table["id"], value_set=wanted))
-        found.update(zip(hits["id"].to_pylist(), hits["locator"].to_pylist(), strict=True))
-    return found
 
 
 def print_step(found: Mapping[str, Any]) -> None:

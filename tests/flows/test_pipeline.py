@@ -104,7 +104,7 @@ def test_explain_prints_the_journey_of_a_dropped_document(undisturbed: Session) 
     found = json.loads(gristmill("explain", undisturbed.manifest_file, "b.jsonl#33", *base).stdout)
     assert found["fate"] == "dropped by filter: gopher_quality/min_words"
     (judged,) = found["stages"]
-    assert (judged["values"]["word_count"], judged["threshold"]) == (2, 50)
+    assert (judged["values"]["words"], judged["threshold"]) == (2, 50)
 
 
 def test_explain_and_trace_agree_on_what_a_step_read(undisturbed: Session) -> None:
