@@ -2,7 +2,8 @@
 
 - word: a maximal run of code points that `\\w` matches in a regular expression (`str.isalnum()` or `_`), each
   replaced by its lower case (U+0130, whose lower case is two code points, stays). In scripts that are written
-  without spaces (`unicode_tables.UNSPACED_RANGES`) each such code point is a word.
+  without spaces (`unicode_tables.UNSPACED_RANGES`) each such code point is a word. Text is not normalised: composed
+  and decomposed accents differ.
 - shingle: n words in a row (Broder 1997). A text with fewer words has one shingle of all of them; a text without
   words has none and is never a near duplicate.
 

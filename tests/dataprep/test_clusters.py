@@ -1,0 +1,148 @@
+"""Buckets, pairs, components and survivors, as functions of arrays."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gristmill.dataprep.candidates import LARGEST_BUCKET, candidate_pairs, distinct_pairs
+from gristmill.dataprep.clusters import KeepKey, choose_survivors, connect, parse_keep
+
+numbers = st.integers(0, 12)
+
+
+def pair_up(rows: list[tuple[int, int, int]]) -> tuple[set[tuple[int, int]], list[int]]:
+    columns = np.array(rows, np.int64).reshape(-1, 3)
+    pairs, oversized = candidate_pairs(columns[:, 0].astype(np.uint64), columns[:, 1], columns[:, 2].astype(np.uint64))
+    found = [(int(a), int(b)) for a, b in pairs]
+    assert found == sorted(set(found))
+    return set(found), oversized.tolist()
+
+
+@given(st.lists(st.tuples(numbers, numbers), max_size=40), st.randoms(use_true_random=False))
+def test_small_buckets_make_all_pairs_of_texts_and_join_copies(
+    entries: list[tuple[int, int]], shuffle: random.Random
+) -> None:
+    rows = [(key, document, document // 2) for key, document in set(entries)]  # two documents share a text
+    pairs, oversized = pair_up(rows)
+    shuffle.shuffle(rows)
+    assert pair_up(rows) == (pairs, oversized)
+    assert oversized == []
+    expected = set()
+    for key in {key for key, _, _ in rows}:
+        texts: dict[int, list[int]] = {}
+        for _, document, text in sorted(row for row in rows if row[0] == key):
+            texts.setdefault(text, []).append(document)
+        expected |= {(min(a[0], b[0]), max(a[0], b[0])) for a, b in combinations(texts.values(), 2)}
+        expected |= {(copies[0], copy) for copies in texts.values() for copy in copies[1:]}
+    assert pairs == expected
+
+
+@pytest.mark.parametrize("size", [LARGEST_BUCKET, LARGEST_BUCKET + 1, 5000])
+def test_a_bucket_never_costs_the_square_of_its_size(size: int) -> None:
+    texts = random.Random(size).sample(range(10**6), size)
+    pairs, oversized = pair_up([(7, document, text) for document, text in enumerate(texts)])
+    if size <= LARGEST_BUCKET:
+        assert (len(pairs), oversized) == (size * (size - 1) // 2, [])
+        return
+    assert (len(pairs), oversized) == (2 * (size - 1) - 1, [size])
+    nodes, component = connect(np.array(sorted(pairs)))
+    assert (len(nodes), set(component)) == (size, {0})
+
+
+def test_copies_of_one_text_do_not_make_a_bucket_large() -> None:
+    pairs, oversized = pair_up([(7, document, 1) for document in range(1000)])
+    assert (len(pairs), oversized) == (999, [])
+
+
+def test_pairs_are_ordered_distinct_and_never_of_one() -> None:
+    assert distinct_pairs(np.array([[3, 1], [1, 3], [2, 2], [0, 9]])).tolist() == [[0, 9], [1, 3]]
+
+
+@given(st.lists(st.tuples(numbers, numbers), max_size=30))
+def test_components_are_what_can_be_reached(pairs: list[tuple[int, int]]) -> None:
+    nodes, component = connect(np.array(pairs, np.int64).reshape(-1, 2))
+    reached = {node: {node} for pair in pairs for node in pair}
+    for a, b in pairs:
+        for node in (merged := reached[a] | reached[b]):
+            reached[node] = merged
+    assert nodes.tolist() == sorted(reached)
+    for a, b in combinations(range(len(nodes)), 2):
+        assert (component[a] == component[b]) == (nodes[b] in reached[nodes[a]])
+
+
+def members(rows: list[dict[str, Any]]) -> pa.Table:
+    types = {"component": pa.int32(), "id": pa.binary(16), "score": pa.float64(), "name": pa.string()}
+    with_bytes = [{**row, "id": row["id"].to_bytes(16, "little")} for row in rows]
+    return pa.Table.from_pylist(with_bytes, schema=pa.schema(types))
+
+
+def number_components(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same clusters, numbered without gaps, as `connect` numbers them."""
+    used = sorted({row["component"] for row in rows})
+    return [{**row, "component": used.index(row["component"])} for row in rows]
+
+
+member_rows = st.lists(
+    st.fixed_dictionaries({
+        "id": st.integers(0, 2**128 - 1),
+        "score": st.one_of(st.none(), st.sampled_from([0.5, 1.0, float("nan"), -3.0])),
+        "name": st.one_of(st.none(), st.sampled_from(["a", "b", "é"])),
+        "component": st.integers(0, 2),
+    }), min_size=1, max_size=12, unique_by=lambda row: row["id"],
+).map(number_components)
+
+
+@given(member_rows, st.permutations([KeepKey("score", True), KeepKey("name")]), st.randoms(use_true_random=False))
+def test_the_survivor_is_the_least_by_the_keys_whatever_the_order(
+    rows: list[dict[str, Any]], keys: list[KeepKey], shuffle: random.Random
+) -> None:
+    keys = [*keys, KeepKey("id")]
+
+    def rank(row: dict[str, Any]) -> list[Any]:
+        ranks: list[Any] = []
+        for key in keys:
+            value = row[key.column]
+            missing = 2 if value is None else int(value != value)
+            if key.column == "id":
+                value = value.to_bytes(16, "little")
+            ranks.append((missing, 0 if missing else -value if key.descending else value))
+        return ranks
+
+    chosen = choose_survivors(members(rows), keys).to_pylist()
+    for row, choice in zip(rows, chosen):
+        cluster = [other for other in rows if other["component"] == row["component"]]
+        assert rows[choice["survivor"]] is min(cluster, key=rank)
+        assert choice["cluster"] == min(other["id"].to_bytes(16, "little") for other in cluster)
+        assert choice["size"] == len(cluster)
+        assert (choice["decided_by"] is None) == (rows[choice["survivor"]] is row)
+    shuffled = shuffle.sample(rows, len(rows))
+    again = choose_survivors(members(shuffled), keys).to_pylist()
+    for row, choice in zip(shuffled, again):
+        before = chosen[next(at for at, other in enumerate(rows) if other["id"] == row["id"])]
+        assert shuffled[choice["survivor"]]["id"] == rows[before["survivor"]]["id"]
+        assert {**choice, "survivor": 0} == {**before, "survivor": 0}
+
+
+def test_the_reason_is_the_first_key_that_differs() -> None:
+    rows = [
+        {"component": 0, "id": 1, "score": 1.0, "name": "b"}, {"component": 0, "id": 2, "score": 1.0, "name": "a"},
+        {"component": 0, "id": 3, "score": None, "name": "a"}, {"component": 0, "id": 4, "score": 1.0, "name": "a"},
+    ]
+    chosen = choose_survivors(members(rows), parse_keep(["score desc", "name"])).to_pylist()
+    assert [row["survivor"] for row in chosen] == [1, 1, 1, 1]
+    reasons = [(row["decided_by"], row["survivor_value"], row["member_value"]) for row in chosen]
+    as_hex = [number.to_bytes(16, "little").hex() for number in (2, 4)]
+    assert reasons == [("name", "a", "b"), (None, None, None), ("score desc", "1.0", "None"), ("id", *as_hex)]
+
+
+def test_the_id_is_the_last_key_unless_it_is_one_already() -> None:
+    assert [str(key) for key in parse_keep(["length desc", "source"])] == ["length desc", "source", "id"]
+    assert [str(key) for key in parse_keep(["id desc", "source"])] == ["id desc", "source"]
