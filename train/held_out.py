@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +15,8 @@ from gristmill.train.parallel import World, sum_over_ranks
 from gristmill.train.stream import micro_batches
 
 ROWS_PER_FORWARD = 16
+LARGEST_EXPONENT = 700.0
+"""Beyond this a float64 overflows."""
 
 
 @torch.no_grad()
@@ -53,13 +54,13 @@ def metrics_of(sums: Sequence[float]) -> dict[str, float]:
     of tokens that were the likeliest.
     """
     nll, tokens, num_bytes, correct = sums
-    return {**loss_metrics(nll, tokens, num_bytes), "perplexity": math.exp(min(nll / tokens, 700.0)),
-            "token_accuracy": correct / tokens}
+    return {**loss_metrics(nll, tokens, num_bytes), "tokens": int(tokens),
+            "perplexity": math.exp(min(nll / tokens, LARGEST_EXPONENT)), "token_accuracy": correct / tokens}
 
 
-def loss_metrics(nll: float, tokens: float, num_bytes: float) -> dict[str, Any]:
-    """`loss`, `bits_per_byte` and `tokens`, from sums; `tokens` positive."""
-    metrics: dict[str, Any] = {"loss": nll / tokens, "tokens": int(tokens)}
+def loss_metrics(nll: float, tokens: float, num_bytes: float) -> dict[str, float]:
+    """`loss` per token and `bits_per_byte`, from sums; `tokens` positive, no bits per byte where there are no bytes."""
+    metrics = {"loss": nll / tokens}
     if num_bytes:
         metrics["bits_per_byte"] = nll / math.log(2.0) / num_bytes
     return metrics

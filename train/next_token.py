@@ -67,7 +67,8 @@ class NextToken:
                      for n, name in enumerate(self.packed.sources)}
         num_bytes = sum(part[2] for part in by_source.values())
         return {**loss_metrics(sums[0], weight, num_bytes),
-                "sources": {name: loss_metrics(*part) for name, part in by_source.items() if part[1]}}
+                "sources": {name: {**loss_metrics(*part), "tokens": int(part[1])}
+                            for name, part in by_source.items() if part[1]}}
 
     def describe(self, rows: np.ndarray) -> dict[str, Any]:
         """The documents behind some rows: id, source and tokens of each piece."""

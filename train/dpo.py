@@ -1,0 +1,111 @@
+"""Stage `dpo`: direct preference optimisation (Rafailov et al. 2023) of the tuned model.
+
+Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl` as of pre-training; `holdout.jsonl`, the pairs that were not
+trained on, with their log-probabilities under the model that the training started from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.examples import read_examples
+from gristmill.dataprep.files import atomic_write
+from gristmill.mixtures.manifest import Dpo
+from gristmill.train.chat import Chat
+from gristmill.train.conversations import NothingToTrainError
+from gristmill.train.loop import Job, train
+from gristmill.train.pairs import Pair, is_held_out, more_likely, pair_logps, prepare_pairs, reward_accuracy
+from gristmill.train.parallel import compute_dtype, process_group, sharded_model, whole_tensors
+from gristmill.train.preferences import Preferences
+from gristmill.train.pretrain import MODEL, describe_model, final_measurements
+from gristmill.train.reference import cached_reference, certify_start, reference_key
+from gristmill.train.throughput import peak_flops
+from gristmill.train.weights import read_shape, save_model, stored
+
+HOLDOUT = "holdout.jsonl"
+CERTIFICATE = "step-0.json"
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Optimise preferences; called on every rank of a torchrun process group.
+
+    Raises:
+        NothingToTrainError: no pair is left to train on.
+        gristmill.train.reference.NotTheReferenceError: the first batch's margin is not zero.
+        gristmill.train.stopping.StoppedError: SIGTERM came; a rerun continues.
+    """
+    section = Dpo.model_validate(config)
+    seed = section.seed or 0
+    start = (inputs["sft"] if "sft" in inputs else inputs["pretrain"]) / MODEL
+    shape, chat = read_shape(start), Chat(inputs["tokenizer"])
+    length = section.sequence_length or shape.sequence_length
+    training, held_out, sets = read_pairs(section, seed, chat, length)
+    with process_group() as world:
+        dtype = compute_dtype(section.precision, world.device)
+        model = sharded_model(shape, stored(start), world, dtype)
+        measure = partial(pair_logps, model, pad=chat.pad, length=length, micro_batch_size=section.micro_batch_size,
+                          world=world)
+        key = reference_key(start, chat, training + held_out, length, dtype)
+        reference = cached_reference(context.work / f"reference-{key}.npy", lambda: measure(training + held_out), world)
+        objective = Preferences(training, reference[: len(training)], section.beta, seed, chat.pad, length,
+                                shape.flops_per_token(length), world.device)
+        certificate = certify_start(model, objective, section, dtype, context.work / CERTIFICATE, world)
+        record, summary = train(Job(section=section, objective=objective, model=model, world=world, context=context,
+                                    peak_flops=peak_flops(world.device, dtype)))
+        before, after = reference[len(training) :], measure(held_out)
+        tensors = whole_tensors(model)
+        if record is not None:
+            save_model(out / MODEL, shape, tensors)
+            record.publish(out)
+            write_holdout(out / HOLDOUT, held_out, before)
+            summary |= final_measurements(record.lines())
+    return {
+        **summary, **describe_model(shape), "sequence_length": length, "sets": sets, "beta": section.beta,
+        "training_pairs": len(training), "held_out_pairs": len(held_out), "step_0": certificate,
+        "held_out": {
+            "reward_accuracy_before": reward_accuracy(before, before),
+            "reward_accuracy": reward_accuracy(after, before),
+            "chosen_more_likely_before": more_likely(before),
+            "chosen_more_likely": more_likely(after),
+        },
+    }
+
+
+def read_pairs(section: Dpo, seed: int, chat: Chat, length: int) -> tuple[list[Pair], list[Pair], list[dict[str, Any]]]:
+    """Read and encode all sets of pairs: those to train on, those held out, and counts per set.
+
+    Raises:
+        NothingToTrainError: a set has no usable pair, or the held-out share leaves none to train on.
+    """
+    pairs: list[Pair] = []
+    sets = []
+    for one in section.data:
+        found, counts = prepare_pairs(read_examples(one.path, "dpo", one.limit), chat, length)
+        if not found:
+            raise NothingToTrainError(
+                f"dpo data {one.path}: none of its {counts['examples']} pairs has both answers within {length} tokens "
+                f"({counts['dropped']} too long, {counts['refused']} refused {counts['refused_reasons']}); raise "
+                "dpo.sequence_length or look at the data")
+        pairs += found
+        sets.append({"path": one.path, **counts})
+    held_out = [is_held_out(pair.example, section.holdout, seed) for pair in pairs]
+    training = [pair for pair, out in zip(pairs, held_out, strict=True) if not out]
+    if not training:
+        raise NothingToTrainError(f"dpo: all {len(pairs)} pairs are held out; lower dpo.holdout ({section.holdout}) or "
+                                  "add pairs with other prompts")
+    return training, [pair for pair, out in zip(pairs, held_out, strict=True) if out], sets
+
+
+def write_holdout(path: Path, pairs: Sequence[Pair], reference: np.ndarray) -> None:
+    """Write the held-out pairs as JSON lines, each with `reference_chosen` and `reference_rejected`."""
+    with atomic_write(path) as sink:
+        for pair, (chosen, rejected) in zip(pairs, reference.tolist(), strict=True):
+            line = {**pair.example, "reference_chosen": chosen, "reference_rejected": rejected}
+            sink.write(json.dumps(line, ensure_ascii=False, sort_keys=True).encode() + b"\n")

@@ -1,0 +1,85 @@
+"""Stage `sft`: supervised fine-tuning on conversations; only what the assistant says is trained.
+
+Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl`, as of pre-training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.examples import read_examples
+from gristmill.mixtures.manifest import Examples, Sft
+from gristmill.train.assistant_turns import AssistantTurns
+from gristmill.train.chat import Chat
+from gristmill.train.conversations import (
+    Conversation,
+    NothingToTrainError,
+    counts_of,
+    decoded_mask,
+    prepare_conversations,
+)
+from gristmill.train.loop import Job, train
+from gristmill.train.parallel import compute_dtype, process_group, sharded_model, whole_tensors
+from gristmill.train.pretrain import MODEL, describe_model, final_measurements, read_token_bytes
+from gristmill.train.throughput import peak_flops
+from gristmill.train.weights import read_shape, save_model, stored
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Fine-tune the pre-trained model; called on every rank of a torchrun process group.
+
+    Raises:
+        NothingToTrainError: a set of examples trains no token.
+        gristmill.train.stopping.StoppedError: SIGTERM came; a rerun continues.
+    """
+    section = Sft.model_validate(config)
+    seed = section.seed or 0
+    start = inputs["pretrain"] / MODEL
+    shape, chat = read_shape(start), Chat(inputs["tokenizer"])
+    length = section.sequence_length or shape.sequence_length
+    used, sets = read_sets(section.data, chat, length)
+    with process_group() as world:
+        dtype = compute_dtype(section.precision, world.device)
+        model = sharded_model(shape, stored(start), world, dtype)
+        token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
+        objective = AssistantTurns(used, seed, chat.pad, length, token_bytes, shape.flops_per_token(length))
+        job = Job(section=section, objective=objective, model=model, world=world, context=context,
+                  peak_flops=peak_flops(world.device, dtype))
+        record, summary = train(job)
+        tensors = whole_tensors(model)
+        if record is not None:
+            save_model(out / MODEL, shape, tensors)
+            record.publish(out)
+            summary |= final_measurements(record.lines())
+    return {**summary, **describe_model(shape), "sequence_length": length, "sets": sets, **counts_of(used),
+            "example": decoded_mask(chat, used[int(objective.order.rows(np.zeros(1, dtype=np.int64))[0])])}
+
+
+def read_sets(
+    data: Sequence[Examples], chat: Chat, length: int
+) -> tuple[list[Conversation], list[dict[str, Any]]]:
+    """Read and encode all sets of examples.
+
+    Returns:
+        the examples to train on, and counts per set.
+
+    Raises:
+        NothingToTrainError: one of the sets trains no token.
+    """
+    used: list[Conversation] = []
+    sets = []
+    for one in data:
+        found, counts = prepare_conversations(read_examples(one.path, "sft", one.limit), chat, length)
+        if not found:
+            raise NothingToTrainError(
+                f"sft data {one.path}: none of its {counts['examples']} examples has an answer within "
+                f"{length} tokens ({counts['dropped']} too long, {counts['refused']} refused "
+                f"{counts['refused_reasons']}); raise sft.sequence_length or look at the data")
+        used += found
+        sets.append({"path": one.path, **counts})
+    return used, sets
