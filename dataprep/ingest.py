@@ -27,6 +27,10 @@ from gristmill.dataprep.sources import SourceError, SourceFile, SourceListing, f
 from gristmill.mixtures.manifest import Ingest, Source
 
 
+class ChangedInputError(SourceError):
+    """A source's files changed after the run was planned: its output would carry the wrong fingerprint."""
+
+
 class DuplicateIdError(SourceError):
     """Two records of a source are the same document: same id field and same text."""
 
@@ -36,7 +40,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Args:
         inputs: nothing; this is the first stage.
-        config: `sources` (name -> Source section) and `ingest` (Ingest section).
+        config: `sources` (name -> Source section, with the `listing` that it was planned from, if any) and `ingest`
+            (Ingest section).
         out: receives the shards and the quarantine.
         context: where to run.
 
@@ -45,12 +50,19 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Raises:
         SourceError: a source matches nothing, is of no known format, or gave no document at all.
+        ChangedInputError: a source's files are no longer those that it was planned from.
         DuplicateIdError: an `id_field` does not tell documents apart.
         QuarantineError: more than `max_quarantined` of the records could not be read.
     """
     section = Ingest.model_validate(config.get("ingest", {}))
-    sources = {name: Source.model_validate(source) for name, source in sorted(config["sources"].items())}
+    planned = {name: source.get("listing") for name, source in config["sources"].items()}
+    sources = {
+        name: Source.model_validate({key: value for key, value in source.items() if key != "listing"})
+        for name, source in sorted(config["sources"].items())
+    }
     listings = {name: find_files(name, source.model_dump()) for name, source in sources.items()}
+    for name, listing in listings.items():
+        check_unchanged(name, listing, planned[name])
     tasks = plan(sources, listings, section.shard_bytes)
     results = run_tasks("read", tasks, partial(ingest_task, str(out), section.shard_bytes), context)
     counts = add_counts(result["counts"] for result in results)
@@ -69,9 +81,28 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     }
 
 
-def plan(
-    sources: Mapping[str, Source], listings: Mapping[str, SourceListing], shard_bytes: int
-) -> list[Task]:
+def check_unchanged(name: str, listing: SourceListing, planned: Sequence[Mapping[str, Any]] | None) -> None:
+    """Raise ChangedInputError where a source's files differ from the listing that it was planned from.
+
+    Names, sizes and modification times or etags are compared; content that was hashed when planning is not hashed
+    again. The Python sources have no files.
+    """
+    if planned is None or any(file.format == "python" for file in listing.files):
+        return
+    before = {entry["path"]: entry for entry in planned}
+    now = {file.name: file for file in listing.files}
+    changed = sorted(before.keys() ^ now.keys())
+    for path in before.keys() & now.keys():
+        hashed = before[path]["stamp"].startswith("sha256:")
+        if before[path]["size"] != now[path].size or not (hashed or before[path]["stamp"] == now[path].stamp):
+            changed.append(path)
+    if changed:
+        raise ChangedInputError(
+            f"source {name!r}: {len(changed)} files changed since the run was planned, first {min(changed)}; run again"
+        )
+
+
+def plan(sources: Mapping[str, Source], listings: Mapping[str, SourceListing], shard_bytes: int) -> list[Task]:
     """Cut the listings into tasks, in the order of the names of sources and files; a pure function of both."""
     tasks: list[Task] = []
     for name, source in sorted(sources.items()):
@@ -186,7 +217,6 @@ def _describe(
 ) -> dict[str, Any]:
     return {
         "path": source.path,
-        "licence": source.licence,
         "files": len(listing.files),
         "input_bytes": sum(file.size for file in listing.files),
         "shards": sum(result["shards"] for result in results if result["source"] == name),

