@@ -64,7 +64,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         if record is not None:
             save_model(out / MODEL, shape, tensors)
             record.publish(out)
-            write_holdout(out / HOLDOUT, held_out, before)
+            write_holdout(out / HOLDOUT, held_out, before, length)
             summary |= final_measurements(record.lines())
     return {
         **summary, **describe_model(shape), "sequence_length": length, "sets": sets, "beta": section.beta,
@@ -103,9 +103,13 @@ def read_pairs(section: Dpo, seed: int, chat: Chat, length: int) -> tuple[list[P
     return training, [pair for pair, out in zip(pairs, held_out, strict=True) if out], sets
 
 
-def write_holdout(path: Path, pairs: Sequence[Pair], reference: np.ndarray) -> None:
-    """Write the held-out pairs as JSON lines, each with `reference_chosen` and `reference_rejected`."""
+def write_holdout(path: Path, pairs: Sequence[Pair], reference: np.ndarray, length: int) -> None:
+    """Write the held-out pairs as JSON lines.
+
+    Each has `reference_chosen` and `reference_rejected`, and the `sequence_length` that its conversations were cut to.
+    """
     with atomic_write(path) as sink:
         for pair, (chosen, rejected) in zip(pairs, reference.tolist(), strict=True):
-            line = {**pair.example, "reference_chosen": chosen, "reference_rejected": rejected}
+            line = {**pair.example, "reference_chosen": chosen, "reference_rejected": rejected,
+                    "sequence_length": length}
             sink.write(json.dumps(line, ensure_ascii=False, sort_keys=True).encode() + b"\n")

@@ -1,0 +1,110 @@
+"""Stage `export`: the final model as a folder that transformers loads as Llama, with a card that says where it is from.
+
+Output: config.json, model.safetensors, generation_config.json, the tokenizer's files, README.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.files import atomic_write, write_json
+from gristmill.mixtures.manifest import Export
+from gristmill.train.chat import TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Chat
+from gristmill.train.evaluate import MODELS
+from gristmill.train.pretrain import MODEL
+from gristmill.train.shape import Shape
+from gristmill.train.weights import WEIGHTS_FILE, read_shape
+
+DTYPES = {"fp32": ("float32", torch.float32), "bf16": ("bfloat16", torch.bfloat16)}
+VOCABULARY_TENSORS = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Write the folder; one plain process."""
+    lineage = config.get("lineage", {})
+    section = Export.model_validate({key: value for key, value in config.items() if key != "lineage"})
+    stage = next(name for name in reversed(MODELS) if name in inputs)
+    source, tokenizer = inputs[stage] / MODEL, inputs["tokenizer"]
+    shape, chat = read_shape(source), Chat(tokenizer)
+    name, dtype = DTYPES[section.dtype]
+    eos = sorted(chat.stops)
+    tensors = exported_tensors(source, shape, dtype)
+    write_json(out / "config.json", llama_config(shape, name, eos, chat.pad))
+    write_json(out / "generation_config.json", {"eos_token_id": eos, "pad_token_id": chat.pad})
+    write_weights(out / WEIGHTS_FILE, tensors)
+    for file in (TOKENIZER_FILE, TEMPLATE_FILE):
+        copy_file(tokenizer / file, out / file)
+    tokenizer_config = json.loads((tokenizer / TOKENIZER_CONFIG_FILE).read_bytes())
+    write_json(out / TOKENIZER_CONFIG_FILE, {**tokenizer_config, "model_max_length": shape.sequence_length})
+    parameters = sum(tensor.numel() for tensor in tensors.values())
+    with atomic_write(out / "README.md") as sink:
+        sink.write(model_card(lineage, stage, shape, parameters, section.dtype).encode())
+    return {"model": stage, "parameters": parameters, "dtype": section.dtype, "vocab_size": shape.vocab_size}
+
+
+def llama_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, Any]:
+    """The config.json of a LlamaForCausalLM; the vocabulary has its true size, without the rows that pad it.
+
+    The rotary base stands under both names: `rope_parameters` is what transformers 5 reads, `rope_theta` what
+    earlier ones and other engines do.
+    """
+    return {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": shape.vocab_size,
+        "hidden_size": shape.width, "intermediate_size": shape.ffn_width, "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_width,
+        "hidden_act": "silu", "max_position_embeddings": shape.sequence_length, "rms_norm_eps": shape.norm_eps,
+        "rope_theta": shape.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
+        "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0,
+        "tie_word_embeddings": shape.tied_embeddings, "dtype": dtype, "torch_dtype": dtype,
+        "bos_token_id": None, "eos_token_id": eos, "pad_token_id": pad,
+    }
+
+
+def exported_tensors(source: Path, shape: Shape, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The model's tensors under Hugging Face's names, in the export's dtype, padding rows cut off."""
+    from safetensors.torch import load
+
+    tensors = load((source / WEIGHTS_FILE).read_bytes())
+    return {name: (tensor[: shape.vocab_size] if name in VOCABULARY_TENSORS else tensor).to(dtype).contiguous()
+            for name, tensor in tensors.items()}
+
+
+def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write model.safetensors; older readers want its metadata to name the framework."""
+    from safetensors.torch import save
+
+    with atomic_write(path) as sink:
+        sink.write(save(dict(tensors), metadata={"format": "pt"}))
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a small file, whole or not at all."""
+    with atomic_write(target) as sink:
+        sink.write(source.read_bytes())
+
+
+def model_card(lineage: Mapping[str, Any], stage: str, shape: Shape, parameters: int, dtype: str) -> str:
+    """The README of the exported folder: what the model is, what it was made from, how to load it."""
+    name = lineage.get("name", "gristmill model")
+    rows = [f"| {source} | {facts.get('weight', '')} | {facts.get('licence') or 'not stated'} |"
+            for source, facts in lineage.get("sources", {}).items()]
+    sources = ["## Sources", "", "| source | weight | licence |", "| --- | --- | --- |", *rows, ""] if rows else []
+    return "\n".join([
+        "---", "library_name: transformers", "pipeline_tag: text-generation", "---", "", f"# {name}", "",
+        f"A Llama decoder of {parameters:,} parameters ({shape.layers} layers, width {shape.width}, vocabulary "
+        f"{shape.vocab_size:,}, {shape.sequence_length} tokens of context), trained by gristmill; last stage: {stage}; "
+        f"weights in {dtype}.", "",
+        "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", "",
+        'model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")',
+        'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")', "```", "",
+        *sources, "## Lineage", "", "```json", json.dumps(lineage, indent=1, ensure_ascii=False, sort_keys=True),
+        "```", "",
+    ])
