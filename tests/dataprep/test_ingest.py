@@ -1,0 +1,198 @@
+import gzip
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gristmill.dataprep import ingest, sharding, sources
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.counts import QuarantineError
+from gristmill.dataprep.documents import document_id, read_table, shard_names
+from gristmill.dataprep.sources import SourceError, listing
+
+MakeContext = Callable[..., Context]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Three formats with planted damage: 40 text files, one large JSONL with bad lines, one cut-off gzip."""
+    root = tmp_path / "corpus"
+    (root / "text").mkdir(parents=True)
+    for number in range(40):
+        (root / "text" / f"{number:02d}.txt").write_text(f"document {number} " * (number + 1))
+    (root / "text" / "empty.txt").write_bytes(b"")
+    (root / "text" / "latin.txt").write_bytes("é".encode("latin-1"))
+    lines = [json.dumps({"text": f"record {number} " * 5, "n": number}) for number in range(300)]
+    lines[10], lines[20] = "{not json", json.dumps({"texts": "x"})
+    (root / "big.jsonl").write_text("\n".join(lines) + "\n")
+    packed = gzip.compress(("\n".join(lines[30:60]) + "\n").encode())
+    (root / "cut.jsonl.gz").write_bytes(packed + gzip.compress(b'{"text": "last"}\n')[:-4])
+    (root / "none.jsonl").write_bytes(b"")
+    return root
+
+
+def configure(corpus: Path, **section: Any) -> dict[str, Any]:
+    return {
+        "sources": {"prose": {"path": str(corpus / "text")}, "web": {"path": str(corpus / "*.json*")}},
+        "ingest": {"shard_bytes": 4000, "max_quarantined": 0.2, **section},
+    }
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    return [row for shard in shard_names(out) for row in read_table(out / shard).to_pylist()]
+
+
+def test_every_record_is_a_document_or_quarantined_with_file_record_and_reason(
+    corpus: Path, tmp_path: Path, make_context: MakeContext
+) -> None:
+    out = tmp_path / "out"
+    summary = ingest.run({}, configure(corpus), out, make_context("work"))
+    counts = summary["counts"]
+    # 42 text files; 300 lines; 31 lines of a file that lacks only its last checksum, which is one bad record more.
+    assert counts["sources"]["prose"]["read"] == 42
+    assert counts["sources"]["prose"]["quarantined"] == 2
+    assert counts["sources"]["web"]["read"] == 300 + 31 + 1
+    assert counts["sources"]["web"]["quarantined"] == 2 + 1
+    documents = rows(out)
+    assert len(documents) == counts["kept"] == 40 + 298 + 31
+    assert counts["bytes_kept"] == sum(len(row["text"].encode()) for row in documents)
+    bad = [row for path in sorted((out / "quarantine").iterdir()) for row in read_table(path).to_pylist()]
+    assert len(bad) == counts["quarantined"] == 5
+    assert [(row["source"], row["file"], row["record"]) for row in bad] == [
+        ("prose", "empty.txt", 1), ("prose", "latin.txt", 1), ("web", "big.jsonl", 11), ("web", "big.jsonl", 21),
+        ("web", "cut.jsonl.gz", 32),
+    ]  # fmt: skip
+    assert summary["quarantined"] == [{key: row[key] for key in ("source", "file", "record", "error")} for row in bad]
+    assert summary["warnings"] == ["source 'web': none.jsonl holds no records"]
+    for row in documents:
+        assert row["id"] == document_id(row["source"], row["locator"], row["text"])
+    assert len({row["id"] for row in documents}) == len(documents)
+    assert documents[-1]["locator"] == "cut.jsonl.gz#31"
+
+
+def test_shards_are_bounded_and_a_large_file_fills_several(
+    corpus: Path, tmp_path: Path, make_context: MakeContext
+) -> None:
+    out = tmp_path / "out"
+    ingest.run({}, configure(corpus), out, make_context("work"))
+    tables = {shard: read_table(out / shard, ["source", "text"]).to_pylist() for shard in shard_names(out)}
+    tasks = {shard.split("-")[1] for shard in tables}
+    assert len(tables) > len(tasks) > 2
+    for table in tables.values():
+        assert sum(len(row["text"]) for row in table[:-1]) < 4000
+        assert len({row["source"] for row in table}) == 1
+
+
+def test_neither_workers_nor_the_order_of_the_listing_change_a_byte(
+    corpus: Path, tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once, again = tmp_path / "once", tmp_path / "again"
+    first = ingest.run({}, configure(corpus), once, make_context("work1", workers=1))
+    original = sources._find
+
+    def shuffled(path: str) -> Any:
+        kind, found = original(path)
+        return kind, random.Random(5).sample(found, len(found))
+
+    monkeypatch.setattr(sources, "_find", shuffled)
+    second = ingest.run({}, configure(corpus), again, make_context("work2", workers=2))
+    assert contents(once) == contents(again)
+    assert first == second
+
+
+def test_an_interrupted_attempt_is_continued_to_the_same_bytes(
+    corpus: Path, tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed, out = tmp_path / "undisturbed", tmp_path / "out"
+    expected = ingest.run({}, configure(corpus), undisturbed, make_context("work1"))
+    original, written = sharding.write_table, []
+
+    def failing(path: Path, table: Any) -> None:
+        if len(written) == 6:
+            raise OSError(28, "No space left on device")
+        written.append(path.name)
+        original(path, table)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sharding, "write_table", failing)
+        with pytest.raises(Exception, match="No space left"):
+            ingest.run({}, configure(corpus), out, make_context("work2"))
+    done = {path.name: path.stat().st_mtime_ns for path in out.glob("part-00000-*")}
+    assert done
+    assert ingest.run({}, configure(corpus), out, make_context("work2")) == expected
+    assert contents(out) == contents(undisturbed)
+    assert {path.name: path.stat().st_mtime_ns for path in out.glob("part-00000-*")} == done
+
+
+def test_a_limit_takes_the_first_documents_of_the_listing(
+    corpus: Path, tmp_path: Path, make_context: MakeContext
+) -> None:
+    config = configure(corpus)
+    config["sources"] = {"prose": {"path": str(corpus / "text"), "limit": 7}}
+    ingest.run({}, config, tmp_path / "out", make_context("work", workers=2))
+    assert [row["locator"] for row in rows(tmp_path / "out")] == [f"{number:02d}.txt" for number in range(7)]
+
+
+def test_a_source_without_documents_is_an_error_that_names_it(tmp_path: Path, make_context: MakeContext) -> None:
+    (tmp_path / "a.jsonl").write_text('{"body": "x"}\n')
+    config = {"sources": {"web": {"path": str(tmp_path / "a.jsonl")}}}
+    with pytest.raises(SourceError, match=r"source 'web': no documents.*a\.jsonl, record 1: no field 'text'"):
+        ingest.run({}, config, tmp_path / "out", make_context("work"))
+
+
+def test_too_much_quarantine_fails_the_stage(corpus: Path, tmp_path: Path, make_context: MakeContext) -> None:
+    with pytest.raises(QuarantineError, match="5 of 374 records"):
+        ingest.run({}, configure(corpus, max_quarantined=0.01), tmp_path / "out", make_context("work"))
+
+
+def test_an_id_field_that_repeats_with_the_same_text_is_an_error(tmp_path: Path, make_context: MakeContext) -> None:
+    lines = [{"text": "same", "key": 1}, {"text": "other", "key": 1}, {"text": "same", "key": 1}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    source = {"path": str(tmp_path / "a.jsonl"), "id_field": "key"}
+    with pytest.raises(ingest.DuplicateIdError, match=r"source 'web': 1 records repeat.*'1'"):
+        ingest.run({}, {"sources": {"web": source}}, tmp_path / "out", make_context("work"))
+
+
+def test_files_that_changed_since_the_plan_are_an_error(
+    corpus: Path, tmp_path: Path, make_context: MakeContext
+) -> None:
+    config = configure(corpus)
+    for name, source in config["sources"].items():
+        source["listing"] = listing(name, source)
+    ingest.run({}, config, tmp_path / "out", make_context("work"))
+    (corpus / "text" / "03.txt").write_text("changed")
+    with pytest.raises(ingest.ChangedInputError, match=r"source 'prose': 1 files changed.*03\.txt"):
+        ingest.run({}, config, tmp_path / "out2", make_context("work2"))
+
+
+def test_remote_sources_and_outputs_are_read_and_written(tmp_path: Path, make_context: MakeContext) -> None:
+    from upath import UPath
+
+    path = UPath("memory://ingest-test/in/a.jsonl.gz")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(b'{"text": "far away"}\n'))
+    config = {"sources": {"web": {"path": "memory://ingest-test/in/*.gz"}}}
+    out = UPath("memory://ingest-test/out")
+    ingest.run({}, config, out, make_context("work"))
+    assert [row["text"] for row in rows(out)] == ["far away"]
+
+
+def test_the_summary_shows_at_most_twenty_quarantined_records(
+    tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharding, "MAX_QUARANTINE_ROWS", 8)
+    lines = ["bad"] * 30 + ['{"text": "good"}'] * 30
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    config = {"sources": {"web": {"path": str(tmp_path / "a.jsonl")}}, "ingest": {"max_quarantined": 0.5}}
+    summary = ingest.run({}, config, tmp_path / "out", make_context("work"))
+    assert [row["record"] for row in summary["quarantined"]] == list(range(1, 21))
+    bad = [row["record"] for path in sorted((tmp_path / "out/quarantine").iterdir())
+           for row in read_table(path).to_pylist()]  # fmt: skip
+    assert bad == list(range(1, 31))
