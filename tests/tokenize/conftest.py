@@ -1,77 +1,100 @@
-"""Small committed stages to run the tokenizing ones on."""
+"""Small committed stages for the tokenizing ones to run on."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
+from gristmill.tokenize import encode, mix, tokenizer
 
-Document = tuple[str, str]
-"""Source and text."""
-
-
-def write_ingest(folder: Path, documents: Sequence[Document], shards: int = 1) -> Path:
-    """A committed ingest, the documents dealt out to its shards in turn."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for shard in range(shards):
-        rows = documents[shard::shards]
-        table = pa.table({
-            "id": [document_id(source, f"{source}:{hash_free_number(text)}", text) for source, text in rows],
-            "source": pa.array([source for source, _ in rows], pa.string()).dictionary_encode(),
-            "locator": [f"{source}:{hash_free_number(text)}" for source, text in rows],
-            "text": pa.array([text for _, text in rows], pa.large_string()),
-            "metadata": ["{}"] * len(rows),
-        }, schema=DOCUMENT_SCHEMA)
-        write_table(folder / f"part-{shard:05d}.parquet", table)
-    return folder
+WORDS = tuple(f"{a}{b}{c}" for a in ("gr", "m", "st", "tr") for b in ("i", "a", "ou") for c in ("st", "nd", "ll", "in"))
 
 
-def hash_free_number(text: str) -> int:
-    """A locator that depends on the text alone, so that another shard layout has the same ids."""
-    return sum(text.encode())
+class Stages:
+    """Runs stages in folders below one temporary folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def documents(self, source: str, number: int, seed: int = 0, words: int = 60) -> list[tuple[str, str, str]]:
+        """Random documents: (source, locator, text)."""
+        rng = random.Random(f"{source} {seed}")
+        return [(source, f"{source}/{i}", " ".join(rng.choices(WORDS, k=rng.randint(words // 2, words))) + f" {i}.\n")
+                for i in range(number)]
+
+    def ingest(self, name: str, documents: Sequence[tuple[str, str, str]], shards: int = 1) -> Path:
+        """Deal documents out to shards in turn."""
+        for shard in range(shards):
+            dealt = [{"id": document_id(*document), "source": document[0], "locator": document[1],
+                      "text": document[2], "metadata": "{}"} for document in documents[shard::shards]]
+            write_table(self.root / name / f"part-{shard:05d}.parquet",
+                        pa.Table.from_pylist(dealt, schema=DOCUMENT_SCHEMA))
+        return self.root / name
+
+    def annotate(self, name: str, ingest: Path, measure: Callable[[pa.Table], Mapping[str, Any]]) -> Path:
+        """One annotating stage; `measure(documents)` gives its columns, `keep` being True where it is not among them."""
+        for path in sorted(ingest.glob("part-*.parquet")):
+            documents = pq.read_table(path)
+            measured = {"keep": [True] * len(documents), **measure(documents)}
+            reasons = pa.array([None if keep else "rule" for keep in measured["keep"]], pa.string())
+            write_table(self.root / name / path.name, pa.table({
+                "id": documents["id"].combine_chunks(), "reason": reasons.dictionary_encode(),
+                "error": pa.nulls(len(documents), pa.string()), **measured}))
+        return self.root / name
+
+    def context(self, name: str, workers: int = 1) -> Context:
+        """A context whose warnings go to `warnings(name)`."""
+        folder = self.root / f"{name}.work"
+        folder.mkdir(parents=True, exist_ok=True)
+
+        def emit(event: dict[str, Any]) -> None:
+            if event["event"] == "warning":
+                with (folder / "warnings").open("a") as sink:
+                    sink.write(json.dumps(event["message"]) + "\n")
+
+        return Context(work=folder, stage=name, workers=workers, emit=emit)
+
+    def warnings(self, name: str) -> list[str]:
+        path = self.root / f"{name}.work" / "warnings"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def tokenizer(self, name: str, inputs: Mapping[str, Path], sources: Sequence[str], **section: Any) -> dict[str, Any]:
+        config = {"tokenizer": {"vocab_size": 300, **section}, "sources": list(sources), "seed": 1}
+        return tokenizer.run(inputs, config, self.root / name, self.context(name))
+
+    def tokenize(self, name: str, inputs: Mapping[str, Path], workers: int = 1) -> dict[str, Any]:
+        return encode.run(inputs, {}, self.root / name, self.context(name, workers))
+
+    def mix(self, name: str, inputs: Mapping[str, Path], sources: Mapping[str, Mapping[str, Any]], workers: int = 1,
+            seed: int = 3, **section: Any) -> dict[str, Any]:
+        full = {source: {"weight": 1.0, "max_epochs": 1.0, "where": None, **given}
+                for source, given in sources.items()}
+        return mix.run(inputs, {"mix": section, "sources": full, "seed": seed}, self.root / name,
+                       self.context(name, workers))
+
+    def files(self, name: str) -> dict[str, bytes]:
+        """Every file of an output folder."""
+        return {path.name: path.read_bytes() for path in sorted((self.root / name).iterdir())}
 
 
-def write_annotations(folder: Path, ingest: Path, columns: Any) -> Path:
-    """One annotating stage; `columns(table)` gives name -> values for a document shard."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in sorted(ingest.glob("part-*.parquet")):
-        import pyarrow.parquet as pq
-
-        table = pq.read_table(path)
-        made = {"keep": [True] * len(table), **columns(table)}
-        made.setdefault("reason", [None if keep else "rule" for keep in made["keep"]])
-        arrays = {"id": table["id"].combine_chunks(), "error": pa.nulls(len(table), pa.string()), **made}
-        arrays["reason"] = pa.array(arrays["reason"], pa.string()).dictionary_encode()
-        write_table(folder / path.name, pa.table(arrays))
-    return folder
+@pytest.fixture
+def stages(tmp_path: Path) -> Stages:
+    return Stages(tmp_path)
 
 
-def make_context(folder: Path, workers: int = 1) -> Context:
-    """Where a stage runs; its events are kept in `folder/events.jsonl`."""
-    folder.mkdir(parents=True, exist_ok=True)
-
-    def emit(event: dict[str, Any]) -> None:
-        with (folder / "events.jsonl").open("a") as sink:
-            sink.write(json.dumps(event) + "\n")
-
-    return Context(work=folder / "work", workers=workers, emit=emit)
-
-
-def warnings_of(folder: Path) -> list[str]:
-    events = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
-    return [event["message"] for event in events if event["event"] == "warning"]
-
-
-def file_bytes(folder: Path) -> dict[str, bytes]:
-    """Every file of an output folder."""
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+@pytest.fixture(scope="module")
+def module_stages(tmp_path_factory: pytest.TempPathFactory) -> Stages:
+    """Stages whose outputs the tests of a module share."""
+    return Stages(tmp_path_factory.mktemp("stages"))
 
 
 @pytest.fixture(scope="session")
@@ -79,5 +102,5 @@ def shared_data() -> Path:
     """Real data beside the checkout."""
     folder = Path(__file__).resolve().parents[2].parent / "shared" / "data"
     if not folder.exists():
-        pytest.skip("no real data beside the checkout")
+        pytest.skip("there is no real data beside the checkout")
     return folder

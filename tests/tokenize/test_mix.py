@@ -1,0 +1,337 @@
+"""The stage `mix`, on two small sources that went through all stages before it."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gristmill.dataprep.counts import check_conservation
+from gristmill.tokenize.draws import id_words
+from gristmill.tokenize.order import unrank
+from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.quotas import MixError
+from gristmill.tokenize.tokenizer import load
+
+LENGTH = 32
+MIXTURE = {"prose": {"weight": 0.7}, "code": {"weight": 0.3, "max_epochs": 4.0}}
+
+
+def clusters(documents: pa.Table) -> dict[str, Any]:
+    """Documents whose locators end alike are near-duplicates; `code` is unjudged."""
+    ends = [locator[-1] for locator in documents["locator"].to_pylist()]
+    prose = [source == "prose" for source in documents["source"].cast(pa.string()).to_pylist()]
+    names = [end.encode() * 16 if judged else None for end, judged in zip(ends, prose, strict=True)]
+    return {"cluster": pa.array(names, pa.binary(16)),
+            "cluster_size": pa.array([10 if judged else None for judged in prose], pa.int64())}
+
+
+def quality(documents: pa.Table) -> dict[str, Any]:
+    """Quality 0.0 to 0.9 by the last digit; locators ending in 7 are dropped, those in 6 were never scored."""
+    digits = [int(locator[-1]) for locator in documents["locator"].to_pylist()]
+    return {"keep": [digit != 7 for digit in digits],
+            "quality": pa.array([None if digit == 6 else digit / 10 for digit in digits], pa.float64())}
+
+
+@pytest.fixture(scope="module")
+def prepared(module_stages: Any) -> dict[str, Path]:
+    """Inputs of `mix`: ingest, dedup, quality, tokenizer and tokenize."""
+    return prepare(module_stages, "", all_documents(module_stages), shards=3)
+
+
+def all_documents(stages: Any) -> list[tuple[str, str, str]]:
+    return [*stages.documents("prose", 120), *stages.documents("code", 10)]
+
+
+def prepare(stages: Any, prefix: str, documents: list[tuple[str, str, str]], shards: int) -> dict[str, Path]:
+    inputs = {"ingest": stages.ingest(f"{prefix}ingest", documents, shards)}
+    inputs["dedup"] = stages.annotate(f"{prefix}dedup", inputs["ingest"], clusters)
+    inputs["quality"] = stages.annotate(f"{prefix}quality", inputs["ingest"], quality)
+    stages.tokenizer(f"{prefix}tokenizer", inputs, ["prose", "code"])
+    inputs["tokenizer"] = stages.root / f"{prefix}tokenizer"
+    stages.tokenize(f"{prefix}tokenize", inputs)
+    inputs["tokenize"] = stages.root / f"{prefix}tokenize"
+    return inputs
+
+
+def mixed(stages: Any, prepared: dict[str, Path], name: str = "mix", **section: Any) -> PackedSet:
+    """A packed set of 4,000 tokens, made once per name."""
+    if not (stages.root / name / "packed.json").exists():
+        stages.mix(name, prepared, MIXTURE, tokens=4000, sequence_length=LENGTH, validation=0.15, shard_rows=50,
+                   **section)
+    return PackedSet(stages.root / name)
+
+
+def texts(prepared: dict[str, Path]) -> dict[bytes, str]:
+    tables = [pq.read_table(path, columns=["id", "text"]) for path in sorted(prepared["ingest"].glob("part-*"))]
+    table = pa.concat_tables(tables)
+    return dict(zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True))
+
+
+def test_rows_per_source_are_the_exact_shares_of_the_weights(module_stages: Any, prepared: dict[str, Path]) -> None:
+    """4,000 tokens are 125 rows of 32; 0.7 of them are 87.5 and 0.3 are 37.5, the tie going to the first."""
+    packed = mixed(module_stages, prepared)
+    assert packed.sources == ["prose", "code"]
+    assert packed.rows == 125
+    assert packed.rows_per_source in ([88, 37], [87, 38])
+    assert [shard["rows"] for shard in packed.manifest["train"]["shards"]] == [50, 50, 25]
+    assert packed.read(np.arange(125)).shape == (125, LENGTH)
+    packed.verify(deep=True)
+
+
+def test_every_row_is_the_text_of_the_documents_that_its_pieces_name(
+    module_stages: Any, prepared: dict[str, Path]
+) -> None:
+    packed, tokenizer, originals = mixed(module_stages, prepared), load(prepared["tokenizer"]), texts(prepared)
+    tokens, pieces = packed.read(np.arange(packed.rows)), packed.pieces(np.arange(packed.rows)).to_pylist()
+    position = {row: 0 for row in range(packed.rows)}
+    for piece in pieces:
+        whole = [*tokenizer.encode([originals[piece["id"]]])[0].ids, tokenizer.eos]
+        taken = tokens[piece["row"], piece["start"] : piece["start"] + piece["length"]].tolist()
+        assert taken == whole[piece["offset"] : piece["offset"] + piece["length"]]
+        assert position[piece["row"]] == piece["start"]
+        assert packed.source_of(np.array([piece["row"]])).tolist() == [piece["source"]]
+        position[piece["row"]] += piece["length"]
+    assert set(position.values()) == {LENGTH}
+
+
+def test_the_rows_of_a_source_continue_each_other_so_that_no_token_is_lost_or_repeated(
+    module_stages: Any, prepared: dict[str, Path]
+) -> None:
+    packed = mixed(module_stages, prepared)
+    seen: dict[tuple[bytes, int], list[tuple[int, int]]] = {}
+    for piece in packed.pieces(np.arange(packed.rows)).to_pylist():
+        seen.setdefault((piece["id"], piece["copy"]), []).append((piece["offset"], piece["length"]))
+    assert sum(length for parts in seen.values() for _, length in parts) == 4000
+    for parts in seen.values():
+        for (offset, length), (following, _) in zip(sorted(parts), sorted(parts)[1:], strict=False):
+            assert offset + length == following
+        assert min(parts)[0] == 0
+
+
+def test_every_prefix_of_the_files_is_the_mixture(module_stages: Any, prepared: dict[str, Path]) -> None:
+    packed = mixed(module_stages, prepared)
+    sources = packed.source_of(np.arange(packed.rows))
+    for source, rows in enumerate(packed.rows_per_source):
+        taken = np.cumsum(sources == source)
+        assert np.abs(taken - np.arange(1, packed.rows + 1) * rows / packed.rows).max() <= 0.5
+
+
+def test_training_orders_keep_the_mixture_and_read_every_row_once(
+    module_stages: Any, prepared: dict[str, Path]
+) -> None:
+    packed = mixed(module_stages, prepared)
+    rows = packed.order(9).rows(np.arange(packed.rows))
+    assert sorted(rows.tolist()) == list(range(packed.rows))
+    assert np.array_equal(packed.source_of(rows), unrank(packed.rows_per_source, np.arange(packed.rows))[0])
+
+
+def test_near_duplicates_never_lie_on_both_sides_of_the_validation_split(
+    module_stages: Any, prepared: dict[str, Path]
+) -> None:
+    """Prose has 9 clusters (those ending in 7 are dropped); code was not judged, so each document stands alone."""
+    packed = mixed(module_stages, prepared)
+    cluster = {}
+    for path in sorted(prepared["dedup"].glob("part-*")):
+        table = pq.read_table(path)
+        cluster.update(zip(table["id"].to_pylist(), table["cluster"].to_pylist(), strict=True))
+    trained = {cluster[i] or i for i in packed.pieces(np.arange(packed.rows))["id"].to_pylist()}
+    for source in packed.sources:
+        held_out = {cluster[i] or i for i in packed.validation_pieces(source)["id"].to_pylist()}
+        assert held_out
+        assert not held_out & trained
+
+
+def test_validation_rows_do_not_depend_on_the_seed_or_the_weights(
+    module_stages: Any, prepared: dict[str, Path]
+) -> None:
+    first = mixed(module_stages, prepared)
+    module_stages.mix("other", prepared, {"prose": {"weight": 1}, "code": {"weight": 2, "max_epochs": 5}}, seed=99,
+                      tokens=2000, sequence_length=LENGTH, validation=0.15)
+    other = PackedSet(module_stages.root / "other")
+    for source in first.sources:
+        assert np.array_equal(first.validation(source), other.validation(source))
+        assert len(first.validation(source)) > 0
+    assert not np.array_equal(first.read(np.arange(20)), other.read(np.arange(20)))
+
+
+def test_validation_counts_the_bytes_of_its_text(module_stages: Any, prepared: dict[str, Path]) -> None:
+    packed, tokenizer = mixed(module_stages, prepared), load(prepared["tokenizer"])
+    for source in packed.sources:
+        entry, rows = packed.manifest["validation"][source], packed.validation(source)
+        text = "".join(tokenizer.decode([t for t in row.tolist() if t != tokenizer.eos]) for row in rows)
+        assert entry["bytes"] == len(text.encode())
+        assert entry["tokens"] == rows.size
+        assert 0 <= entry["cut_tokens"] < LENGTH
+
+
+def test_validation_stops_at_its_limit(module_stages: Any, prepared: dict[str, Path]) -> None:
+    summary = module_stages.mix("capped", prepared, MIXTURE, tokens=2000, sequence_length=LENGTH, validation=0.15,
+                                max_validation_rows=1)
+    packed = PackedSet(module_stages.root / "capped")
+    assert [len(packed.validation(source)) for source in packed.sources] == [1, 1]
+    assert summary["counts"]["sources"]["prose"]["dropped"]["validation_rest"] > 0
+
+
+def test_every_document_is_accounted_for(module_stages: Any, prepared: dict[str, Path]) -> None:
+    packed = mixed(module_stages, prepared)
+    summary = module_stages.mix("again", prepared, MIXTURE, tokens=4000, sequence_length=LENGTH, validation=0.15)
+    counts = summary["counts"]
+    check_conservation(counts, "mix")
+    assert counts["read"] == 130 - 13
+    kept = {*packed.pieces(np.arange(packed.rows))["id"].to_pylist()}
+    for source in packed.sources:
+        kept |= {*packed.validation_pieces(source)["id"].to_pylist()}
+    assert counts["kept"] == len(kept)
+    realised = summary["realised"]
+    assert sum(part["tokens"] for part in realised.values()) == 4000
+    assert realised["prose"]["share"] == packed.rows_per_source[0] / 125
+    assert summary["requested"]["prose"]["share"] == pytest.approx(0.7)
+
+
+def test_small_sources_are_repeated_in_new_orders_up_to_max_epochs(
+    module_stages: Any, prepared: dict[str, Path]
+) -> None:
+    packed = mixed(module_stages, prepared)
+    summary = packed.manifest["realised"]["code"]
+    assert 1.5 < summary["epochs"] < 4
+    pieces = packed.pieces(np.arange(packed.rows)).to_pylist()
+    copies = {}
+    for piece in pieces:
+        copies.setdefault((piece["source"], piece["id"]), set()).add(piece["copy"])
+    per_document = [len(found) for (source, _), found in copies.items() if source == 1]
+    assert max(per_document) == int(np.ceil(summary["epochs"]))
+    assert min(per_document) >= int(summary["epochs"])
+    assert all(found == {0} for (source, _), found in copies.items() if source == 0)
+
+
+def test_a_source_that_cannot_fill_its_share_is_an_error_that_says_by_how_much(
+    module_stages: Any, prepared: dict[str, Path]
+) -> None:
+    with pytest.raises(MixError) as caught:
+        module_stages.mix("short", prepared, {"prose": {"weight": 0.2}, "code": {"weight": 0.8}}, tokens=64_000,
+                          sequence_length=LENGTH)
+    message = str(caught.value)
+    assert "code: weight 0.8 asks for 51200 tokens" in message
+    assert "prose: weight 0.2 asks for 12800 tokens" in message
+    most = int(message.split("ask for at most ")[1].split()[0])
+    module_stages.mix("most", prepared, {"prose": {"weight": 0.2}, "code": {"weight": 0.8}}, tokens=most,
+                      sequence_length=LENGTH)
+    with pytest.raises(MixError):
+        module_stages.mix("over", prepared, {"prose": {"weight": 0.2}, "code": {"weight": 0.8}},
+                          tokens=most + LENGTH, sequence_length=LENGTH)
+    assert not (module_stages.root / "short" / "packed.json").exists()
+
+
+def test_a_condition_chooses_by_what_was_measured(module_stages: Any, prepared: dict[str, Path]) -> None:
+    """Of 12 prose documents per last digit, digits 3 to 9 but 6 (never scored) and 7 (dropped before) are taken."""
+    condition = "quality >= 0.3 AND cluster_size > 1 -- a comment"
+    summary = module_stages.mix("where", prepared, {"prose": {"where": condition}, "code": {}}, tokens=1000,
+                                sequence_length=LENGTH, validation=0.0)
+    dropped = summary["counts"]["sources"]["prose"]["dropped"]
+    assert dropped["where"] == 3 * 12
+    assert dropped["where_unknown"] == 12
+    packed = PackedSet(module_stages.root / "where")
+    locators = locators_of(prepared)
+    digits = {locators[i][-1] for i in packed.pieces(np.arange(packed.rows))["id"].to_pylist()
+              if locators[i].startswith("prose")}
+    assert digits <= set("34589")
+
+
+def locators_of(prepared: dict[str, Path]) -> dict[bytes, str]:
+    tables = [pq.read_table(path, columns=["id", "locator"]) for path in sorted(prepared["ingest"].glob("part-*"))]
+    table = pa.concat_tables(tables)
+    return dict(zip(table["id"].to_pylist(), table["locator"].to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize(("condition", "complaint"), [
+    ("qualty >= 0.3", "qualty"), ("quality >=", "syntax error"), ("quality); SELECT (1", "syntax error"),
+    ("read_text('/etc/hostname') = ''", "read_text"),
+])
+def test_a_wrong_condition_names_source_condition_and_columns(
+    module_stages: Any, prepared: dict[str, Path], condition: str, complaint: str
+) -> None:
+    with pytest.raises(MixError) as caught:
+        module_stages.mix("wrong", prepared, {"prose": {"where": condition}, "code": {}}, tokens=1000,
+                          sequence_length=LENGTH)
+    message = str(caught.value)
+    assert message.startswith(f"sources.prose.where: {condition!r}")
+    assert complaint in message
+    assert "bytes, cluster, cluster_size, quality, tokens" in message
+
+
+def test_the_bytes_do_not_depend_on_workers_or_on_how_documents_came_in_shards(
+    module_stages: Any, prepared: dict[str, Path]
+) -> None:
+    mixed(module_stages, prepared)
+    module_stages.mix("parallel", prepared, MIXTURE, workers=2, tokens=4000, sequence_length=LENGTH, validation=0.15,
+                      shard_rows=50)
+    documents = all_documents(module_stages)
+    random.Random(5).shuffle(documents)
+    resharded = prepare(module_stages, "other-", documents, shards=2)
+    module_stages.mix("resharded", resharded, MIXTURE, tokens=4000, sequence_length=LENGTH, validation=0.15,
+                      shard_rows=50)
+    expected = module_stages.files("mix")
+    assert module_stages.files("parallel") == expected
+    assert module_stages.files("resharded") == expected
+
+
+def test_an_interrupted_attempt_ends_with_the_same_bytes(module_stages: Any, prepared: dict[str, Path]) -> None:
+    mixed(module_stages, prepared)
+    out, work = module_stages.root / "interrupted", module_stages.root / "interrupted.work"
+    shutil.copytree(module_stages.root / "mix", out)
+    shutil.copytree(module_stages.root / "mix.work", work)
+    for record in (work / "train").iterdir():
+        record.write_text(record.read_text().replace(str(module_stages.root / "mix"), str(out)))
+    (out / "packed.json").unlink()
+    (out / "train-00001.bin").unlink()
+    (work / "train" / "train-00002.json").unlink()
+    (out / "train-00002.bin").write_bytes(b"half")
+    untouched = (out / "train-00000.bin").stat().st_mtime_ns
+    mixed(module_stages, prepared, "interrupted")
+    assert module_stages.files("interrupted") == module_stages.files("mix")
+    assert (out / "train-00000.bin").stat().st_mtime_ns == untouched
+
+
+def test_a_large_vocabulary_is_packed_in_32_bits(module_stages: Any, prepared: dict[str, Path]) -> None:
+    """The same documents with ids pushed beyond 16 bits and a tokenizer that claims to have them."""
+    import json
+
+    shift, inputs = 70_000, dict(prepared)
+    for stage in ("tokenizer", "tokenize"):
+        inputs[stage] = module_stages.root / f"large-{stage}"
+        shutil.copytree(prepared[stage], inputs[stage])
+    for path in inputs["tokenize"].glob("*.tokens.bin"):
+        (np.fromfile(path, "<u2").astype("<u4") + shift).tofile(path)
+    file = inputs["tokenizer"] / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["vocab"]["far"] = shift + 500
+    file.write_text(json.dumps(content))
+    np.save(inputs["tokenizer"] / "token_bytes.npy", np.ones(shift + 501, np.uint16))
+    module_stages.mix("large", inputs, MIXTURE, tokens=4000, sequence_length=LENGTH, validation=0.15, shard_rows=50)
+    small, large = mixed(module_stages, prepared), PackedSet(module_stages.root / "large")
+    assert large.dtype == np.dtype("<u4")
+    rows = np.arange(125)
+    expected = small.read(rows)
+    eos = small.manifest["tokenizer"]["eos"]
+    assert np.array_equal(large.read(rows), np.where(expected == eos, eos, expected + shift))
+    large.verify(deep=True)
+
+
+def test_sources_without_held_out_rows_are_warned_of(module_stages: Any, prepared: dict[str, Path]) -> None:
+    module_stages.mix("quiet", prepared, MIXTURE, tokens=1000, sequence_length=LENGTH, validation=1e-9)
+    assert any("no validation rows for prose, code" in message for message in module_stages.warnings("quiet"))
+    assert PackedSet(module_stages.root / "quiet").validation("prose").shape == (0, LENGTH)
+
+
+def test_ids_survive_the_way_through_numbers() -> None:
+    from gristmill.tokenize.draws import word_ids
+
+    ids = pa.array([bytes(range(k, k + 16)) for k in (0, 100, 240)], pa.binary(16))
+    assert word_ids(id_words(ids[1:])).to_pylist() == ids[1:].to_pylist()
