@@ -96,7 +96,7 @@ def _order(members: pa.Table, keys: Sequence[KeepKey]) -> np.ndarray:
     directions = [
         (str(place), "descending" if key.descending else "ascending") for place, key in enumerate(keys)
     ]
-    order: np.ndarray = pc.sort_indices(columns, sort_keys=directions, null_placement="at_end").to_numpy()
+    order: np.ndarray = pc.sort_indices(columns, sort_keys=directions).to_numpy()
     return order.astype(np.int64)
 
 

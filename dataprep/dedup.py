@@ -38,9 +38,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Writes one annotation table per document shard, with `cluster` (16 bytes: the smallest id in the cluster, which
     for a document without duplicates is its own), `cluster_size`, `duplicate_of` (the survivor's id; null for
-    survivors) and `jaccard` (true Jaccard similarity to the survivor; null for survivors, 1 for equal texts). And
-    `clusters.parquet`, one row per duplicate: cluster, survivor, member, jaccard, and the key of `keep` that decided,
-    with the values of both.
+    survivors) and `jaccard` (true Jaccard similarity to the survivor; null for survivors, 1 for equal texts). All
+    four are null where a document was not judged (another source) or raised an error. And `clusters.parquet`, one
+    row per duplicate: cluster, survivor, member, jaccard, and the key of `keep` that decided, with the values of both.
 
     Args:
         inputs: `ingest`, and the annotating stages that ran before.
@@ -105,10 +105,12 @@ def apply(task: Task, plan: Plan) -> Done:
     reasons: list[str | None] = [None] * len(judged)
     for row, is_equal in zip(place[duplicate], equal, strict=True):
         reasons[row] = EXACT if is_equal else NEAR
-    own = documents["id"].take(pa.array(judged)).combine_chunks()
+    raised = np.array([error is not None for error in errors], bool)
+    own = documents["id"].take(pa.array(judged, mask=raised)).combine_chunks()
+    alone = pa.array(np.ones(len(judged), np.int32), mask=raised)
     measures = {
         "cluster": overlay(own, place, decisions["cluster"]),
-        "cluster_size": overlay(pa.array(np.ones(len(judged), np.int32)), place, decisions["size"]),
+        "cluster_size": overlay(alone, place, decisions["size"]),
         "duplicate_of": overlay(pa.nulls(len(judged), own.type), place[duplicate], duplicates["survivor_id"]),
         "jaccard": overlay(pa.nulls(len(judged), pa.float64()), place[duplicate], pa.chunked_array([jaccard])),
     }

@@ -104,7 +104,10 @@ def test_the_twin_table_says_who_survived_and_why(
     documents = planted()
     out, _ = run(write_ingest, make_context, tmp_path, "all", [list(documents.values())])
     rows = names(out, documents)
-    twins = {row["member"]: row for row in pq.read_table(out / "clusters.parquet").to_pylist()}
+    table = pq.read_table(out / "clusters.parquet").to_pylist()
+    order = [(row["cluster"], row["member"]) for row in table]
+    assert order == sorted(order)
+    twins = {row["member"]: row for row in table}
     assert len(twins) == 9
     web = twins[rows["exact0"]["id"]]
     assert (web["survivor"], web["cluster"]) == (rows["exact1"]["id"], rows["exact1"]["cluster"])
@@ -232,7 +235,22 @@ def test_a_text_that_is_not_utf_8_is_quarantined_and_takes_no_part(
     write_table(path, table.set_column(3, table.schema.field("text"), broken))
     summary = dedup.run({"ingest": ingest}, {"max_quarantined": 0.5}, tmp_path / "out", make_context("work"))
     assert (summary["counts"]["quarantined"], summary["counts"]["kept"]) == (1, 1)
+    (row,) = [row for row in rows_by_id(tmp_path / "out").values() if row["error"]]
+    assert (row["reason"], row["cluster"], row["cluster_size"]) == ("quarantine", None, None)
+    assert "UTF8" in row["error"]
     check_conservation(summary["counts"], "dedup")
+
+
+def test_a_template_fills_an_oversized_bucket_and_is_still_one_cluster(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    template = text(1)
+    documents = [("web", str(row), f"{template} for customer{row}") for row in range(80)]
+    _, summary = run(write_ingest, make_context, tmp_path, "all", [documents[:30], documents[30:]])
+    assert summary["oversized_buckets"]["largest"] > 64
+    assert summary["oversized_buckets"]["number"] >= 1
+    assert summary["candidate_pairs"] < 80 * 79 // 2
+    assert (summary["clusters"], summary["counts"]["kept"]) == (1, 1)
 
 
 def test_nothing_to_compare_is_not_an_error(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
