@@ -81,7 +81,8 @@ def end_with_parent() -> None:
     import ctypes
 
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() == 1 and os.environ.get("GRISTMILL_PARENT", "1") != "1":
+    # The parent may have died before the line above took effect.
+    if os.environ.get("GRISTMILL_PARENT", str(os.getppid())) != str(os.getppid()):
         os.kill(os.getpid(), signal.SIGTERM)
 
 

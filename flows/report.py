@@ -12,7 +12,7 @@ from gristmill.flows.facts import Facts, gather_facts, top_reasons
 from gristmill.flows.runs import RunRecord
 from gristmill.flows.session import Session
 from gristmill.flows.store import read_runs
-from gristmill.flows.summary import all_samples, evaluation_rows, loss_rows, mixture_rows
+from gristmill.flows.summary import all_samples, evaluated_models, evaluation_rows, loss_rows, mixture_rows
 
 STYLE = """
 :root { color-scheme: light; --ink: #111827; --soft: #6b7280; --line: #e5e7eb; --accent: #2563eb; }
@@ -226,8 +226,8 @@ def held_out(facts: Facts) -> str:
              f"{row['token_accuracy']:.2%}"] for row in evaluation_rows(facts)]
     if not rows:
         return ""
-    accuracy = [f"{model}: {measured['reward_accuracy']:.1%}" for model, measured in
-                facts["evaluation"]["models"].items() if measured.get("reward_accuracy") is not None]
+    accuracy = [f"{model}: {measured['reward_accuracy']:.1%}" for model, measured in evaluated_models(facts)
+                if measured.get("reward_accuracy") is not None]
     note = f'<p class="note">Reward accuracy on held-out pairs: {escape(", ".join(accuracy))}</p>' if accuracy else ""
     return "<h2>Held-out text</h2>" + table(
         ["model", "source", "bits per byte", "perplexity", "token accuracy"], rows, {2, 3, 4}) + note

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.flows.facts import Facts, gather_facts, top_reasons
+from gristmill.flows.facts import TRAINING_STAGES, Facts, gather_facts, top_reasons
 from gristmill.flows.session import Session
 
 SAMPLES = 3
@@ -76,9 +76,9 @@ def print_losses(facts: Facts, console: Console) -> None:
     if not facts["training"]:
         return
     section(console, "Training")
-    table = plain_table(("stage", False), ("steps", True), ("loss", True), ("", False), ("details", False))
+    table = plain_table(("stage", False), ("steps", True), ("loss", True), ("", False))
     for row in loss_rows(facts):
-        table.add_row(row["stage"], str(row["steps"]), f"{row['first']:.3f} -> {row['last']:.3f}", "", row["details"])
+        table.add_row(row["stage"], str(row["steps"]), f"{row['first']:.3f} -> {row['last']:.3f}", row["details"])
     console.print(table)
     rows = evaluation_rows(facts)
     if not rows:
@@ -108,18 +108,21 @@ def loss_rows(facts: Facts) -> list[dict[str, Any]]:
     return rows
 
 
+def evaluated_models(facts: Facts) -> list[tuple[str, Any]]:
+    """(name, measurements) of every model, in the order of their training."""
+    models = facts.get("evaluation", {}).get("models", {})
+    return [(name, models[name]) for name in TRAINING_STAGES if name in models]
+
+
 def evaluation_rows(facts: Facts) -> list[dict[str, Any]]:
     """One row per model and source: bits per byte, perplexity, token accuracy."""
-    models = facts.get("evaluation", {}).get("models", {})
     return [{"model": model, "source": source, **values}
-            for model, measured in models.items() for source, values in measured["sources"].items()]
+            for model, measured in evaluated_models(facts) for source, values in measured["sources"].items()]
 
 
 def all_samples(facts: Facts) -> list[dict[str, str]]:
     """Generated texts: model, prompt, completion."""
-    return [{"model": model, **sample}
-            for model, measured in facts.get("evaluation", {}).get("models", {}).items()
-            for sample in measured["samples"]]
+    return [{"model": model, **sample} for model, measured in evaluated_models(facts) for sample in measured["samples"]]
 
 
 def print_samples(facts: Facts, console: Console) -> None:
