@@ -65,8 +65,13 @@ def process_group() -> Iterator[World]:
 
 
 def make_deterministic(processes: int) -> None:
-    """Fix what lets the same computation differ between two runs: thread counts and algorithm choice."""
-    torch.set_num_threads(max(1, available_cores() // processes))
+    """Fix what lets the same computation differ between two runs: thread counts and algorithm choice.
+
+    A process that is alone on its machine keeps PyTorch's own number of threads (all cores, or OMP_NUM_THREADS);
+    several share the cores evenly, since torchrun would leave them one thread each.
+    """
+    if processes > 1:
+        torch.set_num_threads(max(1, available_cores() // processes))
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Memory that is about to be overwritten need not be filled with NaN first.

@@ -1,0 +1,154 @@
+"""A tiny tokenizer, a tiny packed set, and stages run on them: in this process, or under torchrun."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+SOURCES = ("prose", "code")
+SEQUENCE_LENGTH = 32
+TINY_MODEL = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn_width": 48}
+
+
+@pytest.fixture(scope="session")
+def texts() -> dict[str, str]:
+    """Some prose and some code that every Python has."""
+    return {"prose": " ".join(str(inspect.getdoc(module)) for module in (json, contextlib, textwrap, socket, inspect)),
+            "code": inspect.getsource(textwrap) + inspect.getsource(contextlib)}
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory, texts: dict[str, str]) -> Path:
+    from gristmill.tokenize.sample import Sample
+    from gristmill.tokenize.tokenizer import train, write_tokenizer
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(train(Sample({name: [text] for name, text in texts.items()}, {}), 400), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def mix_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path, texts: dict[str, str]) -> Path:
+    from gristmill.tokenize.packed import write_packed_set
+    from gristmill.tokenize.tokenizer import load
+
+    tokenizer = load(tokenizer_folder)
+    streams = {name: np.array(tokenizer.encode([text])[0].ids) for name, text in texts.items()}
+    rows = {name: stream[: len(stream) // SEQUENCE_LENGTH * SEQUENCE_LENGTH].reshape(-1, SEQUENCE_LENGTH)
+            for name, stream in streams.items()}
+    folder = tmp_path_factory.mktemp("mix")
+    training = np.concatenate([rows["prose"][:40], rows["code"][:40]])
+    # Two equal sources alternate in the merged order.
+    write_packed_set(
+        folder, training.reshape(2, 40, -1).transpose(1, 0, 2).reshape(80, -1), {"prose": 40, "code": 40},
+        {"vocab_size": tokenizer.vocab_size, "eos": tokenizer.eos, "pad": tokenizer.pad, "sha256": tokenizer.sha256},
+        {name: part[40:44] for name, part in rows.items()})
+    return folder
+
+
+@pytest.fixture
+def pretrain_config() -> dict[str, Any]:
+    return {"model": TINY_MODEL, "steps": 12, "global_batch_size": 6, "micro_batch_size": 4, "seed": 11,
+            "log_every": 1, "validate_every": 6, "schedule": {"warmup_steps": 2},
+            "optimizer": {"learning_rate": 0.01}}
+
+
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment that torchrun gives to the only rank. One thread: tiny tensors gain nothing from more."""
+    torch.set_num_threads(1)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1,
+                        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}.items():
+        monkeypatch.setenv(name, str(value))
+
+
+RunStage = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def run_stage(one_process: None) -> RunStage:
+    """Run a stage in this process: (name, inputs, config, folder, checkpoint_every) -> summary; output in folder/data."""
+
+    def run(
+        stage: str, inputs: dict[str, Path], config: dict[str, Any], folder: Path, checkpoint_every: int = 4
+    ) -> dict[str, Any]:
+        import importlib
+
+        from gristmill.dataprep.context import Context
+
+        (folder / "work").mkdir(parents=True, exist_ok=True)
+        context = Context(folder / "work", stage, checkpoint_every=checkpoint_every, emit=lambda event: None)
+        summary: dict[str, Any] = importlib.import_module(f"gristmill.train.{stage}").run(
+            inputs, config, folder / "data", context)
+        json.dumps(summary, allow_nan=False)
+        return summary
+
+    return run
+
+
+def write_stage(folder: Path, stage: str, inputs: dict[str, Path], config: dict[str, Any], every: int) -> None:
+    """Write the folder that gristmill.train.launch reads."""
+    (folder / "work").mkdir(parents=True, exist_ok=True)
+    (folder / "stage.json").write_text(json.dumps({
+        "stage": stage, "config": config, "inputs": {name: str(path) for name, path in inputs.items()},
+        "engine": {"checkpoint_every": every, "keep_checkpoints": 2}}))
+
+
+@contextlib.contextmanager
+def torchrun(folder: Path, ranks: int) -> Iterator[subprocess.Popen[str]]:
+    """Start a written stage under torchrun on the loopback; its events come on its standard output."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={ranks}",
+               "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1",
+               "-m", "gristmill.train.launch", str(folder)]
+    with open(folder / "log", "w") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True,
+                                   env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"})
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def wait_for_step(process: subprocess.Popen[str], step: int) -> None:
+    """Read events until the training reports that a step is done."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("@gristmill ") and json.loads(line[len("@gristmill "):]).get("done", 0) >= step:
+            return
+    raise AssertionError(f"the training ended before step {step}")
+
+
+def finish(process: subprocess.Popen[str]) -> int:
+    """Read all events to the end and return the exit code."""
+    process.communicate()
+    return process.returncode
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """The metrics lines of a training's output."""
+    return [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_timing(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Metrics without what differs between two runs of the same training."""
+    return [{name: value for name, value in line.items() if name not in ("tokens_per_second", "mfu")}
+            for line in lines]

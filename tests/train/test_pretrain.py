@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gristmill.dataprep.context import Context
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train import next_token, parallel, pretrain
+from gristmill.train.stream import EMPTY_DIGEST, extend_digest, rows_of_step
+
+
+@pytest.fixture
+def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
+    return {"tokenizer": tokenizer_folder, "mix": mix_folder}
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_loss_falls_and_every_logged_step_is_accounted_for(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    summary = run_stage("pretrain", inputs, pretrain_config, tmp_path)
+    lines = read_metrics(tmp_path)
+    steps = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in steps] == list(range(1, 13))
+    assert abs(steps[0]["loss"] - math.log(400)) < 0.1  # an untrained model knows nothing
+    assert steps[-1]["loss"] < steps[0]["loss"] - 0.3
+    assert steps[-1]["tokens"] == 12 * 6 * 32
+    for line in steps:
+        sources = line["sources"].values()
+        assert sum(source["tokens"] for source in sources) == 6 * 31
+        mean = sum(source["loss"] * source["tokens"] for source in sources) / (6 * 31)
+        assert line["loss"] == pytest.approx(mean, rel=1e-12)
+    validations = [line for line in lines if "validation" in line]
+    assert [line["step"] for line in validations] == [6, 12]
+    for measured in validations[-1]["validation"].values():
+        assert measured["perplexity"] == pytest.approx(math.exp(measured["loss"]))
+        assert measured["tokens"] == 4 * 31
+    assert summary["steps"] == 12
+    assert summary["skipped_steps"] == 0
+    assert (tmp_path / "data" / "skipped_steps.jsonl").read_text() == ""
+
+
+def test_the_logged_digest_is_that_of_the_rows_that_the_order_gives(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    run_stage("pretrain", inputs, {**pretrain_config, "steps": 3}, tmp_path)
+    packed, digest = PackedSet(inputs["mix"]), EMPTY_DIGEST
+    for line in (line for line in read_metrics(tmp_path) if "loss" in line):
+        digest = extend_digest(digest, rows_of_step(packed, 11, line["step"] - 1, 6))
+        assert line["rows_digest"] == digest
+
+
+def test_bits_per_byte_is_loss_over_the_bytes_of_the_predicted_tokens(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    run_stage("pretrain", inputs, {**pretrain_config, "steps": 1}, tmp_path)
+    (line, *_) = read_metrics(tmp_path)
+    packed = PackedSet(inputs["mix"])
+    rows = rows_of_step(packed, 11, 0, 6)
+    num_bytes = np.load(inputs["tokenizer"] / "token_bytes.npy")[packed.read(rows)[:, 1:]].sum()
+    assert line["bits_per_byte"] == pytest.approx(line["loss"] * 6 * 31 / math.log(2) / num_bytes)
+
+
+def test_micro_batches_do_not_change_what_is_learnt(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    config = {**pretrain_config, "steps": 4}
+    for size in (6, 4, 1):
+        run_stage("pretrain", inputs, {**config, "micro_batch_size": size}, tmp_path / str(size))
+    whole = load_file(tmp_path / "6" / "data" / "model" / "model.safetensors")
+    for size in (4, 1):
+        cut = load_file(tmp_path / str(size) / "data" / "model" / "model.safetensors")
+        for name, tensor in whole.items():
+            torch.testing.assert_close(cut[name], tensor, atol=2e-5, rtol=0)
+
+
+def test_sharding_is_applied_at_world_size_one_and_layers_compute_in_the_asked_dtype(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch.distributed.tensor import DTensor
+
+    seen: list[tuple[type, torch.dtype, torch.dtype]] = []
+    original = next_token.NextToken.loss
+
+    def loss(self: Any, model: Any, rows: np.ndarray, scale: float) -> Any:
+        parameter = next(model.parameters())
+        layer = model.model.layers[0].mlp.up_proj
+        layer.register_forward_hook(lambda module, given, out: seen.append((kind, parameter.dtype, out.dtype)))
+        kind = type(parameter)
+        return original(self, model, rows, scale)
+
+    monkeypatch.setattr(next_token.NextToken, "loss", loss)
+    run_stage("pretrain", inputs, {**pretrain_config, "steps": 1, "precision": "bf16"}, tmp_path)
+    assert seen[0] == (DTensor, torch.float32, torch.bfloat16)
+
+
+def test_a_model_that_is_not_sharded_is_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"weight is Parameter of torch.float32, not a float32 DTensor"):
+        parallel.assert_sharded(torch.nn.Linear(2, 2), torch.float32)
+
+
+def test_a_bad_step_changes_nothing_and_its_documents_are_written_down(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Step 3 of 3 has a loss that is not a number: the weights end as those of two steps."""
+    config = {**pretrain_config, "schedule": {"kind": "constant", "warmup_steps": 0}}
+    run_stage("pretrain", inputs, {**config, "steps": 2}, tmp_path / "two")
+    third = rows_of_step(PackedSet(inputs["mix"]), 11, 2, 6)
+    original = next_token.NextToken.loss
+
+    def loss(self: Any, model: Any, rows: np.ndarray, scale: float) -> Any:
+        found, sums = original(self, model, rows, scale)
+        bad = float("nan") if len(rows) and set(rows) <= set(third) else 1.0
+        return found * bad, sums * bad
+
+    monkeypatch.setattr(next_token.NextToken, "loss", loss)
+    summary = run_stage("pretrain", inputs, {**config, "steps": 3}, tmp_path / "three")
+    assert summary["skipped_steps"] == 1
+    (line,) = map(json.loads, (tmp_path / "three" / "data" / "skipped_steps.jsonl").read_text().splitlines())
+    assert line["step"] == 3
+    assert line["loss"] is None
+    assert line["rows"] == third.tolist()
+    assert "loss" not in [line for line in read_metrics(tmp_path / "three") if line["step"] == 3][0]
+    two, three = (load_file(tmp_path / name / "data" / "model" / "model.safetensors") for name in ("two", "three"))
+    assert all(torch.equal(two[name], three[name]) for name in two)
+
+
+def test_a_repeated_training_gives_the_same_bytes(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    for name in ("first", "second"):
+        run_stage("pretrain", inputs, {**pretrain_config, "steps": 3}, tmp_path / name)
+    first, second = ((tmp_path / name / "data" / "model" / "model.safetensors").read_bytes()
+                     for name in ("first", "second"))
+    assert first == second
+
+
+def test_the_stage_needs_a_packed_set(one_process: None, tmp_path: Path, tokenizer_folder: Path) -> None:
+    with pytest.raises(Exception, match=r"no packed\.json there"):
+        pretrain.run({"tokenizer": tokenizer_folder, "mix": tmp_path}, {"steps": 1}, tmp_path, Context(tmp_path))
