@@ -160,6 +160,18 @@ def test_docstrings_answer_questions_and_wrong_answers_are_other_docstrings(monk
     assert read_examples("python-docs://", "dpo") == preferences
 
 
+def test_a_rejected_answer_is_never_the_chosen_one_though_only_two_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = ["The first of only two answers.", "The second of only two answers."]
+    (tmp_path / "two.py").write_text("".join(f'def f{n}():\n    """{answers[n % 2]}"""\n' for n in range(40)))
+    monkeypatch.setattr(docquestions, "standard_library_files", lambda: [("two.py", tmp_path / "two.py")])
+    found = read_examples("python-docs://", "dpo")
+    assert len(found) == 40
+    for example in found:
+        assert {example["chosen"][0]["content"], example["rejected"][0]["content"]} == set(answers)
+
+
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
 

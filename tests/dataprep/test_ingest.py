@@ -140,6 +140,18 @@ def test_a_limit_takes_the_first_documents_of_the_listing(
     assert [row["locator"] for row in rows(tmp_path / "out")] == [f"{number:02d}.txt" for number in range(7)]
 
 
+def test_a_limit_counts_documents_and_ends_in_the_middle_of_a_file(
+    corpus: Path, tmp_path: Path, make_context: MakeContext
+) -> None:
+    config = configure(corpus)
+    config["sources"] = {"web": {"path": str(corpus / "big.jsonl"), "limit": 12}}
+    summary = ingest.run({}, config, tmp_path / "out", make_context("work"))
+    assert [row["locator"] for row in rows(tmp_path / "out")] == [
+        f"big.jsonl#{number}" for number in (*range(1, 11), 12, 13)
+    ]
+    assert (summary["counts"]["read"], summary["counts"]["quarantined"]) == (13, 1)
+
+
 def test_a_source_without_documents_is_an_error_that_names_it(tmp_path: Path, make_context: MakeContext) -> None:
     (tmp_path / "a.jsonl").write_text('{"body": "x"}\n')
     config = {"sources": {"web": {"path": str(tmp_path / "a.jsonl")}}}

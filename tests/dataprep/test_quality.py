@@ -1,3 +1,4 @@
+import gzip
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -176,3 +177,20 @@ def test_the_error_is_a_quality_error_where_no_runner_wraps_it(ingest: Path) -> 
     settings = Classifier.model_validate({**SECTION, "positive": ["novels"]})
     with pytest.raises(QualityError):
         quality.choose_examples({"ingest": ingest}, shard_names(ingest), settings, 1)
+
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "quality"
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the real data sets are not here")
+def test_real_headlines_are_told_from_clickbait(
+    write_ingest: Callable[..., Path], tmp_path: Path, make_context: Callable[..., Context]
+) -> None:
+    documents = []
+    for source in ("clickbait", "non_clickbait"):
+        lines = gzip.decompress((SHARED / f"{source}_data.gz").read_bytes()).decode("utf-8").splitlines()
+        documents += [(source, str(number), line) for number, line in enumerate(filter(None, lines[:6000]))]
+    section = {"positive": ["non_clickbait"], "negative": ["clickbait"], "epochs": 10, "buckets": 20_000}
+    inputs = {"ingest": write_ingest("ingest", [documents])}
+    summary = quality.run(inputs, {"classifier": section, "seed": 1}, tmp_path / "out", make_context("work"))
+    assert summary["auc"] > 0.98
