@@ -95,9 +95,15 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                          "for; the vocabulary is smaller than tokenizer.vocab_size, which changes nothing else")
     write_tokenizer(tokenizer, out)
     loaded = load(out)
+    measured = [text for texts in sample.measure.values() for text in texts]
+    changed = sum(loaded.decode(encoding.ids) != text
+                  for text, encoding in zip(measured, loaded.encode(measured), strict=True))
+    if changed:
+        context.warn(f"{changed} of {len(measured)} sampled documents come back changed from the tokenizer (a "
+                     "normalizer in tokenizer.json, or tokens that it lacks); a tokenizer trained here loses nothing")
     return {
         "vocab_size": loaded.vocab_size, "sha256": loaded.sha256, "eos": loaded.eos, "pad": loaded.pad,
-        "external": section.path is not None,
+        "external": section.path is not None, "changed_documents": changed,
         "sample_bytes": {source: _text_bytes(texts) for source, texts in sample.learn.items()},
         "bytes_per_token": {source: _bytes_per_token(loaded, texts) for source, texts in sample.measure.items()},
     }

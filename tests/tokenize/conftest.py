@@ -41,7 +41,7 @@ class Stages:
         return self.root / name
 
     def annotate(self, name: str, ingest: Path, measure: Callable[[pa.Table], Mapping[str, Any]]) -> Path:
-        """One annotating stage; `measure(documents)` gives its columns, `keep` being True where it is not among them."""
+        """One annotating stage; `measure(documents)` gives its columns; all are kept if none is `keep`."""
         for path in sorted(ingest.glob("part-*.parquet")):
             documents = pq.read_table(path)
             measured = {"keep": [True] * len(documents), **measure(documents)}
@@ -67,7 +67,9 @@ class Stages:
         path = self.root / f"{name}.work" / "warnings"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def tokenizer(self, name: str, inputs: Mapping[str, Path], sources: Sequence[str], **section: Any) -> dict[str, Any]:
+    def tokenizer(
+        self, name: str, inputs: Mapping[str, Path], sources: Sequence[str], **section: Any
+    ) -> dict[str, Any]:
         config = {"tokenizer": {"vocab_size": 300, **section}, "sources": list(sources), "seed": 1}
         return tokenizer.run(inputs, config, self.root / name, self.context(name))
 

@@ -90,7 +90,7 @@ def test_every_row_is_the_text_of_the_documents_that_its_pieces_name(
 ) -> None:
     packed, tokenizer, originals = mixed(module_stages, prepared), load(prepared["tokenizer"]), texts(prepared)
     tokens, pieces = packed.read(np.arange(packed.rows)), packed.pieces(np.arange(packed.rows)).to_pylist()
-    position = {row: 0 for row in range(packed.rows)}
+    position = dict.fromkeys(range(packed.rows), 0)
     for piece in pieces:
         whole = [*tokenizer.encode([originals[piece["id"]]])[0].ids, tokenizer.eos]
         taken = tokens[piece["row"], piece["start"] : piece["start"] + piece["length"]].tolist()

@@ -1,0 +1,213 @@
+"""The stage `tokenizer`: nothing is lost, and nothing but the documents decides the merges."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gristmill.tokenize.chat import SPECIAL_TOKENS
+from gristmill.tokenize.sample import HELD_OUT, SampleError, draw_sample, share_bytes
+from gristmill.tokenize.tokenizer import TextTokenizer, TokenizerError, load
+
+CONVERSATION = [
+    {"role": "system", "content": "Answer briefly."},
+    {"role": "user", "content": "What is 2 + 2?\n"},
+    {"role": "assistant", "content": "Four.\n\nOr 4."},
+    {"role": "user", "content": "Größer als 3?"},
+    {"role": "assistant", "content": "Yes"},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(module_stages: Any) -> Path:
+    documents = [*module_stages.documents("prose", 80), *module_stages.documents("code", 40)]
+    ingest = module_stages.ingest("ingest", documents, 3)
+    module_stages.tokenizer("tokenizer", {"ingest": ingest}, ["prose", "code"], vocab_size=320)
+    return module_stages.root / "tokenizer"
+
+
+@pytest.fixture(scope="module")
+def loaded(folder: Path) -> TextTokenizer:
+    return load(folder)
+
+
+@given(st.text())
+@example("<|endoftext|> and <|user|>\n<|end|><|pad|>")
+@example("\0 \u0378 \U000e0fff \ufeff  \r\n\t\u00a0 e\u0301 \u1e9b\u0323 n't 've")
+def test_every_string_comes_back_as_it_was(loaded: TextTokenizer, text: str) -> None:
+    ids = loaded.encode([text])[0].ids
+    assert loaded.decode(ids) == text
+    assert not set(ids) & set(loaded.special_ids.values())
+    assert int(loaded.token_bytes[ids].sum()) == len(text.encode())
+
+
+def test_special_tokens_have_the_first_ids_and_bytes_follow(loaded: TextTokenizer, folder: Path) -> None:
+    assert [loaded.tokenizer.token_to_id(token) for token in SPECIAL_TOKENS] == [0, 1, 2, 3, 4, 5]
+    assert (loaded.eos, loaded.pad, loaded.vocab_size) == (0, 1, 320)
+    assert loaded.token_bytes.dtype == np.uint16
+    assert loaded.token_bytes[:6].tolist() == [0] * 6
+    assert loaded.token_bytes[6:262].tolist() == [1] * 256
+    assert (loaded.token_bytes[262:] >= 2).all()
+    assert json.loads((folder / "tokenizer.json").read_text())["normalizer"] is None
+
+
+def test_the_same_documents_give_the_same_bytes_for_any_threads_and_shards(module_stages: Any, folder: Path) -> None:
+    documents = [*module_stages.documents("prose", 80), *module_stages.documents("code", 40)]
+    module_stages.ingest("resharded", documents[::-1], 2)
+    script = """
+import sys
+from pathlib import Path
+from gristmill.dataprep.context import Context
+from gristmill.tokenize import tokenizer
+root, out = Path(sys.argv[1]), Path(sys.argv[2])
+config = {"tokenizer": {"vocab_size": 320}, "sources": ["prose", "code"], "seed": 1}
+tokenizer.run({"ingest": root / "resharded"}, config, out, Context(out, emit=lambda event: None))
+"""
+    for threads in ("1", "4"):
+        out = module_stages.root / f"threads-{threads}"
+        subprocess.run([sys.executable, "-c", script, str(module_stages.root), str(out)], check=True,
+                       env={**os.environ, "RAYON_NUM_THREADS": threads})
+        assert module_stages.files(out.name) == module_stages.files("tokenizer")
+
+
+def test_the_chat_template_renders_as_documented_and_marks_what_the_assistant_says(folder: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    auto = transformers.AutoTokenizer.from_pretrained(folder)
+    expected = ("<|system|>\nAnswer briefly.<|end|>\n<|user|>\nWhat is 2 + 2?\n<|end|>\n"
+                "<|assistant|>\nFour.\n\nOr 4.<|end|>\n<|user|>\nGrößer als 3?<|end|>\n<|assistant|>\nYes<|end|>\n")
+    assert auto.apply_chat_template(CONVERSATION, tokenize=False) == expected
+    assert auto.apply_chat_template(CONVERSATION[:2], tokenize=False, add_generation_prompt=True) == (
+        "<|system|>\nAnswer briefly.<|end|>\n<|user|>\nWhat is 2 + 2?\n<|end|>\n<|assistant|>\n")
+    rendered = auto.apply_chat_template(CONVERSATION, return_dict=True, return_assistant_tokens_mask=True)
+    ids, mask = np.array(rendered["input_ids"]), np.array(rendered["assistant_masks"])
+    assert auto.decode(ids) == expected
+    assert auto.decode(ids[mask == 1]) == "Four.\n\nOr 4.<|end|>Yes<|end|>"
+    assert mask.sum() == (np.diff(np.flatnonzero(mask)) >= 1).sum() + 1
+
+
+def test_transformers_agrees_on_text_and_special_tokens(folder: Path, loaded: TextTokenizer) -> None:
+    transformers = pytest.importorskip("transformers")
+    auto = transformers.AutoTokenizer.from_pretrained(folder)
+    text = "grist millstone, and a tree: größer\n\n  42"
+    assert auto.encode(text, add_special_tokens=False) == loaded.encode([text])[0].ids
+    assert (auto.eos_token, auto.pad_token, auto.eos_token_id, auto.pad_token_id, len(auto)) == (
+        "<|endoftext|>", "<|pad|>", 0, 1, 320)
+
+
+def test_the_sample_is_an_equal_share_of_each_source_from_kept_documents_only(stages: Any) -> None:
+    documents = [*stages.documents("prose", 100), *stages.documents("code", 100)]
+    ingest = stages.ingest("ingest", documents, 2)
+    dropped = stages.annotate("filter", ingest, lambda table: {
+        "keep": [int(locator.split("/")[1]) % 2 == 0 for locator in table["locator"].to_pylist()]})
+    sample = draw_sample({"ingest": ingest, "filter": dropped}, ["prose", "code"], 4000, None, 1)
+    kept = {text for _, locator, text in documents if int(locator.split("/")[1]) % 2 == 0}
+    for source in ("prose", "code"):
+        assert sum(len(text.encode()) for text in sample.learn[source]) == 2000
+        assert sum(text not in kept for text in sample.learn[source]) <= 1
+        assert all(any(whole.startswith(text) for whole in kept) for text in sample.learn[source])
+        assert sum(len(text.encode()) for text in sample.measure[source]) == int(2000 * HELD_OUT)
+        assert not set(sample.measure[source]) & set(sample.learn[source])
+    assert draw_sample({"ingest": ingest}, ["prose"], 4000, None, 2) != draw_sample({"ingest": ingest}, ["prose"],
+                                                                                    4000, None, 3)
+
+
+def test_shares_follow_the_weights_and_unknown_names_are_refused() -> None:
+    assert share_bytes(["a", "b", "c"], 1000, {"a": 3, "c": 1}) == {"a": 750, "c": 250}
+    assert share_bytes(["a", "b"], 1000, None) == {"a": 500, "b": 500}
+    with pytest.raises(SampleError, match=r"no source is called 'd' \(sources: a, b\)"):
+        share_bytes(["a", "b"], 1000, {"d": 1})
+    with pytest.raises(SampleError, match="all are zero"):
+        share_bytes(["a"], 1000, {"a": 0})
+
+
+def test_a_cut_sample_ends_at_a_character(stages: Any) -> None:
+    ingest = stages.ingest("ingest", [("prose", "a", "€" * 100)])
+    assert draw_sample({"ingest": ingest}, ["prose"], 10, None, 0).learn["prose"] == ["€€€"]
+
+
+def test_a_sample_too_small_for_the_vocabulary_is_warned_of(stages: Any) -> None:
+    ingest = stages.ingest("ingest", [("prose", "a", "one two one two")])
+    summary = stages.tokenizer("tokenizer", {"ingest": ingest}, ["prose"], vocab_size=5000)
+    assert summary["vocab_size"] < 300
+    assert f"only {summary['vocab_size']} of the 5000 tokens" in stages.warnings("tokenizer")[0]
+    assert summary["sample_bytes"] == {"prose": 15}
+    assert summary["bytes_per_token"]["prose"] > 1
+
+
+def test_no_text_at_all_is_an_error(stages: Any) -> None:
+    with pytest.raises(SampleError, match="no text is left to learn a tokenizer from"):
+        stages.tokenizer("tokenizer", {"ingest": stages.ingest("ingest", [])}, ["prose"])
+
+
+def external(stages: Any, path: Path) -> dict[str, Any]:
+    ingest = stages.ingest("ingest", stages.documents("prose", 5))
+    return stages.tokenizer("tokenizer", {"ingest": ingest}, ["prose"], path=str(path))
+
+
+def test_a_published_tokenizer_is_taken_with_chat_tokens_behind_its_vocabulary(stages: Any, shared_data: Path) -> None:
+    path = stages.root / "neox.json"
+    path.write_bytes(zstandard.decompress((shared_data / "tokenizer" / "gpt_neox_tokenizer.json.zst").read_bytes(),
+                                          max_output_size=1 << 26))
+    before = json.loads(path.read_text())
+    summary = external(stages, path)
+    loaded = load(stages.root / "tokenizer")
+    assert loaded.tokenizer.id_to_token(loaded.eos) == "<|endoftext|>"
+    known = max([*before["model"]["vocab"].values(), *(token["id"] for token in before["added_tokens"])]) + 1
+    assert loaded.vocab_size == summary["vocab_size"] == known + 4
+    assert [loaded.special_ids[token] for token in SPECIAL_TOKENS[2:]] == [known, known + 1, known + 2, known + 3]
+    after = json.loads((stages.root / "tokenizer" / "tokenizer.json").read_text())
+    assert after["model"] == before["model"]
+    text = "Plain text, größer, and      blanks <|endoftext|>"
+    ids = loaded.encode([text])[0].ids
+    assert loaded.eos not in ids
+    assert loaded.decode(ids) == text
+    assert int(loaded.token_bytes[ids].sum()) == len(text.encode())
+
+
+def test_a_published_tokenizer_that_changes_text_is_warned_of(stages: Any, folder: Path) -> None:
+    content = json.loads((folder / "tokenizer.json").read_text())
+    path = stages.root / "lower.json"
+    path.write_text(json.dumps({**content, "normalizer": {"type": "Lowercase"}}))
+    assert external(stages, path)["changed_documents"] == 0
+    ingest = stages.ingest("loud", [("prose", "a", "GRIST and mill")])
+    section = {"path": str(path)}
+    assert stages.tokenizer("loud-tokenizer", {"ingest": ingest}, ["prose"], **section)["changed_documents"] == 1
+    assert "1 of 1 sampled documents come back changed" in stages.warnings("loud-tokenizer")[0]
+
+
+def test_a_tokenizer_without_an_end_of_text_is_refused(stages: Any) -> None:
+    from tokenizers import Tokenizer, models
+
+    path = stages.root / "bare.json"
+    Tokenizer(models.BPE(vocab={"a": 0}, merges=[])).save(str(path))
+    with pytest.raises(TokenizerError, match=r"bare\.json has no token that ends a text; one of <\|endoftext\|>, </s>"):
+        external(stages, path)
+    path.write_text("{}")
+    with pytest.raises(TokenizerError, match=r"bare\.json is not a tokenizer\.json"):
+        external(stages, path)
+
+
+def test_sentencepiece_tokens_count_their_blank_and_their_bytes(stages: Any) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    vocab = {"<unk>": 0, "</s>": 1, "<0xE2>": 2, "\u2581": 3, "a": 4, "\u2581a": 5, "é": 6}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("\u2581", "a")], byte_fallback=True, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(["</s>"])
+    path = stages.root / "pieces.json"
+    tokenizer.save(str(path))
+    external(stages, path)
+    loaded = load(stages.root / "tokenizer")
+    assert (loaded.eos, loaded.pad) == (1, 1)
+    assert loaded.token_bytes[1:7].tolist() == [0, 1, 1, 1, 2, 2]
