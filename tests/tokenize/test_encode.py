@@ -1,0 +1,134 @@
+"""The stage `tokenize`: the kept documents' ids, once, where the tables say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from gristmill.dataprep.counts import QuarantineError
+from gristmill.tokenize import encode
+from gristmill.tokenize.tokenizer import TextTokenizer, load
+
+
+@pytest.fixture
+def inputs(stages: Any) -> dict[str, Path]:
+    documents = [*stages.documents("prose", 30), *stages.documents("code", 20), ("code", "code/20", "")]
+    inputs = {"ingest": stages.ingest("ingest", documents, 2)}
+    inputs["filter"] = stages.annotate("filter", inputs["ingest"], lambda table: {
+        "keep": [not locator.endswith("7") for locator in table["locator"].to_pylist()]})
+    stages.tokenizer("tokenizer", inputs, ["prose", "code"])
+    return {**inputs, "tokenizer": stages.root / "tokenizer"}
+
+
+def test_each_kept_document_lies_where_its_table_says(stages: Any, inputs: dict[str, Path]) -> None:
+    summary, tokenizer, total = stages.tokenize("out", inputs), load(inputs["tokenizer"]), 0
+    for shard in ("part-00000", "part-00001"):
+        documents = pq.read_table(inputs["ingest"] / f"{shard}.parquet")
+        docs = pq.read_table(stages.root / "out" / f"{shard}.docs.parquet").to_pylist()
+        tokens = np.fromfile(stages.root / "out" / f"{shard}.tokens.bin", "<u2")
+        kept = [row for row, locator in enumerate(documents["locator"].to_pylist()) if not locator.endswith("7")]
+        assert [doc["row"] for doc in docs] == kept
+        for doc in docs:
+            text = documents["text"][doc["row"]].as_py()
+            ids = tokens[doc["offset"] : doc["offset"] + doc["tokens"]].tolist()
+            assert tokenizer.decode(ids) == text
+            assert ids == tokenizer.encode([text])[0].ids
+            assert (doc["bytes"], doc["id"]) == (len(text.encode()), documents["id"][doc["row"]].as_py())
+            assert doc["source"] == documents["source"][doc["row"]].as_py()
+        assert sum(doc["tokens"] for doc in docs) == len(tokens)
+        assert tokenizer.eos not in tokens
+        total += len(tokens)
+    assert summary["tokens"] == total == sum(summary["tokens_per_source"].values())
+    assert (summary["counts"]["read"], summary["counts"]["kept"], summary["dtype"]) == (51 - 5, 51 - 5, "uint16")
+    assert summary["counts"]["sources"]["code"]["kept"] == 21 - 2
+
+
+def test_workers_and_batches_do_not_change_the_bytes(
+    stages: Any, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages.tokenize("one", inputs)
+    stages.tokenize("two", inputs, workers=2)
+    monkeypatch.setattr(encode, "BATCH_BYTES", 700)
+    stages.tokenize("small", inputs)
+    assert stages.files("one") == stages.files("two") == stages.files("small")
+
+
+def test_batches_hold_all_documents_and_little_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encode, "BATCH_BYTES", 10)
+    slices = list(encode.batches(np.array([4, 6, 1, 30, 0, 9, 2])))
+    assert [(part.start, part.stop) for part in slices] == [(0, 2), (2, 3), (3, 4), (4, 6), (6, 7)]
+
+
+class Picky:
+    """A tokenizer that cannot take texts that end in 3."""
+
+    def __init__(self, inner: TextTokenizer) -> None:
+        self.vocab_size, self._inner = inner.vocab_size, inner
+
+    def encode(self, texts: list[str]) -> Any:
+        if any(text.endswith(" 3.\n") for text in texts):
+            raise OverflowError("too odd")
+        return self._inner.encode(texts)
+
+
+def test_a_document_that_fails_is_quarantined_alone(
+    stages: Any, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encode, "_load_once", lambda folder: Picky(load(Path(folder))))
+    counts = stages.tokenize("out", inputs)["counts"]
+    assert (counts["quarantined"], counts["kept"]) == (2, 51 - 5 - 2)
+    quarantined = [row for path in (stages.root / "out").glob("*.quarantine.parquet")
+                   for row in pq.read_table(path).to_pylist()]
+    assert sorted(row["file"] for row in quarantined) == ["code/3", "prose/3"]
+    assert {row["error"] for row in quarantined} == {"OverflowError: too odd"}
+    monkeypatch.undo()
+    stages.tokenize("whole", inputs)
+    for shard in ("part-00000", "part-00001"):
+        mine, whole = (pq.read_table(stages.root / name / f"{shard}.docs.parquet").to_pylist()
+                       for name in ("out", "whole"))
+        tokens, all_tokens = (np.fromfile(stages.root / name / f"{shard}.tokens.bin", "<u2")
+                              for name in ("out", "whole"))
+        reference = {doc["id"]: all_tokens[doc["offset"] : doc["offset"] + doc["tokens"]].tolist() for doc in whole}
+        for doc in mine:
+            assert tokens[doc["offset"] : doc["offset"] + doc["tokens"]].tolist() == reference[doc["id"]]
+
+
+def test_too_many_failures_fail_the_stage(
+    stages: Any, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: TextTokenizer, texts: list[str]) -> Any:
+        raise OverflowError("always")
+
+    monkeypatch.setattr(TextTokenizer, "encode", broken)
+    with pytest.raises(QuarantineError, match="46 of 46 records"):
+        stages.tokenize("out", inputs)
+
+
+def test_large_vocabularies_are_written_in_32_bits(stages: Any, inputs: dict[str, Path]) -> None:
+    """70,000 words as added tokens push the vocabulary over 65,536."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(inputs["tokenizer"] / "tokenizer.json"))
+    tokenizer.add_tokens([f"word{number}" for number in range(70_000)])
+    path = stages.root / "large.json"
+    tokenizer.save(str(path))
+    ingest = {"ingest": stages.ingest("few", [("prose", "a", "word1 word69999")])}
+    stages.tokenizer("large", ingest, ["prose"], path=str(path))
+    summary = stages.tokenize("out", {**ingest, "tokenizer": stages.root / "large"})
+    assert summary["dtype"] == "uint32"
+    tokens = np.fromfile(stages.root / "out" / "part-00000.tokens.bin", "<u4")
+    assert load(stages.root / "large").decode(tokens.tolist()) == "word1 word69999"
+    assert tokens.max() > 65_536
+
+
+def test_an_interrupted_attempt_ends_with_the_same_bytes(stages: Any, inputs: dict[str, Path]) -> None:
+    stages.tokenize("out", inputs)
+    before = stages.files("out")
+    (stages.root / "out" / "part-00001.docs.parquet").unlink()
+    (stages.root / "out.work" / "encode" / "part-00000.json").unlink()
+    stages.tokenize("out", inputs)
+    assert stages.files("out") == before

@@ -1,0 +1,118 @@
+"""The packed set's reader."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from gristmill.dataprep.files import as_path, read_json, write_json
+from gristmill.tokenize.order import unrank
+from gristmill.tokenize.packed import PIECES_SCHEMA, PackedSet, PackedSetError, write_packed_set, write_rows
+
+TOKENIZER = {"vocab_size": 1000, "eos": 0, "pad": 1, "sha256": "0" * 64}
+ROWS = np.arange(12 * 8).reshape(12, 8)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """12 rows of 8 tokens in shards of 5, 5 and 2; document k fills row k."""
+    write_packed_set(tmp_path, ROWS, {"prose": 8, "a/b c": 4}, TOKENIZER, {"prose": ROWS[:2], "a/b c": ROWS[:0]})
+    sources = unrank([8, 4], np.arange(12))[0]
+    shards = []
+    for number, first in enumerate((0, 5, 10)):
+        rows = np.arange(first, min(first + 5, 12))
+        pieces = pa.table({"row": rows, "start": [0] * len(rows), "length": [8] * len(rows),
+                           "id": [bytes([row] * 16) for row in rows], "source": sources[rows],
+                           "copy": [0] * len(rows), "offset": [0] * len(rows)}).cast(PIECES_SCHEMA)
+        shards.append(write_rows(tmp_path / f"train-{number:05d}.bin", ROWS[rows].astype("<u2"), pieces))
+    manifest = read_json(tmp_path / "packed.json")
+    write_json(tmp_path / "packed.json", {**manifest, "train": {**manifest["train"], "shards": shards}})
+    return tmp_path
+
+
+def test_rows_are_read_in_any_order_over_all_shards(folder: Path) -> None:
+    packed, wanted = PackedSet(folder), np.array([11, 0, 4, 5, 4, 10])
+    tokens = packed.read(wanted)
+    assert tokens.dtype == np.int64
+    assert np.array_equal(tokens, ROWS[wanted])
+    assert packed.read(np.array([], dtype=np.int64)).shape == (0, 8)
+    assert np.array_equal(packed.source_of(wanted), unrank([8, 4], wanted)[0])
+    assert (packed.rows, packed.rows_per_source, packed.sequence_length) == (12, [8, 4], 8)
+    assert np.array_equal(pickle.loads(pickle.dumps(packed)).read(wanted), tokens)
+
+
+def test_a_set_that_is_not_on_a_local_disk_reads_the_same(folder: Path) -> None:
+    remote = as_path("memory://packed-set")
+    for path in folder.iterdir():
+        (remote / path.name).write_bytes(path.read_bytes())
+    packed = PackedSet(remote)
+    packed.verify(deep=True)
+    assert np.array_equal(packed.read(np.arange(12)), ROWS)
+    assert packed.rows_of_document(bytes([3] * 16))["row"].to_pylist() == [3]
+
+
+def test_validation_rows_belong_to_named_sources(folder: Path) -> None:
+    packed = PackedSet(folder)
+    assert np.array_equal(packed.validation("prose"), ROWS[:2])
+    assert packed.validation("a/b c").shape == (0, 8)
+    assert (folder / "val-a%2Fb%20c-00000.bin").exists()
+    with pytest.raises(PackedSetError, match=r"no held-out rows of 'web' \(sources: a/b c, prose\)"):
+        packed.validation("web")
+
+
+def test_pieces_name_the_documents_of_rows(folder: Path) -> None:
+    packed = PackedSet(folder)
+    assert packed.pieces(np.array([11, 3, 3]))["row"].to_pylist() == [3, 11]
+    assert packed.pieces(np.array([11]))["id"].to_pylist() == [bytes([11] * 16)]
+    assert packed.rows_of_document(bytes([7] * 16))["row"].to_pylist() == [7]
+    assert packed.rows_of_document(bytes([99] * 16)).num_rows == 0
+    assert packed.validation_pieces("prose").num_rows == 0
+
+
+def test_pieces_read_only_the_shards_of_their_rows(folder: Path) -> None:
+    (folder / "train-00002.docs.parquet").unlink()
+    assert PackedSet(folder).pieces(np.array([0, 9]))["row"].to_pylist() == [0, 9]
+
+
+def test_damage_is_an_error_that_names_the_file(folder: Path) -> None:
+    packed = PackedSet(folder)
+    packed.verify(deep=True)
+    path = folder / "train-00001.bin"
+    content = path.read_bytes()
+    path.write_bytes(b"\xff" + content[1:])
+    packed.verify()
+    with pytest.raises(PackedSetError, match=r"train-00001\.bin: SHA-256 is"):
+        packed.verify(deep=True)
+    path.write_bytes(content[:-1])
+    with pytest.raises(PackedSetError, match=r"train-00001\.bin: has 79 bytes, but 5 rows take 80"):
+        packed.verify()
+    with pytest.raises(PackedSetError, match=r"train-00001\.bin: has 79 bytes"):
+        PackedSet(folder).read(np.array([5]))
+    path.unlink()
+    with pytest.raises(PackedSetError, match=r"train-00001\.bin: is missing"):
+        packed.verify()
+
+
+def test_what_is_not_a_packed_set_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(PackedSetError, match=r"no packed\.json there"):
+        PackedSet(tmp_path / "nowhere")
+    write_json(folder / "packed.json", {**read_json(folder / "packed.json"), "format": 9})
+    with pytest.raises(PackedSetError, match="format 9, but this version reads format 1"):
+        PackedSet(folder)
+
+
+def test_rows_beyond_the_end_are_refused(folder: Path) -> None:
+    for rows in ([12], [-1]):
+        with pytest.raises(PackedSetError, match=r"rows are in \[0, 12\)"):
+            PackedSet(folder).read(np.array(rows))
+
+
+def test_tokens_outside_the_vocabulary_are_never_written(tmp_path: Path) -> None:
+    with pytest.raises(PackedSetError, match="tokens 0 to 1000 in a vocabulary of 1000"):
+        write_packed_set(tmp_path, np.array([[0, 1000]]), {"a": 1}, TOKENIZER)
+    with pytest.raises(PackedSetError, match="1 rows, but"):
+        write_packed_set(tmp_path, np.array([[0, 1]]), {"a": 2}, TOKENIZER)
