@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 from gristmill.dataprep.context import EVENT_PREFIX
 
 TERMINATE_SECONDS = 20.0
+KILL_SECONDS = 5.0
 LOG_TAIL_LINES = 20
 Event = dict[str, Any]
 
@@ -67,15 +68,20 @@ class StageProcess:
         self.kill()
 
     def kill(self) -> None:
-        """End the whole group at once."""
+        """End the whole group at once, and return when it is gone."""
         self._signal(signal.SIGKILL)
         self._process.wait()
+        deadline = time.monotonic() + KILL_SECONDS
+        while self._signal(0) and time.monotonic() < deadline:
+            time.sleep(0.01)
 
-    def _signal(self, number: int) -> None:
+    def _signal(self, number: int) -> bool:
+        """Send a signal to the group; False if there is no process left in it."""
         try:
             os.killpg(self._process.pid, number)
         except ProcessLookupError:
-            return
+            return False
+        return True
 
     def _read(self, on_event: Callable[[Event], None]) -> None:
         stream = self._process.stdout

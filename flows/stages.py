@@ -122,7 +122,8 @@ def _ingest(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe]:
         "ingest": _dump(manifest.ingest),
         "sources": {name: {**read[name], "listing": listings[name]} for name in dumped},
     }
-    return recipe, {"sources": dumped}
+    # The stage compares the listing with what it finds: files that changed meanwhile are an error.
+    return recipe, {"sources": {name: {**source, "listing": listings[name]} for name, source in dumped.items()}}
 
 
 def _prepare(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | None]:

@@ -1,0 +1,96 @@
+"""Garbage is what no recent run names; damage is found by checksum, withdrawn, and made again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from gristmill.dataprep.files import write_json
+from gristmill.flows.gc import collect
+from gristmill.flows.lease import acquire
+from gristmill.flows.run import Runner
+from gristmill.flows.session import Session
+from gristmill.flows.status import explain_plan, find_damage, repair_damage, stage_states
+from gristmill.mixtures.manifest import Manifest, Source
+
+Make = Callable[..., Runner]
+
+
+def session_of(runner: Runner) -> Session:
+    manifest = Manifest(name="toy", sources={"a": Source(path="x")})
+    return Session(manifest, "toy.yaml", [], runner.store, None, runner.plan)
+
+
+def finish(runner: Runner) -> Runner:
+    for stage in runner.plan:
+        runner.run_stage(stage)
+    return runner
+
+
+def record_run(runner: Runner, name: str) -> None:
+    stages = {stage: {"fingerprint": node.fingerprint} for stage, node in runner.plan.items()}
+    write_json(runner.store.runs / name / "run.json", {"name": "toy", "stages": stages})
+
+
+def test_only_outputs_that_no_recent_run_names_are_garbage(toy_runner: Make) -> None:
+    old, new = finish(toy_runner(first={"n": 1})), finish(toy_runner(first={"n": 2}))
+    record_run(old, "1")
+    record_run(new, "2")
+    assert collect(new.store, keep_runs=2, delete=False) == []
+    ((path, size),) = collect(new.store, keep_runs=1, delete=False)
+    assert path == old.folder("first").path
+    assert size > 0
+    assert old.folder("first").state() == "committed"
+    collect(new.store, keep_runs=1, delete=True)
+    assert (old.folder("first").state(), new.folder("first").state()) == ("missing", "committed")
+
+
+def test_an_output_that_is_being_written_is_never_garbage(toy_runner: Make) -> None:
+    runner = toy_runner(first={"n": 1})
+    folder = runner.folder("first")
+    folder.begin({})
+    lease = acquire(folder.path / "lease", lambda owner: None, lambda: True)
+    assert collect(runner.store, keep_runs=1, delete=True) == []
+    assert lease is not None
+    lease.release()
+    assert [path for path, _ in collect(runner.store, keep_runs=1, delete=True)] == [folder.path]
+
+
+def test_a_flipped_byte_is_found_withdrawn_and_just_that_file_made_again(toy_runner: Make) -> None:
+    runner = finish(toy_runner(first={"n": 3}, second={}))
+    session, folder = session_of(runner), runner.folder("second")
+    kept = (folder.data / "0.txt").stat().st_mtime_ns
+    (folder.data / "2.txt").write_bytes(b"5")
+    damage = find_damage(session)
+    assert list(damage) == ["second"]
+    assert damage["second"] == [f"{folder.data / '2.txt'} has the committed size but not the committed checksum"]
+    repair_damage(session, damage)
+    assert folder.state() == "unfinished"
+    runner.run_stage("second")
+    assert (folder.data / "2.txt").read_bytes() == b"4"
+    assert (folder.data / "0.txt").stat().st_mtime_ns == kept
+    assert find_damage(session) == {}
+
+
+def test_status_tells_committed_unfinished_running_and_missing_apart(toy_runner: Make) -> None:
+    runner = toy_runner(first={"n": 1}, second={})
+    session = session_of(runner)
+
+    def states() -> list[str]:
+        return [row["state"] for row in stage_states(session)]
+
+    assert states() == ["missing", "missing"]
+    runner.run_stage("first")
+    runner.folder("second").begin({})
+    assert states() == ["committed", "unfinished"]
+    lease = acquire(runner.folder("second").path / "lease", lambda owner: None, lambda: True)
+    assert states() == ["committed", "running"]
+    assert lease is not None
+    lease.release()
+
+
+def test_the_plan_says_which_key_changed(toy_runner: Make, tmp_path: Path) -> None:
+    finish(toy_runner(first={"n": 1, "deep": {"key": "a"}}, second={}))
+    changed = session_of(toy_runner(first={"n": 1, "deep": {"key": "b"}}, second={}))
+    assert [(row["action"], row["reason"]) for row in explain_plan(changed)] == [
+        ("make", 'changed: deep.key "a" -> "b"'), ("make", "another first comes before it")]
