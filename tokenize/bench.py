@@ -1,4 +1,4 @@
-"""`gristmill bench tokenize`: mixing and reading against plain copies of the same bytes, encoding against one by one."""
+"""`gristmill bench tokenize`: mixing and reading against plain copies of the same bytes, encoding one by one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from gristmill.dataprep.engine import Task
+from gristmill.dataprep.files import atomic_write
 from gristmill.tokenize.order import Order
-from gristmill.tokenize.pack import Documents, Plan, save, train_stream, write_train_shard
+from gristmill.tokenize.pack import Documents, Plan, gather, save, train_stream, write_train_shard
 from gristmill.tokenize.packed import PackedSet, write_packed_set
 from gristmill.tokenize.sample import Sample
 from gristmill.tokenize.streams import make_stream
@@ -31,14 +32,28 @@ MEGA = 1e6
 def rows() -> Iterator[dict[str, Any]]:
     """Rows of name, ours, peer, unit, ratio (ours / peer)."""
     with tempfile.TemporaryDirectory() as folder:
+        yield _gathering()
         yield _mixing(Path(folder))
-        yield _reading(Path(folder))
+        yield from _reading(Path(folder))
         yield _ordering()
         yield _encoding(Path(folder))
 
 
+def _gathering() -> dict[str, Any]:
+    """The pieces of a shard copied in the order of their origin to where its rows are, against one plain copy."""
+    rng = np.random.default_rng(4)
+    flat = rng.integers(0, VOCAB, ROWS * LENGTH, dtype=np.uint16)
+    out, other = np.empty_like(flat), np.empty_like(flat)
+    piece = LENGTH // 2
+    origin = np.arange(0, len(flat), piece)
+    target, length = rng.permutation(origin), np.full(len(origin), piece)
+    ours = _rate(flat.nbytes, lambda: gather(flat, origin, target, length, out))
+    return _row("mix: pieces of half a row, gathered", ours, _rate(flat.nbytes, lambda: np.copyto(other, flat)),
+                "MB/s copy")
+
+
 def _mixing(folder: Path) -> dict[str, Any]:
-    """A whole shard: unranked, cut, gathered, written and flushed with its pieces, against copying and flushing."""
+    """A whole shard (ordered, cut, gathered, written with its pieces, hashed), against writing its bytes alone."""
     rng = np.random.default_rng(0)
     number = ROWS * LENGTH // MEAN_DOCUMENT_TOKENS
     tokens = rng.poisson(MEAN_DOCUMENT_TOKENS, number).astype(np.int64)
@@ -55,18 +70,27 @@ def _mixing(folder: Path) -> dict[str, Any]:
     task = Task("train-00000", {"file": "train-00000.bin", "first": 0, "rows": ROWS})
     size = ROWS * LENGTH * 2
     ours = _rate(size, lambda: write_train_shard(task, plan))
-    peer = _rate(size, lambda: flat[: ROWS * LENGTH].copy().tofile(folder / "copy.bin"))
-    return _row("mix: a shard, gathered and written", ours, peer, "MB/s copy")
+
+    def write() -> None:
+        with atomic_write(folder / "copy.bin") as sink:
+            sink.write(flat[: ROWS * LENGTH].data)
+
+    return _row("mix: a shard with its pieces", ours, _rate(size, write), "MB/s write")
 
 
-def _reading(folder: Path) -> dict[str, Any]:
+def _reading(folder: Path) -> Iterator[dict[str, Any]]:
     """Batches in training order, widened to int64, against a sequential copy that widens alike."""
     tokens = np.random.default_rng(1).integers(0, VOCAB, (ROWS, LENGTH))
     write_packed_set(folder / "set", tokens, {"a": ROWS * 3 // 4, "b": ROWS // 4}, TOKENIZER)
     packed, source = PackedSet(folder / "set"), tokens.astype(np.uint16)
     order = packed.order(7)
+    known = order.rows(np.arange(ROWS))
 
     def read() -> None:
+        for first in range(0, ROWS, BATCH_ROWS):
+            packed.read(known[first : first + BATCH_ROWS])
+
+    def compute_and_read() -> None:
         for first in range(0, ROWS, BATCH_ROWS):
             packed.read(order.rows(np.arange(first, first + BATCH_ROWS)))
 
@@ -75,15 +99,17 @@ def _reading(folder: Path) -> dict[str, Any]:
             source[first : first + BATCH_ROWS].astype(np.int64)
 
     size = ROWS * LENGTH * 2
-    return _row("stream: batches in shuffled order", _rate(size, read), _rate(size, copy), "MB/s copy")
+    peer = _rate(size, copy)
+    yield _row("stream: shuffled batches, order computed", _rate(size, compute_and_read), peer, "MB/s copy")
+    yield _row("stream: shuffled batches, order known", _rate(size, read), peer, "MB/s copy")
 
 
 def _ordering() -> dict[str, Any]:
-    """A shuffled order of a billion rows, computed, against numpy's, stored (a million at a time)."""
+    """A shuffled order of a billion rows, computed, against numpy's shuffle of a million."""
     order, number, rng = Order([700_000_000, 300_000_000], 7), 1_000_000, np.random.default_rng(2)
     ours = _rate(number, lambda: order.rows(np.arange(number)))
     peer = _rate(number, lambda: rng.permutation(number))
-    return _row("order: positions computed", ours, peer, "M/s permutation")
+    return _row("order: positions computed", ours, peer, "M/s shuffle")
 
 
 def _encoding(folder: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -67,6 +68,7 @@ class Order:
         return rank(self._counts, sources, shuffled).reshape(positions.shape)
 
 
+@lru_cache(maxsize=4096)
 def order_key(seed: int, *parts: str | int) -> int:
     """64 bits that depend on every part: the key of one permutation."""
     text = "/".join(str(part) for part in ("gristmill", seed, *parts))
@@ -112,7 +114,7 @@ def _merged_before(counts: np.ndarray, sources: np.ndarray, index: np.ndarray) -
         remainder -= (floor - guess) * divisor
         tied_first = source < sources
         number = floor + np.where((remainder > 0) | tied_first, 1, 0)
-        before += np.where(sources == source, 0, np.clip(number, 0, count))
+        before += np.where(sources == source, 0, np.minimum(np.maximum(number, 0), count))
     return before
 
 
