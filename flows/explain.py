@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
@@ -15,7 +16,11 @@ from gristmill.flows.lookup import DocumentNotFoundError, committed_inputs, find
 from gristmill.flows.session import Session
 from gristmill.flows.stages import Plan
 
-SHOWN_PIECES = 5
+if TYPE_CHECKING:
+    from gristmill.tokenize.packed import PackedSet
+
+SHOWN_NUMBERS = 8
+POSITIONS_AT_ONCE = 1 << 20
 EXCERPT_CHARS = 300
 INDENT = 10
 
@@ -49,7 +54,7 @@ def journey(session: Session, wanted: str) -> dict[str, Any]:
             found["fate"] = f"dropped by {stage}: {judged['reason']}"
             break
     if found["fate"] == "kept" and "mix" in inputs:
-        found["mix"] = places_in_mix(inputs["mix"], document["id"])
+        found["mix"] = places_in_mix(session, inputs["mix"], document["source"], document["id"])
     return found
 
 
@@ -80,14 +85,40 @@ def find_threshold(recipe: Mapping[str, Any], reason: str | None) -> Any:
             "near_duplicate": (recipe.get("minhash") or {}).get("threshold")}.get(reason)
 
 
-def places_in_mix(mix: Path, document: bytes) -> dict[str, Any]:
-    """Where the packed set holds a document."""
+def places_in_mix(session: Session, mix: Path, source: str, document: bytes) -> dict[str, Any]:
+    """Where the packed set holds a document, and which pre-training steps read it.
+
+    Returns:
+        `use` (trained, held out or not drawn), and the rows, pieces, tokens, copies and steps (counted from 1).
+    """
+    import pyarrow.compute as pc
+
     from gristmill.tokenize.packed import PackedSet
 
-    pieces = PackedSet(mix).rows_of_document(document)
-    places = pieces.to_pylist()
-    return {"pieces": len(places), "tokens": sum(place["length"] for place in places),
-            "copies": len({place["copy"] for place in places}), "rows": [place["row"] for place in places]}
+    packed = PackedSet(mix)
+    pieces = packed.rows_of_document(document)
+    use = "trained" if len(pieces) else "not drawn"
+    if not len(pieces) and source in packed.manifest["validation"]:
+        held_out = packed.validation_pieces(source)
+        pieces = held_out.filter(pc.equal(held_out["id"], document))
+        use = "held out" if len(pieces) else use
+    rows = pieces["row"].to_numpy()
+    return {"use": use, "pieces": len(pieces), "tokens": int(pieces["length"].to_numpy().sum()),
+            "copies": len(set(pieces["copy"].to_pylist())), "rows": rows.tolist(),
+            "steps": steps_that_read(session, packed, rows) if use == "trained" else []}
+
+
+def steps_that_read(session: Session, packed: PackedSet, rows: np.ndarray) -> list[int]:
+    """The pre-training steps, counted from 1, that read any of these rows."""
+    pretrain = session.manifest.pretrain
+    if pretrain is None:
+        return []
+    order = packed.order(session.plan["pretrain"].config["seed"])
+    total, batch, found = pretrain.steps * pretrain.global_batch_size, pretrain.global_batch_size, set()
+    for start in range(0, total, POSITIONS_AT_ONCE):
+        positions = np.arange(start, min(start + POSITIONS_AT_ONCE, total))
+        found |= set((positions[np.isin(order.rows(positions), rows)] // batch + 1).tolist())
+    return sorted(found)
 
 
 def describe_values(judged: Mapping[str, Any]) -> list[str]:
@@ -116,11 +147,23 @@ def print_journey(found: Mapping[str, Any]) -> None:
         console.print(Text.assemble((f"{judged['stage']:<10}", "bold"), (mark, style)))
         for line in describe_values(judged):
             console.print(Padding(Text(line, style="dim"), (0, 0, 0, INDENT)))
-    if "mix" in found:
-        mix = found["mix"]
-        rows = ", ".join(map(str, mix["rows"][:SHOWN_PIECES])) + (" ..." if len(mix["rows"]) > SHOWN_PIECES else "")
-        console.print(Text.assemble(
-            ("mix       ", "bold"),
-            f"{mix['pieces']} pieces, {mix['tokens']} tokens, rows {rows}" if mix["pieces"]
-            else "not drawn: the quota of its source was met by others, or it is held out for validation"))
+    for line in describe_use(found.get("mix")):
+        console.print(Text.assemble(("mix       ", "bold"), line))
     console.print(Text.assemble(("fate      ", "bold"), found["fate"]))
+
+
+def describe_use(mix: Mapping[str, Any] | None) -> list[str]:
+    """What the mixture made of a document, in one line (none where there is no mixture yet)."""
+    if mix is None:
+        return []
+    if mix["use"] == "not drawn":
+        return ["not drawn: its source's quota was met by others, or its source's condition excludes it"]
+    rows = f"{mix['pieces']} pieces, {mix['tokens']} tokens, in rows {shorten(mix['rows'])}"
+    if mix["use"] == "held out":
+        return [f"held out for validation: {rows}"]
+    return [f"{rows}; read by steps {shorten(mix['steps'])}" if mix["steps"] else f"{rows}; read by no step"]
+
+
+def shorten(numbers: Sequence[int]) -> str:
+    """The first few of many numbers."""
+    return ", ".join(map(str, numbers[:SHOWN_NUMBERS])) + (" ..." if len(numbers) > SHOWN_NUMBERS else "")

@@ -12,6 +12,8 @@ from gristmill.dataprep.documents import ID_BYTES, read_documents, shard_names
 from gristmill.flows.session import Session
 from gristmill.flows.stages import Plan
 
+SHOWN_HITS = 5
+
 
 class DocumentNotFoundError(LookupError):
     """No document, or more than one, fits what was asked for."""
@@ -41,8 +43,16 @@ def find_document(inputs: Mapping[str, Path], wanted: str) -> tuple[str, int]:
     if not hits:
         raise DocumentNotFoundError(f"no document has the id or locator {wanted!r}")
     if len(hits) > 1:
-        raise DocumentNotFoundError(f"{len(hits)} documents fit {wanted!r}; give more digits of the id")
+        raise DocumentNotFoundError(f"{len(hits)} documents fit {wanted!r}; give an id: {_ids(inputs, hits)}")
     return hits[0]
+
+
+def _ids(inputs: Mapping[str, Path], hits: list[tuple[str, int]]) -> str:
+    """The ids and sources of the first few hits."""
+    found = [read_documents(inputs, shard, ["id", "source"]).slice(row, 1).to_pylist()[0]
+             for shard, row in hits[:SHOWN_HITS]]
+    shown = ", ".join(f"{one['id'].hex()} ({one['source']})" for one in found)
+    return shown + (" ..." if len(hits) > SHOWN_HITS else "")
 
 
 def _is_hex(text: str) -> bool:

@@ -81,7 +81,7 @@ def test_every_stage_is_committed_and_a_second_run_finds_all_of_them(undisturbed
 
 def test_every_document_is_accounted_for_at_every_stage(undisturbed: Session) -> None:
     kept_before = None
-    for stage in ("ingest", "filter", "dedup", "quality"):
+    for stage in ("ingest", "filter", "dedup", "quality", "tokenize", "mix"):
         counts = undisturbed.folder(stage).manifest()["summary"]["counts"]
         assert counts["read"] == counts["kept"] + sum(counts["dropped"].values()) + counts["quarantined"]
         assert kept_before in (None, counts["read"])
@@ -116,6 +116,8 @@ def test_explain_and_trace_agree_on_what_a_step_read(undisturbed: Session) -> No
     found = json.loads(gristmill("explain", undisturbed.manifest_file, read["id"], *base).stdout)
     assert found["locator"] == read["locator"]
     assert set(read["rows"]) <= set(found["mix"]["rows"])
+    assert 3 in found["mix"]["steps"]
+    assert found["mix"]["use"] == "trained"
 
 
 def test_the_report_is_one_file_that_needs_no_network(undisturbed: Session) -> None:
