@@ -1,8 +1,9 @@
 # Two targets are for everybody: `make demo` and `make test`. Both make the environment first.
 PYTHON ?= python3
 BIN := .venv/bin
+LAYERS := mixtures dataprep tokenize train flows
 
-.PHONY: demo test check format clean
+.PHONY: demo test check clean
 
 demo: .venv/installed
 	$(BIN)/gristmill run mixtures/demo.yaml
@@ -12,7 +13,7 @@ test: .venv/installed
 
 check: .venv/installed build/typecheck
 	$(BIN)/ruff check .
-	MYPYPATH=build/typecheck $(BIN)/mypy -p gristmill
+	MYPYPATH=build/typecheck $(BIN)/mypy $(LAYERS:%=-p gristmill.%)
 
 # torch comes first and pinned, so that nothing that follows pulls another build of it.
 .venv/installed: pyproject.toml constraints.txt
