@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.train.losses import IGNORED, next_tokens, score_tokens
-from gristmill.train.parallel import World, sum_over_ranks
+from gristmill.train.parallel import World, evaluating, sum_over_ranks
 from gristmill.train.stream import micro_batches
 
 ROWS_PER_FORWARD = 16
@@ -38,11 +38,12 @@ def score_rows(model: nn.Module, ids: Tensor, token_bytes: Tensor) -> Tensor:
 def measure(model: nn.Module, rows: np.ndarray, token_bytes: Tensor, world: World) -> dict[str, float]:
     """Metrics of a model on rows (n, t), spread over the ranks; all of them call this together."""
     sums = torch.zeros(4, dtype=torch.float64, device=world.device)
-    for part in micro_batches(np.arange(len(rows)), world.rank, world.size, ROWS_PER_FORWARD):
-        # An empty share still takes part in the collectives of the forward pass.
-        ids = torch.from_numpy(rows[part if len(part) else [0]].astype(np.int64)).to(world.device)
-        scored = score_rows(model, ids, token_bytes)
-        sums += scored if len(part) else 0.0
+    with evaluating(model):
+        for part in micro_batches(np.arange(len(rows)), world.rank, world.size, ROWS_PER_FORWARD):
+            # An empty share still takes part in the collectives of the forward pass.
+            ids = torch.from_numpy(rows[part if len(part) else [0]].astype(np.int64)).to(world.device)
+            scored = score_rows(model, ids, token_bytes)
+            sums += scored if len(part) else 0.0
     return metrics_of(sum_over_ranks(sums, world).tolist())
 
 

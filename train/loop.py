@@ -17,7 +17,7 @@ from gristmill.mixtures.manifest import Training
 from gristmill.tokenize.order import Order
 from gristmill.train.checkpoints import load_newest, save_checkpoint
 from gristmill.train.optimizer import clip_gradients, make_optimizer, update
-from gristmill.train.parallel import World, any_rank, sum_over_ranks
+from gristmill.train.parallel import World, any_rank, assert_sharded, sum_over_ranks
 from gristmill.train.record import Record
 from gristmill.train.schedules import learning_rate
 from gristmill.train.spikes import empty_window, is_bad_step, remember_loss
@@ -121,6 +121,7 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
     Raises:
         StoppedError: SIGTERM came; the state is saved.
     """
+    assert_sharded(job.model)
     optimizer = make_optimizer(job.model, job.section.optimizer)
     device = job.world.device
     progress = Progress(empty_window(device), torch.zeros(1 + job.objective.sums_length, dtype=torch.float64,

@@ -16,7 +16,7 @@ from gristmill.dataprep.files import canonical_json
 from gristmill.train.chat import Chat, ChatError
 from gristmill.train.conversations import Conversation, conversation, padded
 from gristmill.train.losses import next_tokens, sequence_logps
-from gristmill.train.parallel import World, sum_over_ranks
+from gristmill.train.parallel import World, evaluating, sum_over_ranks
 from gristmill.train.stream import micro_batches
 
 HASH_BITS = 64
@@ -85,19 +85,19 @@ def padded_pairs(pairs: Sequence[Pair], pad: int, length: int, device: torch.dev
     return ids, next_tokens(ids, scored)
 
 
-@torch.no_grad()
 def pair_logps(
     model: nn.Module, pairs: Sequence[Pair], pad: int, length: int, micro_batch_size: int, world: World
 ) -> np.ndarray:
     """Summed log-probabilities of both answers of all pairs: (n, 2) float32, chosen first, the same on every rank."""
     found = torch.zeros(len(pairs), 2, dtype=torch.float32, device=world.device)
-    for part in micro_batches(np.arange(len(pairs)), world.rank, world.size, micro_batch_size):
-        # An empty share still takes part in the collectives of the forward pass.
-        chosen = [pairs[row] for row in (part if len(part) else [0])]
-        ids, targets = padded_pairs(chosen, pad, length, world.device)
-        logps = model(ids, partial(sequence_logps, targets=targets)).view(2, -1).T
-        if len(part):
-            found[torch.from_numpy(part).to(world.device)] = logps
+    with evaluating(model):
+        for part in micro_batches(np.arange(len(pairs)), world.rank, world.size, micro_batch_size):
+            # An empty share still takes part in the collectives of the forward pass.
+            chosen = [pairs[row] for row in (part if len(part) else [0])]
+            ids, targets = padded_pairs(chosen, pad, length, world.device)
+            logps = model(ids, partial(sequence_logps, targets=targets)).view(2, -1).T
+            if len(part):
+                found[torch.from_numpy(part).to(world.device)] = logps
     summed: np.ndarray = sum_over_ranks(found, world).cpu().numpy()
     return summed
 

@@ -114,22 +114,32 @@ def sharded_model(shape: Shape, tensor_of: TensorOf, world: World, dtype: torch.
         for name, parameter in model.named_parameters():
             whole = tensor_of(name, parameter.shape).to(world.device)
             parameter.copy_(distribute_tensor(whole, world.mesh, parameter.placements, src_data_rank=None))  # type: ignore[attr-defined]
-    assert_sharded(model, dtype)
+    assert_sharded(model)
+    assert_compute_dtype(model, dtype)
     return model
 
 
-def assert_sharded(model: nn.Module, dtype: torch.dtype) -> None:
-    """Refuse to train a model that is not sharded, or (on its first forward pass) does not compute in `dtype`.
+def assert_sharded(model: nn.Module) -> None:
+    """Refuse to go on with parameters that are not shares of float32 master weights.
 
     Raises:
-        RuntimeError: a parameter is no float32 DTensor, or a layer multiplies in another dtype.
+        RuntimeError: a parameter is no float32 DTensor: sharding was not applied, or was undone by a forward pass
+            outside `evaluating`.
     """
     from torch.distributed.tensor import DTensor
 
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor) or parameter.dtype != torch.float32:
             raise RuntimeError(f"{name} is {type(parameter).__name__} of {parameter.dtype}, not a float32 DTensor: "
-                               "sharding was not applied to it")
+                               "sharding was not applied to it, or a forward pass without `evaluating` undid it")
+
+
+def assert_compute_dtype(model: nn.Module, dtype: torch.dtype) -> None:
+    """On the first forward pass, refuse to go on if layers do not multiply in `dtype`.
+
+    Raises:
+        RuntimeError: (in that pass) the precision policy was not applied.
+    """
     probe = next(module for module in model.modules() if isinstance(module, nn.Linear))
 
     def check(module: nn.Linear, arguments: tuple[Tensor, ...]) -> None:
@@ -141,12 +151,27 @@ def assert_sharded(model: nn.Module, dtype: torch.dtype) -> None:
     handle = probe.register_forward_pre_hook(check)  # type: ignore[arg-type]
 
 
-def whole_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """All parameters, gathered on every process, float32 on the CPU."""
-    from torch.distributed.tensor import DTensor
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Forward passes without gradients, after which the model is sharded again.
 
-    return {name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().float().cpu()
-            for name, p in model.named_parameters()}
+    FSDP shards the root's parameters again in the backward pass. Where there is none they would stay whole, in the
+    compute dtype, and an optimizer or an export would take them for the master weights.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    with torch.no_grad():
+        yield
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def whole_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """All master weights, gathered on every process, float32 on the CPU."""
+    assert_sharded(model)
+    return {name: parameter.full_tensor().detach().cpu()  # type: ignore[attr-defined]
+            for name, parameter in model.named_parameters()}
 
 
 def agree(value: Any, world: World) -> Any:

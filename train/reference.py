@@ -15,7 +15,7 @@ from gristmill.dataprep.files import atomic_write, canonical_json, read_json, sh
 from gristmill.mixtures.manifest import Dpo
 from gristmill.train.chat import Chat
 from gristmill.train.pairs import Pair
-from gristmill.train.parallel import World, agree, sum_over_ranks
+from gristmill.train.parallel import World, agree, evaluating, sum_over_ranks
 from gristmill.train.preferences import Preferences
 from gristmill.train.stream import micro_batches, rows_in_step
 from gristmill.train.weights import WEIGHTS_FILE
@@ -46,7 +46,6 @@ def cached_reference(file: Path, compute: Callable[[], np.ndarray], world: World
     return found
 
 
-@torch.no_grad()
 def certify_start(
     model: nn.Module, objective: Preferences, section: Dpo, dtype: torch.dtype, file: Path, world: World
 ) -> dict[str, float]:
@@ -62,8 +61,9 @@ def certify_start(
         return certificate
     rows = rows_in_step(objective.order, 0, section.global_batch_size)
     sums = torch.zeros(objective.sums_length, dtype=torch.float64, device=world.device)
-    for part in micro_batches(rows, world.rank, world.size, section.micro_batch_size):
-        sums += objective.loss(model, part, 1.0)[1]
+    with evaluating(model):
+        for part in micro_batches(rows, world.rank, world.size, section.micro_batch_size):
+            sums += objective.loss(model, part, 1.0)[1]
     measured = objective.report(sum_over_ranks(sums, world).tolist(), objective.weight(rows))
     certificate = {"loss": measured["loss"], "margin": measured["rewards/margins"]}
     most = LARGEST_MARGIN[dtype]

@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-import os
 import socket
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+from gristmill.mixtures.manifest import Model
+from gristmill.train.model import Llama
+from gristmill.train.shape import Shape, shape_of
+from gristmill.train.weights import drawn
 
 SOURCES = ("prose", "code")
 SEQUENCE_LENGTH = 32
@@ -59,6 +61,27 @@ def mix_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path,
     return folder
 
 
+@pytest.fixture(scope="session")
+def tiny_shape() -> Shape:
+    section = Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48)
+    return shape_of(section, vocab_size=100, sequence_length=24)
+
+
+@pytest.fixture(scope="session")
+def make_model() -> Callable[[Shape], Llama]:
+    """A model with weights larger than the initial ones, so that a mistake shows in the logits."""
+
+    def make(shape: Shape) -> Llama:
+        model = Llama(shape)
+        tensor_of = drawn(shape, 3)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(tensor_of(name, parameter.shape) * (8.0 if parameter.ndim > 1 else 1.0))
+        return model
+
+    return make
+
+
 @pytest.fixture
 def pretrain_config() -> dict[str, Any]:
     return {"model": TINY_MODEL, "steps": 12, "global_batch_size": 6, "micro_batch_size": 4, "seed": 11,
@@ -67,7 +90,7 @@ def pretrain_config() -> dict[str, Any]:
 
 
 @pytest.fixture
-def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The environment that torchrun gives to the only rank. One thread: tiny tensors gain nothing from more."""
     torch.set_num_threads(1)
     with socket.socket() as probe:
@@ -76,6 +99,9 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1,
                         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}.items():
         monkeypatch.setenv(name, str(value))
+    yield
+    if torch.distributed.is_initialized():  # a stage that fails leaves its group to the end of its process
+        torch.distributed.destroy_process_group()
 
 
 RunStage = Callable[..., dict[str, Any]]
@@ -83,7 +109,7 @@ RunStage = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def run_stage(one_process: None) -> RunStage:
-    """Run a stage in this process: (name, inputs, config, folder, checkpoint_every) -> summary; output in folder/data."""
+    """Run a stage in this process: (name, inputs, config, folder, checkpoint_every) -> summary."""
 
     def run(
         stage: str, inputs: dict[str, Path], config: dict[str, Any], folder: Path, checkpoint_every: int = 4
@@ -100,55 +126,3 @@ def run_stage(one_process: None) -> RunStage:
         return summary
 
     return run
-
-
-def write_stage(folder: Path, stage: str, inputs: dict[str, Path], config: dict[str, Any], every: int) -> None:
-    """Write the folder that gristmill.train.launch reads."""
-    (folder / "work").mkdir(parents=True, exist_ok=True)
-    (folder / "stage.json").write_text(json.dumps({
-        "stage": stage, "config": config, "inputs": {name: str(path) for name, path in inputs.items()},
-        "engine": {"checkpoint_every": every, "keep_checkpoints": 2}}))
-
-
-@contextlib.contextmanager
-def torchrun(folder: Path, ranks: int) -> Iterator[subprocess.Popen[str]]:
-    """Start a written stage under torchrun on the loopback; its events come on its standard output."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={ranks}",
-               "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1",
-               "-m", "gristmill.train.launch", str(folder)]
-    with open(folder / "log", "w") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True,
-                                   env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"})
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
-
-
-def wait_for_step(process: subprocess.Popen[str], step: int) -> None:
-    """Read events until the training reports that a step is done."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("@gristmill ") and json.loads(line[len("@gristmill "):]).get("done", 0) >= step:
-            return
-    raise AssertionError(f"the training ended before step {step}")
-
-
-def finish(process: subprocess.Popen[str]) -> int:
-    """Read all events to the end and return the exit code."""
-    process.communicate()
-    return process.returncode
-
-
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    """The metrics lines of a training's output."""
-    return [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
-
-
-def without_timing(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Metrics without what differs between two runs of the same training."""
-    return [{name: value for name, value in line.items() if name not in ("tokens_per_second", "mfu")}
-            for line in lines]

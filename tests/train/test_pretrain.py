@@ -107,7 +107,23 @@ def test_sharding_is_applied_at_world_size_one_and_layers_compute_in_the_asked_d
 
 def test_a_model_that_is_not_sharded_is_refused() -> None:
     with pytest.raises(RuntimeError, match=r"weight is Parameter of torch.float32, not a float32 DTensor"):
-        parallel.assert_sharded(torch.nn.Linear(2, 2), torch.float32)
+        parallel.assert_sharded(torch.nn.Linear(2, 2))
+
+
+def test_layers_that_compute_in_another_dtype_are_refused() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    parallel.assert_compute_dtype(model, torch.bfloat16)
+    with pytest.raises(RuntimeError, match=r"layers compute in \{torch.float32\}, not in torch.bfloat16"):
+        model(torch.zeros(1, 2))
+
+
+def test_master_weights_are_saved_in_full_precision_also_right_after_a_validation_in_bf16(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    run_stage("pretrain", inputs, {**pretrain_config, "steps": 1, "precision": "bf16"}, tmp_path)
+    for name, tensor in load_file(tmp_path / "data" / "model" / "model.safetensors").items():
+        assert tensor.dtype == torch.float32
+        assert not torch.equal(tensor, tensor.bfloat16().float()), name
 
 
 def test_a_bad_step_changes_nothing_and_its_documents_are_written_down(
@@ -132,7 +148,7 @@ def test_a_bad_step_changes_nothing_and_its_documents_are_written_down(
     assert line["step"] == 3
     assert line["loss"] is None
     assert line["rows"] == third.tolist()
-    assert "loss" not in [line for line in read_metrics(tmp_path / "three") if line["step"] == 3][0]
+    assert "loss" not in next(line for line in read_metrics(tmp_path / "three") if line["step"] == 3)
     two, three = (load_file(tmp_path / name / "data" / "model" / "model.safetensors") for name in ("two", "three"))
     assert all(torch.equal(two[name], three[name]) for name in two)
 

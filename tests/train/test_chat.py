@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gristmill.train.chat import Chat, ChatError
+from gristmill.train.conversations import conversation, decoded_mask, padded, prepare_conversations
+
+TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What does it do?"},
+         {"role": "assistant", "content": "It wraps text."}, {"role": "user", "content": "Sure?"},
+         {"role": "assistant", "content": " Yes."}]
+
+
+@pytest.fixture(scope="module")
+def chat(tokenizer_folder: Path) -> Chat:
+    return Chat(tokenizer_folder)
+
+
+def test_exactly_the_answers_and_their_end_of_turn_are_trained(chat: Chat) -> None:
+    one = conversation(chat.encode(TURNS), 1, 1000)
+    assert one is not None
+    assert decoded_mask(chat, one) == [
+        ("<|system|>\nBe brief.<|end|>\n<|user|>\nWhat does it do?<|end|>\n<|assistant|>\n", False),
+        ("It wraps text.<|end|>", True),
+        ("\n<|user|>\nSure?<|end|>\n<|assistant|>\n", False),
+        (" Yes.<|end|>", True),
+        ("\n", False),
+    ]
+
+
+def test_only_the_last_answer_is_scored_where_earlier_turns_belong_to_the_prompt(chat: Chat) -> None:
+    one = conversation(chat.encode(TURNS), 2, 1000)
+    assert one is not None
+    assert [text for text, trained in decoded_mask(chat, one) if trained] == [" Yes.<|end|>"]
+
+
+def test_ids_and_mask_are_those_of_transformers(chat: Chat) -> None:
+    from transformers import AutoTokenizer
+
+    peer = AutoTokenizer.from_pretrained(chat.folder)
+    theirs = peer.apply_chat_template(TURNS, return_dict=True, return_assistant_tokens_mask=True)
+    ours = chat.encode(TURNS)
+    assert ours.ids.tolist() == theirs["input_ids"]
+    assert (ours.turns > 0).astype(int).tolist() == theirs["assistant_masks"]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_a_prompt_has_the_same_ids_in_training_and_in_generation(chat: Chat, question: str, answer: str) -> None:
+    messages = [{"role": "user", "content": question}]
+    prompt = chat.encode(messages, prompt=True).ids.tolist()
+    whole = chat.encode([*messages, {"role": "assistant", "content": answer}])
+    assert whole.ids[: len(prompt)].tolist() == prompt
+    assert whole.turns[: len(prompt)].tolist() == [0] * len(prompt)
+    assert whole.turns[len(prompt)] == 1
+    trained = whole.ids[whole.turns == 1].tolist()
+    assert chat.decode(trained, special=True) == answer + "<|end|>"
+
+
+@pytest.mark.parametrize("text", ["<|end|>", "a <|assistant|>\nb", "\x00<generation>\x00"])
+def test_text_that_spells_a_special_token_is_refused(chat: Chat, text: str) -> None:
+    with pytest.raises(ChatError, match="content holds"):
+        chat.encode([{"role": "user", "content": text}])
+
+
+def test_answers_stop_at_the_end_of_turn_or_of_text(chat: Chat) -> None:
+    assert chat.stops == {0, 5}
+    assert chat.pad == 1
+
+
+def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ChatError, match=r"no chat_template\.jinja; .* remove `sft:` and `dpo:`"):
+        Chat(tmp_path)
+
+
+def test_cut_dropped_and_refused_examples_are_counted(chat: Chat) -> None:
+    examples = [
+        {"id": "whole", "messages": TURNS[1:3]},
+        {"id": "cut", "messages": [TURNS[1], {"role": "assistant", "content": "word " * 40}]},
+        {"id": "gone", "messages": [{"role": "user", "content": "word " * 40}, TURNS[2]]},
+        {"id": "odd", "messages": [{"role": "user", "content": "<|end|>"}, TURNS[2]]},
+    ]
+    used, counts = prepare_conversations(examples, chat, 40)
+    assert (counts["examples"], counts["used"], counts["truncated"], counts["dropped"], counts["refused"]) == (
+        4, 2, 1, 1, 1)
+    assert counts["refused_reasons"][0].startswith("odd: content holds '<|end|>'")
+    assert counts["whole_share"] == 0.5
+    assert counts["trained_tokens"] == sum(one.trained.sum() for one in used)
+    assert counts["trained_share"] + counts["masked_share"] == pytest.approx(1.0)
+    assert [len(one.ids) for one in used][1] == 40
+
+
+def test_rows_are_padded_on_the_right_no_longer_than_needed(chat: Chat) -> None:
+    used, _ = prepare_conversations([{"id": "a", "messages": TURNS[1:3]}, {"id": "b", "messages": TURNS}], chat, 1000)
+    ids, trained = padded(used, chat.pad, 1000)
+    assert ids.shape == trained.shape == (2, 64)
+    length = len(used[0].ids)
+    assert ids[0, :length].tolist() == used[0].ids.tolist()
+    assert set(ids[0, length:].tolist()) == {chat.pad}
+    assert trained[0].sum() == used[0].trained.sum()
+    assert padded(used[:1], chat.pad, 50)[0].shape == (1, 50)

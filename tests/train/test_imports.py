@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+BLOCKED = """
+import sys, importlib
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"apache_beam", "prefect", "transformers", "matplotlib"} or name == "gristmill.flows":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Absent())
+for module in sys.argv[1:]:
+    importlib.import_module(f"gristmill.train.{module}")
+"""
+
+
+def test_training_imports_with_neither_beam_nor_prefect_installed() -> None:
+    modules = [path.stem for path in (Path(__file__).parents[2] / "train").glob("*.py")]
+    assert "dpo" in modules
+    done = subprocess.run([sys.executable, "-c", BLOCKED, *modules], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gristmill.train import losses
+from gristmill.train.losses import IGNORED, dpo_loss, next_tokens, score_tokens, sequence_logps, weighted_nll
+
+IDENTITY = torch.eye(2)
+
+
+def test_targets_are_the_following_tokens_and_the_last_position_has_none() -> None:
+    ids = torch.tensor([[5, 6, 7, 8]])
+    assert next_tokens(ids).tolist() == [[6, 7, 8, IGNORED]]
+    mask = torch.tensor([[False, False, True, True]])
+    assert next_tokens(ids, mask).tolist() == [[IGNORED, 7, 8, IGNORED]]
+
+
+def test_the_loss_of_fine_tuning_by_hand() -> None:
+    """Logits are the hidden states themselves. Token 1: logits (0, ln 3), target 1: p = 3/4, loss ln(4/3).
+    Token 2: logits (0, 0), target 0: loss ln 2. Token 3 is a prompt's: it counts for nothing.
+    With weight 1/2 (two trained tokens): (ln(4/3) + ln 2) / 2 = 0.4904146265.
+    """
+    hidden = torch.tensor([[[0.0, math.log(3.0)], [0.0, 0.0], [9.0, -9.0]]], requires_grad=True)
+    targets = torch.tensor([[1, 0, IGNORED]])
+    total, nll = weighted_nll(hidden, IDENTITY, targets, torch.full((1, 3), 0.5))
+    torch.testing.assert_close(total.item(), 0.4904146265, atol=1e-7, rtol=0)
+    torch.testing.assert_close(nll, torch.tensor([[math.log(4 / 3), math.log(2.0), 0.0]]))
+    total.backward()
+    # d/d logits = weight * (softmax - onehot): 1/2 (1/4, -1/4), 1/2 (-1/2, 1/2), 0
+    torch.testing.assert_close(hidden.grad, torch.tensor([[[0.125, -0.125], [-0.25, 0.25], [0.0, 0.0]]]))
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 7), st.integers(1, 9), st.integers(2, 11), st.integers(1, 40), st.integers(0, 2**31))
+def test_the_chunked_loss_and_its_gradients_are_those_of_pytorch(n: int, t: int, v: int, chunk: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    hidden, matrix, weights = (torch.randn(size, generator=generator, dtype=torch.float32)
+                               for size in ((n, t, 5), (v, 5), (n, t)))
+    targets = torch.randint(0, v, (n, t), generator=generator)
+    targets[torch.rand(n, t, generator=generator) < 0.3] = IGNORED
+    ours = [part.clone().requires_grad_() for part in (hidden, matrix)]
+    theirs = [part.clone().requires_grad_() for part in (hidden, matrix)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(losses, "CHUNK_LOGITS", chunk)
+        total, nll = weighted_nll(*ours, targets, weights)
+        scored, correct = score_tokens(hidden, matrix, targets)
+    logits = F.linear(*theirs)
+    plain = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(n, t)
+    torch.testing.assert_close(nll, plain, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(scored, plain, atol=1e-5, rtol=1e-5)
+    assert torch.equal(correct, logits.argmax(-1) == targets)
+    (3.0 * total).backward()
+    (3.0 * (plain * weights).sum()).backward()
+    for mine, reference in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.grad, reference.grad, atol=1e-5, rtol=1e-4)
+
+
+def test_the_log_probability_of_an_answer_is_a_float32_sum_also_in_bfloat16() -> None:
+    """512 tokens of probability 1/2 each: -512 ln 2 = -354.891; bfloat16 could only say -354 or -356."""
+    hidden = torch.zeros(1, 512, 2, dtype=torch.bfloat16)
+    logps = sequence_logps(hidden, IDENTITY.bfloat16(), torch.zeros(1, 512, dtype=torch.int64))
+    assert logps.dtype == torch.float32
+    assert logps.item() == pytest.approx(-354.8914, abs=1e-3)
+
+
+def test_the_log_probability_covers_answer_tokens_only() -> None:
+    hidden = torch.tensor([[[0.0, math.log(3.0)], [0.0, 0.0], [0.0, 5.0]]])
+    targets = torch.tensor([[1, 0, IGNORED]])
+    assert sequence_logps(hidden, IDENTITY, targets).tolist() == pytest.approx([math.log(3 / 4) + math.log(1 / 2)])
+
+
+def test_the_preference_loss_by_hand() -> None:
+    """Equation 7 with beta 0.1. Chosen gained 12 - 10 = 2 nats, rejected lost 3: the rewards are 0.2 and -0.3, the
+    margin 0.5, the loss -ln sigma(0.5) = ln(1 + e^-0.5) = 0.4740769842.
+    """
+    loss, chosen, rejected = dpo_loss(*map(torch.tensor, ([-10.0], [-23.0], [-12.0], [-20.0])), beta=0.1)
+    assert loss.item() == pytest.approx(0.4740769842, abs=1e-7)
+    assert chosen.item() == pytest.approx(0.2, abs=1e-6)
+    assert rejected.item() == pytest.approx(-0.3, abs=1e-6)
+
+
+def test_the_preference_loss_of_the_reference_itself_is_ln_2() -> None:
+    logps = torch.tensor([-3.0, -70.0]), torch.tensor([-5.0, -1.0])
+    loss, chosen, rejected = dpo_loss(*logps, *logps, beta=0.1)
+    assert loss.tolist() == pytest.approx([0.6931471806] * 2)
+    assert chosen.tolist() == rejected.tolist() == [0.0, 0.0]
+
+
+def test_the_gradient_of_the_preference_loss_is_that_of_the_paper() -> None:
+    """Section 4: -beta sigma(rejected reward - chosen reward) on the chosen log-probability. With rewards 0.2 and
+    -0.3: -0.1 sigma(-0.5) = -0.1 * 0.3775406688.
+    """
+    chosen = torch.tensor([-10.0], requires_grad=True)
+    rejected = torch.tensor([-23.0], requires_grad=True)
+    dpo_loss(chosen, rejected, torch.tensor([-12.0]), torch.tensor([-20.0]), 0.1)[0].backward()
+    assert chosen.grad is not None
+    assert rejected.grad is not None
+    assert chosen.grad.item() == pytest.approx(-0.03775406688, abs=1e-8)
+    assert rejected.grad.item() == pytest.approx(0.03775406688, abs=1e-8)
+
+
+def test_an_extreme_margin_gives_no_infinity() -> None:
+    loss, *_ = dpo_loss(torch.tensor([-1e6]), torch.tensor([0.0]), torch.tensor([0.0]), torch.tensor([0.0]), 1.0)
+    assert loss.item() == pytest.approx(1e6)

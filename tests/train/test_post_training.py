@@ -1,0 +1,203 @@
+"""The way from a pre-trained model to an exported one: fine-tuning, preferences, evaluation, export."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gristmill.train.conversations import NothingToTrainError
+from gristmill.train.dpo import CERTIFICATE
+from gristmill.train.reference import NotTheReferenceError
+from gristmill.train.weights import load_model
+
+WORDS = ("json", "text", "file", "name", "list", "code", "line", "type", "value", "error", "module", "class")
+TRAINING = {"steps": 12, "global_batch_size": 5, "micro_batch_size": 3, "seed": 11, "log_every": 1,
+            "schedule": {"warmup_steps": 1}, "sequence_length": 64}
+
+
+def message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def write_lines(path: Path, lines: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+@pytest.fixture
+def pretrained(
+    run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
+) -> dict[str, Path]:
+    inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
+    pretrain_config = {**pretrain_config, "steps": 4}
+    run_stage("pretrain", inputs, pretrain_config, tmp_path / "pretrain")
+    return {**inputs, "pretrain": tmp_path / "pretrain" / "data"}
+
+
+@pytest.fixture
+def sft_config(tmp_path: Path) -> dict[str, Any]:
+    path = write_lines(tmp_path / "sft.jsonl", [
+        {"messages": [message("user", f"What is a {word}?"), message("assistant", f"A {word}.")]} for word in WORDS])
+    return {**TRAINING, "data": [{"path": path}], "optimizer": {"learning_rate": 0.01}}
+
+
+@pytest.fixture
+def dpo_config(tmp_path: Path) -> dict[str, Any]:
+    path = write_lines(tmp_path / "dpo.jsonl", [
+        {"prompt": [message("user", f"What is a {word}? {n}")], "chosen": [message("assistant", f"A {word}.")],
+         "rejected": [message("assistant", "I do not know.")]} for word in WORDS for n in range(3)])
+    return {**TRAINING, "data": [{"path": path}], "holdout": 0.25, "optimizer": {"learning_rate": 0.001}}
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_fine_tuning_learns_the_answers_and_shows_its_mask(
+    run_stage: Any, pretrained: dict[str, Path], sft_config: dict[str, Any], tmp_path: Path
+) -> None:
+    summary = run_stage("sft", pretrained, {**sft_config, "steps": 25}, tmp_path / "sft")
+    losses = [line["loss"] for line in metrics(tmp_path / "sft")]
+    assert len(losses) == 25
+    assert losses[-1] < losses[0] / 2
+    assert summary["used"] == len(WORDS)
+    assert summary["truncated"] == 0
+    trained = [text for text, is_trained in summary["example"] if is_trained]
+    assert trained in [[f"A {word}.<|end|>"] for word in WORDS]
+
+
+def test_the_first_loss_of_fine_tuning_is_the_mean_over_the_answers_tokens_of_the_start_model(
+    run_stage: Any, pretrained: dict[str, Path], sft_config: dict[str, Any], tmp_path: Path
+) -> None:
+    """One step over all 12 examples, cut into uneven micro-batches, against a plain sum over single examples."""
+    from gristmill.train.chat import Chat
+
+    run_stage("sft", pretrained, {**sft_config, "steps": 1, "global_batch_size": 12, "micro_batch_size": 5},
+              tmp_path / "sft")
+    model, chat = load_model(pretrained["pretrain"] / "model"), Chat(pretrained["tokenizer"])
+    total, count = 0.0, 0
+    for word in WORDS:
+        tokens = chat.encode([message("user", f"What is a {word}?"), message("assistant", f"A {word}.")])
+        ids = torch.from_numpy(tokens.ids)
+        logps = torch.log_softmax(model(ids[None])[0, :-1], dim=-1).gather(1, ids[1:, None])[:, 0]
+        chosen = torch.from_numpy(tokens.turns[1:] > 0)
+        total, count = total - float(logps[chosen].sum()), count + int(chosen.sum())
+    assert metrics(tmp_path / "sft")[0]["loss"] == pytest.approx(total / count, abs=1e-5)
+
+
+def test_a_set_that_trains_nothing_is_refused(
+    run_stage: Any, pretrained: dict[str, Path], sft_config: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(NothingToTrainError, match=r"none of its 12 examples has an answer within 8 tokens \(12 too"):
+        run_stage("sft", pretrained, {**sft_config, "sequence_length": 8}, tmp_path / "sft")
+
+
+def test_preferences_start_at_ln_2_and_end_with_the_chosen_answers_ahead(
+    run_stage: Any, pretrained: dict[str, Path], dpo_config: dict[str, Any], tmp_path: Path
+) -> None:
+    summary = run_stage("dpo", pretrained, dpo_config, tmp_path / "dpo")
+    lines = metrics(tmp_path / "dpo")
+    assert lines[0]["loss"] == pytest.approx(math.log(2), abs=1e-4)
+    assert lines[0]["rewards/margins"] == pytest.approx(0.0, abs=1e-3)
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert lines[-1]["rewards/accuracies"] == 1.0
+    for line in lines:
+        assert line["rewards/margins"] == pytest.approx(line["rewards/chosen"] - line["rewards/rejected"])
+    assert summary["step_0"]["loss"] == pytest.approx(math.log(2), abs=1e-4)
+    assert summary["held_out_pairs"] + summary["training_pairs"] == 36
+    assert summary["held_out"]["reward_accuracy_before"] == 0.0
+    assert summary["held_out"]["reward_accuracy"] > 0.9
+    held_out = [json.loads(line) for line in (tmp_path / "dpo" / "data" / "holdout.jsonl").read_text().splitlines()]
+    assert len(held_out) == summary["held_out_pairs"] > 0
+
+
+def test_a_reference_of_another_model_is_refused(
+    run_stage: Any, pretrained: dict[str, Path], dpo_config: dict[str, Any], tmp_path: Path
+) -> None:
+    run_stage("dpo", pretrained, {**dpo_config, "steps": 1}, tmp_path / "dpo", checkpoint_every=100)
+    work = tmp_path / "dpo" / "work"
+    (stale,) = work.glob("reference-*.npy")
+    np.save(stale, np.load(stale) + np.array([[0.0, 1.0]], dtype=np.float32))
+    (work / CERTIFICATE).unlink()
+    with pytest.raises(NotTheReferenceError, match=r"the margin is 0\.1\d* and the loss 0\.6"):
+        run_stage("dpo", pretrained, {**dpo_config, "steps": 1}, tmp_path / "dpo")
+
+
+def test_reference_log_probabilities_are_computed_once(
+    run_stage: Any, pretrained: dict[str, Path], dpo_config: dict[str, Any], tmp_path: Path
+) -> None:
+    run_stage("dpo", pretrained, {**dpo_config, "steps": 1}, tmp_path / "dpo")
+    (file,) = (tmp_path / "dpo" / "work").glob("reference-*.npy")
+    written = file.stat().st_mtime_ns
+    run_stage("dpo", pretrained, {**dpo_config, "steps": 1}, tmp_path / "dpo")
+    assert file.stat().st_mtime_ns == written
+
+
+def test_the_whole_chain_is_evaluated_and_exported(
+    run_stage: Any, pretrained: dict[str, Path], sft_config: dict[str, Any], dpo_config: dict[str, Any], tmp_path: Path
+) -> None:
+    run_stage("sft", pretrained, sft_config, tmp_path / "sft")
+    inputs = {**pretrained, "sft": tmp_path / "sft" / "data"}
+    dpo_inputs = {name: inputs[name] for name in ("tokenizer", "mix", "sft")}
+    tuned = run_stage("dpo", dpo_inputs, dpo_config, tmp_path / "dpo")
+    inputs["dpo"] = tmp_path / "dpo" / "data"
+
+    config = {"prompts": ["The", "What is a json?"], "max_new_tokens": 6, "temperature": 0.8, "seed": 3, "beta": 0.1}
+    for name in ("first", "second"):
+        run_stage("evaluate", inputs, config, tmp_path / name)
+    first, second = ((tmp_path / name / "data" / "evaluation.json").read_bytes() for name in ("first", "second"))
+    assert first == second
+    models = json.loads(first)["models"]
+    assert list(models) == ["dpo", "pretrain", "sft"]  # sorted keys
+    assert set(models["sft"]["sources"]) == {"prose", "code"}
+    assert models["dpo"]["reward_accuracy"] == tuned["held_out"]["reward_accuracy"]
+    assert models["sft"]["reward_accuracy"] is None
+    assert [sample["prompt"] for sample in models["pretrain"]["samples"]] == config["prompts"]
+    last = json.loads((tmp_path / "pretrain" / "work" / "metrics.jsonl").read_text().splitlines()[-1])
+    for source, measured in models["pretrain"]["sources"].items():
+        assert measured == pytest.approx(last["validation"][source])
+
+    lineage = {"name": "tiny", "sources": {"prose": {"weight": 1.0, "licence": "PSF-2.0"}}}
+    summary = run_stage("export", {"tokenizer": inputs["tokenizer"], "dpo": inputs["dpo"]},
+                        {"dtype": "fp32", "lineage": lineage}, tmp_path / "export")
+    folder = tmp_path / "export" / "data"
+    assert summary["model"] == "dpo"
+    assert "| prose | 1.0 | PSF-2.0 |" in (folder / "README.md").read_text()
+    assert_loads_in_transformers(folder, inputs["dpo"] / "model")
+
+
+def assert_loads_in_transformers(folder: Path, ours_folder: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    peer, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    ours = load_model(ours_folder)
+    assert len(tokenizer) == peer.config.vocab_size == ours.shape.vocab_size
+    ids = torch.randint(0, ours.shape.vocab_size, (2, 32), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(peer(ids).logits, ours(ids), atol=1e-4, rtol=0)
+    encoded = tokenizer.apply_chat_template(
+        [message("user", "What is a json?")], add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    from gristmill.train.chat import Chat
+    from gristmill.train.sample import generate
+
+    continued = peer.generate(**encoded, max_new_tokens=6, do_sample=False)[0, encoded["input_ids"].shape[1] :]
+    expected = generate(ours, encoded["input_ids"].tolist(), 6, Chat(folder).stops)[0]
+    assert continued.tolist()[: len(expected)] == expected
+
+
+def test_a_half_precision_export_keeps_three_digits(
+    run_stage: Any, pretrained: dict[str, Path], tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file
+
+    run_stage("export", {name: pretrained[name] for name in ("tokenizer", "pretrain")}, {"dtype": "bf16"},
+              tmp_path / "export")
+    tensors = load_file(tmp_path / "export" / "data" / "model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    assert "lm_head.weight" not in tensors
+    assert json.loads((tmp_path / "export" / "data" / "config.json").read_text())["dtype"] == "bfloat16"

@@ -1,0 +1,148 @@
+"""Trainings that are killed, stopped and resumed, with one, two and four processes on the loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+STEPS = 60
+
+
+def write_stage(folder: Path, stage: str, inputs: dict[str, Path], config: dict[str, Any], every: int) -> None:
+    """Write the folder that gristmill.train.launch reads."""
+    (folder / "work").mkdir(parents=True, exist_ok=True)
+    (folder / "stage.json").write_text(json.dumps({
+        "stage": stage, "config": config, "inputs": {name: str(path) for name, path in inputs.items()},
+        "engine": {"checkpoint_every": every, "keep_checkpoints": 2}}))
+
+
+@contextlib.contextmanager
+def torchrun(folder: Path, ranks: int) -> Iterator[subprocess.Popen[str]]:
+    """Start a written stage under torchrun on the loopback; its events come on its standard output."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={ranks}",
+               "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1",
+               "-m", "gristmill.train.launch", str(folder)]
+    with open(folder / "log", "w") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True,
+                                   env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"})
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def wait_for_step(process: subprocess.Popen[str], step: int) -> None:
+    """Read events until the training reports that a step is done."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("@gristmill ") and json.loads(line[len("@gristmill "):]).get("done", 0) >= step:
+            return
+    raise AssertionError(f"the training ended before step {step}")
+
+
+def finish(process: subprocess.Popen[str]) -> int:
+    """Read all events to the end and return the exit code."""
+    process.communicate()
+    return process.returncode
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """The metrics lines of a training's output."""
+    return [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_timing(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Metrics without what differs between two runs of the same training."""
+    return [{name: value for name, value in line.items() if name not in ("tokens_per_second", "mfu")}
+            for line in lines]
+
+
+@pytest.fixture
+def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
+    return {"tokenizer": tokenizer_folder, "mix": mix_folder}
+
+
+@pytest.fixture
+def config(pretrain_config: dict[str, Any]) -> dict[str, Any]:
+    """Batches of 7 rows do not divide among 2 or 4 ranks."""
+    return {**pretrain_config, "steps": STEPS, "global_batch_size": 7, "micro_batch_size": 2, "validate_every": 30,
+            "log_every": 3, "optimizer": {"learning_rate": 0.002}}
+
+
+@pytest.fixture
+def undisturbed(run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path) -> Path:
+    """The same training, uninterrupted, in one process."""
+    run_stage("pretrain", inputs, config, tmp_path / "undisturbed", checkpoint_every=1000)
+    return tmp_path / "undisturbed"
+
+
+def test_a_killed_training_resumes_to_the_same_bits(
+    run_stage: Any, undisturbed: Path, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "killed"
+    write_stage(folder, "pretrain", inputs, config, every=10)
+    with torchrun(folder, 1) as process:
+        wait_for_step(process, 24)
+        process.send_signal(signal.SIGKILL)
+        finish(process)  # standard output closes only when the rank has died with torchrun
+    assert not (folder / "data").exists()
+    assert not (folder / "work" / "result.json").exists()
+    assert len(list((folder / "work" / "checkpoints").glob("step-*/complete.json"))) >= 1
+    run_stage("pretrain", inputs, config, folder, checkpoint_every=10)
+    assert without_timing(metrics(folder)) == without_timing(metrics(undisturbed))
+    weights = Path("data", "model", "model.safetensors")
+    assert (folder / weights).read_bytes() == (undisturbed / weights).read_bytes()
+
+
+def test_two_ranks_stopped_and_resumed_as_four_read_the_same_rows_and_learn_the_same(
+    undisturbed: Path, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "elastic"
+    write_stage(folder, "pretrain", inputs, config, every=1000)
+    with torchrun(folder, 2) as process:
+        wait_for_step(process, 9)
+        process.send_signal(signal.SIGTERM)
+        assert finish(process) != 0
+    (checkpoint,) = (folder / "work" / "checkpoints").glob("step-*/complete.json")
+    stopped = json.loads(checkpoint.read_text())["step"]
+    assert 9 <= stopped < STEPS  # a checkpoint is saved on the way out
+    assert not (folder / "data").exists()
+    with torchrun(folder, 4) as process:
+        assert finish(process) == 0, (folder / "log").read_text()
+    result = json.loads((folder / "work" / "result.json").read_text())
+    assert (result["steps"], result["world_size"]) == (STEPS, 4)
+    ours, theirs = metrics(folder), metrics(undisturbed)
+    assert [line["step"] for line in ours] == [line["step"] for line in theirs]
+    for line, expected in zip(ours, theirs, strict=True):
+        assert line.get("rows_digest") == expected.get("rows_digest")
+        assert line.get("tokens") == expected.get("tokens")
+        if "loss" in line:
+            assert line["loss"] == pytest.approx(expected["loss"], abs=1e-4)
+            assert line["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-3)
+        for source, measured in line.get("validation", {}).items():
+            assert measured["loss"] == pytest.approx(expected["validation"][source]["loss"], abs=1e-4)
+            assert measured["tokens"] == expected["validation"][source]["tokens"]
+
+
+def test_an_error_is_written_down_and_ends_the_process(
+    inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "wrong"
+    write_stage(folder, "pretrain", {**inputs, "mix": tmp_path / "nowhere"}, config, every=10)
+    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    done = subprocess.run([sys.executable, "-m", "gristmill.train.launch", str(folder)], env=environment,
+                          capture_output=True, check=False)
+    assert done.returncode == 1
+    assert "no packed.json there" in json.loads((folder / "work" / "error.json").read_text())["message"]

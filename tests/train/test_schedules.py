@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gristmill.mixtures.manifest import Schedule
+from gristmill.train.schedules import learning_rate
+
+
+def values(steps: int, **settings: object) -> list[float]:
+    schedule = Schedule.model_validate(settings)
+    return [learning_rate(schedule, 1.0, step, steps) for step in range(1, steps + 1)]
+
+
+def test_wsd_warms_up_stays_and_decays_linearly() -> None:
+    expected = [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
+    assert values(10, kind="wsd", warmup_steps=2, decay_fraction=0.4) == pytest.approx(expected)
+
+
+def test_wsd_decays_to_the_final_share() -> None:
+    assert values(4, kind="wsd", warmup_steps=0, decay_fraction=0.5, final_fraction=0.2) == pytest.approx(
+        [1.0, 1.0, 0.6, 0.2])
+
+
+def test_cosine_falls_by_half_a_period() -> None:
+    # cos(pi k / 4) for k = 1..4 is 0.7071, 0, -0.7071, -1
+    assert values(5, kind="cosine", warmup_steps=1) == pytest.approx([1.0, 0.8535534, 0.5, 0.1464466, 0.0])
+    assert values(5, kind="cosine", warmup_steps=1, final_fraction=0.1)[-1] == pytest.approx(0.1)
+
+
+def test_linear_falls_evenly_after_the_warm_up() -> None:
+    assert values(6, kind="linear", warmup_steps=2) == pytest.approx([0.5, 1.0, 0.75, 0.5, 0.25, 0.0])
+
+
+def test_constant_stays() -> None:
+    assert values(4, kind="constant", warmup_steps=2) == [0.5, 1.0, 1.0, 1.0]
+
+
+def test_the_peak_scales_everything() -> None:
+    assert learning_rate(Schedule(kind="constant", warmup_steps=4), 8e-4, 1, 10) == pytest.approx(2e-4)
+
+
+@given(st.sampled_from(["wsd", "cosine", "linear", "constant"]), st.integers(1, 60), st.integers(0, 80),
+       st.floats(0, 1), st.floats(0, 1))
+def test_every_schedule_stays_between_nothing_and_its_peak(
+    kind: str, steps: int, warmup: int, decay: float, final: float
+) -> None:
+    found = values(steps, kind=kind, warmup_steps=warmup, decay_fraction=decay, final_fraction=final)
+    assert all(0.0 <= value <= 1.0 + 1e-12 for value in found)
+    after = found[min(warmup, steps) :]
+    assert after == sorted(after, reverse=True)
+
+
+def test_a_step_outside_the_training_is_refused() -> None:
+    with pytest.raises(ValueError, match="step 0 is not one of 1 to 5"):
+        learning_rate(Schedule(), 1.0, 0, 5)

@@ -1,0 +1,143 @@
+"""`gristmill bench train`: a whole training step and generation, against transformers' Llama and plain matmul."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gristmill.mixtures.manifest import Model, Optimizer
+from gristmill.tokenize.packed import PackedSet, write_packed_set
+from gristmill.train.loop import accumulate_gradients
+from gristmill.train.model import Llama
+from gristmill.train.next_token import NextToken
+from gristmill.train.optimizer import clip_gradients, make_optimizer, update
+from gristmill.train.parallel import World, compute_dtype, process_group, sharded_model
+from gristmill.train.sample import generate
+from gristmill.train.shape import Shape, shape_of
+from gristmill.train.weights import drawn
+
+VOCAB, LENGTH, ROWS = 4096, 256, 16
+SECTION = Model(layers=4, width=128, heads=4)
+MATMUL = 2048
+NEW_TOKENS = 64
+WARMUPS, REPEATS = 2, 8
+Row = dict[str, Any]
+
+
+def rows() -> Iterator[Row]:
+    """Measure; every row has name, ours, peer, unit, ratio, both sides measured here and now."""
+    shape = shape_of(SECTION, VOCAB, LENGTH)
+    with _alone() as world, tempfile.TemporaryDirectory() as folder:
+        ours = tokens_per_second_of_training(shape, world, Path(folder))
+        peer = tokens_per_second_of_transformers(shape, world)
+        yield row("training step, vs transformers Llama", ours, peer, "tokens/s")
+        arithmetic = ours * shape.flops_per_token(LENGTH) / 1e9
+        yield row("model arithmetic, vs plain matmul", arithmetic, matmul_gflops(world), "GFLOP/s")
+        yield row("generation, vs transformers Llama", *tokens_per_second_of_generation(shape, world), "tokens/s")
+
+
+def row(name: str, ours: float, peer: float, unit: str) -> Row:
+    """One line of the benchmark; a ratio over 1 means that ours does more in the same time."""
+    return {"name": name, "ours": ours, "peer": peer, "unit": unit, "ratio": ours / peer}
+
+
+def tokens_per_second_of_training(shape: Shape, world: World, folder: Path) -> float:
+    """Our step: read rows, forward, backward, clip, fused AdamW, losses by source; sharded as always."""
+    ids = np.random.default_rng(0).integers(0, VOCAB, (ROWS * 4, LENGTH))
+    write_packed_set(folder, ids, {"all": len(ids)}, {"vocab_size": VOCAB, "eos": 0, "pad": 1, "sha256": ""})
+    model = sharded_model(shape, drawn(shape, 0), world, compute_dtype("auto", world.device))
+    token_bytes = torch.full((VOCAB,), 4.0, device=world.device)
+    objective = NextToken(PackedSet(folder), 0, token_bytes, shape.flops_per_token(LENGTH))
+    optimizer = make_optimizer(model, Optimizer())
+    never = torch.tensor(False, device=world.device)
+    batch = np.arange(ROWS)
+
+    def step() -> None:
+        accumulate_gradients(model, objective, batch, objective.weight(batch), ROWS, world)
+        clip_gradients(model, 1.0)
+        update(optimizer, 1e-3, never)
+
+    return ROWS * LENGTH / seconds(step, world)
+
+
+def tokens_per_second_of_transformers(shape: Shape, world: World) -> float:
+    """The same with LlamaForCausalLM and its own loss, in the same precision."""
+    model = peer_model(shape, world)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    ids = torch.randint(0, VOCAB, (ROWS, LENGTH), device=world.device)
+    dtype = compute_dtype("auto", world.device)
+
+    def step() -> None:
+        with torch.autocast(world.device.type, dtype, enabled=dtype != torch.float32):
+            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return ROWS * LENGTH / seconds(step, world)
+
+
+def tokens_per_second_of_generation(shape: Shape, world: World) -> tuple[float, float]:
+    """Greedy generation for a batch of prompts: ours, and transformers' `generate`."""
+    ours = Llama(shape).to(world.device)
+    with torch.no_grad():
+        for name, parameter in ours.named_parameters():
+            parameter.copy_(drawn(shape, 0)(name, parameter.shape))
+    peer = peer_model(shape, world).eval()
+    prompts = torch.randint(6, VOCAB, (ROWS, 32), device=world.device)
+    mask = torch.ones_like(prompts)
+    tokens = ROWS * NEW_TOKENS
+    fast = seconds(lambda: generate(ours, prompts.tolist(), NEW_TOKENS, ()), world)
+    slow = seconds(lambda: peer.generate(prompts, attention_mask=mask, max_new_tokens=NEW_TOKENS, do_sample=False,
+                                         eos_token_id=None, pad_token_id=1), world)
+    return tokens / fast, tokens / slow
+
+
+def peer_model(shape: Shape, world: World) -> Any:
+    """transformers' Llama of the same sizes."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=shape.padded_vocab_size, hidden_size=shape.width, intermediate_size=shape.ffn_width,
+        num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=LENGTH, tie_word_embeddings=shape.tied_embeddings)).to(world.device)
+
+
+def matmul_gflops(world: World) -> float:
+    """Arithmetic per second of one large matrix product in the compute dtype: the bound of any model here."""
+    a = torch.randn(MATMUL, MATMUL, device=world.device, dtype=compute_dtype("auto", world.device))
+    return 2 * MATMUL**3 / 1e9 / seconds(lambda: a @ a, world)
+
+
+def seconds(action: Callable[[], Any], world: World) -> float:
+    """Least time of an action, warmed up: what the machine can do when nothing else runs."""
+    times = []
+    for _ in range(WARMUPS + REPEATS):
+        started = time.perf_counter()
+        action()
+        if world.device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+    return min(times[WARMUPS:])
+
+
+@contextmanager
+def _alone() -> Iterator[World]:
+    """A process group of this process only."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1",
+                      MASTER_PORT=str(port))
+    with process_group() as world:
+        yield world
