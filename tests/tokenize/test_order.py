@@ -42,6 +42,13 @@ def test_rank_and_unrank_are_exact_for_hundreds_of_billions_of_rows(counts: list
         assert exact == place
 
 
+def test_rank_is_exact_where_floating_point_rounds_up_to_the_next_row() -> None:
+    """Row n - 1 of n comes at n (n + 1) / n - 1 / 2n of the other source's rows, which a float rounds to n + 1/2."""
+    n = 2**38
+    assert rank([n + 1, n], np.array(1), np.array(n - 1)) == n - 1 + n
+    assert rank([n, n + 1], np.array(0), np.array(n - 1)) == n - 1 + n
+
+
 @given(small_counts, seeds, st.integers(0, 3))
 def test_every_epoch_reads_every_row_exactly_once(counts: list[int], seed: int, epoch: int) -> None:
     total = sum(counts)

@@ -175,6 +175,17 @@ def test_a_published_tokenizer_is_taken_with_chat_tokens_behind_its_vocabulary(s
     assert int(loaded.token_bytes[ids].sum()) == len(text.encode())
 
 
+def test_real_prose_and_code_come_back_and_are_compressed(stages: Any, shared_data: Path) -> None:
+    raw = zstandard.decompress((shared_data / "text" / "peps.jsonl.zst").read_bytes(), max_output_size=1 << 26)
+    texts = [json.loads(line)["text"] for line in raw.decode().splitlines()[:40]]
+    ingest = stages.ingest("ingest", [("peps", str(number), text) for number, text in enumerate(texts)])
+    summary = stages.tokenizer("tokenizer", {"ingest": ingest}, ["peps"], vocab_size=4096)
+    loaded = load(stages.root / "tokenizer")
+    assert [loaded.decode(encoding.ids) for encoding in loaded.encode(texts)] == texts
+    assert summary["vocab_size"] == 4096
+    assert summary["bytes_per_token"]["peps"] > 2.8
+
+
 def test_a_published_tokenizer_that_changes_text_is_warned_of(stages: Any, folder: Path) -> None:
     content = json.loads((folder / "tokenizer.json").read_text())
     path = stages.root / "lower.json"
