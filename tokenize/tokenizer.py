@@ -61,7 +61,7 @@ class TextTokenizer:
     sha256: str
 
     def encode(self, texts: Sequence[str]) -> list[Encoding]:
-        """Encode documents; `.ids` of each result never holds a special id (character offsets are not kept track of)."""
+        """Encode documents; `.ids` of each result never holds a special id (no character offsets)."""
         return self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
