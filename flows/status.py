@@ -57,14 +57,16 @@ def print_status(session: Session, rows: list[dict[str, Any]]) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("stage", "state", "fingerprint"):
         table.add_column(column, no_wrap=True)
-    table.add_column("seconds", justify="right")
-    table.add_column("MB", justify="right")
-    table.add_column("", overflow="fold")
+    table.add_column("seconds", justify="right", min_width=7)
+    table.add_column("MB", justify="right", min_width=6)
+    if any("details" in row or "owner" in row for row in rows):
+        table.add_column("", overflow="fold")
     for row in rows:
         seconds = f"{row['seconds']:.1f}" if "seconds" in row else ""
         size = f"{row['bytes'] / 1e6:.1f}" if "bytes" in row else ""
-        table.add_row(row["stage"], Text(row["state"], style=STYLES[row["state"]]), row["fingerprint"], seconds, size,
-                      row.get("details") or row.get("owner", ""))
+        cells = [row["stage"], Text(row["state"], style=STYLES[row["state"]]), row["fingerprint"][:8], seconds, size,
+                 row.get("details") or row.get("owner", "")]
+        table.add_row(*cells[: len(table.columns)])
     console.print(table)
     console.print(Text(f"store: {session.store.root}", style="dim"), soft_wrap=True)
 
@@ -96,7 +98,7 @@ def _why_missing(store: Store, session: Session, stage: str) -> str:
     others = [name for name, value in node.inputs.items() if nearest["input_fingerprints"].get(name) != value]
     if changes:
         return "changed: " + "; ".join(changes[:4]) + (" ..." if len(changes) > 4 else "")
-    return f"another {others[0]} comes before it" if others else "other inputs come before it"
+    return f"{others[0]} before it changes" if others else "what comes before it changes"
 
 
 def _differences(old: Any, new: Any, at: str = "") -> Iterator[str]:
@@ -119,17 +121,18 @@ def print_plan(rows: list[dict[str, Any]]) -> None:
         table.add_column(column, no_wrap=True)
     table.add_column("why", overflow="fold")
     for row in rows:
-        table.add_row(row["stage"], Text(row["action"], style=STYLES[row["state"]]), row["fingerprint"], row["reason"])
+        action = Text(row["action"], style=STYLES[row["state"]])
+        table.add_row(row["stage"], action, row["fingerprint"][:8], row["reason"])
     Console(highlight=False).print(table)
 
 
 def print_runs(records: list[dict[str, Any]]) -> None:
     """Print the runs of a store, newest last."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("run", overflow="fold")
-    table.add_column("state")
+    table.add_column("run", no_wrap=True, min_width=24)
+    table.add_column("state", no_wrap=True)
     table.add_column("seconds", justify="right")
-    table.add_column("stages made / reused", justify="right")
+    table.add_column("made / reused", justify="right")
     for record in records:
         made = [stage for stage in record["stages"].values() if stage.get("how") in ("Completed", "Resumed")]
         reused = [stage for stage in record["stages"].values() if stage.get("how") == "Cached"]

@@ -93,4 +93,4 @@ def test_the_plan_says_which_key_changed(toy_runner: Make, tmp_path: Path) -> No
     finish(toy_runner(first={"n": 1, "deep": {"key": "a"}}, second={}))
     changed = session_of(toy_runner(first={"n": 1, "deep": {"key": "b"}}, second={}))
     assert [(row["action"], row["reason"]) for row in explain_plan(changed)] == [
-        ("make", 'changed: deep.key "a" -> "b"'), ("make", "another first comes before it")]
+        ("make", 'changed: deep.key "a" -> "b"'), ("make", "first before it changes")]
