@@ -99,13 +99,19 @@ def loss_rows(facts: Facts) -> list[dict[str, Any]]:
         steps = [line for line in record if "loss" in line]
         if not steps:
             continue
-        details = ""
-        accuracy = next((line["rewards/accuracies"] for line in reversed(steps) if "rewards/accuracies" in line), None)
-        if accuracy is not None:
-            details = f"reward accuracy {accuracy:.2f} in the last logged step"
+        details = reward_details(facts, steps) if stage == "dpo" else ""
         rows.append({"stage": stage, "steps": steps[-1]["step"], "first": steps[0]["loss"], "last": steps[-1]["loss"],
                      "details": details})
     return rows
+
+
+def reward_details(facts: Facts, steps: list[dict[str, Any]]) -> str:
+    """How often the chosen answer is rewarded more: in training at the end, and on pairs that were held out."""
+    accuracies = [line["rewards/accuracies"] for line in steps if "rewards/accuracies" in line]
+    held_out = dict(evaluated_models(facts)).get("dpo", {}).get("reward_accuracy")
+    parts = [f"{accuracies[-1]:.0%} trained"] if accuracies else []
+    parts += [] if held_out is None else [f"{held_out:.0%} held out"]
+    return f"reward accuracy {', '.join(parts)}" if parts else ""
 
 
 def evaluated_models(facts: Facts) -> list[tuple[str, Any]]:
@@ -126,17 +132,16 @@ def all_samples(facts: Facts) -> list[dict[str, str]]:
 
 
 def print_samples(facts: Facts, console: Console) -> None:
-    """One sample per model, then more of the last one's."""
-    samples = all_samples(facts)
-    if not samples:
+    """One sample per model: how the pre-trained one goes on, what the tuned ones answer; then more."""
+    models = [(name, measured["samples"]) for name, measured in evaluated_models(facts) if measured["samples"]]
+    if not models:
         return
     section(console, "Samples")
-    first_of_each = {sample["model"]: sample for sample in reversed(samples)}
-    chosen = [sample for sample in samples if first_of_each[sample["model"]] is sample]
-    chosen += [sample for sample in samples if sample not in chosen]
-    for sample in chosen[:SAMPLES]:
+    chosen = [(name, made[0 if name == "pretrain" else -1]) for name, made in models]
+    chosen += [(name, sample) for name, made in models for sample in made if (name, sample) not in chosen]
+    for name, sample in chosen[:SAMPLES]:
         text = " ".join(sample["completion"].split())[:SAMPLE_CHARS]
-        console.print(Text.assemble((f"{sample['model']}: ", "dim"), (sample["prompt"], "bold"), " ", text))
+        console.print(Text.assemble((f"{name}: ", "dim"), (sample["prompt"], "bold"), " ", text))
 
 
 def print_next(session: Session, facts: Facts, console: Console) -> None:
