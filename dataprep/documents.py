@@ -9,7 +9,8 @@ dropped are null in all columns but `id`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.dataprep.counts import Counts
-from gristmill.dataprep.files import atomic_write
+from gristmill.dataprep.files import atomic_write, is_local
 from gristmill.mixtures.manifest import PREPARE_STAGES
 
 ID_BYTES = 16
@@ -61,10 +62,25 @@ def write_table(path: Path, table: pa.Table) -> None:
         pq.write_table(table, sink, compression="zstd", row_group_size=ROW_GROUP_ROWS)
 
 
+@contextmanager
+def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file; read from it with `use_threads=False` unless it is local.
+
+    Not through `pyarrow.parquet.read_table` and never a Python file on Arrow's threads: they may let go of it after
+    the interpreter has begun to end, which aborts the process.
+    """
+    if is_local(path):
+        with pq.ParquetFile(str(path)) as file:
+            yield file
+    else:
+        with path.open("rb") as stream, pq.ParquetFile(stream, pre_buffer=False) as file:
+            yield file
+
+
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a Parquet file, or some of its columns."""
-    with path.open("rb") as stream:
-        return pq.read_table(stream, columns=None if columns is None else list(columns))
+    with open_parquet(path) as file:
+        return file.read(None if columns is None else list(columns), use_threads=is_local(path))
 
 
 def shard_names(ingest: Path) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.dataprep.compression import CorruptFileError, RecordTooLongError, read_lines, read_whole
-from gristmill.dataprep.documents import metadata_json
+from gristmill.dataprep.documents import metadata_json, open_parquet
 from gristmill.dataprep.files import as_path
 from gristmill.dataprep.pythondocs import python_documents
 from gristmill.dataprep.sources import SourceFile
@@ -140,12 +140,9 @@ def _read_parquet(file: SourceFile, fields: Fields) -> Iterator[Record | Rejecte
 
 
 def _parquet_rows(path: Path, fields: Fields) -> Iterator[dict[str, Any] | str]:
-    import pyarrow.parquet as pq
-
-    with path.open("rb") as stream:
-        table = pq.ParquetFile(stream)
+    with open_parquet(path) as table:
         columns = _parquet_columns(table.schema_arrow, fields)
-        for batch in table.iter_batches(batch_size=PARQUET_BATCH_ROWS, columns=columns):
+        for batch in table.iter_batches(batch_size=PARQUET_BATCH_ROWS, columns=columns, use_threads=False):
             try:
                 yield from batch.to_pylist()
             except UnicodeDecodeError:
