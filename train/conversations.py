@@ -60,7 +60,7 @@ def prepare_conversations(
 
     Returns:
         the examples that train at least one token, and counts: examples, used, truncated, dropped (no trained token
-        within `length`), refused (unrenderable, with the first reasons), tokens, trained_tokens, and the shares
+        within `length`), refused (unrenderable, with the first reasons), example_tokens, trained_tokens, and the shares
         trained and ending with their end of turn.
     """
     used: list[Conversation] = []
@@ -86,7 +86,7 @@ def counts_of(used: Sequence[Conversation]) -> dict[str, Any]:
     trained = sum(int(one.trained.sum()) for one in used)
     truncated = sum(one.truncated for one in used)
     return {
-        "used": len(used), "truncated": truncated, "tokens": tokens, "trained_tokens": trained,
+        "used": len(used), "truncated": truncated, "example_tokens": tokens, "trained_tokens": trained,
         "trained_share": trained / tokens if tokens else 0.0,
         "masked_share": 1.0 - trained / tokens if tokens else 0.0,
         "whole_share": 1.0 - truncated / len(used) if used else 0.0,
