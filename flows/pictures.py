@@ -48,7 +48,7 @@ def curves(series: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_
 def stacked_bars(rows: Sequence[tuple[str, Mapping[str, float]]], x_label: str) -> str:
     """Horizontal bars, one per row, cut into named parts; the first row is on top."""
     figure, axes = _figure()
-    figure.set_figheight(max(1.2, 0.42 * len(rows) + 0.9))
+    figure.set_figheight(0.42 * len(rows) + 1.0)
     names = list(dict.fromkeys(name for _, parts in rows for name in parts))
     left = [0.0] * len(rows)
     for name, colour in zip(names, COLOURS * 4, strict=False):
@@ -59,8 +59,7 @@ def stacked_bars(rows: Sequence[tuple[str, Mapping[str, float]]], x_label: str) 
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(x_label)
     if len(names) > 1:
-        below = -0.28 if len(rows) > 3 else -0.5
-        axes.legend(ncols=min(4, len(names)), loc="upper center", bbox_to_anchor=(0.5, below))
+        figure.legend(ncols=min(4, len(names)), loc="outside lower center")
     return _svg(figure)
 
 
