@@ -31,18 +31,22 @@ MATMUL = 2048
 NEW_TOKENS = 64
 WARMUPS, REPEATS = 2, 8
 Row = dict[str, Any]
+Action = Callable[[], Any]
 
 
 def rows() -> Iterator[Row]:
-    """Measure; every row has name, ours, peer, unit, ratio, both sides measured here and now."""
+    """Measure; every row has name, ours, peer, unit, ratio, both sides measured by turns here and now."""
     shape = shape_of(SECTION, VOCAB, LENGTH)
     with _alone() as world, tempfile.TemporaryDirectory() as folder:
-        ours = tokens_per_second_of_training(shape, world, Path(folder))
-        peer = tokens_per_second_of_transformers(shape, world)
+        step = our_training_step(shape, world, Path(folder))
+        ours, peer = per_second(ROWS * LENGTH, world, step, peer_training_step(shape, world))
         yield row("training step, vs transformers Llama", ours, peer, "tokens/s")
-        arithmetic = ours * shape.flops_per_token(LENGTH) / 1e9
-        yield row("model arithmetic, vs plain matmul", arithmetic, matmul_gflops(world), "GFLOP/s")
-        yield row("generation, vs transformers Llama", *tokens_per_second_of_generation(shape, world), "tokens/s")
+        a = torch.randn(MATMUL, MATMUL, device=world.device, dtype=compute_dtype("auto", world.device))
+        steps, products = per_second(1, world, step, lambda: a @ a)
+        arithmetic = steps * ROWS * LENGTH * shape.flops_per_token(LENGTH)
+        yield row("model arithmetic, vs plain matmul", arithmetic / 1e9, products * 2 * MATMUL**3 / 1e9, "GFLOP/s")
+        ours, peer = per_second(ROWS * NEW_TOKENS, world, *generations(shape, world))
+        yield row("generation, vs transformers Llama", ours, peer, "tokens/s")
 
 
 def row(name: str, ours: float, peer: float, unit: str) -> Row:
@@ -50,7 +54,7 @@ def row(name: str, ours: float, peer: float, unit: str) -> Row:
     return {"name": name, "ours": ours, "peer": peer, "unit": unit, "ratio": ours / peer}
 
 
-def tokens_per_second_of_training(shape: Shape, world: World, folder: Path) -> float:
+def our_training_step(shape: Shape, world: World, folder: Path) -> Action:
     """Our step: read rows, forward, backward, clip, fused AdamW, losses by source; sharded as always."""
     ids = np.random.default_rng(0).integers(0, VOCAB, (ROWS * 4, LENGTH))
     write_packed_set(folder, ids, {"all": len(ids)}, {"vocab_size": VOCAB, "eos": 0, "pad": 1, "sha256": ""})
@@ -66,10 +70,10 @@ def tokens_per_second_of_training(shape: Shape, world: World, folder: Path) -> f
         clip_gradients(model, 1.0)
         update(optimizer, 1e-3, never)
 
-    return ROWS * LENGTH / seconds(step, world)
+    return step
 
 
-def tokens_per_second_of_transformers(shape: Shape, world: World) -> float:
+def peer_training_step(shape: Shape, world: World) -> Action:
     """The same with LlamaForCausalLM and its own loss, in the same precision."""
     model = peer_model(shape, world)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
@@ -84,10 +88,10 @@ def tokens_per_second_of_transformers(shape: Shape, world: World) -> float:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return ROWS * LENGTH / seconds(step, world)
+    return step
 
 
-def tokens_per_second_of_generation(shape: Shape, world: World) -> tuple[float, float]:
+def generations(shape: Shape, world: World) -> tuple[Action, Action]:
     """Greedy generation for a batch of prompts: ours, and transformers' `generate`."""
     ours = Llama(shape).to(world.device)
     with torch.no_grad():
@@ -96,11 +100,9 @@ def tokens_per_second_of_generation(shape: Shape, world: World) -> tuple[float, 
     peer = peer_model(shape, world).eval()
     prompts = torch.randint(6, VOCAB, (ROWS, 32), device=world.device)
     mask = torch.ones_like(prompts)
-    tokens = ROWS * NEW_TOKENS
-    fast = seconds(lambda: generate(ours, prompts.tolist(), NEW_TOKENS, ()), world)
-    slow = seconds(lambda: peer.generate(prompts, attention_mask=mask, max_new_tokens=NEW_TOKENS, do_sample=False,
-                                         eos_token_id=None, pad_token_id=1), world)
-    return tokens / fast, tokens / slow
+    return (lambda: generate(ours, prompts.tolist(), NEW_TOKENS, ()),
+            lambda: peer.generate(prompts, attention_mask=mask, max_new_tokens=NEW_TOKENS, do_sample=False,
+                                  eos_token_id=None, pad_token_id=1))
 
 
 def peer_model(shape: Shape, world: World) -> Any:
@@ -113,22 +115,17 @@ def peer_model(shape: Shape, world: World) -> Any:
         max_position_embeddings=LENGTH, tie_word_embeddings=shape.tied_embeddings)).to(world.device)
 
 
-def matmul_gflops(world: World) -> float:
-    """Arithmetic per second of one large matrix product in the compute dtype: the bound of any model here."""
-    a = torch.randn(MATMUL, MATMUL, device=world.device, dtype=compute_dtype("auto", world.device))
-    return 2 * MATMUL**3 / 1e9 / seconds(lambda: a @ a, world)
-
-
-def seconds(action: Callable[[], Any], world: World) -> float:
-    """Least time of an action, warmed up: what the machine can do when nothing else runs."""
-    times = []
+def per_second(amount: float, world: World, ours: Action, peer: Action) -> tuple[float, float]:
+    """How much each side does per second in its best run; by turns, so that both meet the same other load."""
+    times: dict[Action, list[float]] = {ours: [], peer: []}
     for _ in range(WARMUPS + REPEATS):
-        started = time.perf_counter()
-        action()
-        if world.device.type == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - started)
-    return min(times[WARMUPS:])
+        for action, measured in times.items():
+            started = time.perf_counter()
+            action()
+            if world.device.type == "cuda":
+                torch.cuda.synchronize()
+            measured.append(time.perf_counter() - started)
+    return amount / min(times[ours][WARMUPS:]), amount / min(times[peer][WARMUPS:])
 
 
 @contextmanager
