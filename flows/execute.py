@@ -16,8 +16,8 @@ from typing import Any
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import as_path, read_json, write_json
+from gristmill.dataprep.processes import end_with_parent
 
-PR_SET_PDEATHSIG = 1
 EXIT_FAILED = 1
 
 
@@ -25,7 +25,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run the stage that a folder describes; returns the exit code."""
     (location,) = sys.argv[1:] if argv is None else argv
     folder = as_path(location)
-    end_with_parent()
+    parent = os.environ.get("GRISTMILL_PARENT")
+    end_with_parent(signal.SIGTERM, None if parent is None else int(parent))
     description = read_json(folder / "stage.json")
     for name in ("result.json", "error.json"):
         (folder / "work" / name).unlink(missing_ok=True)
@@ -72,18 +73,6 @@ def torchrun_command(folder: Path, ranks: int) -> list[str]:
         "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1",
         "-m", "gristmill.train.launch", str(folder),
     ]
-
-
-def end_with_parent() -> None:
-    """Ask Linux to end this process when its parent dies, so that a killed run leaves nothing behind."""
-    if not sys.platform.startswith("linux"):
-        return
-    import ctypes
-
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    # The parent may have died before the line above took effect.
-    if os.environ.get("GRISTMILL_PARENT", str(os.getppid())) != str(os.getppid()):
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

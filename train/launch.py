@@ -17,17 +17,18 @@ from typing import Any
 
 from gristmill.dataprep.context import Context, print_event
 from gristmill.dataprep.files import as_path, read_json, write_json
+from gristmill.dataprep.processes import end_with_parent
 from gristmill.train.stopping import EXIT_TERMINATED, StoppedError, stop_on_sigterm
 
 TRAINING_STAGES = ("pretrain", "sft", "dpo")
 EXIT_FAILED = 1
-PR_SET_PDEATHSIG = 1
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the stage that a folder describes, as one rank; returns the exit code."""
     (location,) = sys.argv[1:] if argv is None else argv
-    die_with_torchrun()
+    # torchrun starts its ranks in sessions of their own, where no signal to its group reaches them.
+    end_with_parent(signal.SIGKILL)
     stop_on_sigterm()
     # Threads that wait give their core to others instead of spinning: equally fast on an idle machine, and several
     # times faster on a busy one. OpenMP reads this when torch is imported, which no module up to here does.
@@ -63,15 +64,6 @@ def run_stage(folder: Path, description: dict[str, Any], is_first: bool) -> dict
     run = importlib.import_module(f"gristmill.train.{stage}").run
     summary: dict[str, Any] = run(inputs, description["config"], folder / "data", context)
     return summary
-
-
-def die_with_torchrun() -> None:
-    """Ask Linux to kill this process when torchrun dies: it starts ranks in sessions of their own."""
-    if not sys.platform.startswith("linux"):
-        return
-    import ctypes
-
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":
