@@ -1,0 +1,73 @@
+"""The plan: which stages a manifest has, what each one's fingerprint depends on, and what it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gristmill.flows.session import Session, open_session
+from gristmill.flows.stages import STAGES, UnknownStageError
+
+DEMO = str(Path(__file__).resolve().parent.parent.parent / "mixtures" / "demo.yaml")
+
+
+def opened(*overrides: str, until: str | None = None, exactly: bool = False) -> Session:
+    return open_session(DEMO, list(overrides), "nowhere", until, exactly)
+
+
+def changed_by(*overrides: str) -> list[str]:
+    before, after = opened().plan, opened(*overrides).plan
+    return [name for name in before if before[name].fingerprint != after[name].fingerprint]
+
+
+def test_the_demo_has_every_stage_in_order() -> None:
+    assert list(opened().plan) == [
+        "ingest", "filter", "dedup", "langid", "quality", "tokenizer", "tokenize", "mix", "pretrain", "sft", "dpo",
+        "evaluate", "export"]
+    assert list(opened().plan) == list(STAGES)
+
+
+@pytest.mark.parametrize(("override", "first_changed"), [
+    ("prepare.filter.rules.gopher_quality.min_words=31", "filter"),
+    ("prepare.dedup.minhash.threshold=0.8", "dedup"),
+    ("prepare.langid.threshold=0.6", "langid"),
+    ("tokenizer.vocab_size=5000", "tokenizer"),
+    ("sources.code.weight=0.4", "mix"),
+    ("sources.prose.where=quality > 0.5", "mix"),
+    ("mix.seed=8", "mix"),
+    ("pretrain.steps=10", "pretrain"),
+    ("sft.steps=10", "sft"),
+    ("dpo.beta=0.2", "dpo"),
+    ("export.dtype=bf16", "export"),
+])
+def test_a_key_changes_its_own_stage_and_those_behind_it_only(override: str, first_changed: str) -> None:
+    changed = changed_by(override)
+    order = list(STAGES)
+    assert changed[0] == first_changed
+    assert changed == order[order.index(first_changed):]
+
+
+@pytest.mark.parametrize("override", [
+    "engine.workers=7", "engine.ranks=4", "engine.runner=PortableRunner", "engine.checkpoint_every=3",
+    "prepare.langid.model=/some/where/lid.176.ftz", "sources.prose.licence=PSF",
+])
+def test_how_the_work_is_done_changes_no_data(override: str) -> None:
+    # A licence is a note: it is written into the model card and nowhere else.
+    assert set(changed_by(override)) <= ({"export"} if "licence" in override else set())
+
+
+def test_a_run_can_end_at_any_stage() -> None:
+    assert list(opened(until="mix").plan)[-1] == "mix"
+    with pytest.raises(UnknownStageError, match="no such stage: 'polish'"):
+        opened(until="polish")
+
+
+def test_a_stage_that_is_switched_off_stands_for_the_last_one_before_it(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    manifest = tmp_path / "m.yaml"
+    manifest.write_text("name: m\nsources: {a: {path: a.txt}}\nprepare: [dedup]\ntokenizer:\n")
+    session = open_session(str(manifest), [], "nowhere", until="quality")
+    assert list(session.plan) == ["ingest", "dedup"]
+    assert list(open_session(str(manifest), [], "nowhere", until="export").plan)[-1] == "tokenize"
+    with pytest.raises(UnknownStageError, match="has no stage 'quality'"):
+        open_session(str(manifest), [], "nowhere", until="quality", exactly=True)
