@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from gristmill.flows.session import Session, open_session
 from gristmill.flows.stages import STAGES, UnknownStageError
 
