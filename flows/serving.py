@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
+from gristmill.dataprep.processes import end_with_parent
 from gristmill.flows.tracking import LOCAL_API, answers, apply_default_settings, find_api
 
 SERVER_START_SECONDS = 120.0
@@ -54,9 +56,11 @@ def up_and_serve(port: int, limit: int) -> None:
     server: subprocess.Popen[bytes] | None = None
     if not answers(api):
         server = subprocess.Popen(
-            [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-            env={**os.environ, "PREFECT_UI_API_URL": "/api"}, stdout=subprocess.DEVNULL, start_new_session=True,
+            [sys.executable, "-m", "gristmill.flows.serving", str(port)], stdout=subprocess.DEVNULL,
+            env={**os.environ, "PREFECT_UI_API_URL": "/api"}, start_new_session=True,
         )
+    # Until Prefect's runner handles the signal itself, it must not end this process before the server.
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         _wait_until_up(api, server)
         print(f"Prefect: http://127.0.0.1:{port}", flush=True)
@@ -69,6 +73,17 @@ def up_and_serve(port: int, limit: int) -> None:
             server.wait()
 
 
+def become_server(port: int) -> NoReturn:
+    """Turn this process into a Prefect server on the loopback address that ends with its parent."""
+    end_with_parent(signal.SIGTERM)
+    os.execv(sys.executable, [
+        sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)])
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
 def _wait_until_up(api: str, server: subprocess.Popen[bytes] | None) -> None:
     deadline = time.monotonic() + SERVER_START_SECONDS
     while not answers(api):
@@ -79,3 +94,5 @@ def _wait_until_up(api: str, server: subprocess.Popen[bytes] | None) -> None:
         time.sleep(POLL_SECONDS)
 
 
+if __name__ == "__main__":
+    become_server(int(sys.argv[1]))

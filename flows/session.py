@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from gristmill.flows.run import Observer, Runner
 from gristmill.flows.runs import RunRecord
@@ -54,10 +57,20 @@ class Session:
 
     def command(self, verb: str, *arguments: str) -> str:
         """A gristmill command line for this manifest, overrides and store."""
-        parts = ["gristmill", verb, self.manifest_file, *arguments]
+        parts = [program(), verb, self.manifest_file, *arguments]
         for override in self.overrides:
             parts += ["--set", override]
         return shlex.join([*parts, *(["--store", self.store_option] if self.store_option else [])])
+
+
+def program() -> str:
+    """How this shell would start gristmill: by name where its environment is active, else by path."""
+    script = Path(sys.executable).with_name("gristmill")
+    found = shutil.which("gristmill")
+    if not script.exists() or (found is not None and Path(found).samefile(script)):
+        return "gristmill"
+    folder = Path.cwd()
+    return str(script.relative_to(folder)) if script.is_relative_to(folder) else str(script)
 
 
 def open_session(

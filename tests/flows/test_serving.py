@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -166,6 +167,29 @@ def test_without_a_server_the_run_is_recorded_for_a_later_one(project: Path, env
     with sqlite3.connect(Path(environment["PREFECT_HOME"]) / "prefect.db") as database:
         states = dict(database.execute("select name, state_name from task_run").fetchall())
     assert states == {"ingest": "Completed", "filter": "Completed"}
+
+
+def test_up_starts_a_server_with_the_deployments_and_takes_it_down_again(environment: dict[str, str]) -> None:
+    port = free_port()
+    api = f"http://127.0.0.1:{port}/api"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gristmill.flows.cli", "up", "--port", str(port)], env=environment,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+
+    def deployments() -> list[str]:
+        try:
+            return sorted(found["name"] for found in call(api, "/deployments/filter", {}))
+        except OSError:
+            return []
+
+    try:
+        assert wait_for(lambda: found if len(found := deployments()) == 2 else None, "serving") == ["local", "local"]
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=DEADLINE_SECONDS)
+        with socket.socket() as probe:
+            wait_for(lambda: probe.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED, "the server's end")
+    finally:
+        stop(process)
 
 
 def test_serving_without_a_server_says_how_to_start_one(environment: dict[str, str]) -> None:
