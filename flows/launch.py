@@ -6,7 +6,7 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import cast
+from typing import TextIO, cast
 
 from rich.console import Console
 from rich.text import Text
@@ -15,7 +15,7 @@ from gristmill.flows.lease import LeaseLostError
 from gristmill.flows.report import write_report
 from gristmill.flows.run import StageFailedError
 from gristmill.flows.session import Session
-from gristmill.flows.terminal import TerminalObserver
+from gristmill.flows.terminal import LastingStream, TerminalObserver
 from gristmill.flows.tracking import apply_default_settings, choose_tracking
 
 EXIT_DONE, EXIT_STAGE_FAILED, EXIT_INTERRUPTED = 0, 1, 130
@@ -31,7 +31,7 @@ def launch(session: Session, stages: list[str], force: frozenset[str], tracked: 
         tracked: whether the run is recorded in Prefect.
         summarise: whether to print the run's summary at the end.
     """
-    console = Console(highlight=False)
+    console = Console(file=cast(TextIO, LastingStream(sys.stdout)), highlight=False)
     observer = TerminalObserver(console)
     previous = signal.signal(signal.SIGTERM, _interrupt)
     failure: tuple[str, int] | None = None

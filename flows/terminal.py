@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -16,6 +17,37 @@ from gristmill.flows.stages import Node
 
 MARKS = {"Cached": ("=", "cyan"), "Completed": ("+", "green"), "Resumed": ("+", "green")}
 PLAIN_SECONDS = 10.0
+
+
+class LastingStream:
+    """Standard output of a run: a reader that goes away (`| head`, a closed terminal) does not end the run."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write, or go silent for good."""
+        try:
+            return self._stream.write(text)
+        except OSError:
+            self._go_silent()
+            return len(text)
+
+    def flush(self) -> None:
+        """Flush, or go silent for good."""
+        try:
+            self._stream.flush()
+        except OSError:
+            self._go_silent()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _go_silent(self) -> None:
+        # The interpreter flushes standard output once more when it ends.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
 
 
 class TerminalObserver:

@@ -213,6 +213,19 @@ def test_a_forced_stage_gives_the_same_bytes_again(undisturbed: Session) -> None
     assert "every byte as before" in run.stdout
 
 
+def test_a_run_whose_reader_went_away_goes_on_to_its_end(project: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gristmill.flows.cli", "run", str(project), "--store", str(tmp_path), "--no-ui",
+               "--until", "filter"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 0
+    session = open_session(str(project), [], str(tmp_path), until="filter")
+    assert [session.folder(stage).state() for stage in session.plan] == ["committed", "committed"]
+
+
 def test_a_missing_source_is_a_sentence_and_not_a_traceback(project: Path, tmp_path: Path) -> None:
     run = gristmill("run", str(project), "--set", "sources.web.path=nowhere/*.jsonl", "--no-ui",
                     "--store", str(tmp_path), check=False)
