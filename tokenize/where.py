@@ -59,7 +59,8 @@ def judge(source: str, condition: str, measured: pa.Table) -> np.ndarray:
     import duckdb
 
     with duckdb.connect(config={"threads": 1, "enable_external_access": False}) as connection:
-        connection.register("documents", measured.append_column("gristmill_row", pa.array(range(len(measured)), pa.int64())))
+        rows = pa.array(range(len(measured)), pa.int64())
+        connection.register("documents", measured.append_column("gristmill_row", rows))
         try:
             # The line break ends a comment in the condition before the bracket is closed.
             found = connection.execute(
