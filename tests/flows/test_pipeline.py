@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -35,8 +36,9 @@ ALL_STAGES = ["ingest", "filter", "dedup", "quality", "tokenizer", "tokenize", "
 START_SECONDS = 120.0
 
 
-def gristmill(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    run = subprocess.run([sys.executable, "-m", "gristmill.flows.cli", *arguments], capture_output=True, text=True)
+def gristmill(*arguments: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+    run = subprocess.run([sys.executable, "-m", "gristmill.flows.cli", *arguments], capture_output=True, text=True,
+                         env={**os.environ, **environment})
     if check:
         assert run.returncode == 0, run.stdout + run.stderr
     return run
@@ -49,9 +51,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(project: Path) -> Session:
-    """A run from beginning to end that nothing disturbed."""
+    """A run from beginning to end that nothing disturbed, as a Prefect flow with no server configured."""
     store = project.parent / "store"
-    gristmill("run", str(project), "--store", str(store), "--no-ui")
+    gristmill("run", str(project), "--store", str(store), PREFECT_HOME=str(project.parent / "prefect"))
     return open_session(str(project), [], str(store))
 
 
@@ -77,6 +79,14 @@ def test_every_stage_is_committed_and_a_second_run_finds_all_of_them(undisturbed
     assert {row["stage"]: row["state"] for row in json.loads(status.stdout)} == dict.fromkeys(ALL_STAGES, "committed")
     again = gristmill("run", undisturbed.manifest_file, "--store", str(undisturbed.store.root), "--no-ui")
     assert again.stdout.count("Cached") == len(ALL_STAGES)
+
+
+def test_prefect_has_recorded_one_completed_task_per_stage(undisturbed: Session) -> None:
+    with sqlite3.connect(Path(undisturbed.manifest_file).parent / "prefect" / "prefect.db") as database:
+        tasks = dict(database.execute("select name, state_name from task_run").fetchall())
+        flows = database.execute("select state_type from flow_run").fetchall()
+    assert tasks == dict.fromkeys(ALL_STAGES, "Completed")
+    assert flows == [("COMPLETED",)]
 
 
 def test_every_document_is_accounted_for_at_every_stage(undisturbed: Session) -> None:

@@ -125,3 +125,14 @@ def test_an_override_of_an_unknown_key_is_refused_like_one_in_the_file() -> None
 def test_a_manifest_that_does_not_exist_is_an_error_that_names_it() -> None:
     with pytest.raises(ManifestError, match=r"nowhere\.yaml"):
         load_manifest("nowhere.yaml")
+
+
+def test_the_manifest_in_the_readme_is_valid_with_every_section() -> None:
+    readme = (Path(__file__).resolve().parent.parent.parent / "README.md").read_text()
+    text = readme.partition("```yaml\n")[2].partition("```")[0]
+    manifest = parse_manifest(text, "README.md")
+    sections = (manifest.tokenizer, manifest.mix, manifest.pretrain, manifest.sft, manifest.dpo, manifest.evaluate,
+                manifest.export)
+    assert None not in sections
+    assert [step.stage for step in manifest.prepare] == ["filter", "dedup", "langid", "quality"]
+    assert manifest.sources["web"].where == "quality >= 0.6"
