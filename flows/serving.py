@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, cast
 
 from gristmill.dataprep.processes import end_with_parent
 from gristmill.flows.tracking import LOCAL_API, answers, apply_default_settings, find_api
 
 SERVER_START_SECONDS = 120.0
 POLL_SECONDS = 0.5
+END_SECONDS = 20.0
 
 
 class NoServerError(RuntimeError):
@@ -47,52 +49,84 @@ def serve_deployments(limit: int) -> None:
 def up_and_serve(port: int, limit: int) -> None:
     """Start a Prefect server on the loopback address unless one answers there, and serve the deployments.
 
+    Both are processes of their own, so that an interrupt of this one ends them in order, whatever they are doing.
+
     Raises:
-        NoServerError: the server did not answer in time.
+        NoServerError: the server did not answer in time, or one of the two ended by itself.
     """
     apply_default_settings(quiet_console=False)
     api = f"http://127.0.0.1:{port}/api"
     os.environ["PREFECT_API_URL"] = api
-    server: subprocess.Popen[bytes] | None = None
-    if not answers(api):
-        server = subprocess.Popen(
-            [sys.executable, "-m", "gristmill.flows.serving", str(port)], stdout=subprocess.DEVNULL,
-            env={**os.environ, "PREFECT_UI_API_URL": "/api"}, start_new_session=True,
-        )
-    # Until Prefect's runner handles the signal itself, it must not end this process before the server.
-    signal.signal(signal.SIGTERM, _interrupt)
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    children: list[subprocess.Popen[bytes]] = []
     try:
-        _wait_until_up(api, server)
+        if not answers(api):
+            children.append(start_child("server", port, {"PREFECT_UI_API_URL": "/api"}, subprocess.DEVNULL))
+        if not wait_for_answer(api, children, stopping):
+            return
         print(f"Prefect: http://127.0.0.1:{port}", flush=True)
-        serve_deployments(limit)
-    except KeyboardInterrupt:
-        return
+        children.append(start_child("deployments", limit, {}, None))
+        while not stopping.wait(POLL_SECONDS):
+            check_children(children)
     finally:
-        if server is not None:
-            os.killpg(server.pid, signal.SIGTERM)
-            server.wait()
+        for child in reversed(children):
+            end_child(child)
 
 
-def become_server(port: int) -> NoReturn:
-    """Turn this process into a Prefect server on the loopback address that ends with its parent."""
-    end_with_parent(signal.SIGTERM)
-    os.execv(sys.executable, [
-        sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)])
+def start_child(role: str, number: int, environment: dict[str, str], output: int | None) -> subprocess.Popen[bytes]:
+    """Start this module as `server PORT` or `deployments LIMIT`, in a session of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "gristmill.flows.serving", role, str(number)], stdin=subprocess.DEVNULL, stdout=output,
+        env={**os.environ, **environment}, start_new_session=True,
+    )
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+def end_child(child: subprocess.Popen[bytes]) -> None:
+    """End a child's process group: ask, wait, insist."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(child.pid, number)
+        except ProcessLookupError:
+            break
+        try:
+            child.wait(END_SECONDS)
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    child.wait()
 
 
-def _wait_until_up(api: str, server: subprocess.Popen[bytes] | None) -> None:
+def check_children(children: list[subprocess.Popen[bytes]]) -> None:
+    """Raise NoServerError if one of them has ended."""
+    for child in children:
+        if child.poll() is not None:
+            raise NoServerError(f"{shlex.join(cast(list[str], child.args)[-3:])} ended with code {child.returncode}; "
+                                "start again with: gristmill up")
+
+
+def wait_for_answer(api: str, children: list[subprocess.Popen[bytes]], stopping: threading.Event) -> bool:
+    """Wait until the server answers; False if this process is asked to stop first."""
     deadline = time.monotonic() + SERVER_START_SECONDS
     while not answers(api):
-        if server is not None and server.poll() is not None:
-            raise NoServerError(f"the Prefect server ended with code {server.returncode}; see: prefect server start")
+        check_children(children)
         if time.monotonic() > deadline:
             raise NoServerError(f"the Prefect server did not answer at {api} within {SERVER_START_SECONDS:.0f} s")
-        time.sleep(POLL_SECONDS)
+        if stopping.wait(POLL_SECONDS):
+            return False
+    return not stopping.is_set()
+
+
+def main(role: str, number: int) -> None:
+    """What the children of `up` do, until they or their parent end."""
+    end_with_parent(signal.SIGTERM)
+    if role == "deployments":
+        serve_deployments(number)
+        return
+    os.execv(sys.executable, [
+        sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(number)])
 
 
 if __name__ == "__main__":
-    become_server(int(sys.argv[1]))
+    main(sys.argv[1], int(sys.argv[2]))
