@@ -9,6 +9,7 @@ dropped are null in all columns but `id`.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -208,6 +209,4 @@ def _empty_counts() -> Counts:
 
 def metadata_json(values: Mapping[str, Any]) -> str:
     """Metadata as the JSON string that a document carries."""
-    import json
-
     return json.dumps(values, ensure_ascii=False, sort_keys=True, default=str)

@@ -62,12 +62,9 @@ def run_untracked(session: Session, stages: list[str], force: frozenset[str], ob
     runner = session.runner(observer)
     record = session.start_record()
     try:
-        for stage in stages:
-            record.add(runner.run_stage(stage, stage in force))
-        record.finish("completed")
-    except BaseException as error:
-        record.finish("failed" if isinstance(error, Exception) else "interrupted", str(error))
-        raise
+        with record.until_end():
+            for stage in stages:
+                record.add(runner.run_stage(stage, stage in force))
     finally:
         write_report(session, record)
     return record.folder

@@ -82,12 +82,9 @@ def _run(session: Session, stages: list[str], force: frozenset[str]) -> str:
     runner = session.runner(observer)
     record = session.start_record()
     try:
-        for stage in stages:
-            _task_for(stage)(runner, record, stage, stage in force)
-        record.finish("completed")
-    except BaseException as error:
-        record.finish("failed" if isinstance(error, Exception) else "interrupted", str(error))
-        raise
+        with record.until_end():
+            for stage in stages:
+                _task_for(stage)(runner, record, stage, stage in force)
     finally:
         observer.close()
         publish_run(session, record)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -189,9 +189,3 @@ def compare_with_replaced(outcome: Outcome, replaced: StageFolder) -> Outcome:
     return Outcome(**{**vars(outcome), "note": (
         f"differs from the output that it replaced in {', '.join(differing[:3])}"
         f"{' ...' if len(differing) > 3 else ''}; the old one is in {replaced.path}")})
-
-
-def run_plan(runner: Runner, on_outcome: Callable[[Outcome], None], force: frozenset[str] = frozenset()) -> None:
-    """Run all stages of a plan in their order."""
-    for stage in runner.plan:
-        on_outcome(runner.run_stage(stage, force=stage in force))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,16 @@ class RunRecord:
             "folder": str(outcome.folder.path), "note": outcome.note,
         }
         self.save()
+
+    @contextmanager
+    def until_end(self) -> Iterator[None]:
+        """Note how what is done inside ends: completed, failed or interrupted."""
+        try:
+            yield
+        except BaseException as error:
+            self.finish("failed" if isinstance(error, Exception) else "interrupted", str(error))
+            raise
+        self.finish("completed")
 
     def finish(self, state: str, message: str = "") -> None:
         """Note how the run ended: completed, failed or interrupted."""
