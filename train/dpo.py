@@ -24,10 +24,10 @@ from gristmill.train.loop import Job, train
 from gristmill.train.pairs import Pair, is_held_out, more_likely, pair_logps, prepare_pairs, reward_accuracy
 from gristmill.train.parallel import compute_dtype, process_group, sharded_model, whole_tensors
 from gristmill.train.preferences import Preferences
-from gristmill.train.pretrain import MODEL, describe_model, final_measurements
+from gristmill.train.pretrain import MODEL, describe_model, publish
 from gristmill.train.reference import cached_reference, certify_start, reference_key
 from gristmill.train.throughput import peak_flops
-from gristmill.train.weights import read_shape, save_model, stored
+from gristmill.train.weights import read_shape, stored
 
 HOLDOUT = "holdout.jsonl"
 CERTIFICATE = "step-0.json"
@@ -62,10 +62,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         before, after = reference[len(training) :], measure(held_out)
         tensors = whole_tensors(model)
         if record is not None:
-            save_model(out / MODEL, shape, tensors)
-            record.publish(out)
+            summary |= publish(out, shape, tensors, record)
             write_holdout(out / HOLDOUT, held_out, before, length)
-            summary |= final_measurements(record.lines())
     return {
         **summary, **describe_model(shape), "sequence_length": length, "sets": sets, "beta": section.beta,
         "training_pairs": len(training), "held_out_pairs": len(held_out), "step_0": certificate,

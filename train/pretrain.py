@@ -20,6 +20,7 @@ from gristmill.train.held_out import measure
 from gristmill.train.loop import Job, train
 from gristmill.train.next_token import NextToken
 from gristmill.train.parallel import World, compute_dtype, process_group, sharded_model, whole_tensors
+from gristmill.train.record import Record
 from gristmill.train.shape import Shape, shape_of
 from gristmill.train.throughput import peak_flops
 from gristmill.train.weights import drawn, save_model
@@ -50,9 +51,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         record, summary = train(job)
         tensors = whole_tensors(model)
         if record is not None:
-            save_model(out / MODEL, shape, tensors)
-            record.publish(out)
-            summary |= final_measurements(record.lines())
+            summary |= publish(out, shape, tensors, record)
     return {**summary, **describe_model(shape), "dtype": str(dtype).removeprefix("torch."), "world_size": world.size}
 
 
@@ -83,6 +82,13 @@ def read_token_bytes(tokenizer: Path, device: torch.device) -> Tensor:
 def describe_model(shape: Shape) -> dict[str, Any]:
     """Figures about the model for a stage's summary."""
     return {"parameters": shape.parameters, "flops_per_token": shape.flops_per_token(shape.sequence_length)}
+
+
+def publish(out: Path, shape: Shape, tensors: dict[str, Tensor], record: Record) -> dict[str, Any]:
+    """Write a training stage's model and record into its data folder; returns its last measurements."""
+    save_model(out / MODEL, shape, tensors)
+    record.publish(out)
+    return final_measurements(record.lines())
 
 
 def final_measurements(lines: list[dict[str, Any]]) -> dict[str, Any]:

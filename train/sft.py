@@ -25,9 +25,9 @@ from gristmill.train.conversations import (
 )
 from gristmill.train.loop import Job, train
 from gristmill.train.parallel import compute_dtype, process_group, sharded_model, whole_tensors
-from gristmill.train.pretrain import MODEL, describe_model, final_measurements, read_token_bytes
+from gristmill.train.pretrain import MODEL, describe_model, publish, read_token_bytes
 from gristmill.train.throughput import peak_flops
-from gristmill.train.weights import read_shape, save_model, stored
+from gristmill.train.weights import read_shape, stored
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
@@ -53,9 +53,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         record, summary = train(job)
         tensors = whole_tensors(model)
         if record is not None:
-            save_model(out / MODEL, shape, tensors)
-            record.publish(out)
-            summary |= final_measurements(record.lines())
+            summary |= publish(out, shape, tensors, record)
     return {**summary, **describe_model(shape), "sequence_length": length, "sets": sets, **counts_of(used),
             "example": decoded_mask(chat, used[int(objective.order.rows(np.zeros(1, dtype=np.int64))[0])])}
 
