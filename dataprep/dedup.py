@@ -28,7 +28,7 @@ from gristmill.dataprep.links import compare, find_candidates, verify
 from gristmill.dataprep.shuffle import count_partitions
 from gristmill.dataprep.sketches import BYTES_PER_KEY, keys_per_document, number_documents, sketch_shard
 from gristmill.dataprep.survivors import decide, decisions_of, write_clusters
-from gristmill.mixtures.manifest import Dedup
+from gristmill.mixtures.dedup import Dedup
 
 EXACT, NEAR = "exact_duplicate", "near_duplicate"
 
@@ -44,7 +44,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Args:
         inputs: `ingest`, and the annotating stages that ran before.
-        config: the manifest's `dedup` section (`manifest.Dedup`).
+        config: the manifest's `dedup` section (`mixtures.dedup.Dedup`).
 
     Returns:
         `counts`, `clusters`, `largest_clusters`, `candidate_pairs`, `linked_pairs`, `oversized_buckets`.

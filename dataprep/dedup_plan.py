@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gristmill.dataprep.engine import Task
 from gristmill.dataprep.sketches import Numbering
-from gristmill.mixtures.manifest import Dedup
+from gristmill.mixtures.dedup import Dedup
 
 
 @dataclass(frozen=True)

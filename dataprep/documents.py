@@ -1,9 +1,9 @@
 """The tables that preparation passes on: immutable document shards, and one annotation table per stage and shard.
 
 Documents (`ingest`): `part-*.parquet` with `id`, `source`, `locator`, `text`, `metadata`. Annotations (`filter`,
-`dedup`, `langid`, `quality`): files of the same names with the same rows in the same order, `id` repeated and
-checked on every read, `keep`, `reason`, `error` and every value that was measured. Rows that an earlier stage
-dropped are null in all columns but `id`.
+`dedup`, `langid`, ...): files of the same names with the same rows in the same order, `id` repeated and checked on
+every read, `keep`, `reason`, `error`, every value that was measured and, where a stage changes text, `edits` (see
+`edits.py`). Rows that an earlier stage dropped are null in all columns but `id`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.dataprep.counts import Counts
+from gristmill.dataprep.edits import EDITS, apply_edits, size_changes
 from gristmill.dataprep.files import atomic_write, is_local
-from gristmill.mixtures.manifest import PREPARE_STAGES
+from gristmill.mixtures.prepare import PREPARE_STAGES
 
 ID_BYTES = 16
 ROW_GROUP_ROWS = 2000
@@ -95,8 +96,23 @@ def annotation_stages(inputs: Mapping[str, Path]) -> list[str]:
 
 
 def read_documents(inputs: Mapping[str, Path], shard: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read a document shard (all columns, or some)."""
-    return read_table(inputs["ingest"] / shard, columns)
+    """Read a document shard (all columns, or some); its text has the edits of the stages among the inputs."""
+    documents = read_table(inputs["ingest"] / shard, columns)
+    if "text" not in documents.column_names:
+        return documents
+    for stage in annotation_stages(inputs):
+        if EDITS not in column_names(inputs[stage] / shard):
+            continue
+        edited = apply_edits(documents["text"], read_annotations(inputs, shard, stage, [EDITS])[EDITS])
+        documents = documents.set_column(documents.column_names.index("text"), DOCUMENT_SCHEMA.field("text"), edited)
+    return documents
+
+
+def column_names(path: Path) -> list[str]:
+    """The columns of a Parquet file."""
+    with open_parquet(path) as file:
+        names: list[str] = file.schema_arrow.names
+        return names
 
 
 def read_annotations(
@@ -157,7 +173,7 @@ def annotate(
         rows: rows that earlier stages kept.
         judged: the subset of `rows` that this stage judged; the rest passes.
         reasons: per judged row, the rule that dropped it, or None where it is kept.
-        measures: column name -> one value per judged row.
+        measures: column name -> one value per judged row; `edits` (see `edits.py`) changes the text that is kept.
         errors: per judged row, the error that quarantines it, or None.
     """
     total = len(documents)
@@ -179,11 +195,23 @@ def annotate(
     }
     for name, values in measures.items():
         columns[name] = values.take(take)
-    return pa.table(columns), count_documents(documents, rows, dict(zip(judged.tolist(), final, strict=True)))
+    changes = size_changes(measures[EDITS]) if EDITS in measures else np.zeros(len(judged), np.int64)
+    counts = count_documents(
+        documents, rows, dict(zip(judged.tolist(), final, strict=True)),
+        dict(zip(judged.tolist(), changes.tolist(), strict=True)),
+    )  # fmt: skip
+    return pa.table(columns), counts
 
 
-def count_documents(documents: pa.Table, rows: Iterable[int], reasons: Mapping[int, str | None]) -> Counts:
-    """Count a shard's documents: read, kept, dropped by rule and quarantined, in total and per source."""
+def count_documents(
+    documents: pa.Table, rows: Iterable[int], reasons: Mapping[int, str | None], changes: Mapping[int, int]
+) -> Counts:
+    """Count a shard's documents: read, kept, dropped by rule and quarantined, in total and per source.
+
+    Args:
+        reasons: row -> why it goes; absent or None where it is kept.
+        changes: row -> by how many bytes the stage's edits make its text longer.
+    """
     sources = documents["source"].cast(pa.string()).to_pylist()
     sizes = pc.binary_length(documents["text"]).to_pylist()
     total = _empty_counts()
@@ -195,7 +223,7 @@ def count_documents(documents: pa.Table, rows: Iterable[int], reasons: Mapping[i
             counts["bytes_read"] += sizes[row]
             if reason is None:
                 counts["kept"] += 1
-                counts["bytes_kept"] += sizes[row]
+                counts["bytes_kept"] += sizes[row] + changes.get(int(row), 0)
             elif reason == QUARANTINE_REASON:
                 counts["quarantined"] += 1
             else:

@@ -16,7 +16,7 @@ from gristmill.dataprep.documents import annotate, judged_rows, kept_rows, read_
 from gristmill.dataprep.engine import Done, Task, run_tasks
 from gristmill.dataprep.measuring import Measure, measure_texts, spread
 from gristmill.dataprep.rules import count_failures, failures, first_failures
-from gristmill.mixtures.manifest import Filter, Rules
+from gristmill.mixtures.rules import Filter, Rules
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Args:
         inputs: `ingest`, and the annotating stages that ran before.
-        config: the manifest's `filter` section (`manifest.Filter`).
+        config: the manifest's `filter` section (`mixtures.rules.Filter`).
 
     Returns:
         `counts`; `rules`: per rule how many documents fail it, and fail only it; `histograms`: per statistic.

@@ -24,7 +24,7 @@ from gristmill.dataprep.files import as_path
 from gristmill.dataprep.readers import Fields, read_records
 from gristmill.dataprep.sharding import SHOWN_QUARANTINED, ShardWriter
 from gristmill.dataprep.sources import SourceError, SourceFile, SourceListing, find_files
-from gristmill.mixtures.manifest import Ingest, Source
+from gristmill.mixtures.sources import Ingest, Source
 
 
 class ChangedInputError(SourceError):

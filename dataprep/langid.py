@@ -21,7 +21,7 @@ from gristmill.dataprep.engine import Done, Task, run_tasks
 from gristmill.dataprep.histograms import SHARE_EDGES, add_histograms, histogram
 from gristmill.dataprep.measuring import measure_texts, spread
 from gristmill.dataprep.models import MODEL_SHA256, find_model, load_model
-from gristmill.mixtures.manifest import LanguageId
+from gristmill.mixtures.language import LanguageId
 
 LABEL_PREFIX = "__label__"
 
@@ -33,7 +33,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Args:
         inputs: `ingest`, and the annotating stages that ran before.
-        config: the manifest's `langid` section (`manifest.LanguageId`).
+        config: the manifest's `langid` section (`mixtures.language.LanguageId`).
 
     Returns:
         `counts`; `languages`: top language -> documents; `histograms` of `language_score`.

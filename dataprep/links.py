@@ -11,7 +11,7 @@ from gristmill.dataprep.engine import Done, Task
 from gristmill.dataprep.shingles import similarities
 from gristmill.dataprep.shuffle import open_batches, read_partition, write_partitions
 from gristmill.dataprep.sketches import keys_path, load_sketches
-from gristmill.mixtures.manifest import Dedup
+from gristmill.mixtures.dedup import Dedup
 
 PAIRS_PER_BATCH = 10_000
 

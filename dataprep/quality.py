@@ -25,7 +25,7 @@ from gristmill.dataprep.engine import Done, Task, run_tasks
 from gristmill.dataprep.files import atomic_write, is_local
 from gristmill.dataprep.measuring import measure_texts, spread
 from gristmill.dataprep.models import load_model
-from gristmill.mixtures.manifest import Classifier, Quality
+from gristmill.mixtures.quality import Classifier, Quality
 
 HISTOGRAM_BINS = 20
 MODEL_FILE = "model.bin"
@@ -55,7 +55,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Args:
         inputs: `ingest`, and the annotating stages that ran before.
-        config: the manifest's `quality` section (`manifest.Quality`), its `seed` set.
+        config: the manifest's `quality` section (`mixtures.quality.Quality`), its `seed` set.
 
     Returns:
         `counts`, `auc` on `held_out` documents, `training_documents` by class, and `histogram`: source -> number of

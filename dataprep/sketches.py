@@ -24,7 +24,7 @@ from gristmill.dataprep.minhash import band_keys, signatures
 from gristmill.dataprep.shingles import ShingleSets, join_sets, no_shingles, shingle_sets
 from gristmill.dataprep.shuffle import open_batches, write_partitions
 from gristmill.dataprep.text_buffers import text_buffers
-from gristmill.mixtures.manifest import Dedup, MinHash
+from gristmill.mixtures.dedup import Dedup, MinHash
 
 DIGEST_BYTES = 16
 BYTES_PER_KEY = 24

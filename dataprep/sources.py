@@ -27,6 +27,8 @@ FORMATS = {
 }  # fmt: skip
 """Extensions per format; each may be followed by a compression (.gz, .zst, .bz2), except those of Parquet."""
 _FORMAT_OF = {extension: name for name, extensions in FORMATS.items() for extension in extensions}
+HASHED_BYTES = 64 << 20
+"""Outside files below this size are named by their content."""
 _STAMP_KEYS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created")
 
 
@@ -90,6 +92,29 @@ def listing(name: str, source: Mapping[str, Any], verify: bool = False) -> list[
         {"path": file.name, "size": file.size,
          "stamp": f"sha256:{sha256_file(as_path(file.location))}" if verify else file.stamp}
         for file in find_files(name, source).files
+    ]  # fmt: skip
+
+
+def outside_listing(key: str, path: str, verify: bool = False) -> list[dict[str, Any]]:
+    """List what fingerprints the outside files of a setting (word lists, models, evaluation sets), sorted by name.
+
+    Small files are named by the SHA-256 of their content, so that copying them changes nothing; from HASHED_BYTES on
+    by size and modification time or etag, unless `verify` asks for the content.
+
+    Args:
+        key: the setting, for messages.
+        path: a file, a glob, a folder or an fsspec URL of one of these.
+
+    Raises:
+        SourceError: the path matches nothing.
+    """
+    kind, found = _find(path)
+    if not found:
+        raise SourceError(f"{key}: {_nothing(kind, path, 'any', {})}")
+    return [
+        {"path": item.name, "size": item.size,
+         "stamp": f"sha256:{sha256_file(as_path(item.location))}" if verify or item.size < HASHED_BYTES else item.stamp}
+        for item in sorted(found, key=lambda item: item.name)
     ]  # fmt: skip
 
 

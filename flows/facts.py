@@ -10,7 +10,7 @@ from gristmill.dataprep.files import read_json
 from gristmill.flows.lookup import committed_inputs, locators_of
 from gristmill.flows.session import Session
 from gristmill.flows.store import StageFolder
-from gristmill.mixtures.manifest import PREPARE_STAGES
+from gristmill.mixtures.prepare import PREPARE_STAGES
 
 TRAINING_STAGES = ("pretrain", "sft", "dpo")
 Facts = dict[str, Any]

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gristmill.dataprep.files import as_path, canonical_json, sha256_file
-from gristmill.mixtures.manifest import Manifest, Section
+from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.section import Section, outside_paths
 
 MIXTURE_KEYS = ("weight", "max_epochs", "where")
 """Keys of a source that only the mixture reads; all others belong to its reading."""
@@ -134,11 +136,26 @@ def _prepare(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | No
             if step.langid is not None:
                 # The model is one pinned file wherever it lies, so its path is no part of the recipe.
                 return _dump(step.langid, "model"), {"model": step.langid.model}
-            seed = {"seed": _seed(step.quality, manifest)} if step.quality is not None else {}
-            return {**_dump(step.config), **seed}, {}
+            seed = {"seed": _seed(step.config, manifest)} if "seed" in type(step.config).model_fields else {}
+            config = {**_dump(step.config), **seed}
+            return name_outside_files(config, step.config, verify), config
         return None
 
     return configure
+
+
+def name_outside_files(recipe: Recipe, section: Section, verify: bool) -> Recipe:
+    """The recipe with every outside path replaced by what identifies the files that it names."""
+    from gristmill.dataprep.sources import outside_listing
+
+    named: Recipe = deepcopy(recipe)
+    for location, path in outside_paths(section):
+        *parents, last = location
+        at: Any = named
+        for part in parents:
+            at = at[part]
+        at[last] = outside_listing(".".join(map(str, location)), path, verify)
+    return named
 
 
 def _tokenizer(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
@@ -233,10 +250,13 @@ STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
         Stage("ingest", 1, "gristmill.dataprep.ingest:run", _ingest, _only()),
+        Stage("clean", 1, "gristmill.dataprep.clean:run", _prepare("clean"), _before("clean")),
         Stage("filter", 1, "gristmill.dataprep.filter:run", _prepare("filter"), _before("filter")),
         Stage("dedup", 1, "gristmill.dataprep.dedup:run", _prepare("dedup"), _before("dedup")),
         Stage("langid", 1, "gristmill.dataprep.langid:run", _prepare("langid"), _before("langid")),
         Stage("quality", 1, "gristmill.dataprep.quality:run", _prepare("quality"), _before("quality")),
+        Stage("decontaminate", 1, "gristmill.dataprep.decontaminate:run", _prepare("decontaminate"),
+              _before("decontaminate")),
         Stage("tokenizer", 1, "gristmill.tokenize.tokenizer:run", _tokenizer, _documents()),
         Stage("tokenize", 1, "gristmill.tokenize.encode:run", _tokenize, _documents("tokenizer")),
         Stage("mix", 1, "gristmill.tokenize.mix:run", _mix, _documents("tokenizer", "tokenize")),

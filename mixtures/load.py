@@ -11,7 +11,9 @@ from typing import Any, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from gristmill.mixtures.manifest import PREPARE_SECTIONS, Manifest
+from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.prepare import PREPARE_SECTIONS
+from gristmill.mixtures.section import OutsidePath
 
 Location = tuple[str | int, ...]
 KEPT_TOKEN_NAMES = ("token", "password", "secret", "api_key")
@@ -78,7 +80,8 @@ def parse_manifest(text: str, file: str, overrides: Sequence[str] = ()) -> Manif
     problems += _contradictions(raw, lines, file)
     if problems or manifest is None:
         raise ManifestError(sorted(set(problems), key=lambda problem: (problem.line, problem.key)))
-    return _anchor_paths(manifest, Path(file).resolve().parent)
+    anchored: Manifest = _anchor_paths(manifest, Path(file).resolve().parent)
+    return anchored
 
 
 def _key_lines(node: yaml.Node, at: Location = ()) -> Iterator[tuple[Location, int]]:
@@ -275,28 +278,17 @@ def _source_references(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]
         yield ("tokenizer", "weights", name), name
 
 
-def _anchor_paths(manifest: Manifest, folder: Path) -> Manifest:
-    """Make relative paths absolute: they are relative to the manifest's folder, wherever the command was started."""
-
-    def anchored(path: str | None) -> str | None:
-        if path is None or "://" in path or Path(path).is_absolute():
-            return path
-        return str(folder / path)
-
-    def examples(section: Any) -> Any:
-        if section is None:
-            return None
-        return section.model_copy(update={
-            "data": tuple(item.model_copy(update={"path": anchored(item.path)}) for item in section.data)})
-
-    prepare = tuple(
-        step.model_copy(update={"langid": step.langid.model_copy(update={"model": anchored(step.langid.model)})})
-        if step.langid is not None else step
-        for step in manifest.prepare
-    )
-    tokenizer = manifest.tokenizer and manifest.tokenizer.model_copy(update={"path": anchored(manifest.tokenizer.path)})
-    return manifest.model_copy(update={
-        "sources": {name: source.model_copy(update={"path": anchored(source.path)})
-                    for name, source in manifest.sources.items()},
-        "prepare": prepare, "tokenizer": tokenizer, "sft": examples(manifest.sft), "dpo": examples(manifest.dpo),
-    })
+def _anchor_paths(value: Any, folder: Path) -> Any:
+    """Make relative outside paths absolute: they are relative to the manifest's folder, wherever the command ran."""
+    if isinstance(value, OutsidePath):
+        return value if "://" in value or Path(value).is_absolute() else OutsidePath(folder / value)
+    if isinstance(value, BaseModel):
+        fields = {name: getattr(value, name) for name in type(value).model_fields}
+        anchored = {name: _anchor_paths(inner, folder) for name, inner in fields.items()}
+        changed = {name: inner for name, inner in anchored.items() if inner is not fields[name]}
+        return value.model_copy(update=changed) if changed else value
+    if isinstance(value, dict):
+        return {name: _anchor_paths(inner, folder) for name, inner in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_anchor_paths(inner, folder) for inner in value)
+    return value

@@ -32,7 +32,7 @@ from gristmill.dataprep.documents import (
 )
 from gristmill.dataprep.engine import Done, Task, run_tasks
 from gristmill.dataprep.files import as_path, atomic_write
-from gristmill.mixtures.manifest import Judging
+from gristmill.mixtures.section import Judging
 from gristmill.tokenize.packed import DTYPES, dtype_name
 from gristmill.tokenize.tokenizer import TextTokenizer, TokenizerError, load
 
@@ -112,7 +112,7 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
     if errors:
         files.append(as_path(out) / f"{task.name}.quarantine.parquet")
         write_table(files[-1], _quarantine_table(documents, errors))
-    counts = count_documents(documents, rows, dict.fromkeys(errors, QUARANTINE_REASON))
+    counts = count_documents(documents, rows, dict.fromkeys(errors, QUARANTINE_REASON), {})
     return Done(files, {"counts": counts, "tokens": _tokens_per_source(docs)})
 
 

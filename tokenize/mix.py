@@ -21,7 +21,7 @@ from gristmill.dataprep.counts import check_conservation
 from gristmill.dataprep.documents import shard_names
 from gristmill.dataprep.engine import Task, run_tasks
 from gristmill.dataprep.files import write_json
-from gristmill.mixtures import manifest
+from gristmill.mixtures.tokens import Mix
 from gristmill.tokenize.candidates import VALIDATION_KEY, Candidates, collect, count
 from gristmill.tokenize.encode import tokens_name
 from gristmill.tokenize.order import order_key
@@ -69,7 +69,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     Raises:
         gristmill.tokenize.quotas.MixError: a share cannot be filled, or a condition is wrong.
     """
-    section = manifest.Mix.model_validate(config["mix"])
+    section = Mix.model_validate(config["mix"])
     sources: dict[str, dict[str, Any]] = config["sources"]
     seed, length = config["seed"], section.sequence_length
     tokenizer = load(inputs["tokenizer"])
@@ -102,7 +102,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
 
 def _lay_train(
-    candidates: Candidates, sources: Mapping[str, Mapping[str, Any]], section: manifest.Mix, seed: int
+    candidates: Candidates, sources: Mapping[str, Mapping[str, Any]], section: Mix, seed: int
 ) -> dict[str, Laid]:
     tokens = candidates.documents.tokens
     chosen = {name: np.flatnonzero(candidates.trains & (candidates.source == number))
@@ -115,7 +115,7 @@ def _lay_train(
         for name in sources}
 
 
-def _lay_validation(candidates: Candidates, sources: list[str], section: manifest.Mix) -> dict[str, Laid]:
+def _lay_validation(candidates: Candidates, sources: list[str], section: Mix) -> dict[str, Laid]:
     laid = {}
     for number, name in enumerate(sources):
         chosen = np.flatnonzero(candidates.held_out & (candidates.source == number))
@@ -152,7 +152,7 @@ def _validation_tasks(held_out: Mapping[str, Laid]) -> list[Task]:
             for number, (name, laid) in enumerate(held_out.items())]
 
 
-def _train_tasks(plan: Plan, section: manifest.Mix) -> list[Task]:
+def _train_tasks(plan: Plan, section: Mix) -> list[Task]:
     row_bytes = plan.sequence_length * DTYPES[plan.dtype].itemsize
     most, total = section.shard_rows or max(1, SHARD_BYTES // row_bytes), sum(plan.rows_per_source.values())
     return [Task(f"train-{shard:05d}", {"file": train_name(shard), "first": first, "rows": min(most, total - first)})

@@ -17,7 +17,7 @@ import numpy as np
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import as_path, atomic_write, sha256_file, write_json
-from gristmill.mixtures import manifest
+from gristmill.mixtures import tokens
 from gristmill.tokenize.chat import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
 from gristmill.tokenize.sample import Sample, draw_sample
 
@@ -83,7 +83,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         TokenizerError: the given tokenizer.json cannot be used.
         gristmill.tokenize.sample.SampleError: there is no text to learn from.
     """
-    section = manifest.Tokenizer.model_validate(config["tokenizer"])
+    section = tokens.Tokenizer.model_validate(config["tokenizer"])
     os.environ.setdefault("RAYON_NUM_THREADS", str(context.workers))
     sample = draw_sample(inputs, config["sources"], section.sample_bytes, section.weights, config["seed"])
     if section.path is not None:

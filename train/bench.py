@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gristmill.mixtures.manifest import Model, Optimizer
+from gristmill.mixtures.training import Model, Optimizer
 from gristmill.tokenize.packed import PackedSet, write_packed_set
 from gristmill.train.loop import accumulate_gradients
 from gristmill.train.model import Llama

@@ -17,7 +17,7 @@ import numpy as np
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.examples import read_examples
 from gristmill.dataprep.files import atomic_write
-from gristmill.mixtures.manifest import Dpo
+from gristmill.mixtures.training import Dpo
 from gristmill.train.chat import Chat
 from gristmill.train.conversations import NothingToTrainError
 from gristmill.train.loop import Job, train

@@ -17,7 +17,7 @@ import torch
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import write_json
-from gristmill.mixtures.manifest import Evaluate
+from gristmill.mixtures.training import Evaluate
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.tokenizer import load as load_tokenizer
 from gristmill.train.chat import Chat

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import atomic_write, write_json
-from gristmill.mixtures.manifest import Export
+from gristmill.mixtures.training import Export
 from gristmill.train.chat import TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Chat
 from gristmill.train.evaluate import MODELS
 from gristmill.train.pretrain import MODEL

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.dataprep.context import Context
-from gristmill.mixtures.manifest import Training
+from gristmill.mixtures.training import Training
 from gristmill.tokenize.order import Order
 from gristmill.train.checkpoints import load_newest, save_checkpoint
 from gristmill.train.optimizer import clip_gradients, make_optimizer, update

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.manifest import Optimizer
+from gristmill.mixtures.training import Optimizer
 
 
 def make_optimizer(model: nn.Module, section: Optimizer) -> torch.optim.AdamW:

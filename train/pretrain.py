@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.dataprep.context import Context
-from gristmill.mixtures.manifest import Pretrain
+from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.held_out import measure
 from gristmill.train.loop import Job, train

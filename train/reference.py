@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gristmill.dataprep.files import atomic_write, canonical_json, read_json, sha256_file, write_json
-from gristmill.mixtures.manifest import Dpo
+from gristmill.mixtures.training import Dpo
 from gristmill.train.chat import Chat
 from gristmill.train.pairs import Pair
 from gristmill.train.parallel import World, agree, evaluating, sum_over_ranks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gristmill.mixtures.manifest import Schedule
+from gristmill.mixtures.training import Schedule
 
 
 def learning_rate(schedule: Schedule, peak: float, step: int, steps: int) -> float:

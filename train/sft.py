@@ -13,7 +13,7 @@ import numpy as np
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.examples import read_examples
-from gristmill.mixtures.manifest import Examples, Sft
+from gristmill.mixtures.training import Examples, Sft
 from gristmill.train.assistant_turns import AssistantTurns
 from gristmill.train.chat import Chat
 from gristmill.train.conversations import (

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gristmill.mixtures.manifest import Model
+from gristmill.mixtures.training import Model
 
 VOCAB_MULTIPLE = 128
 """Rows of the embedding are padded to this multiple, which matrix units prefer (OLMo-core: padded_vocab_size)."""
@@ -19,7 +19,7 @@ class Shape:
     """Everything that a decoder is built from.
 
     Attributes:
-        layers, width, heads, kv_heads, ffn_width, rope_theta, norm_eps, tied_embeddings: see manifest.Model.
+        layers, width, heads, kv_heads, ffn_width, rope_theta, norm_eps, tied_embeddings: see `mixtures.training.Model`.
         vocab_size: ids that the tokenizer has; ids from here to `padded_vocab_size` are never read nor predicted.
         padded_vocab_size: rows of the embedding.
         sequence_length: tokens per row that the model was trained on.

@@ -20,7 +20,7 @@ from gristmill.dataprep.counts import QuarantineError, check_conservation
 from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.measuring import measure_texts, spread
 from gristmill.dataprep.rules import count_failures, failures, first_failures
-from gristmill.mixtures.manifest import Filter, GopherQuality, GopherRepetition
+from gristmill.mixtures.rules import Filter, GopherQuality, GopherRepetition
 
 QUALITY = list(GopherQuality.model_fields)
 REPETITION = list(GopherRepetition.model_fields)

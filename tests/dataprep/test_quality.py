@@ -15,7 +15,7 @@ from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import read_table, shard_names
 from gristmill.dataprep.models import load_model
 from gristmill.dataprep.quality import QualityError, draw, split_draws
-from gristmill.mixtures.manifest import Classifier
+from gristmill.mixtures.quality import Classifier
 
 SECTION = {"positive": ["books"], "negative": ["ads"], "epochs": 5, "dimensions": 8, "buckets": 1000, "holdout": 0.25}
 SETTINGS = Classifier.model_validate(SECTION)

@@ -11,7 +11,8 @@ from gristmill.flows.lease import acquire
 from gristmill.flows.run import Runner
 from gristmill.flows.session import Session
 from gristmill.flows.status import explain_plan, find_damage, repair_damage, stage_states
-from gristmill.mixtures.manifest import Manifest, Source
+from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.sources import Source
 
 Make = Callable[..., Runner]
 

@@ -25,7 +25,7 @@ def test_the_demo_has_every_stage_in_order() -> None:
     assert list(opened().plan) == [
         "ingest", "filter", "dedup", "langid", "quality", "tokenizer", "tokenize", "mix", "pretrain", "sft", "dpo",
         "evaluate", "export"]
-    assert list(opened().plan) == list(STAGES)
+    assert [name for name in STAGES if name in opened().plan] == list(opened().plan)
 
 
 @pytest.mark.parametrize(("override", "first_changed"), [
@@ -43,7 +43,7 @@ def test_the_demo_has_every_stage_in_order() -> None:
 ])
 def test_a_key_changes_its_own_stage_and_those_behind_it_only(override: str, first_changed: str) -> None:
     changed = changed_by(override)
-    order = list(STAGES)
+    order = list(opened().plan)
     assert changed[0] == first_changed
     assert changed == order[order.index(first_changed):]
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from gristmill.mixtures.manifest import Model
+from gristmill.mixtures.training import Model
 from gristmill.train.model import Llama
 from gristmill.train.shape import Shape, shape_of
 from gristmill.train.weights import drawn

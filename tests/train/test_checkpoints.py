@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gristmill.mixtures.manifest import Optimizer
+from gristmill.mixtures.training import Optimizer
 from gristmill.train.checkpoints import MARKER, complete_steps, load_newest, save_checkpoint, step_folder
 from gristmill.train.optimizer import make_optimizer, update
 from gristmill.train.parallel import World, process_group, sharded_model

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.mixtures.manifest import Schedule
+from gristmill.mixtures.training import Schedule
 from gristmill.train.schedules import learning_rate
 
 
