@@ -8,17 +8,22 @@ LAYERS := mixtures dataprep tokenize train flows
 demo: .venv/installed
 	$(BIN)/gristmill run mixtures/demo.yaml
 
-test: .venv/installed
+test: .venv/developing
 	$(BIN)/pytest -n 2 --dist loadgroup
 
-check: .venv/installed build/typecheck
+check: .venv/developing build/typecheck
 	$(BIN)/ruff check .
 	MYPYPATH=build/typecheck $(BIN)/mypy $(LAYERS:%=-p gristmill.%)
 
-# torch comes first and pinned, so that nothing that follows pulls another build of it.
+# What a run needs. torch comes first and pinned, so that nothing that follows pulls another build of it.
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	touch $@
+
+# And what developing needs: test tools, and the software that tests and benchmarks compare with.
+.venv/developing: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
