@@ -108,6 +108,22 @@ def read_documents(inputs: Mapping[str, Path], shard: str, columns: Sequence[str
     return documents
 
 
+def read_columns(inputs: Mapping[str, Path], shard: str, columns: Sequence[str]) -> pa.Table:
+    """Read columns of a shard wherever they are: in the documents, or in what a stage among the inputs measured.
+
+    One that nobody has written so far is null on every row.
+    """
+    own = [name for name in columns if name in DOCUMENT_SCHEMA.names]
+    table = read_documents(inputs, shard, ["id", *own])
+    for name in columns:
+        if name in own:
+            continue
+        stages = [stage for stage in annotation_stages(inputs) if name in column_names(inputs[stage] / shard)]
+        found = read_annotations(inputs, shard, stages[0], [name])[name] if stages else pa.nulls(len(table))
+        table = table.append_column(name, found)
+    return table.select(list(columns))
+
+
 def column_names(path: Path) -> list[str]:
     """The columns of a Parquet file."""
     with open_parquet(path) as file:

@@ -9,21 +9,30 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.dataprep import gopher, histograms
+from gristmill.dataprep import histograms
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import add_counts, check_conservation, check_quarantine
-from gristmill.dataprep.documents import annotate, judged_rows, kept_rows, read_documents, shard_names, write_table
+from gristmill.dataprep.documents import (
+    annotate,
+    judged_rows,
+    kept_rows,
+    read_columns,
+    read_documents,
+    shard_names,
+    write_table,
+)
 from gristmill.dataprep.engine import Done, Task, run_tasks
-from gristmill.dataprep.measuring import Measure, measure_texts, spread
+from gristmill.dataprep.measuring import measure_texts, spread
+from gristmill.dataprep.rule_sets import columns_read, configured_sets, edges, measure
 from gristmill.dataprep.rules import count_failures, failures, first_failures
-from gristmill.mixtures.rules import Filter, Rules
+from gristmill.mixtures.rules import Filter
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
     """Judge every kept document by the configured rules.
 
-    Writes one annotation table per document shard, with a column for each statistic of a configured rule set
-    (`gopher.QUALITY_STATISTICS`, `gopher.REPETITION_STATISTICS`), null where a document was not judged.
+    Writes one annotation table per document shard, with a column for each statistic of a configured rule set (see
+    `rule_sets.py`), null where a document was not judged.
 
     Args:
         inputs: `ingest`, and the annotating stages that ran before.
@@ -53,11 +62,13 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 def filter_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path) -> Done:
     """Judge one document shard and write its annotations."""
     section = Filter.model_validate(config)
-    documents = read_documents(inputs, task.name, ["id", "source", "text"])
+    documents = read_documents(inputs, task.name, ["id", "source"])
     rows = kept_rows(inputs, task.name)
     judged = judged_rows(documents, rows, section.sources)
-    statistics, errors = measure_texts(documents["text"].take(judged), measure_for(section.rules))
-    failed = failures(statistics, rule_sets(section.rules))
+    wanted = read_columns(inputs, task.name, ["text", *columns_read(section.rules)])
+    documents = documents.append_column("text", wanted["text"])
+    statistics, errors = measure_texts(wanted.take(judged), partial(measure, rules=section.rules))
+    failed = failures(statistics, configured_sets(section.rules))
     good = np.flatnonzero([error is None for error in errors])
     reasons: list[str | None] = [None] * len(judged)
     for row, reason in zip(good, first_failures(failed, len(good)), strict=True):
@@ -65,30 +76,5 @@ def filter_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any],
     columns = {name: spread(values, errors) for name, values in statistics.items()}
     table, counts = annotate(documents, rows, judged, reasons, columns, errors)
     write_table(out / task.name, table)
-    shapes = {name: histograms.histogram(values, edges_for(name)) for name, values in statistics.items()}
+    shapes = {name: histograms.histogram(values, edges(name)) for name, values in statistics.items()}
     return Done([out / task.name], {"counts": counts, "rules": count_failures(failed), "histograms": shapes})
-
-
-def rule_sets(rules: Rules) -> dict[str, Any]:
-    """The configured rule sets: name -> thresholds, in the order of the schema."""
-    return {name: getattr(rules, name) for name in type(rules).model_fields if getattr(rules, name) is not None}
-
-
-def measure_for(rules: Rules) -> Measure:
-    """The function that measures what the configured rule sets look at, and no more."""
-    if rules.gopher_quality and rules.gopher_repetition:
-        return gopher.all_statistics
-    if rules.gopher_quality:
-        return gopher.quality_statistics
-    if rules.gopher_repetition:
-        return gopher.repetition_statistics
-    return lambda texts: {}
-
-
-def edges_for(statistic: str) -> list[Any]:
-    """Histogram edges for a statistic: powers of two for counts, steps of 0.5 for lengths, of 0.02 for shares."""
-    if statistic in gopher.COUNTS:
-        return histograms.COUNT_EDGES
-    if statistic == "mean_word_length":
-        return histograms.LENGTH_EDGES
-    return histograms.SHARE_EDGES

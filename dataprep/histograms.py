@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ COUNT_EDGES = [0, *(2**power for power in range(21))]
 LENGTH_EDGES = [0.5 * step for step in range(41)]
 
 
-def histogram(values: np.ndarray, edges: list[Any]) -> Histogram:
+def histogram(values: np.ndarray, edges: Sequence[float]) -> Histogram:
     """Count values between edges; NaN is not counted."""
     bins = np.searchsorted(np.asarray(edges, np.float64), values[~np.isnan(values)], side="right")
     return {"edges": list(edges), "counts": np.bincount(bins, minlength=len(edges) + 1).tolist()}

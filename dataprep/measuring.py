@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 BATCH_ROWS = 1000
 
-Measure = Callable[[pa.Array], Mapping[str, np.ndarray]]
-"""A function from n texts to columns of n values."""
+Measure = Callable[[Any], Mapping[str, np.ndarray]]
+"""A function from n texts, or n rows of a table, to columns of n values."""
 
 
-def measure_texts(texts: pa.ChunkedArray, measure: Measure) -> tuple[dict[str, np.ndarray], list[str | None]]:
+def measure_texts(
+    texts: pa.ChunkedArray | pa.Table, measure: Measure
+) -> tuple[dict[str, np.ndarray], list[str | None]]:
     """Measure every text; one that raises gets an error instead of values.
 
     Args:
-        texts: n strings.
+        texts: n strings, or a table of n rows.
         measure: called with a batch and, where that raises, with each of its texts alone. It must be pure.
 
     Returns:
         columns of the texts that did not raise, in their order; and per text its error, or None.
     """
-    parts: list[Mapping[str, np.ndarray]] = [measure(pa.array([], texts.type))]
+    parts: list[Mapping[str, np.ndarray]] = [measure(texts.slice(0, 0).combine_chunks())]
     errors: list[str | None] = []
     for start in range(0, len(texts), BATCH_ROWS):
         batch = texts.slice(start, BATCH_ROWS).combine_chunks()
@@ -41,13 +44,13 @@ def measure_texts(texts: pa.ChunkedArray, measure: Measure) -> tuple[dict[str, n
 
 
 def spread(values: np.ndarray, errors: list[str | None]) -> pa.Array:
-    """A measured column with a null for every text that raised."""
+    """A measured column with a null for every text that raised, and for NaN, which stands for "does not apply"."""
     good = np.array([error is None for error in errors], bool)
     positions = np.cumsum(good) - 1
-    return pa.array(values).take(pa.array(positions, mask=~good))
+    return pa.array(values, from_pandas=True).take(pa.array(positions, mask=~good))
 
 
-def _try(measure: Measure, texts: pa.Array) -> tuple[Mapping[str, np.ndarray] | None, str | None]:
+def _try(measure: Measure, texts: pa.Array | pa.Table) -> tuple[Mapping[str, np.ndarray] | None, str | None]:
     try:
         return measure(texts), None
     except Exception as error:  # noqa: BLE001 - whatever it is, it goes to the quarantine

@@ -1,7 +1,8 @@
 """Thresholds turned into verdicts. A rule is named after its set and threshold: `gopher_quality/min_words`.
 
-A threshold `min_x` or `max_x` bounds the statistic x; the bound itself passes. Rules are tried in the order in which
-the manifest's schema declares them, and the first one that a document fails is the reason why it is dropped.
+A threshold `min_x` or `max_x` bounds the statistic x; the bound itself passes, and so does a statistic that is NaN. A
+threshold that is null bounds nothing. Rules are tried in the order in which the manifest's schema declares them, and
+the first one that a document fails is the reason why it is dropped.
 """
 
 from __future__ import annotations
@@ -17,18 +18,24 @@ def failures(statistics: Mapping[str, np.ndarray], thresholds: Mapping[str, Base
 
     Args:
         statistics: name -> values of shape (n,).
-        thresholds: rule set -> its thresholds, fields `min_x` and `max_x`.
+        thresholds: rule set -> its section; its fields `min_x` and `max_x` are thresholds, the others are options.
 
     Returns:
         rule -> bool of shape (n,), in the order of the rules.
     """
     failed: dict[str, np.ndarray] = {}
     for rule_set, bounds in thresholds.items():
-        for threshold in type(bounds).model_fields:
-            side, _, statistic = threshold.partition("_")
+        for threshold, (side, statistic) in bounded_statistics(type(bounds)).items():
             values, bound = statistics[statistic], getattr(bounds, threshold)
-            failed[f"{rule_set}/{threshold}"] = values < bound if side == "min" else values > bound
+            if bound is not None:
+                failed[f"{rule_set}/{threshold}"] = values < bound if side == "min" else values > bound
     return failed
+
+
+def bounded_statistics(section: type[BaseModel]) -> dict[str, tuple[str, str]]:
+    """The thresholds among a section's fields: name -> (`min` or `max`, statistic)."""
+    parts = {name: name.partition("_") for name in section.model_fields}
+    return {name: (side, statistic) for name, (side, _, statistic) in parts.items() if side in ("min", "max")}
 
 
 def first_failures(failed: Mapping[str, np.ndarray], documents: int) -> list[str | None]:

@@ -1,0 +1,90 @@
+"""The rule sets that the stage `filter` knows: the columns that each measures, and how.
+
+To add one: a section with its thresholds as a field of `mixtures.rules.Rules`, and an entry of the same name here.
+A field `min_x` or `max_x` of the section bounds the column `x` (see `rules.py`); every other field is an option, which
+the function that measures may look at. Columns are numbers, and no two sets share a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep import gopher
+from gristmill.dataprep.histograms import COUNT_EDGES, LENGTH_EDGES, SHARE_EDGES
+from gristmill.mixtures.rules import Rules
+
+Edges = Sequence[float]
+Columns = Mapping[str, np.ndarray]
+"""Column -> int64 or float64 of shape (n,); NaN where a statistic does not apply, which every threshold passes."""
+
+MeasureRules = Callable[[pa.Table, Rules], Columns]
+"""A pure function of n rows and of which sets are configured, and with which options, to the columns of those sets.
+
+The rows have the column `text`, and the others that the set asks for; a column that no stage has written so far is
+null on every row.
+"""
+
+
+@dataclass(frozen=True)
+class RuleSet:
+    """What the stage has to know about a rule set."""
+
+    statistics: Mapping[str, Edges]
+    """Column -> the edges of its histogram."""
+    measure: MeasureRules
+    """Sets that have the same function are measured by one call."""
+    reads: tuple[str, ...] = ()
+    """Further columns that it reads: of the documents (`locator`, `metadata`), or of the stages before (`language`)."""
+
+
+def _measure_gopher(rows: pa.Table, rules: Rules) -> Columns:
+    if rules.gopher_quality is None:
+        return gopher.repetition_statistics(rows["text"])
+    if rules.gopher_repetition is None:
+        return gopher.quality_statistics(rows["text"])
+    return gopher.all_statistics(rows["text"])
+
+
+def shares(*names: str) -> dict[str, Edges]:
+    """Columns between 0 and 1."""
+    return dict.fromkeys(names, SHARE_EDGES)
+
+
+def counts(*names: str) -> dict[str, Edges]:
+    """Columns of whole numbers."""
+    return dict.fromkeys(names, COUNT_EDGES)
+
+
+RULE_SETS: dict[str, RuleSet] = {
+    "gopher_quality": RuleSet(
+        {**shares(*gopher.QUALITY_STATISTICS), **counts(*gopher.COUNTS), "mean_word_length": LENGTH_EDGES},
+        _measure_gopher,
+    ),
+    "gopher_repetition": RuleSet(shares(*gopher.REPETITION_STATISTICS), _measure_gopher),
+}
+
+
+def configured_sets(rules: Rules) -> dict[str, Any]:
+    """The rule sets that are switched on: name -> section, in the order in which `Rules` declares them."""
+    return {name: section for name in type(rules).model_fields if (section := getattr(rules, name)) is not None}
+
+
+def columns_read(rules: Rules) -> list[str]:
+    """What the configured sets read beside the text, each column once."""
+    return list(dict.fromkeys(name for chosen in configured_sets(rules) for name in RULE_SETS[chosen].reads))
+
+
+def measure(rows: pa.Table, rules: Rules) -> dict[str, np.ndarray]:
+    """Measure what the configured rule sets look at, and no more."""
+    functions = dict.fromkeys(RULE_SETS[name].measure for name in configured_sets(rules))
+    return {name: values for function in functions for name, values in function(rows, rules).items()}
+
+
+def edges(statistic: str) -> Edges:
+    """The histogram edges of a column."""
+    return next(found.statistics[statistic] for found in RULE_SETS.values() if statistic in found.statistics)

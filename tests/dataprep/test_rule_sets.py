@@ -1,0 +1,82 @@
+"""The registry of rule sets: what holds for every set, and how a set gets its columns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gristmill.dataprep.documents import read_columns, write_table
+from gristmill.dataprep.measuring import spread
+from gristmill.dataprep.rule_sets import RULE_SETS, configured_sets, measure
+from gristmill.dataprep.rules import bounded_statistics, failures
+from gristmill.mixtures.rules import GopherQuality, Rules
+from gristmill.mixtures.section import Section
+
+TEXTS = ["", "The one and only.\nLine two is here.", "{}", "東京\n\n\n"]
+
+
+def test_every_rule_set_of_the_schema_is_registered_and_no_other() -> None:
+    assert list(RULE_SETS) == list(Rules.model_fields)
+
+
+def test_no_two_rule_sets_write_the_same_column() -> None:
+    names = Counter(name for rule_set in RULE_SETS.values() for name in rule_set.statistics)
+    assert [name for name, number in names.items() if number > 1] == []
+    assert set(names) & {"id", "keep", "reason", "error", "edits", "source", "locator", "text", "metadata"} == set()
+
+
+@pytest.mark.parametrize("name", RULE_SETS)
+def test_a_rule_set_measures_what_it_declares_and_bounds_nothing_else(name: str) -> None:
+    rules = Rules.model_validate({name: {}})
+    rows = pa.table({"text": pa.array(TEXTS, pa.large_string()), "locator": ["a.py", "b", "c.json", "d"],
+                     "metadata": ["{}"] * 4, "language": pa.nulls(4)})
+    measured = measure(rows, rules)
+    assert set(measured) == set(RULE_SETS[name].statistics)
+    assert {values.shape for values in measured.values()} == {(4,)}
+    assert {values.dtype for values in measured.values()} <= {np.dtype(np.int64), np.dtype(np.float64)}
+    bounded = bounded_statistics(type(configured_sets(rules)[name]))
+    assert {statistic for _, statistic in bounded.values()} <= set(measured)
+
+
+class Bounds(Section):
+    min_size: int = 3
+    max_size: int | None = None
+    unit: str = "bytes"
+
+
+def test_a_bound_passes_and_so_does_what_does_not_apply_while_options_bound_nothing() -> None:
+    failed = failures({"size": np.array([2, 3, np.nan])}, {"set": Bounds()})
+    assert {rule: mask.tolist() for rule, mask in failed.items()} == {"set/min_size": [True, False, False]}
+    failed = failures({"size": np.array([2, 3, np.nan])}, {"set": Bounds(max_size=2)})
+    assert failed["set/max_size"].tolist() == [False, True, False]
+
+
+def test_what_does_not_apply_is_null_in_the_table() -> None:
+    assert spread(np.array([1.0, np.nan]), [None, "bad", None]).to_pylist() == [1.0, None, None]
+
+
+def test_columns_come_from_documents_or_from_stages_before_and_are_null_where_nobody_wrote_them(
+    write_ingest: Callable, tmp_path: Path
+) -> None:
+    ingest = write_ingest("ingest", [[("web", "a", "one"), ("web", "b", "two")]])
+    ids = pq.read_table(ingest / "part-00000.parquet")["id"]
+    write_table(tmp_path / "langid" / "part-00000.parquet",
+                pa.table({"id": ids, "keep": [True, True], "language": ["en", "de"]}))
+    inputs = {"ingest": ingest, "langid": tmp_path / "langid"}
+    rows = read_columns(inputs, "part-00000.parquet", ["text", "locator", "language", "perplexity"])
+    assert rows.to_pylist() == [
+        {"text": "one", "locator": "a", "language": "en", "perplexity": None},
+        {"text": "two", "locator": "b", "language": "de", "perplexity": None},
+    ]
+
+
+def test_sets_that_are_switched_off_measure_nothing() -> None:
+    rows = pa.table({"text": TEXTS})
+    assert measure(rows, Rules()) == {}
+    assert list(measure(rows, Rules(gopher_quality=GopherQuality()))) == list(RULE_SETS["gopher_quality"].statistics)
