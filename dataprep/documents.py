@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -178,9 +178,9 @@ def annotate(
     documents: pa.Table,
     rows: np.ndarray,
     judged: np.ndarray,
-    reasons: Sequence[str | None],
+    reasons: Sequence[str | None] | pa.Array,
     measures: Mapping[str, pa.Array],
-    errors: Sequence[str | None] | None = None,
+    errors: Sequence[str | None] | pa.Array | None = None,
 ) -> tuple[pa.Table, Counts]:
     """Build the annotation table of a shard, and its counts.
 
@@ -196,55 +196,69 @@ def annotate(
     position = np.full(total, -1, dtype=np.int64)
     position[judged] = np.arange(len(judged))
     take = pa.array(position, mask=position < 0)
-    errors = [None] * len(judged) if errors is None else list(errors)
-    final = [QUARANTINE_REASON if error is not None else reason for reason, error in zip(reasons, errors, strict=True)]
-    keep: list[bool | None] = [None] * total
-    for row in rows:
-        keep[row] = True
-    for row, reason in zip(judged, final, strict=True):
-        keep[row] = reason is None
+    error = pa.array([None] * len(judged) if errors is None else errors, pa.string())
+    if not len(error) == len(reasons) == len(judged):
+        raise ValueError(f"{len(judged)} documents were judged, with {len(reasons)} reasons and {len(error)} errors")
+    reason = pc.if_else(error.is_valid(), QUARANTINE_REASON, pa.array(reasons, pa.string()))
+    known = np.zeros(total, bool)
+    known[rows] = True
+    keep = np.ones(total, bool)
+    keep[judged] = reason.is_null().to_numpy(zero_copy_only=False)
     columns: dict[str, pa.Array] = {
         "id": documents["id"].combine_chunks(),
-        "keep": pa.array(keep, pa.bool_()),
-        "reason": pa.array(final, pa.string()).take(take).dictionary_encode(),
-        "error": pa.array(errors, pa.string()).take(take),
+        "keep": pa.array(keep, mask=~known),
+        "reason": reason.take(take).dictionary_encode(),
+        "error": error.take(take),
     }
     for name, values in measures.items():
         columns[name] = values.take(take)
-    changes = size_changes(measures[EDITS]) if EDITS in measures else np.zeros(len(judged), np.int64)
-    counts = count_documents(
-        documents, rows, dict(zip(judged.tolist(), final, strict=True)),
-        dict(zip(judged.tolist(), changes.tolist(), strict=True)),
-    )  # fmt: skip
-    return pa.table(columns), counts
+    grown = np.zeros(total, np.int64)
+    if EDITS in measures:
+        grown[judged] = size_changes(measures[EDITS])
+    return pa.table(columns), count_documents(documents, rows, columns["reason"], grown)
 
 
-def count_documents(
-    documents: pa.Table, rows: Iterable[int], reasons: Mapping[int, str | None], changes: Mapping[int, int]
-) -> Counts:
+def count_documents(documents: pa.Table, rows: np.ndarray, reasons: pa.Array, changes: np.ndarray) -> Counts:
     """Count a shard's documents: read, kept, dropped by rule and quarantined, in total and per source.
 
     Args:
-        reasons: row -> why it goes; absent or None where it is kept.
-        changes: row -> by how many bytes the stage's edits make its text longer.
+        documents: the shard's n documents.
+        rows: int64, those that earlier stages kept.
+        reasons: n strings, why each goes; null where it is kept.
+        changes: int64 of shape (n,), by how many bytes the stage's edits make each text longer.
     """
-    sources = documents["source"].cast(pa.string()).to_pylist()
-    sizes = pc.binary_length(documents["text"]).to_pylist()
+    taken = pa.array(rows)
+    sizes = pc.binary_length(documents["text"]).cast(pa.int64())
+    table = pa.table(
+        {
+            "source": documents["source"].cast(pa.string()),
+            "reason": reasons.cast(pa.string()),
+            "bytes": sizes,
+            "bytes_after": pc.add(sizes, pa.array(changes)),
+        }
+    ).take(taken)
+    groups = table.group_by(["source", "reason"]).aggregate(
+        [([], "count_all"), ("bytes", "sum"), ("bytes_after", "sum")]
+    )
     total = _empty_counts()
     per_source: dict[str, Counts] = {}
-    for row in rows:
-        reason = reasons.get(int(row))
-        for counts in (total, per_source.setdefault(sources[row], _empty_counts())):
-            counts["read"] += 1
-            counts["bytes_read"] += sizes[row]
-            if reason is None:
-                counts["kept"] += 1
-                counts["bytes_kept"] += sizes[row] + changes.get(int(row), 0)
-            elif reason == QUARANTINE_REASON:
-                counts["quarantined"] += 1
-            else:
-                counts["dropped"][reason] = counts["dropped"].get(reason, 0) + 1
+    for group in groups.sort_by([("source", "ascending"), ("reason", "ascending")]).to_pylist():
+        for counts in (total, per_source.setdefault(group["source"], _empty_counts())):
+            _add_group(counts, group["reason"], group["count_all"], group["bytes_sum"], group["bytes_after_sum"])
     return {**total, "sources": per_source}
+
+
+def _add_group(counts: Counts, reason: str | None, number: int, size: int, size_after: int) -> None:
+    """Count documents that went, or stayed, for the same reason."""
+    counts["read"] += number
+    counts["bytes_read"] += size
+    if reason is None:
+        counts["kept"] += number
+        counts["bytes_kept"] += size_after
+    elif reason == QUARANTINE_REASON:
+        counts["quarantined"] += number
+    else:
+        counts["dropped"][reason] = counts["dropped"].get(reason, 0) + number
 
 
 def _empty_counts() -> Counts:

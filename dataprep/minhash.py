@@ -35,10 +35,20 @@ def signatures(sets: ShingleSets, num_permutations: int, seed: int) -> np.ndarra
 
 @kernel
 def _signatures(hashes: np.ndarray, offsets: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Four shingles at a time: the row, a and b are then read once for four permuted values."""
     result = np.full((len(offsets) - 1, len(a)), np.uint32(0xFFFFFFFF), np.uint32)
     for text in range(len(offsets) - 1):
         row = result[text]
-        for shingle in hashes[offsets[text] : offsets[text + 1]]:
+        at, end = offsets[text], offsets[text + 1]
+        while end - at >= 4:
+            first, second = fmix32(hashes[at]), fmix32(hashes[at + 1])
+            third, fourth = fmix32(hashes[at + 2]), fmix32(hashes[at + 3])
+            for k in range(len(a)):
+                one = min(np.uint32(a[k] * first + b[k]), np.uint32(a[k] * second + b[k]))
+                other = min(np.uint32(a[k] * third + b[k]), np.uint32(a[k] * fourth + b[k]))
+                row[k] = min(row[k], min(one, other))
+            at += 4
+        for shingle in hashes[at:end]:
             mixed = fmix32(shingle)
             for k in range(len(a)):
                 row[k] = min(row[k], np.uint32(a[k] * mixed + b[k]))

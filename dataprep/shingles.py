@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from gristmill.dataprep.hashing import fmix64
 from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.radix import sort_distinct
 from gristmill.dataprep.text_buffers import text_buffers
 from gristmill.dataprep.unicode_tables import ALONE, WORD, code_point_flags, decode, lower_case
 
@@ -106,9 +107,9 @@ def _shingle_texts(
     ends = np.zeros(number + 1, np.int64)
     for text in range(number):
         words = _word_hashes(data, offsets[text], offsets[text + 1], flags, lower)
-        shingles = _distinct(_roll(words, ngram))
-        ends[text + 1] = ends[text] + len(shingles)
-        hashes[ends[text] : ends[text + 1]] = shingles
+        shingles = hashes[ends[text] : ends[text] + max(len(words) - ngram + 1, min(len(words), 1))]
+        _roll(words, min(ngram, len(words)), shingles)
+        ends[text + 1] = ends[text] + sort_distinct(shingles, np.empty(len(shingles), np.uint32))
     return hashes[: ends[number]].copy(), ends
 
 
@@ -139,10 +140,8 @@ def _word_hashes(data: np.ndarray, begin: int, end: int, flags: np.ndarray, lowe
 
 
 @kernel
-def _roll(words: np.ndarray, ngram: int) -> np.ndarray:
+def _roll(words: np.ndarray, ngram: int, shingles: np.ndarray) -> None:
     """Hash every n-gram: a polynomial in the word hashes mod 2^64, mixed, its upper 32 bits."""
-    ngram = min(ngram, len(words))
-    shingles = np.empty(len(words) - ngram + 1 if ngram else 0, np.uint32)
     oldest = np.uint64(1)
     for _ in range(ngram):
         oldest *= _ODD
@@ -153,15 +152,3 @@ def _roll(words: np.ndarray, ngram: int) -> np.ndarray:
             value -= oldest * words[at - ngram]
         if at >= ngram - 1:
             shingles[at - ngram + 1] = np.uint32(fmix64(value) >> np.uint64(32))
-    return shingles
-
-
-@kernel
-def _distinct(values: np.ndarray) -> np.ndarray:
-    values.sort()
-    count = 0
-    for value in values:
-        if count == 0 or value != values[count - 1]:
-            values[count] = value
-            count += 1
-    return values[:count]

@@ -112,7 +112,9 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
     if errors:
         files.append(as_path(out) / f"{task.name}.quarantine.parquet")
         write_table(files[-1], _quarantine_table(documents, errors))
-    counts = count_documents(documents, rows, dict.fromkeys(errors, QUARANTINE_REASON), {})
+    reasons = [QUARANTINE_REASON if row in errors else None for row in range(len(documents))]
+    unchanged = np.zeros(len(documents), np.int64)
+    counts = count_documents(documents, rows, pa.array(reasons, pa.string()), unchanged)
     return Done(files, {"counts": counts, "tokens": _tokens_per_source(docs)})
 
 

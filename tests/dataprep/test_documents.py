@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -72,6 +73,50 @@ def test_a_document_with_an_error_is_quarantined_whatever_its_verdict_was() -> N
     assert made["keep"].to_pylist() == [False, False]
     assert made["error"].to_pylist() == ["it broke", None]
     assert (counts["quarantined"], counts["dropped"]) == (1, {"rule": 1})
+
+
+@given(st.data())
+def test_tables_and_counts_agree_with_a_plain_loop_over_the_documents(data: st.DataObject) -> None:
+    row = st.tuples(st.text(max_size=4), st.sampled_from("xyz"), st.sampled_from(["unknown", "passes", "judged"]),
+                    st.sampled_from([None, "r", "s"]), st.sampled_from([None, "broke"]))
+    drawn = data.draw(st.lists(row, max_size=12))
+    table = documents([each[0] for each in drawn], [each[1] for each in drawn])
+    rows = np.array([at for at, each in enumerate(drawn) if each[2] != "unknown"], np.int64)
+    judged = np.array([at for at, each in enumerate(drawn) if each[2] == "judged"], np.int64)
+    reasons, errors = ([drawn[at][column] for at in judged] for column in (3, 4))
+    made, counts = annotate(table, rows, judged, reasons, {"place": pa.array(judged)}, errors)
+    expected: dict[str, dict[str, Any]] = {}
+    for at, (text, source, state, reason, error) in enumerate(drawn):
+        final = None if state != "judged" else "quarantine" if error else reason
+        assert made["keep"][at].as_py() == (None if state == "unknown" else final is None)
+        assert made["reason"][at].as_py() == final
+        assert made["error"][at].as_py() == (error if state == "judged" else None)
+        assert made["place"][at].as_py() == (at if state == "judged" else None)
+        if state == "unknown":
+            continue
+        part = expected.setdefault(source, {"read": 0, "kept": 0, "dropped": {}, "quarantined": 0, "bytes_read": 0,
+                                            "bytes_kept": 0})
+        part["read"] += 1
+        part["bytes_read"] += len(text.encode())
+        if final is None:
+            part["kept"] += 1
+            part["bytes_kept"] += len(text.encode())
+        elif final == "quarantine":
+            part["quarantined"] += 1
+        else:
+            part["dropped"][final] = part["dropped"].get(final, 0) + 1
+    assert counts.pop("sources") == expected
+    assert counts == add_counts([{**empty_counts(), "dropped": {}}, *expected.values()])
+
+
+def empty_counts() -> dict[str, int]:
+    return dict.fromkeys(("read", "kept", "quarantined", "bytes_read", "bytes_kept"), 0)
+
+
+def test_verdicts_and_errors_must_be_as_many_as_judged_documents() -> None:
+    table = documents(["a", "b"], ["x", "x"])
+    with pytest.raises(ValueError, match="2 documents were judged, with 1 reasons and 2 errors"):
+        annotate(table, np.arange(2), np.arange(2), [None], {})
 
 
 def test_rows_are_kept_if_every_stage_kept_them(tmp_path: Path) -> None:
