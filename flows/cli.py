@@ -131,6 +131,27 @@ def trace(
 
 
 @app.command()
+def whatif(
+    manifest: ManifestArgument,
+    set_: SetOption = None,
+    samples: Annotated[int, typer.Option(help="Documents shown on each side of a cut.", min=0)] = 20,
+    store: StoreOption = None, as_json: JsonOption = False,
+) -> None:
+    """Show what other thresholds would keep, from stored measurements: --set filter.gopher_quality.min_words=40."""
+    from gristmill.dataprep.replay import NotReplayableError
+    from gristmill.flows.whatif import compare, print_replay, replay
+
+    before, after = open_or_exit(manifest, None, store), open_or_exit(manifest, set_, store)
+    try:
+        comparison = compare(before, after)
+    except NotReplayableError as error:
+        fail(str(error), EXIT_USAGE)
+    tokenized = before.committed("tokenize")
+    found = replay(comparison, samples, None if tokenized is None else tokenized.data)
+    print_json(found) if as_json else print_replay(found)
+
+
+@app.command()
 def report(
     manifest: ManifestArgument, set_: SetOption = None, store: StoreOption = None,
     out: Annotated[Path, typer.Option(help="Where to write it.")] = Path("report.html"),

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.prepare import PREPARE_SECTIONS
+from gristmill.mixtures.rules import Rules
 from gristmill.mixtures.section import OutsidePath
 
 Location = tuple[str | int, ...]
@@ -124,7 +125,7 @@ def _apply_overrides(raw: dict[str, Any], overrides: Sequence[str], file: str) -
             problems.append(Problem(file, 1, override, "an override is written key.path=value, e.g. pretrain.steps=50"))
             continue
         target: Any = raw
-        *parents, last = key.split(".")
+        *parents, last = full_key(key).split(".")
         try:
             for parent in parents:
                 target = _child(target, parent)
@@ -139,6 +140,16 @@ def _apply_overrides(raw: dict[str, Any], overrides: Sequence[str], file: str) -
     return problems
 
 
+def full_key(key: str) -> str:
+    """An override's key as the file has it: `filter.gopher_quality.x` is `prepare.filter.rules.gopher_quality.x`."""
+    first, *rest = key.split(".")
+    if first not in PREPARE_SECTIONS:
+        return key
+    if first == "filter" and rest and rest[0] in Rules.model_fields:
+        rest = ["rules", *rest]
+    return ".".join(["prepare", first, *rest])
+
+
 def _child(parent: Any, key: str) -> Any:
     """The value behind one part of an override's path; `prepare.dedup` finds the list entry of that name."""
     if isinstance(parent, list):
@@ -147,6 +158,8 @@ def _child(parent: Any, key: str) -> Any:
                 parent[index] = entry = {key: {}}
             if isinstance(entry, dict) and key in entry:
                 return entry[key]
+        if not key.isdecimal():
+            raise LookupError(f"there is no entry {key!r} in that list")
         return parent[int(key)]
     if not isinstance(parent, dict):
         raise LookupError(f"there is nothing below {parent!r}")

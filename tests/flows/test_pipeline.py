@@ -130,6 +130,32 @@ def test_explain_and_trace_agree_on_what_a_step_read(undisturbed: Session) -> No
     assert found["mix"]["use"] == "trained"
 
 
+def test_whatif_foretells_what_a_run_with_other_thresholds_keeps(undisturbed: Session, tmp_path: Path) -> None:
+    file, store = undisturbed.manifest_file, str(undisturbed.store.root)
+    change = ("--set", "filter.gopher_quality.min_stop_words=36")
+    foretold = json.loads(gristmill("whatif", file, *change, "--store", store, "--json", "--samples", "3").stdout)
+    other = tmp_path / "store"
+    shutil.copytree(undisturbed.folder("ingest").path, other / "ingest" / undisturbed.folder("ingest").path.name)
+    gristmill("run", file, *change, "--store", str(other), "--until", "filter", "--no-ui")
+    summary = open_session(file, [change[1]], str(other)).folder("filter").manifest()["summary"]
+    counts, rules = summary["counts"], summary["rules"]
+    kept_by_filter = {name: source["kept"] for name, source in counts["sources"].items()}
+    assert 0 < kept_by_filter["web"] < 90
+    # What dedup and quality dropped stays dropped, so less is left than the filter keeps.
+    now, then = ({name: size["documents"] for name, size in foretold[side].items()} for side in ("now", "then"))
+    assert then["code"] == now["code"]
+    assert then["web"] < now["web"]
+    assert then["web"] <= kept_by_filter["web"]
+    assert foretold["rules"]["gopher_quality/min_stop_words"]["then"] == rules["gopher_quality/min_stop_words"]
+    (cut,) = foretold["cuts"]
+    assert (cut["now"], cut["then"], len(cut["failing"]), len(cut["passing"])) == (2, 36, 3, 3)
+    assert all(sample["value"] < 36 for sample in cut["failing"])
+    assert all(sample["value"] >= 36 for sample in cut["passing"])
+    refused = gristmill("whatif", file, "--set", "dedup.exact=false", "--store", store, check=False)
+    assert refused.returncode == 2
+    assert "dedup.exact changes what is measured" in refused.stderr
+
+
 def test_the_report_is_one_file_that_needs_no_network(undisturbed: Session) -> None:
     (run, *_) = sorted(undisturbed.store.runs.iterdir())
     html = (run / "report.html").read_text()

@@ -1,0 +1,182 @@
+"""Replaying verdicts: what other thresholds would have done, from the values that were measured, in seconds.
+
+Every rule of a preparing stage that compares one measured number with one setting is a `Rule` here: it can be judged
+again without reading any text. A setting that changes what is measured (a dialect, a model, a band) has no rule, and
+changing it needs a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gristmill.dataprep.documents import read_annotations
+from gristmill.mixtures.language import LanguageId
+from gristmill.mixtures.quality import Quality
+from gristmill.mixtures.rules import Filter
+from gristmill.mixtures.section import Judging
+
+JUDGEMENT_COLUMNS = ("keep", "reason")
+Columns = Mapping[str, np.ndarray]
+
+
+class NotReplayableError(ValueError):
+    """A setting was changed that no stored value answers for."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule of a stage.
+
+    Attributes:
+        name: the reason that is written where a document fails it.
+        key: the setting below `prepare`, e.g. `filter.rules.gopher_quality.min_words`.
+        statistic: the measured column.
+        bound: the setting's value.
+        fails: values (float64, NaN where there is none) -> bool; a missing value never fails.
+    """
+
+    name: str
+    key: str
+    statistic: str
+    bound: Any
+    fails: Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass
+class Tally:
+    """How often a rule is failed: by documents in all (`failing`), and by documents that fail no other (`only`)."""
+
+    failing: int = 0
+    only: int = 0
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """The verdicts on a shard's rows that a stage saw.
+
+    Attributes:
+        rows: int64, the rows that the stage saw, ascending.
+        keep: bool per row.
+        failed: rule -> bool per row.
+        columns: statistic -> float64 per row, NaN where nothing was measured.
+    """
+
+    rows: np.ndarray
+    keep: np.ndarray
+    failed: Mapping[str, np.ndarray]
+    columns: Columns
+    tallies: Mapping[str, Tally] = field(default_factory=dict)
+
+
+def rules_of(stage: str, section: Judging, measured_columns: Collection[str]) -> list[Rule]:
+    """The replayable rules of a stage, in the order in which they are tried: those whose statistic was measured."""
+    return [rule for rule in _rules(stage, section) if rule.statistic in measured_columns]
+
+
+def _rules(stage: str, section: Judging) -> Iterator[Rule]:
+    if isinstance(section, Filter):
+        for name in type(section.rules).model_fields:
+            thresholds = getattr(section.rules, name)
+            if thresholds is not None:
+                yield from _bounds(thresholds, f"filter.rules.{name}", name)
+    elif isinstance(section, LanguageId):
+        yield Rule("language", "langid.keep", "language", section.keep, _not_among(section.keep))
+        yield Rule("language_score", "langid.threshold", "language_score", section.threshold, _below(section.threshold))
+    elif isinstance(section, Quality) and section.threshold is not None:
+        yield Rule("quality", "quality.threshold", "quality", section.threshold, _below(section.threshold))
+    yield from _bounds(section, stage, stage)
+
+
+def _bounds(section: Any, key: str, prefix: str) -> Iterator[Rule]:
+    for name in type(section).model_fields:
+        side, _, statistic = name.partition("_")
+        bound = getattr(section, name)
+        if side in ("min", "max") and isinstance(bound, int | float):
+            fails = _below(bound) if side == "min" else _above(bound)
+            yield Rule(f"{prefix}/{name}", f"{key}.{name}", statistic, bound, fails)
+
+
+def _below(bound: float) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda values: values < bound
+
+
+def _above(bound: float) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda values: values > bound
+
+
+def _not_among(allowed: Any) -> Callable[[np.ndarray], np.ndarray]:
+    known = [str(name).lower() for name in allowed]
+    return lambda values: np.array([value is not None and value not in known for value in values], bool)
+
+
+def judge_shard(
+    inputs: Mapping[str, Path], shard: str, stage: str, before: list[Rule], after: list[Rule]
+) -> tuple[Verdicts, Verdicts]:
+    """The stored verdicts of a stage on a shard, and those that other bounds would give.
+
+    A document that was quarantined, or dropped for a reason that is no rule, stays dropped.
+
+    Args:
+        before: the rules that the stage ran with.
+        after: the same rules with other bounds, or more of them.
+    """
+    wanted = sorted({rule.statistic for rule in [*before, *after]})
+    table = read_annotations(inputs, shard, stage, [*JUDGEMENT_COLUMNS, *wanted])
+    seen = pc.is_valid(table["keep"]).to_numpy(zero_copy_only=False).astype(bool)
+    rows = np.flatnonzero(seen).astype(np.int64)
+    table = table.take(pa.array(rows))
+    kept = table["keep"].to_numpy(zero_copy_only=False).astype(bool)
+    reasons = np.array(table["reason"].cast(pa.string()).to_pylist(), object)
+    columns = {name: measured(table[name]) for name in wanted}
+    fixed = ~kept & ~np.isin(reasons.astype(str), [rule.name for rule in before])
+    return tuple(  # type: ignore[return-value]
+        _verdicts(rows, columns, rules, fixed) for rules in (before, after)
+    )
+
+
+def _verdicts(rows: np.ndarray, columns: Columns, rules: list[Rule], fixed: np.ndarray) -> Verdicts:
+    failed = {rule.name: rule.fails(columns[rule.statistic]) & ~fixed for rule in rules}
+    number = np.sum(list(failed.values()), axis=0) if failed else np.zeros(len(rows), np.int64)
+    tallies = {
+        name: Tally(int(mask.sum()), int((mask & (number == 1) & ~fixed).sum())) for name, mask in failed.items()
+    }
+    return Verdicts(rows, ~fixed & (number == 0), failed, columns, tallies)
+
+
+def measured(column: pa.ChunkedArray) -> np.ndarray:
+    """A measured column as float64 with NaN for null; text as objects with None."""
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return np.array(column.cast(pa.string()).to_pylist(), object)
+    values: np.ndarray = pc.fill_null(column.cast(pa.float64()), math.nan).to_numpy(zero_copy_only=False)
+    return values
+
+
+def nearest(verdicts: Verdicts, rule: Rule, most: int) -> dict[str, list[tuple[float, int, float]]]:
+    """The documents next to a rule's cut on either side.
+
+    Returns:
+        `failing` and `passing`: (distance to the bound, row, value), nearest first.
+    """
+    if rule.name not in verdicts.failed or not isinstance(rule.bound, int | float):
+        return {"failing": [], "passing": []}
+    values, failed = verdicts.columns[rule.statistic], verdicts.failed[rule.name]
+    sides = {"failing": failed, "passing": ~failed & ~np.isnan(values)}
+    found = {}
+    for name, mask in sides.items():
+        places = np.flatnonzero(mask)
+        distance = np.abs(values[places] - rule.bound)
+        order = np.lexsort((verdicts.rows[places], distance))[:most]
+        found[name] = [(float(distance[at]), int(verdicts.rows[places[at]]), float(values[places[at]]))
+                       for at in order]
+    return found
+
+

@@ -1,0 +1,291 @@
+"""`gristmill whatif`: what other thresholds would keep, from the stored measurements alone.
+
+Exact for the stages that saw a document. A document that only the new thresholds let through was never seen by the
+stages behind: it is counted as `unseen`, since they might drop it. Duplicates are not searched again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gristmill.dataprep.documents import annotation_stages, column_names, read_documents, read_table, shard_names
+from gristmill.dataprep.replay import NotReplayableError, Rule, Tally, Verdicts, judge_shard, nearest, rules_of
+from gristmill.flows.lookup import committed_inputs
+from gristmill.flows.session import Session
+
+EXCERPT_CHARS = 160
+Sizes = dict[str, dict[str, float]]
+"""Source -> documents, bytes, tokens."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared: the committed outputs, and every stage's rules before and after."""
+
+    inputs: Mapping[str, Path]
+    before: Mapping[str, list[Rule]]
+    after: Mapping[str, list[Rule]]
+
+    @property
+    def changed(self) -> list[Rule]:
+        """The rules whose bounds differ."""
+        old = {rule.key: rule.bound for rules in self.before.values() for rule in rules}
+        return [rule for rules in self.after.values() for rule in rules
+                if rule.key not in old or old[rule.key] != rule.bound]
+
+
+@dataclass
+class _Totals:
+    now: Sizes = field(default_factory=dict)
+    then: Sizes = field(default_factory=dict)
+    unseen: Sizes = field(default_factory=dict)
+    rules: dict[str, dict[str, Tally]] = field(default_factory=dict)
+    samples: dict[str, dict[str, list[tuple[float, str, int, float]]]] = field(default_factory=dict)
+
+
+def compare(before: Session, after: Session) -> Comparison:
+    """Pair up the rules of two openings of a manifest.
+
+    Raises:
+        NotReplayableError: nothing is committed yet, nothing differs, or something differs that is no threshold.
+    """
+    inputs = committed_inputs(before, before.plan)
+    stages = [step.stage for step in before.manifest.prepare]
+    missing = [name for name in ["ingest", *stages] if name not in inputs]
+    if missing:
+        last = (stages or ["ingest"])[-1]
+        raise NotReplayableError(
+            f"{missing[0]} is not committed, so nothing is measured yet; run: {before.command('run', '--until', last)}")
+    old_rules, new_rules = (stored_rules(session, inputs) for session in (before, after))
+    others = sorted(_differing_keys(before, after) - _keys(old_rules) - _keys(new_rules))
+    if others:
+        raise NotReplayableError(
+            f"{others[0]} changes what is measured, or what comes after preparation: stored values cannot answer for "
+            f"it; run it: {after.command('run')}")
+    comparison = Comparison({name: inputs[name] for name in ["ingest", *stages]}, old_rules, new_rules)
+    if not comparison.changed:
+        raise NotReplayableError("nothing differs; name a threshold, e.g. --set filter.gopher_quality.min_words=40")
+    return comparison
+
+
+def stored_rules(session: Session, inputs: Mapping[str, Path]) -> dict[str, list[Rule]]:
+    """The replayable rules of every committed preparing stage, in the order of the pipeline."""
+    shards = shard_names(inputs["ingest"])
+    return {
+        step.stage: rules_of(step.stage, step.config, column_names(inputs[step.stage] / shards[0]) if shards else [])
+        for step in session.manifest.prepare if step.stage in inputs
+    }  # fmt: skip
+
+
+def _keys(rules: Mapping[str, list[Rule]]) -> set[str]:
+    return {rule.key for group in rules.values() for rule in group}
+
+
+def _differing_keys(before: Session, after: Session) -> set[str]:
+    old, new = (dict(_flat(session.manifest.model_dump(mode="json", exclude={"engine"})))
+                for session in (before, after))
+    return {_key(place) for place in old.keys() | new.keys() if old.get(place) != new.get(place)}
+
+
+def _flat(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flat(inner, (*at, key))
+    elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+        for index, inner in enumerate(value):
+            yield from _flat(inner, (*at, index))
+    else:
+        yield at, value
+
+
+def _key(place: tuple[Any, ...]) -> str:
+    """A place in the manifest as rules name it: `prepare[0].filter.rules.x` is `filter.rules.x`."""
+    return ".".join(map(str, place[2:] if place[0] == "prepare" else place))
+
+
+def replay(comparison: Comparison, samples: int, tokens: Path | None) -> dict[str, Any]:
+    """Judge every document again.
+
+    Args:
+        comparison: what to compare.
+        samples: documents shown on each side of every changed cut.
+        tokens: the committed output of `tokenize`, for exact numbers of tokens; else none are given.
+
+    Returns:
+        `now`, `then` and `unseen`: source -> documents, bytes, tokens; `rules`: per rule its tallies before and
+        after; `cuts`: per changed rule its bounds and the documents on both sides.
+    """
+    totals = _Totals()
+    changed = {rule.name: rule for rule in comparison.changed}
+    for shard in shard_names(comparison.inputs["ingest"]):
+        _replay_shard(comparison, shard, changed, samples, tokens, totals)
+    per_byte = _tokens_per_byte(totals.now) if tokens is not None else {}
+    for sizes in (totals.then, totals.unseen):
+        for source, size in sizes.items():
+            size["tokens"] += size.pop("estimated_bytes", 0.0) * per_byte.get(source, 0.0)
+    return {
+        "now": totals.now, "then": totals.then, "unseen": totals.unseen,
+        "rules": {name: {side: vars(tally) for side, tally in sides.items()} for name, sides in totals.rules.items()},
+        "cuts": [_describe_cut(comparison, rule, totals.samples.get(rule.name, {})) for rule in changed.values()],
+        "tokens_known": tokens is not None,
+    }
+
+
+def _replay_shard(
+    comparison: Comparison, shard: str, changed: Mapping[str, Rule], samples: int, tokens: Path | None, totals: _Totals
+) -> None:
+    documents = read_documents(comparison.inputs, shard, ["source", "text"])
+    sources = np.array(documents["source"].cast(pa.string()).to_pylist(), object)
+    sizes = pc.binary_length(documents["text"]).to_numpy(zero_copy_only=False).astype(np.int64)
+    now = then = np.ones(len(sources), bool)
+    unseen = np.zeros(len(sources), bool)
+    for stage in annotation_stages(comparison.inputs):
+        old, new = judge_shard(comparison.inputs, shard, stage, comparison.before[stage], comparison.after[stage])
+        saw = np.zeros(len(sources), bool)
+        saw[old.rows] = True
+        unseen |= then & ~saw
+        now, then = _narrow(now, old), _narrow(then, new) | (then & ~saw)
+        for name in {*old.tallies, *new.tallies}:
+            sides = totals.rules.setdefault(name, {"now": Tally(), "then": Tally()})
+            for side, verdicts in (("now", old), ("then", new)):
+                tally = verdicts.tallies.get(name, Tally())
+                sides[side] = Tally(sides[side].failing + tally.failing, sides[side].only + tally.only)
+        for name, rule in changed.items():
+            if name in new.failed:
+                _merge_samples(totals, name, shard, nearest(new, rule, samples), samples)
+    lengths = None if tokens is None else _tokens(tokens, shard, len(sources))
+    for part, mask in ((totals.now, now), (totals.then, then & ~unseen), (totals.unseen, then & unseen)):
+        _add_sizes(part, sources, sizes, lengths, mask)
+
+
+def _narrow(kept: np.ndarray, verdicts: Verdicts) -> np.ndarray:
+    passed = np.zeros(len(kept), bool)
+    passed[verdicts.rows[verdicts.keep]] = True
+    return kept & passed
+
+
+def _tokens(tokens: Path, shard: str, rows: int) -> np.ndarray:
+    """Tokens of a shard's documents, -1 for those that were not tokenised."""
+    from gristmill.tokenize.encode import docs_name
+
+    table = read_table(tokens / docs_name(shard), ["row", "tokens"])
+    lengths = np.full(rows, -1, np.int64)
+    lengths[table["row"].to_numpy()] = table["tokens"].to_numpy()
+    return lengths
+
+
+def _add_sizes(
+    part: Sizes, sources: np.ndarray, sizes: np.ndarray, lengths: np.ndarray | None, mask: np.ndarray
+) -> None:
+    for source in np.unique(sources[mask].astype(str)):
+        here = mask & (sources == source)
+        total = part.setdefault(source, {"documents": 0, "bytes": 0, "tokens": 0, "estimated_bytes": 0})
+        total["documents"] += int(here.sum())
+        total["bytes"] += int(sizes[here].sum())
+        if lengths is not None:
+            known = here & (lengths >= 0)
+            total["tokens"] += int(lengths[known].sum())
+            total["estimated_bytes"] += int(sizes[here & ~known].sum())
+
+
+def _tokens_per_byte(now: Sizes) -> dict[str, float]:
+    for size in now.values():
+        size.pop("estimated_bytes", None)
+    return {source: size["tokens"] / max(size["bytes"], 1) for source, size in now.items()}
+
+
+def _merge_samples(
+    totals: _Totals, name: str, shard: str, found: Mapping[str, list[tuple[float, int, float]]], most: int
+) -> None:
+    sides = totals.samples.setdefault(name, {"failing": [], "passing": []})
+    for side, entries in found.items():
+        merged = [*sides[side], *((distance, shard, row, value) for distance, row, value in entries)]
+        sides[side] = sorted(merged)[:most]
+
+
+def _describe_cut(
+    comparison: Comparison, rule: Rule, samples: Mapping[str, list[tuple[float, str, int, float]]]
+) -> dict[str, Any]:
+    old = {other.key: other.bound for rules in comparison.before.values() for other in rules}
+    return {
+        "rule": rule.name, "key": rule.key, "statistic": rule.statistic, "now": old.get(rule.key), "then": rule.bound,
+        **{side: [show(comparison.inputs, shard, row, value) for _, shard, row, value in entries]
+           for side, entries in samples.items()},
+    }
+
+
+def show(inputs: Mapping[str, Path], shard: str, row: int, value: float) -> dict[str, Any]:
+    """A document in a few words: id, source, locator, the measured value, and how its text begins."""
+    document = read_documents(inputs, shard).slice(row, 1).to_pylist()[0]
+    return {"id": document["id"].hex(), "source": document["source"], "locator": document["locator"], "value": value,
+            "excerpt": " ".join(document["text"][: 4 * EXCERPT_CHARS].split())[:EXCERPT_CHARS]}
+
+
+def print_replay(found: Mapping[str, Any]) -> None:
+    """Print the comparison for people."""
+    console = Console(highlight=False)
+    _print_sizes(console, found)
+    _print_rules(console, found)
+    for cut in found["cuts"]:
+        console.print()
+        console.print(Text.assemble((cut["key"], "bold"), f"  {_shown(cut['now'])} -> {_shown(cut['then'])}"))
+        for side, title in (("failing", "would be dropped, nearest to the cut first"),
+                            ("passing", "would pass, nearest to the cut first")):
+            if cut.get(side):
+                console.print(Text(title, style="red" if side == "failing" else "green"))
+            for sample in cut.get(side, []):
+                console.print(Text.assemble((f"{sample['value']:>9.4g}  ", "bold"),
+                                            (f"{sample['source']} {sample['locator']}  ", "dim"), sample["excerpt"]),
+                              overflow="ellipsis", no_wrap=True)
+
+
+def _print_sizes(console: Console, found: Mapping[str, Any]) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("kept", no_wrap=True)
+    for name in ("now", "then", "change"):
+        table.add_column(name, justify="right", no_wrap=True)
+    units = ["documents", "bytes", *(["tokens"] if found["tokens_known"] else [])]
+    for unit in units:
+        now, then = (sum(size[unit] for size in found[side].values()) for side in ("now", "then"))
+        change = f"{then - now:+,.0f} ({(then - now) / max(now, 1):+.2%})"
+        table.add_row(unit, f"{now:,.0f}", f"{then:,.0f}", change)
+    for source in sorted({*found["now"], *found["then"]}) if len(found["now"]) > 1 else ():
+        now, then = (found[side].get(source, {"documents": 0})["documents"] for side in ("now", "then"))
+        table.add_row(f"  {source}", f"{now:,}", f"{then:,}", f"{then - now:+,}")
+    console.print(table)
+    unseen = sum(size["documents"] for size in found["unseen"].values())
+    if unseen:
+        console.print(Text(f"and {unseen:,} documents that the stages behind have not seen: they may drop some of them",
+                           style="yellow"))
+
+
+def _print_rules(console: Console, found: Mapping[str, Any]) -> None:
+    """The rules of the stages in which something changed: how many documents fail each, and how many no other."""
+    rules = found["rules"]
+    touched = {cut["rule"].partition("/")[0] for cut in found["cuts"]}
+    shown = [name for name, sides in rules.items() if sides["now"] != sides["then"]
+             or (name.partition("/")[0] in touched and sides["then"]["failing"])]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("rule", overflow="fold")
+    for name in ("failed by", "then", "by it alone", "then"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in sorted(shown, key=lambda name: (-rules[name]["then"]["failing"], name)):
+        counts = (rules[name][side][what] for what in ("failing", "only") for side in ("now", "then"))
+        table.add_row(name.rpartition("/")[2], *(f"{count:,}" for count in counts))
+    if shown:
+        console.print()
+        console.print(table)
+
+
+def _shown(bound: Any) -> str:
+    return "none" if bound is None else ", ".join(bound) if isinstance(bound, list | tuple) else f"{bound:g}"

@@ -1,0 +1,91 @@
+"""Replaying verdicts gives what running the stage with other thresholds gives."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gristmill.dataprep import filter as filter_stage
+from gristmill.dataprep.documents import annotate, read_documents, write_table
+from gristmill.dataprep.replay import Rule, Verdicts, judge_shard, nearest, rules_of
+from gristmill.mixtures.language import LanguageId
+from gristmill.mixtures.rules import Filter
+
+SHARD = "part-00000.parquet"
+WORDS = "the river of and stone table under morning to letter garden with #tag 17 a-very-long-compound-word".split()
+
+
+def texts(seed: int, number: int = 60) -> list[str]:
+    source = random.Random(seed)
+    return [" ".join(source.choices(WORDS, k=source.randint(3, 160))) for _ in range(number)]
+
+
+def run_filter(inputs: dict[str, Path], config: Filter, out: Path, make_context: Callable) -> pa.Table:
+    filter_stage.run(inputs, config.model_dump(mode="json"), out, make_context(f"work-{out.name}"))
+    return pq.read_table(out / SHARD)
+
+
+@pytest.mark.parametrize("changes", [
+    {"min_words": 80}, {"max_mean_word_length": 4.5}, {"min_stop_words": 30, "min_words": 10}, {"max_words": 100},
+])
+def test_other_bounds_replayed_equal_other_bounds_run(
+    changes: dict[str, float], write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    ingest = write_ingest("ingest", [[("web", str(n), text) for n, text in enumerate(texts(3))]])
+    before = Filter.model_validate({"rules": ["gopher_quality", "gopher_repetition"]})
+    after = Filter.model_validate({"rules": {"gopher_quality": changes, "gopher_repetition": {}}})
+    stored = run_filter({"ingest": ingest}, before, tmp_path / "stored", make_context)
+    truth = run_filter({"ingest": ingest}, after, tmp_path / "truth", make_context)
+    inputs = {"ingest": ingest, "filter": tmp_path / "stored"}
+    columns = stored.column_names
+    old, new = judge_shard(
+        inputs, SHARD, "filter", rules_of("filter", before, columns), rules_of("filter", after, columns))
+    assert old.keep.tolist() == stored["keep"].to_pylist()
+    assert new.keep.tolist() == truth["keep"].to_pylist()
+    assert old.keep.tolist() != new.keep.tolist()
+    reasons = truth["reason"].cast(pa.string()).to_pylist()
+    dropped_alone = sum(tally.only for tally in new.tallies.values())
+    assert dropped_alone <= sum(reason is not None for reason in reasons) <= sum(
+        tally.failing for tally in new.tallies.values())
+
+
+def test_what_is_quarantined_or_dropped_for_another_reason_stays_so_and_unseen_rows_are_left_out(
+    write_ingest: Callable, tmp_path: Path
+) -> None:
+    ingest = write_ingest("ingest", [[("web", str(row), "text") for row in range(5)]])
+    documents = read_documents({"ingest": ingest}, SHARD)
+    rows = np.array([0, 1, 2, 3])
+    table, _ = annotate(
+        documents, rows, rows, [None, "language_score", "by_hand", None],
+        {"language": pa.array(["en", "en", "en", None]), "language_score": pa.array([0.9, 0.4, 0.9, None])},
+        [None, None, None, "ValueError: no"],
+    )
+    write_table(tmp_path / "langid" / SHARD, table)
+    before, after = (LanguageId.model_validate({"threshold": bound}) for bound in (0.65, 0.3))
+    inputs = {"ingest": ingest, "langid": tmp_path / "langid"}
+    rules = [rules_of("langid", section, table.column_names) for section in (before, after)]
+    old, new = judge_shard(inputs, SHARD, "langid", *rules)
+    assert old.rows.tolist() == [0, 1, 2, 3]
+    assert old.keep.tolist() == [True, False, False, False]
+    assert new.keep.tolist() == [True, True, False, False]
+    assert old.tallies["language_score"].failing == old.tallies["language_score"].only == 1
+
+
+def test_rules_without_a_measured_statistic_are_no_rules() -> None:
+    section = Filter.model_validate({"rules": ["gopher_quality"]})
+    names = [rule.name for rule in rules_of("filter", section, ["words", "stop_words"])]
+    assert names == ["gopher_quality/min_words", "gopher_quality/max_words", "gopher_quality/min_stop_words"]
+
+
+def test_the_samples_are_the_documents_next_to_the_cut_on_either_side() -> None:
+    values = np.array([1.0, 9.0, 4.0, np.nan, 5.0, 6.0, 4.0])
+    rule = Rule("r", "stage.min_x", "x", 5.0, lambda v: v < 5.0)
+    verdicts = Verdicts(np.arange(7), values >= 5.0, {"r": rule.fails(values)}, {"x": values})
+    assert nearest(verdicts, rule, 2) == {
+        "failing": [(1.0, 2, 4.0), (1.0, 6, 4.0)], "passing": [(0.0, 4, 5.0), (1.0, 5, 6.0)]}
