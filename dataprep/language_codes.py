@@ -1,0 +1,64 @@
+"""Names of languages: labels of language models brought to one form.
+
+lid.176 has codes as Wikipedia uses them, mostly ISO 639-1: they stay, in lower case. GlotLID and NLLB have labels of
+ISO 639-3 and ISO 15924 (`eng_Latn`): the language becomes ISO 639-1 where there is a code for it, so that `en` means
+the same with every model. An individual language that is the standard form of a macrolanguage gets the code of that
+one (`cmn` and `arb` are `zh` and `ar`), as the Unicode CLDR's aliases of languages have it.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+LABEL_PREFIX = "__label__"
+LANGUAGE_AND_SCRIPT = re.compile(r"([a-z]{2,3})_([A-Z][a-z]{3})")
+
+
+class Language(NamedTuple):
+    """What a label says; `script` is an ISO 15924 code, or empty where the label has none."""
+
+    code: str
+    script: str
+
+
+def _table(pairs: str) -> dict[str, str]:
+    return dict(pair.split(":") for pair in pairs.split())
+
+
+ISO_639_1 = _table("""
+aar:aa abk:ab afr:af aka:ak amh:am ara:ar arg:an asm:as ava:av ave:ae aym:ay aze:az bak:ba bam:bm bel:be ben:bn
+bis:bi bod:bo bos:bs bre:br bul:bg cat:ca ces:cs cha:ch che:ce chu:cu chv:cv cor:kw cos:co cre:cr cym:cy dan:da
+deu:de div:dv dzo:dz ell:el eng:en epo:eo est:et eus:eu ewe:ee fao:fo fas:fa fij:fj fin:fi fra:fr fry:fy ful:ff
+gla:gd gle:ga glg:gl glv:gv grn:gn guj:gu hat:ht hau:ha hbs:sh heb:he her:hz hin:hi hmo:ho hrv:hr hun:hu hye:hy
+ibo:ig ido:io iii:ii iku:iu ile:ie ina:ia ind:id ipk:ik isl:is ita:it jav:jv jpn:ja kal:kl kan:kn kas:ks kat:ka
+kau:kr kaz:kk khm:km kik:ki kin:rw kir:ky kom:kv kon:kg kor:ko kua:kj kur:ku lao:lo lat:la lav:lv lim:li lin:ln
+lit:lt ltz:lb lub:lu lug:lg mah:mh mal:ml mar:mr mkd:mk mlg:mg mlt:mt mon:mn mri:mi msa:ms mya:my nau:na nav:nv
+nbl:nr nde:nd ndo:ng nep:ne nld:nl nno:nn nob:nb nor:no nya:ny oci:oc oji:oj ori:or orm:om oss:os pan:pa pli:pi
+pol:pl por:pt pus:ps que:qu roh:rm ron:ro run:rn rus:ru sag:sg san:sa sin:si slk:sk slv:sl sme:se smo:sm sna:sn
+snd:sd som:so sot:st spa:es sqi:sq srd:sc srp:sr ssw:ss sun:su swa:sw swe:sv tah:ty tam:ta tat:tt tel:te tgk:tg
+tgl:tl tha:th tir:ti ton:to tsn:tn tso:ts tuk:tk tur:tr twi:tw uig:ug ukr:uk urd:ur uzb:uz ven:ve vie:vi vol:vo
+wln:wa wol:wo xho:xh yid:yi yor:yo zha:za zho:zh zul:zu
+""")
+"""ISO 639-3 code -> ISO 639-1 code."""
+STANDARD_FORMS = _table("""
+als:sq arb:ar ayr:ay azj:az cmn:zh cwd:cr ekk:et esk:ik fat:ak fuc:ff gaz:om gug:gn ike:iu khk:mn kmr:ku knc:kr
+kng:kg kpv:kv lvs:lv npi:ne ojg:oj ory:or pbt:ps pbu:ps pes:fa plt:mg quy:qu quz:qu src:sc swh:sw uzn:uz ydd:yi
+zsm:ms zyb:za
+""")
+"""ISO 639-3 code of a macrolanguage's standard form -> ISO 639-1 code of the macrolanguage."""
+
+
+def short_code(code: str) -> str:
+    """The ISO 639-1 code for an ISO 639-3 code, itself where there is none."""
+    return ISO_639_1.get(code) or STANDARD_FORMS.get(code, code)
+
+
+@lru_cache(maxsize=10_000)
+def parse_label(label: str) -> Language:
+    """The language of a model's label, or of a code in a manifest: `__label__eng_Latn` is (`en`, `Latn`)."""
+    name = label.removeprefix(LABEL_PREFIX)
+    if parts := LANGUAGE_AND_SCRIPT.fullmatch(name):
+        return Language(short_code(parts[1]), parts[2])
+    return Language(name.lower(), "")
