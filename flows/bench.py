@@ -7,12 +7,18 @@ import json
 import os
 import platform
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import typer
 
 AREAS = {
     "dataprep": (
         "gristmill.dataprep.bench",
+        "gristmill.dataprep.bench_judges",
+    ),
+    "quality": (
+        "gristmill.dataprep.bench_language",
     ),
     "tokenize": ("gristmill.tokenize.bench",),
     "train": ("gristmill.train.bench",),
@@ -30,5 +36,11 @@ def print_rows(area: str, as_json: bool) -> None:
         if as_json:
             typer.echo(json.dumps(row))
         else:
-            typer.echo(f"{row['name']:<44} {row['ours']:>12.4g} {row['peer']:>12.4g} {row['unit']:<14} "
-                       f"{row['ratio']:>7.2f}")
+            typer.echo(describe(row))
+
+
+def describe(row: Mapping[str, Any]) -> str:
+    """One line of text; a dash where nothing was measured, and the note behind."""
+    ours, peer = ("-" if row[side] is None else f"{row[side]:.4g}" for side in ("ours", "peer"))
+    ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
+    return f"{row['name']:<44} {ours:>12} {peer:>12} {row['unit']:<14} {ratio:>7}  {row.get('note', '')}".rstrip()

@@ -57,6 +57,18 @@ def test_how_the_work_is_done_changes_no_data(override: str) -> None:
     assert set(changed_by(override)) <= ({"export"} if "licence" in override else set())
 
 
+def test_another_language_model_is_part_of_the_recipe_by_its_content(tmp_path: Path) -> None:
+    model = tmp_path / "glotlid.bin"
+    model.write_bytes(b"one model")
+    override = f"prepare.langid.model={model}"
+    assert changed_by(override)[0] == "langid"
+    before = opened(override).plan["langid"]
+    model.write_bytes(b"another one")
+    after = opened(override).plan["langid"]
+    assert before.fingerprint != after.fingerprint
+    assert after.config["model"] == str(model)  # the stage is told where it lies
+
+
 def test_a_run_can_end_at_any_stage() -> None:
     assert list(opened(until="mix").plan)[-1] == "mix"
     with pytest.raises(UnknownStageError, match="no such stage: 'polish'"):
