@@ -72,12 +72,22 @@ def stage(
 
 @app.command()
 def plan(
-    manifest: ManifestArgument, set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False
+    manifest: ManifestArgument, set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+    predict: Annotated[bool, typer.Option(
+        "--predict", help="Run a small sample, and say what time, memory and disk the preparation needs.")] = False,
+    sample_mb: Annotated[float, typer.Option(help="Size of that sample, in MB of input.", min=0.1)] = 16.0,
 ) -> None:
     """Show what a run would do, and why, without doing it."""
+    session = open_or_exit(manifest, set_, store)
+    if predict:
+        from gristmill.flows.predict import predict as predict_cost
+        from gristmill.flows.predict import print_prediction
+
+        prediction = predict_cost(session, int(sample_mb * 1e6))
+        print_json(prediction) if as_json else print_prediction(session, prediction)
+        raise typer.Exit(EXIT_STAGE_FAILED if prediction["refusals"] else 0)
     from gristmill.flows.status import explain_plan, print_plan
 
-    session = open_or_exit(manifest, set_, store)
     rows = explain_plan(session)
     print_json(rows) if as_json else print_plan(rows)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import resource
 import signal
 import sys
 import traceback
@@ -19,6 +20,8 @@ from gristmill.dataprep.files import as_path, read_json, write_json
 from gristmill.dataprep.processes import end_with_parent
 
 EXIT_FAILED = 1
+KILOBYTE = 1024
+"""Linux's unit of ru_maxrss."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -28,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     parent = os.environ.get("GRISTMILL_PARENT")
     end_with_parent(signal.SIGTERM, None if parent is None else int(parent))
     description = read_json(folder / "stage.json")
-    for name in ("result.json", "error.json"):
+    for name in ("result.json", "error.json", "cost.json"):
         (folder / "work" / name).unlink(missing_ok=True)
     if description["launch"] == "torchrun":
         os.execv(sys.executable, torchrun_command(folder, description["engine"]["ranks"]))
@@ -38,6 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         traceback.print_exc()
         write_error(folder, error)
         return EXIT_FAILED
+    write_json(folder / "work" / "cost.json", measure_cost(description["engine"]["workers"]))
     write_json(folder / "work" / "result.json", summary)
     return 0
 
@@ -55,6 +59,20 @@ def run_stage(folder: Path, description: dict[str, Any]) -> dict[str, Any]:
     run = getattr(importlib.import_module(module), function)
     summary: dict[str, Any] = run(inputs, description["config"], folder / "data", context)
     return summary
+
+
+def measure_cost(workers: int) -> dict[str, float]:
+    """What this process and its children have used: seconds of CPU, and bytes of memory at the peak.
+
+    The kernel keeps the peak of the largest child only; where there are children, as many of that size as there are
+    workers are assumed.
+    """
+    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    seconds = sum(usage.ru_utime + usage.ru_stime for usage in (own, children))
+    return {
+        "cpu_seconds": round(seconds, 3),
+        "peak_memory_bytes": KILOBYTE * (own.ru_maxrss + workers * children.ru_maxrss),
+    }
 
 
 def write_error(folder: Path, error: BaseException) -> None:

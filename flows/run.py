@@ -137,7 +137,11 @@ class Runner:
         summary = read_json(folder.work / "result.json")
         lease.check()
         seconds = time.time() - started
-        folder.commit({**header, "started": started, "seconds": round(seconds, 3), "lease": lease.number}, summary)
+        cost = folder.work / "cost.json"
+        folder.commit({
+            **header, "started": started, "seconds": round(seconds, 3), "lease": lease.number,
+            **({"cost": read_json(cost)} if cost.exists() else {}),
+        }, summary)
         return Outcome(node.name, node.fingerprint, "Resumed" if resuming else "Completed", seconds, folder)
 
     def _header(self, node: Node) -> dict[str, Any]:

@@ -1,0 +1,264 @@
+"""`gristmill plan --predict`: time, memory and disk of every preparing stage, from two small samples that are run.
+
+Each stage is run on a sample and on a larger one. Time is taken to be fixed + slope x text, memory fixed + slope x
+shard size (a stage holds some shards at a time, never the corpus), disk proportional to text. What a stage drops is
+taken to be dropped in the same share of the whole.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gristmill.flows.process import Event
+from gristmill.flows.run import Outcome, StageFailedError
+from gristmill.flows.sampling import Sample, take_sample
+from gristmill.flows.session import Session
+from gristmill.flows.stages import Node, make_plan
+from gristmill.flows.store import Store
+from gristmill.mixtures.dedup import MinHash
+
+LARGER = 4
+"""The second sample is so many times the first."""
+MOST_GROWTH = 3
+"""A sample that is too small for a source's first document is made LARGER so many times at the most."""
+SHARDS_PER_WORKER = 4
+LAST_STAGE = "tokenize"
+SIMILARITIES = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a stage cost on one sample: seconds, bytes of memory at the peak, bytes written."""
+
+    seconds: float
+    memory_bytes: int
+    disk_bytes: int
+
+
+class _Silent:
+    """Shows nothing of the samples' stages but their warnings' absence."""
+
+    def stage_started(self, node: Node, resuming: bool) -> None:
+        """See Observer."""
+
+    def stage_waits(self, node: Node, owner: Mapping[str, Any]) -> None:
+        """See Observer."""
+
+    def stage_event(self, node: Node, event: Event) -> None:
+        """See Observer."""
+
+    def stage_finished(self, node: Node, outcome: Outcome) -> None:
+        """See Observer."""
+
+
+def predict(session: Session, sample_bytes: int) -> dict[str, Any]:
+    """Run the preparing stages on two samples and extrapolate.
+
+    Args:
+        sample_bytes: size of the larger sample, in bytes of the sources' files.
+
+    Returns:
+        `text_bytes` of the whole; `stages`: per stage `seconds`, `memory_bytes`, `disk_bytes`, or `error`; `totals`;
+        `available`: memory and disk of this machine; `refusals`: sentences about what does not fit; `lsh`: the share
+        of pairs that become candidates by their similarity.
+    """
+    small, large = _measure_both(session, sample_bytes)
+    whole_bytes = large.whole_text
+    shard_bytes = session.manifest.ingest.shard_bytes
+    stages = [
+        _extrapolate(name, small, large, whole_bytes, shard_bytes)
+        if name in small.stages and name in large.stages
+        else {"stage": name, "error": large.errors.get(name) or small.errors.get(name, "not reached by the sample")}
+        for name in _stages(session)
+    ]
+    known: list[dict[str, Any]] = [row for row in stages if "error" not in row]
+    totals = {
+        "seconds": sum(row["seconds"] for row in known),
+        "memory_bytes": max((row["memory_bytes"] for row in known), default=0),
+        "disk_bytes": sum(row["disk_bytes"] for row in known),
+    }
+    available = {"memory_bytes": available_memory(), "disk_bytes": _free_disk(session.store.root)}
+    return {
+        "text_bytes": whole_bytes, "sample_text_bytes": large.text, "stages": stages, "totals": totals,
+        "available": available, "refusals": list(_refusals(totals, available)), "lsh": lsh_curve(_minhash(session)),
+    }
+
+
+def _measure_both(session: Session, sample_bytes: int) -> tuple[_Run, _Run]:
+    """Measure two samples; larger ones where a source's first document does not fit into its part."""
+    for growth in range(MOST_GROWTH + 1):
+        wanted = sample_bytes * LARGER**growth
+        with tempfile.TemporaryDirectory(prefix="gristmill-predict-") as folder:
+            small = _measure(session, Path(folder) / "small", wanted // LARGER, whole_python=False)
+            if "ingest" in small.errors and growth < MOST_GROWTH:
+                continue
+            return small, _measure(session, Path(folder) / "large", wanted, whole_python=True)
+    raise AssertionError("the last round always returns")
+
+
+@dataclass(frozen=True)
+class _Run:
+    text: float
+    whole_text: float
+    shard_bytes: int
+    stages: dict[str, Measured]
+    errors: dict[str, str]
+
+
+def _stages(session: Session) -> list[str]:
+    names = list(session.plan)
+    return names[: names.index(LAST_STAGE) + 1] if LAST_STAGE in names else [
+        name for name in names if name == "ingest" or name in [step.stage for step in session.manifest.prepare]]
+
+
+def _measure(session: Session, folder: Path, sample_bytes: int, whole_python: bool) -> _Run:
+    sample = take_sample(session.manifest, folder / "sources", sample_bytes, whole_python)
+    shard_bytes = max(sample_bytes // (SHARDS_PER_WORKER * session.manifest.engine.workers), 1 << 16)
+    ingest = sample.manifest.ingest.model_copy(update={"shard_bytes": shard_bytes})
+    manifest = sample.manifest.model_copy(update={"ingest": ingest})
+    opened = Session(manifest, session.manifest_file, [], Store.at(folder / "store"), None, make_plan(manifest))
+    runner = opened.runner(_Silent())
+    found: dict[str, Measured] = {}
+    errors: dict[str, str] = {}
+    for stage in _stages(session):
+        try:
+            outcome = runner.run_stage(stage)
+        except StageFailedError as error:
+            errors[stage] = str(error).splitlines()[0]
+            break
+        made = outcome.folder.manifest()
+        disk = sum(file["bytes"] for file in made["files"].values())
+        found[stage] = Measured(made["seconds"], made.get("cost", {}).get("peak_memory_bytes", 0), disk)
+    return _Run(*_text_bytes(opened, sample), shard_bytes, found, errors)
+
+
+def _text_bytes(opened: Session, sample: Sample) -> tuple[float, float]:
+    """Bytes of text in the sample, and in the whole."""
+    folder = opened.committed("ingest")
+    if folder is None:
+        return 0.0, 0.0
+    read = {name: counts["bytes_kept"] for name, counts in folder.manifest()["summary"]["counts"]["sources"].items()}
+    return float(sum(read.values())), sum(size * sample.factor(name) for name, size in read.items())
+
+
+def _extrapolate(name: str, small: _Run, large: _Run, whole: float, shard_bytes: int) -> dict[str, Any]:
+    first, second = small.stages[name], large.stages[name]
+    slope = max(second.seconds - first.seconds, 0.0) / max(large.text - small.text, 1.0)
+    fixed = max(second.seconds - slope * large.text, 0.0)
+    growth = max(second.memory_bytes - first.memory_bytes, 0) / max(large.shard_bytes - small.shard_bytes, 1)
+    return {
+        "stage": name,
+        "seconds": fixed + slope * whole,
+        "memory_bytes": int(second.memory_bytes + growth * max(min(shard_bytes, whole) - large.shard_bytes, 0)),
+        "disk_bytes": int(second.disk_bytes * whole / max(large.text, 1.0)),
+    }
+
+
+def available_memory() -> int:
+    """Bytes of memory that a run may use here: what the machine has free, or a control group's limit if less."""
+    free = 0
+    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    limit = Path("/sys/fs/cgroup/memory.max")
+    allowed = limit.read_text().strip() if limit.exists() else "max"
+    return min(free, int(allowed)) if allowed.isdecimal() else free
+
+
+def _free_disk(root: Path) -> int | None:
+    """Free bytes where a local store is, or will be; None for a remote one."""
+    from gristmill.dataprep.files import is_local
+
+    if not is_local(root):
+        return None
+    existing = next(folder for folder in (root, *root.parents) if folder.exists())
+    return shutil.disk_usage(existing).free
+
+
+def _refusals(totals: Mapping[str, Any], available: Mapping[str, Any]) -> list[str]:
+    found = []
+    if available["memory_bytes"] and totals["memory_bytes"] > available["memory_bytes"]:
+        found.append(f"memory: {_size(totals['memory_bytes'])} are needed and {_size(available['memory_bytes'])} are "
+                     "free; lower ingest.shard_bytes or engine.workers")
+    if available["disk_bytes"] is not None and totals["disk_bytes"] > available["disk_bytes"]:
+        found.append(f"disk: {_size(totals['disk_bytes'])} are needed and {_size(available['disk_bytes'])} are free; "
+                     "give another --store, or run `gristmill gc`")
+    return found
+
+
+def _minhash(session: Session) -> MinHash | None:
+    return next((step.dedup.minhash for step in session.manifest.prepare if step.dedup is not None), None)
+
+
+def lsh_curve(section: MinHash | None) -> list[dict[str, float]]:
+    """The share of pairs of each Jaccard similarity that share a band: 1 - (1 - J^rows)^bands.
+
+    Source: Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, section 3.4.
+    """
+    if section is None:
+        return []
+    return [{"jaccard": j, "found": 1.0 - (1.0 - j**section.rows) ** section.bands} for j in SIMILARITIES]
+
+
+def print_prediction(session: Session, found: Mapping[str, Any]) -> None:
+    """Print what a run would cost."""
+    console = Console(highlight=False)
+    console.print(Text(f"{_size(found['text_bytes'])} of text, predicted from {_size(found['sample_text_bytes'])} "
+                       f"with {session.manifest.engine.workers} workers on this machine", style="dim"))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("stage", no_wrap=True)
+    for name in ("time", "memory", "disk"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in found["stages"]:
+        if "error" in row:
+            table.add_row(row["stage"], "?", "?", "?")
+        else:
+            table.add_row(row["stage"], _time(row["seconds"]), _size(row["memory_bytes"]), _size(row["disk_bytes"]))
+    totals = found["totals"]
+    table.add_row("in all", _time(totals["seconds"]), _size(totals["memory_bytes"]), _size(totals["disk_bytes"]),
+                  style="bold")
+    console.print(table)
+    for row in found["stages"]:
+        if "error" in row and row["error"] != "not reached by the sample":
+            console.print(Text(f"the sample ended at {row['stage']}: {row['error']}", style="yellow"))
+    for sentence in found["refusals"]:
+        console.print(Text(sentence, style="red"))
+    _print_curve(console, _minhash(session), found["lsh"])
+
+
+def _print_curve(console: Console, section: MinHash | None, curve: list[dict[str, float]]) -> None:
+    if section is None:
+        return
+    console.print()
+    console.print(Text(f"Near-duplicate pairs that {section.bands} bands of {section.rows} rows find "
+                       f"(threshold {section.threshold:g}):"))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("Jaccard", "found"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for point in curve:
+        table.add_row(f"{point['jaccard']:.2f}", f"{point['found']:.1%}", "#" * round(24 * point["found"]),
+                      style="" if point["jaccard"] >= section.threshold else "dim")
+    console.print(table)
+
+
+def _time(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _size(number: float) -> str:
+    for unit, size in (("TB", 1e12), ("GB", 1e9)):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number / 1e6:.1f} MB"

@@ -1,0 +1,105 @@
+"""What a run would cost, from small samples: what is sampled, how it is extrapolated, what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from gristmill.flows import predict
+from gristmill.flows.cli import app
+from gristmill.flows.predict import Measured, lsh_curve
+from gristmill.flows.sampling import take_sample
+from gristmill.mixtures.dedup import MinHash
+from gristmill.mixtures.load import load_manifest
+from gristmill.mixtures.manifest import Manifest
+
+SENTENCE = "The river and the mountain have to be seen with that light of the morning. "
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Manifest:
+    (tmp_path / "notes").mkdir()
+    for number in range(20):
+        (tmp_path / "notes" / f"{number:02d}.txt").write_text(f"{number} {SENTENCE}" * 10)
+    lines = "\n".join(json.dumps({"text": f"{number} {SENTENCE}" * 8}) for number in range(300))
+    (tmp_path / "web.jsonl").write_text(lines)
+    (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    table = pa.table({"text": [f"{number} {SENTENCE}" for number in range(5000)]})
+    pq.write_table(table, tmp_path / "rows.parquet", compression="none")
+    (tmp_path / "m.yaml").write_text("""\
+name: small
+sources:
+  notes: {path: "notes/*.txt"}
+  web: {path: web.jsonl}
+  packed: {path: packed.jsonl.gz}
+  rows: {path: rows.parquet}
+prepare: [{filter: {rules: [gopher_quality]}}, {dedup: {minhash: {bands: 20, rows: 5, threshold: 0.8}}}]
+""")
+    return load_manifest(tmp_path / "m.yaml")
+
+
+def copied(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_every_source_is_sampled_in_proportion_and_the_factor_is_what_is_missing(
+    manifest: Manifest, tmp_path: Path
+) -> None:
+    whole = sum((tmp_path / name).stat().st_size for name in ("web.jsonl", "packed.jsonl.gz", "rows.parquet"))
+    whole += sum(path.stat().st_size for path in (tmp_path / "notes").iterdir())
+    sample = take_sample(manifest, tmp_path / "sample", whole // 4, whole_python=False)
+    for name in ("notes", "web", "packed"):
+        assert sample.factor(name) == pytest.approx(4, rel=0.3)
+        assert sample.bytes_taken[name] == sum(map(len, copied(tmp_path / "sample" / name).values()))
+    rows = pq.read_table(tmp_path / "sample" / "rows" / "rows.parquet").num_rows
+    assert sample.factor("rows") == pytest.approx(5000 / rows, rel=0.01)
+
+
+def test_a_larger_sample_contains_a_smaller_one(manifest: Manifest, tmp_path: Path) -> None:
+    take_sample(manifest, tmp_path / "small", 20_000, whole_python=False)
+    take_sample(manifest, tmp_path / "large", 80_000, whole_python=False)
+    small, large = copied(tmp_path / "small"), copied(tmp_path / "large")
+    assert set(small) <= set(large)
+    texts = {name: content for name, content in small.items() if not name.endswith(".parquet")}
+    assert all(large[name].startswith(content) for name, content in texts.items())
+
+
+def test_time_grows_with_the_text_and_memory_with_the_shards_only() -> None:
+    small = predict._Run(1e6, 1e9, 100_000, {"filter": Measured(3.0, 300_000_000, 1_000)}, {})
+    large = predict._Run(4e6, 1e9, 400_000, {"filter": Measured(6.0, 330_000_000, 4_000)}, {})
+    row = predict._extrapolate("filter", small, large, 1e9, 16_000_000)
+    assert row["seconds"] == pytest.approx(2.0 + 1e9 * 1e-6)
+    assert row["memory_bytes"] == pytest.approx(330e6 + 100 * 15.6e6)
+    assert row["disk_bytes"] == pytest.approx(1e6)
+
+
+def test_what_does_not_fit_is_said_with_both_numbers() -> None:
+    totals = {"seconds": 1.0, "memory_bytes": 9_000_000_000, "disk_bytes": 5_000_000}
+    available = {"memory_bytes": 8_000_000_000, "disk_bytes": 1_000_000}
+    memory, disk = predict._refusals(totals, available)
+    assert "9.0 GB are needed and 8.0 GB are free" in memory
+    assert "5.0 MB are needed and 1.0 MB are free" in disk
+    assert predict._refusals(totals, {"memory_bytes": 0, "disk_bytes": None}) == []
+
+
+def test_the_curve_is_the_banding_formula() -> None:
+    curve = {point["jaccard"]: point["found"] for point in lsh_curve(MinHash(bands=2, rows=1))}
+    assert curve[0.5] == pytest.approx(0.75)
+    assert curve[1.0] == 1.0
+    assert lsh_curve(None) == []
+
+
+def test_plan_predict_prints_a_row_per_stage(manifest: Manifest, tmp_path: Path) -> None:
+    arguments = ["plan", str(tmp_path / "m.yaml"), "--predict", "--sample-mb", "0.1", "--store", str(tmp_path / "st")]
+    found = json.loads(CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False).stdout)
+    assert [row["stage"] for row in found["stages"]] == ["ingest", "filter", "dedup"]
+    assert all(row["seconds"] > 0 and row["memory_bytes"] > 50e6 for row in found["stages"])
+    true_text = 20 * 10 * len(SENTENCE) + 2 * 300 * 8 * len(SENTENCE) + 5000 * len(SENTENCE)
+    assert found["text_bytes"] == pytest.approx(true_text, rel=0.25)
+    assert not (tmp_path / "st").exists()
