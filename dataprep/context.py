@@ -27,7 +27,9 @@ class Context:
         work: folder that survives attempts: records of finished shards, spills, checkpoints.
         stage: the stage's name.
         workers: parallel Beam workers.
-        runner: `local` or the name of a Beam runner.
+        runner: `local`, `dask` or the name of a Beam runner.
+        mode: what the workers of the local runner are: `threads`, `processes`, `memory` (none), or `auto`.
+        address: of the Dask scheduler.
         options: Beam pipeline options for a runner other than `local`.
         checkpoint_every: training steps between checkpoints.
         keep_checkpoints: how many checkpoints are kept.
@@ -38,6 +40,8 @@ class Context:
     stage: str = "stage"
     workers: int = 1
     runner: str = "local"
+    mode: str = "auto"
+    address: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     checkpoint_every: int = 100
     keep_checkpoints: int = 2

@@ -11,13 +11,17 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from gristmill.dataprep.chain import check_linear
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import as_path, read_json, write_json
-from gristmill.dataprep.runner import import_beam, make_pipeline
+from gristmill.dataprep.job_errors import WorkerError, failure_path, noted_failure, shorten
+from gristmill.dataprep.runner import Mode, import_beam, make_pipeline
 
 POLL_SECONDS = 0.5
+PROCESS_BYTES = 16_000_000
+"""Input below which starting worker processes, a second in which each imports Beam, costs more than it gains."""
 
 
 class IncompleteJobError(RuntimeError):
@@ -26,10 +30,17 @@ class IncompleteJobError(RuntimeError):
 
 @dataclass(frozen=True)
 class Task:
-    """One element of a job: a name that is unique and stable, and what the function needs to know."""
+    """One element of a job.
+
+    Attributes:
+        name: unique and stable.
+        payload: what the function needs to know, as JSON.
+        size_bytes: of its input, where known; the largest go first, and many are worth worker processes.
+    """
 
     name: str
     payload: Mapping[str, Any] = field(default_factory=dict)
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,9 @@ Process = Callable[[Task], Done]
 """A task's function. It must be importable by name or picklable: other machines may run it."""
 
 
-def run_tasks(job: str, tasks: Sequence[Task], process: Process, context: Context) -> list[dict[str, Any]]:
+def run_tasks(
+    job: str, tasks: Sequence[Task], process: Process, context: Context, holds_gil: bool = False
+) -> list[dict[str, Any]]:
     """Run every task that has not finished yet, and return all results in the order of `tasks`.
 
     Args:
@@ -52,8 +65,12 @@ def run_tasks(job: str, tasks: Sequence[Task], process: Process, context: Contex
         tasks: unique names; the records of an interrupted attempt are reused by name.
         process: called once per pending task; commits its files atomically before it returns.
         context: where to run.
+        holds_gil: whether `process` spends its time in Python, or in native code that lets no other thread run (see
+            `choose_mode`).
 
     Raises:
+        Exception: what a task raised, with its type; the message names the task ("job/task: ValueError: ...").
+        WorkerError: a worker process was killed, or crashed.
         IncompleteJobError: the runner ended without an error but left tasks undone.
     """
     records = context.work / job
@@ -62,8 +79,9 @@ def run_tasks(job: str, tasks: Sequence[Task], process: Process, context: Contex
     total = len(tasks)
     context.progress(total - len(pending), total, "shards", job=job)
     if pending:
+        mode = choose_mode(context.mode, context.workers, pending, holds_gil)
         with _Progress(context, job, records, pending, total):
-            _run_pipeline(job, pending, process, context, records)
+            _run_to_the_end(job, pending, process, context, records, mode)
     results = [read_record(records, task.name) for task in tasks]
     missing = [task.name for task, result in zip(tasks, results, strict=True) if result is None]
     if missing:
@@ -73,6 +91,20 @@ def run_tasks(job: str, tasks: Sequence[Task], process: Process, context: Contex
         )
     context.progress(total, total, "shards", job=job)
     return [result for result in results if result is not None]
+
+
+def choose_mode(mode: str, workers: int, tasks: Sequence[Task], holds_gil: bool) -> Mode:
+    """What the workers of the local runner are, where `auto` leaves the choice.
+
+    `memory` (no workers at all) for one worker or one task; `processes` for functions that hold the GIL, where the
+    tasks are known to read PROCESS_BYTES together; else `threads`, which start at once and share what is loaded.
+    """
+    if mode != "auto":
+        return cast(Mode, mode)
+    if min(workers, len(tasks)) == 1:
+        return "memory"
+    worth_it = sum(task.size_bytes for task in tasks) >= PROCESS_BYTES
+    return "processes" if holds_gil and worth_it else "threads"
 
 
 def read_record(records: Path, name: str) -> dict[str, Any] | None:
@@ -97,33 +129,36 @@ def finish_task(task: Task, process: Process, records: Path) -> dict[str, Any]:
     return dict(done.result)
 
 
-def _run_pipeline(job: str, tasks: Sequence[Task], process: Process, context: Context, records: Path) -> None:
+def _run_to_the_end(
+    job: str, tasks: Sequence[Task], process: Process, context: Context, records: Path, mode: Mode
+) -> None:
+    """Run the tasks; where one raises, that is the error, whatever the runner makes of it."""
+    failure_path(records).unlink(missing_ok=True)
+    try:
+        _run_pipeline(job, tasks, process, context, records, mode)
+    except WorkerError:
+        raise
+    except Exception as error:
+        raise noted_failure(job, records) or shorten(job, error) from error
+    failure = noted_failure(job, records)
+    if failure is not None:
+        raise failure
+
+
+def _run_pipeline(
+    job: str, tasks: Sequence[Task], process: Process, context: Context, records: Path, mode: Mode
+) -> None:
     beam = import_beam()
-    do_task = _make_dofn(beam, context.stage, process, str(records))
+    from gristmill.dataprep.task_dofn import DoTask
+
     workers = min(context.workers, len(tasks))
-    pipeline = make_pipeline(context.runner, workers, context.options)
-    names_and_payloads = [(task.name, dict(task.payload)) for task in tasks]
-    _ = pipeline | f"{job}: shards" >> beam.Create(names_and_payloads) | f"{job}: process" >> beam.ParDo(do_task)
+    pipeline = make_pipeline(context.runner, workers, context.options, mode, context.address, len(tasks))
+    largest_first = sorted(tasks, key=lambda task: (-task.size_bytes, task.name))
+    elements = [(task.name, dict(task.payload)) for task in largest_first]
+    do_task = DoTask(context.stage, process, str(records))
+    _ = pipeline | f"{job}: shards" >> beam.Create(elements) | f"{job}: process" >> beam.ParDo(do_task)
+    check_linear(pipeline)
     pipeline.run().wait_until_finish()
-
-
-def _make_dofn(beam: Any, stage: str, process: Process, records: str) -> Any:
-    class DoTask(beam.DoFn):
-        """Runs one task; counts every decision as a Beam counter named stage/rule."""
-
-        def process(self, element: tuple[str, dict[str, Any]]) -> Any:
-            from apache_beam.metrics import Metrics
-
-            name, payload = element
-            result = finish_task(Task(name, payload), process, as_path(records))
-            counts = result.get("counts", {})
-            for key in ("read", "kept", "quarantined"):
-                Metrics.counter(stage, key).inc(int(counts.get(key, 0)))
-            for rule, number in counts.get("dropped", {}).items():
-                Metrics.counter(stage, rule).inc(int(number))
-            yield name
-
-    return DoTask()
 
 
 class _Progress:

@@ -1,7 +1,7 @@
-"""Beam's own local runner, named explicitly, with what it lacks on a workstation.
+"""Which Beam runner a job gets, made ready: Beam's own local one with what it lacks, a Dask cluster, or any other.
 
-Named explicitly because the default runner tries to download a binary first. Its gRPC servers are bound to the
-loopback address: as shipped they listen on all interfaces, without authentication.
+The local one is named explicitly because Beam's default runner tries to download a binary first. Its gRPC servers
+are bound to the loopback address: as shipped they listen on all interfaces, without authentication.
 """
 
 from __future__ import annotations
@@ -10,8 +10,14 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
+Mode = Literal["memory", "threads", "processes"]
+TRACEBACK_LOGGERS = (
+    "apache_beam.runners.common", "apache_beam.runners.worker.sdk_worker", "apache_beam.runners.worker.sdk_worker_main",
+    "apache_beam.runners.worker.data_plane",
+)  # fmt: skip
+BEAM_NAMES = {"dask": "DaskRunner"}
 _loopback_lock = threading.Lock()
 
 
@@ -28,6 +34,13 @@ def import_beam() -> Any:
     finally:
         root.removeFilter(is_about_beam)
     return apache_beam
+
+
+def quieten_beam() -> None:
+    """Leave Beam its warnings, but not the tracebacks that its workers log: errors reach their reader otherwise."""
+    logging.getLogger("apache_beam").setLevel(logging.WARNING)
+    for name in TRACEBACK_LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def bind_grpc_to_loopback() -> None:
@@ -51,26 +64,43 @@ def bind_grpc_to_loopback() -> None:
         grpc.server = server
 
 
-def make_pipeline(runner: str, workers: int, options: Mapping[str, Any]) -> Any:
+def make_pipeline(
+    runner: str, workers: int, options: Mapping[str, Any], mode: Mode = "threads", address: str | None = None,
+    num_tasks: int = 1,
+) -> Any:  # fmt: skip
     """Make an empty Beam pipeline.
 
     Args:
-        runner: `local` for Beam's own local runner, or any name that Beam knows.
-        workers: parallel workers of the local runner: threads, since the kernels release the GIL.
+        runner: `local`, `dask`, or any name that Beam knows.
+        workers: parallel workers of the local runner.
         options: pipeline options for another runner, by Beam's names.
+        mode: what the workers of the local runner are.
+        address: of the Dask scheduler.
+        num_tasks: elements of the pipeline; Dask moves them one by one, by default it would move 128 together.
     """
     beam = import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    if runner != "local":
-        return beam.Pipeline(options=PipelineOptions(flags=[], runner=runner, **options))
-    from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    quieten_beam()
     bind_grpc_to_loopback()
-    logging.getLogger("apache_beam").setLevel(logging.WARNING)
-    mode = "in_memory" if workers == 1 else "multi_threading"
-    return beam.Pipeline(
-        runner=FnApiRunner(),
-        options=PipelineOptions(flags=[], direct_num_workers=workers, direct_running_mode=mode),
-    )
+    if runner == "local":
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        return beam.Pipeline(runner=_local_runner(mode, workers), options=PipelineOptions(flags=[]))
+    if runner == "dask":
+        found = {} if address is None else {"dask_client_address": address}
+        options = {**found, "dask_npartitions": num_tasks, **options}
+    # As flags: the options of a runner are known only once Beam has imported it.
+    return beam.Pipeline(options=PipelineOptions.from_dictionary({"runner": BEAM_NAMES.get(runner, runner), **options}))
+
+
+def _local_runner(mode: Mode, workers: int) -> Any:
+    try:
+        from gristmill.dataprep.local_runner import LocalRunner
+    except (ImportError, AttributeError) as error:
+        import apache_beam
+
+        raise ImportError(
+            f"Apache Beam {apache_beam.__version__} has another inside than the versions that the local runner is "
+            f"written for ({error}); install one that pyproject.toml allows: pip install 'apache-beam>=2.77,<2.78'"
+        ) from error
+    return LocalRunner(mode, workers)

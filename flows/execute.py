@@ -52,8 +52,8 @@ def run_stage(folder: Path, description: dict[str, Any]) -> dict[str, Any]:
     engine = description["engine"]
     context = Context(
         work=folder / "work", stage=description["stage"], workers=engine["workers"], runner=engine["runner"],
-        options=engine["options"], checkpoint_every=engine["checkpoint_every"],
-        keep_checkpoints=engine["keep_checkpoints"],
+        mode=engine["mode"], address=engine["address"], options=engine["options"],
+        checkpoint_every=engine["checkpoint_every"], keep_checkpoints=engine["keep_checkpoints"],
     )
     inputs = {name: as_path(path) for name, path in description["inputs"].items()}
     run = getattr(importlib.import_module(module), function)

@@ -7,7 +7,7 @@ changes that stage and those behind it, and nothing more. A section that is abse
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -19,19 +19,54 @@ from gristmill.mixtures.training import Dpo, Evaluate, Export, Pretrain, Sft
 
 
 class Engine(Section):
-    """How the work is done; never enters a fingerprint, never changes a result."""
+    """How the work is done; never enters a fingerprint, never changes a result.
+
+    `local` needs nothing. A cluster needs this package on its workers and a store that all of them can reach under
+    the same name: a shared folder, or a URL such as `s3://`.
+
+    - `runner: dask` needs `address: tcp://scheduler:8786`. Workers may come, go and be killed: lost shards are done
+      again.
+    - `runner: FlinkRunner` needs `options: {flink_master: "host:8081", parallelism: N, environment_type: ...}`, Java
+      on this machine, and Beam's Flink job server, which Beam downloads unless `flink_job_server_jar` names it.
+    - `runner: SparkRunner` needs `options: {spark_master_url: "spark://host:7077", environment_type: ...}`, Java, and
+      likewise `spark_job_server_jar`.
+    - `runner: PortableRunner` needs `options: {job_endpoint: "host:8099", environment_type: ...}` of a job server that
+      runs already, Flink's and Spark's own among them.
+    - `runner: DataflowRunner` needs `options: {project: ..., region: ..., temp_location: "gs://...",
+      sdk_container_image: ...}`, the image with this package in it, and a store in `gs://`.
+    - `environment_type` says what the cluster starts for Python: `DOCKER` (with `environment_config: IMAGE`),
+      `PROCESS`, `EXTERNAL` (a pool that runs already), or `LOOPBACK` (this machine, for trying things out).
+    """
 
     runner: str = "local"
-    """`local`, or the name of any Beam runner."""
+    """`local`, `dask`, or the name of any Beam runner."""
+    mode: Literal["auto", "memory", "threads", "processes"] = "auto"
+    """What the workers of the local runner are. `auto`: processes for a job that holds Python's global lock and has
+    enough input to be worth the second that they take to start, else threads; nothing of either for a single task or
+    worker."""
+    address: str | None = None
+    """Of the Dask scheduler, as in `tcp://127.0.0.1:8786`."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Beam pipeline options for a runner other than `local`."""
+    """Beam pipeline options for a runner other than `local`, by the names of Beam's flags."""
     workers: Positive = 2
-    """Parallel Beam workers."""
+    """Parallel workers of the local runner; a cluster has its own."""
     ranks: Positive = 1
     """Training processes (torchrun's --nproc-per-node)."""
     checkpoint_every: Positive = 100
     """Training steps between checkpoints."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 2
+
+    @model_validator(mode="after")
+    def _fits_the_runner(self) -> Engine:
+        if self.runner == "dask" and self.address is None and "dask_scheduler_file" not in self.options:
+            raise ValueError("runner dask needs the scheduler's address: {runner: dask, address: tcp://host:8786}")
+        if self.runner != "dask" and self.address is not None:
+            raise ValueError(f"address is for runner dask, not for {self.runner}; remove it, or say {{runner: dask}}")
+        if self.runner != "local" and self.mode != "auto":
+            raise ValueError(f"mode is for runner local, not for {self.runner}; remove it")
+        if self.runner == "local" and self.options:
+            raise ValueError(f"options ({', '.join(self.options)}) are for a runner other than local; remove them")
+        return self
 
 
 class Manifest(Section):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gristmill.dataprep import engine
+from gristmill.dataprep import engine, job_errors
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.engine import Done, IncompleteJobError, Task, run_tasks
+from gristmill.dataprep.engine import Done, IncompleteJobError, Task, choose_mode, run_tasks
 from gristmill.dataprep.files import atomic_write
+from gristmill.dataprep.job_errors import TaskError
 
 PORTABLE = {"job_endpoint": "embed", "environment_type": "LOOPBACK"}
 """Beam's own job server in this process: the whole way through the portable API, as Flink or Spark would go it."""
@@ -41,8 +43,9 @@ TASKS = [Task(f"t{n}", {"n": n}) for n in range(7)]
 
 
 @pytest.mark.parametrize("settings", [
-    {"workers": 1}, {"workers": 2}, {"workers": 2, "runner": "PortableRunner", "options": PORTABLE},
-], ids=["one worker", "two workers", "portable runner"])
+    {"workers": 1}, {"workers": 2}, {"workers": 2, "mode": "processes"},
+    {"workers": 2, "runner": "PortableRunner", "options": PORTABLE},
+], ids=["one worker", "two threads", "two processes", "portable runner"])
 def test_results_come_in_the_order_of_the_tasks_on_every_runner(tmp_path: Path, settings: Mapping[str, Any]) -> None:
     results = run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work", **settings))
     assert [result["n"] for result in results] == list(range(7))
@@ -60,18 +63,90 @@ def test_a_second_attempt_does_only_what_is_missing(tmp_path: Path) -> None:
     assert sorted(calls(tmp_path)) == ["t1", "t2", "t4", "t5", "t6"]
 
 
-def test_an_error_in_one_task_keeps_what_the_others_finished(tmp_path: Path) -> None:
-    def fail_on_three(task: Task) -> Done:
-        if task.payload["n"] == 3:
-            raise ValueError("three is not allowed")
-        return square(tmp_path, task)
+def fail_on_three(out: Path, task: Task) -> Done:
+    if task.payload["n"] == 3:
+        raise ValueError("three is not allowed")
+    return square(out, task)
 
-    with pytest.raises(Exception, match="three is not allowed"):
-        run_tasks("job", TASKS, fail_on_three, context(tmp_path / "work"))
-    done = set(calls(tmp_path))
+
+@pytest.mark.parametrize("settings", [
+    {"workers": 1}, {"workers": 2}, {"workers": 2, "runner": "PortableRunner", "options": PORTABLE},
+], ids=["one worker", "two threads", "portable runner"])
+def test_an_error_in_one_task_names_it_and_keeps_what_the_others_finished(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], settings: Mapping[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match="three") as caught:
+        run_tasks("job", TASKS, partial(fail_on_three, tmp_path), context(tmp_path / "work", **settings))
+    assert str(caught.value) == "job/t3: ValueError: three is not allowed"
+    assert "in fail_on_three" in caught.value.__notes__[0]
+    assert "Traceback" not in capfd.readouterr().err
     run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work"))
-    assert len(calls(tmp_path)) == len(TASKS)
-    assert done.isdisjoint({"t3"})
+    assert sorted(calls(tmp_path)) == [task.name for task in TASKS]
+
+
+def test_after_an_error_no_further_task_is_begun(tmp_path: Path) -> None:
+    with pytest.raises(ValueError):
+        run_tasks("job", TASKS, partial(fail_on_three, tmp_path), context(tmp_path / "work"))
+    assert calls(tmp_path) == ["t0", "t1", "t2"]
+
+
+class OddError(Exception):
+    def __init__(self, number: int, word: str) -> None:
+        super().__init__(f"{number} {word}s")
+
+
+@pytest.mark.parametrize(("raised", "kind", "message"), [
+    (lambda: OddError(3, "egg"), TaskError, "OddError: 3 eggs"),
+    (lambda: KeyError("name"), TaskError, "KeyError: 'name'"),
+    (lambda: OSError(28, "No space left on device"), OSError, "OSError: [Errno 28] No space left on device"),
+    (lambda: IncompleteJobError("half"), IncompleteJobError, "IncompleteJobError: half"),
+])
+def test_an_error_keeps_its_type_where_that_can_carry_the_message(
+    tmp_path: Path, raised: Callable[[], Exception], kind: type[Exception], message: str
+) -> None:
+    def fail(task: Task) -> Done:
+        raise raised()
+
+    with pytest.raises(kind) as caught:
+        run_tasks("job", TASKS[:1], fail, context(tmp_path / "work"))
+    assert type(caught.value) is kind
+    assert str(caught.value) == f"job/t0: {message}"
+
+
+def test_an_error_that_cannot_be_written_down_comes_through_the_runner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(path: Path, value: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(job_errors, "write_json", no_space)
+    with pytest.raises(TaskError, match=r"^job: ValueError: three is not allowed$"):
+        run_tasks("job", TASKS, partial(fail_on_three, tmp_path), context(tmp_path / "work"))
+
+
+BIG = [Task(f"t{n}", size_bytes=engine.PROCESS_BYTES // 2) for n in range(2)]
+
+
+@pytest.mark.parametrize(("mode", "workers", "tasks", "holds_gil", "chosen"), [
+    ("auto", 1, BIG, True, "memory"),
+    ("auto", 2, BIG[:1], True, "memory"),
+    ("auto", 2, BIG, True, "processes"),
+    ("auto", 2, BIG, False, "threads"),
+    ("auto", 2, TASKS, True, "threads"),
+    ("threads", 1, BIG, True, "threads"),
+    ("memory", 2, BIG, True, "memory"),
+    ("processes", 2, TASKS, False, "processes"),
+])
+def test_processes_are_for_jobs_that_hold_the_gil_and_are_large(
+    mode: str, workers: int, tasks: list[Task], holds_gil: bool, chosen: str
+) -> None:
+    assert choose_mode(mode, workers, tasks, holds_gil) == chosen
+
+
+def test_the_largest_tasks_go_first(tmp_path: Path) -> None:
+    tasks = [Task(name, {"n": 1}, size) for name, size in (("a", 1), ("b", 3), ("c", 2))]
+    run_tasks("job", tasks, partial(square, tmp_path), context(tmp_path / "work"))
+    assert calls(tmp_path) == ["b", "c", "a"]
 
 
 def test_a_runner_that_loses_tasks_without_an_error_is_found_out(
@@ -94,12 +169,12 @@ def test_progress_counts_finished_tasks_of_earlier_attempts_too(tmp_path: Path) 
     assert events[-1]["done"] == 7
 
 
-def listening_addresses() -> set[str]:
-    """Local addresses (hexadecimal) of the TCP sockets that this process listens on."""
+def listening_addresses(pid: int) -> set[str]:
+    """Local addresses (hexadecimal) of the TCP sockets that a process listens on."""
     mine = set()
-    for name in os.listdir("/proc/self/fd"):
+    for name in os.listdir(f"/proc/{pid}/fd"):
         try:
-            mine |= set(re.findall(r"socket:\[(\d+)\]", os.readlink(f"/proc/self/fd/{name}")))
+            mine |= set(re.findall(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{name}")))
         except FileNotFoundError:
             continue
     found = set()
@@ -111,13 +186,22 @@ def listening_addresses() -> set[str]:
     return found
 
 
-def look(task: Task) -> Done:
-    return Done([], {"addresses": sorted(listening_addresses())})
+def look(pid: int, task: Task) -> Done:
+    return Done([], {"addresses": sorted(listening_addresses(pid))})
 
 
-def test_the_local_runner_listens_on_the_loopback_address_only(tmp_path: Path) -> None:
-    results = run_tasks("job", TASKS, look, context(tmp_path / "work", workers=2))
+@pytest.mark.parametrize("mode", ["threads", "processes"])
+def test_the_local_runner_listens_on_the_loopback_address_only(tmp_path: Path, mode: str) -> None:
+    results = run_tasks("job", TASKS, partial(look, os.getpid()), context(tmp_path / "work", workers=2, mode=mode))
     seen = {address for result in results for address in result["addresses"]}
     # 127.0.0.1, and its form within IPv6, in the byte order of /proc.
     assert seen
     assert seen <= {"0100007F", "0000000000000000FFFF00000100007F"}
+
+
+def test_a_beam_with_another_inside_is_an_error_that_names_the_version_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gristmill.dataprep.local_runner", None)
+    with pytest.raises(TaskError, match=r"Apache Beam 2[\d.]+ has another inside .*'apache-beam>=2.77,<2.78'"):
+        run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work"))

@@ -96,7 +96,7 @@ def test_broken_yaml_names_its_line() -> None:
 
 def test_a_secret_in_a_manifest_is_refused() -> None:
     (problem,) = problems_of(GOOD.replace('{path: "text/*.txt", weight: 2}', '{path: "x", metadata_fields: [a]}')
-                             + "engine: {options: {token: abc}}\n")
+                             + "engine: {runner: FlinkRunner, options: {token: abc}}\n")
     assert "engine.options.token" in problem
     assert "secrets do not belong" in problem
 

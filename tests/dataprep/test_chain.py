@@ -1,0 +1,77 @@
+"""A pipeline that is not one linear chain is refused, by the name of the step that breaks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import apache_beam as beam
+import pytest
+
+from gristmill.dataprep.chain import NotLinearError, check_linear
+
+
+class Collects(beam.DoFn):
+    def process(self, element: int) -> Iterator[int]:  # type: ignore[override]
+        yield element
+
+    def finish_bundle(self) -> Iterator[int]:  # type: ignore[override]
+        yield 1
+
+
+def numbers(pipeline: Any) -> Any:
+    return pipeline | "numbers" >> beam.Create([1, 2, 3])
+
+
+def two_sinks(pipeline: Any) -> None:
+    made = numbers(pipeline)
+    _ = made | "one" >> beam.Map(print)
+    _ = made | "other" >> beam.Map(print)
+
+
+def two_sources(pipeline: Any) -> None:
+    numbers(pipeline)
+    _ = pipeline | "more" >> beam.Create([4])
+
+
+def flattened(pipeline: Any) -> None:
+    _ = (numbers(pipeline), pipeline | "more" >> beam.Create([4])) | "both" >> beam.Flatten()
+
+
+def tagged(pipeline: Any) -> None:
+    _ = numbers(pipeline) | "split" >> beam.ParDo(lambda n: [n]).with_outputs("even", main="odd")
+
+
+def side_input(pipeline: Any) -> None:
+    made = numbers(pipeline)
+    _ = pipeline | "more" >> beam.Create([4]) | "add" >> beam.Map(lambda n, others: n, beam.pvalue.AsList(made))
+
+
+def finishing(pipeline: Any) -> None:
+    _ = numbers(pipeline) | "collect" >> beam.ParDo(Collects())
+
+
+def batching(pipeline: Any) -> None:
+    _ = numbers(pipeline) | "batch" >> beam.BatchElements()
+
+
+@pytest.mark.parametrize(("build", "message"), [
+    (two_sinks, "'other.*' reads what 'one.*' reads too"),
+    (two_sources, "2 sources"),
+    (flattened, "'both' has 2 inputs"),
+    (tagged, r"'split.*' has tagged outputs \(.*even"),
+    (side_input, "'add.*' has side inputs"),
+    (finishing, r"'collect' has a DoFn that finishes bundles \(Collects.finish_bundle\)"),
+    (batching, "finishes bundles"),
+])
+def test_anything_but_a_linear_chain_is_refused(build: Callable[[Any], None], message: str) -> None:
+    pipeline = beam.Pipeline()
+    build(pipeline)
+    with pytest.raises(NotLinearError, match=message):
+        check_linear(pipeline)
+
+
+def test_a_chain_with_a_shuffle_is_linear() -> None:
+    pipeline = beam.Pipeline()
+    _ = numbers(pipeline) | beam.Map(lambda n: (n % 2, n)) | beam.GroupByKey() | beam.Map(print)
+    check_linear(pipeline)

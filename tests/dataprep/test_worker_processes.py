@@ -1,0 +1,146 @@
+"""Worker processes: they share the work, a dead one ends the job with a clear error, none outlives its parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.engine import Done, Task, run_tasks
+from gristmill.dataprep.files import atomic_write
+from gristmill.dataprep.job_errors import WorkerError
+
+PATIENCE_SECONDS = 60
+TASKS = [Task(f"t{n}", {"n": n}) for n in range(6)]
+
+
+def context(work: Path, **settings: Any) -> Context:
+    return Context(work=work, emit=lambda event: None, mode="processes", workers=2, **settings)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and not merely waiting to be collected."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition: Any) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.01)
+
+
+def report_pid(out: Path, task: Task) -> Done:
+    """The first task waits for all others, so that two workers are at work, and whoever is free does the rest."""
+    if task.payload["n"] == 0:
+        wait_until(lambda: len(list(out.glob("*.done"))) == len(TASKS) - 1)
+    path = out / f"{task.name}.done"
+    with atomic_write(path) as sink:
+        sink.write(b"done")
+    return Done([path], {"pid": os.getpid(), "parent": os.getppid()})
+
+
+def test_work_is_spread_over_processes_and_a_long_shard_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    results = run_tasks("job", TASKS, partial(report_pid, tmp_path), context(tmp_path / "work"))
+    assert len({result["pid"] for result in results}) == 2
+    assert {result["parent"] for result in results} == {os.getpid()}
+    assert len({result["pid"] for result in results[1:]}) == 1
+    assert not any(is_running(result["pid"]) for result in results)
+
+
+def die(how: str, task: Task) -> Done:
+    if task.payload["n"] == 3:
+        print("the last words", flush=True)
+        if how == "exit":
+            os._exit(7)
+        os.kill(os.getpid(), signal.Signals[how])
+    return Done([], {"n": task.payload["n"]})
+
+
+@pytest.mark.parametrize(("how", "message"), [
+    ("SIGKILL", r"worker [01] \(pid \d+\) was killed by signal 9, most likely out of memory"),
+    ("SIGSEGV", r"worker [01] \(pid \d+\) was killed by signal 11 \(SIGSEGV\)"),
+    ("exit", r"worker [01] \(pid \d+\) ended with exit code 7"),
+])
+def test_a_worker_that_dies_ends_the_job_with_what_happened_and_its_last_words(
+    tmp_path: Path, how: str, message: str
+) -> None:
+    with pytest.raises(WorkerError, match=message + "(?s:.*)it printed:\n.*the last words"):
+        run_tasks("job", TASKS, partial(die, how), context(tmp_path / "work"))
+
+
+def fail_on_three(task: Task) -> Done:
+    if task.payload["n"] == 3:
+        raise LookupError("three is not allowed")
+    return Done([], {})
+
+
+def test_what_a_task_raises_keeps_its_type_and_names_the_task(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(LookupError) as caught:
+        run_tasks("job", TASKS, fail_on_three, context(tmp_path / "work"))
+    assert str(caught.value) == "job/t3: LookupError: three is not allowed"
+    assert "in fail_on_three" in caught.value.__notes__[0]
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert "Traceback" not in shown.err
+
+
+def say(task: Task) -> Done:
+    print(f"task {task.name} says hello")
+    return Done([], {})
+
+
+def test_what_workers_print_goes_to_standard_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run_tasks("job", TASKS, say, context(tmp_path / "work"))
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert sorted(line.partition(": ")[2] for line in shown.err.splitlines()) == [
+        f"task t{n} says hello" for n in range(6)
+    ]
+
+
+SCRIPT = """
+    import os, sys, time
+    from pathlib import Path
+    from gristmill.dataprep.context import Context
+    from gristmill.dataprep.engine import Done, Task, run_tasks
+
+    folder = Path(sys.argv[1])
+
+    def wait(task):
+        (folder / f"{task.name}.pid").write_text(str(os.getpid()))
+        time.sleep(600)
+
+    run_tasks("job", [Task("a"), Task("b")], wait, Context(folder / "work", workers=2, mode="processes"))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_worker_outlives_the_process_that_started_it(tmp_path: Path, number: signal.Signals) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path)], stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        files = [tmp_path / "a.pid", tmp_path / "b.pid"]
+        wait_until(lambda: all(path.exists() and path.read_text() for path in files))
+        parent.send_signal(number)
+        assert parent.wait(PATIENCE_SECONDS) != 0
+        wait_until(lambda: not any(is_running(int(path.read_text())) for path in files))
+    finally:
+        parent.kill()
+        parent.wait()
