@@ -9,6 +9,7 @@ from pydantic import model_validator
 from gristmill.mixtures.clean import Clean
 from gristmill.mixtures.decontaminate import Decontaminate
 from gristmill.mixtures.dedup import Dedup
+from gristmill.mixtures.dedup_lines import DedupLines
 from gristmill.mixtures.language import LanguageId
 from gristmill.mixtures.quality import Quality
 from gristmill.mixtures.rules import Filter
@@ -18,6 +19,7 @@ PREPARE_SECTIONS: dict[str, type[Judging]] = {
     "clean": Clean,
     "filter": Filter,
     "dedup": Dedup,
+    "dedup_lines": DedupLines,
     "langid": LanguageId,
     "quality": Quality,
     "decontaminate": Decontaminate,
@@ -32,6 +34,7 @@ class Step(Section):
     clean: Clean | None = None
     filter: Filter | None = None
     dedup: Dedup | None = None
+    dedup_lines: DedupLines | None = None
     langid: LanguageId | None = None
     quality: Quality | None = None
     decontaminate: Decontaminate | None = None

@@ -1,0 +1,326 @@
+"""The stage `dedup_lines`: one copy of each line stays, wherever the shards are cut."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gristmill.dataprep import dedup_lines
+from gristmill.dataprep.counts import check_conservation
+from gristmill.dataprep.documents import document_id, read_documents, write_table
+from gristmill.dataprep.edits import apply_edits, cuts_array
+from gristmill.dataprep.groups import find_pairs
+from gristmill.dataprep.lines import cut_units, find_units
+from gristmill.dataprep.unicode_tables import lower_case
+
+Document = tuple[str, str, str]
+ALL = {"min_words": 1}
+
+
+def run(write: Callable, make_context: Callable, folder: Path, name: str, shards: Sequence[Sequence[Document]],
+        config: dict[str, Any], **context: Any) -> tuple[dict[str, Path], dict[str, Any]]:
+    inputs = {"ingest": write(f"{name}-ingest", shards)}
+    inputs["dedup_lines"] = folder / f"{name}-out"
+    given_inputs = {"ingest": inputs["ingest"]}
+    summary = dedup_lines.run(given_inputs, config, inputs["dedup_lines"], make_context(f"{name}-work", **context))
+    check_conservation(summary["counts"], "dedup_lines")
+    return inputs, summary
+
+
+def texts_after(inputs: dict[str, Path]) -> dict[str, str]:
+    """Locator -> what is left of the text; documents that were dropped are left out."""
+    left = {}
+    for path in sorted(inputs["ingest"].glob("part-*.parquet")):
+        documents = read_documents(inputs, path.name)
+        kept = pq.read_table(inputs["dedup_lines"] / path.name)["keep"].to_pylist()
+        rows = zip(documents["locator"].to_pylist(), documents["text"].to_pylist(), kept)
+        left.update({locator: text for locator, text, keep in rows if keep})
+    return left
+
+
+def rows_by_id(folder: Path) -> dict[bytes, dict[str, Any]]:
+    return {row["id"]: row for path in folder.glob("part-*.parquet") for row in pq.read_table(path).to_pylist()}
+
+
+def by_id(documents: Sequence[Document]) -> list[Document]:
+    return sorted(documents, key=lambda document: document_id(*document))
+
+
+def normalised(line: str) -> str:
+    """Strip and lower, code point by code point."""
+    table = lower_case()
+    return "".join(chr(table[ord(char)]) for char in line.strip())
+
+
+def lines_left(documents: Sequence[Document]) -> dict[str, list[str]]:
+    """C4's rule in plain Python: the document with the smallest id goes first and keeps what nobody has kept."""
+    taken: set[str] = set()
+    left: dict[str, list[str]] = {}
+    for document in by_id(documents):
+        lines = []
+        for line in document[2].split("\n"):
+            if line.strip() and normalised(line) not in taken:
+                taken.add(normalised(line))
+                lines.append(line.strip())
+        left[document[1]] = lines
+    return left
+
+
+LINES = st.sampled_from(["a", "A ", "b", " b", "c c", "", " ", "ß", "Σ\u00a0", "日本"])
+TEXTS = st.lists(LINES, max_size=6).map("\n".join)
+
+
+@settings(deadline=None, max_examples=25)
+@given(texts=st.lists(TEXTS, min_size=1, max_size=6), cuts=st.integers(1, 3))
+def test_the_lines_left_are_those_of_c4_in_plain_python(
+    texts: list[str], cuts: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("case")
+    documents = [("web", str(row), text) for row, text in enumerate(texts)]
+    inputs = write_and_run(folder, [documents[at::cuts] for at in range(cuts)])
+    expected = {name: lines for name, lines in lines_left(documents).items() if lines}
+    left = texts_after(inputs)
+    for name, text in left.items():
+        lines = [line.strip() for line in text.split("\n") if line.strip()]
+        assert lines == expected.get(name, [])
+    untouched = {str(row) for row, text in enumerate(texts) if not text.strip()}
+    assert set(left) == set(expected) | untouched
+
+
+def write_and_run(folder: Path, shards: Sequence[Sequence[Document]]) -> dict[str, Path]:
+    from gristmill.dataprep.context import Context
+    from gristmill.dataprep.documents import DOCUMENT_SCHEMA
+
+    for number, documents in enumerate(shards):
+        rows = [{"id": document_id(*document), "source": document[0], "locator": document[1], "text": document[2],
+                 "metadata": "{}"} for document in documents]
+        write_table(folder / "ingest" / f"part-{number:05d}.parquet", pa.Table.from_pylist(rows, DOCUMENT_SCHEMA))
+    context = Context(work=folder / "work", stage="dedup_lines", emit=lambda event: None)
+    inputs = {"ingest": folder / "ingest"}
+    summary = run_quietly(inputs, folder, context)
+    check_conservation(summary["counts"], "dedup_lines")
+    return {**inputs, "dedup_lines": folder / "out"}
+
+
+def run_quietly(inputs: dict[str, Path], folder: Path, context: Any) -> dict[str, Any]:
+    """The jobs in this process: what Beam adds is tested with the engine, and would be most of the time here."""
+    from gristmill.dataprep.engine import finish_task
+
+    def in_process(job: str, tasks: Sequence[Any], process: Any, context: Any) -> list[dict[str, Any]]:
+        (context.work / job).mkdir(parents=True, exist_ok=True)
+        return [finish_task(task, process, context.work / job) for task in tasks]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dedup_lines, "run_tasks", in_process)
+        return dedup_lines.run(inputs, ALL, folder / "out", context)
+
+
+def corpus() -> list[Document]:
+    footer = "All rights reserved by the owners of this page."
+    pages = [("web", f"page{n}", f"Only page {n} says this in so many words.\n{footer}\nAnd {n} ends.")
+             for n in range(12)]
+    news = "The committee met on Monday and decided nothing at all."
+    return [*pages, ("news", "first", f"{news}\n  {footer.upper()}  "), ("news", "second", f"Intro of mine.\n{news}"),
+            ("news", "copy", f"{news}\n{footer}"), ("books", "refrain", "Row, row, row your boat, gently.\n" * 3),
+            ("web", "braces", "}\n}\n}")]
+
+
+def test_a_repeated_line_stays_in_the_document_with_the_smallest_id(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    documents = corpus()
+    inputs, summary = run(write_ingest, make_context, tmp_path, "all", [documents[:5], documents[5:]], {})
+    left = texts_after(inputs)
+    footer = "all rights reserved by the owners of this page."
+    with_footer = [name for name, text in left.items() if footer in text.lower()]
+    owners = [document for document in documents if footer in document[2].lower()]
+    assert with_footer == [by_id(owners)[0][1]]
+    assert left["refrain"] == "Row, row, row your boat, gently.\n"
+    assert left["braces"] == "}\n}\n}"  # one word a line: left alone
+    assert sum("decided nothing" in text for text in left.values()) == 1
+    assert [(row["documents"], row["text"].lower()) for row in summary["most_repeated"]] == [
+        (14, footer), (3, "the committee met on monday and decided nothing at all.")
+    ]
+    assert summary["most_repeated"][0]["document"] == document_id(*by_id(owners)[0]).hex()
+    assert summary["units"]["repeated"] == 2
+    assert summary["units"]["removed"] == 13 + 2 + 2
+    sizes = {document[1]: len(document[2].encode()) for document in documents}
+    rows = rows_by_id(inputs["dedup_lines"])
+    cut = {document[1]: sum(edit["end"] - edit["begin"] for edit in rows[document_id(*document)]["edits"])
+           for document in documents}
+    assert summary["units"]["bytes_cut"] == sum(cut.values())
+    assert all(len(text.encode()) == sizes[name] - cut[name] for name, text in left.items())
+
+
+def test_a_document_that_loses_everything_or_too_much_is_dropped(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    same = "This sentence is in every one of them."
+    documents = [("web", str(row), text) for row, text in enumerate(
+        [same, f"  {same}\n", f"{same}\nMine alone, and just as long as that is."])]
+    first = by_id(documents)[0][1]
+    inputs, _ = run(write_ingest, make_context, tmp_path, "all", [documents], {"max_removed_line_ratio": 0.4})
+    rows = {document[1]: rows_by_id(inputs["dedup_lines"])[document_id(*document)] for document in documents}
+    for name, row in rows.items():
+        if name == first:
+            assert (row["keep"], row["lines_removed"], row["removed_line_ratio"]) == (True, 0, 0.0)
+        elif name == "2":
+            assert row["reason"] == "dedup_lines/max_removed_line_ratio"
+            assert row["removed_line_ratio"] == len(same) / (len(same) + 40)
+        else:
+            assert (row["reason"], row["removed_line_ratio"]) == ("dedup_lines/empty", 1.0)
+
+
+def test_boilerplate_goes_everywhere_and_rarer_lines_stay(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    config = {"action": "cut_all", "min_documents": 10, "within_documents": False}
+    inputs, summary = run(write_ingest, make_context, tmp_path, "all", [corpus()], config)
+    left = texts_after(inputs)
+    assert not any("rights reserved" in text.lower() for text in left.values())
+    assert sum("decided nothing" in text for text in left.values()) == 3
+    assert left["refrain"].count("Row") == 3
+    assert summary["units"]["removed"] == 14
+
+
+def test_paragraphs_are_compared_as_a_whole(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
+    shared = "One line of it,\nand another line of it."
+    documents = [("web", "a", f"First of all here.\n\n{shared}\n\nThe end of a."), ("web", "b", f"{shared}\n\n\nRest.")]
+    inputs, _ = run(write_ingest, make_context, tmp_path, "all", [documents], {"unit": "paragraph"})
+    left = texts_after(inputs)
+    expected = {"a": {"a": documents[0][2], "b": "Rest."},
+                "b": {"a": "First of all here.\n\nThe end of a.", "b": documents[1][2]}}
+    assert left == expected[by_id(documents)[0][1]]
+
+
+@pytest.mark.parametrize(("normalise", "survivors"), [("strip_lower", 1), ("strip", 2)])
+def test_case_counts_only_where_asked(
+    normalise: str, survivors: int, write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    documents = [("web", "a", "The same words again here."), ("web", "b", "the SAME words again here. ")]
+    inputs, _ = run(write_ingest, make_context, tmp_path, "all", [documents], {"normalise": normalise})
+    assert len(texts_after(inputs)) == survivors
+
+
+def test_shards_workers_and_order_do_not_matter(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = corpus()
+    shuffled = random.Random(4).sample(documents, len(documents))
+    cut = [shuffled[at : at + 3] for at in range(0, len(shuffled), 3)]
+    first, first_summary = run(write_ingest, make_context, tmp_path, "one", [documents], {})
+    second, second_summary = run(write_ingest, make_context, tmp_path, "cut", cut, {}, workers=2)
+    monkeypatch.setattr(dedup_lines, "count_partitions", lambda size: 3)
+    third, third_summary = run(write_ingest, make_context, tmp_path, "three", cut, {})
+    outs = [rows_by_id(inputs["dedup_lines"]) for inputs in (first, second, third)]
+    assert outs[0] == outs[1] == outs[2]
+    for summary in (first_summary, second_summary, third_summary):
+        summary["units"].pop("shuffled")  # how much is moved depends on the shards, the result does not
+    assert first_summary == second_summary == third_summary
+
+
+def test_a_line_on_every_page_is_sent_once_per_shard(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    licence = "Permission is hereby granted, free of charge, to any person."
+    documents = [("web", str(row), "\n".join([licence] * 50)) for row in range(2000)]
+    _, summary = run(write_ingest, make_context, tmp_path, "all", [documents[:1000], documents[1000:]], {})
+    assert summary["units"]["seen"] == 100_000
+    assert summary["units"]["shuffled"] == 2
+    assert summary["units"]["removed"] == 99_999
+    assert (summary["counts"]["kept"], summary["counts"]["dropped"]) == (1, {"dedup_lines/empty": 1999})
+
+
+def test_documents_that_were_dropped_or_belong_to_other_sources_neither_keep_nor_lose_lines(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    line = "A line that all of these four have."
+    documents = [("web", str(row), f"{line}\nOwn line of number {row} is here.") for row in range(3)]
+    documents.append(("books", "book", line))
+    ingest = write_ingest("ingest", [documents])
+    ids = pq.read_table(ingest / "part-00000.parquet")["id"]
+    first = by_id(documents[:3])[0][1]
+    write_table(tmp_path / "filter" / "part-00000.parquet",
+                pa.table({"id": ids, "keep": pa.array([document[1] != first for document in documents])}))
+    inputs = {"ingest": ingest, "filter": tmp_path / "filter"}
+    out = tmp_path / "out"
+    summary = dedup_lines.run(inputs, {"sources": ["web"]}, out, make_context("work"))
+    rows = {document[1]: rows_by_id(out)[document_id(*document)] for document in documents}
+    assert (rows[first]["keep"], rows[first]["edits"]) == (None, None)
+    assert (rows["book"]["keep"], rows["book"]["lines_removed"]) == (True, None)
+    assert sum(row["lines_removed"] or 0 for row in rows.values()) == 1
+    assert summary["counts"]["read"] == 3
+
+
+def test_a_text_that_is_not_utf_8_is_quarantined_and_takes_no_part(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    ingest = write_ingest("ingest", [[("web", str(row), "The same line in all of them.") for row in range(3)]])
+    path = ingest / "part-00000.parquet"
+    table = pq.read_table(path)
+    texts = [b"The same line in all of them. caf\xe9", *([b"The same line in all of them."] * 2)]
+    broken = pa.array(texts, pa.large_binary()).view(pa.large_string())
+    write_table(path, table.set_column(3, table.schema.field("text"), broken))
+    out = tmp_path / "out"
+    summary = dedup_lines.run({"ingest": ingest}, {"max_quarantined": 0.5}, out, make_context("work"))
+    check_conservation(summary["counts"], "dedup_lines")
+    assert (summary["counts"]["quarantined"], summary["counts"]["kept"]) == (1, 1)
+    (bad,) = [row for row in rows_by_id(out).values() if row["error"]]
+    assert "UTF8" in bad["error"]
+    assert (bad["reason"], bad["edits"]) == ("quarantine", None)
+
+
+def test_nothing_to_read_is_not_an_error(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
+    (tmp_path / "ingest").mkdir()
+    summary = dedup_lines.run({"ingest": tmp_path / "ingest"}, {}, tmp_path / "out", make_context("work"))
+    assert summary["units"] == {"seen": 0, "shuffled": 0, "repeated": 0, "removed": 0, "bytes_cut": 0}
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(alphabet="aB \nÄ\u2003ſ日\t\u0085", max_size=20), max_size=4),
+       st.sampled_from(["line", "paragraph"]))
+def test_units_are_what_plain_python_splits_off(texts: list[str], unit: str) -> None:
+    units = find_units(pa.array(texts, pa.large_string()), unit, lower=True)
+    expected = [
+        [part.strip() for part in re.split(r"\n" if unit == "line" else r"\n{2,}", text) if part.strip()]
+        for text in texts
+    ]
+    flat = [part for parts in expected for part in parts]
+    assert np.diff(units.offsets).tolist() == [len(parts) for parts in expected]
+    assert units.characters.tolist() == [len(part) for part in flat]
+    assert units.words.tolist() == [len(part.split()) for part in flat]
+    keys = list(zip(units.high.tolist(), units.low.tolist()))
+    for one, key in zip(flat, keys):
+        assert [key == other for other in keys] == [normalised(one) == normalised(two) for two in flat]
+
+
+@settings(deadline=None)
+@given(st.text(alphabet="ab\n é", max_size=20), st.sets(st.integers(0, 9)), st.sampled_from(["line", "paragraph"]))
+def test_cutting_units_leaves_exactly_the_others(text: str, chosen: set[int], unit: str) -> None:
+    texts = pa.array([text], pa.large_string())
+    units = find_units(texts, unit, lower=False)
+    cut = np.isin(np.arange(len(units.high)), list(chosen))
+    (left,) = apply_edits(texts, cuts_array(*cut_units(texts, units, cut))).to_pylist()
+    pattern = r"\n" if unit == "line" else r"\n{2,}"
+    before = [part.strip() for part in re.split(pattern, text) if part.strip()]
+    after = [part.strip() for part in re.split(pattern, left) if part.strip()]
+    assert after == [part for part, gone in zip(before, cut) if not gone]
+    if not cut.any():
+        assert left == text
+
+
+def test_pairs_are_found_even_where_their_upper_halves_are_equal() -> None:
+    high, low = np.array([3, 3, 3, 9], np.uint64), np.array([1, 4, 6, 2], np.uint64)
+    wanted = [(3, 1), (3, 4), (3, 6), (9, 2), (3, 5), (9, 3), (1, 1), (10, 0)]
+    places = find_pairs(high, low, *(np.array(part, np.uint64) for part in zip(*wanted)))
+    assert places.tolist() == [0, 1, 2, 3, -1, -1, -1, -1]
