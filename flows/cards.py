@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
-from gristmill.flows.facts import gather_facts, top_reasons, training
+from gristmill.flows.facts import Facts, gather_facts, top_reasons, training
+from gristmill.flows.report_documents import (
+    clusters_picture,
+    funnel_picture,
+    languages_picture,
+    quality_picture,
+    reasons_picture,
+    tokens_kept,
+)
 from gristmill.flows.run import Outcome
 from gristmill.flows.session import Session
 from gristmill.flows.summary import all_samples, evaluation_rows, loss_rows, mixture_rows
@@ -40,13 +49,38 @@ def stage_card(outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
+def picture(svg: str, caption: str) -> str:
+    """A picture inside markdown."""
+    return f"![{caption}](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})"
+
+
+def document_lines(facts: Facts) -> list[str]:
+    """The funnel, drop reasons, languages, quality, duplicates and quarantine, as tables and pictures."""
+    if not facts["funnel"]:
+        return []
+    summaries = facts["summaries"]
+    lines = ["## Documents", "", picture(funnel_picture(facts), "text left after each stage"), "",
+             markdown_table(["stage", "read", "kept", "MB kept", "tokens kept", "quarantined"], [
+                 [row["stage"], f"{row['read']:,}", f"{row['kept']:,}", f"{row['bytes_kept'] / 1e6:.1f}",
+                  tokens_kept(row), row["quarantined"]] for row in facts["funnel"]]), ""]
+    reasons = [[row["stage"], rule, f"{count:,}", f"{count / max(row['read'], 1):.2%}"]
+               for row in facts["funnel"] for rule, count in top_reasons(row, 10)]
+    if reasons:
+        lines += ["## Why documents went", "", picture(reasons_picture(facts), "documents by rule"), "",
+                  markdown_table(["stage", "rule", "documents", "of those read"], reasons), ""]
+    if summaries.get("langid", {}).get("languages"):
+        lines += ["## Languages", "", picture(languages_picture(facts), "documents by language"), ""]
+    if summaries.get("quality", {}).get("histogram"):
+        lines += ["## Quality", "", picture(quality_picture(facts), "quality scores by source"), ""]
+    if facts.get("cluster_sizes"):
+        lines += ["## Duplicates", "", picture(clusters_picture(facts), "clusters by size"), ""]
+    return lines
+
+
 def run_card(session: Session, report: Path) -> str:
     """The whole run: funnel, mixture, losses, measurements, samples, the report's path."""
     facts = gather_facts(session)
-    lines = [f"# {session.manifest.name}", "", f"Report: `{report}`", "", "## Documents", "",
-             markdown_table(["stage", "read", "kept", "dropped most by"], [
-                 [row["stage"], row["read"], row["kept"],
-                  ", ".join(f"{rule} {count}" for rule, count in top_reasons(row))] for row in facts["funnel"]]), ""]
+    lines = [f"# {session.manifest.name}", "", f"Report: `{report}`", "", *document_lines(facts)]
     if "packed" in facts:
         lines += ["## Mixture", "", markdown_table(["source", "tokens", "share", "asked for"], [
             [row["source"], row["tokens"], f"{row['share']:.2%}", f"{row['requested']:.2%}"]

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.compute as pc
+
+from gristmill.dataprep.documents import read_annotations, shard_names
 from gristmill.dataprep.files import read_json
+from gristmill.flows.cuts import describe_cuts
 from gristmill.flows.lookup import committed_inputs, locators_of
 from gristmill.flows.session import Session
 from gristmill.flows.store import StageFolder
@@ -28,15 +34,20 @@ def gather_facts(session: Session) -> Facts:
             {"stage": name, "fingerprint": node.fingerprint[:16],
              "seconds": manifests[name]["seconds"] if name in manifests else None,
              "bytes": sum(file["bytes"] for file in manifests[name]["files"].values()) if name in manifests else None,
+             "cost": manifests[name].get("cost") if name in manifests else None,
              "versions": manifests[name]["versions"] if name in manifests else None}
             for name, node in session.plan.items()
         ],
-        "funnel": funnel(summaries),
+        "funnel": with_tokens(funnel(summaries), summaries.get("tokenize")),
         "summaries": summaries,
         "training": {name: training(folders[name]) for name in TRAINING_STAGES if name in folders},
     }
+    inputs = committed_inputs(session, session.plan)
+    if "ingest" in folders:
+        facts["cuts"] = describe_cuts(session, inputs, summaries)
     if "dedup" in folders:
         facts["clusters"] = largest_clusters(session, summaries["dedup"])
+        facts["cluster_sizes"] = cluster_sizes(inputs)
     if "mix" in folders:
         facts["packed"] = read_json(folders["mix"].data / "packed.json")
     if "evaluate" in folders:
@@ -64,6 +75,33 @@ def funnel(summaries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
         if counts is not None:
             rows.append({"stage": name, **counts})
     return rows
+
+
+def with_tokens(rows: list[dict[str, Any]], tokenized: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """The funnel with the tokens that are left: counted after the last stage, estimated before it by source."""
+    if not tokenized or not rows:
+        return rows
+    tokens: Mapping[str, int] = tokenized["tokens_per_source"]
+    sizes = tokenized["counts"]["sources"]
+    per_byte = {name: tokens.get(name, 0) / max(size["bytes_kept"], 1) for name, size in sizes.items()}
+    average = sum(tokens.values()) / max(tokenized["counts"]["bytes_kept"], 1)
+    return [
+        {**row, "tokens_exact": row is rows[-1], "tokens_kept": sum(tokens.values()) if row is rows[-1] else sum(
+            size["bytes_kept"] * per_byte.get(name, average) for name, size in row["sources"].items())}
+        for row in rows
+    ]  # fmt: skip
+
+
+def cluster_sizes(inputs: Mapping[str, Path]) -> dict[str, int]:
+    """How many clusters of duplicates have how many documents, in groups that double."""
+    edges = [2, 3, 5, 9, 17, 33, 65, 129, 1025]
+    names = ["2", "3-4", "5-8", "9-16", "17-32", "33-64", "65-128", "129-1,024", "more"]
+    found = np.zeros(len(edges), np.int64)
+    for shard in shard_names(inputs["ingest"]):
+        table = read_annotations(inputs, shard, "dedup", ["keep", "cluster_size"])
+        sizes = table.filter(pc.fill_null(table["keep"], False))["cluster_size"].drop_null().to_numpy()
+        found += np.bincount(np.searchsorted(edges, sizes, side="right"), minlength=len(edges) + 1)[1:]
+    return {name: int(count) for name, count in zip(names, found, strict=True) if count}
 
 
 def top_reasons(counts: Mapping[str, Any], most: int = 3) -> list[tuple[str, int]]:

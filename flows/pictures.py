@@ -73,3 +73,39 @@ def histogram(series: Mapping[str, Sequence[float]], edges: Sequence[float], x_l
     axes.set_ylabel("share of documents")
     axes.legend()
     return _svg(figure)
+
+
+def cut_histogram(counted: Mapping[str, Sequence[float]], cut: float | None, x_label: str) -> str:
+    """How often each value was measured, and where a cut lies.
+
+    Args:
+        counted: `edges` and `counts` (one more) as in `gristmill.dataprep.histograms`.
+        cut: drawn as a line.
+    """
+    edges, counts = list(counted["edges"]), list(counted["counts"])
+    filled = [index for index, count in enumerate(counts) if count]
+    first, last = (max(filled[0] - 1, 0), min(filled[-1] + 1, len(edges))) if filled else (0, len(edges))
+    if cut is not None:
+        nearest = min(range(len(edges)), key=lambda index: abs(edges[index] - cut))
+        first, last = min(first, max(nearest - 1, 0)), max(last, min(nearest + 2, len(edges)))
+    labels = [f"< {edges[0]:g}", *(f"{edge:g}" for edge in edges)]
+    figure, axes = _figure()
+    axes.bar(range(first, last + 1), counts[first : last + 1], width=1.0, align="edge", color=COLOURS[0], alpha=0.8)
+    step = max(1, (last - first) // 10)
+    axes.set_xticks(range(first, last + 1, step), labels[first : last + 1 : step])
+    if cut is not None:
+        axes.axvline(_place(cut, edges), color=COLOURS[3], linewidth=1.6, label=f"cut at {cut:g}")
+        axes.legend()
+    axes.set_xlabel(x_label)
+    axes.set_ylabel("documents")
+    axes.grid(axis="x", visible=False)
+    return _svg(figure)
+
+
+def _place(value: float, edges: Sequence[float]) -> float:
+    """Where a value lies on an axis whose unit is a bin; bin i + 1 begins at edge i."""
+    above = next((index for index, edge in enumerate(edges) if edge > value), len(edges))
+    if above in (0, len(edges)):
+        return float(above + (above == len(edges)))
+    low, high = edges[above - 1], edges[above]
+    return above + (value - low) / (high - low)

@@ -8,32 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.dataprep.files import atomic_write
-from gristmill.flows.facts import Facts, gather_facts, top_reasons
+from gristmill.flows.facts import Facts, gather_facts
+from gristmill.flows.html import STYLE, figure, table
+from gristmill.flows.report_documents import document_sections
 from gristmill.flows.runs import RunRecord
 from gristmill.flows.session import Session
 from gristmill.flows.store import read_runs
 from gristmill.flows.summary import all_samples, evaluated_models, evaluation_rows, loss_rows, mixture_rows
-
-STYLE = """
-:root { color-scheme: light; --ink: #111827; --soft: #6b7280; --line: #e5e7eb; --accent: #2563eb; }
-* { box-sizing: border-box; }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: #fff; margin: 0 auto; max-width: 60rem;
-       padding: 1.5rem 1rem 4rem; }
-h1 { font-size: 1.7rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2.4rem 0 .6rem; }
-p.note, figcaption { color: var(--soft); margin: .2rem 0; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .92rem; }
-th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-td { overflow-wrap: anywhere; } td.n, th { overflow-wrap: normal; }
-th { color: var(--soft); font-weight: 500; } .n { text-align: right; font-variant-numeric: tabular-nums; }
-figure { margin: .6rem 0; } svg { width: 100%; max-width: 52rem; height: auto; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f9fafb; border: 1px solid var(--line);
-      border-radius: 6px; padding: .7rem .9rem; margin: .4rem 0 1rem; font-size: .85rem; }
-code { overflow-wrap: anywhere; } .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr));
-gap: .7rem; margin: 1.2rem 0; } .card { border: 1px solid var(--line); border-radius: 8px; padding: .6rem .8rem; }
-.card b { display: block; font-size: 1.25rem; } .card span { color: var(--soft); font-size: .85rem; }
-.trained { background: #bbf7d0; } .masked { color: var(--soft); }
-@media print { body { max-width: none; padding: 0; } h2 { break-after: avoid; } figure, tr { break-inside: avoid; } }
-"""
 
 
 def write_report(session: Session, record: RunRecord) -> Path:
@@ -55,7 +36,7 @@ def render_report(session: Session, record: dict[str, Any] | None) -> str:
     """The HTML of everything that is committed for a manifest."""
     facts = gather_facts(session)
     sections = [
-        header(facts, record), documents(facts), duplicates(facts), quality(facts), tokens(facts), training(facts),
+        header(facts, record), *document_sections(facts), tokens(facts), training(facts),
         masks(facts), held_out(facts), samples(facts), lineage(facts, record),
     ]
     body = "\n".join(section for section in sections if section)
@@ -65,21 +46,6 @@ def render_report(session: Session, record: dict[str, Any] | None) -> str:
         f"<title>{escape(facts['name'])} - gristmill</title><style>{STYLE}</style></head>\n"
         f"<body>\n{body}\n</body></html>\n"
     )
-
-
-def table(header_: list[str], rows: list[list[Any]], numeric: set[int]) -> str:
-    """An HTML table; columns in `numeric` are set to the right."""
-    def cells(tag: str, values: list[Any]) -> str:
-        marks = [' class="n"' if index in numeric else "" for index in range(len(values))]
-        return "".join(f"<{tag}{mark}>{escape(str(value))}</{tag}>" for mark, value in zip(marks, values, strict=True))
-
-    lines = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f'<div class="wide"><table><tr>{cells("th", header_)}</tr>{lines}</table></div>'
-
-
-def figure(svg: str, caption: str) -> str:
-    """A picture with a caption."""
-    return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
 def header(facts: Facts, record: dict[str, Any] | None) -> str:
@@ -100,59 +66,6 @@ def header(facts: Facts, record: dict[str, Any] | None) -> str:
         f'<div class="card"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in cards)
     return (f'<h1>{escape(facts["name"])}</h1><p class="note">gristmill run of {started}{state}</p>'
             f'<div class="cards">{shown}</div>')
-
-
-def documents(facts: Facts) -> str:
-    """The funnel as a picture and a table, and why documents went."""
-    if not facts["funnel"]:
-        return ""
-    from gristmill.flows.pictures import stacked_bars
-
-    bars = [("read", _per_source(facts["funnel"][0], "bytes_read"))]
-    bars += [(row["stage"], _per_source(row, "bytes_kept")) for row in facts["funnel"]]
-    rows = [[row["stage"], f"{row['read']:,}", f"{row['kept']:,}", f"{row['read'] - row['kept']:,}",
-             f"{row['bytes_kept'] / 1e6:.2f}"] for row in facts["funnel"]]
-    reasons = [[row["stage"], rule, f"{count:,}", f"{count / max(row['read'], 1):.2%}"]
-               for row in facts["funnel"] for rule, count in top_reasons(row, 20)]
-    quarantined = [[item["file"], item.get("record", ""), item["error"]]
-                   for item in facts["summaries"].get("ingest", {}).get("quarantined", [])[:20]]
-    return (
-        "<h2>Documents</h2>"
-        + figure(stacked_bars(bars, "MB of text kept, by source"), "Text that is left after each stage.")
-        + table(["stage", "read", "kept", "gone", "MB kept"], rows, {1, 2, 3, 4})
-        + ("<h2>Why documents went</h2>" + table(["stage", "rule", "documents", "of those read"], reasons, {2, 3})
-           if reasons else "")
-        + ("<h2>Quarantine</h2>" + table(["file", "record", "error"], quarantined, set()) if quarantined else "")
-    )
-
-
-def _per_source(counts: dict[str, Any], key: str) -> dict[str, float]:
-    return {name: part.get(key, 0) / 1e6 for name, part in sorted(counts.get("sources", {}).items())}
-
-
-def duplicates(facts: Facts) -> str:
-    """The largest clusters of duplicates."""
-    if not facts.get("clusters"):
-        return ""
-    rows = [[cluster["locator"], cluster["survivor"][:16], cluster["size"]] for cluster in facts["clusters"]]
-    number = facts["summaries"]["dedup"]["clusters"]
-    return (f'<h2>Duplicates</h2><p class="note">{number:,} clusters of two or more documents; the largest:</p>'
-            + table(["survivor", "id", "documents"], rows, {2}))
-
-
-def quality(facts: Facts) -> str:
-    """Scores per source, and how well the classifier separates held-out documents."""
-    summary = facts["summaries"].get("quality")
-    if not summary:
-        return ""
-    from gristmill.flows.pictures import histogram
-
-    series = summary["histogram"]
-    bins = len(next(iter(series.values()), []))
-    picture = histogram(series, [index / bins for index in range(bins + 1)], "quality score") if bins else ""
-    return (f'<h2>Quality</h2><p class="note">AUC {summary["auc"]:.4f} on '
-            f'{summary["held_out"]:,} held-out documents.</p>'
-            + (figure(picture, "Quality scores by source.") if picture else ""))
 
 
 def tokens(facts: Facts) -> str:
@@ -249,12 +162,16 @@ def lineage(facts: Facts, record: dict[str, Any] | None) -> str:
     import yaml
 
     rows = [[stage["stage"], stage["fingerprint"], "" if stage["seconds"] is None else f"{stage['seconds']:.1f}",
-             "" if stage["bytes"] is None else f"{stage['bytes'] / 1e6:.2f}"] for stage in facts["stages"]]
+             "" if stage["bytes"] is None else f"{stage['bytes'] / 1e6:.2f}",
+             f"{stage['cost']['cpu_seconds']:.1f}" if stage["cost"] else "",
+             f"{stage['cost']['peak_memory_bytes'] / 1e6:,.0f}" if stage["cost"] else ""]
+            for stage in facts["stages"]]
     versions: dict[str, str] = next((s["versions"] for s in reversed(facts["stages"]) if s["versions"]), {})
     text = ", ".join(f"{name} {version}" for name, version in versions.items())
     manifest = yaml.safe_dump(record["manifest"], sort_keys=False, allow_unicode=True) if record else ""
     return (
-        "<h2>Lineage</h2>" + table(["stage", "fingerprint", "seconds", "MB"], rows, {2, 3})
+        "<h2>Lineage</h2>" + table(
+            ["stage", "fingerprint", "seconds", "MB", "CPU seconds", "MB of memory"], rows, {2, 3, 4, 5})
         + f'<p class="note">{escape(text)}</p><p class="note">Store: <code>{escape(facts["store"])}</code></p>'
         + (f"<details><summary>The manifest, with every default</summary><pre>{escape(manifest)}</pre></details>"
            if manifest else ""))

@@ -18,12 +18,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.dataprep.documents import annotation_stages, column_names, read_documents, read_table, shard_names
-from gristmill.dataprep.replay import NotReplayableError, Rule, Tally, Verdicts, judge_shard, nearest, rules_of
+from gristmill.dataprep.documents import annotation_stages, read_documents, read_table, shard_names
+from gristmill.dataprep.replay import NotReplayableError, Rule, Tally, Verdicts, judge_shard, nearest
+from gristmill.flows.cuts import Found, merge_nearest, show, stored_rules
 from gristmill.flows.lookup import committed_inputs
 from gristmill.flows.session import Session
 
-EXCERPT_CHARS = 160
 Sizes = dict[str, dict[str, float]]
 """Source -> documents, bytes, tokens."""
 
@@ -50,7 +50,7 @@ class _Totals:
     then: Sizes = field(default_factory=dict)
     unseen: Sizes = field(default_factory=dict)
     rules: dict[str, dict[str, Tally]] = field(default_factory=dict)
-    samples: dict[str, dict[str, list[tuple[float, str, int, float]]]] = field(default_factory=dict)
+    samples: dict[str, dict[str, list[Found]]] = field(default_factory=dict)
 
 
 def compare(before: Session, after: Session) -> Comparison:
@@ -76,15 +76,6 @@ def compare(before: Session, after: Session) -> Comparison:
     if not comparison.changed:
         raise NotReplayableError("nothing differs; name a threshold, e.g. --set filter.gopher_quality.min_words=40")
     return comparison
-
-
-def stored_rules(session: Session, inputs: Mapping[str, Path]) -> dict[str, list[Rule]]:
-    """The replayable rules of every committed preparing stage, in the order of the pipeline."""
-    shards = shard_names(inputs["ingest"])
-    return {
-        step.stage: rules_of(step.stage, step.config, column_names(inputs[step.stage] / shards[0]) if shards else [])
-        for step in session.manifest.prepare if step.stage in inputs
-    }  # fmt: skip
 
 
 def _keys(rules: Mapping[str, list[Rule]]) -> set[str]:
@@ -162,7 +153,8 @@ def _replay_shard(
                 sides[side] = Tally(sides[side].failing + tally.failing, sides[side].only + tally.only)
         for name, rule in changed.items():
             if name in new.failed:
-                _merge_samples(totals, name, shard, nearest(new, rule, samples), samples)
+                sides_of_cut = totals.samples.setdefault(name, {"failing": [], "passing": []})
+                merge_nearest(sides_of_cut, shard, nearest(new, rule, samples), samples)
     lengths = None if tokens is None else _tokens(tokens, shard, len(sources))
     for part, mask in ((totals.now, now), (totals.then, then & ~unseen), (totals.unseen, then & unseen)):
         _add_sizes(part, sources, sizes, lengths, mask)
@@ -204,17 +196,8 @@ def _tokens_per_byte(now: Sizes) -> dict[str, float]:
     return {source: size["tokens"] / max(size["bytes"], 1) for source, size in now.items()}
 
 
-def _merge_samples(
-    totals: _Totals, name: str, shard: str, found: Mapping[str, list[tuple[float, int, float]]], most: int
-) -> None:
-    sides = totals.samples.setdefault(name, {"failing": [], "passing": []})
-    for side, entries in found.items():
-        merged = [*sides[side], *((distance, shard, row, value) for distance, row, value in entries)]
-        sides[side] = sorted(merged)[:most]
-
-
 def _describe_cut(
-    comparison: Comparison, rule: Rule, samples: Mapping[str, list[tuple[float, str, int, float]]]
+    comparison: Comparison, rule: Rule, samples: Mapping[str, list[Found]]
 ) -> dict[str, Any]:
     old = {other.key: other.bound for rules in comparison.before.values() for other in rules}
     return {
@@ -222,13 +205,6 @@ def _describe_cut(
         **{side: [show(comparison.inputs, shard, row, value) for _, shard, row, value in entries]
            for side, entries in samples.items()},
     }
-
-
-def show(inputs: Mapping[str, Path], shard: str, row: int, value: float) -> dict[str, Any]:
-    """A document in a few words: id, source, locator, the measured value, and how its text begins."""
-    document = read_documents(inputs, shard).slice(row, 1).to_pylist()[0]
-    return {"id": document["id"].hex(), "source": document["source"], "locator": document["locator"], "value": value,
-            "excerpt": " ".join(document["text"][: 4 * EXCERPT_CHARS].split())[:EXCERPT_CHARS]}
 
 
 def print_replay(found: Mapping[str, Any]) -> None:

@@ -1,0 +1,58 @@
+"""The pieces of HTML that reports are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+STYLE = """
+:root { color-scheme: light; --ink: #111827; --soft: #6b7280; --line: #e5e7eb; --accent: #2563eb; }
+* { box-sizing: border-box; }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: #fff; margin: 0 auto; max-width: 60rem;
+       padding: 1.5rem 1rem 4rem; }
+h1 { font-size: 1.7rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2.4rem 0 .6rem; }
+p.note, figcaption { color: var(--soft); margin: .2rem 0; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .92rem; }
+th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+td { overflow-wrap: anywhere; } td.n, th { overflow-wrap: normal; }
+th { color: var(--soft); font-weight: 500; } .n { text-align: right; font-variant-numeric: tabular-nums; }
+figure { margin: .6rem 0; } svg { width: 100%; max-width: 52rem; height: auto; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f9fafb; border: 1px solid var(--line);
+      border-radius: 6px; padding: .7rem .9rem; margin: .4rem 0 1rem; font-size: .85rem; }
+code { overflow-wrap: anywhere; } .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr));
+gap: .7rem; margin: 1.2rem 0; } .card { border: 1px solid var(--line); border-radius: 8px; padding: .6rem .8rem; }
+.card b { display: block; font-size: 1.25rem; } .card span { color: var(--soft); font-size: .85rem; }
+.trained { background: #bbf7d0; } .masked { color: var(--soft); }
+h3 { font-size: 1rem; margin: 1.4rem 0 .3rem; } h4 { font-size: .88rem; margin: .7rem 0 .2rem; font-weight: 600; }
+ul { margin: .2rem 0 .6rem; padding-left: 1.1rem; font-size: .85rem; } li span { color: var(--soft); }
+li { overflow-wrap: anywhere; margin-bottom: .25rem; } summary { cursor: pointer; color: var(--accent); }
+@media print { body { max-width: none; padding: 0; } h2 { break-after: avoid; } figure, tr { break-inside: avoid; } }
+"""
+
+
+def table(header_: list[str], rows: list[list[Any]], numeric: set[int]) -> str:
+    """An HTML table; columns in `numeric` are set to the right."""
+    def cells(tag: str, values: list[Any]) -> str:
+        marks = [' class="n"' if index in numeric else "" for index in range(len(values))]
+        return "".join(f"<{tag}{mark}>{escape(str(value))}</{tag}>" for mark, value in zip(marks, values, strict=True))
+
+    lines = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f'<div class="wide"><table><tr>{cells("th", header_)}</tr>{lines}</table></div>'
+
+
+def figure(svg: str, caption: str) -> str:
+    """A picture with a caption."""
+    return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def details(summary: str, body: str) -> str:
+    """A part that opens where it is asked for."""
+    return f"<details><summary>{escape(summary)}</summary>{body}</details>"
+
+
+def listing(title: str, rows: Sequence[tuple[str, str, str]]) -> str:
+    """Short texts under a title: (what stands before, where it is from, the text)."""
+    lines = "".join(f"<li><b>{escape(mark)}</b> <span>{escape(place)}</span><br>{escape(text)}</li>"
+                    for mark, place, text in rows)
+    return f"<h4>{escape(title)}</h4><ul>{lines}</ul>" if rows else ""

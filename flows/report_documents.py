@@ -1,0 +1,180 @@
+"""The report's sections about documents: the funnel, every cut with texts on both sides, languages, duplicates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gristmill.flows import pictures
+from gristmill.flows.facts import Facts, top_reasons
+from gristmill.flows.html import details, figure, listing, table
+
+MOST_REASONS = 20
+MOST_BARS = 12
+MOST_LANGUAGES = 20
+
+
+def document_sections(facts: Facts) -> list[str]:
+    """All of them, empty where a stage did not run."""
+    return [funnel(facts), reasons(facts), cuts(facts), languages(facts), quality(facts), duplicates(facts),
+            contamination(facts), quarantine(facts)]
+
+
+def funnel(facts: Facts) -> str:
+    """Documents, bytes and tokens that are left after each stage, as a picture and a table."""
+    if not facts["funnel"]:
+        return ""
+    rows = [[row["stage"], f"{row['read']:,}", f"{row['kept']:,}", f"{row['read'] - row['kept']:,}",
+             f"{row['bytes_kept'] / 1e6:.2f}", tokens_kept(row)] for row in facts["funnel"]]
+    return (
+        "<h2>Documents</h2>"
+        + figure(funnel_picture(facts), "Text that is left after each stage.")
+        + table(["stage", "read", "kept", "gone", "MB kept", "tokens kept"], rows, {1, 2, 3, 4, 5})
+        + ('<p class="note">Tokens before the last stage are estimated from the bytes per token of each source.</p>'
+           if any("tokens_kept" in row for row in facts["funnel"]) else "")
+    )
+
+
+def funnel_picture(facts: Facts) -> str:
+    """Megabytes of text after each stage, by source."""
+    bars = [("read", _per_source(facts["funnel"][0], "bytes_read"))]
+    bars += [(row["stage"], _per_source(row, "bytes_kept")) for row in facts["funnel"]]
+    return pictures.stacked_bars(bars, "MB of text kept, by source")
+
+
+def tokens_kept(row: Mapping[str, Any]) -> str:
+    """The tokens that are left after a stage, marked where they are estimated; empty where nothing is tokenised."""
+    if "tokens_kept" not in row:
+        return ""
+    return f"{'' if row['tokens_exact'] else '≈ '}{row['tokens_kept']:,.0f}"
+
+
+def _per_source(counts: Mapping[str, Any], key: str) -> dict[str, float]:
+    return {name: part.get(key, 0) / 1e6 for name, part in sorted(counts.get("sources", {}).items())}
+
+
+def reasons(facts: Facts) -> str:
+    """Why documents went: how many by each rule, and how many by it alone."""
+    alone = {rule: tally["only"] for summary in facts["summaries"].values()
+             for rule, tally in summary.get("rules", {}).items()}
+    found = [(row["stage"], rule, count, row["read"])
+             for row in facts["funnel"] for rule, count in top_reasons(row, MOST_REASONS)]
+    if not found:
+        return ""
+    rows = [[stage, rule, f"{count:,}", f"{count / max(read, 1):.2%}", f"{alone[rule]:,}" if rule in alone else ""]
+            for stage, rule, count, read in found]
+    return (
+        "<h2>Why documents went</h2>"
+        + figure(reasons_picture(facts), "Documents by the first rule that they failed.")
+        + table(["stage", "rule", "documents", "of those read", "by it alone"], rows, {2, 3, 4})
+    )
+
+
+def reasons_picture(facts: Facts) -> str:
+    """The rules that dropped most documents."""
+    found = [(count, row["stage"], rule) for row in facts["funnel"] for rule, count in top_reasons(row, MOST_BARS)]
+    bars = [(f"{stage}: {rule.rpartition('/')[2]}", {"documents": float(count)})
+            for count, stage, rule in sorted(found, key=lambda item: (-item[0], item[2]))[:MOST_BARS]]
+    return pictures.stacked_bars(bars, "documents")
+
+
+def cuts(facts: Facts) -> str:
+    """For every rule that dropped most: where its cut lies, and the texts next to it on both sides."""
+    parts = []
+    for cut in facts.get("cuts", []):
+        picture = pictures.cut_histogram(cut["histogram"], cut["bound"], cut["statistic"]) if cut["histogram"] else ""
+        body = (figure(picture, f"The cut of {cut['key']} lies at {cut['bound']:g}.") if picture else "")
+        for side, title in (("failing", "dropped, next to the cut"), ("passing", "passed, next to the cut")):
+            body += listing(title, [(f"{sample['value']:.4g}", f"{sample['source']} {sample['locator']}",
+                                     sample["excerpt"]) for sample in cut[side]])
+        parts.append(details(f"{cut['rule']} = {cut['bound']:g}: {cut['dropped']:,} documents", body))
+    return "<h2>Both sides of each cut</h2>" + "".join(parts) if parts else ""
+
+
+def languages(facts: Facts) -> str:
+    """The languages found, and how sure the model was."""
+    summary = facts["summaries"].get("langid")
+    if not summary or not summary.get("languages"):
+        return ""
+    counts = sorted(summary["languages"].items(), key=lambda item: (-item[1], item[0]))
+    scores = summary.get("histograms", {}).get("language_score")
+    return (
+        f'<h2>Languages</h2><p class="note">{len(counts)} languages; the most frequent:</p>'
+        + figure(languages_picture(facts), "Documents by their likeliest language.")
+        + (figure(pictures.cut_histogram(scores, None, "language score"), "How sure the model was.") if scores else "")
+    )
+
+
+def languages_picture(facts: Facts) -> str:
+    """Documents by language, the most frequent ones."""
+    counts = sorted(facts["summaries"]["langid"]["languages"].items(), key=lambda item: (-item[1], item[0]))
+    return pictures.stacked_bars(
+        [(name, {"documents": float(count)}) for name, count in counts[:MOST_LANGUAGES]], "documents")
+
+
+def quality(facts: Facts) -> str:
+    """Scores per source, and how well the classifier separates held-out documents."""
+    summary = facts["summaries"].get("quality")
+    if not summary or "histogram" not in summary:
+        return ""
+    picture = quality_picture(facts)
+    note = f"AUC {summary['auc']:.4f} on {summary['held_out']:,} held-out documents." if "auc" in summary else ""
+    return (f'<h2>Quality</h2><p class="note">{note}</p>'
+            + (figure(picture, "Quality scores by source.") if picture else ""))
+
+
+def quality_picture(facts: Facts) -> str:
+    """Quality scores by source; empty without any."""
+    series = facts["summaries"]["quality"]["histogram"]
+    bins = len(next(iter(series.values()), []))
+    return pictures.histogram(series, [index / bins for index in range(bins + 1)], "quality score") if bins else ""
+
+
+def duplicates(facts: Facts) -> str:
+    """How large clusters of duplicates are, and the largest of them."""
+    if not facts.get("clusters"):
+        return ""
+    rows = [[cluster["locator"], cluster["survivor"][:16], cluster["size"]] for cluster in facts["clusters"]]
+    number = facts["summaries"]["dedup"]["clusters"]
+    return (
+        f'<h2>Duplicates</h2><p class="note">{number:,} clusters of two or more documents.</p>'
+        + (figure(clusters_picture(facts), "Clusters by their number of documents.")
+           if facts.get("cluster_sizes") else "")
+        + table(["survivor of the largest", "id", "documents"], rows, {2})
+    )
+
+
+def clusters_picture(facts: Facts) -> str:
+    """Clusters by their number of documents."""
+    bars = [(name, {"clusters": float(count)}) for name, count in facts["cluster_sizes"].items()]
+    return pictures.stacked_bars(bars, "clusters")
+
+
+def contamination(facts: Facts) -> str:
+    """Which evaluation items were found in which documents."""
+    matches: Sequence[Mapping[str, Any]] = facts["summaries"].get("decontaminate", {}).get("matches", [])
+    if not matches:
+        return ""
+    columns = list(matches[0])
+    rows = [[_short(match.get(column, "")) for column in columns] for match in matches]
+    return "<h2>Evaluation text found in documents</h2>" + table(columns, rows, set())
+
+
+def quarantine(facts: Facts) -> str:
+    """What could not be processed, by stage, and the first records that could not be read."""
+    counts = [[row["stage"], f"{row['quarantined']:,}", f"{row['quarantined'] / max(row['read'], 1):.2%}"]
+              for row in facts["funnel"] if row.get("quarantined")]
+    shown = [[item["file"], item.get("record", ""), item["error"]]
+             for item in facts["summaries"].get("ingest", {}).get("quarantined", [])[:MOST_REASONS]]
+    if not counts:
+        return ""
+    return (
+        "<h2>Quarantine</h2>" + table(["stage", "records", "of those read"], counts, {1, 2})
+        + (table(["file", "record", "error"], shown, set()) if shown else "")
+    )
+
+
+def _short(value: Any) -> str:
+    text = f"{value:.3g}" if isinstance(value, float) else str(value)
+    return text if len(text) < 160 else f"{text[:157]}..."
+

@@ -1,0 +1,77 @@
+"""What the report computes before it draws: tokens along the funnel, sizes of clusters, places of cuts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, write_table
+from gristmill.flows.cards import document_lines, picture
+from gristmill.flows.facts import cluster_sizes, with_tokens
+from gristmill.flows.pictures import _place, cut_histogram
+from gristmill.flows.report_documents import cuts, document_sections, tokens_kept
+
+SOURCES = {"a": {"bytes_read": 100, "bytes_kept": 80}, "b": {"bytes_read": 50, "bytes_kept": 10}}
+FACTS = {
+    "funnel": [
+        {"stage": "ingest", "read": 10, "kept": 10, "dropped": {}, "quarantined": 1, "bytes_kept": 150,
+         "sources": {"a": {"bytes_read": 100, "bytes_kept": 100}, "b": {"bytes_read": 50, "bytes_kept": 50}}},
+        {"stage": "filter", "read": 10, "kept": 7, "dropped": {"gopher_quality/min_words": 3}, "quarantined": 0,
+         "bytes_kept": 90, "sources": SOURCES},
+    ],
+    "summaries": {"filter": {"rules": {"gopher_quality/min_words": {"failing": 5, "only": 2}}}},
+    "cuts": [{"rule": "gopher_quality/min_words", "key": "filter.rules.gopher_quality.min_words", "bound": 50,
+              "statistic": "words", "dropped": 3, "histogram": {"edges": [0, 50, 100], "counts": [0, 3, 4, 1]},
+              "failing": [{"value": 49, "source": "a", "locator": "x<y", "excerpt": "nearly <b>enough</b>"}],
+              "passing": [{"value": 50, "source": "b", "locator": "z", "excerpt": "just enough"}]}],
+}
+
+
+def test_tokens_are_estimated_by_source_before_the_last_stage_and_counted_after_it() -> None:
+    tokenized = {"tokens_per_source": {"a": 20, "b": 5},
+                 "counts": {"bytes_kept": 90, "sources": {"a": {"bytes_kept": 80}, "b": {"bytes_kept": 10}}}}
+    first, last = with_tokens(FACTS["funnel"], tokenized)  # type: ignore[arg-type]
+    assert (first["tokens_kept"], first["tokens_exact"]) == (pytest.approx(100 * 20 / 80 + 50 * 5 / 10), False)
+    assert (last["tokens_kept"], last["tokens_exact"]) == (25, True)
+    assert (tokens_kept(first), tokens_kept(last)) == ("≈ 50", "25")
+    assert with_tokens(FACTS["funnel"], None) == FACTS["funnel"]  # type: ignore[arg-type]
+
+
+def test_a_cut_is_drawn_where_its_value_lies_between_the_edges() -> None:
+    assert [_place(value, [0, 10, 20]) for value in (-1, 0, 5, 10, 15, 20, 99)] == [0, 1, 1.5, 2, 2.5, 4, 4]
+    assert "cut at 12" in cut_histogram({"edges": [0, 10, 20], "counts": [0, 4, 2, 0]}, 12, "words")
+
+
+def test_the_sections_show_every_fact_and_escape_what_documents_say() -> None:
+    html = "".join(document_sections(FACTS))
+    assert "gopher_quality/min_words</td>" in html
+    assert '<td class="n">3</td><td class="n">30.00%</td><td class="n">2</td>' in html
+    assert "<h2>Quarantine</h2>" in html
+    shown = cuts(FACTS)
+    assert shown.index("nearly &lt;b&gt;enough&lt;/b&gt;") < shown.index("just enough")
+    assert "x&lt;y" in shown
+    assert "<b>enough" not in shown
+
+
+def test_the_card_has_the_same_as_markdown_with_pictures_inside() -> None:
+    lines = "\n".join(document_lines(FACTS))
+    assert lines.count("data:image/svg+xml;base64,") == 2
+    assert "| filter | gopher_quality/min_words | 3 | 30.00% |" in lines
+    assert picture("<svg/>", "x") == "![x](data:image/svg+xml;base64,PHN2Zy8+)"
+    assert document_lines({"funnel": [], "summaries": {}}) == []
+
+
+def test_clusters_are_counted_once_each_by_their_survivors(tmp_path: Path) -> None:
+    ids = [document_id("web", str(row), "t") for row in range(7)]
+    documents = pa.table([pa.array(ids, pa.binary(16)), pa.array(["web"] * 7).dictionary_encode(),
+                          pa.array(list("0123456")), pa.array(["t"] * 7, pa.large_string()), pa.array(["{}"] * 7)],
+                         schema=DOCUMENT_SCHEMA)
+    write_table(tmp_path / "ingest" / "part-0.parquet", documents)
+    rows = np.arange(7)
+    table, _ = annotate(documents, rows, rows, [None, "d", None, "d", "d", None, None],
+                        {"cluster_size": pa.array([2, 2, 3, 3, 3, 1, 1], pa.int32())})
+    write_table(tmp_path / "dedup" / "part-0.parquet", table)
+    assert cluster_sizes({"ingest": tmp_path / "ingest", "dedup": tmp_path / "dedup"}) == {"2": 1, "3-4": 1}
