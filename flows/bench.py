@@ -7,10 +7,13 @@ import json
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
+
+from gristmill.dataprep.files import atomic_write
 
 AREAS = {
     "dataprep": (
@@ -26,21 +29,39 @@ AREAS = {
 """Area -> modules whose `rows()` yield what was measured."""
 
 
-def print_rows(area: str, as_json: bool) -> None:
-    """Measure an area and print its rows as they come."""
+def print_rows(area: str, as_json: bool, markdown: Path | None = None) -> None:
+    """Measure an area and print its rows as they come; keep them as a table of markdown where asked for."""
+    here = (f"{time.strftime('%Y-%m-%d %H:%M')}, {os.cpu_count()} cores, {platform.machine()}, "
+            f"Python {platform.python_version()}")
     if not as_json:
-        typer.echo(f"{time.strftime('%Y-%m-%d %H:%M')}, {os.cpu_count()} cores, {platform.machine()}, "
-                   f"Python {platform.python_version()}")
+        typer.echo(here)
         typer.echo(f"{'name':<44} {'ours':>12} {'peer':>12} {'unit':<14} {'ratio':>7}")
+    rows = []
     for row in (row for module in AREAS[area] for row in importlib.import_module(module).rows()):
-        if as_json:
-            typer.echo(json.dumps(row))
-        else:
-            typer.echo(describe(row))
+        rows.append(row)
+        typer.echo(json.dumps(row) if as_json else describe(row))
+    if markdown is not None:
+        with atomic_write(markdown) as sink:
+            sink.write(in_markdown(area, here, rows).encode())
 
 
 def describe(row: Mapping[str, Any]) -> str:
     """One line of text; a dash where nothing was measured, and the note behind."""
-    ours, peer = ("-" if row[side] is None else f"{row[side]:.4g}" for side in ("ours", "peer"))
-    ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
+    ours, peer, ratio = shown(row)
     return f"{row['name']:<44} {ours:>12} {peer:>12} {row['unit']:<14} {ratio:>7}  {row.get('note', '')}".rstrip()
+
+
+def shown(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Ours, peer and ratio as text; a dash where nothing was measured."""
+    ours, peer = ("-" if row[side] is None else f"{row[side]:.4g}" for side in ("ours", "peer"))
+    return ours, peer, "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
+
+
+def in_markdown(area: str, here: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """An area's rows as a page that says when and where it was measured."""
+    lines = [f"# gristmill bench {area}", "", f"Written by `gristmill bench {area} --markdown`: {here}.", "",
+             "| name | ours | peer | unit | ratio | note |", "| --- | ---: | ---: | --- | ---: | --- |"]
+    for row in rows:
+        cells = [row["name"], *shown(row)[:2], row["unit"], shown(row)[2], row.get("note", "")]
+        lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from gristmill.dataprep.documents import annotation_stages, read_annotations, read_documents
+from gristmill.dataprep.edits import EDITS
 from gristmill.flows.lookup import DocumentNotFoundError, committed_inputs, find_document
 from gristmill.flows.session import Session
 from gristmill.flows.stages import Plan
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from gristmill.tokenize.packed import PackedSet
 
 SHOWN_NUMBERS = 8
+SHOWN_EDITS = 3
+SHOWN_CHARS = 60
 POSITIONS_AT_ONCE = 1 << 20
 EXCERPT_CHARS = 300
 INDENT = 10
@@ -49,7 +53,10 @@ def journey(session: Session, wanted: str) -> dict[str, Any]:
         judged = read_annotations(inputs, shard, stage).slice(row, 1).to_pylist()[0]
         if judged["keep"] is None:
             break
-        found["stages"].append(describe_judgement(session.plan, stage, judged))
+        verdict = describe_judgement(session.plan, stage, judged)
+        if judged.get(EDITS):
+            verdict["edits"] = describe_edits(inputs, stage, shard, row, judged[EDITS])
+        found["stages"].append(verdict)
         if not judged["keep"]:
             found["fate"] = f"dropped by {stage}: {judged['reason']}"
             break
@@ -61,7 +68,7 @@ def journey(session: Session, wanted: str) -> dict[str, Any]:
 def describe_judgement(plan: Plan, stage: str, judged: Mapping[str, Any]) -> dict[str, Any]:
     """One stage's verdict: its rule, every measured value, and the thresholds that it was held against."""
     values = {name: value.hex() if isinstance(value, bytes) else value for name, value in judged.items()
-              if name not in ("id", "keep", "reason", "error") and value is not None}
+              if name not in ("id", "keep", "reason", "error", EDITS) and value is not None}
     verdict: dict[str, Any] = {"stage": stage, "keep": judged["keep"], "reason": judged["reason"], "values": values}
     if judged.get("error"):
         verdict["error"] = judged["error"]
@@ -69,6 +76,21 @@ def describe_judgement(plan: Plan, stage: str, judged: Mapping[str, Any]) -> dic
     if threshold is not None:
         verdict["threshold"] = threshold
     return verdict
+
+
+def describe_edits(
+    inputs: Mapping[str, Path], stage: str, shard: str, row: int, edits: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """What a stage did to a document's text: number of edits, bytes taken out and put in, and the first few of them."""
+    before = dict(itertools.takewhile(lambda item: item[0] != stage, inputs.items()))
+    text = read_documents(before, shard, ["text"])["text"][row].as_py().encode()
+    return {
+        "number": len(edits),
+        "bytes_removed": sum(edit["end"] - edit["begin"] for edit in edits),
+        "bytes_added": sum(len(edit["text"].encode()) for edit in edits),
+        "first": [{"removed": text[edit["begin"] : edit["end"]].decode("utf-8", "replace"), "added": edit["text"]}
+                  for edit in edits[:SHOWN_EDITS]],
+    }
 
 
 def find_threshold(recipe: Mapping[str, Any], reason: str | None) -> Any:
@@ -133,9 +155,22 @@ def describe_values(judged: Mapping[str, Any]) -> list[str]:
         lines.append("less alike to the survivor than the threshold: joined to it through other members of its cluster")
     if "error" in judged:
         lines.append(judged["error"])
+    if "edits" in judged:
+        edits = judged["edits"]
+        lines.append(f"edits: {edits['number']}, {edits['bytes_removed']:,} bytes removed, "
+                     f"{edits['bytes_added']:,} added")
+        lines += [f"  {shorten_text(edit['removed'])} -> {shorten_text(edit['added'])}" for edit in edits["first"]]
     values = (f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
               for name, value in judged["values"].items())
     return [*lines, ", ".join(values)]
+
+
+def shorten_text(text: str) -> str:
+    """A piece of text on one line, between quotes; nothing is called so."""
+    if not text:
+        return "(nothing)"
+    line = text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 3]}..."
+    return repr(line)
 
 
 def print_journey(found: Mapping[str, Any]) -> None:

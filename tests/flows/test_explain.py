@@ -1,0 +1,48 @@
+"""What `explain` says about edits, and what `bench` keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, read_documents, write_table
+from gristmill.dataprep.edits import edits_array
+from gristmill.flows.bench import describe, in_markdown
+from gristmill.flows.explain import describe_edits, describe_values
+
+SHARD = "part-0.parquet"
+
+
+def test_edits_are_shown_in_the_text_that_their_stage_saw(tmp_path: Path) -> None:
+    text = "Écrivez à bob@mail.org. Menu"
+    documents = pa.table([pa.array([document_id("web", "0", text)], pa.binary(16)),
+                          pa.array(["web"]).dictionary_encode(), pa.array(["0"]), pa.array([text], pa.large_string()),
+                          pa.array(["{}"])], schema=DOCUMENT_SCHEMA)
+    inputs = {"ingest": tmp_path / "ingest"}
+    write_table(inputs["ingest"] / SHARD, documents)
+    rows = np.array([0])
+    for stage, edits in (("clean", [(0, 9, ""), (12, 24, "<EMAIL>")]), ("decontaminate", [(3, 10, "you")])):
+        seen = read_documents(inputs, SHARD)
+        table, _ = annotate(seen, rows, rows, [None], {"edits": edits_array([edits])})
+        inputs[stage] = tmp_path / stage
+        write_table(inputs[stage] / SHARD, table)
+    assert read_documents(inputs, SHARD)["text"].to_pylist() == ["à you. Menu"]
+    cleaned = describe_edits(inputs, "clean", SHARD, 0,
+                             [{"begin": 0, "end": 9, "text": ""}, {"begin": 12, "end": 23, "text": "<EMAIL>"}])
+    assert cleaned == {"number": 2, "bytes_removed": 20, "bytes_added": 7, "first": [
+        {"removed": "Écrivez ", "added": ""}, {"removed": "bob@mail.or", "added": "<EMAIL>"}]}
+    later = describe_edits(inputs, "decontaminate", SHARD, 0, [{"begin": 3, "end": 10, "text": "you"}])
+    assert later["first"] == [{"removed": "<EMAIL>", "added": "you"}]
+    lines = describe_values({"values": {}, "reason": None, "edits": cleaned})
+    assert lines[0] == "edits: 2, 20 bytes removed, 7 added"
+    assert lines[1] == "  'Écrivez ' -> (nothing)"
+
+
+def test_a_missing_peer_is_a_dash_and_its_note_is_kept() -> None:
+    row = {"name": "x", "ours": 2.5, "peer": None, "unit": "MB/s", "ratio": None, "note": "peer is not installed"}
+    assert describe(row).split() == ["x", "2.5", "-", "MB/s", "-", "peer", "is", "not", "installed"]
+    page = in_markdown("dataprep", "2026-01-01 10:00, 2 cores", [row])
+    assert "| x | 2.5 | - | MB/s | - | peer is not installed |" in page
+    assert "2026-01-01 10:00, 2 cores" in page
