@@ -228,10 +228,16 @@ def gc(
 
 
 @app.command()
-def schema() -> None:
+def schema(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference for people instead.")] = False,
+) -> None:
     """Print the manifest's JSON Schema, for editors."""
+    from gristmill.flows.reference import markdown as reference
     from gristmill.mixtures.manifest import Manifest
 
+    if markdown:
+        typer.echo(reference(), nl=False)
+        raise typer.Exit
     print_json(Manifest.model_json_schema())
 
 

@@ -1,0 +1,121 @@
+"""The reference of every key that a manifest may have, written from the schema itself."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.section import OutsidePath
+
+TITLE = """\
+# The manifest, key by key
+
+Written by `gristmill schema --markdown`. Every key may be replaced on the command line: `--set pretrain.steps=50`,
+`--set filter.gopher_quality.min_words=40`. A relative path is relative to the manifest's folder.
+"""
+
+
+def markdown() -> str:
+    """The whole reference."""
+    return "\n".join([TITLE, *_section(Manifest, "")])
+
+
+def _section(model: type[BaseModel], at: str) -> Iterator[str]:
+    """A section's own table, then the sections inside it."""
+    yield f"## {f'`{at}`' if at else 'The whole'}\n"
+    yield f"{_prose(model.__doc__)}\n"
+    yield "| key | value | default | |"
+    yield "| --- | --- | --- | --- |"
+    inside = []
+    for name, field in model.model_fields.items():
+        cells = (f"`{name}`", _kind(field.annotation), _default(field), _meaning(field))
+        yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
+        inside += [(inner, _path(at, name, field.annotation)) for inner in _models(field.annotation)]
+    yield ""
+    for inner, place in inside:
+        yield from _section(inner, place)
+
+
+def _path(at: str, name: str, annotation: Any) -> str:
+    """Where a section stands: `sources.<name>`, `prepare[].filter`, `pretrain.model`."""
+    here = f"{at}.{name}" if at else name
+    kinds = {get_origin(part) for part in _parts(annotation)}
+    if dict in kinds:
+        return f"{here}.<name>"
+    return f"{here}[]" if tuple in kinds or list in kinds else here
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    """The alternatives of a type."""
+    if get_origin(annotation) is Annotated:
+        yield from _parts(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, types.UnionType):
+        for part in get_args(annotation):
+            yield from _parts(part)
+    else:
+        yield annotation
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    for part in _parts(annotation):
+        if isinstance(part, type) and issubclass(part, BaseModel):
+            yield part
+        else:
+            for inner in get_args(part):
+                if inner is not Ellipsis and not isinstance(inner, str):
+                    yield from _models(inner)
+
+
+def _kind(annotation: Any) -> str:
+    return " or ".join(dict.fromkeys(kind for part in _parts(annotation) if (kind := _one_kind(part))))
+
+
+def _one_kind(part: Any) -> str:
+    if part is type(None):
+        return ""
+    if get_origin(part) is Literal:
+        return ", ".join(f"`{value}`" for value in get_args(part))
+    if get_origin(part) in (tuple, list):
+        return f"list of {_kind(get_args(part)[0])}"
+    if get_origin(part) is dict:
+        return f"mapping of names to {_kind(get_args(part)[1])}"
+    if isinstance(part, type) and issubclass(part, BaseModel):
+        return "section"
+    names = {OutsidePath: "path", str: "text", int: "whole number", float: "number", bool: "true or false", Any: "any"}
+    return names.get(part, str(part))
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if value is None or value in ((), {}, []):
+        return "none"
+    if isinstance(value, BaseModel):
+        return "its defaults"
+    if isinstance(value, tuple):
+        return ", ".join(f"`{item}`" for item in value)
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _meaning(field: FieldInfo) -> str:
+    """A key's own docstring, or what the section behind it says about itself."""
+    if field.description:
+        return _prose(field.description)
+    inner = [_prose(model.__doc__).split("\n\n")[0] for model in _models(field.annotation)]
+    return " ".join(inner)
+
+
+def _prose(text: str | None) -> str:
+    """A docstring without the breaks of its lines; paragraphs stay."""
+    paragraphs = (text or "").strip().split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def _cell(text: str) -> str:
+    return text.replace("\n\n", "<br>").replace("|", "\\|")
