@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep import gopher
+from gristmill.dataprep import gopher, rules_c4, rules_fineweb
 from gristmill.dataprep.histograms import COUNT_EDGES, LENGTH_EDGES, SHARE_EDGES
 from gristmill.mixtures.rules import Rules
 
@@ -50,6 +50,16 @@ def _measure_gopher(rows: pa.Table, rules: Rules) -> Columns:
     return gopher.all_statistics(rows["text"])
 
 
+def _measure_mc4(rows: pa.Table, rules: Rules) -> Columns:
+    assert rules.mc4 is not None
+    return rules_c4.mc4_statistics(rows["text"], rules.mc4.paragraph_characters)
+
+
+def _measure_fineweb(rows: pa.Table, rules: Rules) -> Columns:
+    assert rules.fineweb is not None
+    return rules_fineweb.fineweb_statistics(rows["text"], rules.fineweb.short_line_characters)
+
+
 def shares(*names: str) -> dict[str, Edges]:
     """Columns between 0 and 1."""
     return dict.fromkeys(names, SHARE_EDGES)
@@ -66,6 +76,9 @@ RULE_SETS: dict[str, RuleSet] = {
         _measure_gopher,
     ),
     "gopher_repetition": RuleSet(shares(*gopher.REPETITION_STATISTICS), _measure_gopher),
+    "c4": RuleSet(counts(*rules_c4.STATISTICS), lambda rows, rules: rules_c4.c4_statistics(rows["text"])),
+    "mc4": RuleSet(counts("long_paragraphs"), _measure_mc4),
+    "fineweb": RuleSet({**shares(*rules_fineweb.STATISTICS), **counts("filled_lines")}, _measure_fineweb),
 }
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import field_validator
 
+from gristmill.mixtures.rules_web import C4, MC4, FineWeb
 from gristmill.mixtures.section import Judging, Section
 
 
@@ -46,6 +47,9 @@ class Rules(Section):
 
     gopher_quality: GopherQuality | None = None
     gopher_repetition: GopherRepetition | None = None
+    c4: C4 | None = None
+    mc4: MC4 | None = None
+    fineweb: FineWeb | None = None
 
 
 class Filter(Judging):

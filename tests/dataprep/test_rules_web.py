@@ -1,0 +1,111 @@
+"""The rule sets of the web: what they measure, counted by hand, and on which side of a threshold a document falls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gristmill.dataprep import rules_reference
+from gristmill.dataprep.phrases import prepare_phrases
+from gristmill.dataprep.rule_sets import configured_sets, measure
+from gristmill.dataprep.rules import failures, first_failures
+from gristmill.mixtures.rules import Rules
+
+PIECES = [
+    "lorem ipsum", "Lorem Ipsum", "LOREM\nIPSUM", "{", "}", "One.", "two?", "the same line.\n", "\n", "\n\n", " \n",
+    " ", "\t", "\r", "\u2028", "\u3000", "東京。", "é", "😀", "word", "a" * 31, "b" * 40, "...", '"', "\u200b", "",
+]  # fmt: skip
+any_text = st.text(st.characters(codec="utf-8"))
+pieced_text = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
+
+
+def measured(rules: dict[str, Any], texts: list[str]) -> list[dict[str, float]]:
+    columns = measure(pa.table({"text": pa.array(texts, pa.large_string())}), Rules.model_validate(rules))
+    return [{name: values[row].item() for name, values in columns.items()} for row in range(len(texts))]
+
+
+def reasons(rules: dict[str, Any], texts: list[str]) -> list[str | None]:
+    """Why each text is dropped, or None."""
+    section = Rules.model_validate(rules)
+    columns = measure(pa.table({"text": pa.array(texts, pa.large_string())}), section)
+    return first_failures(failures(columns, configured_sets(section)), len(texts))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.one_of(any_text, pieced_text), max_size=4))
+def test_kernels_agree_exactly_with_the_plain_definitions(texts: list[str]) -> None:
+    rules: dict[str, Any] = {"c4": {}, "mc4": {"paragraph_characters": 20}, "fineweb": {"short_line_characters": 12}}
+    expected = [
+        {**rules_reference.c4(text), **rules_reference.mc4(text, 20), **rules_reference.fineweb(text, 12)}
+        for text in texts
+    ]
+    assert measured(rules, texts) == expected
+
+
+def test_c4_statistics_counted_by_hand() -> None:
+    text = "Mr. Ünal wrote {this}. It went: Lorem Ipsum, LOREM ipsum!\nlorem  ipsum lorem\nipsum"
+    assert measured({"c4": {}}, [text]) == [
+        {"document_characters": len(text), "sentences": 4, "lorem_ipsum": 2, "curly_brackets": 1}
+    ]
+
+
+def test_fineweb_statistics_counted_by_hand() -> None:
+    text = "A line that ends.\n\nThe same line\nThe same line\n \nThe same line\nThis one is over thirty characters?\n"
+    # 5 filled lines, 2 of them with an end; 7 newlines; 17 + 3 * 13 + 1 + 35 code points.
+    # Words: A line that ends . | The same line, three times | This one is over thirty characters ?
+    assert measured({"fineweb": {}}, [text]) == [{
+        "filled_lines": 5,
+        "terminal_line_ratio": 2 / 5,
+        "short_line_ratio": 4 / 5,
+        "repeated_line_char_ratio": 26 / 92,
+        "newline_word_ratio": 7 / 21,
+    }]
+
+
+@pytest.mark.parametrize(("rules", "passing", "failing", "reason"), [
+    ({"c4": {}}, "He ran. " * 23_750, "He ran. " * 23_750 + ".", "c4/max_document_characters"),
+    ({"c4": {}}, "One. Two. Lorem-ipsum.", "One. Two. Lorem ipsum.", "c4/max_lorem_ipsum"),
+    ({"c4": {}}, "One. Two. (3).", "One. Two. {3}.", "c4/max_curly_brackets"),
+    ({"c4": {}}, "One. Two. Three.", "One. Mr. Two, etc.", "c4/min_sentences"),
+    ({"c4": {"constants": "paper"}}, "1! 2! 3! 4! 5!", "1! 2! 3! 4!", "c4/min_sentences"),
+    ({"mc4": {}}, "\n".join(["é" * 200] * 3), "\n".join(["é" * 200] * 2 + ["é" * 199] * 9), "mc4/min_long_paragraphs"),
+    ({"fineweb": {}}, "x" * 31 + ".", " \n\t\n", "fineweb/min_filled_lines"),
+    ({"fineweb": {"max_newline_word_ratio": 9}}, lines := "\n".join("x" * 31 + str(row) + "." * (row < 3)
+                                                                  for row in range(25)),
+     lines.replace(".", "", 1), "fineweb/min_terminal_line_ratio"),  # 3 of 25 are 0.12
+    ({"fineweb": {}}, "\n".join([f"{row} " + "and so on " * 3 + "." for row in range(33)]
+                                + [f"{row} and so on it goes." for row in range(67)]),
+     "\n".join([f"{row} " + "and so on " * 3 + "." for row in range(32)]
+               + [f"{row} and so on it goes." for row in range(68)]), "fineweb/max_short_line_ratio"),
+    ({"fineweb": {}}, "x x " * 82 + "\n" + "y y " * 10 + ".\n" + "y y " * 10 + ".",
+     "x x " * 81 + "xxx" + "\n" + "y y " * 10 + ".\n" + "y y " * 10 + ".", "fineweb/max_repeated_line_char_ratio"),
+    ({"fineweb": {"max_short_line_ratio": 1}}, "a a a.\nb b b b.\n\nc", "a a a.\nb b b.\n\nc",
+     "fineweb/max_newline_word_ratio"),
+])  # fmt: skip
+def test_the_bound_itself_passes_and_the_next_value_does_not(
+    rules: dict[str, Any], passing: str, failing: str, reason: str
+) -> None:
+    assert reasons(rules, [passing, failing]) == [None, reason]
+
+
+def test_an_alias_stands_for_the_constants_of_one_source_and_gives_way_to_a_value() -> None:
+    def values(rules: dict[str, Any]) -> tuple[int, float]:
+        section = Rules.model_validate(rules)
+        assert Rules.model_validate(section.model_dump()) == section
+        chosen = configured_sets(section)
+        return chosen["c4"].min_sentences, chosen["fineweb"].max_repeated_line_char_ratio
+
+    assert values({"c4": {}, "fineweb": {}}) == (3, 0.1)
+    assert values({"c4": {"constants": "paper"}, "fineweb": {"constants": "datatrove"}}) == (5, 0.01)
+    assert values({"c4": {"constants": "paper", "min_sentences": 4}, "fineweb": {}}) == (4, 0.1)
+
+
+def test_a_phrase_that_could_never_be_found_is_refused() -> None:
+    with pytest.raises(ValueError, match="lower case"):
+        prepare_phrases(["Lorem ipsum"])
+    with pytest.raises(ValueError, match="'123'"):
+        prepare_phrases(["123"])

@@ -1,0 +1,66 @@
+"""NLTK's Punkt, which C4 uses, and spaCy's sentencizer, which datatrove uses, split the same paragraphs."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from gristmill.dataprep.rules_reference import sentences
+
+punkt = pytest.importorskip("nltk.tokenize.punkt")
+DATA = Path(__file__).parents[2] / ".." / "shared" / "data" / "text"
+LEAST = 3
+"""C4's least number of sentences."""
+
+
+@lru_cache
+def paragraphs() -> tuple[str, ...]:
+    """Paragraphs of books and posts that end like sentences, each on one line."""
+    found: list[str] = []
+    for name, number in (("books", 12), ("18f_posts", 60)):
+        path = DATA / f"{name}.jsonl.zst"
+        if not path.exists():
+            pytest.skip("the shared corpora are not here")
+        with pa.CompressedInputStream(str(path), "zstd") as stream:
+            texts = [json.loads(line)["text"][:60_000] for line in stream.read().decode().splitlines()[:number]]
+        lines = (" ".join(part.split()) for text in texts for part in re.split(r"\n\s*\n", text))
+        found += [line for line in lines if line.endswith((".", "?", "!", '"'))][:1200]
+    return tuple(found)
+
+
+def agreement(theirs: list[int]) -> tuple[float, float]:
+    """Share of paragraphs with the same number of sentences, and with the same verdict of C4's rule."""
+    ours = [sentences(paragraph) for paragraph in paragraphs()]
+    same = sum(a == b for a, b in zip(ours, theirs)) / len(ours)
+    return same, sum((a >= LEAST) == (b >= LEAST) for a, b in zip(ours, theirs)) / len(ours)
+
+
+def test_punkt_trained_on_the_text_itself_agrees_on_95_of_100_paragraphs() -> None:
+    trainer = punkt.PunktTrainer()
+    trainer.INCLUDE_ALL_COLLOCS = True
+    trainer.train(" ".join(paragraphs()))
+    splitter = punkt.PunktSentenceTokenizer(trainer.get_params())
+    agreed = agreement([len(splitter.tokenize(paragraph)) for paragraph in paragraphs()])
+    assert agreed[0] > 0.95, agreed
+    assert agreed[1] > 0.985, agreed
+
+
+def test_punkt_untrained_knows_no_abbreviation_and_agrees_less() -> None:
+    splitter = punkt.PunktSentenceTokenizer()
+    agreed = agreement([len(splitter.tokenize(paragraph)) for paragraph in paragraphs()])
+    assert agreed[0] > 0.82, agreed
+    assert agreed[1] > 0.95, agreed
+
+
+def test_spacys_sentencizer_agrees_on_95_of_100_paragraphs() -> None:
+    spacy = pytest.importorskip("spacy")
+    splitter = spacy.blank("en")
+    splitter.add_pipe("sentencizer")
+    agreed = agreement([len(list(splitter(paragraph).sents)) for paragraph in paragraphs()])
+    assert agreed[0] > 0.94, agreed
+    assert agreed[1] > 0.98, agreed
