@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.documents import read_annotations
+from gristmill.mixtures.decontaminate import Decontaminate
 from gristmill.mixtures.language import LanguageId
 from gristmill.mixtures.quality import Quality
 from gristmill.mixtures.rules import Filter
@@ -82,6 +83,11 @@ def rules_of(stage: str, section: Judging, measured_columns: Collection[str]) ->
 
 
 def _rules(stage: str, section: Judging) -> Iterator[Rule]:
+    if isinstance(section, Decontaminate) and section.action == "excise":
+        # The other thresholds decide what is cut, so that nothing stored says what would be left.
+        bound = section.min_left_words
+        yield Rule("decontaminate/min_left_words", "decontaminate.min_left_words", "left_words", bound, _below(bound))
+        return
     if isinstance(section, Filter):
         for name in type(section.rules).model_fields:
             thresholds = getattr(section.rules, name)

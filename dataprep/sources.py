@@ -118,6 +118,18 @@ def outside_listing(key: str, path: str, verify: bool = False) -> list[dict[str,
     ]  # fmt: skip
 
 
+def outside_files(key: str, path: str) -> list[tuple[str, str]]:
+    """The outside files of a setting: (name relative to the path's fixed part, location), sorted by name.
+
+    Raises:
+        SourceError: the path matches nothing.
+    """
+    kind, found = _find(path)
+    if not found:
+        raise SourceError(f"{key}: {_nothing(kind, path, 'any', {})}")
+    return sorted((item.name, item.location) for item in found)
+
+
 def check(name: str, source: Mapping[str, Any]) -> None:
     """Raise SourceError where a source matches nothing, or a file whose format nobody knows."""
     find_files(name, source)

@@ -1,0 +1,114 @@
+"""What is cut around a matched span, and how many words are left. Numba kernels over UTF-8 bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.spans import NEWLINE
+from gristmill.dataprep.text_buffers import text_buffers
+from gristmill.dataprep.unicode_tables import SPACE, code_point_flags, decode
+from gristmill.dataprep.words import word_spans
+
+
+def widen(
+    texts: pa.Array, text: np.ndarray, begins: np.ndarray, ends: np.ndarray, margin: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Widen spans by up to `margin` code points on either side, and join those that meet.
+
+    A side ends at the outermost line break within the margin; without one at the outermost white space; without that
+    where the span ended. The beginning and the end of the text are borders as well.
+
+    Args:
+        text: int64, ascending, which text each span is in. begins, ends: int64, bytes of it.
+
+    Returns:
+        begins, ends, offsets: as `edits.cuts_array` takes them.
+    """
+    data, offsets = text_buffers(texts)
+    flags = code_point_flags()
+    wide_begins, wide_ends = _widen(data, offsets, flags, text, begins, ends, margin)
+    order = np.lexsort((wide_begins, text))
+    return _join(text[order], wide_begins[order], wide_ends[order], len(texts))
+
+
+def words_left(texts: pa.Array, begins: np.ndarray, ends: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """How many words of each text lie outside its cuts: int64 of shape (n,)."""
+    data, text_offsets = text_buffers(texts)
+    return _words_left(data, text_offsets, code_point_flags(), begins, ends, offsets)
+
+
+@kernel
+def _widen(
+    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, text: np.ndarray, begins: np.ndarray, ends: np.ndarray,
+    margin: int,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    wide_begins, wide_ends = begins.copy(), ends.copy()
+    for span in range(len(text)):
+        first, last = offsets[text[span]], offsets[text[span] + 1]
+        at, line, space, steps = first + begins[span], -1, -1, 0
+        while at > first and steps < margin:
+            at -= 1
+            while data[at] & 0xC0 == 0x80:
+                at -= 1
+            code, width = decode(data, at)
+            if data[at] == NEWLINE:
+                line = at + 1
+            if flags[code] & SPACE != 0:
+                space = at + width
+            steps += 1
+        if at == first:
+            line = first
+        border = line if line >= 0 else space
+        if border >= 0:
+            wide_begins[span] = border - first
+        at, line, space, steps = first + ends[span], -1, -1, 0
+        while at < last and steps < margin:
+            code, width = decode(data, at)
+            if data[at] == NEWLINE:
+                line = at
+            if flags[code] & SPACE != 0:
+                space = at
+            at += width
+            steps += 1
+        if at == last:
+            line = last
+        border = line if line >= 0 else space
+        if border >= 0:
+            wide_ends[span] = border - first
+    return wide_begins, wide_ends
+
+
+@kernel
+def _join(
+    text: np.ndarray, begins: np.ndarray, ends: np.ndarray, texts: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    joined_begins, joined_ends = np.empty(len(text), np.int64), np.empty(len(text), np.int64)
+    offsets = np.zeros(texts + 1, np.int64)
+    count = 0
+    for span in range(len(text)):
+        if span > 0 and text[span] == text[span - 1] and begins[span] <= joined_ends[count - 1]:
+            joined_ends[count - 1] = max(joined_ends[count - 1], ends[span])
+            continue
+        joined_begins[count], joined_ends[count] = begins[span], ends[span]
+        offsets[text[span] + 1] += 1
+        count += 1
+    return joined_begins[:count], joined_ends[:count], np.cumsum(offsets)
+
+
+@kernel
+def _words_left(
+    data: np.ndarray, text_offsets: np.ndarray, flags: np.ndarray, begins: np.ndarray, ends: np.ndarray,
+    offsets: np.ndarray,
+) -> np.ndarray:  # fmt: skip
+    left = np.zeros(len(text_offsets) - 1, np.int64)
+    for text in range(len(left)):
+        starts, _ = word_spans(data, text_offsets[text], text_offsets[text + 1], flags)
+        cut = offsets[text]
+        for start in starts:
+            at = start - text_offsets[text]
+            while cut < offsets[text + 1] and ends[cut] <= at:
+                cut += 1
+            left[text] += cut == offsets[text + 1] or at < begins[cut]
+    return left

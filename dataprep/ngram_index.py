@@ -1,0 +1,333 @@
+"""An index of the word n-grams of evaluation items, and where they stand in other texts. Numba kernels.
+
+Words become numbers through a table that compares them code point by code point, and n-grams are compared number by
+number: hashes only say where to look, so that nothing is found that is not there. Built once, held as plain arrays
+and shared by all tasks of a stage through one Arrow file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.files import atomic_write
+from gristmill.dataprep.hashing import fmix64
+from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.repetition import empty_table
+from gristmill.dataprep.shuffle import open_batches
+from gristmill.dataprep.text_buffers import text_buffers
+from gristmill.dataprep.unicode_tables import code_point_flags, decode, lower_case
+from gristmill.dataprep.words import hash_lower, same_lower, word_spans
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, as in hashing.py
+MOST_PLACES = 64
+"""An n-gram in more places of the evaluation sets is their template ("answer the following"): not looked for."""
+
+
+class NgramIndex(NamedTuple):
+    """All n-grams of n parts; arrays only, so that kernels can take it.
+
+    Attributes:
+        word_table: int32, open addressing; the number of a word, or -1.
+        word_hashes: uint64 per word. word_codes: uint32, lower-cased code points of all words;
+        word_offsets: int64, word i has word_codes[word_offsets[i]:word_offsets[i + 1]].
+        words: int32, the words of all parts; part_offsets: int64 of shape (n + 1,).
+        lengths: int64 per part, words per n-gram: the configured number, less in a shorter part, 0 where the part is
+            too short to be looked for.
+        ngram_table: int32, open addressing; the number of a distinct n-gram, or -1.
+        ngram_begins, ngram_lengths: int64 per distinct n-gram, where it stands first in `words`, and its words.
+        place_offsets: int64; n-gram i stands at places[place_offsets[i]:place_offsets[i + 1]], positions in `words`.
+        prefixes: uint8 flags, indexed by the hash of the first words of an n-gram: whether one begins so.
+        prefix_words: int64 of shape (1,).
+        counted_words: int64 per part, words that lie in an n-gram which is looked for.
+    """
+
+    word_table: np.ndarray
+    word_hashes: np.ndarray
+    word_codes: np.ndarray
+    word_offsets: np.ndarray
+    words: np.ndarray
+    part_offsets: np.ndarray
+    lengths: np.ndarray
+    ngram_table: np.ndarray
+    ngram_begins: np.ndarray
+    ngram_lengths: np.ndarray
+    place_offsets: np.ndarray
+    places: np.ndarray
+    prefixes: np.ndarray
+    prefix_words: np.ndarray
+    counted_words: np.ndarray
+
+    @property
+    def num_ngrams(self) -> int:
+        """Distinct n-grams, those of templates included."""
+        return len(self.ngram_begins)
+
+    def num_templates(self) -> int:
+        """Distinct n-grams that are in too many places to be looked for."""
+        return int((np.diff(self.place_offsets) > MOST_PLACES).sum())
+
+
+class Hits(NamedTuple):
+    """Where n-grams of the index stand in n texts, in no particular order within a text.
+
+    Attributes:
+        text: int64, which text. word: int64, number of the n-gram's first word in it.
+        begin, end: int64, its bytes in the text. ngram: int64, its number in the index.
+    """
+
+    text: np.ndarray
+    word: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+    ngram: np.ndarray
+
+
+def build_index(texts: pa.Array, ngram: int, min_words: int) -> NgramIndex:
+    """Index the n-grams of n parts.
+
+    Args:
+        texts: one string per part.
+        ngram: words per n-gram; a part with fewer words is one n-gram of all of them.
+        min_words: parts with fewer words are left out; at most `ngram`.
+    """
+    data, offsets = text_buffers(texts)
+    *vocabulary, words, part_offsets = _number_words(data, offsets, code_point_flags(), lower_case())
+    sizes = np.diff(part_offsets)
+    lengths = np.where(sizes < min_words, 0, np.minimum(sizes, ngram)).astype(np.int64)
+    table, begins, ngram_lengths, number_at = _number_ngrams(words, part_offsets, lengths)
+    standing = np.flatnonzero(number_at >= 0)
+    order = np.argsort(number_at[standing], kind="stable")
+    places = standing[order].astype(np.int64)
+    place_offsets = np.searchsorted(number_at[places], np.arange(len(begins) + 1)).astype(np.int64)
+    template = np.diff(place_offsets) > MOST_PLACES
+    prefixes = _flag_prefixes(words, begins[~template], min_words)
+    counted = _counted_words(number_at, template, part_offsets, lengths)
+    return NgramIndex._make([
+        *vocabulary, words, part_offsets, lengths, table, begins, ngram_lengths, place_offsets, places, prefixes,
+        np.array([min_words]), counted,
+    ])  # fmt: skip
+
+
+def write_index(path: Path, index: NgramIndex) -> None:
+    """Write the index as one Arrow file."""
+    arrays = [pa.array([values], pa.large_list(pa.from_numpy_dtype(values.dtype))) for values in index]
+    batch = pa.record_batch(arrays, names=list(index._fields))
+    with atomic_write(path) as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+def read_index(path: Path) -> NgramIndex:
+    """The inverse of `write_index`; a local file is mapped, so that all workers share its memory."""
+    batch = open_batches(path).get_batch(0)
+    return NgramIndex._make(batch[name].values.to_numpy() for name in NgramIndex._fields)
+
+
+def find_ngrams(texts: pa.Array | pa.ChunkedArray, index: NgramIndex) -> Hits:
+    """Find all n-grams of the index in n texts, those of templates left out.
+
+    Raises:
+        pa.ArrowInvalid: a text is not UTF-8.
+    """
+    data, offsets = text_buffers(texts)
+    wanted = np.unique(index.ngram_lengths)
+    found = _find_ngrams(
+        data, offsets, code_point_flags(), lower_case(), wanted, index.word_table, index.word_hashes, index.word_codes,
+        index.word_offsets, index.words, index.ngram_table, index.ngram_begins, index.ngram_lengths,
+        index.place_offsets, index.prefixes, int(index.prefix_words[0]),
+    )  # fmt: skip
+    return Hits(*found)
+
+
+def covered(positions: np.ndarray, length: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """How many words each n-gram covers that the one before it does not.
+
+    Args:
+        positions: int64, where n-grams begin, ascending within a group. length: int64, their words.
+        new: bool, whether a group begins here.
+    """
+    gaps = np.diff(positions, prepend=0)
+    result: np.ndarray = np.where(new, length, np.minimum(gaps, length))
+    return result
+
+
+def _counted_words(
+    number_at: np.ndarray, template: np.ndarray, part_offsets: np.ndarray, lengths: np.ndarray
+) -> np.ndarray:
+    at = np.flatnonzero(number_at >= 0)
+    at = at[~template[number_at[at]]]
+    part = np.searchsorted(part_offsets, at, side="right") - 1
+    new = np.diff(part, prepend=-1) != 0
+    total: np.ndarray = np.bincount(part, covered(at, lengths[part], new), len(lengths)).astype(np.int64)
+    return total
+
+
+@kernel
+def _number_words(
+    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, lower: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Number the distinct words of all parts, in the order in which they appear."""
+    parts = len(offsets) - 1
+    most = offsets[parts] - offsets[0]
+    words, part_offsets = np.empty(most, np.int32), np.zeros(parts + 1, np.int64)
+    table = empty_table(most)
+    hashes, codes, code_offsets = np.empty(most, np.uint64), np.empty(most, np.uint32), np.zeros(most + 1, np.int64)
+    total, distinct = 0, 0
+    for part in range(parts):
+        starts, ends = word_spans(data, offsets[part], offsets[part + 1], flags)
+        for word in range(len(starts)):
+            value = hash_lower(data, starts[word], ends[word], lower)
+            slot = _word_slot(data, starts[word], ends[word], lower, value, table, hashes, codes, code_offsets)
+            if table[slot] < 0:
+                table[slot] = distinct
+                hashes[distinct] = value
+                code_offsets[distinct + 1] = _append_codes(
+                    data, starts[word], ends[word], lower, codes, code_offsets[distinct]
+                )
+                distinct += 1
+            words[total] = table[slot]
+            total += 1
+        part_offsets[part + 1] = total
+    used = code_offsets[distinct]
+    return (
+        table, hashes[:distinct].copy(), codes[:used].copy(), code_offsets[: distinct + 1].copy(),
+        words[:total].copy(), part_offsets,
+    )  # fmt: skip
+
+
+@kernel
+def _append_codes(data: np.ndarray, begin: int, end: int, lower: np.ndarray, codes: np.ndarray, at: int) -> int:
+    while begin < end:
+        code, width = decode(data, begin)
+        begin += width
+        codes[at] = lower[code]
+        at += 1
+    return at
+
+
+@kernel
+def _word_slot(
+    data: np.ndarray, begin: int, end: int, lower: np.ndarray, value: np.uint64, table: np.ndarray,
+    hashes: np.ndarray, codes: np.ndarray, code_offsets: np.ndarray,
+) -> np.uint64:  # fmt: skip
+    """Where the table has a word, or the free slot where it belongs."""
+    mask = np.uint64(len(table) - 1)
+    slot = value & mask
+    while True:
+        word = table[slot]
+        if word < 0:
+            return slot
+        if hashes[word] == value and same_lower(
+            data, begin, end, lower, codes[code_offsets[word] : code_offsets[word + 1]]
+        ):
+            return slot
+        slot = (slot + np.uint64(1)) & mask
+
+
+@kernel
+def _hash_words(words: np.ndarray, begin: int, length: int) -> np.uint64:
+    value = np.uint64(length)
+    for word in words[begin : begin + length]:
+        value = (value ^ np.uint64(word)) * _ODD
+        value ^= value >> np.uint64(32)
+    return fmix64(value)
+
+
+@kernel
+def _same_words(first: np.ndarray, begin: int, second: np.ndarray, other: int, length: int) -> bool:
+    return bool(np.all(first[begin : begin + length] == second[other : other + length]))
+
+
+@kernel
+def _ngram_slot(
+    words: np.ndarray, begin: int, length: int, indexed: np.ndarray, table: np.ndarray, begins: np.ndarray,
+    lengths: np.ndarray,
+) -> np.uint64:  # fmt: skip
+    """Where the table has the n-gram `words[begin:begin + length]`, or the free slot where it belongs."""
+    mask = np.uint64(len(table) - 1)
+    slot = _hash_words(words, begin, length) & mask
+    while True:
+        ngram = table[slot]
+        if ngram < 0:
+            return slot
+        if lengths[ngram] == length and _same_words(words, begin, indexed, begins[ngram], length):
+            return slot
+        slot = (slot + np.uint64(1)) & mask
+
+
+@kernel
+def _number_ngrams(
+    words: np.ndarray, part_offsets: np.ndarray, lengths: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Number the distinct n-grams; the number of the one at each position of `words`, or -1."""
+    table = empty_table(len(words))
+    begins, ngram_lengths = np.empty(len(words), np.int64), np.empty(len(words), np.int64)
+    number_at = np.full(len(words), -1, np.int64)
+    distinct = 0
+    for part in range(len(lengths)):
+        length = lengths[part]
+        if length == 0:
+            continue
+        for at in range(part_offsets[part], part_offsets[part + 1] - length + 1):
+            slot = _ngram_slot(words, at, length, words, table, begins, ngram_lengths)
+            if table[slot] < 0:
+                table[slot] = distinct
+                begins[distinct], ngram_lengths[distinct] = at, length
+                distinct += 1
+            number_at[at] = table[slot]
+    return table, begins[:distinct].copy(), ngram_lengths[:distinct].copy(), number_at
+
+
+@kernel
+def _flag_prefixes(words: np.ndarray, begins: np.ndarray, prefix_words: int) -> np.ndarray:
+    size = 1024
+    while size < 16 * len(begins):
+        size *= 2
+    prefixes = np.zeros(size, np.uint8)
+    for begin in begins:
+        prefixes[_hash_words(words, begin, prefix_words) & np.uint64(size - 1)] = 1
+    return prefixes
+
+
+@kernel
+def _find_ngrams(
+    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, lower: np.ndarray, wanted: np.ndarray,
+    word_table: np.ndarray, word_hashes: np.ndarray, word_codes: np.ndarray, word_offsets: np.ndarray,
+    indexed: np.ndarray, table: np.ndarray, begins: np.ndarray, lengths: np.ndarray, place_offsets: np.ndarray,
+    prefixes: np.ndarray, prefix_words: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    size = 1024
+    hits = np.empty((5, size), np.int64)
+    count = 0
+    mask = np.uint64(len(prefixes) - 1)
+    for text in range(len(offsets) - 1):
+        starts, ends = word_spans(data, offsets[text], offsets[text + 1], flags)
+        words = np.empty(len(starts), np.int32)
+        for word in range(len(starts)):
+            value = hash_lower(data, starts[word], ends[word], lower)
+            words[word] = word_table[_word_slot(
+                data, starts[word], ends[word], lower, value, word_table, word_hashes, word_codes, word_offsets
+            )]  # fmt: skip
+        known = 0  # words from here on that the index knows, at most as many as the longest n-gram
+        for at in range(len(words) - 1, -1, -1):
+            known = known + 1 if words[at] >= 0 else 0
+            if known < prefix_words or prefixes[_hash_words(words, at, prefix_words) & mask] == 0:
+                continue
+            for length in wanted:
+                if length > known:
+                    break
+                ngram = table[_ngram_slot(words, at, length, indexed, table, begins, lengths)]
+                if ngram < 0 or place_offsets[ngram + 1] - place_offsets[ngram] > MOST_PLACES:
+                    continue
+                if count == size:
+                    grown = np.empty((5, 2 * size), np.int64)
+                    grown[:, :size] = hits
+                    hits, size = grown, 2 * size
+                hits[0, count], hits[1, count], hits[4, count] = text, at, ngram
+                hits[2, count] = starts[at] - offsets[text]
+                hits[3, count] = ends[at + length - 1] - offsets[text]
+                count += 1
+    return hits[0, :count], hits[1, :count], hits[2, :count], hits[3, :count], hits[4, :count]

@@ -1,0 +1,265 @@
+"""The stage `decontaminate`: leaks go, quotations stay, and who held what is written down."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gristmill.dataprep import decontaminate
+from gristmill.dataprep.counts import check_conservation
+from gristmill.dataprep.documents import document_id, read_documents, write_table
+from gristmill.dataprep.replay import judge_shard, rules_of
+from gristmill.mixtures.decontaminate import Decontaminate
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+Document = tuple[str, str, str]
+
+LICENCE = "Permission is hereby granted, free of charge, to any person obtaining a copy of this software and files"
+QUESTION = ("A farmer has seventeen sheep and all but nine of them run away one stormy night in June; how many sheep "
+            "does the farmer still have in the morning when the storm is over and he counts them twice?")
+CODE = f"{LICENCE}. Write a function that returns the second largest of three given numbers without sorting any list."
+SHORT = "Which planet of our system has the most moons?"
+TINY = "True or false?"
+
+
+def prose(seed: int, words: int = 120) -> str:
+    source = random.Random(seed)
+    return " ".join(f"w{source.randrange(3000)}" for _ in range(words))
+
+
+def evaluation_set(folder: Path) -> Path:
+    path = folder / "quiz.jsonl"
+    items = [{"question": text, "answer": "nine"} for text in (QUESTION, CODE, SHORT, TINY)]
+    path.write_text("\n".join(map(json.dumps, items)))
+    return path
+
+
+def corpus() -> dict[str, Document]:
+    texts = {f"plain{n}": prose(n) for n in range(6)}
+    texts |= {f"licensed{n}": f"{prose(50 + n)}\n\n{LICENCE}, and so on." for n in range(12)}
+    texts |= {
+        "verbatim": QUESTION,
+        "embedded": f"{prose(20)}\n\n{QUESTION}\nAnswer: nine.\n\n{prose(21)}",
+        "shouted": f"{prose(22)} {QUESTION.upper().replace(' ', '  ')} {prose(23)}",
+        "partial": f"{prose(24)} {' '.join(QUESTION.split()[:24])} {prose(25)}",
+        "mention": f"{prose(26)} A farmer has seventeen sheep and all but nine of them run away, as they say.",
+        "code": f"{prose(27)}\n{CODE}\n{prose(28)}",
+        "short": f"{prose(29)} which planet of OUR system has the most moons {prose(30)}",
+        "tiny": f"{prose(31)} True or false? {prose(32)}",
+    }
+    return {name: ("web", name, text) for name, text in texts.items()}
+
+
+def run(write: Callable, make_context: Callable, folder: Path, name: str, shards: Sequence[Sequence[Document]],
+        config: dict[str, Any] | None = None, **context: Any) -> tuple[dict[str, Path], dict[str, Any]]:
+    inputs = {"ingest": write(f"{name}-ingest", shards)}
+    out = folder / f"{name}-out"
+    full = {"against": [str(evaluation_set(folder))], **(config or {})}
+    summary = decontaminate.run(inputs, full, out, make_context(f"{name}-work", **context))
+    check_conservation(summary["counts"], "decontaminate")
+    return {**inputs, "decontaminate": out}, summary
+
+
+def rows_by_id(folder: Path) -> dict[bytes, dict[str, Any]]:
+    return {row["id"]: row for path in folder.glob("part-*.parquet") for row in pq.read_table(path).to_pylist()}
+
+
+def rows_by_name(inputs: dict[str, Path], documents: dict[str, Document]) -> dict[str, dict[str, Any]]:
+    rows = rows_by_id(inputs["decontaminate"])
+    return {name: rows[document_id(*document)] for name, document in documents.items()}
+
+
+def texts_after(inputs: dict[str, Path]) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for path in inputs["ingest"].glob("part-*.parquet"):
+        documents = read_documents(inputs, path.name)
+        texts.update(zip(documents["locator"].to_pylist(), documents["text"].to_pylist()))
+    return texts
+
+
+LEAKS = {"verbatim": "quiz#1", "embedded": "quiz#1", "shouted": "quiz#1", "partial": "quiz#1", "code": "quiz#2",
+         "short": "quiz#3"}
+
+
+def test_leaks_go_and_quotations_stay(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
+    documents = corpus()
+    every = list(documents.values())
+    inputs, summary = run(write_ingest, make_context, tmp_path, "all", [every[:9], every[9:]])
+    rows = rows_by_name(inputs, documents)
+    assert {name: row["contaminated_item"] for name, row in rows.items() if not row["keep"]} == LEAKS
+    assert {row["reason"] for row in rows.values()} == {None, "decontaminate/max_contamination"}
+    words = len(QUESTION.split())
+    assert (rows["embedded"]["contamination"], rows["embedded"]["contamination_words"]) == (1.0, words)
+    assert (rows["partial"]["contamination"], rows["partial"]["contamination_words"]) == (24 / words, 24)
+    assert 0 < rows["mention"]["contamination"] < 0.5
+    assert (rows["plain0"]["contamination"], rows["plain0"]["contaminated_item"]) == (0.0, None)
+    assert rows["licensed3"]["contamination"] == 0.0  # 13 documents have it: it counts for nobody
+    assert rows["code"]["contamination"] == 1.0  # and yet: all of the item is there
+    assert summary["sets"] == {"quiz": {
+        "items": 4, "checked": 3, "too_short": 1, "contaminated": 3, "contaminated_share": 1.0}}
+    assert summary["frequent_ngrams"] == len(LICENCE.split()) - 13 + 1
+    assert summary["counts"]["dropped"] == {"decontaminate/max_contamination": 6}
+
+
+def test_the_table_of_matches_names_item_document_and_text(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    documents = corpus()
+    inputs, summary = run(write_ingest, make_context, tmp_path, "all", [list(documents.values())])
+    table = pq.read_table(inputs["decontaminate"] / "matches.parquet").to_pylist()
+    found = {row["locator"]: row for row in table}
+    assert set(found) == {*LEAKS, "mention"}
+    assert {name for name, row in found.items() if row["contaminated"]} == set(LEAKS)
+    row = found["embedded"]
+    assert (row["set"], row["item"], row["field"], row["source"]) == ("quiz", 1, "question", "web")
+    assert row["item_text"] == QUESTION[:100]
+    assert row["id"] == document_id(*documents["embedded"])
+    assert row["text"] == QUESTION.rstrip("?")
+    begin = documents["embedded"][2].index(QUESTION)
+    assert (row["begin"], row["end"]) == (begin, begin + len(QUESTION) - 1)
+    assert [row["locator"] for row in summary["matches"]][-1] == "mention"
+    assert summary["matches"][0]["contamination"] == 1.0
+
+
+def test_excising_cuts_the_item_and_what_is_next_to_it(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    documents = corpus()
+    config = {"action": "excise", "margin_characters": 30}
+    inputs, summary = run(write_ingest, make_context, tmp_path, "all", [list(documents.values())], config)
+    rows, left = rows_by_name(inputs, documents), texts_after(inputs)
+    assert left["embedded"] == f"{prose(20)}\n\n{prose(21)}"  # the answer's line went with it
+    assert rows["embedded"]["left_words"] == 240
+    assert (rows["verbatim"]["keep"], rows["verbatim"]["reason"]) == (False, "decontaminate/min_left_words")
+    assert rows["verbatim"]["left_words"] == 0
+    assert {name for name, row in rows.items() if not row["keep"]} == {"verbatim"}
+    assert rows["mention"]["edits"] == []
+    assert rows["mention"]["left_words"] is None
+    assert left["mention"] == documents["mention"][2]
+    assert all("seventeen" not in left[name].lower() for name in LEAKS)
+    cut = sum(edit["end"] - edit["begin"] for row in rows.values() for edit in row["edits"])
+    assert summary["bytes_cut"] == cut
+    sizes = {name: len(text.encode()) for name, text in left.items()}
+    assert summary["counts"]["bytes_kept"] == sum(size for name, size in sizes.items() if rows[name]["keep"])
+
+
+def test_shards_workers_and_order_do_not_matter(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    documents = list(corpus().values())
+    shuffled = random.Random(4).sample(documents, len(documents))
+    cut = [shuffled[at : at + 4] for at in range(0, len(shuffled), 4)]
+    config = {"action": "excise"}
+    first, first_summary = run(write_ingest, make_context, tmp_path, "one", [documents], config)
+    second, second_summary = run(write_ingest, make_context, tmp_path, "cut", cut, config, workers=2)
+    assert rows_by_id(first["decontaminate"]) == rows_by_id(second["decontaminate"])
+    one, two = (pq.read_table(inputs["decontaminate"] / "matches.parquet") for inputs in (first, second))
+    assert one.equals(two)
+    assert first_summary == second_summary
+
+
+@pytest.mark.parametrize(("config", "kept"), [
+    ({"max_contamination": 0.7}, {"partial"}),
+    ({"max_contamination": 1.0}, set(LEAKS)),
+    ({"max_contamination": 1.0, "max_contamination_words": 30}, {"partial", "short"}),
+    ({"max_document_frequency": 1, "certain_coverage": 1.0}, {"partial"}),
+    ({"min_words": 10}, {"short"}),
+])
+def test_each_threshold_decides(
+    config: dict[str, Any], kept: set[str], write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    documents = corpus()
+    inputs, _ = run(write_ingest, make_context, tmp_path, "all", [list(documents.values())], config)
+    rows = rows_by_name(inputs, documents)
+    assert {name for name in LEAKS if rows[name]["keep"]} == kept
+
+
+def test_verdicts_can_be_replayed(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
+    documents = list(corpus().values())
+    inputs, _ = run(write_ingest, make_context, tmp_path, "all", [documents])
+    before, after = (
+        rules_of("decontaminate", Decontaminate.model_validate({"against": ["x"], **changed}),
+                 ["contamination", "contamination_words"])
+        for changed in ({}, {"max_contamination": 0.7})
+    )
+    assert [rule.name for rule in before] == [
+        "decontaminate/max_contamination", "decontaminate/max_contamination_words"]
+    old, new = judge_shard(inputs, "part-00000.parquet", "decontaminate", before, after)
+    stored = pq.read_table(inputs["decontaminate"] / "part-00000.parquet")["keep"].to_pylist()
+    assert old.keep.tolist() == stored
+    again, _ = run(write_ingest, make_context, tmp_path, "again", [documents], {"max_contamination": 0.7})
+    assert new.keep.tolist() == pq.read_table(again["decontaminate"] / "part-00000.parquet")["keep"].to_pylist()
+
+
+def test_of_excised_documents_only_what_is_left_can_be_judged_again(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    config = {"action": "excise", "margin_characters": 0}
+    inputs, _ = run(write_ingest, make_context, tmp_path, "all", [list(corpus().values())], config)
+    columns = pq.read_table(inputs["decontaminate"] / "part-00000.parquet").column_names
+    before, after = (
+        rules_of("decontaminate", Decontaminate.model_validate({"against": ["x"], **config, **changed}), columns)
+        for changed in ({}, {"min_left_words": 1000})
+    )
+    assert [rule.key for rule in before] == ["decontaminate.min_left_words"]
+    old, new = judge_shard(inputs, "part-00000.parquet", "decontaminate", before, after)
+    assert [int((~verdicts.keep).sum()) for verdicts in (old, new)] == [1, len(LEAKS)]
+
+
+def test_only_documents_kept_so_far_and_of_the_sources_count(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    documents = [("web", "a", QUESTION), ("web", "b", QUESTION + " b"), ("books", "c", QUESTION + " c")]
+    ingest = write_ingest("ingest", [documents])
+    ids = pq.read_table(ingest / "part-00000.parquet")["id"]
+    write_table(tmp_path / "langid" / "part-00000.parquet",
+                pa.table({"id": ids, "keep": pa.array([False, True, True])}))
+    inputs = {"ingest": ingest, "langid": tmp_path / "langid"}
+    config = {"against": [str(evaluation_set(tmp_path))], "sources": ["web"]}
+    decontaminate.run(inputs, config, tmp_path / "out", make_context("work"))
+    table = pq.read_table(tmp_path / "out" / "part-00000.parquet")
+    assert table["keep"].to_pylist() == [None, False, True]
+    assert table["contamination"].to_pylist() == [None, 1.0, None]
+
+
+def test_a_text_that_is_not_utf_8_is_quarantined(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    ingest = write_ingest("ingest", [[("web", "a", "text"), ("web", "b", QUESTION)]])
+    path = ingest / "part-00000.parquet"
+    table = pq.read_table(path)
+    broken = pa.array([b"caf\xe9", QUESTION.encode()], pa.large_binary()).view(pa.large_string())
+    write_table(path, table.set_column(3, table.schema.field("text"), broken))
+    config = {"against": [str(evaluation_set(tmp_path))], "max_quarantined": 0.5, "action": "excise"}
+    summary = decontaminate.run({"ingest": ingest}, config, tmp_path / "out", make_context("work"))
+    check_conservation(summary["counts"], "decontaminate")
+    assert (summary["counts"]["quarantined"], summary["counts"]["dropped"]) == (1, {"decontaminate/min_left_words": 1})
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the shared data is not here")
+def test_planted_items_of_real_sets_are_found_in_real_prose(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    from gristmill.dataprep.evaluation_sets import read_parts
+
+    against = [str(DATA / "eval" / name) for name in ("gsm8k_test.jsonl.zst", "HumanEval.jsonl.gz")]
+    parts, _ = read_parts(Decontaminate.model_validate({"against": against}).against)
+    chosen = [part for part in parts if part.field in ("question", "prompt") and part.item % 150 == 7]
+    speech = (DATA / "text" / "tinyshakespeare.txt").read_text()
+    planted = [("web", f"{part.set}#{part.item}", speech[5000 * n : 5000 * n + 4000] + "\n" + part.text + "\n")
+               for n, part in enumerate(chosen)]
+    clean = [("web", f"clean{n}", speech[5000 * n : 5000 * n + 5000]) for n in range(40, 60)]
+    ingest = write_ingest("ingest", [planted + clean])
+    summary = decontaminate.run({"ingest": ingest}, {"against": against}, tmp_path / "out", make_context("work"))
+    table = pq.read_table(tmp_path / "out" / "part-00000.parquet")
+    assert table["contaminated_item"].to_pylist() == [name for _, name, _ in planted] + [None] * len(clean)
+    assert table["keep"].to_pylist() == [False] * len(planted) + [True] * len(clean)
+    assert summary["sets"]["gsm8k_test"]["items"] == 1319
+    assert summary["sets"]["HumanEval"]["contaminated"] == 2

@@ -1,0 +1,98 @@
+"""Evaluation sets are read whole or not at all."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import ValidationError
+
+from gristmill.dataprep.evaluation_sets import EvaluationSetError, read_parts
+from gristmill.dataprep.sources import SourceError
+from gristmill.mixtures.decontaminate import Decontaminate, EvaluationSet
+
+ITEMS = [{"question": "Who was it?", "answer": "Nobody.", "options": ["a", "b"], "year": 1999},
+         {"question": "Where?", "answer": None, "options": ["c"], "year": 2000}]
+
+
+def write(folder: Path, name: str) -> Path:
+    path = folder / name
+    if name.endswith(".parquet"):
+        pq.write_table(pa.Table.from_pylist(ITEMS), path)
+    elif name.endswith(".jsonl.gz"):
+        path.write_bytes(gzip.compress("\n".join(map(json.dumps, ITEMS)).encode() + b"\n\n"))
+    elif name.endswith("keyed.json"):
+        path.write_text(json.dumps({"first": ITEMS[0], "second": ITEMS[1]}))
+    elif name.endswith("lines.json"):
+        path.write_text("\n".join(map(json.dumps, ITEMS)))
+    else:
+        path.write_text(json.dumps(ITEMS, indent=1))
+    return path
+
+
+@pytest.mark.parametrize("name", ["set.jsonl.gz", "set.parquet", "set.json", "keyed.json", "lines.json"])
+def test_the_strings_of_each_item_are_looked_for_on_their_own(name: str, tmp_path: Path) -> None:
+    called = name.split(".")[0]
+    parts, items = read_parts([EvaluationSet(path=str(write(tmp_path, name)))])
+    assert items == {called: 2}
+    assert [(part.set, part.item, part.field, part.text) for part in parts] == [
+        (called, 1, "question", "Who was it?"), (called, 1, "answer", "Nobody."), (called, 2, "question", "Where?")
+    ]
+
+
+def test_named_fields_may_hold_lists(tmp_path: Path) -> None:
+    section = EvaluationSet(path=str(write(tmp_path, "set.parquet")), text_fields=("question", "options"))
+    parts, _ = read_parts([section])
+    assert [(part.item, part.field, part.text) for part in parts] == [
+        (1, "question", "Who was it?"), (1, "options[0]", "a"), (1, "options[1]", "b"),
+        (2, "question", "Where?"), (2, "options[0]", "c"),
+    ]
+
+
+def test_tables_and_lines_of_text(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text('id,question\n1,"Who, then?"\n2,Where?\n')
+    (tmp_path / "tabs.tsv").write_text("question\tid\nWhen?\t3\n")
+    (tmp_path / "lines.txt").write_text("First item.\n\n  \nSecond item.\n")
+    parts, items = read_parts([EvaluationSet(path=str(tmp_path / "*.*"), text_fields=None, name="all")])
+    assert items == {"all/lines": 2, "all/table": 2, "all/tabs": 1}
+    assert [(part.set, part.item, part.text) for part in parts if part.field != "id"] == [
+        ("all/lines", 1, "First item."), ("all/lines", 2, "Second item."), ("all/table", 1, "Who, then?"),
+        ("all/table", 2, "Where?"), ("all/tabs", 1, "When?"),
+    ]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("bad.jsonl", b'{"a": "b"}\n{"a": \n', "line 2 is not valid JSON"),
+    ("bad.json", b"[1, 2]", "item 1 must be a JSON object, not int"),
+    ("bad.jsonl.gz", gzip.compress(b'{"a": "b"}')[:-9], "cannot be read: .*cut off"),
+    ("bad.txt", b"caf\xe9", "cannot be read: .*utf-8"),
+    ("empty.txt", b"\n", "the evaluation set is empty"),
+])
+def test_a_set_that_cannot_be_read_is_an_error(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(EvaluationSetError, match=message):
+        read_parts([EvaluationSet(path=str(tmp_path / name))])
+
+
+def test_names_that_mean_nothing_are_errors(tmp_path: Path) -> None:
+    path = str(write(tmp_path, "set.json"))
+    with pytest.raises(EvaluationSetError, match=r"no item has the field 'querry'; its fields are question, answer"):
+        read_parts([EvaluationSet(path=path, text_fields=("querry",))])
+    with pytest.raises(EvaluationSetError, match="two evaluation sets are called 'set'; give each its own `name`"):
+        read_parts([EvaluationSet(path=path), EvaluationSet(path=path)])
+    with pytest.raises(SourceError, match=r"decontaminate\.against\.0\.path: .* does not exist"):
+        read_parts([EvaluationSet(path=str(tmp_path / "none.json"))])
+
+
+def test_a_path_alone_is_a_set_with_the_defaults() -> None:
+    section = Decontaminate.model_validate({"against": ["a.jsonl", {"path": "b.csv", "name": "b"}]})
+    assert section.against == (EvaluationSet(path="a.jsonl"), EvaluationSet(path="b.csv", name="b"))
+    assert Decontaminate.model_validate({"against": "a.jsonl"}).against == (EvaluationSet(path="a.jsonl"),)
+    with pytest.raises(ValidationError, match="min_words \\(9\\) must not exceed ngram \\(8\\)"):
+        Decontaminate.model_validate({"against": ["a"], "ngram": 8, "min_words": 9})
+    with pytest.raises(ValidationError, match="at least 1 item"):
+        Decontaminate.model_validate({"against": []})
