@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from gristmill.dataprep.chain import check_linear
 from gristmill.dataprep.context import Context
+from gristmill.dataprep.dask_cluster import wait_for
 from gristmill.dataprep.files import as_path, read_json, write_json
 from gristmill.dataprep.job_errors import WorkerError, failure_path, noted_failure, shorten
 from gristmill.dataprep.runner import Mode, import_beam, make_pipeline
@@ -158,7 +159,7 @@ def _run_pipeline(
     do_task = DoTask(context.stage, process, str(records))
     _ = pipeline | f"{job}: shards" >> beam.Create(elements) | f"{job}: process" >> beam.ParDo(do_task)
     check_linear(pipeline)
-    pipeline.run().wait_until_finish()
+    wait_for(pipeline.run())
 
 
 class _Progress:

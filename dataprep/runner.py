@@ -12,12 +12,14 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from gristmill.dataprep.dask_cluster import check_cluster, dask_options
+
 Mode = Literal["memory", "threads", "processes"]
 TRACEBACK_LOGGERS = (
     "apache_beam.runners.common", "apache_beam.runners.worker.sdk_worker", "apache_beam.runners.worker.sdk_worker_main",
     "apache_beam.runners.worker.data_plane",
 )  # fmt: skip
-BEAM_NAMES = {"dask": "DaskRunner"}
+BEAM_NAMES = {"dask": "apache_beam.runners.dask.dask_runner.DaskRunner"}
 _loopback_lock = threading.Lock()
 
 
@@ -76,7 +78,10 @@ def make_pipeline(
         options: pipeline options for another runner, by Beam's names.
         mode: what the workers of the local runner are.
         address: of the Dask scheduler.
-        num_tasks: elements of the pipeline; Dask moves them one by one, by default it would move 128 together.
+        num_tasks: elements of the pipeline.
+
+    Raises:
+        WorkerError: the cluster does not answer.
     """
     beam = import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -87,8 +92,8 @@ def make_pipeline(
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         return beam.Pipeline(runner=_local_runner(mode, workers), options=PipelineOptions(flags=[]))
     if runner == "dask":
-        found = {} if address is None else {"dask_client_address": address}
-        options = {**found, "dask_npartitions": num_tasks, **options}
+        options = dask_options(address, num_tasks, options)
+        check_cluster(options)
     # As flags: the options of a runner are known only once Beam has imported it.
     return beam.Pipeline(options=PipelineOptions.from_dictionary({"runner": BEAM_NAMES.get(runner, runner), **options}))
 

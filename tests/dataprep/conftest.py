@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,6 +10,7 @@ import pytest
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
+from tests.dataprep.dask_processes import Cluster
 
 Documents = Sequence[tuple[str, str, str]]
 """(source, locator, text) of each document."""
@@ -43,3 +44,16 @@ def make_context(tmp_path: Path) -> Callable[..., Context]:
         return Context(work=work, emit=lambda event: None, **fields)  # type: ignore[arg-type]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A Dask scheduler and two workers; skips the test where Dask is not installed."""
+    pytest.importorskip("distributed")
+    made = Cluster(tmp_path_factory.mktemp("dask"))
+    try:
+        made.add_worker()
+        made.add_worker()
+        yield made
+    finally:
+        made.close()

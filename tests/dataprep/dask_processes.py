@@ -1,0 +1,53 @@
+"""A Dask cluster for tests: processes of its own on the loopback address."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PATIENCE_SECONDS = 60
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.01)
+
+
+class Cluster:
+    """A scheduler and workers, each a process of its own, on the loopback address."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file = folder / "scheduler.json"
+        self.workers: list[subprocess.Popen[bytes]] = []
+        self._scheduler = self._start(
+            "dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard",
+            "--scheduler-file", str(self._file),
+        )  # fmt: skip
+        wait_until(lambda: self._file.exists() and self._file.read_text().endswith("}"))
+        self.address: str = json.loads(self._file.read_text())["address"]
+
+    def add_worker(self) -> None:
+        self.workers.append(self._start(
+            "dask_worker", self.address, "--host", "127.0.0.1", "--nthreads", "1", "--no-nanny", "--no-dashboard",
+            "--local-directory", str(self._folder),
+        ))  # fmt: skip
+
+    def close(self) -> None:
+        for process in (*self.workers, self._scheduler):
+            process.kill()
+            process.wait()
+
+    def _start(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
+        with open(self._folder / "cluster.log", "ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", f"distributed.cli.{module}", *arguments], stdout=log, stderr=log,
+                cwd=Path(__file__).parents[2],
+            )  # fmt: skip

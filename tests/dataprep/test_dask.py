@@ -1,0 +1,102 @@
+"""A real Dask cluster over TCP: the same work, a killed worker costs only time, errors arrive as they were raised."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from gristmill.dataprep import dask_cluster
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.engine import Done, Task, run_tasks
+from gristmill.dataprep.files import atomic_write
+from gristmill.dataprep.job_errors import WorkerError
+from gristmill.dataprep.runner import BEAM_NAMES, import_beam
+from tests.dataprep.dask_processes import Cluster
+
+TASKS = [Task(f"t{n}", {"n": n}) for n in range(6)]
+
+
+def context(work: Path, address: str) -> Context:
+    return Context(work=work, emit=lambda event: None, runner="dask", address=address, workers=2)
+
+
+def square(out: Path, task: Task) -> Done:
+    with atomic_write(out / f"{task.name}.txt") as sink:
+        sink.write(str(task.payload["n"] ** 2).encode())
+    return Done([out / f"{task.name}.txt"], {"n": task.payload["n"], "pid": os.getpid()})
+
+
+def test_the_work_is_done_by_the_workers_of_the_cluster(tmp_path: Path, cluster: Cluster) -> None:
+    results = run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work", cluster.address))
+    assert [result["n"] for result in results] == list(range(6))
+    assert [(tmp_path / f"t{n}.txt").read_text() for n in range(6)] == ["0", "1", "4", "9", "16", "25"]
+    assert {result["pid"] for result in results} <= {worker.pid for worker in cluster.workers}
+
+
+def fail_on_three(task: Task) -> Done:
+    if task.payload["n"] == 3:
+        raise LookupError("three is not allowed")
+    return Done([], {})
+
+
+def test_what_a_task_raises_keeps_its_type_and_names_the_task(tmp_path: Path, cluster: Cluster) -> None:
+    with pytest.raises(LookupError) as caught:
+        run_tasks("job", TASKS, fail_on_three, context(tmp_path / "work", cluster.address))
+    assert str(caught.value) == "job/t3: LookupError: three is not allowed"
+
+
+def die_once(out: Path, task: Task) -> Done:
+    """Kills the worker that it runs in, in the middle of its work, the first time."""
+    if task.payload["n"] == 3 and not (out / "died").exists():
+        (out / "died").write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    with atomic_write(out / f"{task.name}.txt") as sink:
+        sink.write(str(task.payload["n"]).encode())
+    return Done([out / f"{task.name}.txt"], {"n": task.payload["n"]})
+
+
+def test_a_worker_that_is_killed_in_the_middle_of_a_shard_costs_only_time(tmp_path: Path, cluster: Cluster) -> None:
+    cluster.add_worker()
+    results = run_tasks("job", TASKS, partial(die_once, tmp_path), context(tmp_path / "work", cluster.address))
+    assert [result["n"] for result in results] == list(range(6))
+    dead = [worker.pid for worker in cluster.workers if worker.poll() is not None]
+    assert dead == [int((tmp_path / "died").read_text())]
+
+
+def test_a_scheduler_that_does_not_answer_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dask_cluster, "CONNECT_SECONDS", 0.5)
+    with pytest.raises(WorkerError, match=r"no Dask scheduler answers at tcp://127.*:9 .*or correct engine.address"):
+        run_tasks("job", TASKS, fail_on_three, context(tmp_path / "work", "tcp://127.0.0.1:9"))
+
+
+def test_a_scheduler_without_workers_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dask_cluster, "FIRST_WORKER_SECONDS", 0.5)
+    empty = Cluster(tmp_path)
+    try:
+        with pytest.raises(WorkerError, match=r"has no worker after 0.5 s; start some with `dask worker tcp://127"):
+            run_tasks("job", TASKS, fail_on_three, context(tmp_path / "work", empty.address))
+    finally:
+        empty.close()
+
+
+def write_name(folder: str, name: str, element: str) -> str:
+    (Path(folder) / f"{name}-{element}").write_text("")
+    return element
+
+
+def test_beam_itself_loses_all_branches_but_the_last_without_an_error(tmp_path: Path, cluster: Cluster) -> None:
+    """Why `check_linear` refuses such a pipeline; when this fails, Beam has mended its runner."""
+    beam = import_beam()
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    options = PipelineOptions([f"--runner={BEAM_NAMES['dask']}", f"--dask_client_address={cluster.address}"])
+    pipeline = beam.Pipeline(options=options)
+    names = pipeline | beam.Create(["a", "b"])
+    _ = names | "first" >> beam.Map(partial(write_name, str(tmp_path), "first"))
+    _ = names | "last" >> beam.Map(partial(write_name, str(tmp_path), "last"))
+    dask_cluster.wait_for(pipeline.run())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last-a", "last-b"]
