@@ -29,18 +29,27 @@ ZEROED_MEMORY = {"MALLOC_PERTURB_": "255", "GLIBC_TUNABLES": "glibc.malloc.pertu
 """glibc fills new memory with the complement of this byte: zero (mallopt(3), M_PERTURB)."""
 PROBE_BYTES = 1 << 16
 BATCH_LINES = 1000
+MAX_CHARACTERS = 2000
+"""What a classifier that is trained here looks at, unless the manifest says otherwise."""
 
 
 class ClassifierError(RuntimeError):
     """The classifier cannot be trained."""
 
 
-def normalise(text: str, max_characters: int) -> str:
-    """A document as one line of lower-case words; only the first `max_characters` are looked at.
+def as_line(text: str, section: Classifier) -> str:
+    """A text as the classifier sees it: one line of words.
 
-    fastText's own marks (a label's prefix, the end of a line) are broken up where they stand in a text.
+    A classifier that is trained here sees the first 2,000 characters in lower case, without fastText's own marks (a
+    label's prefix, the end of a line). A given model sees all of the text as it is, with each run of white space as
+    one space (DCLM replaces line breaks by spaces, which is the same to fastText). The section may say otherwise.
     """
-    line = text[:max_characters].lower().replace(LABEL_PREFIX, "label ").replace(END_OF_LINE, "s")
+    given = section.model is not None
+    line = text[: section.max_characters or (None if given else MAX_CHARACTERS)]
+    if (not given) if section.lower is None else section.lower:
+        line = line.lower()
+    if not given:
+        line = line.replace(LABEL_PREFIX, "label ").replace(END_OF_LINE, "s")
     return " ".join(line.split())
 
 
@@ -48,7 +57,7 @@ def train(examples: Iterable[tuple[bool, str]], section: Classifier, seed: int, 
     """Train a classifier and return the model's file.
 
     Args:
-        examples: (whether positive, normalised line), in the order in which they are learnt from.
+        examples: (whether positive, line), in the order in which they are learnt from.
         section: its settings.
         seed: of fastText.
         work: local folder for temporary files; the system's if None.
@@ -75,28 +84,24 @@ def train(examples: Iterable[tuple[bool, str]], section: Classifier, seed: int, 
         return model.read_bytes()
 
 
-def score(model: Any, lines: Sequence[str]) -> np.ndarray:
-    """Probability of the positive class for n normalised lines: float64 of shape (n,), in [0, 1]."""
-    scores = np.empty(len(lines), np.float64)
-    for start in range(0, len(lines), BATCH_LINES):
-        batch = list(lines[start : start + BATCH_LINES])
-        for row, (labels, shares) in enumerate(zip(*model.predict(batch, k=2), strict=True), start):
-            scores[row] = dict(zip(labels, shares, strict=True)).get(LABEL_PREFIX + POSITIVE, 0.0)
+def score_texts(model: Any, texts: Sequence[str], section: Classifier) -> np.ndarray:
+    """Probability of the good class for n texts: float64 of shape (n,), in [0, 1]."""
+    label = LABEL_PREFIX + POSITIVE if section.model is None else section.label
+    classes = len(model.get_labels())
+    scores = np.empty(len(texts), np.float64)
+    for start in range(0, len(texts), BATCH_LINES):
+        batch = [as_line(text, section) for text in texts[start : start + BATCH_LINES]]
+        for row, (labels, shares) in enumerate(zip(*model.predict(batch, k=classes), strict=True), start):
+            scores[row] = dict(zip(labels, shares, strict=True)).get(label, 0.0)
     return np.clip(scores, 0.0, 1.0)
 
 
-def area_under_curve(positive: np.ndarray, negative: np.ndarray) -> float:
-    """Exact AUC: the chance that a positive scores over a negative, ties counting half (Mann & Whitney 1947).
-
-    Args:
-        positive: scores of the positive examples, shape (p,), p > 0.
-        negative: scores of the negative examples, shape (n,), n > 0.
-    """
-    from scipy.stats import rankdata
-
-    ranks = rankdata(np.concatenate([positive, negative]))
-    wins = ranks[: len(positive)].sum() - len(positive) * (len(positive) + 1) / 2
-    return float(wins / (len(positive) * len(negative)))
+def check_label(model: Any, section: Classifier) -> None:
+    """Raise ClassifierError where a given model does not have the label that its section names."""
+    labels = model.get_labels()
+    if section.model is not None and section.label not in labels:
+        raise ClassifierError(f"{section.model} has no label {section.label!r}; it has {', '.join(sorted(labels)[:10])}"
+                              "; name one of them as quality.classifier.label")  # fmt: skip
 
 
 def memory_is_zeroed() -> bool:

@@ -69,11 +69,12 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     path = find_model(section.model)  # fails before any work, and fills the cache once
     sha256 = sha256_file(path)
     check_languages(wanted_languages(section), load_model(str(path), sha256).get_labels(), path.name)
-    tasks = [Task(shard) for shard in shard_names(inputs["ingest"])]
+    tasks = [Task(shard, size_bytes=(inputs["ingest"] / shard).stat().st_size)
+             for shard in shard_names(inputs["ingest"])]  # fmt: skip
     process = partial(
         identify_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), out=out, sha256=sha256
     )
-    results = run_tasks("langid", tasks, process, context)
+    results = run_tasks("langid", tasks, process, context, holds_gil=True)
     counts = add_counts(result["counts"] for result in results)
     check_conservation(counts, context.stage)
     check_quarantine(counts, section.max_quarantined, context.stage)

@@ -1,14 +1,13 @@
-"""The stage `quality`: a classifier learns to tell the positive sources from the negative ones, and scores documents.
+"""The stage `quality`: scores for every document, and a cut by value or by rank.
 
-The use of a fastText classifier for quality follows DCLM (Li et al. 2024). It is trained once, on documents chosen
-by hash; a held-out part, chosen by hash too, measures how well it separates the classes.
+The use of a fastText classifier for quality follows DCLM (Li et al. 2024), which keeps the best tenth. Models are
+trained once, on documents chosen by hash; a held-out part, chosen by hash too, measures how well every score
+separates the classes. First all documents are scored; then, with the ranks of all known, they are judged.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,217 +16,187 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.dataprep.classifier import area_under_curve, normalise, score, train
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import add_counts, check_conservation, check_quarantine
-from gristmill.dataprep.documents import annotate, judged_rows, kept_rows, read_documents, shard_names, write_table
+from gristmill.dataprep.documents import (
+    annotate,
+    judged_rows,
+    kept_rows,
+    read_documents,
+    read_table,
+    shard_names,
+    write_table,
+)
 from gristmill.dataprep.engine import Done, Task, run_tasks
-from gristmill.dataprep.files import atomic_write, is_local
+from gristmill.dataprep.histograms import add_histograms, histogram
+from gristmill.dataprep.labelled_examples import draw
 from gristmill.dataprep.measuring import measure_texts, spread
-from gristmill.dataprep.models import load_model
-from gristmill.mixtures.quality import Classifier, Quality
+from gristmill.dataprep.quality_models import HELD_OUT_FILE, find_models, measure_held_out, trainings
+from gristmill.dataprep.ranking import ALL, Cuts, describe_cuts, kept_by_rank, rank_documents
+from gristmill.dataprep.rules import count_failures, failures, first_failures
+from gristmill.dataprep.scorers import SCORES, ModelFiles, make_measure
+from gristmill.dataprep.separation import measure_separation
+from gristmill.mixtures.quality import SCORE_OF_THRESHOLD, THRESHOLDS, Quality, QualityThresholds
 
-HISTOGRAM_BINS = 20
-MODEL_FILE = "model.bin"
-
-
-class QualityError(ValueError):
-    """The classifier has nothing to learn from."""
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Documents of one class in the order in which they are used: row `rows[i]` of shard `shards[i]`."""
-
-    shards: np.ndarray
-    """int64 of shape (n,): positions in the list of shards."""
-    rows: np.ndarray
-    """int64 of shape (n,)."""
-    order: np.ndarray
-    """uint64 of shape (n,), ascending: the hash that they are ordered by."""
+TIE = "tie"
+"""Column beside the scores: the hash that orders documents of the same score."""
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Train the classifier, then measure `quality` (probability of the positive class) of every kept document.
+    """Score every kept document, and drop those whose scores are too bad.
 
-    Training reads the kept documents of the classes' sources, whether or not `sources` has them judged. The reason
-    to drop is `quality` (below `threshold`). Beside the annotations, `out` holds the model.
+    Training reads the kept documents of the classes' sources, whether or not `sources` has them judged. Columns are
+    the configured ones of `scorers.SCORES`. Reasons are the thresholds (`quality/min_quality`) and `quality/keep_top`.
+    Beside the annotations, `out` holds the models that were trained.
 
     Args:
         inputs: `ingest`, and the annotating stages that ran before.
         config: the manifest's `quality` section (`mixtures.quality.Quality`), its `seed` set.
 
     Returns:
-        `counts`, `auc` on `held_out` documents, `training_documents` by class, and `histogram`: source -> number of
-        documents in each of 20 equal bins of the score.
+        `counts`; `rules`: per threshold how many documents fail it, and fail only it; `scores`: column -> its
+        `histograms` by source and, where labelled documents were held out, its `separation` of them (see
+        `separation.measure_separation`); `cuts` with `keep_top`: source (or `all`) -> the cut's `score`, and how many
+        documents were `kept` `of` how many. With a classifier also `training_documents` by class, `held_out`
+        documents, its `auc` on them, and `histogram`: source -> documents in each of 20 equal bins of `quality`.
 
     Raises:
-        QualityError: a class has fewer than two documents, or a source is in both classes.
-        ClassifierError: training failed.
+        QualityError: a class has fewer than two documents.
+        ClassifierError: training failed, or a given model lacks the label.
         ConservationError, QuarantineError: see `counts`.
     """
     section = Quality.model_validate(config)
-    shared: dict[str, Any] = {"inputs": dict(inputs), "config": section.model_dump(mode="json"), "out": out}
-    learn = partial(train_model, **shared, work=context.work)
-    (trained,) = run_tasks("train", [Task("model")], learn, context)
-    tasks = [Task(shard) for shard in shard_names(inputs["ingest"])]
-    results = run_tasks("score", tasks, partial(score_shard, **shared, sha256=trained["sha256"]), context)
+    told: dict[str, Any] = {"inputs": dict(inputs), "config": section.model_dump(mode="json")}
+    trained = {}
+    for name, train in trainings(section).items():
+        process = partial(train, **told, out=out, work=context.work)
+        (trained[name],) = run_tasks(f"train_{name}", [Task(name)], process, context, holds_gil=True)
+    told["models"] = find_models(section, out, trained)
+    tasks = [Task(shard, size_bytes=(inputs["ingest"] / shard).stat().st_size)
+             for shard in shard_names(inputs["ingest"])]  # fmt: skip
+    scores = context.work / "scored"
+    results = run_tasks("score", tasks, partial(score_shard, **told, out=scores), context, holds_gil=True)
+    histograms = _join_histograms(result["histograms"] for result in results)
+    cuts = _find_cuts(section, scores, [task.name for task in tasks])
+    judge = partial(judge_shard, inputs=told["inputs"], config=told["config"], scores=scores, out=out, cuts=cuts)
+    results = run_tasks("judge", tasks, judge, context)
     counts = add_counts(result["counts"] for result in results)
     check_conservation(counts, context.stage)
     check_quarantine(counts, section.max_quarantined, context.stage)
-    return {
+    summary: dict[str, Any] = {
         "counts": counts,
-        "auc": trained["auc"],
-        "held_out": trained["held_out"],
-        "training_documents": trained["training_documents"],
-        "histogram": _add_bins(result["histogram"] for result in results),
+        "rules": add_counts(result["rules"] for result in results),
+        "scores": {name: {"histograms": histograms[name]} for name in section.scores},
     }
+    if cuts is not None:
+        summary["cuts"] = describe_cuts(cuts)
+    if section.classifier is not None:
+        summary["histogram"] = {source: [*shape["counts"][1:-2], sum(shape["counts"][-2:])]
+                                for source, shape in histograms["quality"].items()}  # fmt: skip
+        summary["training_documents"] = trained.get("classifier", {}).get("training_documents", {})
+    if section.classifier is not None and section.classifier.has_classes:
+        measure = partial(measure_held_out, **told, out=context.work / HELD_OUT_FILE)
+        run_tasks("held_out", [Task("held_out")], measure, context, holds_gil=True)
+        summary.update(_separations(section, read_table(context.work / HELD_OUT_FILE), cuts, summary["scores"]))
+    return summary
 
 
-def train_model(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path, work: Path) -> Done:
-    """Train the classifier, commit it, and measure it on the held-out documents."""
+def score_shard(
+    task: Task, inputs: Mapping[str, Path], config: dict[str, Any], models: ModelFiles, out: Path
+) -> Done:  # fmt: skip
+    """Score one document shard: a row per judged document with its source, error, tie and scores."""
     section = Quality.model_validate(config)
-    seed, settings = section.seed or 0, section.classifier
-    shards = shard_names(inputs["ingest"])
-    training, held_out = {}, {}
-    for good, examples in choose_examples(inputs, shards, settings, seed).items():
-        training[good], held_out[good] = examples
-    lines = {good: _read_lines(inputs, shards, examples, settings) for good, examples in training.items()}
-    order = {good: examples.order for good, examples in training.items()}
-    content = train(_merge(lines, order), settings, seed, work if is_local(work) else None)
-    with atomic_write(out / MODEL_FILE) as sink:
-        sink.write(content)
-    sha256 = hashlib.sha256(content).hexdigest()
-    model = load_model(str(out / MODEL_FILE), sha256)
-    scores = {
-        good: score(model, _read_lines(inputs, shards, examples, settings)) for good, examples in held_out.items()
-    }
-    result = {
-        "sha256": sha256,
-        "auc": area_under_curve(scores[True], scores[False]),
-        "held_out": len(scores[True]) + len(scores[False]),
-        "training_documents": {"positive": len(lines[True]), "negative": len(lines[False])},
-    }
-    return Done([out / MODEL_FILE], result)
+    documents = read_documents(inputs, task.name, ["id", "source", "text"])
+    judged = pa.array(judged_rows(documents, kept_rows(inputs, task.name), section.sources))
+    measured, errors = measure_texts(documents["text"].take(judged), make_measure(section, models))
+    sources = documents["source"].take(judged).cast(pa.string()).combine_chunks()
+    ties = draw(documents["id"].take(judged).to_pylist(), section.seed or 0)[:, 1]
+    columns = {name: spread(values, errors) for name, values in measured.items()}
+    write_table(out / task.name, pa.table({
+        "source": sources, "error": pa.array(errors, pa.string()), TIE: pa.array(ties), **columns,
+    }))  # fmt: skip
+    shapes = {name: _histograms(sources, columns[name], SCORES[name].edges) for name in section.scores}
+    return Done([out / task.name], {"histograms": shapes})
 
 
-def score_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path, sha256: str) -> Done:
-    """Score one document shard and write its annotations."""
+def judge_shard(
+    task: Task, inputs: Mapping[str, Path], config: dict[str, Any], scores: Path, out: Path, cuts: Cuts | None
+) -> Done:  # fmt: skip
+    """Judge one document shard by its scores and write its annotations."""
     section = Quality.model_validate(config)
     documents = read_documents(inputs, task.name, ["id", "source", "text"])
     rows = kept_rows(inputs, task.name)
     judged = judged_rows(documents, rows, section.sources)
-    model = load_model(str(out / MODEL_FILE), sha256)
-
-    def measure(texts: pa.Array) -> dict[str, np.ndarray]:
-        lines = [normalise(text, section.classifier.max_characters) for text in texts.to_pylist()]
-        return {"quality": score(model, lines)}
-
-    measured, errors = measure_texts(documents["text"].take(judged), measure)
-    column = spread(measured["quality"], errors)
-    threshold = -1.0 if section.threshold is None else section.threshold
-    reasons = ["quality" if value is not None and value < threshold else None for value in column.to_pylist()]
-    table, counts = annotate(documents, rows, judged, reasons, {"quality": column}, errors)
+    scored = read_table(scores / task.name).combine_chunks()
+    columns = {name: scored[name].combine_chunks() for name in scored.column_names
+               if name not in ("source", "error", TIE)}  # fmt: skip
+    values = {name: _numbers(column) for name, column in columns.items() if name in SCORE_OF_THRESHOLD.values()}
+    absent = np.full(len(judged), np.nan)
+    statistics = {score: values.get(score, absent) for score in SCORE_OF_THRESHOLD.values()}
+    bounds = QualityThresholds.model_validate({name: getattr(section, name) for name in THRESHOLDS})
+    failed = failures(statistics, {"quality": bounds})
+    if cuts is not None:
+        ranked = _numbers(columns[cuts.score])
+        failed["quality/keep_top"] = ~np.isnan(ranked) & ~kept_by_rank(
+            cuts, scored["source"].to_pylist(), ranked, scored[TIE].to_numpy())  # fmt: skip
+    errors = scored["error"].to_pylist()
+    table, counts = annotate(documents, rows, judged, first_failures(failed, len(judged)), columns, errors)
     write_table(out / task.name, table)
-    sources = documents["source"].take(pa.array(judged)).cast(pa.string())
-    return Done([out / task.name], {"counts": counts, "histogram": _count_bins(sources, column)})
+    return Done([out / task.name], {"counts": counts, "rules": count_failures(failed)})
 
 
-def choose_examples(
-    inputs: Mapping[str, Path], shards: Sequence[str], section: Classifier, seed: int
-) -> dict[bool, tuple[Examples, Examples]]:
-    """Choose the documents to learn from and those to measure with: whether positive -> (training, held out).
+def _find_cuts(section: Quality, scores: Path, shards: list[str]) -> Cuts | None:
+    if section.keep_top is None:
+        return None
 
-    Raises:
-        QualityError: a class has fewer than two documents, or a source is in both classes.
-    """
-    both = sorted(set(section.positive) & set(section.negative))
-    if both:
-        raise QualityError(f"quality: {', '.join(both)} is both positive and negative; leave it in one class")
-    classes = {True: section.positive, False: section.negative}
-    found: dict[bool, list[tuple[int, np.ndarray, np.ndarray]]] = {True: [], False: []}
-    for number, shard in enumerate(shards):
-        documents, rows = read_documents(inputs, shard, ["id", "source"]), kept_rows(inputs, shard)
-        for good, sources in classes.items():
-            members = judged_rows(documents, rows, sources)
-            found[good].append((number, members, draw(documents["id"].take(pa.array(members)).to_pylist(), seed)))
-    return {good: _split(found[good], classes[good], section, good) for good in classes}
+    def read() -> Iterator[tuple[list[str], np.ndarray, np.ndarray]]:
+        for shard in shards:
+            table = read_table(scores / shard, ["source", section.ranked_by, TIE])
+            values = _numbers(table[section.ranked_by])
+            good = ~np.isnan(values)
+            sources = table["source"].filter(pa.array(good)).to_pylist()
+            yield sources, values[good], table[TIE].to_numpy()[good]
+
+    better = SCORES[section.ranked_by].higher_is_better
+    return rank_documents(read, section.ranked_by, better, section.keep_top, section.per_source)
 
 
-def draw(ids: Sequence[bytes], seed: int) -> np.ndarray:
-    """Two uniform 64-bit numbers per document, from the seed and its id alone: uint64 of shape (n, 2)."""
-    key = seed.to_bytes(16, "little", signed=True)
-    digests = b"".join(hashlib.blake2b(identity, digest_size=16, key=key).digest() for identity in ids)
-    return np.frombuffer(digests, "<u8").reshape(-1, 2)
-
-
-def split_draws(draws: np.ndarray, holdout: float, max_documents: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split at least two documents into those to learn from and those held out: neither is empty.
-
-    Args:
-        draws: uint64 of shape (n, 2): the first decides which part a document is in, the second the order.
-        holdout: share that is held out.
-        max_documents: at most so many in each part, the first in the order.
-
-    Returns:
-        positions of the training and of the held-out documents, each in the order.
-    """
-    order = np.lexsort((draws[:, 0], draws[:, 1]))
-    held = draws[order, 0] < np.uint64(holdout * 2.0**64)
-    if held.all() or not held.any():
-        held[-1] = not held[-1]
-    return order[~held][:max_documents], order[held][:max_documents]
-
-
-def _split(
-    found: list[tuple[int, np.ndarray, np.ndarray]], sources: Sequence[str], section: Classifier, good: bool
-) -> tuple[Examples, Examples]:
-    draws = np.concatenate([drawn for _, _, drawn in found]) if found else np.empty((0, 2), np.uint64)
-    if len(draws) < 2:
-        name = "positive" if good else "negative"
-        raise QualityError(
-            f"quality: the {name} sources ({', '.join(sources)}) have {len(draws)} documents left, at least 2 are "
-            f"needed; name other sources as `{name}:`, or loosen the stages before"
+def _separations(
+    section: Quality, held_out: pa.Table, cuts: Cuts | None, scores: Mapping[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """Measure each score on the held-out documents, into `scores`; and the classifier's numbers by themselves."""
+    good = held_out["good"].to_numpy(zero_copy_only=False).astype(bool)
+    for name, found in scores.items():
+        values = _numbers(held_out[name])
+        found["separation"] = measure_separation(
+            values[good], values[~good], _single_cut(section, name, cuts), SCORES[name].higher_is_better
         )
-    shards = np.concatenate([np.full(len(rows), number, np.int64) for number, rows, _ in found])
-    rows = np.concatenate([rows for _, rows, _ in found])
-    parts = split_draws(draws, section.holdout, section.max_documents)
-    training, held_out = (Examples(shards[part], rows[part], draws[part, 1]) for part in parts)
-    return training, held_out
+    return {"auc": scores["quality"]["separation"]["auc"], "held_out": len(held_out)}
 
 
-def _read_lines(
-    inputs: Mapping[str, Path], shards: Sequence[str], examples: Examples, section: Classifier
-) -> list[str]:
-    """The normalised texts of some examples, in their order."""
-    lines = [""] * len(examples.rows)
-    for number in np.unique(examples.shards):
-        places = np.flatnonzero(examples.shards == number)
-        texts = read_documents(inputs, shards[number], ["text"])["text"].take(pa.array(examples.rows[places]))
-        for place, text in zip(places, texts, strict=True):
-            lines[place] = normalise(text.as_py(), section.max_characters)
-    return lines
+def _single_cut(section: Quality, score: str, cuts: Cuts | None) -> float | None:
+    """The worst value of a score that is kept, where one value says it: not when every source has its own."""
+    bounds = [getattr(section, name) for name in THRESHOLDS if SCORE_OF_THRESHOLD[name] == score]
+    values = [bound for bound in bounds if bound is not None]
+    if cuts is not None and cuts.score == score and not cuts.per_source and cuts.found:
+        values.append(cuts.found[ALL].score)
+    if not values:
+        return None
+    return max(values) if SCORES[score].higher_is_better else min(values)
 
 
-def _merge(lines: Mapping[bool, Sequence[str]], order: Mapping[bool, np.ndarray]) -> Iterator[tuple[bool, str]]:
-    """Both classes in one order, so that neither is learnt before the other."""
-    merged = [(key, good, place) for good in lines for place, key in enumerate(order[good].tolist())]
-    for _, good, place in sorted(merged):
-        yield good, lines[good][place]
+def _numbers(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    """A column as float64, NaN where it is null."""
+    values: np.ndarray = pc.fill_null(column.cast(pa.float64()), float("nan")).to_numpy(zero_copy_only=False)
+    return values
 
 
-def _count_bins(sources: pa.ChunkedArray, scores: pa.Array) -> dict[str, list[int]]:
-    bins: dict[str, list[int]] = {}
-    for source in sorted(pc.unique(sources).to_pylist()):
-        values = scores.filter(pc.equal(sources, source).combine_chunks()).drop_null().to_numpy(zero_copy_only=False)
-        bins[source] = np.histogram(values, HISTOGRAM_BINS, (0.0, 1.0))[0].tolist()
-    return bins
+def _histograms(sources: pa.Array, scores: pa.Array, edges: tuple[float, ...]) -> dict[str, Any]:
+    values, names = _numbers(scores), np.array(sources.to_pylist(), object)
+    return {source: histogram(values[names == source], list(edges)) for source in sorted(set(names.tolist()))}
 
 
-def _add_bins(parts: Iterator[dict[str, list[int]]]) -> dict[str, list[int]]:
-    total: dict[str, list[int]] = {}
-    for part in parts:
-        for source, bins in part.items():
-            before = total.get(source, [0] * HISTOGRAM_BINS)
-            total[source] = [a + b for a, b in zip(before, bins, strict=True)]
-    return total
+def _join_histograms(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    found = list(parts)
+    names = dict.fromkeys(name for part in found for name in part)
+    return {name: dict(sorted(add_histograms(part[name] for part in found).items())) for name in names}

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.documents import read_annotations
+from gristmill.dataprep.language_codes import parse_label
 from gristmill.mixtures.decontaminate import Decontaminate
 from gristmill.mixtures.language import LanguageId
-from gristmill.mixtures.quality import Quality
 from gristmill.mixtures.rules import Filter
 from gristmill.mixtures.section import Judging
 
@@ -94,11 +94,17 @@ def _rules(stage: str, section: Judging) -> Iterator[Rule]:
             if thresholds is not None:
                 yield from _bounds(thresholds, f"filter.rules.{name}", name)
     elif isinstance(section, LanguageId):
-        yield Rule("language", "langid.keep", "language", section.keep, _not_among(section.keep))
-        yield Rule("language_score", "langid.threshold", "language_score", section.threshold, _below(section.threshold))
-    elif isinstance(section, Quality) and section.threshold is not None:
-        yield Rule("quality", "quality.threshold", "quality", section.threshold, _below(section.threshold))
+        yield from _language_rules(section)
     yield from _bounds(section, stage, stage)
+
+
+def _language_rules(section: LanguageId) -> Iterator[Rule]:
+    """Wanted languages and their common threshold; thresholds per language and scripts are not one bound each."""
+    if any(parse_label(code).script for code in section.keep):
+        return
+    yield Rule("language", "langid.keep", "language", section.keep, _not_among(section.keep))
+    if not isinstance(section.keep, Mapping):
+        yield Rule("language_score", "langid.threshold", "language_score", section.threshold, _below(section.threshold))
 
 
 def _bounds(section: Any, key: str, prefix: str) -> Iterator[Rule]:

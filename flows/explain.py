@@ -104,9 +104,9 @@ def find_threshold(recipe: Mapping[str, Any], reason: str | None) -> Any:
         return at
     languages = recipe.get("keep")
     thresholds = languages if isinstance(languages, Mapping) else recipe.get("threshold")
-    return {"language_score": thresholds, "quality": recipe.get("threshold"),
-            "language": languages,
-            "near_duplicate": (recipe.get("minhash") or {}).get("threshold")}.get(reason)
+    return {"language_score": thresholds, "language": languages,
+            "near_duplicate": (recipe.get("minhash") or {}).get("threshold")}.get(
+                reason, recipe.get(reason.rpartition("/")[2]))
 
 
 def places_in_mix(session: Session, mix: Path, source: str, document: bytes) -> dict[str, Any]:

@@ -257,7 +257,7 @@ STAGES: dict[str, Stage] = {
         Stage("dedup", 1, "gristmill.dataprep.dedup:run", _prepare("dedup"), _before("dedup")),
         Stage("langid", 2, "gristmill.dataprep.langid:run", _prepare("langid"), _before("langid")),
         Stage("dedup_lines", 1, "gristmill.dataprep.dedup_lines:run", _prepare("dedup_lines"), _before("dedup_lines")),
-        Stage("quality", 1, "gristmill.dataprep.quality:run", _prepare("quality"), _before("quality")),
+        Stage("quality", 2, "gristmill.dataprep.quality:run", _prepare("quality"), _before("quality")),
         Stage("decontaminate", 1, "gristmill.dataprep.decontaminate:run", _prepare("decontaminate"),
               _before("decontaminate")),
         Stage("tokenizer", 1, "gristmill.tokenize.tokenizer:run", _tokenizer, _documents()),

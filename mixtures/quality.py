@@ -1,35 +1,123 @@
-"""The section `quality`: how documents are scored."""
+"""The section `quality`: how documents are scored, and which scores are too bad."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from gristmill.mixtures.section import Fraction, Judging, Positive, PositiveFloat, Section
+from gristmill.mixtures.section import Fraction, Judging, OutsidePath, Positive, PositiveFloat, Section
+
+Share = Annotated[float, Field(gt=0.0, le=1.0)]
+Score = Literal["quality", "perplexity", "model_perplexity", "heuristic_score"]
 
 
 class Classifier(Section):
-    """A fastText classifier trained in the stage."""
+    """A fastText classifier: trained in the stage to tell two classes of documents apart, or a given one."""
 
-    positive: tuple[str, ...]
-    negative: tuple[str, ...]
+    positive: tuple[str, ...] = ()
+    """Sources whose documents are good. With a given `model` the classes only measure how well it tells them apart."""
+    negative: tuple[str, ...] = ()
+    """Sources whose documents are not."""
+    positive_files: tuple[OutsidePath, ...] = ()
+    """Good texts from files beside the sources: JSON lines or Parquet (field `text`), or plain lines, from which
+    fastText's labels are taken off."""
+    negative_files: tuple[OutsidePath, ...] = ()
+    """Texts that are not good, likewise."""
+    model: OutsidePath | None = None
+    """A fastText model (.bin, .ftz) to use instead of training one, for instance DCLM's."""
+    label: str = "__label__positive"
+    """The given model's label of good text; DCLM's is `__label__hq`."""
+    lower: bool | None = None
+    """Whether texts are put in lower case first: true where the classifier is trained here, false for a given model,
+    which must see text as it was trained on it."""
+    max_characters: Positive | None = None
+    """So many characters of a text are looked at: 2,000 where the classifier is trained here, all for a given model."""
     epochs: Positive = 5
     word_ngrams: Positive = 2
     dimensions: Positive = 32
     buckets: Positive = 100_000
     learning_rate: PositiveFloat = 0.2
-    max_characters: Positive = 2000
     holdout: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
-    """Share of labelled documents, chosen by hash, that only measure the AUC."""
+    """Share of labelled documents, chosen by hash, that only measure."""
     max_documents: Positive = 50_000
     """At most so many documents per class are trained on, chosen by hash."""
 
+    @property
+    def has_classes(self) -> bool:
+        """Whether there are examples of both classes."""
+        return bool((self.positive or self.positive_files) and (self.negative or self.negative_files))
 
-class Quality(Judging):
-    """Quality scores for every document."""
+    @model_validator(mode="after")
+    def _can_work(self) -> Classifier:
+        both = sorted({*self.positive, *self.positive_files} & {*self.negative, *self.negative_files})
+        if both:
+            raise ValueError(f"{', '.join(both)} is both positive and negative; leave it in one class")
+        if self.model is None and not self.has_classes:
+            raise ValueError("a classifier is trained on both classes: name sources as `positive` and `negative` (or "
+                             "files as `positive_files` and `negative_files`), or give a `model`")  # fmt: skip
+        return self
 
-    classifier: Classifier
-    threshold: Fraction | None = None
-    """Drop documents that score lower; nothing is dropped if absent."""
+
+class QualityThresholds(Section):
+    """Bounds on scores; the bound itself passes."""
+
+    min_quality: Fraction | None = None
+    """Least probability of the classifier's good class; `threshold` is another name for it."""
+    min_heuristic_score: Fraction | None = None
+
+
+THRESHOLDS = tuple(QualityThresholds.model_fields)
+SCORE_OF_THRESHOLD = {name: name.partition("_")[2] for name in THRESHOLDS}
+
+
+class Quality(QualityThresholds, Judging):
+    """Quality scores for every document. Nothing is dropped unless a threshold or `keep_top` is set."""
+
+    classifier: Classifier | None = None
+    """Measures `quality`."""
+    heuristics: bool = False
+    """Measure `heuristic_score`, a share in [0, 1] that no training is needed for; see `dataprep/heuristics.py`."""
+    keep_top: Share | None = None
+    """Keep this share of the judged documents, the best by one score: ceil(share * documents) of them, documents of
+    the same score in the order of a hash of their ids. DCLM keeps the best 0.1. Thresholds apply besides."""
+    keep_top_by: Score | None = None
+    """Which score; the first configured one if absent."""
+    per_source: bool = False
+    """`keep_top` of every source by itself, instead of all documents together."""
     seed: int | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _threshold(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or "threshold" not in value:
+            return value
+        if value.get("min_quality") is not None:
+            raise ValueError("threshold and min_quality are one setting; keep one of them")
+        return {**{key: item for key, item in value.items() if key != "threshold"}, "min_quality": value["threshold"]}
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """The columns that documents can be ranked by."""
+        found = {"quality": self.classifier is not None, "heuristic_score": self.heuristics}
+        return tuple(name for name, wanted in found.items() if wanted)
+
+    @property
+    def ranked_by(self) -> str:
+        """The score that `keep_top` looks at."""
+        return self.keep_top_by or self.scores[0]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Quality:
+        if not self.scores:
+            raise ValueError("nothing is to be measured: set at least one of classifier, perplexity, heuristics")
+        used = {name: SCORE_OF_THRESHOLD[name] for name in THRESHOLDS if getattr(self, name) is not None}
+        if self.keep_top_by is not None:
+            used["keep_top_by"] = self.keep_top_by
+        for name, score in used.items():
+            if score not in self.scores:
+                raise ValueError(f"{name} needs the score {score}, which is not measured; measured: "
+                                 f"{', '.join(self.scores)}")  # fmt: skip
+        if self.keep_top is None and (self.keep_top_by is not None or self.per_source):
+            raise ValueError("keep_top_by and per_source say how keep_top chooses; set keep_top too")
+        return self

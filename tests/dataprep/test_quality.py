@@ -1,4 +1,5 @@
 import gzip
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -6,16 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.dataprep import classifier, quality
-from gristmill.dataprep.classifier import ClassifierError, area_under_curve, normalise, score, train
+from gristmill.dataprep import classifier, quality, quality_models, scorers
+from gristmill.dataprep.classifier import ClassifierError, as_line, score_texts, train
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import read_table, shard_names
+from gristmill.dataprep.labelled_examples import QualityError, choose_examples, draw, open_pool, split_draws
 from gristmill.dataprep.models import load_model
-from gristmill.dataprep.quality import QualityError, draw, split_draws
-from gristmill.mixtures.quality import Classifier
+from gristmill.mixtures.quality import Classifier, Quality
 
 SECTION = {"positive": ["books"], "negative": ["ads"], "epochs": 5, "dimensions": 8, "buckets": 1000, "holdout": 0.25}
 SETTINGS = Classifier.model_validate(SECTION)
@@ -38,18 +39,10 @@ def ingest(write_ingest: Callable[..., Path]) -> Path:
     return write_ingest("ingest", [documents[:120], documents[120:240], documents[240:]])
 
 
-@settings(deadline=None)  # the first call imports scipy
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=20), st.lists(st.integers(0, 5), min_size=1, max_size=20))
-def test_the_area_under_the_curve_is_the_chance_of_winning(positive: list[int], negative: list[int]) -> None:
-    wins = sum((p > n) + 0.5 * (p == n) for p in positive for n in negative)
-    found = area_under_curve(np.array(positive, float), np.array(negative, float))
-    assert found == pytest.approx(wins / (len(positive) * len(negative)), abs=1e-12)
-
-
 @given(st.text())
 def test_a_normalised_text_is_one_line_without_fasttexts_own_marks(content: str) -> None:
     for whole in (content, f"__LABEL__positive {content} </S>"):
-        line = normalise(whole, 2000)
+        line = as_line(whole, SETTINGS)
         assert "\n" not in line
         assert not line.startswith("__label__")
         assert "__label__" not in line
@@ -58,7 +51,16 @@ def test_a_normalised_text_is_one_line_without_fasttexts_own_marks(content: str)
 
 
 def test_only_the_beginning_is_normalised() -> None:
-    assert normalise("Ab  C\ndef", 7) == "ab c d"
+    section = Classifier.model_validate({**SECTION, "max_characters": 7})
+    assert as_line("Ab  C\ndef", section) == "ab c d"
+    assert as_line("x" * 3000, SETTINGS) == "x" * 2000
+
+
+def test_a_given_model_sees_the_whole_text_as_it_is_unless_it_is_told_otherwise() -> None:
+    given_model = Classifier(model="m.bin")  # type: ignore[arg-type]
+    assert as_line("Ab\n\nC </s>" + "x" * 3000, given_model) == "Ab C </s>" + "x" * 3000
+    told = Classifier(model="m.bin", lower=True, max_characters=4)  # type: ignore[arg-type]
+    assert as_line("Ab\nCD", told) == "ab c"
 
 
 @given(st.integers(2, 200), st.floats(0.01, 0.99), st.integers(1, 50), st.integers(0, 1000))
@@ -117,13 +119,17 @@ def test_the_stage_separates_easy_sources_and_scores_every_document(
     assert np.mean(scores["books"]) > 0.8
     assert np.mean(scores["ads"]) < 0.2
     model = load_model(str(out / "model.bin"), "as written")
-    assert score(model, [normalise(text(GOOD, 7), 2000)])[0] > 0.5
+    assert score_texts(model, [text(GOOD, 7)], SETTINGS)[0] > 0.5
+    separation = summary["scores"]["quality"]["separation"]
+    assert separation["auc"] == summary["auc"]
+    assert separation["at_cut"] is None  # nothing is cut
+    assert separation["best"]["f1"] > 0.9
 
 
 def test_neither_workers_nor_an_interruption_change_a_byte(
     ingest: Path, tmp_path: Path, make_context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = {"classifier": SECTION, "seed": 1, "threshold": 0.5}
+    config = {"classifier": SECTION, "seed": 1, "threshold": 0.5, "keep_top": 0.6, "heuristics": True}
     once, again = tmp_path / "once", tmp_path / "again"
     first = quality.run({"ingest": ingest}, config, once, make_context("work1"))
     original = quality.write_table
@@ -138,12 +144,12 @@ def test_neither_workers_nor_an_interruption_change_a_byte(
         with pytest.raises(Exception, match="No space left"):
             quality.run({"ingest": ingest}, config, again, make_context("work2", workers=2))
     assert (again / "model.bin").exists()
-    monkeypatch.setattr(quality, "train", lambda *arguments: pytest.fail("the model was there already"))
+    monkeypatch.setattr(quality_models, "train", lambda *arguments: pytest.fail("the model was there already"))
     assert quality.run({"ingest": ingest}, config, again, make_context("work2", workers=2)) == first
     files = {path.name: path.read_bytes() for path in once.iterdir()}
     assert {path.name: path.read_bytes() for path in again.iterdir()} == files
     assert set(files) == {"model.bin", *shard_names(ingest)}
-    assert first["counts"]["dropped"]["quality"] > 100
+    assert first["counts"]["dropped"]["quality/min_quality"] > 100
 
 
 def test_training_ignores_which_sources_are_judged(
@@ -154,7 +160,7 @@ def test_training_ignores_which_sources_are_judged(
     assert summary["auc"] > 0.97
     assert set(summary["histogram"]) == {"web"}
     assert summary["counts"]["sources"]["ads"]["kept"] == 150
-    assert 20 <= summary["counts"]["sources"]["web"]["dropped"]["quality"] <= 40
+    assert 20 <= summary["counts"]["sources"]["web"]["dropped"]["quality/min_quality"] <= 40
 
 
 @pytest.mark.parametrize(
@@ -163,6 +169,7 @@ def test_training_ignores_which_sources_are_judged(
         ({"positive": ["novels"]}, r"positive sources \(novels\) have 0 documents"),
         ({"negative": ["spam", "junk"]}, r"negative sources \(spam, junk\) have 0 documents"),
         ({"negative": ["ads", "books"]}, "books is both positive and negative"),
+        ({"negative": []}, "trained on both classes"),
     ],
 )
 def test_a_class_without_documents_is_an_error_that_names_its_sources(
@@ -176,7 +183,138 @@ def test_a_class_without_documents_is_an_error_that_names_its_sources(
 def test_the_error_is_a_quality_error_where_no_runner_wraps_it(ingest: Path) -> None:
     settings = Classifier.model_validate({**SECTION, "positive": ["novels"]})
     with pytest.raises(QualityError):
-        quality.choose_examples({"ingest": ingest}, shard_names(ingest), settings, 1)
+        choose_examples(open_pool({"ingest": ingest}, settings), settings, 1)
+
+
+@pytest.mark.parametrize(("section", "message"), [
+    ({}, "nothing is to be measured"),
+    ({"heuristics": True, "min_quality": 0.5}, "min_quality needs the score quality"),
+    ({"heuristics": True, "keep_top": 0.5, "keep_top_by": "quality"}, "keep_top_by needs the score quality"),
+    ({"heuristics": True, "per_source": True}, "set keep_top too"),
+    ({"heuristics": True, "keep_top": 0}, "greater than 0"),
+    ({"classifier": SECTION, "threshold": 0.5, "min_quality": 0.5}, "one setting"),
+])  # fmt: skip
+def test_sections_that_cannot_mean_anything_are_refused(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Quality.model_validate(section)
+
+
+def test_threshold_is_another_name_of_min_quality() -> None:
+    assert Quality.model_validate({"classifier": SECTION, "threshold": 0.4}).min_quality == 0.4
+
+
+def read_rows(out: Path, ingest: Path) -> list[dict[str, Any]]:
+    """Every document's source, text and judgement, over all shards."""
+    rows = []
+    for shard in shard_names(ingest):
+        pairs = zip(read_table(ingest / shard).to_pylist(), read_table(out / shard).to_pylist(), strict=True)
+        rows += [{**document, **judged} for document, judged in pairs]
+    return rows
+
+
+def test_the_best_share_of_all_documents_is_kept_exactly_however_they_are_sharded(
+    write_ingest: Callable[..., Path], tmp_path: Path, make_context: Callable[..., Context]
+) -> None:
+    # Every text stands there seven times, so that the cut goes through documents of the same score.
+    documents = [("web", f"{copy}/{n}", text(GOOD, n % 20) + "." * n) for n in range(20) for copy in range(7)]
+    whole = write_ingest("whole", [documents])
+    random.Random(1).shuffle(documents)
+    parts = write_ingest("parts", [documents[:30], documents[30:31], documents[31:]])
+    config = {"heuristics": True, "keep_top": 0.32, "seed": 5}
+    kept = []
+    for name, ingest in (("a", whole), ("b", parts)):
+        summary = quality.run({"ingest": ingest}, config, tmp_path / name, make_context(f"work {name}"))
+        rows = read_rows(tmp_path / name, ingest)
+        kept.append({row["locator"] for row in rows if row["keep"]})
+        assert summary["counts"]["dropped"] == {"quality/keep_top": 95}
+        cut = summary["cuts"]["all"]
+        assert (cut["kept"], cut["of"], cut["by"]) == (45, 140, "heuristic_score")
+        assert min(row["heuristic_score"] for row in rows if row["keep"]) == cut["score"]
+        assert max(row["heuristic_score"] for row in rows if not row["keep"]) <= cut["score"]
+    assert kept[0] == kept[1]
+    assert len(kept[0]) == 45
+    other = quality.run({"ingest": whole}, {**config, "seed": 6}, tmp_path / "c", make_context("work c"))
+    assert other["cuts"]["all"]["score"] == summary["cuts"]["all"]["score"]
+    assert {row["locator"] for row in read_rows(tmp_path / "c", whole) if row["keep"]} != kept[0]  # ties by seed
+
+
+def test_the_best_share_of_every_source_is_kept_where_that_is_asked_for(
+    ingest: Path, tmp_path: Path, make_context: Callable[..., Context]
+) -> None:
+    config = {"classifier": SECTION, "seed": 1, "keep_top": 0.1, "per_source": True}
+    summary = quality.run({"ingest": ingest}, config, tmp_path / "out", make_context("work"))
+    assert {source: (cut["kept"], cut["of"]) for source, cut in summary["cuts"].items()} == {
+        "ads": (15, 150), "books": (15, 150), "web": (6, 60)}  # fmt: skip
+    rows = read_rows(tmp_path / "out", ingest)
+    for source, cut in summary["cuts"].items():
+        scores = sorted((row["quality"] for row in rows if row["source"] == source), reverse=True)
+        assert scores[cut["kept"] - 1] == cut["score"]
+        assert sum(row["keep"] for row in rows if row["source"] == source) == cut["kept"]
+    assert summary["scores"]["quality"]["separation"]["at_cut"] is None  # every source has its own
+    together = {**config, "per_source": False}
+    summary = quality.run({"ingest": ingest}, together, tmp_path / "together", make_context("work 2"))
+    at_cut = summary["scores"]["quality"]["separation"]["at_cut"]
+    assert at_cut["cut"] == summary["cuts"]["all"]["score"]
+    assert at_cut["precision"] > 0.95
+    assert summary["counts"]["kept"] == 36
+
+
+def test_a_document_that_cannot_be_scored_is_quarantined_and_takes_no_place_in_the_ranking(
+    write_ingest: Callable[..., Path], tmp_path: Path, make_context: Callable[..., Context],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    original = scorers.heuristic_scores
+
+    def fragile(texts: Any) -> Any:
+        if any("poison" in text for text in texts.to_pylist()):
+            raise RuntimeError("choked")
+        return original(texts)
+
+    monkeypatch.setattr(scorers, "heuristic_scores", fragile)
+    documents = [("web", str(n), text(GOOD, n)) for n in range(10)] + [("web", "bad", "poison")]
+    inputs = {"ingest": write_ingest("ingest", [documents[5:], documents[:5]])}
+    config = {"heuristics": True, "keep_top": 0.5, "max_quarantined": 0.2}
+    summary = quality.run(inputs, config, tmp_path / "out", make_context("work"))
+    assert (summary["counts"]["kept"], summary["counts"]["quarantined"]) == (5, 1)
+    assert summary["counts"]["dropped"] == {"quality/keep_top": 5}
+    (bad,) = [row for row in read_rows(tmp_path / "out", inputs["ingest"]) if row["locator"] == "bad"]
+    assert (bad["reason"], bad["error"], bad["heuristic_score"]) == ("quarantine", "RuntimeError: choked", None)
+
+
+def test_files_beside_the_sources_can_be_the_classes(
+    ingest: Path, tmp_path: Path, make_context: Callable[..., Context]
+) -> None:
+    good = tmp_path / "good.txt.gz"
+    good.write_bytes(gzip.compress("".join(f"__label__hq {text(GOOD, n)}\n\n" for n in range(120)).encode()))
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text("".join(json.dumps({"text": text(BAD, 500 + n)}) + "\n" for n in range(60)))
+    files = {"positive": [], "positive_files": [str(good)], "negative_files": [str(bad)]}
+    config = {"classifier": {**SECTION, **files}, "seed": 1}
+    summary = quality.run({"ingest": ingest}, config, tmp_path / "out", make_context("work"))
+    assert sum(summary["training_documents"].values()) + summary["held_out"] == 120 + 60 + 150
+    assert summary["auc"] > 0.97
+    bad.write_text('{"text": 3}\n')
+    with pytest.raises(Exception, match=r"bad\.jsonl, record 1: .*correct or remove it"):
+        quality.run({"ingest": ingest}, config, tmp_path / "again", make_context("work 2"))
+
+
+def test_a_given_model_scores_and_the_classes_only_measure_it(
+    ingest: Path, tmp_path: Path, make_context: Callable[..., Context]
+) -> None:
+    examples = [(number % 2 == 0, text(GOOD if number % 2 == 0 else BAD, 5000 + number)) for number in range(200)]
+    model = tmp_path / "given.bin"
+    model.write_bytes(train(examples, SETTINGS, 5, tmp_path))
+    settings = {"model": str(model), "positive": ["books"], "negative": ["ads"], "holdout": 0.5}
+    config = {"classifier": settings, "min_quality": 0.5, "seed": 1}
+    summary = quality.run({"ingest": ingest}, config, tmp_path / "out", make_context("work"))
+    assert summary["auc"] > 0.97
+    assert summary["training_documents"] == {}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == set(shard_names(ingest))  # nothing was trained
+    alone = quality.run({"ingest": ingest}, {"classifier": {"model": str(model)}}, tmp_path / "b", make_context("b"))
+    assert "auc" not in alone
+    wrong = {"classifier": {"model": str(model), "label": "__label__hq"}}
+    with pytest.raises(ClassifierError, match="no label '__label__hq'; it has __label__negative, __label__positive"):
+        quality.run({"ingest": ingest}, wrong, tmp_path / "c", make_context("c"))
 
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "quality"

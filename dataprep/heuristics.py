@@ -1,0 +1,137 @@
+"""A score of plain statistics: how much a document looks like running text, without any training.
+
+It is the mean of eight marks in [0, 1], each a statistic on a ramp from where text is suspicious to where it is
+beyond doubt. The statistics are those that the rules of Gopher (Rae et al. 2021), C4 (Raffel et al. 2020), FineWeb
+(Penedo et al. 2024) and NeMo Curator drop documents by; the ramps begin about where those rules cut, and were set by
+hand once, in sight of DCLM's human labels: `gristmill bench quality` says how well it ranks them.
+
+| mark | statistic | none at | full at |
+|---|---|---|---|
+| length | words, logarithmically | 20 | 1,000 |
+| paragraphs | words per line, logarithmically | 3 | 60 |
+| sentences | share of characters in lines that end in a terminal mark | 0 | 1 |
+| long lines | share of lines of at most 30 characters (FineWeb) | 1 | 0 |
+| words with letters | share of words with a letter (Gopher: 0.8) | 0.6 | 1 |
+| letters | share of letters in what is not white space (Curator: 0.75) | 0.7 | 0.97 |
+| quiet | share of capitals in the letters (RefinedWeb: lines of capitals) | 0.2 | 0.03 |
+| no titles | share of words that begin with a capital | 0.5 | 0.1 |
+
+Words are runs of what is not white space, lines are separated by U+000A and hold more than white space. In scripts
+that are written without spaces the first two marks are low for every document: compare scores within a language.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.text_buffers import text_buffers
+from gristmill.dataprep.unicode_tables import CODE_POINTS, decode
+
+TERMINAL_MARKS = ".!?…\"'”’»。！？।؟։"
+SHORT_LINE_CHARACTERS = 30
+COUNTS = (
+    "characters", "letters", "capitals", "words", "words_with_letters", "capitalised_words", "lines", "short_lines",
+    "line_characters", "sentence_characters",
+)  # fmt: skip
+"""What is counted: code points that are not white space, letters among them, capitals among these; words, those with
+a letter, those that begin with a capital; lines, those of at most 30 code points; code points of lines without white
+space at their ends, those of lines that end in a terminal mark."""
+_SPACE, _LETTER, _CAPITAL, _TERMINAL = np.uint8(1), np.uint8(2), np.uint8(4), np.uint8(8)
+
+
+def heuristic_scores(texts: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    """Score n texts: float64 of shape (n,), in [0, 1]; 0 for a text without words.
+
+    Raises:
+        pa.ArrowInvalid: a text is not UTF-8.
+    """
+    data, offsets = text_buffers(texts)
+    return score_counts(_count(data, offsets, _classes()))
+
+
+def score_counts(counts: np.ndarray) -> np.ndarray:
+    """The scores of n texts from their COUNTS, int64 of shape (n, 10)."""
+    count = dict(zip(COUNTS, counts.T.astype(np.float64), strict=True))
+    words, lines = count["words"], count["lines"]
+    marks = [
+        _ramp(np.log(np.maximum(words, 1)), np.log(20), np.log(1000)),
+        _ramp(np.log(np.maximum(_share(words, lines), 1)), np.log(3), np.log(60)),
+        _share(count["sentence_characters"], count["line_characters"]),
+        1 - _share(count["short_lines"], lines),
+        _ramp(_share(count["words_with_letters"], words), 0.6, 1.0),
+        _ramp(_share(count["letters"], count["characters"]), 0.7, 0.97),
+        _ramp(_share(count["capitals"], count["letters"]), 0.2, 0.03),
+        _ramp(_share(count["capitalised_words"], words), 0.5, 0.1),
+    ]
+    return np.where(words > 0, np.mean(marks, axis=0), 0.0)
+
+
+def _ramp(values: np.ndarray, none: float, full: float) -> np.ndarray:
+    return np.clip((values - none) / (full - none), 0.0, 1.0)
+
+
+def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    return part / np.maximum(whole, 1.0)
+
+
+@lru_cache(maxsize=1)
+def _classes() -> np.ndarray:
+    """What each code point is: uint8 of shape (CODE_POINTS,)."""
+    characters = [chr(code) for code in range(CODE_POINTS)]
+    classes = np.zeros(CODE_POINTS, np.uint8)
+    for flag, predicate in ((_SPACE, str.isspace), (_LETTER, str.isalpha), (_CAPITAL, str.isupper)):
+        classes[np.fromiter(map(predicate, characters), bool, CODE_POINTS)] |= flag
+    classes[[ord(mark) for mark in TERMINAL_MARKS]] |= _TERMINAL
+    classes[(classes & _LETTER) == 0] &= ~_CAPITAL  # a capital here is a letter (U+24B6 is upper case and none)
+    return classes
+
+
+@kernel
+def _count(data: np.ndarray, offsets: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    counts = np.zeros((len(offsets) - 1, 10), np.int64)
+    for text in range(len(offsets) - 1):
+        row = counts[text]
+        in_word, has_letter = False, False
+        length, inner, terminal = 0, 0, False  # of a line: code points since its first one, up to its last one
+        at, end = offsets[text], offsets[text + 1]
+        while at < end:
+            code, size = decode(data, at)
+            at += size
+            kind = classes[code]
+            if kind & _SPACE:
+                row[4] += in_word and has_letter
+                in_word = False
+                length += length > 0
+                if code == 10:
+                    _end_line(row, inner, terminal)
+                    length, inner = 0, 0
+                continue
+            if not in_word:
+                in_word, has_letter = True, False
+                row[3] += 1
+                row[5] += (kind & _CAPITAL) != 0
+            length += 1
+            inner, terminal = length, (kind & _TERMINAL) != 0
+            row[0] += 1
+            if kind & _LETTER:
+                has_letter = True
+                row[1] += 1
+                row[2] += (kind & _CAPITAL) != 0
+        row[4] += in_word and has_letter
+        _end_line(row, inner, terminal)
+    return counts
+
+
+@kernel
+def _end_line(row: np.ndarray, inner: int, terminal: bool) -> None:
+    if inner == 0:
+        return
+    row[6] += 1
+    row[7] += inner <= SHORT_LINE_CHARACTERS
+    row[8] += inner
+    if terminal:
+        row[9] += inner

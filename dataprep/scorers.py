@@ -1,0 +1,60 @@
+"""The scores of the stage `quality`: which there are, and the function that measures those that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.classifier import score_texts
+from gristmill.dataprep.heuristics import heuristic_scores
+from gristmill.dataprep.models import load_model
+from gristmill.mixtures.quality import Quality
+
+Measure = Callable[[pa.Array], Mapping[str, np.ndarray]]
+"""A function from n texts to columns of n values."""
+ModelFiles = Mapping[str, Mapping[str, str]]
+"""Name of a scorer -> `path` and `sha256` of its model."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """One way to rank documents.
+
+    Attributes:
+        higher_is_better: false for perplexities.
+        edges: borders of the bins of its histogram.
+    """
+
+    higher_is_better: bool
+    edges: tuple[float, ...]
+
+
+SHARES = tuple(round(step / 20, 2) for step in range(21))
+PERPLEXITIES = tuple(float(round(10 ** (step / 4), 1)) for step in range(21))
+"""Four bins a decade, from 1 to 100,000."""
+SCORES: Mapping[str, Score] = {
+    "quality": Score(True, SHARES),
+    "heuristic_score": Score(True, SHARES),
+}
+"""Column -> what it is; in the order in which scores are tried."""
+
+
+def make_measure(section: Quality, models: ModelFiles) -> Measure:
+    """The function that measures what the section asks for, and no more; models are loaded once per process."""
+    scorers: list[Measure] = []
+    if section.classifier is not None:
+        model: Any = load_model(models["classifier"]["path"], models["classifier"]["sha256"])
+        scorers.append(partial(_quality, model, section))
+    if section.heuristics:
+        scorers.append(lambda texts: {"heuristic_score": heuristic_scores(texts)})
+    return lambda texts: {name: values for scorer in scorers for name, values in scorer(texts).items()}
+
+
+def _quality(model: Any, section: Quality, texts: pa.Array) -> dict[str, np.ndarray]:
+    assert section.classifier is not None
+    return {"quality": score_texts(model, texts.to_pylist(), section.classifier)}
