@@ -10,13 +10,14 @@ import pyarrow as pa
 
 BATCH_ROWS = 1000
 
-Measure = Callable[[Any], Mapping[str, np.ndarray]]
-"""A function from n texts, or n rows of a table, to columns of n values."""
+Measure = Callable[[Any], Mapping[str, Any]]
+"""A function from n texts, or n rows of a table, to columns of n values: NumPy arrays, or Arrow's where NumPy has no
+such type."""
 
 
 def measure_texts(
     texts: pa.ChunkedArray | pa.Table, measure: Measure
-) -> tuple[dict[str, np.ndarray], list[str | None]]:
+) -> tuple[dict[str, Any], list[str | None]]:
     """Measure every text; one that raises gets an error instead of values.
 
     Args:
@@ -26,7 +27,7 @@ def measure_texts(
     Returns:
         columns of the texts that did not raise, in their order; and per text its error, or None.
     """
-    parts: list[Mapping[str, np.ndarray]] = [measure(texts.slice(0, 0).combine_chunks())]
+    parts: list[Mapping[str, Any]] = [measure(texts.slice(0, 0).combine_chunks())]
     errors: list[str | None] = []
     for start in range(0, len(texts), BATCH_ROWS):
         batch = texts.slice(start, BATCH_ROWS).combine_chunks()
@@ -40,17 +41,22 @@ def measure_texts(
             errors.append(error)
             if measured is not None:
                 parts.append(measured)
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, errors
+    return {name: _concatenate([part[name] for part in parts]) for name in parts[0]}, errors
 
 
-def spread(values: np.ndarray, errors: list[str | None]) -> pa.Array:
+def _concatenate(arrays: list[Any]) -> Any:
+    return pa.concat_arrays(arrays) if isinstance(arrays[0], pa.Array) else np.concatenate(arrays)
+
+
+def spread(values: np.ndarray | pa.Array, errors: list[str | None]) -> pa.Array:
     """A measured column with a null for every text that raised, and for NaN, which stands for "does not apply"."""
     good = np.array([error is None for error in errors], bool)
     positions = np.cumsum(good) - 1
-    return pa.array(values, from_pandas=True).take(pa.array(positions, mask=~good))
+    column = values if isinstance(values, pa.Array) else pa.array(values, from_pandas=True)
+    return column.take(pa.array(positions, mask=~good))
 
 
-def _try(measure: Measure, texts: pa.Array | pa.Table) -> tuple[Mapping[str, np.ndarray] | None, str | None]:
+def _try(measure: Measure, texts: pa.Array | pa.Table) -> tuple[Mapping[str, Any] | None, str | None]:
     try:
         return measure(texts), None
     except Exception as error:  # noqa: BLE001 - whatever it is, it goes to the quarantine

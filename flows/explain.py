@@ -100,6 +100,8 @@ def find_threshold(recipe: Mapping[str, Any], reason: str | None) -> Any:
     at: Any = {**recipe, **recipe.get("rules", {})}
     for part in reason.split("/"):
         at = at.get(part) if isinstance(at, Mapping) else None
+    if at is None and "/" in reason:  # the rules of stages without rule sets: `clean/max_removed_word_ratio`
+        at = recipe.get(reason.partition("/")[2])
     if at is not None:
         return at
     languages = recipe.get("keep")

@@ -1,0 +1,138 @@
+"""Repair of Unicode, as edits of the characters that change.
+
+`fix_unicode` is `ftfy.fix_text` (Speer 2019) as FineWeb-2 sets it up (datatrove, `pipeline/formatters/ftfy.py`): what
+went wrong with the encoding is repaired, what is a matter of form stays. ftfy works line by line; lines that it cannot
+change (printable ASCII without `&`) are not given to it. `normalise` is a Unicode normalisation form (UAX 15), which
+never reaches across a newline.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.edits import Edit, edits_array
+from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.spans import skip_to_newlines
+from gristmill.dataprep.text_buffers import text_buffers
+
+Repair = Callable[[str, bool], str]
+"""(line with its newline, whether a `<` came before it in the text) -> the line as it should be."""
+
+
+@lru_cache(maxsize=1)
+def ftfy_config() -> Any:
+    """How ftfy is set up: FineWeb-2's options."""
+    from ftfy import TextFixerConfig
+
+    return TextFixerConfig(
+        unescape_html="auto", remove_terminal_escapes=True, fix_encoding=True, restore_byte_a0=True,
+        replace_lossy_sequences=True, decode_inconsistent_utf8=True, fix_c1_controls=True, fix_latin_ligatures=False,
+        fix_character_width=False, uncurl_quotes=False, fix_line_breaks=False, fix_surrogates=True,
+        remove_control_chars=True, normalization=None, explain=False,
+    )  # fmt: skip
+
+
+def fix_unicode(texts: pa.Array) -> tuple[pa.Array, np.ndarray, np.ndarray]:
+    """The edits after which each text is `ftfy.fix_text` of it; and as `repair_lines`."""
+    import ftfy
+
+    config = ftfy_config()
+    # ftfy takes a text with a `<` for HTML, whose entities have to stay from there on.
+    in_html = config._replace(unescape_html=False)
+    return repair_lines(
+        texts, lambda line, html: ftfy.fix_text(line, in_html if html else config), 0x20, 0x7E, ord("&")
+    )
+
+
+def normalise(texts: pa.Array, form: Literal["NFC", "NFKC"]) -> tuple[pa.Array, np.ndarray, np.ndarray]:
+    """The edits after which each text is in a normalisation form; and as `repair_lines`."""
+    return repair_lines(texts, lambda line, html: unicodedata.normalize(form, line), 0x00, 0x7F, -1)
+
+
+def repair_lines(
+    texts: pa.Array, repair: Repair, first_plain: int, last_plain: int, special: int
+) -> tuple[pa.Array, np.ndarray, np.ndarray]:
+    """The edits that a function of single lines makes of n texts.
+
+    Args:
+        texts: n strings.
+        repair: must leave every line of plain bytes as it is.
+        first_plain, last_plain: the range of plain bytes; a newline is one in any case.
+        special: a byte in that range that is not plain; -1 for none.
+
+    Returns:
+        edits (EDITS_TYPE), one for each line that changes, without the characters at its ends that stay; per text the
+        number of those lines, and the bytes that are replaced (int64 of shape (n,)).
+    """
+    data, offsets = text_buffers(texts)
+    begins, ends, firsts, html = _lines_to_repair(data, offsets, first_plain, last_plain, special)
+    edits: list[list[Edit]] = []
+    for text in range(len(offsets) - 1):
+        lines = range(firsts[text], firsts[text + 1])
+        edits.append(list(_repairs(data, lines, begins, ends, html, int(offsets[text]), repair)))
+    counts = np.array([len(of_one) for of_one in edits], np.int64)
+    sizes = np.array([sum(end - begin for begin, end, _ in of_one) for of_one in edits], np.int64)
+    return edits_array(edits), counts, sizes
+
+
+def _repairs(
+    data: np.ndarray, lines: range, begins: np.ndarray, ends: np.ndarray, html: np.ndarray, base: int, repair: Repair
+) -> Iterator[Edit]:
+    for number in lines:
+        begin, end = int(begins[number]), int(ends[number])
+        line = data[begin:end].tobytes().decode("utf-8")
+        repaired = repair(line, bool(html[number]))
+        if repaired != line:
+            first, last, new = difference(line, repaired)
+            at = begin - base + len(line[:first].encode("utf-8"))
+            yield at, at + len(line[first:last].encode("utf-8")), new
+
+
+def difference(old: str, new: str) -> tuple[int, int, str]:
+    """Which characters of `old` have to be replaced, and by what, to get `new`; common ends aside."""
+    shorter = min(len(old), len(new))
+    first = next((at for at in range(shorter) if old[at] != new[at]), shorter)
+    rest = shorter - first
+    tail = next((at for at in range(rest) if old[-1 - at] != new[-1 - at]), rest)
+    return first, len(old) - tail, new[first : len(new) - tail]
+
+
+@kernel
+def _lines_to_repair(
+    data: np.ndarray, offsets: np.ndarray, first_plain: int, last_plain: int, special: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Lines with a byte that is not plain: begin, end (after the newline), per text the first, and whether HTML."""
+    number = len(offsets) - 1
+    firsts = np.zeros(number + 1, np.int64)
+    begins, ends, html = np.empty(64, np.int64), np.empty(64, np.int64), np.empty(64, np.bool_)
+    count = 0
+    for text in range(number):
+        begin, seen = offsets[text], False
+        while begin < offsets[text + 1]:
+            end = min(skip_to_newlines(data, begin, offsets[text + 1], 1) + 1, offsets[text + 1])
+            plain, opens = True, False
+            for byte in data[begin:end]:
+                plain &= byte == 0x0A or (first_plain <= byte <= last_plain and byte != special)
+                opens |= byte == 0x3C
+            if not plain:
+                if count == len(begins):
+                    begins, ends, html = _double(begins), _double(ends), _double(html)
+                begins[count], ends[count], html[count] = begin, end, seen
+                count += 1
+            seen |= opens
+            begin = end
+        firsts[text + 1] = count
+    return begins[:count], ends[:count], firsts, html[:count]
+
+
+@kernel
+def _double(values: np.ndarray) -> np.ndarray:
+    more = np.empty(2 * len(values), values.dtype)
+    more[: len(values)] = values
+    return more

@@ -1,0 +1,51 @@
+"""Two rounds of edits as one."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gristmill.dataprep.edit_composition import then
+from gristmill.dataprep.edits import Edit, apply_edits, edits_array
+
+
+def apply(text: str, edits: list[Edit]) -> str:
+    result: str = apply_edits(pa.array([text], pa.large_string()), edits_array([edits])).to_pylist()[0]
+    return result
+
+
+@st.composite
+def rounds(draw: st.DrawFn) -> tuple[str, list[Edit], list[Edit]]:
+    text = draw(st.text("abcdefghij", max_size=12))
+    first = draw(some_edits(len(text), "XYZ"))
+    return text, first, draw(some_edits(len(apply(text, first)), "123"))
+
+
+@st.composite
+def some_edits(draw: st.DrawFn, length: int, letters: str) -> list[Edit]:
+    places = sorted(draw(st.lists(st.integers(0, length), max_size=8)))
+    pairs = list(zip(places[::2], places[1::2], strict=False))
+    return [(begin, end, draw(st.text(letters, max_size=3))) for begin, end in pairs]
+
+
+@given(st.lists(rounds(), max_size=4))
+@settings(deadline=None, max_examples=400)
+def test_both_rounds_at_once_give_what_one_after_the_other_gives(
+    cases: list[tuple[str, list[Edit], list[Edit]]],
+) -> None:
+    texts = pa.array([text for text, _, _ in cases], pa.large_string())
+    first, second = edits_array([case[1] for case in cases]), edits_array([case[2] for case in cases])
+    both = then(first, second)
+    assert apply_edits(texts, both).equals(apply_edits(apply_edits(texts, first), second))
+
+
+def test_an_edit_inside_a_replacement_and_one_across_two() -> None:
+    text = "0123456789"
+    first = [(2, 4, "abcd"), (6, 7, "xyz")]  # 01abcd45xyz789
+    inside, across = [(3, 4, "-")], [(4, 10, "_")]
+    assert then(edits_array([first]), edits_array([inside])).to_pylist()[0] == [
+        {"begin": 2, "end": 4, "text": "a-cd"}, {"begin": 6, "end": 7, "text": "xyz"},
+    ]  # fmt: skip
+    assert then(edits_array([first]), edits_array([across])).to_pylist()[0] == [{"begin": 2, "end": 7, "text": "ab_z"}]
+    assert apply(text, [(2, 7, "ab_z")]) == "01ab_z789"

@@ -1,0 +1,231 @@
+"""What the line rules of C4 and of RefinedWeb/DCLM take out of a text, and what they leave."""
+
+from __future__ import annotations
+
+import re
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gristmill.dataprep import lines_c4, lines_dclm
+from gristmill.dataprep.character_classes import CLASSED
+from gristmill.dataprep.edits import apply_edits
+from gristmill.dataprep.lines_c4 import POLICY_PHRASES, c4_lines
+from gristmill.dataprep.lines_dclm import COUNTED, dclm_lines
+from gristmill.dataprep.unicode_tables import CODE_POINTS
+from gristmill.mixtures.clean import C4Lines, DclmLines
+
+Counted = dict[str, int]
+
+
+def c4(text: str, **options: object) -> tuple[str, Counted]:
+    texts = pa.array([text], pa.large_string())
+    edits, counts, _ = c4_lines(texts, C4Lines.model_validate(options))
+    return apply_edits(texts, edits).to_pylist()[0], positive(lines_c4.RULES, counts[0].tolist())
+
+
+def dclm(text: str, **options: object) -> tuple[str, Counted]:
+    texts = pa.array([text], pa.large_string())
+    edits, counts, _ = dclm_lines(texts, DclmLines.model_validate(options))
+    return apply_edits(texts, edits).to_pylist()[0], positive(lines_dclm.RULES, counts[0].tolist())
+
+
+def positive(names: tuple[str, ...], counts: list[int]) -> Counted:
+    return {name: count for name, count in zip(names, counts, strict=True) if count}
+
+
+def c4_reference(text: str, options: C4Lines) -> tuple[str, Counted]:
+    """The rules of `lines_c4.py`, plainly."""
+    kept, counts = [], dict.fromkeys(lines_c4.RULES, 0)
+    for stripped in map(str.strip, text.splitlines()):
+        most = options.max_word_characters
+        if most and any(len(word) > most for word in stripped.split()):
+            counts["c4_long_word"] += 1
+            continue
+        line, citations = stripped, 0
+        if options.citations:
+            line, citations = re.subn(r"\[\d*\]|\[edit\]|\[citation needed\]", "", stripped)
+        lowered = line.lower()
+        if options.terminal_punctuation and (not line.endswith((".", "?", "!", '"')) or line.endswith("...")):
+            counts["c4_no_terminal_punctuation"] += 1
+        elif len(line.split()) < options.min_words:
+            counts["c4_few_words"] += 1
+        elif options.javascript and "javascript" in lowered:
+            counts["c4_javascript"] += 1
+        elif options.policy and any(phrase in lowered for phrase in POLICY_PHRASES):
+            counts["c4_policy"] += 1
+        else:
+            counts["c4_citations"] += citations
+            kept.append(line)
+    return "\n".join(kept).strip(), {rule: count for rule, count in counts.items() if count}
+
+
+def dclm_reference(text: str, options: DclmLines) -> tuple[str, Counted]:
+    """The rules of `lines_dclm.py`, plainly."""
+    counts = dict.fromkeys(lines_dclm.RULES, 0)
+    counter = re.compile(rf"\W*\d[,.\d]*[kmb]?\s+(?:{'|'.join(COUNTED)})\W*")
+
+    def keep(rule: str, goes: object, used: bool, strip: bool = True) -> None:
+        nonlocal text
+        if used:
+            lines = text.split("\n")
+            kept = [line for line in lines if not goes(line)]  # type: ignore[operator]
+            counts[rule] = len(lines) - len(kept)
+            text = "\n".join(kept).strip() if strip else "\n".join(kept)
+
+    upper, digits = options.max_uppercase_ratio, options.max_digit_ratio
+    keep("dclm_uppercase", lambda line: line and sum(map(str.isupper, line)) / len(line) > upper, upper is not None)
+    keep("dclm_digits", lambda line: line and sum(map(str.isdigit, line)) / len(line) > digits, digits is not None)
+    keep("dclm_counters", lambda line: counter.fullmatch(line.lower()), options.counters)
+    keep("dclm_few_words", lambda line: line and len(line.split()) < options.min_words, True, strip=False)
+    for pattern in (r"\s?items in cart", r"\s?read more...$", r"^sign-in\s?") if options.substrings else ():
+        kept = []
+        for line in text.split("\n"):
+            left = line
+            if len(line.split()) <= options.max_substring_words:
+                left = re.sub(pattern, "", line, flags=re.IGNORECASE)
+            goes = bool(line) and not left.strip()
+            counts["dclm_substrings"] += goes or left != line
+            if not goes:
+                kept.append(left)
+        text = "\n".join(kept).strip()
+    return text, {rule: count for rule, count in counts.items() if count}
+
+
+C4_GOLDEN = [
+    ("Five words end it here.", {}, "Five words end it here.", {}),
+    ("Five words end it here?\nFive words end it here!", {}, "Five words end it here?\nFive words end it here!", {}),
+    ('He said "five words end."', {}, 'He said "five words end."', {}),
+    ("Five words end it here", {}, "", {"c4_no_terminal_punctuation": 1}),
+    ("Five words end it here...", {}, "", {"c4_no_terminal_punctuation": 1}),
+    ("Five words end it here…", {}, "", {"c4_no_terminal_punctuation": 1}),
+    ("Five words end it here'", {}, "", {"c4_no_terminal_punctuation": 1}),
+    ("Five words end it here", {"terminal_punctuation": False}, "Five words end it here", {}),
+    ("Only four words here.", {}, "", {"c4_few_words": 1}),
+    ("Only four words here.", {"constants": "paper"}, "Only four words here.", {}),
+    ("Two words.", {"constants": "paper"}, "", {"c4_few_words": 1}),
+    ("Two words.", {"min_words": 2}, "Two words.", {}),
+    ("a " + "x" * 1000 + " of five words.", {}, "a " + "x" * 1000 + " of five words.", {}),
+    ("a " + "é" * 1001 + " of five words.", {}, "", {"c4_long_word": 1}),
+    ("a " + "x" * 11 + " of five words.", {"max_word_characters": 10}, "", {"c4_long_word": 1}),
+    ("A[1] line[citation needed] of five[edit][] words.[23]", {}, "A line of five words.", {"c4_citations": 5}),
+    ("[1] A line of five words.", {}, "A line of five words.", {"c4_citations": 1}),
+    ("A line of five words. [1]", {}, "", {"c4_no_terminal_punctuation": 1}),
+    ("A[a] line of [ 1] words.", {}, "A[a] line of [ 1] words.", {}),
+    ("A[1] line of five words.", {"citations": False}, "A[1] line of five words.", {}),
+    ("Please turn JavaScript on for this.", {}, "", {"c4_javascript": 1}),
+    ("Please turn JavaScript on for this.", {"javascript": False}, "Please turn JavaScript on for this.", {}),
+    ("You accept our Terms of Use now.", {}, "", {"c4_policy": 1}),
+    ("Read our long privacy policy here.", {}, "", {"c4_policy": 1}),
+    ("Read our long Cookie Policy here.", {}, "", {"c4_policy": 1}),
+    ("This fine site uses cookies too.", {}, "", {"c4_policy": 1}),
+    ("This is the use of cookies.", {}, "", {"c4_policy": 1}),
+    ("We may also use cookies here.", {}, "", {"c4_policy": 1}),
+    ("We may also use coo[1]kies here.", {}, "", {"c4_policy": 1}),
+    ("We may also use cookies here.", {"policy": False}, "We may also use cookies here.", {}),
+    ("Privacy policy of the javascript page.", {}, "", {"c4_javascript": 1}),
+    ("  One two three four five. \r\n\tOne two three four six.\u2028",
+     {}, "One two three four five.\nOne two three four six.", {}),
+    ("No.\nOne two three four five.\nNo.\nNo.\n\nOne two three four six.\nNo.", {},
+     "One two three four five.\nOne two three four six.", {"c4_few_words": 4, "c4_no_terminal_punctuation": 1}),
+    ("", {}, "", {}),
+]  # fmt: skip
+
+DCLM_GOLDEN = [
+    ("Plain line here\nANOTHER LOUD line", {}, "Plain line here", {"dclm_uppercase": 1}),
+    ("AAA bb\nAAA b", {}, "AAA bb", {"dclm_uppercase": 1}),  # 3 of 6 pass, 3 of 5 do not
+    ("LOUD line HERE", {"max_uppercase_ratio": None}, "LOUD line HERE", {}),
+    ("one line\n12345\nanother line", {}, "one line\nanother line", {"dclm_digits": 1}),
+    ("1 2 3", {}, "1 2 3", {}),
+    ("٣٤٥\none line", {}, "one line", {"dclm_digits": 1}),
+    ("3 likes\none line", {}, "one line", {"dclm_counters": 1}),
+    ("* 1,204.5K Views *\none line", {}, "one line", {"dclm_counters": 1}),
+    ("3 likes it\n3 K views\n3likes of\nv3 views\none line",
+     {}, "3 likes it\n3 K views\n3likes of\nv3 views\none line", {}),
+    ("3 likes\none line", {"counters": False}, "3 likes\none line", {}),
+    ("one\none line\n\ntwo lines", {}, "one line\n\ntwo lines", {"dclm_few_words": 1}),
+    ("one\none line", {"min_words": 0}, "one\none line", {}),
+    ("2 items in cart\nhave items in cart now", {}, "2\nhave now", {"dclm_substrings": 2}),
+    ("items in cart\none line", {}, "one line", {"dclm_substrings": 1}),
+    ("a story begins Read more...\none line", {}, "a story begins\none line", {"dclm_substrings": 1}),
+    ("a story begins read more of", {}, "a story begins", {"dclm_substrings": 1}),
+    ("a story begins Read more..", {}, "a story begins Read more..", {}),
+    ("Sign-in to see more\nplease Sign-in", {}, "to see more\nplease Sign-in", {"dclm_substrings": 1}),
+    ("one two three four five six seven items in cart",
+     {}, "one two three four five six seven", {"dclm_substrings": 1}),
+    ("1 2 3 4 5 6 7 8 items in cart", {}, "1 2 3 4 5 6 7 8 items in cart", {}),
+    ("one line\n \nanother", {"min_words": 0}, "one line\nanother", {"dclm_substrings": 1}),
+    ("Sign-in to see", {"substrings": False}, "Sign-in to see", {}),
+    ("\n\n one line \n\n", {}, "one line", {}),
+    ("", {}, "", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "options", "left", "counts"), C4_GOLDEN, ids=[str(n) for n in range(len(C4_GOLDEN))])
+def test_c4_leaves(text: str, options: dict[str, object], left: str, counts: Counted) -> None:
+    assert c4(text, **options) == (left, counts)
+    assert c4_reference(text, C4Lines.model_validate(options)) == (left, counts)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "left", "counts"), DCLM_GOLDEN, ids=[str(n) for n in range(len(DCLM_GOLDEN))]
+)
+def test_dclm_leaves(text: str, options: dict[str, object], left: str, counts: Counted) -> None:
+    assert dclm(text, **options) == (left, counts)
+    assert dclm_reference(text, DclmLines.model_validate(options)) == (left, counts)
+
+
+PIECES = ["\n", " ", "\r\n", "\u2028", "\x85", "\u00a0", "a", "É", "A", "1", "٣", ".", "...", "?"]  # fmt: skip
+texts = st.one_of(st.text(max_size=60), st.lists(st.sampled_from(PIECES), max_size=25).map("".join))
+c4_options = st.builds(
+    C4Lines, citations=st.booleans(), terminal_punctuation=st.booleans(), min_words=st.integers(0, 3),
+    javascript=st.booleans(), policy=st.booleans(), max_word_characters=st.sampled_from([0, 5, 20]),
+)  # fmt: skip
+dclm_options = st.builds(
+    DclmLines, max_uppercase_ratio=st.sampled_from([None, 0.2, 0.5]), max_digit_ratio=st.sampled_from([None, 0.999999]),
+    counters=st.booleans(), min_words=st.integers(0, 3), substrings=st.booleans(),
+    max_substring_words=st.integers(0, 12),
+)  # fmt: skip
+
+
+@given(texts, c4_options)
+@settings(deadline=None, max_examples=500)
+def test_c4_is_what_its_plain_definition_says(text: str, options: C4Lines) -> None:
+    assert c4(text, **options.model_dump()) == c4_reference(text, options)
+
+
+@given(texts, dclm_options)
+@example("a\n\x85 items in cart", DclmLines())
+@settings(deadline=None, max_examples=500)
+def test_dclm_is_what_its_plain_definition_says(text: str, options: DclmLines) -> None:
+    assert dclm(text, **options.model_dump()) == dclm_reference(text, options)
+
+
+@given(texts)
+@settings(deadline=None, max_examples=200)
+def test_c4_has_nothing_to_do_a_second_time_where_no_citation_hides_in_another(text: str) -> None:
+    once, counts = c4(text)
+    if "c4_citations" not in counts:
+        assert c4(once) == (once, {})
+
+
+def test_what_one_rule_took_is_counted_in_lines_and_bytes() -> None:
+    texts = pa.array(["Só é.\nOne two[1] three four five.\nno", "x"], pa.large_string())
+    _, counts, sizes = c4_lines(texts, C4Lines())
+    assert dict(zip(lines_c4.RULES, counts.T.tolist(), strict=True)) == {
+        "c4_long_word": [0, 0], "c4_citations": [1, 0], "c4_no_terminal_punctuation": [1, 1], "c4_few_words": [1, 0],
+        "c4_javascript": [0, 0], "c4_policy": [0, 0],
+    }  # fmt: skip
+    assert sizes[:, 1].tolist() == [3, 0]
+    assert sizes[:, 2].tolist() == [2, 1]
+    assert sizes[:, 3].tolist() == [len("Só é.".encode()), 0]
+    _, counts, sizes = dclm_lines(texts, DclmLines())
+    assert counts.tolist() == [[0, 0, 0, 1, 0], [0, 0, 0, 1, 0]]
+    assert sizes.tolist() == [[0, 0, 0, 2, 0], [0, 0, 0, 1, 0]]
+
+
+def test_the_character_classes_end_where_the_table_ends() -> None:
+    beyond = [chr(code) for code in range(CLASSED, CODE_POINTS)]
+    assert not any(character.isupper() or character.isdigit() or character.isdecimal() for character in beyond)
