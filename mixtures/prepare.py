@@ -10,6 +10,7 @@ from gristmill.mixtures.clean import Clean
 from gristmill.mixtures.decontaminate import Decontaminate
 from gristmill.mixtures.dedup import Dedup
 from gristmill.mixtures.dedup_lines import DedupLines
+from gristmill.mixtures.dedup_substrings import DedupSubstrings
 from gristmill.mixtures.language import LanguageId
 from gristmill.mixtures.quality import Quality
 from gristmill.mixtures.rules import Filter
@@ -20,6 +21,7 @@ PREPARE_SECTIONS: dict[str, type[Judging]] = {
     "filter": Filter,
     "dedup": Dedup,
     "dedup_lines": DedupLines,
+    "dedup_substrings": DedupSubstrings,
     "langid": LanguageId,
     "quality": Quality,
     "decontaminate": Decontaminate,
@@ -35,6 +37,7 @@ class Step(Section):
     filter: Filter | None = None
     dedup: Dedup | None = None
     dedup_lines: DedupLines | None = None
+    dedup_substrings: DedupSubstrings | None = None
     langid: LanguageId | None = None
     quality: Quality | None = None
     decontaminate: Decontaminate | None = None

@@ -1,0 +1,374 @@
+"""The stage `dedup_substrings`: what stands in the corpus twice is found, and stays once."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from gristmill.dataprep import copies, dedup_substrings
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.counts import check_conservation
+from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, read_documents, write_table
+from gristmill.dataprep.engine import finish_task
+from gristmill.dataprep.shuffle import open_batches
+from gristmill.dataprep.windows import find_anchors, find_windows, near
+from gristmill.mixtures.dedup_substrings import DedupSubstrings
+
+Document = tuple[str, str, str]
+
+
+def prose(seed: int, words: int = 150) -> str:
+    source = random.Random(seed)
+    return " ".join(f"w{source.randrange(5000)}" for _ in range(words))
+
+
+def run(write: Callable, make_context: Callable, folder: Path, name: str, shards: Sequence[Sequence[Document]],
+        config: dict[str, Any], **context: Any) -> tuple[dict[str, Path], dict[str, Any]]:
+    ingest, out = write(f"{name}-ingest", shards), folder / f"{name}-out"
+    summary = dedup_substrings.run({"ingest": ingest}, config, out, make_context(f"{name}-work", **context))
+    check_conservation(summary["counts"], "dedup_substrings")
+    return {"ingest": ingest, "dedup_substrings": out}, summary
+
+
+def run_in_this_process(folder: Path, shards: Sequence[Sequence[Document]], config: dict[str, Any]) -> dict[str, Path]:
+    """The jobs without Beam, which is tested with the engine and would be most of the time here."""
+
+    def in_turn(job: str, tasks: Sequence[Any], process: Any, context: Context) -> list[dict[str, Any]]:
+        (context.work / job).mkdir(parents=True, exist_ok=True)
+        return [finish_task(task, process, context.work / job) for task in tasks]
+
+    for number, documents in enumerate(shards):
+        rows = [{"id": document_id(*document), "source": document[0], "locator": document[1], "text": document[2],
+                 "metadata": "{}"} for document in documents]
+        write_table(folder / "ingest" / f"part-{number:05d}.parquet", pa.Table.from_pylist(rows, DOCUMENT_SCHEMA))
+    context = Context(work=folder / "work", stage="dedup_substrings", emit=lambda event: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dedup_substrings, "run_tasks", in_turn)
+        patch.setattr(dedup_substrings, "count_partitions", lambda size: 2)
+        summary = dedup_substrings.run({"ingest": folder / "ingest"}, config, folder / "out", context)
+    check_conservation(summary["counts"], "dedup_substrings")
+    return {"ingest": folder / "ingest", "dedup_substrings": folder / "out"}
+
+
+def rows_by_id(folder: Path) -> dict[bytes, dict[str, Any]]:
+    return {row["id"]: row for path in folder.glob("part-*.parquet") for row in pq.read_table(path).to_pylist()}
+
+
+def texts_after(inputs: dict[str, Path]) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for path in inputs["ingest"].glob("part-*.parquet"):
+        documents = read_documents(inputs, path.name)
+        texts.update(zip(documents["locator"].to_pylist(), documents["text"].to_pylist()))
+    return texts
+
+
+def spans(text: str) -> list[tuple[int, int]]:
+    """Words in bytes; the texts of these tests have letters, digits and what parts them."""
+    found, at, inside = [], 0, False
+    for char in text:
+        size = len(char.encode())
+        if char.isalnum() and inside:
+            found[-1] = (found[-1][0], at + size)
+        elif char.isalnum():
+            found.append((at, at + size))
+        inside, at = char.isalnum(), at + size
+    return found
+
+
+Places = dict[bytes, list[tuple[bytes, int, int]]]
+
+
+def windows_in_plain_python(documents: Sequence[Document], length: int) -> Places:
+    """Window -> (document id, begin, number of its first word) of all its copies, the first copy first."""
+    places: Places = defaultdict(list)
+    for document in documents:
+        data, words = document[2].encode(), spans(document[2])
+        for at in range(len(words) - length + 1):
+            begin, end = words[at][0], words[at + length - 1][1]
+            places[data[begin:end]].append((document_id(*document), begin, at))
+    return {window: sorted(copies) for window, copies in places.items() if len(copies) > 1}
+
+
+def cut_in_plain_python(documents: Sequence[Document], length: int) -> dict[bytes, set[int]]:
+    """Document id -> the words that go if every repeated window is known."""
+    copied, kept = defaultdict(set), defaultdict(set)
+    for first, *others in windows_in_plain_python(documents, length).values():
+        kept[first[0]].update(range(first[2], first[2] + length))
+        for identity, _, at in others:
+            copied[identity].update(range(at, at + length))
+    return {document_id(*document): copied[document_id(*document)] - kept[document_id(*document)]
+            for document in documents}
+
+
+def words_cut(rows: dict[bytes, dict[str, Any]], documents: Sequence[Document]) -> dict[bytes, set[int]]:
+    cut = {}
+    for document in documents:
+        edits = rows[document_id(*document)]["edits"]
+        cut[document_id(*document)] = {
+            number for number, (begin, end) in enumerate(spans(document[2]))
+            if any(edit["begin"] <= begin and end <= edit["end"] for edit in edits)
+        }
+    return cut
+
+
+CORPORA = st.lists(
+    st.lists(st.sampled_from(["a", "b", "é", "cc"]), max_size=16).flatmap(
+        lambda words: st.sampled_from([" ", ", "]).map(lambda between: between.join(words))),
+    min_size=1, max_size=5,
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=25)
+@given(texts=CORPORA, length=st.integers(2, 4), shards=st.integers(1, 3))
+def test_if_all_is_certain_the_result_is_that_of_plain_python(
+    texts: list[str], length: int, shards: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    documents = [("web", str(row), text) for row, text in enumerate(texts)]
+    config = {"min_words": length, "certain_words": length}
+    cut = [documents[at::shards] for at in range(shards)]
+    inputs = run_in_this_process(tmp_path_factory.mktemp("case"), cut, config)
+    rows = rows_by_id(inputs["dedup_substrings"])
+    expected = cut_in_plain_python(documents, length)
+    assert words_cut(rows, documents) == expected
+    for document in documents:
+        row, total = rows[document_id(*document)], len(spans(document[2]))
+        assert row["duplicated_substring_words"] == len(expected[row["id"]])
+        assert row["duplicated_substring_ratio"] == (len(expected[row["id"]]) / total if total else 0.0)
+        assert row["keep"] == (row["duplicated_substring_ratio"] < 1.0)
+    left = texts_after(inputs)
+    for document in documents:
+        words, gone = spans(document[2]), expected[document_id(*document)]
+        data = document[2].encode()
+        kept = [data[begin:end].decode() for number, (begin, end) in enumerate(words) if number not in gone]
+        assert left[document[1]].replace(",", "").split() == kept
+    for copies_of in windows_in_plain_python(documents, length).values():
+        identity, _, at = copies_of[0]
+        assert not expected[identity] & set(range(at, at + length))  # the first copy is whole
+
+
+@settings(deadline=None, max_examples=25)
+@given(texts=CORPORA, length=st.integers(2, 3), more=st.integers(1, 4))
+def test_passages_that_are_long_enough_are_found_for_certain_and_nothing_else_is_cut(
+    texts: list[str], length: int, more: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    documents = [("web", str(row), text) for row, text in enumerate(texts)]
+    folder = tmp_path_factory.mktemp("case")
+    config = {"min_words": length, "certain_words": length + more}
+    inputs = run_in_this_process(folder, [documents[::2], documents[1::2]], config)
+    repeated = windows_in_plain_python(documents, length)
+    in_any = defaultdict(set)
+    for places in repeated.values():
+        for identity, _, at in places:
+            in_any[identity].update(range(at, at + length))
+    cut = words_cut(rows_by_id(inputs["dedup_substrings"]), documents)
+    assert all(cut[identity] <= in_any[identity] for identity in cut)
+    known: set[int] = set()
+    for path in (folder / "work" / "repeated_windows").glob("*.arrow"):
+        known.update(open_batches(path).read_all()["hash"].to_pylist())
+    for places in windows_in_plain_python(documents, length + more).values():
+        for identity, begin, at in places:
+            text = next(document[2] for document in documents if document_id(*document) == identity)
+            passage = text.encode()[begin : spans(text)[at + length + more - 1][1]].decode()
+            hashes = find_windows(pa.array([passage], pa.large_string()), length).hashes
+            assert len(hashes) == more + 1
+            assert set(hashes.tolist()) <= known
+
+
+def corpus() -> list[Document]:
+    shared, longer = prose(1, 60), prose(2, 90)
+    documents = [("web", f"plain{n}", prose(10 + n)) for n in range(4)]
+    documents += [("web", f"shared{n}", f"{prose(20 + n)}\n\n{shared}\n\n{prose(30 + n)}") for n in range(5)]
+    documents += [("books", "long0", f"{prose(40)} {longer} {prose(41)}"), ("web", "long1", f"{longer} {prose(42)}")]
+    documents += [("web", "twice", f"{prose(43)} {prose(3, 70)} {prose(44)} {prose(3, 70)} {prose(45)}")]
+    documents += [("web", "copy", prose(42)[:200]), ("web", "below", prose(10, 49)), ("web", "empty", "")]
+    return documents
+
+
+def test_the_first_copy_stays_and_the_others_are_cut(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    documents = corpus()
+    config = {"min_words": 50, "certain_words": 55}
+    inputs, summary = run(write_ingest, make_context, tmp_path, "all", [documents[:6], documents[6:]], config)
+    left = texts_after(inputs)
+    holders = [name for name, text in left.items() if prose(1, 60) in text]
+    first = min((document for document in documents if "shared" in document[1]), key=lambda one: document_id(*one))
+    assert holders == [first[1]]
+    for name in {f"shared{n}" for n in range(5)} - set(holders):
+        number = int(name[-1])
+        assert left[name] == f"{prose(20 + number)}\n\n{prose(30 + number)}"
+    assert left["twice"] == f"{prose(43)} {prose(3, 70)} {prose(44)} {prose(45)}"
+    assert sum(prose(2, 90) in text for text in left.values()) == 1
+    assert all(left[document[1]] == document[2] for document in documents if document[1] in
+               {"plain0", "plain1", "plain2", "plain3", "copy", "below", "empty"})
+    assert [(row["words"], row["copies"]) for row in summary["largest_repeats"]] == [(90, 2), (70, 2), (60, 5)]
+    assert summary["largest_repeats"][0]["text"] == prose(2, 90)[:200]
+    assert summary["largest_repeats"][2]["document"] == document_id(*first).hex()
+    assert (summary["spans"], summary["words_cut"]) == (6, 4 * 60 + 90 + 70)
+    sizes = sum(len(document[2].encode()) for document in documents)
+    assert summary["bytes_cut"] == sizes - sum(len(text.encode()) for text in left.values())
+
+
+def test_documents_can_be_dropped_by_their_share_instead(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    documents = corpus()
+    config = {"action": "drop", "max_duplicated_substring_ratio": 0.3, "certain_words": 55}
+    inputs, summary = run(write_ingest, make_context, tmp_path, "all", [documents], config)
+    rows = rows_by_id(inputs["dedup_substrings"])
+    dropped = [document for document in documents if not rows[document_id(*document)]["keep"]]
+    long = max((one for one in documents if one[1].startswith("long")), key=lambda one: document_id(*one))
+    assert dropped == ([long] if long[1] == "long1" else [])
+    assert rows[document_id(*long)]["duplicated_substring_words"] == 90
+    assert "edits" not in next(iter(rows.values()))
+    assert summary["bytes_cut"] == 0
+
+
+def test_a_document_that_is_a_copy_as_a_whole_is_dropped(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    documents = [("web", "a", prose(1, 60)), ("web", "b", prose(1, 60)), ("web", "c", f"{prose(2, 9)} {prose(1, 60)}")]
+    inputs, summary = run(write_ingest, make_context, tmp_path, "all", [documents[:1], documents[1:]],
+                          {"certain_words": 50})
+    first = min(documents, key=lambda document: document_id(*document))
+    rows = rows_by_id(inputs["dedup_substrings"])
+    expected = {document_id(*document): document == first or document[1] == "c" for document in documents}
+    assert {identity: row["keep"] for identity, row in rows.items()} == expected
+    assert set(summary["counts"]["dropped"]) == {"dedup_substrings/empty"}
+
+
+def test_shards_partitions_workers_and_order_do_not_matter(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = corpus()
+    shuffled = random.Random(4).sample(documents, len(documents))
+    cut = [shuffled[at : at + 3] for at in range(0, len(shuffled), 3)]
+    first, first_summary = run(write_ingest, make_context, tmp_path, "one", [documents], {})
+    second, second_summary = run(write_ingest, make_context, tmp_path, "cut", cut, {}, workers=2)
+    monkeypatch.setattr(dedup_substrings, "count_partitions", lambda size: 3)
+    third, third_summary = run(write_ingest, make_context, tmp_path, "three", cut, {})
+    outs = [rows_by_id(inputs["dedup_substrings"]) for inputs in (first, second, third)]
+    assert outs[0] == outs[1] == outs[2]
+    for summary in (first_summary, second_summary, third_summary):
+        for moved in ("anchors_shuffled", "shuffled"):
+            summary["windows"].pop(moved)  # how much is moved depends on the shards, the result does not
+    assert first_summary == second_summary == third_summary
+
+
+def test_a_line_repeated_a_hundred_thousand_times_is_sent_once_per_shard(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    line = prose(1, 10) + "\n"
+    documents = [("web", str(row), line * 50) for row in range(2000)]
+    inputs, summary = run(write_ingest, make_context, tmp_path, "all", [documents[:1000], documents[1000:]], {})
+    assert summary["windows"]["seen"] == 2000 * (500 - 50 + 1)
+    assert summary["windows"]["anchors_shuffled"] <= 2 * 10
+    assert summary["windows"]["shuffled"] == 2 * 10  # a window can begin with any word of the line
+    assert summary["windows"]["repeated"] == 10
+    assert summary["counts"]["kept"] == 1
+    (kept,) = [row for row in rows_by_id(inputs["dedup_substrings"]).values() if row["keep"]]
+    # Ten windows, one per first word, are the first copies: 59 words stay.
+    assert kept["duplicated_substring_words"] == 500 - 59
+
+
+def test_texts_that_only_share_a_hash_are_never_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = [("web", str(row), prose(row)) for row in range(4)] + [("web", "copy", prose(0) + " end")]
+    real = find_windows
+
+    def colliding(texts: pa.Array, length: int) -> Any:
+        windows = real(texts, length)
+        return windows._replace(hashes=windows.hashes % np.uint64(16))
+
+    monkeypatch.setattr("gristmill.dataprep.repeated_windows.find_windows", colliding)
+    inputs = run_in_this_process(tmp_path, [documents[:2], documents[2:]], {"certain_words": 50})
+    left = texts_after(inputs)
+    assert [left[str(row)] for row in range(1, 4)] == [prose(row) for row in range(1, 4)]
+
+
+def test_only_documents_kept_so_far_and_of_the_sources_take_part(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    documents = [("web", "dropped", prose(1)), ("web", "kept", prose(1) + " a"), ("books", "other", prose(1) + " b"),
+                 ("web", "second", "c " + prose(1))]
+    ingest = write_ingest("ingest", [documents])
+    ids = pq.read_table(ingest / "part-00000.parquet")["id"]
+    write_table(tmp_path / "langid" / "part-00000.parquet",
+                pa.table({"id": ids, "keep": pa.array([False, True, True, True])}))
+    inputs = {"ingest": ingest, "langid": tmp_path / "langid"}
+    dedup_substrings.run(inputs, {"sources": ["web"]}, tmp_path / "out", make_context("work"))
+    rows = rows_by_id(tmp_path / "out")
+    words = [rows[document_id(*document)]["duplicated_substring_words"] for document in documents]
+    assert words[0] is None
+    assert words[2] is None
+    assert sorted((words[1], words[3])) == [0, 150]
+
+
+def test_a_text_that_is_not_utf_8_is_quarantined_and_takes_no_part(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    ingest = write_ingest("ingest", [[("web", "a", prose(1)), ("web", "b", prose(1)), ("web", "c", prose(2))]])
+    path = ingest / "part-00000.parquet"
+    table = pq.read_table(path)
+    texts = [prose(1).encode() + b" caf\xe9", prose(1).encode(), prose(2).encode()]
+    broken = pa.array(texts, pa.large_binary()).view(pa.large_string())
+    write_table(path, table.set_column(3, table.schema.field("text"), broken))
+    out = tmp_path / "out"
+    summary = dedup_substrings.run({"ingest": ingest}, {"max_quarantined": 0.5}, out, make_context("work"))
+    check_conservation(summary["counts"], "dedup_substrings")
+    assert (summary["counts"]["quarantined"], summary["counts"]["kept"], summary["spans"]) == (1, 2, 0)
+
+
+def test_nothing_to_read_is_not_an_error(make_context: Callable, tmp_path: Path) -> None:
+    (tmp_path / "ingest").mkdir()
+    summary = dedup_substrings.run({"ingest": tmp_path / "ingest"}, {}, tmp_path / "out", make_context("work"))
+    assert (summary["counts"], summary["largest_repeats"]) == ({}, [])
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ValidationError, match=r"certain_words \(40\) must be at least min_words \(50\)"):
+        DedupSubstrings(certain_words=40)
+    with pytest.raises(ValidationError, match="nothing happens unless max_duplicated_substring_ratio is below 1"):
+        DedupSubstrings(action="drop")
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(0, 9), max_size=20), min_size=1, max_size=4), st.integers(1, 6))
+def test_anchors_are_the_last_smallest_of_every_row_of_windows(texts: list[list[int]], spread: int) -> None:
+    flat = np.array([value for text in texts for value in text], np.uint64)
+    offsets = np.cumsum([0, *map(len, texts)])
+    windows = find_windows(pa.array([], pa.large_string()), 2)._replace(hashes=flat, offsets=offsets)
+    expected = set()
+    for text, offset in zip(texts, offsets.tolist()):
+        for at in range(max(len(text) - spread + 1, min(len(text), 1))):
+            row = text[at : at + spread]
+            expected.add(offset + at + max(place for place, value in enumerate(row) if value == min(row)))
+    assert set(np.flatnonzero(find_anchors(windows, spread)).tolist()) == expected
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.booleans(), max_size=12), min_size=1, max_size=4), st.integers(0, 4))
+def test_near_means_the_same_text_and_no_further_than_the_distance(texts: list[list[bool]], distance: int) -> None:
+    marked = np.array([mark for text in texts for mark in text], bool)
+    offsets = np.cumsum([0, *map(len, texts)])
+    windows = find_windows(pa.array([], pa.large_string()), 2)._replace(offsets=offsets)
+    expected = [any(text[max(at - distance, 0) : at + distance + 1]) for text in texts for at in range(len(text))]
+    assert near(windows, marked, distance).tolist() == expected
+
+
+def test_copies_are_compared_by_their_bytes() -> None:
+    texts, lent = pa.array(["xx abc abd"], pa.large_string()), pa.array(["abc abc", "-abd"], pa.large_string())
+    begins, ends = np.array([3, 3, 7, 7, 7]), np.array([6, 10, 10, 10, 10])
+    lender, lent_begins = np.array([0, 0, 0, 1, 1]), np.array([0, 0, 4, 1, 2])
+    found = copies.are_copies(texts, np.zeros(5, np.int64), begins, ends, lent, lender, lent_begins)
+    assert found.tolist() == [True, False, False, True, False]
