@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import bz2
 import zlib
-from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Protocol
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager
+from pathlib import PurePosixPath
+from typing import Any, Literal, Protocol
 
 FEED_BYTES = 4096
 """Compressed bytes per step: what a step decoded before it failed is lost, so steps are small."""
@@ -25,6 +26,22 @@ class CorruptFileError(ValueError):
 
 class RecordTooLongError(ValueError):
     """A record is longer than MAX_RECORD_BYTES."""
+
+
+class ByteStream(Protocol):
+    """What can be read piece by piece."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most so many bytes; none at the end."""
+        ...
+
+
+class Openable(Protocol):
+    """A path, local or remote, or a member of an archive."""
+
+    def open(self, mode: Literal["rb"], /) -> AbstractContextManager[Any]:
+        """The stored bytes, as a ByteStream."""
+        ...
 
 
 class _Decoder(Protocol):
@@ -50,19 +67,24 @@ _DECODERS: dict[str, Callable[[], _Decoder]] = {
 COMPRESSIONS = tuple(_DECODERS)
 
 
+_SHORT = {".tgz": (".tar", ".gz"), ".tbz2": (".tar", ".bz2"), ".tzst": (".tar", ".zst")}
+
+
 def split_compression(name: str) -> tuple[str, str]:
     """Split a file name's extensions: `a.jsonl.gz` is (`.jsonl`, `.gz`), `a.txt` is (`.txt`, ``); lower case."""
     path = PurePosixPath(name.lower())
+    if path.suffix in _SHORT:
+        return _SHORT[path.suffix]
     if path.suffix in COMPRESSIONS:
         return PurePosixPath(path.stem).suffix, path.suffix
     return path.suffix, ""
 
 
-def read_chunks(path: Path, compression: str) -> Iterator[bytes]:
+def read_chunks(path: Openable, compression: str) -> Generator[bytes]:
     """Yield a file's decoded content piece by piece; concatenated members and frames are one content.
 
     Args:
-        path: local or remote.
+        path: what to open.
         compression: one of COMPRESSIONS, or empty.
 
     Raises:
@@ -71,13 +93,13 @@ def read_chunks(path: Path, compression: str) -> Iterator[bytes]:
     """
     with path.open("rb") as stream:
         if compression:
-            yield from _decode(stream, compression)  # type: ignore[arg-type]
+            yield from _decode(stream, compression)
             return
         while chunk := stream.read(READ_BYTES):
-            yield chunk  # type: ignore[misc]
+            yield chunk
 
 
-def _decode(stream: BinaryIO, compression: str) -> Iterator[bytes]:
+def _decode(stream: ByteStream, compression: str) -> Iterator[bytes]:
     decoder: _Decoder | None = None
     while data := stream.read(FEED_BYTES):
         while data:
@@ -103,7 +125,7 @@ def _step(decoder: _Decoder, data: bytes, compression: str) -> bytes:
         raise CorruptFileError(f"{compression} data is damaged: {error}") from error
 
 
-def read_lines(path: Path, compression: str) -> Iterator[bytes | RecordTooLongError]:
+def read_lines(path: Openable, compression: str) -> Iterator[bytes | RecordTooLongError]:
     r"""Yield a file's lines, cut at `\n`, without their ends; in place of a line that is too long, the error.
 
     Raises:
@@ -132,7 +154,7 @@ def read_lines(path: Path, compression: str) -> Iterator[bytes | RecordTooLongEr
         yield b"".join(parts)
 
 
-def read_whole(path: Path, compression: str) -> bytes:
+def read_whole(path: Openable, compression: str) -> bytes:
     """Read a whole file that is one record.
 
     Raises:
@@ -149,3 +171,48 @@ def read_whole(path: Path, compression: str) -> bytes:
 
 def _too_long(what: str) -> RecordTooLongError:
     return RecordTooLongError(f"the {what} is longer than {MAX_RECORD_BYTES >> 20} MiB; split it before ingesting")
+
+
+class DecodedStream:
+    """A file's decoded content for whoever wants to `read` it. Damage ends the stream; `error` says what it was.
+
+    So a library that reads from it meets an early end, which all of them can bear, and never a foreign exception.
+    """
+
+    def __init__(self, path: Openable, compression: str) -> None:
+        self.error: CorruptFileError | None = None
+        self._chunks = read_chunks(path, compression)
+        self._buffer = b""
+        self._start = self._position = 0
+
+    def __enter__(self) -> DecodedStream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._chunks.close()
+
+    def read(self, size: int = -1) -> bytes:
+        """At most `size` bytes, fewer only at the end; all that is left where it is negative."""
+        parts: list[bytes] = []
+        wanted = size if size >= 0 else float("inf")
+        while wanted > 0:
+            if self._start == len(self._buffer) and not self._fill():
+                break
+            part = self._buffer[self._start : self._start + int(min(wanted, len(self._buffer) - self._start))]
+            parts.append(part)
+            self._start += len(part)
+            wanted -= len(part)
+        content = b"".join(parts)
+        self._position += len(content)
+        return content
+
+    def tell(self) -> int:
+        """Decoded bytes that were read."""
+        return self._position
+
+    def _fill(self) -> bool:
+        try:
+            self._buffer, self._start = next(self._chunks, b""), 0
+        except CorruptFileError as error:
+            self.error, self._buffer, self._start = error, b"", 0
+        return bool(self._buffer)

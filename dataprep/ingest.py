@@ -1,8 +1,10 @@
 """The first stage: reads every source into document shards, and everything that is no document into quarantine.
 
-Output: `part-<task>-<piece>.parquet` (documents) and, where something could not be read,
-`quarantine/<task>-<piece>.parquet`. The tasks follow from the sorted listing alone: neighbouring files of a source
-up to `shard_bytes` of input; a larger file, or a source with a `limit`, is one task that fills several shards.
+Output: `part-<task>-<piece>.parquet` (documents), `quarantine/<task>-<piece>.parquet` where something could not be
+read, and `dropped/<task>-<piece>.parquet` where a page has no text. What a web archive holds besides pages (requests,
+redirects, pictures) was never meant as a document: it is in no ledger, but counted as `skipped` by what it is. The
+tasks follow from the sorted listing alone: neighbouring files of a source up to `shard_bytes` of input; a larger
+file, or a source with a `limit`, is one task that fills several shards.
 """
 
 from __future__ import annotations
@@ -20,11 +22,16 @@ from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import Counts, add_counts, check_conservation, check_quarantine
 from gristmill.dataprep.documents import read_table
 from gristmill.dataprep.engine import Done, Task, run_tasks
+from gristmill.dataprep.extraction_guard import Guard, Limits
 from gristmill.dataprep.files import as_path
-from gristmill.dataprep.readers import Fields, read_records
+from gristmill.dataprep.pages import extract_pages
+from gristmill.dataprep.readers import read_records
+from gristmill.dataprep.records import Reading
 from gristmill.dataprep.sharding import SHOWN_QUARANTINED, ShardWriter
 from gristmill.dataprep.sources import SourceError, SourceFile, SourceListing, find_files
 from gristmill.mixtures.sources import Ingest, Source
+
+DEFAULT_EXTRACTOR = "resiliparse"
 
 
 class ChangedInputError(SourceError):
@@ -46,12 +53,14 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         context: where to run.
 
     Returns:
-        `counts`, `sources` (files and shards of each), `quarantined` (the first of them) and `warnings`.
+        `counts`, `sources` (files, shards and what was skipped of each), `quarantined` (the first of them), `skipped`
+        (number by what it is) and `warnings`.
 
     Raises:
         SourceError: a source matches nothing, is of no known format, or gave no document at all.
         ChangedInputError: a source's files are no longer those that it was planned from.
-        DuplicateIdError: an `id_field` does not tell documents apart.
+        DuplicateIdError: an `id_field`, or the record ids of WARC files, do not tell documents apart.
+        ExtractorError: the extracting process does not start.
         QuarantineError: more than `max_quarantined` of the records could not be read.
     """
     section = Ingest.model_validate(config.get("ingest", {}))
@@ -64,7 +73,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     for name, listing in listings.items():
         check_unchanged(name, listing, planned[name])
     tasks = plan(sources, listings, section.shard_bytes)
-    results = run_tasks("read", tasks, partial(ingest_task, str(out), section.shard_bytes), context)
+    limits = Limits(section.extract_seconds, section.extract_memory_bytes)
+    results = run_tasks("read", tasks, partial(ingest_task, str(out), section.shard_bytes, limits), context)
     counts = add_counts(result["counts"] for result in results)
     _check_every_source(sources, counts, results)
     check_conservation(counts, context.stage)
@@ -72,11 +82,13 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     warnings = [*_ignored_files(listings), *(warning for result in results for warning in result["warnings"])]
     for warning in warnings:
         context.warn(warning)
-    check_unique(out, [name for name, source in sources.items() if source.id_field is not None], results)
+    named = [name for name, source in sources.items() if source.id_field is not None or _holds_warc(listings[name])]
+    check_unique(out, named, results)
     return {
         "counts": counts,
         "sources": {name: _describe(name, source, listings[name], results) for name, source in sources.items()},
         "quarantined": [shown for result in results for shown in result["quarantined"]][:SHOWN_QUARANTINED],
+        "skipped": add_counts(result["skipped"] for result in results),
         "warnings": warnings,
     }
 
@@ -106,12 +118,13 @@ def plan(sources: Mapping[str, Source], listings: Mapping[str, SourceListing], s
     """Cut the listings into tasks, in the order of the names of sources and files; a pure function of both."""
     tasks: list[Task] = []
     for name, source in sorted(sources.items()):
-        fields = Fields(source.text_field, source.id_field, source.metadata_fields)
+        reading = Reading(source.text_field, source.id_field, source.metadata_fields, source.encoding, source.extract)
         for files in _groups(listings[name].files, shard_bytes, whole=source.limit is not None):
             payload = {
                 "source": name,
                 "files": [asdict(file) for file in files],
-                "fields": asdict(fields),
+                "reading": asdict(reading),
+                "extract_options": source.extract_options.model_dump(),
                 "limit": source.limit,
             }
             tasks.append(Task(f"{len(tasks):05d}", payload))
@@ -131,26 +144,29 @@ def _groups(files: Sequence[SourceFile], shard_bytes: int, whole: bool) -> Itera
         yield group
 
 
-def ingest_task(out: str, shard_bytes: int, task: Task) -> Done:
+def ingest_task(out: str, shard_bytes: int, limits: Limits, task: Task) -> Done:
     """Read the files of one task; a function of the task's payload and the files alone."""
     source = task.payload["source"]
     writer = ShardWriter(as_path(out), task.name, source, shard_bytes)
-    fields = Fields(**task.payload["fields"])
+    reading = Reading(**task.payload["reading"])
     warnings = []
-    for file in (SourceFile(**entry) for entry in task.payload["files"]):
-        before = writer.read
-        for record in read_records(file, fields):
-            writer.add(file.name, record)
+    with Guard(reading.extract or DEFAULT_EXTRACTOR, task.payload["extract_options"], limits) as guard:
+        for file in (SourceFile(**entry) for entry in task.payload["files"]):
+            before, skipped = writer.read, writer.skipped.total()
+            for record in extract_pages(read_records(file, reading), guard, reading):
+                writer.add(file.name, record)
+                if writer.kept == task.payload["limit"]:
+                    break
+            if writer.read == before:
+                only = " but what is skipped" if writer.skipped.total() > skipped else ""
+                warnings.append(f"source {source!r}: {file.name} holds no records{only}")
             if writer.kept == task.payload["limit"]:
                 break
-        if writer.read == before:
-            warnings.append(f"source {source!r}: {file.name} holds no records")
-        if writer.kept == task.payload["limit"]:
-            break
     writer.close()
     result = {
         "source": source,
         "counts": writer.counts(),
+        "skipped": dict(sorted(writer.skipped.items())),
         "shards": writer.shards,
         "quarantined": writer.shown,
         "warnings": warnings,
@@ -167,10 +183,23 @@ def _check_every_source(
             continue
         shown = next((row for result in results for row in result["quarantined"] if row["source"] == name), None)
         why = f"; the first: {shown['file']}, record {shown['record']}: {shown['error']}" if shown else ""
+        empty = sum(part.get("dropped", {}).values())
+        skipped = _skipped(name, results)
         raise SourceError(
             f"source {name!r}: no documents came out of {source.path}: {part.get('quarantined', 0)} of "
-            f"{part.get('read', 0)} records could not be read{why}; correct the source or remove it"
+            f"{part.get('read', 0)} records could not be read{why}"
+            + (f"; {empty} pages had no text" if empty else "")
+            + (f"; skipped: {', '.join(f'{number} x {what}' for what, number in skipped.items())}" if skipped else "")
+            + "; correct the source or remove it"
         )
+
+
+def _skipped(name: str, results: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    return add_counts(result["skipped"] for result in results if result["source"] == name)
+
+
+def _holds_warc(listing: SourceListing) -> bool:
+    return any("warc" in (file.format, file.members) or file.members == "auto" for file in listing.files)
 
 
 def _ignored_files(listings: Mapping[str, SourceListing]) -> list[str]:
@@ -184,7 +213,7 @@ def _ignored_files(listings: Mapping[str, SourceListing]) -> list[str]:
 def check_unique(out: Path, sources: Sequence[str], results: Sequence[Mapping[str, Any]]) -> None:
     """Raise DuplicateIdError where two documents of these sources have one id.
 
-    Without an `id_field` a locator is a path and a record number, which cannot repeat.
+    Only an `id_field` and the record ids of WARC files can repeat; elsewhere a locator is a path and a record number.
     """
     for source in sources:
         shards = [
@@ -197,7 +226,8 @@ def check_unique(out: Path, sources: Sequence[str], results: Sequence[Mapping[st
         if repeated:
             raise DuplicateIdError(
                 f"source {source!r}: {repeated} records repeat the id and the text of another, one of them "
-                f"{_repeated_locator(shards)!r}; name a field that is unique as `id_field`, or leave it out"
+                f"{_repeated_locator(shards)!r}; name a field that is unique as `id_field`, or leave it out; list "
+                "every WARC file once"
             )
 
 
@@ -220,4 +250,5 @@ def _describe(
         "files": len(listing.files),
         "input_bytes": sum(file.size for file in listing.files),
         "shards": sum(result["shards"] for result in results if result["source"] == name),
+        "skipped": _skipped(name, results),
     }

@@ -1,35 +1,44 @@
 """Which files a source names, and what identifies their content.
 
 A path is a file, a glob (`**` for any depth), a folder, an fsspec URL of one of these, or one of two sources that
-need no files: `python-docs://` and `python-stdlib://`. Names that begin with a dot are not matched by wildcards.
+need no files: `python-docs://` and `python-stdlib://`. Names that begin with a dot are not matched by wildcards. A
+tar or zip archive is one input; its members are looked at when it is read.
 """
 
 from __future__ import annotations
 
-import glob
-import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from gristmill.dataprep.compression import split_compression
 from gristmill.dataprep.files import as_path, sha256_file
+from gristmill.dataprep.huggingface import DEFAULT_SPLIT, NoSplitError, split_files
+from gristmill.dataprep.locations import Found, find
 from gristmill.dataprep.pythondocs import is_python_source, python_listing, python_parts
 
 FORMATS = {
     "jsonl": (".jsonl", ".ndjson", ".json"),
     "parquet": (".parquet",),
+    "arrow": (".arrow",),
+    "csv": (".csv", ".tsv"),
+    "html": (".html", ".htm", ".xhtml"),
+    "warc": (".warc", ".wet"),
+    "tar": (".tar",),
+    "zip": (".zip",),
     "text": (".txt", ".text", ".md", ".rst", ".tex", ".org", ".adoc", ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp",
              ".cu", ".rs", ".go", ".java", ".js", ".ts", ".rb", ".sh", ".sql", ".r", ".jl", ".lua", ".scala", ".kt",
              ".swift", ".yaml", ".yml", ".toml", ".cfg", ".ini"),
 }  # fmt: skip
-"""Extensions per format; each may be followed by a compression (.gz, .zst, .bz2), except those of Parquet."""
+"""Extensions per format; each may be followed by a compression (.gz, .zst, .bz2), except Parquet, Arrow, zip."""
+ARCHIVES = ("tar", "zip")
+_DATASET_FORMATS = ("parquet", "arrow", "jsonl", "csv")
+_WITHOUT_COMPRESSION = ("parquet", "arrow", "zip")
 _FORMAT_OF = {extension: name for name, extensions in FORMATS.items() for extension in extensions}
 HASHED_BYTES = 64 << 20
 """Outside files below this size are named by their content."""
-_STAMP_KEYS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created")
 
 
 class SourceError(ValueError):
@@ -45,8 +54,9 @@ class SourceFile:
         location: where it lies now (a local path or URL).
         size: bytes as stored.
         stamp: modification time in ns, etag, or what else changes with the content.
-        format: `text`, `jsonl`, `parquet` or `python`.
+        format: a key of FORMATS, or `python`.
         compression: `.gz`, `.zst`, `.bz2` or empty.
+        members: of an archive: the format that the source asks for, or `auto`.
     """
 
     name: str
@@ -55,6 +65,7 @@ class SourceFile:
     stamp: str
     format: str
     compression: str
+    members: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,20 +77,12 @@ class SourceListing:
     """Number of files of a folder that are not read, by extension."""
 
 
-@dataclass(frozen=True)
-class _Found:
-    name: str
-    location: str
-    size: int
-    stamp: str
-
-
 def listing(name: str, source: Mapping[str, Any], verify: bool = False) -> list[dict[str, Any]]:
     """List what fingerprints a source: `path` (relative), `size` (bytes), `stamp`, sorted by path.
 
     Args:
         name: the source's name, for messages.
-        source: its section of the manifest; only `path` and `format` are looked at.
+        source: its section of the manifest; only `path`, `format` and `split` are looked at.
         verify: take SHA-256 of the contents as stamps, instead of modification times or etags.
 
     Raises:
@@ -108,7 +111,7 @@ def outside_listing(key: str, path: str, verify: bool = False) -> list[dict[str,
     Raises:
         SourceError: the path matches nothing.
     """
-    kind, found = _find(path)
+    kind, found = find(path)
     if not found:
         raise SourceError(f"{key}: {_nothing(kind, path, 'any', {})}")
     return [
@@ -124,7 +127,7 @@ def outside_files(key: str, path: str) -> list[tuple[str, str]]:
     Raises:
         SourceError: the path matches nothing.
     """
-    kind, found = _find(path)
+    kind, found = find(path)
     if not found:
         raise SourceError(f"{key}: {_nothing(kind, path, 'any', {})}")
     return sorted((item.name, item.location) for item in found)
@@ -139,15 +142,19 @@ def find_files(name: str, source: Mapping[str, Any]) -> SourceListing:
     """Find the inputs of a source, sorted by name.
 
     A folder is searched at any depth for files of the source's format (`auto`: for all known extensions; `text`:
-    for all files). A glob and a file name what they match.
+    for all files; `hf`: for the files of a split). A glob and a file name what they match.
 
     Raises:
-        SourceError: the path matches nothing, or `auto` cannot tell a file's format.
+        SourceError: the path matches nothing, `auto` cannot tell a file's format, or an `hf` folder has no such split.
     """
     path, asked = source["path"], source.get("format", "auto")
     if is_python_source(path):
         return SourceListing([SourceFile(part, path, 0, "", "python", "") for part in python_parts(path)])
-    kind, found = _find(path)
+    if "://" in path and "::" in path:
+        raise SourceError(f"source {name!r}: {path} is a chain of URLs; name the archive itself, its members are read")
+    kind, found = find(path)
+    if asked == "hf":
+        return _dataset(name, path, kind, found, source.get("split") or DEFAULT_SPLIT)
     wanted, ignored = found, Counter[str]()
     if kind == "folder":
         wanted = [item for item in found if _is_wanted(item.name, asked)]
@@ -158,6 +165,37 @@ def find_files(name: str, source: Mapping[str, Any]) -> SourceListing:
     explicit = split_compression(PurePosixPath(path).name)[0] if kind == "glob" else ""
     files = [_source_file(name, item, asked, explicit) for item in sorted(wanted, key=lambda item: item.name)]
     return SourceListing(files, dict(sorted(ignored.items())))
+
+
+def _dataset(name: str, path: str, kind: str, found: Sequence[Found], split: str) -> SourceListing:
+    if kind != "folder":
+        raise SourceError(f"source {name!r}: {path} must be a folder, since its format is hf")
+    items = {item.name: item for item in found}
+
+    def is_data(file: str) -> bool:
+        return format_of(split_compression(file)[0]) in _DATASET_FORMATS
+
+    try:
+        files = split_files(sorted(items), lambda file: as_path(items[file].location).read_bytes(), split, is_data)
+    except NoSplitError as error:
+        raise SourceError(f"source {name!r}: the dataset {path} {error}") from error
+    return SourceListing([_source_file(name, items[file], "auto", "") for file in files])
+
+
+def format_of(extension: str) -> str | None:
+    """The format of files with an extension (`.csv`), or None."""
+    return _FORMAT_OF.get(extension)
+
+
+def member_format(extension: str, asked: str) -> str | None:
+    """As what a member of an archive is read, or None where it is not: the rules of a folder.
+
+    A member without an extension is taken for what the source asks for.
+    """
+    known = format_of(extension)
+    if asked == "auto":
+        return known
+    return asked if asked == "text" or known == asked or not extension else None
 
 
 def _nothing(kind: str, path: str, asked: str, ignored: Mapping[str, int]) -> str:
@@ -175,7 +213,7 @@ def _is_wanted(name: str, asked: str) -> bool:
     return asked == "text" or (known is not None if asked == "auto" else known == asked)
 
 
-def _source_file(name: str, item: _Found, asked: str, explicit: str) -> SourceFile:
+def _source_file(name: str, item: Found, asked: str, explicit: str) -> SourceFile:
     extension, compression = split_compression(item.name)
     known = _FORMAT_OF.get(extension)
     if asked == "auto" and known is None and extension and extension == explicit:
@@ -185,72 +223,12 @@ def _source_file(name: str, item: _Found, asked: str, explicit: str) -> SourceFi
         known_ones = " ".join(extension for extensions in FORMATS.values() for extension in extensions)
         raise SourceError(
             f"source {name!r}: cannot tell the format of {item.name} by its extension {extension or '(none)'}; "
-            f"set `format:` to text, jsonl or parquet (known extensions: {known_ones})"
+            f"set `format:` to text, jsonl, csv, parquet, arrow, html or warc (known extensions: {known_ones})"
         )
-    return SourceFile(item.name, item.location, item.size, item.stamp, chosen, compression)
-
-
-def _find(path: str) -> tuple[str, list[_Found]]:
-    """What a path is (`file`, `folder`, `glob`, `missing`), and the files that it names."""
-    return _find_remote(path) if "://" in path else _find_local(path)
-
-
-def _find_local(path: str) -> tuple[str, list[_Found]]:
-    path = os.path.expanduser(path)
-    if os.path.isfile(path):
-        return "file", [_found_local(os.path.dirname(path), os.path.basename(path))]
-    if os.path.isdir(path):
-        return "folder", [_found_local(path, name) for name in _walk(path)]
-    if not glob.has_magic(path):
-        return "missing", []
-    root, pattern = _split_glob(path)
-    names = glob.glob(pattern, root_dir=root or None, recursive=True)
-    return "glob", [_found_local(root, name) for name in sorted(set(names))
-                    if os.path.isfile(os.path.join(root, name))]  # fmt: skip
-
-
-def _walk(folder: str) -> Iterator[str]:
-    for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            if not name.startswith("."):
-                yield os.path.relpath(os.path.join(parent, name), folder)
-
-
-def _split_glob(path: str) -> tuple[str, str]:
-    """Split a pattern before its first part with a wildcard: `a/b/**/*.py` is (`a/b`, `**/*.py`)."""
-    parts = path.split("/")
-    first = next(number for number, part in enumerate(parts) if glob.has_magic(part))
-    root = "/".join(parts[:first])
-    return root or ("/" if path.startswith("/") else ""), "/".join(parts[first:])
-
-
-def _found_local(root: str, name: str) -> _Found:
-    location = os.path.join(root, name)
-    status = os.stat(location)
-    return _Found(Path(name).as_posix(), os.path.abspath(location), status.st_size, str(status.st_mtime_ns))
-
-
-def _find_remote(path: str) -> tuple[str, list[_Found]]:
-    import fsspec
-
-    store, inner = fsspec.core.url_to_fs(path)
-    if glob.has_magic(inner) and not store.exists(inner):
-        root = _split_glob(inner)[0]
-        return "glob", _found_remote(store, root, store.glob(inner, detail=True))
-    if store.isfile(inner):
-        return "file", _found_remote(store, str(PurePosixPath(inner).parent), {inner: store.info(inner)})
-    if not store.isdir(inner):
-        return "missing", []
-    return "folder", _found_remote(store, inner, store.find(inner, detail=True))
-
-
-def _found_remote(store: Any, root: str, infos: Mapping[str, Mapping[str, Any]]) -> list[_Found]:
-    found = []
-    for location, info in infos.items():
-        name = location[len(root):].lstrip("/")  # fmt: skip
-        if info["type"] != "file" or any(part.startswith(".") for part in name.split("/")):
-            continue
-        stamp = next((str(info[key]) for key in _STAMP_KEYS if info.get(key) is not None), "")
-        found.append(_Found(name, store.unstrip_protocol(location), int(info["size"]), stamp))
-    return found
+    members = ""
+    if known in ARCHIVES:
+        if asked in ("parquet", "arrow"):
+            raise SourceError(f"source {name!r}: {item.name}: {asked} files are not read out of archives; unpack it")
+        chosen, members = known, asked
+    compression = "" if chosen in _WITHOUT_COMPRESSION else compression
+    return SourceFile(item.name, item.location, item.size, item.stamp, chosen, compression, members)

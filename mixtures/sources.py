@@ -4,26 +4,62 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section
+
+Format = Literal["auto", "text", "jsonl", "parquet", "arrow", "csv", "html", "warc", "hf"]
+Extractor = Literal["resiliparse", "trafilatura", "none"]
+
+
+class ExtractOptions(Section):
+    """What of a page counts as its text."""
+
+    favor: Literal["balanced", "precision", "recall"] = "balanced"
+    """`precision` loses text rather than keep boilerplate (trafilatura alone can); `recall` the other way round
+    (resiliparse: all visible text of the page)."""
+    tables: bool = True
+    """Keep the text of tables."""
+    comments: bool = False
+    """Keep what readers wrote under an article."""
+    links: bool = False
+    """Keep the targets of links."""
 
 
 class Source(Section):
     """One named source of documents."""
 
     path: OutsidePath
-    """A file, a glob, a folder, an fsspec URL, `python-docs://` or `python-stdlib://`."""
-    format: Literal["auto", "text", "jsonl", "parquet"] = "auto"
-    """`auto` decides by file extension."""
+    """A file, a glob, a folder, an fsspec URL of one of these, `python-docs://` or `python-stdlib://`. The members of a
+    tar (`.tar`, `.tgz`, `.tar.gz`, `.tar.zst`, `.tar.bz2`) or zip archive are read like the files of a folder."""
+    format: Format = "auto"
+    """`auto` decides by file extension. `csv` is tab-separated in files called `.tsv`. `warc` covers WET files too:
+    the 2xx responses of HTML or plain text, and conversion records, are documents; all else is counted as skipped.
+    `hf` is a folder of Hugging Face `datasets`, saved with `save_to_disk` or in the layout of the hub; none of its
+    code runs."""
+    split: str | None = None
+    """Split of an `hf` folder; `train` if absent."""
     text_field: str = "text"
-    """Column or JSON key that holds the text (JSONL and Parquet)."""
+    """Column or JSON key that holds the text (JSONL, Parquet, Arrow, CSV); `a.b` is the key `b` inside of `a`."""
     id_field: str | None = None
-    """Column or key kept as the document's locator; otherwise path and record number."""
+    """Column or key kept as the document's locator; otherwise path and record number. The locator of a page from a WARC
+    is its URL, `#` and its record's id, since a crawl may hold an address more than once."""
     metadata_fields: tuple[str, ...] | None = None
     """Keys kept as metadata; all scalar ones if absent."""
+    encoding: str | None = None
+    """A codec of Python, or `auto`: the byte order mark, the encoding that the page or its server declares, UTF-8,
+    the guess of a detector, the first that decodes every byte. Absent: `auto` for web pages, UTF-8 for everything
+    else, where a guess would let binary files pass as text. JSON is always UTF-8. What does not decode is
+    quarantined."""
+    extract: Extractor | None = None
+    """Turns HTML into its main text. Absent: `resiliparse` for HTML and WARC (as DCLM, section 4.2: models trained on
+    it are as good as on trafilatura's text, and it takes a tenth of the time); nothing for the other formats, whose
+    text field is taken for HTML where an extractor is named. `none` keeps the markup."""
+    extract_options: ExtractOptions = ExtractOptions()
+    """What of a page counts as its text."""
     limit: Positive | None = None
-    """Read at most this many documents."""
+    """Read at most this many documents. They are the first of the sorted listing, so a source with a limit is read by
+    one worker, file after file."""
     licence: str | None = None
     """A note kept with the run; nothing is derived from it."""
     weight: Annotated[float, Field(ge=0.0)] = 1.0
@@ -33,6 +69,25 @@ class Source(Section):
     where: str | None = None
     """SQL condition over the measured columns, evaluated when mixing: `"quality >= 0.6"`."""
 
+    @field_validator("encoding")
+    @classmethod
+    def _is_an_encoding(cls, value: str | None) -> str | None:
+        if value not in (None, "auto"):
+            try:
+                "".encode(value)
+            except LookupError as error:
+                raise ValueError(f"{value!r} is no text encoding; use `auto`, or a codec of Python such as cp1252"
+                                 ) from error  # fmt: skip
+        return value
+
+    @model_validator(mode="after")
+    def _only_what_applies(self) -> Source:
+        if self.split is not None and self.format != "hf":
+            raise ValueError("`split` belongs to `format: hf`; remove it or set the format")
+        if self.extract_options.favor == "precision" and self.extract != "trafilatura":
+            raise ValueError("only trafilatura can favor precision; add `extract: trafilatura`")
+        return self
+
 
 class Ingest(Section):
     """How sources are cut into document shards."""
@@ -41,3 +96,9 @@ class Ingest(Section):
     """Text bytes per document shard (UTF-8)."""
     max_quarantined: Fraction = 0.05
     """Share of records that may be unreadable before the stage fails."""
+    extract_seconds: PositiveFloat = 10.0
+    """Processor time that the extraction of one page may take (Dolma and datatrove allow 1 to 10 s); a page that
+    takes more is quarantined. Processor time, so that a busy machine loses no page; one that sleeps ends at six times
+    that."""
+    extract_memory_bytes: Annotated[int, Field(ge=256 << 20)] = 2 << 30
+    """Address space of the process that extracts; a page that needs more is quarantined."""

@@ -95,13 +95,13 @@ def test_neither_workers_nor_the_order_of_the_listing_change_a_byte(
 ) -> None:
     once, again = tmp_path / "once", tmp_path / "again"
     first = ingest.run({}, configure(corpus), once, make_context("work1", workers=1))
-    original = sources._find
+    original = sources.find
 
     def shuffled(path: str) -> Any:
         kind, found = original(path)
         return kind, random.Random(5).sample(found, len(found))
 
-    monkeypatch.setattr(sources, "_find", shuffled)
+    monkeypatch.setattr(sources, "find", shuffled)
     second = ingest.run({}, configure(corpus), again, make_context("work2", workers=2))
     assert contents(once) == contents(again)
     assert first == second

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.dataprep import compression
-from gristmill.dataprep.readers import Fields, Record, Rejected, read_records
+from gristmill.dataprep.readers import read_records
+from gristmill.dataprep.records import Read, Reading, Record, Rejected
 from gristmill.dataprep.sources import find_files
 
 COMPRESS = {
@@ -22,9 +23,9 @@ COMPRESS = {
 }
 
 
-def read(path: Path, fields: Fields | None = None, **keys: str) -> list[Record | Rejected]:
+def read(path: Path, reading: Reading | None = None, **keys: str) -> list[Read]:
     (file,) = find_files("s", {"path": str(path), "format": "auto", **keys}).files
-    return list(read_records(file, fields or Fields()))
+    return list(read_records(file, reading or Reading()))
 
 
 def write(path: Path, content: bytes) -> Path:
@@ -32,11 +33,11 @@ def write(path: Path, content: bytes) -> Path:
     return path
 
 
-def errors(records: list[Record | Rejected]) -> dict[int, str]:
+def errors(records: list[Read]) -> dict[int, str]:
     return {record.number: record.error for record in records if isinstance(record, Rejected)}
 
 
-def texts(records: list[Record | Rejected]) -> list[str]:
+def texts(records: list[Read]) -> list[str]:
     return [record.text for record in records if isinstance(record, Record)]
 
 
@@ -151,14 +152,14 @@ def test_an_empty_and_a_binary_text_file_are_quarantined(tmp_path: Path) -> None
 def test_fields_choose_text_id_and_metadata(tmp_path: Path) -> None:
     row = {"body": "t", "url": "http://x", "year": 1999, "tags": ["a"], "none": None, "ok": True, "odd": float("nan")}
     path = write(tmp_path / "a.jsonl", json.dumps(row).encode())
-    (record,) = read(path, Fields(text="body", id="url"))
+    (record,) = read(path, Reading(text="body", id="url"))
     assert isinstance(record, Record)
     assert (record.locator, record.text) == ("http://x", "t")
     assert json.loads(record.metadata) == {"year": 1999, "ok": True, "odd": "NaN"}
-    (record,) = read(path, Fields(text="body", metadata=("tags", "absent")))
+    (record,) = read(path, Reading(text="body", metadata=("tags", "absent")))
     assert isinstance(record, Record)
     assert (record.locator, json.loads(record.metadata)) == ("a.jsonl#1", {"tags": ["a"]})
-    assert errors(read(path, Fields(text="body", id="missing"))) == {
+    assert errors(read(path, Reading(text="body", id="missing"))) == {
         1: "field 'missing' must be a string or an integer, not null"
     }
 
@@ -200,4 +201,4 @@ def test_a_file_that_cannot_be_opened_is_an_error_not_a_quarantined_record(tmp_p
     (file,) = find_files("s", {"path": str(path), "format": "auto"}).files
     path.unlink()
     with pytest.raises(FileNotFoundError):
-        list(read_records(file, Fields()))
+        list(read_records(file, Reading()))

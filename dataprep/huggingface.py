@@ -1,0 +1,132 @@
+"""Folders of Hugging Face `datasets`: which of their files hold a split. Only data and JSON are read, never code.
+
+Two layouts: what `save_to_disk` writes (Arrow files listed in `state.json`, one folder per split under
+`dataset_dict.json`), and that of the hub (Parquet, JSONL, CSV or text files; `configs:` at the top of README.md says
+which belong to a split, else their names do, as in https://huggingface.co/docs/hub/datasets-file-names-and-splits).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+DEFAULT_SPLIT = "train"
+_ALIASES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+"""Words in file names that stand for a split (datasets, data_files.py: SPLIT_KEYWORDS)."""
+_NO_DATA = (".json",)
+"""JSON files describe a dataset; its rows are in `.jsonl`."""
+_FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)\n---\s*(\n|\Z)", re.DOTALL)
+
+
+class NoSplitError(ValueError):
+    """The folder is no dataset, or has no such split."""
+
+
+def split_files(
+    names: Sequence[str], read: Callable[[str], bytes], split: str, is_data: Callable[[str], bool]
+) -> list[str]:
+    """The files of a split, sorted.
+
+    Args:
+        names: all files of the folder, relative to it.
+        read: a file's content by its name.
+        split: `train`, `test`, ...
+        is_data: whether a file of the hub's layout is of a known format.
+
+    Raises:
+        NoSplitError: the folder is no dataset, is damaged, or has no such split; the message says what there is.
+    """
+    if "dataset_dict.json" in names:
+        splits = _parse(read, "dataset_dict.json").get("splits", [])
+        if split not in splits:
+            raise NoSplitError(f"has no split {split!r}; its splits are {', '.join(map(str, splits))}")
+        return _saved(names, read, f"{split}/")
+    if "state.json" in names:
+        own = _parse(read, "state.json").get("_split") or DEFAULT_SPLIT
+        if split != own:
+            raise NoSplitError(f"has no split {split!r}; it was saved with the one split {own}")
+        return _saved(names, read, "")
+    data = sorted(name for name in names if is_data(name) and not name.endswith(_NO_DATA))
+    configured = _configured(names, read)
+    if configured is not None:
+        return _by_patterns(data, configured, split)
+    return _by_name(data, split)
+
+
+def _saved(names: Sequence[str], read: Callable[[str], bytes], folder: str) -> list[str]:
+    listed = [folder + entry["filename"] for entry in _parse(read, f"{folder}state.json").get("_data_files", [])]
+    missing = sorted(set(listed) - set(names))
+    if missing or not listed:
+        raise NoSplitError(f"is incomplete: {folder}state.json lists {len(listed)} data files"
+                           + (f", {missing[0]} is missing" if missing else ""))  # fmt: skip
+    return sorted(listed)
+
+
+def _parse(read: Callable[[str], bytes], name: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(read(name))
+    except (ValueError, FileNotFoundError) as error:
+        raise NoSplitError(f"is damaged: {name} cannot be read: {error}") from error
+    if not isinstance(parsed, dict):
+        raise NoSplitError(f"is damaged: {name} holds no JSON object")
+    return parsed
+
+
+def _configured(names: Sequence[str], read: Callable[[str], bytes]) -> dict[str, list[str]] | None:
+    """Split -> patterns of the default configuration in README.md, or None where it says nothing about files."""
+    if "README.md" not in names:
+        return None
+    import yaml
+
+    front = _FRONT_MATTER.match(read("README.md").decode("utf-8", "replace"))
+    try:
+        card = yaml.safe_load(front.group(1)) if front else None
+    except yaml.YAMLError as error:
+        raise NoSplitError(f"is damaged: the top of README.md is no YAML: {' '.join(str(error).split())}") from error
+    configs = [config for config in (card or {}).get("configs") or [] if config.get("data_files")]
+    if not configs:
+        return None
+    marked = (config for config in configs if config.get("default") or config.get("config_name") == "default")
+    chosen = next(marked, configs[0])
+    files = chosen["data_files"]
+    if isinstance(files, str) or (files and isinstance(files[0], str)):
+        return {DEFAULT_SPLIT: _as_list(files)}
+    return {str(entry["split"]): _as_list(entry["path"]) for entry in files}
+
+
+def _as_list(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)
+
+
+def _by_patterns(data: Sequence[str], patterns: dict[str, list[str]], split: str) -> list[str]:
+    if split not in patterns:
+        raise NoSplitError(f"has no split {split!r}; README.md names {', '.join(patterns)}")
+    found = [name for name in data if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns[split])]
+    if not found:
+        raise NoSplitError(f"has no file for split {split!r}: nothing matches {', '.join(patterns[split])}")
+    return found
+
+
+def _by_name(data: Sequence[str], split: str) -> list[str]:
+    """Files whose path has the split's word between punctuation; where no path names any split, all are `train`."""
+    found = [name for name in data if _names_split(name, split)]
+    if found:
+        return found
+    named = sorted({known for known in _ALIASES for name in data if _names_split(name, known)})
+    if not data:
+        raise NoSplitError("holds no data: no state.json, dataset_dict.json, Parquet, JSONL or CSV file")
+    if named or split != DEFAULT_SPLIT:
+        raise NoSplitError(f"has no split {split!r}; the names of its files say {', '.join(named) or DEFAULT_SPLIT}")
+    return list(data)
+
+
+def _names_split(name: str, split: str) -> bool:
+    words = "|".join(map(re.escape, _ALIASES.get(split, (split,))))
+    return re.search(rf"(?<![A-Za-z0-9])({words})(?![A-Za-z])", name, re.IGNORECASE) is not None

@@ -1,0 +1,151 @@
+import gzip
+import io
+import tarfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from gristmill.dataprep.readers import read_records
+from gristmill.dataprep.records import Page, Read, Reading, Record, Rejected, Skipped
+from gristmill.dataprep.sources import SourceError, find_files
+
+MEMBERS = {"b.txt": b"plain", "in/a.jsonl.gz": gzip.compress(b'{"text": "x"}\n{bad\n{"text": "y"}\n'), "p.html": b"<p>"}
+
+
+def tar(members: Mapping[str, bytes], names: list[str] | None = None) -> bytes:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w") as archive:
+        for name in names or members:
+            info = tarfile.TarInfo(name)
+            info.size = len(members[name])
+            archive.addfile(info, io.BytesIO(members[name]))
+    return sink.getvalue()
+
+
+def zipped(members: Mapping[str, bytes]) -> bytes:
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return sink.getvalue()
+
+
+PACK = {
+    "a.tar": tar,
+    "a.tar.gz": lambda members: gzip.compress(tar(members)),
+    "a.tgz": lambda members: gzip.compress(tar(members)),
+    "a.tar.zst": lambda members: zstandard.ZstdCompressor().compress(tar(members)),
+    "a.zip": zipped,
+}
+
+
+def read(path: Path, content: bytes, **keys: str) -> list[Read]:
+    path.write_bytes(content)
+    (file,) = find_files("s", {"path": str(path), **keys}).files
+    return list(read_records(file, Reading()))
+
+
+def errors(records: list[Read]) -> list[tuple[str, int, str]]:
+    return [(item.part, item.number, item.error) for item in records if isinstance(item, Rejected)]
+
+
+@pytest.mark.parametrize("name", PACK)
+def test_members_are_read_like_files_and_named_in_locators(tmp_path: Path, name: str) -> None:
+    records = read(tmp_path / name, PACK[name](MEMBERS))
+    assert [item for item in records if not isinstance(item, Rejected)] == [
+        Record(1, f"{name}/b.txt", "plain", "{}"),
+        Record(1, f"{name}/in/a.jsonl.gz#1", "x", "{}"),
+        Record(3, f"{name}/in/a.jsonl.gz#3", "y", "{}"),
+        Page(1, f"{name}/p.html", b"<p>", part="p.html"),
+    ]
+    ((part, number, error),) = errors(records)
+    assert (part, number) == ("in/a.jsonl.gz", 2)
+    assert error.startswith("not valid JSON")
+
+
+def test_folders_links_hidden_and_unknown_members_are_skipped(tmp_path: Path) -> None:
+    records = read(tmp_path / "a.zip", zipped({"dir/": b"", ".git/x.txt": b"h", "__MACOSX/x.txt": b"m", "i.png": b"i",
+                                               "t.parquet": b"", "a.txt": b"a"}))  # fmt: skip
+    assert [item.reason for item in records if isinstance(item, Skipped)] == [
+        "folder or link in an archive", "hidden member of an archive", "hidden member of an archive",
+        "member of an archive with extension .png", "member of an archive with extension .parquet",
+    ]  # fmt: skip
+    assert [item.text for item in records if isinstance(item, Record)] == ["a"]
+
+
+def test_a_format_decides_which_members_count(tmp_path: Path) -> None:
+    members = {"a.txt": b"a", "b.png": b"b", "c": b"c", "d.html": b"d"}
+    wanted = {"text": ["a", "b", "c", "d"], "jsonl": [], "auto": ["a"]}
+    for asked, texts in wanted.items():
+        records = read(tmp_path / "a.tar", tar(members), format=asked)
+        assert [item.text for item in records if isinstance(item, Record)] == texts
+    records = read(tmp_path / "a.tar", tar(members), format="html")
+    assert [item.locator for item in records if isinstance(item, Page)] == ["a.tar/c", "a.tar/d.html"]
+
+
+def test_a_name_that_repeats_keeps_its_documents_apart(tmp_path: Path) -> None:
+    records = read(tmp_path / "a.tar", tar({"a.txt": b"same"}, ["a.txt", "a.txt"]))
+    assert [item.locator for item in records if isinstance(item, Record)] == ["a.tar/a.txt", "a.tar;2/a.txt"]
+
+
+@pytest.mark.parametrize(
+    ("keep", "texts"), [(514, []), (1024, ["one"]), (1324, ["one"]), (2048, ["one", "two"]), (2058, ["one", "two"])]
+)
+def test_a_tar_that_is_cut_off_gives_the_members_before_the_damage(tmp_path: Path, keep: int, texts: list[str]) -> None:
+    records = read(tmp_path / "a.tar", tar({"a.txt": b"one", "b.txt": b"two"})[:keep])
+    assert [item.text for item in records if isinstance(item, Record)] == texts
+    assert len(errors(records)) == 1
+
+
+def test_a_compressed_tar_that_is_cut_off_behind_its_last_member_is_told(tmp_path: Path) -> None:
+    packed = gzip.compress(tar({"a.txt": b"one"}))[:-4]
+    (document, damage) = read(tmp_path / "b.tar.gz", packed)
+    assert isinstance(document, Record)
+    assert isinstance(damage, Rejected)
+    assert damage.error == ".gz data ends in the middle: the file is cut off"
+
+
+@pytest.mark.parametrize("content", [b"", b"this is no archive", bytes(100)])
+def test_what_is_no_archive_is_one_quarantined_record(tmp_path: Path, content: bytes) -> None:
+    for name in ("a.tar", "a.zip"):
+        ((part, number, error),) = errors(read(tmp_path / name, content))
+        assert (part, number) == ("", 1)
+        assert "archive is damaged" in error
+
+
+def test_a_damaged_and_an_encrypted_member_of_a_zip_cost_only_themselves(tmp_path: Path) -> None:
+    content = bytearray(zipped({"a.txt": b"first " * 50, "b.txt": b"second", "c.txt": b"third"}))
+    content[40] ^= 0xFF
+    central = content.index(b"PK\x01\x02")
+    second = content.index(b"PK\x01\x02", central + 4)
+    content[second + 8] |= 1  # the directory says that b.txt is encrypted
+    local = content.index(b"PK\x03\x04", 4)
+    content[local + 6] |= 1
+    records = read(tmp_path / "a.zip", bytes(content))
+    assert [item.text for item in records if isinstance(item, Record)] == ["third"]
+    (first, second_error) = errors(records)
+    assert first[:2] == ("a.txt", 1)
+    assert "damaged" in first[2]
+    assert second_error[:2] == ("b.txt", 1)
+    assert "encrypted" in second_error[2]
+
+
+def test_archives_are_read_in_any_store_and_chains_are_refused() -> None:
+    from upath import UPath
+
+    root = UPath("memory://archive-test")
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "a.zip").write_bytes(zipped({"a.txt": b"far"}))
+    (file,) = find_files("s", {"path": "memory://archive-test/a.zip"}).files
+    assert list(read_records(file, Reading())) == [Record(1, "a.zip/a.txt", "far", "{}")]
+    with pytest.raises(SourceError, match="is a chain of URLs; name the archive itself"):
+        find_files("s", {"path": "zip://*.txt::memory://archive-test/a.zip"})
+
+
+def test_tables_are_not_read_out_of_archives(tmp_path: Path) -> None:
+    (tmp_path / "a.zip").write_bytes(zipped({}))
+    with pytest.raises(SourceError, match=r"a\.zip: parquet files are not read out of archives; unpack it"):
+        find_files("s", {"path": str(tmp_path / "a.zip"), "format": "parquet"})

@@ -1,0 +1,110 @@
+import csv
+import gzip
+import io
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gristmill.dataprep import compression
+from gristmill.dataprep.readers import read_records
+from gristmill.dataprep.records import Read, Reading, Record, Rejected
+from gristmill.dataprep.sources import find_files
+
+
+def read(path: Path, content: bytes, reading: Reading | None = None) -> list[Read]:
+    path.write_bytes(content)
+    (file,) = find_files("s", {"path": str(path)}).files
+    return list(read_records(file, reading or Reading()))
+
+
+def errors(records: list[Read]) -> dict[int, str]:
+    return {record.number: record.error for record in records if isinstance(record, Rejected)}
+
+
+def texts(records: list[Read]) -> list[str]:
+    return [record.text for record in records if isinstance(record, Record)]
+
+
+def test_the_header_names_the_columns_and_quoted_fields_hold_anything(tmp_path: Path) -> None:
+    content = b'id,text,year\r\n7,"one, ""two""\r\nthree\x00",1999\r\n\r\n8,plain,\r\n'
+    first, second = read(tmp_path / "a.csv", content)
+    assert first == Record(1, "a.csv#1", 'one, "two"\r\nthree\0', '{"id": "7", "year": "1999"}')
+    assert second == Record(2, "a.csv#2", "plain", '{"id": "8", "year": ""}')
+    (named, _) = read(tmp_path / "a.csv", content, Reading(id="id", metadata=("year",)))
+    assert isinstance(named, Record)
+    assert (named.locator, json.loads(named.metadata)) == ("7", {"year": "1999"})
+
+
+def test_tsv_files_are_separated_by_tabs_and_may_be_compressed(tmp_path: Path) -> None:
+    records = read(tmp_path / "a.tsv.gz", gzip.compress(b"text\tn\na, b\t1\n"))
+    assert records == [Record(1, "a.tsv.gz#1", "a, b", '{"n": "1"}')]
+
+
+def test_bad_rows_are_quarantined_alone_with_number_and_reason(tmp_path: Path) -> None:
+    rows = [b"text,n", b"a,1", b"b", b"c,2,3", b'"d"x,4', b"\xff,5", b",6", b"e,7"]
+    records = read(tmp_path / "a.csv", b"\n".join(rows))
+    assert texts(records) == ["a", "e"]
+    assert errors(records) == {
+        2: "the row has 1 fields, the header 2",
+        3: "the row has 3 fields, the header 2",
+        4: "not valid CSV: ',' expected after '\"'",
+        5: "not valid UTF-8: byte 0xff",
+        6: "empty text",
+    }
+
+
+def test_a_quote_that_never_closes_is_one_quarantined_record(tmp_path: Path) -> None:
+    records = read(tmp_path / "a.csv", b'text\na\n"b\nc\nd\n')
+    assert texts(records) == ["a"]
+    assert errors(records) == {2: "a quoted field is not closed before the file ends"}
+
+
+def test_a_header_that_cannot_be_used_refuses_the_file(tmp_path: Path) -> None:
+    assert errors(read(tmp_path / "a.csv", b"text,text\na,b\n")) == {1: "a column is named twice"}
+    assert "',' expected" in errors(read(tmp_path / "a.csv", b'"text"x\na\n'))[1]
+    assert errors(read(tmp_path / "a.csv", b"body\na\n")) == {1: "no field 'text'; the fields are body"}
+    assert read(tmp_path / "a.csv", b"") == []
+
+
+def test_a_cut_off_file_gives_the_rows_before_the_damage(tmp_path: Path) -> None:
+    packed = gzip.compress(b"text\n" + b"".join(b"row %d\n" % n for n in range(5)))
+    records = read(tmp_path / "a.csv.gz", packed[:-6])
+    assert texts(records) == [f"row {n}" for n in range(5)]
+    assert errors(records) == {6: ".gz data ends in the middle: the file is cut off"}
+
+
+def test_encodings_are_named_or_found(tmp_path: Path) -> None:
+    text = "Все люди рождаются свободными и равными в своём достоинстве и правах."
+    content = f"text\n{text}\n".encode("cp1251")
+    assert texts(read(tmp_path / "a.csv", content, Reading(encoding="cp1251"))) == [text]
+    assert texts(read(tmp_path / "a.csv", content, Reading(encoding="auto"))) == [text]
+    assert list(errors(read(tmp_path / "a.csv", content))) == [1]
+    assert texts(read(tmp_path / "a.csv", f"\ufefftext\n{text}\n".encode("utf-16"), Reading(encoding="utf-16"))) == []
+    assert texts(read(tmp_path / "a.csv", f"text\n{text}\n".encode("utf-16"), Reading(encoding="auto"))) == [text]
+    assert texts(read(tmp_path / "a.csv", f"\ufefftext\n{text}\n".encode())) == [text]
+
+
+def test_bytes_that_a_wide_encoding_cannot_hold_are_quarantined(tmp_path: Path) -> None:
+    content = "text\na\n".encode("utf-16") + b"\x00\xd8" + "\nb\n".encode("utf-16-le")
+    records = read(tmp_path / "a.csv", content, Reading(encoding="utf-16"))
+    assert len(errors(records)) == 1
+    assert "not valid utf-16" in next(iter(errors(records).values()))
+
+
+@given(
+    rows=st.lists(st.text(st.characters(exclude_categories=("Cs",)), min_size=1), min_size=1, max_size=8),
+    step=st.integers(1, 50),
+)
+def test_what_csv_writes_is_read_back_wherever_the_pieces_are_cut(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[str], step: int
+) -> None:
+    sink = io.StringIO(newline="")
+    csv.writer(sink, quoting=csv.QUOTE_ALL).writerows([["text"], *([row] for row in rows)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compression, "READ_BYTES", step)
+        patch.setattr("gristmill.dataprep.csv_rows.SNIFFED_BYTES", step)
+        records = read(tmp_path_factory.getbasetemp() / "rows.csv", sink.getvalue().encode())
+    assert texts(records) == rows

@@ -1,0 +1,93 @@
+import codecs
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gristmill.dataprep.encoding import Decoded, UndecodableError, declared_in_page, decode, known_codec
+
+RUSSIAN = "Все люди рождаются свободными и равными в своём достоинстве и правах. "
+JAPANESE = "すべての人間は、生まれながらにして自由であり、かつ、尊厳と権利とについて平等である。"
+
+
+@pytest.mark.parametrize(
+    ("mark", "codec"),
+    [(codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"),
+     (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be")],
+)  # fmt: skip
+def test_a_byte_order_mark_decides_before_everything_else_and_is_no_part_of_the_text(mark: bytes, codec: str) -> None:
+    page = '<meta charset="koi8-r">' + RUSSIAN
+    assert decode(mark + page.encode(codec), "auto", "cp1252", html=True) == Decoded(page, codec)
+
+
+def test_the_server_decides_before_the_page_and_the_page_before_utf8() -> None:
+    content = '<meta charset="cp1251">é'.encode()
+    assert decode(content, "auto", "iso-8859-1", html=True) == Decoded('<meta charset="cp1251">Ã©', "cp1252")
+    assert decode(content, "auto", html=True) == Decoded('<meta charset="cp1251">Г©', "cp1251")
+    assert decode(content, "auto") == Decoded('<meta charset="cp1251">é', "utf-8")
+
+
+def test_a_declaration_that_does_not_decode_every_byte_is_passed_over() -> None:
+    assert decode("naïve".encode(), "auto", "ascii-that-nobody-knows") == Decoded("naïve", "utf-8")
+    assert decode(JAPANESE.encode(), "auto", "euc-jp") == Decoded(JAPANESE, "utf-8")
+    assert decode(JAPANESE.encode("shift_jis"), "auto", "utf-8") == Decoded(JAPANESE, "cp932")
+
+
+@pytest.mark.parametrize("codec", ["cp1251", "koi8-r", "shift_jis", "euc_jp"])
+def test_what_nobody_declares_is_detected(codec: str) -> None:
+    text = (RUSSIAN if codec in ("cp1251", "koi8-r") else JAPANESE) * 3
+    assert decode(text.encode(codec), "auto").text == text
+
+
+def test_binary_data_is_no_text() -> None:
+    picture = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\1\0\0\0\1\0\x08\x06" + bytes(range(256)) * 4
+    with pytest.raises(UndecodableError, match="not text in any encoding that was tried"):
+        decode(picture, "auto")
+
+
+def test_a_named_encoding_is_strict() -> None:
+    assert decode(b"caf\xe9", "latin-1") == Decoded("café", "iso8859-1")
+    with pytest.raises(UndecodableError, match="not valid UTF-8: byte 0xe9 at position 3"):
+        decode(b"caf\xe9", None)
+    with pytest.raises(UndecodableError, match="not valid UTF-8: byte 0xed at position 0"):
+        decode("\ud800".encode("utf-8", "surrogatepass"), "utf-8")
+
+
+@pytest.mark.parametrize(
+    ("page", "label"),
+    [(b'<html><META http-equiv=Content-Type content="text/html; charset=GB2312">', "GB2312"),
+     (b"<meta name=x><meta charset='utf-8'/>", "utf-8"), (b"<meta charset = latin1 >", "latin1"),
+     (b'<?xml version="1.0" encoding="euc-kr"?><html>', "euc-kr"), (b"<!-- <meta charset=koi8-r> --><p>", ""),
+     (b" " * 1024 + b"<meta charset=koi8-r>", ""), (b"", "")],
+)  # fmt: skip
+def test_what_a_page_declares_is_found_in_its_first_kilobyte(page: bytes, label: str) -> None:
+    assert declared_in_page(page) == label
+
+
+def test_labels_are_those_of_the_encoding_standard() -> None:
+    labels = ["latin1", "ASCII", " GB2312 ", '"Shift_JIS"', "ks_c_5601-1987", "windows-874", "nonsense", ""]
+    assert [known_codec(label) for label in labels] == [
+        "cp1252", "cp1252", "gb18030", "cp932", "cp949", "cp874", None, None
+    ]  # fmt: skip
+
+
+def test_a_page_that_declares_utf16_in_ascii_is_utf8() -> None:
+    assert decode('<meta charset="utf-16">é'.encode(), "auto", html=True).encoding == "utf-8"
+
+
+@given(text=st.text(), codec=st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-32"]))
+def test_unicode_with_its_mark_or_in_utf8_is_lossless(text: str, codec: str) -> None:
+    content = text.encode(codec)
+    if codec == "utf-8" and content.startswith((codecs.BOM_UTF8,)):
+        content = codecs.BOM_UTF8 + content
+    assert decode(content, "auto").text == text
+
+
+@given(content=st.binary())
+def test_any_bytes_are_decoded_losslessly_or_refused(content: bytes) -> None:
+    try:
+        decoded = decode(content, "auto")
+    except UndecodableError:
+        return
+    assert "\ufffd" not in decoded.text or b"\xef\xbf\xbd" in content or decoded.encoding != "utf-8"
+    decoded.text.encode("utf-8")

@@ -1,0 +1,69 @@
+import pytest
+
+from gristmill.dataprep.encoding import UndecodableError
+from gristmill.dataprep.extraction import EXTRACTORS, extract, find_extractor
+from gristmill.mixtures.sources import ExtractOptions
+
+PARAGRAPH = "The mill grinds slowly, yet it grinds exceedingly small, as the old saying of the poets has it. " * 3
+PAGE = f"""<!DOCTYPE html><html lang="en-GB"><head><title>On  mills</title><meta charset="utf-8">
+<meta property="article:published_time" content="2019-10-31"></head><body>
+<nav><a href="/">Home</a> <a href="/all">All posts</a></nav>
+<article><h1>On mills</h1><p>{PARAGRAPH}</p>
+<p>See <a href="https://mill.example/">the mill</a> for more. {PARAGRAPH}</p>
+<table><tr><td>wheat flour</td><td>twelve sacks</td></tr></table></article>
+<section class="comments" id="comments"><div class="comment"><p>A reader's opinion.</p></div></section>
+<footer>Copyright notice</footer></body></html>"""
+
+
+def run(extractor: str, page: bytes = PAGE.encode(), **options: object) -> tuple[str, dict[str, object]]:
+    chosen = ExtractOptions.model_validate(options).model_dump()
+    extracted = extract(page, "auto", "", EXTRACTORS[extractor], chosen)
+    return extracted.text, dict(extracted.metadata)
+
+
+@pytest.mark.parametrize("extractor", EXTRACTORS)
+def test_the_main_text_is_kept_and_the_rest_is_not(extractor: str) -> None:
+    text, metadata = run(extractor)
+    assert PARAGRAPH.strip() in text
+    assert "twelve sacks" in text
+    for boilerplate in ("All posts", "Copyright notice", "A reader's opinion", "https://mill.example/"):
+        assert boilerplate not in text
+    assert metadata["title"] == "On mills"
+    assert metadata["charset"] == "utf-8"
+    assert "encoding" not in metadata
+
+
+def test_extractors_say_what_a_page_says_about_itself() -> None:
+    assert run("resiliparse")[1]["language"] == "en-GB"
+    assert run("trafilatura")[1]["published"] == "2019-10-31"
+
+
+@pytest.mark.parametrize("extractor", EXTRACTORS)
+def test_options_choose_what_counts_as_text(extractor: str) -> None:
+    assert "twelve sacks" not in run(extractor, tables=False)[0]
+    assert "https://mill.example/" in run(extractor, links=True)[0]
+
+
+def test_recall_keeps_what_resiliparse_takes_for_boilerplate() -> None:
+    assert "Copyright notice" in run("resiliparse", favor="recall")[0]
+
+
+@pytest.mark.parametrize("extractor", EXTRACTORS)
+@pytest.mark.parametrize("page", [b"<html></html>", b"<p></p>", b"  \n ", b"<body><script>x()</script></body>"])
+def test_a_page_without_text_gives_none(extractor: str, page: bytes) -> None:
+    assert run(extractor, page)[0] == ""
+
+
+@pytest.mark.parametrize("extractor", EXTRACTORS)
+def test_other_encodings_are_noted_and_bytes_that_are_no_text_are_refused(extractor: str) -> None:
+    page = PAGE.replace("utf-8", "latin1").replace("slowly", "très lentement").encode("latin-1")
+    text, metadata = run(extractor, page)
+    assert "très lentement" in text
+    assert (metadata["encoding"], metadata["charset"]) == ("cp1252", "latin1")
+    with pytest.raises(UndecodableError, match="not valid UTF-8"):
+        extract(b"<p>\xff", "utf-8", "", EXTRACTORS[extractor], ExtractOptions().model_dump())
+
+
+def test_other_extractors_are_found_by_module_and_function() -> None:
+    assert find_extractor("trafilatura") is EXTRACTORS["trafilatura"]
+    assert find_extractor("gristmill.dataprep.extraction:with_resiliparse") is EXTRACTORS["resiliparse"]

@@ -1,0 +1,194 @@
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gristmill.dataprep.extraction_guard import ExtractorError, Guard, Limits
+from gristmill.dataprep.pages import extract_pages
+from gristmill.dataprep.records import Dropped, Page, Read, Reading, Record, Rejected, Skipped
+
+FAST = Limits(seconds=0.2)
+
+EXTRACTOR = '''
+"""An extractor that does what a page tells it to."""
+import os, signal, sys, time
+
+seen = []
+
+def obey(html, options):
+    print("noise on standard output")
+    seen.append(html)
+    if html.startswith("spin"):
+        while True:
+            pass
+    if html == "sleep":
+        time.sleep(3600)
+    if html == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if html == "crash unless first" and len(seen) > 2:  # the first is the warm-up
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if html == "exit":
+        os._exit(3)
+    if html == "raise":
+        raise ValueError("two\\nlines")
+    if html == "eat memory":
+        bytes(1 << 30)  # the system would lend it, for nothing touches it
+    if html == "surrogate":
+        return "a\\ud800b", {}
+    if html == "seen":
+        return str(len(seen) - 1), {}
+    return html.upper(), {"title": "T"}
+'''
+
+
+@pytest.fixture
+def extractor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "obedient_extractor.py").write_text(EXTRACTOR)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    return "obedient_extractor:obey"
+
+
+def page(content: str | bytes, number: int = 1, **metadata: str) -> Page:
+    encoded = content.encode() if isinstance(content, str) else content
+    return Page(number, f"url#{number}", encoded, "utf-8", metadata=metadata)
+
+
+def run(extractor: str, items: list[Read], limits: Limits = Limits(), reading: Reading | None = None) -> list[Read]:  # noqa: B008
+    with Guard(extractor, {}, limits) as guard:
+        return list(extract_pages(items, guard, reading or Reading()))
+
+
+def texts(records: list[Read]) -> list[str]:
+    return [item.text if isinstance(item, Record) else getattr(item, "error", "?") for item in records]
+
+
+def test_pages_become_documents_in_their_place(extractor: str) -> None:
+    other = Record(2, "b", "not a page", "{}")
+    items: list[Read] = [page("a", 1, url="u"), other, Skipped("x"), page("c", 3), Rejected(4, "bad"), page("", 5)]
+    assert run(extractor, items) == [
+        Record(1, "url#1", "A", '{"title": "T", "url": "u"}'), other, Skipped("x"),
+        Record(3, "url#3", "C", '{"title": "T"}'), Rejected(4, "bad"), Dropped(5, "extract/empty", "url#5"),
+    ]  # fmt: skip
+    assert run(extractor, [page("a", 1, url="u")], reading=Reading(metadata=("url",))) == [
+        Record(1, "url#1", "A", '{"url": "u"}')
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [("spin", "extraction timed out after 0.2 s"), ("sleep", "extraction timed out after 0.2 s"),
+     ("crash", "the extractor crashed (signal 11)"), ("exit", "the extractor ended (status 3)"),
+     ("raise", "the extractor failed: ValueError: two lines"),
+     ("surrogate", "text has a lone surrogate \\ud800, which UTF-8 cannot hold"),
+     (b"\xff", "not valid UTF-8: byte 0xff at position 0"),
+     ("eat memory", "extraction needed more than 512 MiB of memory")],
+)  # fmt: skip
+def test_a_page_that_goes_wrong_is_lost_alone(extractor: str, bad: str | bytes, error: str) -> None:
+    limits = Limits(seconds=0.2, memory_bytes=512 << 20)
+    items: list[Read] = [page("a", 1), page("b", 2), page(bad, 3), page("d", 4), page("e", 5)]
+    records = run(extractor, items, limits)
+    assert texts(records) == ["A", "B", error, "D", "E"]
+    assert isinstance(records[2], Rejected)
+    assert records[2].number == 3
+
+
+def test_bad_pages_in_a_row_and_at_both_ends_are_told_apart(extractor: str) -> None:
+    items: list[Read] = [page("crash"), page("spin"), page("exit"), page("a"), page("raise"), page("crash")]
+    assert texts(run(extractor, items, FAST)) == [
+        "the extractor crashed (signal 11)", "extraction timed out after 0.2 s", "the extractor ended (status 3)", "A",
+        "the extractor failed: ValueError: two lines", "the extractor crashed (signal 11)",
+    ]  # fmt: skip
+
+
+def test_a_page_that_fails_only_behind_others_is_tried_again_in_a_fresh_process(extractor: str) -> None:
+    items: list[Read] = [page("a"), page("b"), page("crash unless first"), page("seen")]
+    assert texts(run(extractor, items)) == ["A", "B", "CRASH UNLESS FIRST", "2"]
+
+
+def test_many_and_large_pages_neither_block_nor_change_places(extractor: str) -> None:
+    sizes = [10, 3_000_000, 5, 200_000, 9_000_000, *range(1, 200)]
+    contents = [chr(97 + number % 26) * size for number, size in enumerate(sizes)]
+    records = run(extractor, [page(content, number) for number, content in enumerate(contents)])
+    assert texts(records) == [content.upper() for content in contents]
+
+
+def test_reading_ahead_is_bounded(extractor: str) -> None:
+    taken = []
+
+    def items() -> Iterator[Read]:
+        for number in range(5000):
+            taken.append(number)
+            yield page("x", number) if number % 100 == 0 else Skipped("s")
+
+    with Guard(extractor, {}) as guard:
+        results = extract_pages(items(), guard, Reading())
+        next(results)
+        assert len(taken) <= 1024
+
+
+def test_without_pages_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert run("resiliparse", [Skipped("x")]) == [Skipped("x")]
+
+
+def test_an_extractor_that_does_not_start_is_an_error(extractor: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ExtractorError, match="'obedient_extractor:missing' could not be started; the log says why"):
+        run("obedient_extractor:missing", [page("a")])
+    assert "has no attribute 'missing'" in capfd.readouterr().err
+
+
+def running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def ends(pid: int) -> bool:
+    """Whether a process ends; waits for as long as it takes a loaded machine."""
+    deadline = time.monotonic() + 30
+    while running(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not running(pid)
+
+
+def test_no_process_is_left_when_the_guard_is_done_or_fails(extractor: str) -> None:
+    with Guard(extractor, {}) as guard:
+        guard.submit(page("spin"))
+        assert guard._child is not None
+        pid = guard._child.pid
+    assert not running(pid)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
+def test_no_process_is_left_when_the_parent_is_killed(extractor: str) -> None:
+    code = f"""
+from gristmill.dataprep.extraction_guard import Guard
+from gristmill.dataprep.records import Page
+guard = Guard({extractor!r}, {{}})
+guard.submit(Page(1, "l", b"spin", "utf-8"))
+print(guard._child.pid, flush=True)
+guard.collect()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert running(pid)
+        parent.kill()
+    assert ends(pid)
+
+
+def test_real_extractors_run_guarded() -> None:
+    html = b"<html><head><title>T</title></head><body><p>" + b"Some sentence of the text. " * 20 + b"</p></body></html>"
+    options = {"favor": "balanced", "tables": True, "comments": False, "links": False}
+    for extractor in ("resiliparse", "trafilatura"):
+        with Guard(extractor, options) as guard:
+            (found,) = extract_pages([Page(1, "l", html)], guard, Reading())
+        assert isinstance(found, Record)
+        assert found.text == ("Some sentence of the text. " * 20).strip()
+        assert '"title": "T"' in found.metadata

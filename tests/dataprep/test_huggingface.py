@@ -1,0 +1,165 @@
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gristmill.dataprep.huggingface import NoSplitError, split_files
+from gristmill.dataprep.readers import read_records
+from gristmill.dataprep.records import Reading, Record, Rejected
+from gristmill.dataprep.sources import SourceError, find_files
+
+
+def split(files: Mapping[str, str], name: str = "train") -> list[str]:
+    return split_files(
+        list(files), lambda file: files[file].encode(), name, lambda file: file.endswith((".parquet", ".jsonl", ".csv"))
+    )
+
+
+def save_to_disk(folder: Path, texts: list[str], shards: int = 2) -> None:
+    """What `datasets.Dataset.save_to_disk` leaves behind."""
+    folder.mkdir(parents=True)
+    names = [f"data-{n:05d}-of-{shards:05d}.arrow" for n in range(shards)]
+    for n, name in enumerate(names):
+        own = texts[n::shards]
+        batches = [
+            pa.record_batch({"text": own[at : at + 2], "meta": [{"url": text} for text in own[at : at + 2]]})
+            for at in range(0, len(own), 2)
+        ]
+        with pa.OSFile(str(folder / name), "wb") as sink, pa.ipc.new_stream(sink, batches[0].schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+    state = {"_data_files": [{"filename": name} for name in names], "_split": "train", "_format_type": None}
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "dataset_info.json").write_text(json.dumps({"features": {}}))
+
+
+def texts_of(path: Path, reading: Reading | None = None, **keys: str) -> list[str]:
+    files = find_files("s", {"path": str(path), "format": "hf", **keys}).files
+    records = [record for file in files for record in read_records(file, reading or Reading())]
+    return [record.text if isinstance(record, Record) else repr(record) for record in records]
+
+
+def test_a_saved_dataset_is_read_from_its_arrow_streams(tmp_path: Path) -> None:
+    save_to_disk(tmp_path / "set", ["a", "b", "c", "d", "e"])
+    assert texts_of(tmp_path / "set") == ["a", "c", "e", "b", "d"]
+    assert texts_of(tmp_path / "set", Reading(text="meta.url")) == ["a", "c", "e", "b", "d"]
+    with pytest.raises(SourceError, match=r"source 's': the dataset .* has no split 'test'; .* one split train"):
+        texts_of(tmp_path / "set", split="test")
+
+
+def test_a_saved_dictionary_of_splits_has_a_folder_for_each(tmp_path: Path) -> None:
+    save_to_disk(tmp_path / "set/train", ["a"], 1)
+    save_to_disk(tmp_path / "set/test", ["b"], 1)
+    (tmp_path / "set/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    assert (texts_of(tmp_path / "set"), texts_of(tmp_path / "set", split="test")) == (["a"], ["b"])
+    with pytest.raises(SourceError, match=r"has no split 'dev'; its splits are train, test"):
+        texts_of(tmp_path / "set", split="dev")
+    (tmp_path / "set/train/data-00000-of-00001.arrow").unlink()
+    with pytest.raises(SourceError, match=r"incomplete: .*data-00000-of-00001\.arrow is missing"):
+        texts_of(tmp_path / "set")
+
+
+def test_the_hubs_layout_is_told_apart_by_file_names(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# A dataset\n")
+    (tmp_path / "load.py").write_text("raise SystemExit('code of a dataset was run')")
+    for name, text in (("train-00000-of-00002", "a"), ("train-00001-of-00002", "b"), ("validation-00000", "c")):
+        pq.write_table(pa.table({"text": [text]}), tmp_path / f"data/{name}.parquet")
+    assert texts_of(tmp_path) == ["a", "b"]
+    assert texts_of(tmp_path, split="validation") == ["c"]
+    with pytest.raises(SourceError, match="has no split 'test'; the names of its files say train, validation"):
+        texts_of(tmp_path, split="test")
+
+
+def test_the_hubs_words_for_splits_are_found_between_punctuation_only() -> None:
+    files = dict.fromkeys(["a/trainer.jsonl", "dev.jsonl", "my-training_1.jsonl", "train2.csv", "x.py"], "")
+    assert split(files) == ["my-training_1.jsonl", "train2.csv"]
+    assert split(files, "validation") == ["dev.jsonl"]
+    assert split(dict.fromkeys(["b.jsonl", "a.jsonl"], "")) == ["a.jsonl", "b.jsonl"]
+
+
+def test_the_readme_may_say_which_files_belong_to_a_split() -> None:
+    card = """---
+configs:
+- config_name: small
+  data_files: s.jsonl
+- config_name: large
+  default: true
+  data_files:
+  - {split: train, path: ["one/*.jsonl", "two.jsonl"]}
+  - {split: test, path: none.jsonl}
+---
+"""
+    files = {"README.md": card, "s.jsonl": "", "one/a.jsonl": "", "one/b.csv": "", "two.jsonl": ""}
+    assert split(files) == ["one/a.jsonl", "two.jsonl"]
+    with pytest.raises(NoSplitError, match=r"has no split 'dev'; README\.md names train, test"):
+        split(files, "dev")
+    with pytest.raises(NoSplitError, match=r"no file for split 'test': nothing matches none\.jsonl"):
+        split(files, "test")
+    assert split({**files, "README.md": "---\nconfigs:\n- data_files: s.*\n---\n"}) == ["s.jsonl"]
+    with pytest.raises(NoSplitError, match=r"README\.md is no YAML"):
+        split({**files, "README.md": "---\n[\n---\n"})
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [({}, "holds no data"), ({"picture.png": ""}, "holds no data"),
+     ({"state.json": "{"}, r"state\.json cannot be read"),
+     ({"state.json": "[]"}, "no JSON object"), ({"state.json": "{}"}, "incomplete"),
+     ({"dataset_dict.json": '{"splits": ["train"]}'}, r"train/state\.json cannot be read")],
+)  # fmt: skip
+def test_a_folder_that_is_no_dataset_is_an_error_that_says_why(files: dict[str, str], message: str) -> None:
+    with pytest.raises(NoSplitError, match=message):
+        split_files(list(files), lambda name: _content(files, name), "train", lambda name: False)
+
+
+def _content(files: dict[str, str], name: str) -> bytes:
+    if name not in files:
+        raise FileNotFoundError(name)
+    return files[name].encode()
+
+
+def test_a_dataset_must_be_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"")
+    with pytest.raises(SourceError, match="must be a folder"):
+        find_files("s", {"path": str(tmp_path / "a.parquet"), "format": "hf"})
+
+
+def test_datasets_lie_in_any_store() -> None:
+    from upath import UPath
+
+    root = UPath("memory://hf-test/set")
+    (root / "data").mkdir(parents=True)
+    (root / "data" / "train.jsonl").write_bytes(b'{"text": "far"}\n')
+    files = find_files("s", {"path": str(root), "format": "hf"}).files
+    assert [file.name for file in files] == ["data/train.jsonl"]
+    (record,) = read_records(files[0], Reading())
+    assert isinstance(record, Record)
+    assert record.text == "far"
+
+
+def test_damaged_arrow_files_give_their_rows_before_the_damage(tmp_path: Path) -> None:
+    save_to_disk(tmp_path / "set", [f"text {n}" for n in range(8)], 1)
+    path = tmp_path / "set/data-00000-of-00001.arrow"
+    content = path.read_bytes()
+    third = content.find(b"text 4")
+    path.write_bytes(content[:third])
+    (file,) = find_files("s", {"path": str(path)}).files
+    records = list(read_records(file, Reading()))
+    assert [record.text for record in records if isinstance(record, Record)] == [f"text {n}" for n in range(4)]
+    assert isinstance(records[-1], Rejected)
+    assert records[-1].number == 5
+    assert records[-1].error.startswith("the Arrow file is damaged")
+
+
+def test_arrow_files_of_the_file_format_are_read_too(tmp_path: Path) -> None:
+    table = pa.table({"text": ["a", "b"], "n": [1, 2]})
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    (file,) = find_files("s", {"path": str(tmp_path / "a.arrow")}).files
+    assert list(read_records(file, Reading())) == [
+        Record(1, "a.arrow#1", "a", '{"n": 1}'), Record(2, "a.arrow#2", "b", '{"n": 2}'),
+    ]  # fmt: skip

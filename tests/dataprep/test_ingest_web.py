@@ -1,0 +1,164 @@
+import gzip
+import importlib.util
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gristmill.dataprep import ingest, sources
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.documents import read_table, shard_names
+from gristmill.dataprep.engine import Task
+from gristmill.dataprep.extraction_guard import Limits
+from gristmill.dataprep.sources import SourceError
+
+MakeContext = Callable[..., Context]
+_spec = importlib.util.spec_from_file_location("gristmill_test_warc", Path(__file__).with_name("warc_records.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_warc = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_warc)
+http, record = _warc.http, _warc.record
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    return [row for shard in shard_names(out) for row in read_table(out / shard).to_pylist()]
+
+
+def html(number: int) -> bytes:
+    text = f"Page {number} tells of the mill and of what it grinds. " * 8
+    return f"<html><head><title>Page {number}</title></head><body><p>{text}</p></body></html>".encode()
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Path:
+    """A WARC with 20 pages (one empty, one in no encoding, two captures of one address) among other records."""
+    parts = [record("warcinfo", b"software: test")]
+    for number in range(20):
+        body = {7: b"<html></html>", 9: b"\x00\x81\xff\x90\x9d" * 9}.get(number, html(0 if number == 1 else number))
+        url = f"http://a.example/{0 if number == 1 else number}"
+        kind = "text/html; charset=euc-jp" if number == 9 else "text/html"
+        parts.append(record("request", b"GET / HTTP/1.1\r\n\r\n"))
+        parts.append(record("response", http(body, content_type=kind), number, url))
+    parts += [record("response", http(b"", "404 Not Found")), record("response", http(b"x", content_type="image/png"))]
+    (tmp_path / "crawl").mkdir()
+    (tmp_path / "crawl/a.warc.gz").write_bytes(b"".join(map(gzip.compress, parts)))
+    (tmp_path / "crawl/page.html").write_bytes(html(99))
+    cut = record("response", http(html(50)), 50) + record("response", b"x" * 99)[:-50]
+    (tmp_path / "crawl/cut.warc").write_bytes(cut)
+    return tmp_path / "crawl"
+
+
+def test_a_crawl_is_kept_dropped_or_quarantined_and_the_rest_is_counted_as_skipped(
+    web: Path, tmp_path: Path, make_context: MakeContext
+) -> None:
+    out = tmp_path / "out"
+    config = {"sources": {"web": {"path": str(web)}}, "ingest": {"max_quarantined": 0.2}}
+    summary = ingest.run({}, config, out, make_context("work"))
+    counts = summary["counts"]
+    assert (counts["read"], counts["kept"], counts["quarantined"]) == (23, 20, 2)
+    assert counts["dropped"] == counts["sources"]["web"]["dropped"] == {"extract/empty": 1}
+    assert summary["skipped"] == summary["sources"]["web"]["skipped"] == {
+        "HTTP status 404": 1, "content type image/png": 1, "request record": 20, "warcinfo record": 1
+    }  # fmt: skip
+    documents = rows(out)
+    assert documents[-1]["locator"] == "page.html"
+    assert documents[-1]["text"].startswith("Page 99 tells of the mill")
+    assert json.loads(documents[0]["metadata"]) == {
+        "content_type": "text/html", "date": "2024-05-18T01:58:10Z", "title": "Page 0", "url": "http://a.example/0"
+    }  # fmt: skip
+    captures = [row for row in documents if "/0#" in row["locator"]]
+    assert len({row["text"] for row in captures}) == 1
+    assert len({row["id"] for row in captures}) == len(captures) == 2
+    (dropped,) = read_table(out / "dropped/00000-000.parquet").to_pylist()
+    assert (dropped["file"], dropped["record"], dropped["reason"]) == ("a.warc.gz", 17, "extract/empty")
+    assert dropped["locator"].startswith("http://a.example/7#")
+    bad = read_table(out / "quarantine/00000-000.parquet").to_pylist()
+    assert [(row["file"], row["record"]) for row in bad] == [("a.warc.gz", 21), ("cut.warc", 2)]
+    assert "not text in any encoding that was tried" in bad[0]["error"]
+
+
+def test_workers_do_not_change_a_byte_of_what_is_extracted(
+    web: Path, tmp_path: Path, make_context: MakeContext
+) -> None:
+    config = {"sources": {"web": {"path": str(web)}}, "ingest": {"max_quarantined": 0.2, "shard_bytes": 2000}}
+    first = ingest.run({}, config, tmp_path / "once", make_context("work1", workers=1))
+    second = ingest.run({}, config, tmp_path / "again", make_context("work2", workers=2))
+    assert contents(tmp_path / "once") == contents(tmp_path / "again")
+    assert first == second
+
+
+def test_a_limit_holds_for_pages_that_are_read_ahead(web: Path, tmp_path: Path, make_context: MakeContext) -> None:
+    config = {"sources": {"web": {"path": str(web), "limit": 3}}}
+    summary = ingest.run({}, config, tmp_path / "out", make_context("work"))
+    assert summary["counts"]["read"] == summary["counts"]["kept"] == 3
+    assert summary["skipped"] == {"request record": 3, "warcinfo record": 1}
+
+
+def test_html_in_a_field_is_extracted_where_an_extractor_is_named(tmp_path: Path, make_context: MakeContext) -> None:
+    lines = [{"page": {"html": html(n).decode(), "url": f"u{n}"}, "n": n} for n in range(2)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    source = {"path": str(tmp_path / "a.jsonl"), "text_field": "page.html", "id_field": "page.url"}
+    ingest.run({}, {"sources": {"web": source}}, tmp_path / "raw", make_context("work1"))
+    assert rows(tmp_path / "raw")[1]["text"] == html(1).decode()
+    ingest.run({}, {"sources": {"web": {**source, "extract": "trafilatura"}}}, tmp_path / "out", make_context("work2"))
+    (_, second) = rows(tmp_path / "out")
+    assert second["text"] == ("Page 1 tells of the mill and of what it grinds. " * 8).strip()
+    assert second["locator"] == "u1"
+    assert json.loads(second["metadata"]) == {"n": 1, "title": "Page 1"}
+
+
+def test_a_crawl_without_a_page_is_an_error_that_says_what_it_holds(tmp_path: Path, make_context: MakeContext) -> None:
+    (tmp_path / "a.warc").write_bytes(record("metadata", b"x") + record("response", http(b"<html></html>")))
+    with pytest.raises(SourceError, match=r"no documents.*; 1 pages had no text; skipped: 1 x metadata record"):
+        ingest.run({}, {"sources": {"web": {"path": str(tmp_path / "a.warc")}}}, tmp_path / "out", make_context("work"))
+
+
+GOOD_AND_BAD = {
+    "jsonl": [b'{"text": "good"}', b"{bad", b'{"text": ""}', b'{"text": "\xff"}', b"  "],
+    "csv": [b"good,1", b"bad", b",1", b"\xff,1", b""],
+    "warc": [record("conversion", b"good"), record("conversion", b"\xff"), record("request", b""),
+             record("conversion", b""), record("response", http(b"x", "500"))],
+}  # fmt: skip
+
+
+@given(
+    files=st.lists(
+        st.tuples(st.sampled_from(sorted(GOOD_AND_BAD)), st.lists(st.integers(0, 4), max_size=12), st.integers(0, 30)),
+        min_size=1, max_size=4,
+    )
+)  # fmt: skip
+@settings(deadline=None, max_examples=40)
+def test_every_mixture_of_good_and_bad_records_is_accounted_for(
+    tmp_path_factory: pytest.TempPathFactory, files: list[tuple[str, list[int], int]]
+) -> None:
+    root = tmp_path_factory.mktemp("mixture")
+    good = 0
+    for number, (form, kinds, cut) in enumerate(files):
+        parts = [GOOD_AND_BAD[form][kind] for kind in kinds]
+        content = b"".join(parts) if form == "warc" else b"\n".join([*([b"text,n"] if form == "csv" else []), *parts])
+        (root / f"{number}.{form}.gz").write_bytes(gzip.compress(content)[: -cut or None])
+        good += kinds.count(0)
+    listing_of_source = sources.find_files("s", {"path": str(root)})
+    task = Task("00000", {"source": "s", "files": [asdict(file) for file in listing_of_source.files],
+                          "reading": {}, "extract_options": {}, "limit": None})  # fmt: skip
+    result = ingest.ingest_task(str(root / "out"), 1000, Limits(), task).result
+    counts = result["counts"]
+    assert counts["read"] == counts["kept"] + sum(counts["dropped"].values()) + counts["quarantined"]
+    assert counts["kept"] <= good
+    assert counts["kept"] == sum(len(read_table(path)) for path in (root / "out").glob("part-*"))
+    assert counts["quarantined"] == sum(len(read_table(path)) for path in (root / "out").glob("quarantine/*"))
+    if all(cut == 0 for _, _, cut in files):
+        assert counts["kept"] == good
+        assert counts["read"] + sum(result["skipped"].values()) == sum(
+            1 for form, kinds, _ in files for kind in kinds if kind < 4 or form == "warc"
+        )

@@ -1,0 +1,199 @@
+import gzip
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gristmill.dataprep import compression
+from gristmill.dataprep.readers import read_records
+from gristmill.dataprep.records import Page, Read, Reading, Record, Rejected, Skipped
+from gristmill.dataprep.sources import find_files
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "web"
+_spec = importlib.util.spec_from_file_location("gristmill_test_warc", Path(__file__).with_name("warc_records.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_warc = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_warc)
+http, record = _warc.http, _warc.record
+
+
+def read(path: Path, content: bytes, reading: Reading | None = None) -> list[Read]:
+    path.write_bytes(content)
+    (file,) = find_files("s", {"path": str(path)}).files
+    return list(read_records(file, reading or Reading()))
+
+
+def pages(records: list[Read]) -> list[bytes]:
+    return [item.content for item in records if isinstance(item, Page)]
+
+
+def errors(records: list[Read]) -> dict[int, str]:
+    return {item.number: item.error for item in records if isinstance(item, Rejected)}
+
+
+def test_a_response_of_html_is_a_page_with_what_the_crawl_knows_about_it(tmp_path: Path) -> None:
+    content = record("response", http("<p>é</p>".encode()), 7, "<https://a.example/x>", WARC_Truncated="length")
+    assert read(tmp_path / "a.warc", content) == [
+        Page(
+            1, "https://a.example/x#00000007-0000-0000-0000-000000000000", "<p>é</p>".encode(), "auto", "utf-8",
+            {"url": "https://a.example/x", "date": "2024-05-18T01:58:10Z", "truncated": "length",
+             "content_type": "text/html"},
+        )
+    ]  # fmt: skip
+
+
+def test_plain_text_needs_no_extraction(tmp_path: Path) -> None:
+    content = record("response", http("é".encode("latin-1"), content_type="text/plain; charset=ISO-8859-1"))
+    (found,) = read(tmp_path / "a.warc", content)
+    assert isinstance(found, Record)
+    assert found.text == "é"
+    assert json.loads(found.metadata) == {
+        "url": "http://a.example/", "date": "2024-05-18T01:58:10Z", "content_type": "text/plain",
+        "charset": "iso-8859-1", "encoding": "cp1252",
+    }  # fmt: skip
+
+
+def test_whatever_is_no_page_is_skipped_and_named(tmp_path: Path) -> None:
+    content = b"".join(
+        [record("warcinfo", b"software: x"), record("request", b"GET / HTTP/1.1\r\n\r\n"), record("revisit", http(b"")),
+         record("metadata", b"x"), record("resource", b"<p>x</p>"), record("response", http(b"x", "404 Not Found")),
+         record("response", http(b"x", "301 Moved")), record("response", http(b"\x89PNG", content_type="image/PNG")),
+         record("response", http(b"x", content_type="nonsense")), record("response", http(b"<p>page</p>"), 11),
+         record("response", b"dns data", Content_Type="text/dns")]
+    )  # fmt: skip
+    records = read(tmp_path / "a.warc", content)
+    assert [item.reason for item in records if isinstance(item, Skipped)] == [
+        "warcinfo record", "request record", "revisit record", "metadata record", "resource record", "HTTP status 404",
+        "HTTP status 301", "content type image/png", "content type missing or malformed",
+        "response of another protocol than HTTP",
+    ]  # fmt: skip
+    assert pages(records) == [b"<p>page</p>"]
+    assert len(records) == 11
+
+
+def test_a_wet_file_holds_text_already(tmp_path: Path) -> None:
+    content = record("conversion", "Escopete é\n".encode(), 3, WARC_Identified_Content_Language="spa,eng")
+    bad = record("conversion", b"\xff\xfe", 4) + record("conversion", b"", 5)
+    records = read(tmp_path / "a.wet", content + bad)
+    assert isinstance(records[0], Record)
+    assert (records[0].locator, records[0].text) == ("http://a.example/#00000003-0000-0000-0000-000000000000",
+                                                     "Escopete é\n")  # fmt: skip
+    assert json.loads(records[0].metadata)["language"] == "spa,eng"
+    assert errors(records) == {2: "not valid UTF-8: byte 0xff at position 0", 3: "empty text"}
+
+
+def test_bodies_are_unpacked_and_one_that_cannot_be_costs_only_its_page(tmp_path: Path) -> None:
+    responses = [
+        http(gzip.compress(b"<p>zipped</p>"), Content_Encoding="gzip"),
+        http(b"no gzip at all", Content_Encoding="gzip"),
+        http(b"b\r\n<p>chunk</p\r\n1\r\n>\r\n0\r\n\r\n", Transfer_Encoding="chunked"),
+        http(b"<p>not in chunks</p>", Transfer_Encoding="chunked"),
+        http(b"<p>x</p>", Content_Encoding="unheard-of"),
+        b"HTTP/1.1\r\nContent-Type: text/html\r\n\r\n<p>no status</p>",
+        http(b"<p>last</p>"),
+    ]
+    content = b"".join(record("response", response, number) for number, response in enumerate(responses))
+    records = read(tmp_path / "a.warc", content)
+    assert pages(records) == [b"<p>zipped</p>", b"<p>chunk</p>", b"<p>last</p>"]
+    found = errors(records)
+    assert sorted(found) == [2, 4, 5, 6]
+    assert found[2].startswith("the body of the HTTP response cannot be decoded") or "cannot be read" in found[2]
+    assert found[6] == "the HTTP response has no status"
+
+
+@pytest.mark.parametrize("extension", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("cut", ["in a page", "in a header", "in a skipped record"])
+def test_a_cut_off_file_gives_the_pages_before_and_one_quarantined_record(
+    tmp_path: Path, extension: str, cut: str
+) -> None:
+    parts = [record("response", http(b"<p>%d</p>" % n + b"x" * 300), n) for n in range(3)]
+    whole, last = b"".join(parts[:2]), parts[2]
+    if cut == "in a skipped record":
+        last = record("request", b"GET / HTTP/1.1\r\n" + b"x" * 300)
+    last = last[:40] if cut == "in a header" else last[:-100]
+    content = whole + last
+    if extension == ".gz":
+        content = gzip.compress(parts[0]) + gzip.compress(parts[1]) + gzip.compress(last + bytes(99))[:-20]
+    if extension == ".zst":
+        content = zstandard.ZstdCompressor().compress(whole) + zstandard.ZstdCompressor().compress(last)[:-5]
+    records = read(tmp_path / f"a.warc{extension}", content)
+    assert [page[:8] for page in pages(records)] == [b"<p>0</p>", b"<p>1</p>"]
+    assert len(records) == 3
+    (error,) = errors(records).values()
+    assert ("cut off" if extension else "damaged or cut off") in error
+
+
+def test_garbage_between_records_ends_the_file_with_a_reason(tmp_path: Path) -> None:
+    good = record("response", http(b"<p>a</p>"))
+    records = read(tmp_path / "a.warc", good + b"this is no record\r\n\r\n" + good)
+    assert pages(records) == [b"<p>a</p>"]
+    assert errors(records) == {2: "the WARC file is damaged or cut off: Invalid WARC header"}
+    assert errors(read(tmp_path / "b.warc", b"<html>no WARC</html>")) == {
+        1: "the WARC file is damaged or cut off: Invalid WARC header"
+    }
+    assert read(tmp_path / "c.warc", b"") == []
+
+
+def test_a_record_longer_than_allowed_is_refused_and_the_next_one_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compression, "MAX_RECORD_BYTES", 500)
+    bomb = http(gzip.compress(bytes(100_000)), Content_Encoding="gzip")
+    content = b"".join(
+        [record("response", http(b"x" * 1000)), record("response", bomb), record("response", http(b"<p>b</p>"))]
+    )
+    records = read(tmp_path / "a.warc", content)
+    assert pages(records) == [b"<p>b</p>"]
+    assert errors(records) == {
+        1: "the record is longer than 0 MiB", 2: "the page is longer than 0 MiB"
+    }  # fmt: skip
+
+
+def test_the_same_address_twice_gives_two_locators(tmp_path: Path) -> None:
+    records = read(tmp_path / "a.warc", record("conversion", b"same", 1) + record("conversion", b"same", 2))
+    locators = [item.locator for item in records if isinstance(item, Record)]
+    assert locators == [f"http://a.example/#0000000{n}-0000-0000-0000-000000000000" for n in (1, 2)]
+    unnamed = record("conversion", b"x").replace(b"WARC-Record-ID", b"X-Record-ID")
+    (item,) = read(tmp_path / "b.warc", unnamed)
+    assert isinstance(item, Record)
+    assert item.locator == "http://a.example/#b.warc#1"
+
+
+def test_keeping_the_markup_decodes_the_page_at_once(tmp_path: Path) -> None:
+    content = record("response", http('<meta charset="latin1"><p>é'.encode("latin-1"), content_type="text/html"))
+    (found,) = read(tmp_path / "a.warc", content, Reading(extract="none", metadata=("encoding",)))
+    assert isinstance(found, Record)
+    assert (found.text, found.metadata) == ('<meta charset="latin1"><p>é', '{"encoding": "cp1252"}')
+
+
+@given(data=st.data())
+@settings(deadline=None, max_examples=200)
+def test_damage_anywhere_raises_nothing(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    parts = [record("response", http(b"5\r\n<p>a</p>\r\n0\r\n\r\n", Transfer_Encoding="chunked")),
+             record("request", b"GET / HTTP/1.1\r\n\r\n"), record("conversion", b"text")]  # fmt: skip
+    content = bytearray(b"".join(parts))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(content) - 1))
+        content[at : at + data.draw(st.integers(0, 40))] = data.draw(st.binary(max_size=20))
+    for item in read(tmp_path_factory.getbasetemp() / "damaged.warc", bytes(content)):
+        assert not isinstance(item, Rejected) or item.error
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the shared data are not here")
+@pytest.mark.parametrize(
+    ("name", "kept", "skipped"),
+    [("warcio/example.warc", 1, 5), ("warcio/example.warc.gz", 1, 5), ("warcio/example-iana.org-chunked.warc", 1, 2),
+     ("warcio/example-resource.warc.gz", 0, 3), ("whirlwind/whirlwind.warc", 1, 3),
+     ("whirlwind/whirlwind.warc.wet.gz", 1, 1), ("dolma/sample-0001.warc.gz", 15, 19)],
+)  # fmt: skip
+def test_real_archives_are_read_to_their_end(name: str, kept: int, skipped: int) -> None:
+    (file,) = find_files("s", {"path": str(DATA / name)}).files
+    records = list(read_records(file, Reading()))
+    assert errors(records) == {}
+    assert sum(isinstance(item, Page | Record) for item in records) == kept
+    assert sum(isinstance(item, Skipped) for item in records) == skipped
