@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 
 from gristmill.dataprep.compression import CorruptFileError, RecordTooLongError, read_lines
 from gristmill.dataprep.files import as_path
-from gristmill.dataprep.readers import Fields, Rejected, read_records
+from gristmill.dataprep.readers import read_records
+from gristmill.dataprep.records import Page, Reading, Record, Rejected
 from gristmill.dataprep.sources import SourceFile, find_files
 
 LABELS = re.compile(r"^(?:__label__\S+\s+)+")
@@ -39,10 +40,13 @@ def read_labelled(file: SourceFile) -> Iterator[str]:
     if file.format == "text":
         yield from _read_lines(file)
         return
-    for record in read_records(file, Fields()):
+    for record in read_records(file, Reading()):
         if isinstance(record, Rejected):
             raise LabelledFileError(f"{file.location}, record {record.number}: {record.error}; correct or remove it")
-        yield record.text
+        if isinstance(record, Page):
+            raise LabelledFileError(f"{file.location}, record {record.number}: it is HTML; name a file of its text")
+        if isinstance(record, Record):
+            yield record.text
 
 
 def _read_lines(file: SourceFile) -> Iterator[str]:
