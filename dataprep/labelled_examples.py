@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gristmill.dataprep.documents import document_id, judged_rows, kept_rows, read_documents, shard_names
 from gristmill.dataprep.labelled_files import expand_files, read_labelled
 from gristmill.dataprep.sources import SourceFile
-from gristmill.mixtures.quality import Classifier
+from gristmill.mixtures.quality import Classifier, Quality
 
 Members = tuple[int, np.ndarray, np.ndarray]
 """Of one class: number of a shard or file, int64 rows in it, and their draws (see `draw`)."""
@@ -88,6 +89,32 @@ def choose_examples(pool: Pool, section: Classifier, seed: int) -> dict[bool, tu
         ids = [document_id("", "", text) for text in read_labelled(file)]
         found[good].append((len(pool.shards) + number, np.arange(len(ids)), draw(ids, seed)))
     return {good: _split(found[good], section, good) for good in classes}
+
+
+def read_ngram_texts(inputs: Mapping[str, Path], section: Quality) -> Iterator[str]:
+    """The documents that the n-gram model is trained on: the first by hash, up to `max_bytes` of text.
+
+    Those that the classifier holds out are left out here too, so that they measure both.
+    """
+    assert section.perplexity is not None
+    assert section.perplexity.ngram is not None
+    settings, labelled = section.perplexity.ngram, section.classifier
+    held_out = np.uint64((labelled.holdout if labelled is not None and labelled.has_classes else 0.0) * 2.0**64)
+    shards = shard_names(inputs["ingest"])
+    found = []
+    for number, shard in enumerate(shards):
+        documents = read_documents(inputs, shard, ["id", "source", "text"])
+        rows = judged_rows(documents, kept_rows(inputs, shard), settings.sources)
+        draws = draw(documents["id"].take(pa.array(rows)).to_pylist(), section.seed or 0)
+        free = draws[:, 0] >= held_out
+        sizes = pc.binary_length(documents["text"].take(pa.array(rows[free]))).to_numpy().astype(np.int64)
+        found.append((np.full(len(sizes), number), rows[free], draws[free, 1], sizes))
+    parts, rows, order, sizes = (np.concatenate(column) for column in zip(*found, strict=True))
+    first = np.argsort(order)
+    chosen = first[np.cumsum(sizes[first]) - sizes[first] < settings.max_bytes]
+    for number in np.unique(parts[chosen]).tolist():
+        own = np.sort(rows[chosen[parts[chosen] == number]])
+        yield from read_documents(inputs, shards[number], ["text"])["text"].take(pa.array(own)).to_pylist()
 
 
 def draw(ids: Sequence[bytes], seed: int) -> np.ndarray:

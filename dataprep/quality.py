@@ -38,6 +38,8 @@ from gristmill.dataprep.scorers import SCORES, ModelFiles, make_measure
 from gristmill.dataprep.separation import measure_separation
 from gristmill.mixtures.quality import SCORE_OF_THRESHOLD, THRESHOLDS, Quality, QualityThresholds
 
+BUCKETS = ("head", "middle", "tail")
+"""CCNet's names for low, middling and high perplexity."""
 TIE = "tie"
 """Column beside the scores: the hash that orders documents of the same score."""
 
@@ -46,8 +48,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """Score every kept document, and drop those whose scores are too bad.
 
     Training reads the kept documents of the classes' sources, whether or not `sources` has them judged. Columns are
-    the configured ones of `scorers.SCORES`. Reasons are the thresholds (`quality/min_quality`) and `quality/keep_top`.
-    Beside the annotations, `out` holds the models that were trained.
+    the configured ones of `scorers.SCORES`, and `perplexity_bucket`. Reasons are the thresholds
+    (`quality/min_quality`) and `quality/keep_top`. Beside the annotations, `out` holds the models that were trained.
 
     Args:
         inputs: `ingest`, and the annotating stages that ran before.
@@ -57,8 +59,10 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         `counts`; `rules`: per threshold how many documents fail it, and fail only it; `scores`: column -> its
         `histograms` by source and, where labelled documents were held out, its `separation` of them (see
         `separation.measure_separation`); `cuts` with `keep_top`: source (or `all`) -> the cut's `score`, and how many
-        documents were `kept` `of` how many. With a classifier also `training_documents` by class, `held_out`
-        documents, its `auc` on them, and `histogram`: source -> documents in each of 20 equal bins of `quality`.
+        documents were `kept` `of` how many; `buckets`: the same for where `head` and `middle` end; `ngram`: documents,
+        words and n-grams by order that the n-gram model was trained on. With a classifier also
+        `training_documents` by class, `held_out` documents, its `auc` on them, and `histogram`: source -> documents
+        in each of 20 equal bins of `quality`.
 
     Raises:
         QualityError: a class has fewer than two documents.
@@ -78,7 +82,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     results = run_tasks("score", tasks, partial(score_shard, **told, out=scores), context, holds_gil=True)
     histograms = _join_histograms(result["histograms"] for result in results)
     cuts = _find_cuts(section, scores, [task.name for task in tasks])
-    judge = partial(judge_shard, inputs=told["inputs"], config=told["config"], scores=scores, out=out, cuts=cuts)
+    buckets = _find_buckets(section, scores, [task.name for task in tasks])
+    judge = partial(judge_shard, inputs=told["inputs"], config=told["config"], scores=scores, out=out, cuts=cuts,
+                    buckets=buckets)  # fmt: skip
     results = run_tasks("judge", tasks, judge, context)
     counts = add_counts(result["counts"] for result in results)
     check_conservation(counts, context.stage)
@@ -90,6 +96,10 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     }
     if cuts is not None:
         summary["cuts"] = describe_cuts(cuts)
+    if buckets is not None:
+        summary["buckets"] = {name: describe_cuts(cut) for name, cut in zip(BUCKETS, buckets, strict=False)}
+    if "ngram" in trained:
+        summary["ngram"] = {key: trained["ngram"][key] for key in ("documents", "words", "ngrams")}
     if section.classifier is not None:
         summary["histogram"] = {source: [*shape["counts"][1:-2], sum(shape["counts"][-2:])]
                                 for source, shape in histograms["quality"].items()}  # fmt: skip
@@ -120,7 +130,8 @@ def score_shard(
 
 
 def judge_shard(
-    task: Task, inputs: Mapping[str, Path], config: dict[str, Any], scores: Path, out: Path, cuts: Cuts | None
+    task: Task, inputs: Mapping[str, Path], config: dict[str, Any], scores: Path, out: Path, cuts: Cuts | None,
+    buckets: tuple[Cuts, Cuts] | None,
 ) -> Done:  # fmt: skip
     """Judge one document shard by its scores and write its annotations."""
     section = Quality.model_validate(config)
@@ -135,10 +146,14 @@ def judge_shard(
     statistics = {score: values.get(score, absent) for score in SCORE_OF_THRESHOLD.values()}
     bounds = QualityThresholds.model_validate({name: getattr(section, name) for name in THRESHOLDS})
     failed = failures(statistics, {"quality": bounds})
+    sources, ties = scored["source"].to_pylist(), scored[TIE].to_numpy()
     if cuts is not None:
         ranked = _numbers(columns[cuts.score])
-        failed["quality/keep_top"] = ~np.isnan(ranked) & ~kept_by_rank(
-            cuts, scored["source"].to_pylist(), ranked, scored[TIE].to_numpy())  # fmt: skip
+        failed["quality/keep_top"] = ~np.isnan(ranked) & ~kept_by_rank(cuts, sources, ranked, ties)
+    if buckets is not None:
+        ranked = _numbers(columns["perplexity"])
+        places = sum((~kept_by_rank(cut, sources, ranked, ties)).astype(np.int64) for cut in buckets)
+        columns["perplexity_bucket"] = pa.array(np.array(BUCKETS)[places], mask=np.isnan(ranked))
     errors = scored["error"].to_pylist()
     table, counts = annotate(documents, rows, judged, first_failures(failed, len(judged)), columns, errors)
     write_table(out / task.name, table)
@@ -148,17 +163,26 @@ def judge_shard(
 def _find_cuts(section: Quality, scores: Path, shards: list[str]) -> Cuts | None:
     if section.keep_top is None:
         return None
+    return _rank(section, section.ranked_by, section.keep_top, scores, shards)
 
+
+def _find_buckets(section: Quality, scores: Path, shards: list[str]) -> tuple[Cuts, Cuts] | None:
+    """Where the head ends, and where the middle does."""
+    if section.perplexity is None or section.perplexity.buckets is None:
+        return None
+    head, middle = (_rank(section, "perplexity", share, scores, shards) for share in section.perplexity.buckets)
+    return head, middle
+
+
+def _rank(section: Quality, score: str, share: float, scores: Path, shards: list[str]) -> Cuts:
     def read() -> Iterator[tuple[list[str], np.ndarray, np.ndarray]]:
         for shard in shards:
-            table = read_table(scores / shard, ["source", section.ranked_by, TIE])
-            values = _numbers(table[section.ranked_by])
+            table = read_table(scores / shard, ["source", score, TIE])
+            values = _numbers(table[score])
             good = ~np.isnan(values)
-            sources = table["source"].filter(pa.array(good)).to_pylist()
-            yield sources, values[good], table[TIE].to_numpy()[good]
+            yield table["source"].filter(pa.array(good)).to_pylist(), values[good], table[TIE].to_numpy()[good]
 
-    better = SCORES[section.ranked_by].higher_is_better
-    return rank_documents(read, section.ranked_by, better, section.keep_top, section.per_source)
+    return rank_documents(read, score, SCORES[score].higher_is_better, share, section.per_source)
 
 
 def _separations(
@@ -168,9 +192,10 @@ def _separations(
     good = held_out["good"].to_numpy(zero_copy_only=False).astype(bool)
     for name, found in scores.items():
         values = _numbers(held_out[name])
-        found["separation"] = measure_separation(
-            values[good], values[~good], _single_cut(section, name, cuts), SCORES[name].higher_is_better
-        )
+        positive, negative = (values[chosen & ~np.isnan(values)] for chosen in (good, ~good))
+        if len(positive) and len(negative):
+            cut, better = _single_cut(section, name, cuts), SCORES[name].higher_is_better
+            found["separation"] = measure_separation(positive, negative, cut, better)
     return {"auc": scores["quality"]["separation"]["auc"], "held_out": len(held_out)}
 
 

@@ -14,9 +14,19 @@ from gristmill.dataprep.classifier import as_line, check_label, train
 from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.engine import Done, Task
 from gristmill.dataprep.files import as_path, atomic_write, is_local, sha256_file
-from gristmill.dataprep.labelled_examples import Examples, Pool, choose_examples, open_pool
+from gristmill.dataprep.kneser_ney import read_sentences, train_entries
+from gristmill.dataprep.labelled_examples import (
+    Examples,
+    Pool,
+    QualityError,
+    choose_examples,
+    open_pool,
+    read_ngram_texts,
+)
 from gristmill.dataprep.measuring import measure_texts
 from gristmill.dataprep.models import load_model
+from gristmill.dataprep.ngram_tables import write_entries
+from gristmill.dataprep.perplexity import NGRAM_FILE, load_scores, normalise
 from gristmill.dataprep.scorers import ModelFiles, make_measure
 from gristmill.mixtures.quality import Classifier, Quality
 
@@ -27,8 +37,12 @@ HELD_OUT_FILE = "held_out.parquet"
 
 def trainings(section: Quality) -> dict[str, Callable[..., Done]]:
     """The trainings that the section asks for: name -> a function of (task, inputs, config, out, work)."""
-    wanted = section.classifier is not None and section.classifier.model is None
-    return {"classifier": train_classifier} if wanted else {}
+    found: dict[str, Callable[..., Done]] = {}
+    if section.classifier is not None and section.classifier.model is None:
+        found["classifier"] = train_classifier
+    if section.perplexity is not None and section.perplexity.ngram is not None:
+        found["ngram"] = train_ngram
+    return found
 
 
 def train_classifier(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path, work: Path) -> Done:
@@ -48,6 +62,32 @@ def train_classifier(task: Task, inputs: Mapping[str, Path], config: dict[str, A
     return Done([out / CLASSIFIER_FILE], {"sha256": sha256, "training_documents": documents})
 
 
+def train_ngram(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path, work: Path) -> Done:
+    """Train the n-gram model and commit it.
+
+    Raises:
+        QualityError: its sources have no text.
+    """
+    section = Quality.model_validate(config)
+    assert section.perplexity is not None
+    assert section.perplexity.ngram is not None
+    settings = section.perplexity.ngram
+    texts = list(read_ngram_texts(inputs, section))
+    seen = normalise(texts, section.perplexity.normalise, section.perplexity.max_characters)
+    sentences = read_sentences(pa.array(seen, pa.large_string()))
+    if not len(sentences.words):
+        raise QualityError(
+            f"quality: the sources of the n-gram model ({', '.join(settings.sources)}) have no words left; name other "
+            "sources as `perplexity.ngram.sources`, or loosen the stages before"
+        )
+    entries = train_entries(sentences, settings.order)
+    write_entries(out / NGRAM_FILE, entries)
+    words = len(sentences.words) - 2 * int((sentences.positions == 0).sum())
+    result = {"sha256": sha256_file(out / NGRAM_FILE), "documents": len(texts), "words": words,
+              "ngrams": [len(part.keys) for part in entries]}  # fmt: skip
+    return Done([out / NGRAM_FILE], result)
+
+
 def find_models(section: Quality, out: Path, trained: Mapping[str, Mapping[str, Any]]) -> ModelFiles:
     """Where every scorer's model lies, and its content's hash.
 
@@ -61,6 +101,10 @@ def find_models(section: Quality, out: Path, trained: Mapping[str, Mapping[str, 
         sha256 = sha256_file(path) if given is not None else trained["classifier"]["sha256"]
         models["classifier"] = {"path": str(path), "sha256": sha256}
         check_label(load_model(str(path), sha256), section.classifier)
+    if section.perplexity is not None:
+        path = out / NGRAM_FILE if section.perplexity.kenlm is None else as_path(section.perplexity.kenlm)
+        models["ngram"] = {"path": str(path), "sha256": sha256_file(path)}
+        load_scores(**models["ngram"])  # one that cannot be used fails before any work
     return models
 
 

@@ -13,7 +13,8 @@ import pyarrow as pa
 from gristmill.dataprep.classifier import score_texts
 from gristmill.dataprep.heuristics import heuristic_scores
 from gristmill.dataprep.models import load_model
-from gristmill.mixtures.quality import Quality
+from gristmill.dataprep.perplexity import LogScores, load_scores, normalise, perplexities
+from gristmill.mixtures.quality import Perplexity, Quality
 
 Measure = Callable[[pa.Array], Mapping[str, np.ndarray]]
 """A function from n texts to columns of n values."""
@@ -39,6 +40,7 @@ PERPLEXITIES = tuple(float(round(10 ** (step / 4), 1)) for step in range(21))
 """Four bins a decade, from 1 to 100,000."""
 SCORES: Mapping[str, Score] = {
     "quality": Score(True, SHARES),
+    "perplexity": Score(False, PERPLEXITIES),
     "heuristic_score": Score(True, SHARES),
 }
 """Column -> what it is; in the order in which scores are tried."""
@@ -50,6 +52,9 @@ def make_measure(section: Quality, models: ModelFiles) -> Measure:
     if section.classifier is not None:
         model: Any = load_model(models["classifier"]["path"], models["classifier"]["sha256"])
         scorers.append(partial(_quality, model, section))
+    if section.perplexity is not None:
+        scores = load_scores(models["ngram"]["path"], models["ngram"]["sha256"])
+        scorers.append(partial(_perplexity, scores, section.perplexity))
     if section.heuristics:
         scorers.append(lambda texts: {"heuristic_score": heuristic_scores(texts)})
     return lambda texts: {name: values for scorer in scorers for name, values in scorer(texts).items()}
@@ -58,3 +63,8 @@ def make_measure(section: Quality, models: ModelFiles) -> Measure:
 def _quality(model: Any, section: Quality, texts: pa.Array) -> dict[str, np.ndarray]:
     assert section.classifier is not None
     return {"quality": score_texts(model, texts.to_pylist(), section.classifier)}
+
+
+def _perplexity(scores: LogScores, section: Perplexity, texts: pa.Array) -> dict[str, np.ndarray]:
+    seen = normalise(texts.to_pylist(), section.normalise, section.max_characters)
+    return {"perplexity": perplexities(scores, pa.array(seen, pa.large_string()))}

@@ -59,11 +59,51 @@ class Classifier(Section):
         return self
 
 
+class NgramModel(Section):
+    """An n-gram model that is trained in the stage: interpolated modified Kneser-Ney smoothing, on words."""
+
+    sources: tuple[str, ...]
+    """Whose kept documents it is trained on: text of the kind that is wanted (CCNet: Wikipedia)."""
+    order: Annotated[int, Field(ge=2, le=6)] = 5
+    """Words in the longest sequences (CCNet: 5)."""
+    max_bytes: Positive = 20_000_000
+    """So much text is trained on, in documents chosen by hash; at order 5 training takes 35 times as much memory."""
+
+
+class Perplexity(Section):
+    """How surprised a language model is by a document: low is like what the model was trained on."""
+
+    ngram: NgramModel | None = None
+    """Train an n-gram model; measures `perplexity`."""
+    kenlm: OutsidePath | None = None
+    """A given n-gram model instead: an ARPA file (may be compressed), or a binary of KenLM's, which needs the package
+    kenlm; measures `perplexity`."""
+    normalise: Literal["ccnet", "lower", "none"] = "ccnet"
+    """What is done to texts first, in training too: as CCNet does (lower case, no accents, digits as 0, marks in
+    ASCII), lower case alone, or nothing. A given model needs what it was trained with."""
+    max_characters: Positive | None = None
+    """So many characters of a document are looked at; all if absent."""
+    buckets: tuple[Share, Share] | None = None
+    """Column `perplexity_bucket`: `head` for this share of the documents, those of the lowest perplexity, `middle` up
+    to the second share, `tail` for the others. CCNet's code has 0.3 and 0.6, counted on its own reference text."""
+
+    @model_validator(mode="after")
+    def _can_work(self) -> Perplexity:
+        if (self.ngram is None) == (self.kenlm is None):
+            raise ValueError("perplexity needs one n-gram model: either `ngram`, to train one, or `kenlm`")
+        if self.buckets is not None and self.buckets[0] > self.buckets[1]:
+            raise ValueError("buckets are two shares in ascending order, such as [0.3, 0.6]")
+        return self
+
+
 class QualityThresholds(Section):
-    """Bounds on scores; the bound itself passes."""
+    """Bounds on scores; the bound itself passes, and so does a document that has no such score."""
 
     min_quality: Fraction | None = None
     """Least probability of the classifier's good class; `threshold` is another name for it."""
+    min_perplexity: PositiveFloat | None = None
+    """Text of the very lowest perplexity repeats itself."""
+    max_perplexity: PositiveFloat | None = None
     min_heuristic_score: Fraction | None = None
 
 
@@ -76,6 +116,8 @@ class Quality(QualityThresholds, Judging):
 
     classifier: Classifier | None = None
     """Measures `quality`."""
+    perplexity: Perplexity | None = None
+    """Measures `perplexity`."""
     heuristics: bool = False
     """Measure `heuristic_score`, a share in [0, 1] that no training is needed for; see `dataprep/heuristics.py`."""
     keep_top: Share | None = None
@@ -84,7 +126,7 @@ class Quality(QualityThresholds, Judging):
     keep_top_by: Score | None = None
     """Which score; the first configured one if absent."""
     per_source: bool = False
-    """`keep_top` of every source by itself, instead of all documents together."""
+    """`keep_top` and `buckets` of every source by itself, instead of all documents together."""
     seed: int | None = None
 
     @model_validator(mode="before")
@@ -99,7 +141,8 @@ class Quality(QualityThresholds, Judging):
     @property
     def scores(self) -> tuple[str, ...]:
         """The columns that documents can be ranked by."""
-        found = {"quality": self.classifier is not None, "heuristic_score": self.heuristics}
+        found = {"quality": self.classifier is not None, "perplexity": self.perplexity is not None,
+                 "heuristic_score": self.heuristics}  # fmt: skip
         return tuple(name for name, wanted in found.items() if wanted)
 
     @property
@@ -118,6 +161,9 @@ class Quality(QualityThresholds, Judging):
             if score not in self.scores:
                 raise ValueError(f"{name} needs the score {score}, which is not measured; measured: "
                                  f"{', '.join(self.scores)}")  # fmt: skip
-        if self.keep_top is None and (self.keep_top_by is not None or self.per_source):
-            raise ValueError("keep_top_by and per_source say how keep_top chooses; set keep_top too")
+        if self.keep_top is None and self.keep_top_by is not None:
+            raise ValueError("keep_top_by says how keep_top chooses; set keep_top too")
+        buckets = self.perplexity is not None and self.perplexity.buckets is not None
+        if self.per_source and self.keep_top is None and not buckets:
+            raise ValueError("per_source says how keep_top and buckets choose; set one of them too")
         return self

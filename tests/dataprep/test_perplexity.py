@@ -1,0 +1,325 @@
+"""n-gram models: training against the definition, reading ARPA files and scoring against KenLM."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gristmill.dataprep import quality
+from gristmill.dataprep.arpa import ArpaError, read_arpa
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.documents import read_table
+from gristmill.dataprep.kneser_ney import FALLBACK_DISCOUNTS, read_sentences, train_entries
+from gristmill.dataprep.labelled_examples import QualityError
+from gristmill.dataprep.ngram_tables import NgramTables, make_tables, read_entries, score_texts, write_entries
+from gristmill.dataprep.perplexity import PerplexityError, load_scores, normalise, perplexities
+from gristmill.mixtures.quality import Quality
+
+Gram = tuple[str, ...]
+WORDS = "the a cat dog sat ran on mat big red".split()
+
+
+def sentences_of(texts: Sequence[str]) -> list[Gram]:
+    lines = [line.split() for text in texts for line in text.split("\n")]
+    return [("<s>", *line, "</s>") for line in lines if line]
+
+
+class PlainModel:
+    """Interpolated modified Kneser-Ney as Chen & Goodman write it: dictionaries, one probability at a time."""
+
+    def __init__(self, texts: Sequence[str], order: int) -> None:
+        self.order = order
+        raw: list[Counter[Gram]] = [Counter() for _ in range(order)]
+        for sentence in sentences_of(texts):
+            for size in range(1, order + 1):
+                raw[size - 1].update(sentence[at : at + size] for at in range(len(sentence) - size + 1))
+        self.counts: list[dict[Gram, int]] = []
+        for size in range(1, order + 1):
+            if size == order:
+                self.counts.append(dict(raw[size - 1]))
+                continue
+            before = Counter(gram[1:] for gram in raw[size])
+            self.counts.append({gram: raw[size - 1][gram] if gram[0] == "<s>" else before[gram]
+                                for gram in raw[size - 1]})  # fmt: skip
+        self.vocabulary = {gram[0] for gram in raw[0]} - {"<s>"} | {"<unk>"}
+        del self.counts[0][("<s>",)]
+        self.discounts = [self.discount(counts) for counts in self.counts]
+        self.followers: defaultdict[Gram, list[Gram]] = defaultdict(list)
+        for counts in self.counts:
+            for gram in counts:
+                self.followers[gram[:-1]].append(gram)
+
+    @staticmethod
+    def discount(counts: dict[Gram, int]) -> tuple[float, ...]:
+        n1, n2, n3, n4 = (sum(count == k for count in counts.values()) for k in (1, 2, 3, 4))
+        if n1 and n2 and n3 and n4:
+            y = n1 / (n1 + 2 * n2)
+            found = (1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3)
+            if all(0 <= d <= k for k, d in enumerate(found, 1)):
+                return found
+        return FALLBACK_DISCOUNTS
+
+    def backoff(self, context: Gram) -> float:
+        grams = self.followers.get(context, [])
+        if not grams:
+            return 1.0
+        counts, discounts = self.counts[len(context)], self.discounts[len(context)]
+        return sum(discounts[min(counts[gram], 3) - 1] for gram in grams) / sum(counts[gram] for gram in grams)
+
+    def probability(self, word: str, context: Gram) -> float:
+        if word not in self.vocabulary:
+            word = "<unk>"
+        lower = self.probability(word, context[1:]) if context else 1 / len(self.vocabulary)
+        grams = self.followers.get(context, [])
+        if not grams:
+            return lower
+        counts, discounts = self.counts[len(context)], self.discounts[len(context)]
+        count = counts.get((*context, word), 0)
+        taken = count - discounts[min(count, 3) - 1] if count else 0.0
+        return taken / sum(counts[gram] for gram in grams) + self.backoff(context) * lower
+
+    def score(self, text: str) -> float:
+        total = 0.0
+        for sentence in sentences_of([text]):
+            for at in range(1, len(sentence)):
+                total += math.log10(self.probability(sentence[at], sentence[max(0, at - self.order + 1) : at]))
+        return total
+
+    def arpa(self) -> str:
+        grams: list[list[Gram]] = [sorted(counts) for counts in self.counts]
+        grams[0] = [("<unk>",), ("<s>",), *grams[0]]
+        lines = ["\\data\\", *(f"ngram {size}={len(of_size)}" for size, of_size in enumerate(grams, 1)), ""]
+        for size, of_size in enumerate(grams, 1):
+            lines.append(f"\\{size}-grams:")
+            for gram in of_size:
+                log = -99.0 if gram == ("<s>",) else math.log10(self.probability(gram[-1], gram[:-1]))
+                backoff = f"\t{math.log10(self.backoff(gram)):.8f}" if size < self.order else ""
+                lines.append(f"{log:.8f}\t{' '.join(gram)}{backoff}")
+            lines.append("")
+        return "\n".join([*lines, "\\end\\", ""])
+
+
+def random_texts(seed: int, count: int) -> list[str]:
+    source = random.Random(seed)
+    weights = [1 / (rank + 1) for rank in range(len(WORDS))]
+    return ["\n".join(" ".join(source.choices(WORDS, weights, k=source.randint(0, 8))) for _ in range(3))
+            for _ in range(count)]  # fmt: skip
+
+
+def as_array(texts: Sequence[str]) -> pa.Array:
+    return pa.array(texts, pa.large_string())
+
+
+def trained(texts: Sequence[str], order: int) -> NgramTables:
+    return make_tables(train_entries(read_sentences(as_array(texts)), order))
+
+
+TEXTS = st.lists(st.lists(st.sampled_from(["a", "b", "ç", "\n"]), max_size=12).map(" ".join), min_size=1, max_size=5)
+
+
+@settings(deadline=None, max_examples=60)
+@given(TEXTS.filter(lambda texts: any(text.strip() for text in texts)), TEXTS, st.integers(2, 4))
+def test_the_trained_model_is_the_one_of_the_definition(texts: list[str], others: list[str], order: int) -> None:
+    plain, tables = PlainModel(texts, order), trained(texts, order)
+    seen = [*texts, *others, "a never b", "never\n\n a"]
+    scores, sizes = score_texts(tables, as_array(seen))
+    assert scores.tolist() == pytest.approx([plain.score(text) for text in seen], abs=1e-4)
+    assert sizes.tolist() == [sum(len(sentence) - 1 for sentence in sentences_of([text])) for text in seen]
+
+
+def test_more_text_has_discounts_of_its_own_and_every_context_sums_to_one() -> None:
+    texts = random_texts(1, 60)
+    plain, tables = PlainModel(texts, 3), trained(texts, 3)
+    assert plain.discounts[2] != FALLBACK_DISCOUNTS
+    scores, _ = score_texts(tables, as_array(texts))
+    assert scores.tolist() == pytest.approx([plain.score(text) for text in texts], abs=1e-3)
+    for context in [(), ("cat",), ("<s>", "the"), ("never", "the")]:
+        assert sum(plain.probability(word, context) for word in plain.vocabulary) == pytest.approx(1.0)
+    # Of two words on a line the second, or the end, is as likely as the kernel says: all of them sum to one, too.
+    lines = [f"the {word}" for word in sorted(plain.vocabulary - {"</s>"})]
+    firsts = [score_texts(tables, as_array(["the"]))[0][0] - math.log10(plain.probability("</s>", ("<s>", "the")))]
+    seconds = [score - math.log10(plain.probability("</s>", ("the", line.split()[1])))
+               for line, score in zip(lines, score_texts(tables, as_array(lines))[0], strict=True)]  # fmt: skip
+    total = sum(10 ** (second - firsts[0]) for second in seconds) + plain.probability("</s>", ("<s>", "the"))
+    assert total == pytest.approx(1.0, abs=1e-4)
+
+
+def test_the_order_of_the_texts_changes_nothing(tmp_path: Path) -> None:
+    texts = random_texts(2, 30)
+    for name, order in (("a", texts), ("b", texts[::-1])):
+        write_entries(tmp_path / name, train_entries(read_sentences(as_array(order)), 4))
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    tables = make_tables(read_entries(tmp_path / "a"))
+    assert tables.order == 4
+    again = trained(texts, 4)
+    assert score_texts(tables, as_array(texts))[0].tolist() == score_texts(again, as_array(texts))[0].tolist()
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_an_arpa_file_scores_as_kenlm_scores_it(tmp_path: Path, compressed: bool) -> None:
+    kenlm = pytest.importorskip("kenlm")
+    texts = random_texts(3, 50)
+    path = tmp_path / "model.arpa"
+    path.write_text(PlainModel(texts, 4).arpa())
+    referee = kenlm.Model(str(path))
+    if compressed:
+        path = tmp_path / "model.arpa.gz"
+        path.write_bytes(gzip.compress((tmp_path / "model.arpa").read_bytes()))
+    tables = make_tables(read_arpa(path))
+    seen = [*random_texts(4, 20), "an unknown word", "the\tcat \r\n\n  <s> cat", "", "\n \n", "the cat </s>"]
+    scores, _ = score_texts(tables, as_array(seen))
+    # What is spelt <s> or </s> in a text is an unknown word here, and the mark itself to KenLM.
+    spelt = [text.replace("<s>", "never").replace("</s>", "never") for text in seen]
+    theirs = [sum(referee.score(line) for line in text.split("\n") if line.strip()) for text in spelt]
+    assert scores.tolist() == pytest.approx(theirs, abs=1e-4)
+
+
+def test_a_trained_model_scores_as_its_arpa_does_in_kenlm(tmp_path: Path) -> None:
+    kenlm = pytest.importorskip("kenlm")
+    texts = random_texts(5, 40)
+    path = tmp_path / "model.arpa"
+    path.write_text(PlainModel(texts, 3).arpa())
+    referee, tables = kenlm.Model(str(path)), trained(texts, 3)
+    scores, _ = score_texts(tables, as_array(texts))
+    theirs = [sum(referee.score(line) for line in text.split("\n") if line.strip()) for text in texts]
+    assert scores.tolist() == pytest.approx(theirs, abs=1e-4)
+
+
+def test_a_model_without_unknown_words_finds_them_all_but_impossible(tmp_path: Path) -> None:
+    path = tmp_path / "m.arpa"
+    path.write_text("\\data\\\nngram 1=3\n\n\\1-grams:\n-99\t<s>\t0\n-0.5 </s>\n-0.25 cat\n\n\\end\\\n")
+    scores, _ = score_texts(make_tables(read_arpa(path)), as_array(["cat", "dog"]))
+    assert scores.tolist() == [-0.75, -100.5]
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    ("some text\n", "is no n-gram model in the ARPA format"),
+    ("\\data\\\nngram 1=2\n\n\\1-grams:\n-1 a\n\n\\end\\\n", "declares 2 1-grams, 1 are there"),
+    ("\\data\\\nngram 1=1\n\\1-grams:\n-1 a b c\n\\end\\\n", "line 4: b'-1 a b c' is no 1-gram"),
+    ("\\data\\\nngram 1=1\n\\1-grams:\nx a\n\\end\\\n", "line 4: b'x a' is no 1-gram"),
+    ("\\data\\\nngrams 1=1\n", "line 2: b'ngrams 1=1' is no line of an ARPA header"),
+])  # fmt: skip
+def test_a_broken_arpa_file_is_an_error_that_says_where(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "m.arpa"
+    path.write_text(content)
+    with pytest.raises(ArpaError, match=message.replace("(", r"\(")):
+        read_arpa(path)
+
+
+def test_texts_are_normalised_as_ccnet_does() -> None:
+    text = "  Élan “Vital”, № 12…\n\t３ — it's\x07 fine\u00a0\n\n"
+    assert normalise([text], "ccnet") == ['elan "vital", № 00...\n0  -  it\'s fine\n\n']
+    assert normalise([text], "lower") == [text.lower()]
+    assert normalise([text], "none", 4) == ["  Él"]
+
+
+def test_perplexity_is_ten_to_the_mean_and_a_text_without_words_has_none() -> None:
+    found = perplexities(lambda texts: (np.array([-4.0, 0.0]), np.array([2, 0])), as_array(["a", " "]))
+    assert found[0] == 100.0
+    assert math.isnan(found[1])
+
+
+def test_a_binary_model_goes_through_kenlm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+    import types
+
+    path = tmp_path / "m.bin"
+    path.write_bytes(b"mmap lm http://kheafield.com/code format version 5\n\0")
+    monkeypatch.setitem(sys.modules, "kenlm", None)
+    with pytest.raises(PerplexityError, match=r"install gristmill\[kenlm\], or give the model as ARPA"):
+        load_scores(str(path), "none")
+
+    class Model:
+        def __init__(self, given: str) -> None:
+            assert given == str(path)
+
+        def score(self, line: str, bos: bool, eos: bool) -> float:
+            assert bos
+            assert eos
+            return -1.0 * len(line.split()) - 1.0
+
+    monkeypatch.setitem(sys.modules, "kenlm", types.SimpleNamespace(Model=Model))
+    scores, sizes = load_scores(str(path), "there")(as_array(["a b\n \nc", ""]))
+    assert (scores.tolist(), sizes.tolist()) == ([-5.0, 0.0], [5, 0])
+
+
+FIELDS = "the cat sat on the mat and the dog ran to the big red house by the sea".split()
+SHOUT = "buy cheap pills now click here best offer win cash prize today only".split()
+
+
+def corpus() -> Iterator[tuple[str, str, str]]:
+    for number in range(60):
+        source = random.Random(number)
+        yield "wiki", f"w{number}", " ".join(source.choices(FIELDS, k=30))
+        yield "web", f"g{number}", " ".join(source.choices(FIELDS, k=20)) + "\n" + " ".join(source.choices(FIELDS, k=9))
+        yield "web", f"b{number}", " ".join(source.choices(SHOUT, k=30))
+
+
+def test_the_stage_trains_a_model_scores_buckets_and_cuts_whatever_the_shards(
+    write_ingest: Callable[..., Path], tmp_path: Path, make_context: Callable[..., Context]
+) -> None:
+    documents = [*corpus(), ("web", "empty", " ")]
+    config: dict[str, Any] = {
+        "perplexity": {"ngram": {"sources": ["wiki"], "order": 3}, "buckets": [0.3, 0.6]}, "sources": ["web"],
+        "keep_top": 0.6, "max_perplexity": 5000, "seed": 3,
+    }  # fmt: skip
+    results = []
+    for name, shards in (("one", [documents]), ("three", [documents[100:], documents[:7], documents[7:100]])):
+        ingest = write_ingest(f"ingest {name}", shards)
+        out = tmp_path / name
+        summary = quality.run({"ingest": ingest}, config, out, make_context(f"work {name}", workers=2))
+        rows = [{**document, **judged} for path in sorted(ingest.iterdir()) for document, judged in zip(
+            read_table(path).to_pylist(), read_table(out / path.name).to_pylist(), strict=True)]
+        kept = {row["locator"]: (row["keep"], row["perplexity"], row.get("perplexity_bucket")) for row in rows}
+        results.append((kept, summary, (out / "ngram.parquet").read_bytes()))
+    assert results[0][0] == results[1][0]
+    assert results[0][1] == results[1][1]
+    assert results[0][2] == results[1][2]
+    kept, summary, _ = results[0]
+    good, bad = ([kept[f"{kind}{number}"] for number in range(60)] for kind in "gb")
+    assert max(score for _, score, _ in good) < min(score for _, score, _ in bad)
+    assert [kept[f"w{number}"][1] for number in range(60)] == [None] * 60  # trained on, not judged
+    assert kept["empty"] == (True, None, None)
+    assert Counter(bucket for _, _, bucket in kept.values()) == {"head": 36, "middle": 36, "tail": 48, None: 61}
+    assert sum(keep for keep, score, _ in kept.values() if score is not None) == 72
+    assert summary["counts"]["dropped"] == {"quality/keep_top": 48}
+    assert summary["ngram"]["documents"] == 60
+    assert summary["ngram"]["words"] == 1800
+    assert summary["buckets"]["head"]["all"]["kept"] == 36
+
+
+def test_the_model_learns_from_no_more_than_it_may_and_never_from_what_is_held_out(
+    write_ingest: Callable[..., Path], tmp_path: Path, make_context: Callable[..., Context]
+) -> None:
+    inputs = {"ingest": write_ingest("ingest", [list(corpus())])}
+    classifier = {"positive": ["wiki"], "negative": ["web"], "holdout": 0.4, "dimensions": 4, "buckets": 100}
+    config = {"classifier": classifier, "perplexity": {"ngram": {"sources": ["wiki"], "order": 2}}}
+    summary = quality.run(inputs, config, tmp_path / "a", make_context("work a"))
+    assert 20 < summary["ngram"]["documents"] < 50
+    assert summary["scores"]["perplexity"]["separation"]["auc"] > 0.6
+    less = {"perplexity": {"ngram": {"sources": ["wiki"], "order": 2, "max_bytes": 500}}}
+    summary = quality.run(inputs, less, tmp_path / "b", make_context("work b"))
+    assert 3 <= summary["ngram"]["documents"] <= 6
+    nothing = {"perplexity": {"ngram": {"sources": ["novels"]}}}
+    with pytest.raises(QualityError, match=r"sources of the n-gram model \(novels\) have no words left"):
+        quality.run(inputs, nothing, tmp_path / "c", make_context("work c"))
+
+
+@pytest.mark.parametrize(("perplexity", "message"), [
+    ({}, "one n-gram model"), ({"kenlm": "m", "ngram": {"sources": ["a"]}}, "one n-gram model"),
+    ({"kenlm": "m", "buckets": [0.6, 0.3]}, "ascending order"),
+])  # fmt: skip
+def test_a_section_needs_exactly_one_ngram_model(perplexity: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Quality.model_validate({"perplexity": perplexity})
