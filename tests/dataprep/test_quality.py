@@ -190,7 +190,7 @@ def test_the_error_is_a_quality_error_where_no_runner_wraps_it(ingest: Path) -> 
     ({}, "nothing is to be measured"),
     ({"heuristics": True, "min_quality": 0.5}, "min_quality needs the score quality"),
     ({"heuristics": True, "keep_top": 0.5, "keep_top_by": "quality"}, "keep_top_by needs the score quality"),
-    ({"heuristics": True, "per_source": True}, "set keep_top too"),
+    ({"heuristics": True, "per_source": True}, "set one of them too"),
     ({"heuristics": True, "keep_top": 0}, "greater than 0"),
     ({"classifier": SECTION, "threshold": 0.5, "min_quality": 0.5}, "one setting"),
 ])  # fmt: skip
