@@ -33,7 +33,7 @@ from gristmill.dataprep.counts import add_counts, check_conservation, check_quar
 from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.edits import EDITS, cuts_array
 from gristmill.dataprep.engine import Done, Task, run_tasks
-from gristmill.dataprep.groups import group_starts, sort_rows
+from gristmill.dataprep.groups import sort_rows
 from gristmill.dataprep.repeated_windows import (
     borrow,
     find_repeated_anchors,
@@ -173,21 +173,25 @@ def _repeats(
     lasts = np.append(starts[1:], len(window)) - 1
     words, copies = lasts - starts + plan.section.min_words, np.maximum.reduceat(first["copies"], starts)
     place = [first[name][starts] for name in ("first_id_high", "first_id_low", "first_begin")]
-    columns = [-words, -copies, *place]
-    order = sort_rows(*columns)
-    distinct = order[group_starts(*(column[order] for column in columns))]
-    found = []
-    for run in distinct[:LARGEST_REPEATS]:
+    found: dict[tuple[int, int, int], dict[str, Any]] = {}
+    for run in sort_rows(-words, -copies, *place):
+        key = (int(place[0][run]), int(place[1][run]), int(place[2][run]))
+        if key in found:
+            continue
+        if len(found) == LARGEST_REPEATS:
+            break
         passage = texts[int(text[starts[run]])].as_py().encode()[begins[starts[run]] : ends[lasts[run]]]
-        found.append({
+        found[key] = {
             "words": int(words[run]), "copies": int(copies[run]), "text": passage.decode()[:EXCERPT_CHARACTERS],
-            "document": f"{int(place[0][run]):016x}{int(place[1][run]):016x}", "begin": int(place[2][run]),
-        })  # fmt: skip
-    return found
+            "document": f"{key[0]:016x}{key[1]:016x}", "begin": key[2],
+        }  # fmt: skip
+    return list(found.values())
 
 
 def _largest(repeats: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The longest of them, each passage once."""
-    distinct = {tuple(repeat.values()): repeat for repeat in repeats}
-    ordered = sorted(distinct.values(), key=lambda row: (-row["words"], -row["copies"], row["document"], row["begin"]))
-    return ordered[:LARGEST_REPEATS]
+    """The longest of them, one for each place where a first copy begins."""
+    ordered = sorted(repeats, key=lambda row: (-row["words"], -row["copies"], row["document"], row["begin"]))
+    longest: dict[tuple[str, int], dict[str, Any]] = {}
+    for repeat in ordered:
+        longest.setdefault((repeat["document"], repeat["begin"]), repeat)
+    return list(longest.values())[:LARGEST_REPEATS]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -84,3 +86,29 @@ def test_a_stage_that_is_switched_off_stands_for_the_last_one_before_it(tmp_path
     assert list(open_session(str(manifest), [], "nowhere", until="export").plan)[-1] == "tokenize"
     with pytest.raises(UnknownStageError, match="has no stage 'quality'"):
         open_session(str(manifest), [], "nowhere", until="quality", exactly=True)
+
+
+def test_prefect_offers_every_stage() -> None:
+    from gristmill.flows.pipeline import StageName
+
+    assert list(get_args(StageName)) == list(STAGES)
+
+
+def test_the_content_of_evaluation_sets_names_what_is_clean_of_them(tmp_path: Path) -> None:
+    def fingerprint(folder: str, item: str, **settings: int) -> str:
+        home = tmp_path / folder
+        (home / "eval").mkdir(parents=True, exist_ok=True)
+        (home / "a.txt").write_text("text")
+        os.utime(home / "a.txt", (0, 0))
+        (home / "eval" / "set.txt").write_text(item)
+        lines = "".join(f", {key}: {value}" for key, value in settings.items())
+        (home / "m.yaml").write_text("name: m\nsources: {a: {path: a.txt}}\n"
+                                     f"prepare: [decontaminate: {{against: [eval/*.txt]{lines}}}]\n")
+        node = open_session(str(home / "m.yaml"), [], "nowhere").plan["decontaminate"]
+        assert node.config["against"][0]["path"] == str(home / "eval" / "*.txt")
+        return node.fingerprint
+
+    first = fingerprint("here", "What is it?")
+    assert fingerprint("there", "What is it?") == first
+    assert fingerprint("here", "What was it?") != first
+    assert fingerprint("there", "What is it?", ngram=10) != first
