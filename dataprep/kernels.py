@@ -14,6 +14,8 @@ from pathlib import Path
 import numba
 
 MARK = "@kernel"
+FOLDERS = ("dataprep", "tokenize")
+"""Where there are kernels; those of the second call those of the first."""
 
 
 def cache_folder() -> Path:
@@ -22,10 +24,11 @@ def cache_folder() -> Path:
     Below `NUMBA_CACHE_DIR` if that is set, otherwise below the user's cache folder (XDG base directories).
     """
     digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    folders = (Path(__file__).parents[1] / name for name in FOLDERS)
+    for path in sorted(path for folder in folders for path in folder.glob("*.py")):
         source = path.read_text(encoding="utf-8")
         if MARK in source:
-            digest.update(f"{path.name}\n{source}\n".encode())
+            digest.update(f"{path.parent.name}/{path.name}\n{source}\n".encode())
     user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     base = os.environ.get("NUMBA_CACHE_DIR") or Path(user) / "gristmill" / "numba"
     return Path(base) / digest.hexdigest()

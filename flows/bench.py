@@ -23,7 +23,10 @@ AREAS = {
     "quality": (
         "gristmill.dataprep.bench_language",
     ),
-    "tokenize": ("gristmill.tokenize.bench",),
+    "tokenize": (
+        "gristmill.tokenize.bench_encode",
+        "gristmill.tokenize.bench",
+    ),
     "train": ("gristmill.train.bench",),
 }  # fmt: skip
 """Area -> modules whose `rows()` yield what was measured."""

@@ -8,6 +8,7 @@ document's ids lie. Documents that cannot be encoded are in `part-00000.quaranti
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import chain
@@ -33,6 +34,7 @@ from gristmill.dataprep.documents import (
 from gristmill.dataprep.engine import Done, Task, run_tasks
 from gristmill.dataprep.files import as_path, atomic_write
 from gristmill.mixtures.section import Judging
+from gristmill.tokenize.fast_encode import FastEncoder
 from gristmill.tokenize.packed import DTYPES, dtype_name
 from gristmill.tokenize.tokenizer import TextTokenizer, TokenizerError, load
 
@@ -93,7 +95,7 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
     sizes = pc.binary_length(texts).to_numpy().astype(np.int64)
     parts, lengths, errors = [], [], {}
     for batch in batches(sizes):
-        ids, batch_lengths, batch_errors = encode_batch(tokenizer, texts[batch].to_pylist())
+        ids, batch_lengths, batch_errors = encode_batch(tokenizer, texts[batch])
         parts.append(ids)
         lengths.extend(batch_lengths)
         errors.update({int(rows[batch.start + number]): error for number, error in batch_errors.items()})
@@ -128,24 +130,54 @@ def batches(sizes: np.ndarray) -> Iterator[slice]:
         start = stop
 
 
-def encode_batch(tokenizer: TextTokenizer, texts: Sequence[str]) -> tuple[np.ndarray, list[int], dict[int, str]]:
+def encode_batch(tokenizer: TextTokenizer, texts: pa.ChunkedArray) -> tuple[np.ndarray, list[int], dict[int, str]]:
     """Encode some documents; one that fails does not fail the others.
 
     Returns:
         the ids back to back (the dtype of the vocabulary), the number of tokens of each document (0 where it
         failed), and the error of each that failed, by its number.
     """
-    dtype = DTYPES[dtype_name(tokenizer.vocab_size)]
+    encoder = _encoder(tokenizer)
+    if encoder is not None:
+        flat, lengths = encoder.encode(texts)
+        return check_ids(flat, tokenizer), lengths.tolist(), {}
+    return encode_with_library(tokenizer, texts.to_pylist())
+
+
+def encode_with_library(tokenizer: TextTokenizer, texts: Sequence[str]) -> tuple[np.ndarray, list[int], dict[int, str]]:
+    """Encode some documents with a tokenizer that only the library knows; like `encode_batch`."""
     errors: dict[int, str] = {}
     try:
         ids = [encoding.ids for encoding in tokenizer.encode(texts)]
     except Exception:  # noqa: BLE001 - the library raises bare Exception; find out which document it was
         ids = [_encode_one(tokenizer, text, number, errors) for number, text in enumerate(texts)]
     flat = np.fromiter(chain.from_iterable(ids), dtype=np.int64, count=sum(map(len, ids)))
-    if flat.size and flat.max() >= tokenizer.vocab_size:
-        raise TokenizerError(f"the tokenizer gave id {flat.max()}, outside its vocabulary of {tokenizer.vocab_size}; "
+    return check_ids(flat, tokenizer), list(map(len, ids)), errors
+
+
+def check_ids(ids: np.ndarray, tokenizer: TextTokenizer) -> np.ndarray:
+    """The ids in the dtype of the vocabulary.
+
+    Raises:
+        TokenizerError: an id lies outside of it.
+    """
+    if ids.size and ids.max() >= tokenizer.vocab_size:
+        raise TokenizerError(f"the tokenizer gave id {ids.max()}, outside its vocabulary of {tokenizer.vocab_size}; "
                              "run the tokenizer stage again")
-    return flat.astype(dtype), list(map(len, ids)), errors
+    return ids.astype(DTYPES[dtype_name(tokenizer.vocab_size)])
+
+
+def _encoder(tokenizer: TextTokenizer) -> FastEncoder | None:
+    """This thread's fast encoder of a tokenizer; None where only the library can encode with it."""
+    known = getattr(_of_thread, "encoders", {})
+    if tokenizer.sha256 not in known:
+        known = {tokenizer.sha256: FastEncoder.for_tokenizer(tokenizer.tokenizer)}
+        _of_thread.encoders = known
+    encoder: FastEncoder | None = known[tokenizer.sha256]
+    return encoder
+
+
+_of_thread = threading.local()
 
 
 def _encode_one(tokenizer: TextTokenizer, text: str, number: int, errors: dict[int, str]) -> list[int]:

@@ -78,6 +78,7 @@ class Picky:
 def test_a_document_that_fails_is_quarantined_alone(
     stages: Any, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(encode, "_encoder", lambda tokenizer: None)
     monkeypatch.setattr(encode, "_load_once", lambda folder: Picky(load(Path(folder))))
     counts = stages.tokenize("out", inputs)["counts"]
     assert (counts["quarantined"], counts["kept"]) == (2, 51 - 5 - 2)
@@ -103,6 +104,7 @@ def test_too_many_failures_fail_the_stage(
     def broken(self: TextTokenizer, texts: list[str]) -> Any:
         raise OverflowError("always")
 
+    monkeypatch.setattr(encode, "_encoder", lambda tokenizer: None)
     monkeypatch.setattr(TextTokenizer, "encode", broken)
     with pytest.raises(QuarantineError, match="46 of 46 records"):
         stages.tokenize("out", inputs)
