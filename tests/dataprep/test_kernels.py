@@ -11,16 +11,21 @@ from gristmill.dataprep import bench, kernels
 
 
 def test_machine_code_of_changed_kernels_is_not_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = Path(kernels.__file__).parent
-    for name in ("kernels.py", "hashing.py", "repetition.py"):
-        shutil.copy(sources / name, tmp_path)
-    monkeypatch.setattr(kernels, "__file__", str(tmp_path / "kernels.py"))
+    sources = Path(kernels.__file__).parents[1]
+    for name in ("dataprep/kernels.py", "dataprep/hashing.py", "tokenize/pretokens.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(sources / name, tmp_path / name)
+    monkeypatch.setattr(kernels, "__file__", str(tmp_path / "dataprep" / "kernels.py"))
     before = kernels.cache_folder()
-    (tmp_path / "unrelated.py").write_text("x = 1\n")
+    (tmp_path / "dataprep" / "unrelated.py").write_text("x = 1\n")
     assert kernels.cache_folder() == before
-    callee = tmp_path / "hashing.py"
+    callee = tmp_path / "dataprep" / "hashing.py"
     callee.write_text(callee.read_text().replace("0x85EBCA6B", "0x85EBCA6D"))
-    assert kernels.cache_folder() != before
+    changed = kernels.cache_folder()
+    assert changed != before
+    caller = tmp_path / "tokenize" / "pretokens.py"
+    caller.write_text(caller.read_text().replace("0x80", "0x7F"))
+    assert kernels.cache_folder() not in (before, changed)
 
 
 def test_the_cache_goes_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
