@@ -1,32 +1,26 @@
-"""How much of a text repeats itself: duplicate lines and paragraphs, top and duplicate word n-grams.
+"""Repeated segments and word n-grams of a text: what the Gopher dialects count in their different ways.
 
-The rules are those of Gopher (Rae et al. 2021, section A1.1 and table A1); where the paper leaves room, the
-definitions are DCLM's (`repetition_filter` in baselines/mappers/filters/content_filters.py), on whitespace words:
+A word, segment or n-gram is repeated if the text has it at least twice, byte for byte. Nothing here can collide:
+equal hashes are compared byte by byte, and an n-gram is named by the exact numbers of the two (n-1)-grams that it
+consists of. Only where both of those are repeated can it be repeated, so each n looks at what is left of the one
+before. Time is linear in the words, whatever the text.
 
-- A line, paragraph or n-gram is repeated if the text has it at least twice, byte for byte, case included.
-- Duplicate lines and paragraphs: all copies count, the first included, as a share of all lines (paragraphs), or of
-  the code points of all lines (paragraphs). Both are stripped, and empty ones do not count.
-- Top n-gram: of the most frequent n-grams the one with the most code points; its count times its code points, as a
-  share of the code points of all words. Copies that overlap all count, so that the share can exceed 1; it is 0 where
-  no n-gram is repeated.
-- Duplicate n-grams: the code points of all words that any repeated n-gram covers, the first copy included and no
-  word counted twice, as a share of the code points of all words.
-
-Nothing here can collide: equal hashes are compared byte by byte, and an n-gram is named by the exact numbers of the
-two (n-1)-grams that it consists of. Only where both of those are repeated can it be repeated, so each n looks at
-what is left of the one before. Time is linear in the words, whatever the text.
+The repeated n-grams of a text are three int32 arrays: `at`, the word positions where one begins, ascending; `group`,
+which one it is, numbered from 0 in the order of first copies; `copies`, how often the text has each.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from gristmill.dataprep.hashing import fmix64, hash_bytes, same_bytes
+from gristmill.dataprep.hashing import fmix64, hash_bytes, load64, same_bytes
 from gristmill.dataprep.kernels import kernel
 
 TOP_NGRAMS = (2, 3, 4)
 DUPLICATE_NGRAMS = (5, 6, 7, 8, 9, 10)
 LONGEST_TOP, LONGEST_NGRAM = TOP_NGRAMS[-1], DUPLICATE_NGRAMS[-1]
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @kernel
@@ -39,142 +33,164 @@ def empty_table(entries: int) -> np.ndarray:
 
 
 @kernel
-def first_copies(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """For each span, the number of the first span with the same bytes (int32)."""
-    table = empty_table(len(starts))
+def first_bytes(data: np.ndarray, start: int, length: int) -> np.uint64:
+    """Up to eight bytes as a little-endian number, zeros above."""
+    if length >= 8:
+        return load64(data, start)
+    if start + 8 <= len(data):
+        return load64(data, start) & ((np.uint64(1) << np.uint64(8 * length)) - np.uint64(1))
+    value = np.uint64(0)
+    for step in range(length):
+        value |= np.uint64(data[start + step]) << np.uint64(8 * step)
+    return value
+
+
+@kernel
+def number_spans(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Number spans so that equal bytes have equal numbers, from 0 in the order of first copies.
+
+    Returns:
+        numbers: int32, one per span; copies: int32, one per number.
+    """
+    spans = len(starts)
+    table = empty_table(spans)
     mask = np.uint64(len(table) - 1)
-    hashes = np.empty(len(starts), np.uint64)
-    first = np.empty(len(starts), np.int32)
-    for span in range(len(starts)):
+    numbers, copies = np.empty(spans, np.int32), np.zeros(spans, np.int32)
+    keys, firsts = np.empty(spans, np.uint64), np.empty(spans, np.int32)
+    found = 0
+    for span in range(spans):
         start, length = starts[span], ends[span] - starts[span]
-        value = hash_bytes(data, start, start + length)
-        hashes[span] = value
-        slot = value & mask
+        # Up to eight bytes are their own key; longer spans are compared.
+        key = first_bytes(data, start, length) if length <= 8 else hash_bytes(data, start, start + length)
+        value = (key ^ np.uint64(length)) * _ODD
+        slot = (value ^ value >> np.uint64(32)) & mask
         while True:
-            other = table[slot]
-            if other < 0:
-                table[slot] = first[span] = span
+            number = table[slot]
+            if number < 0:
+                table[slot] = number = np.int32(found)
+                keys[number], firsts[number] = key, span
+                found += 1
                 break
-            if (
-                hashes[other] == value
-                and ends[other] - starts[other] == length
-                and same_bytes(data, starts[other], start, length)
-            ):
-                first[span] = other
-                break
+            if keys[number] == key:
+                first = firsts[number]
+                same = ends[first] - starts[first] == length
+                if same and (length <= 8 or same_bytes(data, starts[first], start, length)):
+                    break
             slot = (slot + np.uint64(1)) & mask
-    return first
+        numbers[span] = number
+        copies[number] += 1
+    return numbers, copies[:found]
 
 
 @kernel
-def first_pairs(first: np.ndarray) -> np.ndarray:
-    """From n-grams to (n+1)-grams: for each position, the first position with the same (n+1)-gram (int32).
+def keep_repeated(
+    at: np.ndarray, numbers: np.ndarray, copies: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of n-grams at some positions, those whose number occurs more than once; numbered anew, in the same order."""
+    renumbered = np.empty(len(copies), np.int32)
+    groups = 0
+    for number in range(len(copies)):
+        renumbered[number] = groups if copies[number] > 1 else -1
+        groups += copies[number] > 1
+    kept = np.empty(groups, np.int32)
+    for number in range(len(copies)):
+        if renumbered[number] >= 0:
+            kept[renumbered[number]] = copies[number]
+    kept_at, kept_group = np.empty(len(at), np.int32), np.empty(len(at), np.int32)
+    count = 0
+    for step in range(len(at)):
+        group = renumbered[numbers[step]]
+        kept_at[count], kept_group[count] = at[step], group
+        count += group >= 0
+    return kept_at[:count], kept_group[:count], kept
 
-    It is -1 where the n-gram there or at the next position is marked -1, which means not repeated.
-    """
-    total = max(len(first) - 1, 0)
-    pairs = np.full(total, -1, np.int32)
-    candidates = 0
-    for at in range(total):
-        candidates += first[at] >= 0 and first[at + 1] >= 0
-    table = empty_table(candidates)
+
+@kernel
+def repeated_words(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The repeated words of a text, as n-grams of one word."""
+    numbers, copies = number_spans(data, starts, ends)
+    return keep_repeated(np.arange(len(starts)).astype(np.int32), numbers, copies)
+
+
+@kernel
+def extend_ngrams(at: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """From the repeated n-grams of a text to its repeated (n+1)-grams: where two overlap in all but one word."""
+    pairs = 0
+    for step in range(len(at) - 1):
+        pairs += at[step] + 1 == at[step + 1]
+    table = empty_table(pairs)
     mask = np.uint64(len(table) - 1)
-    for at in range(total):
-        left, right = first[at], first[at + 1]
-        if left < 0 or right < 0:
+    longer_at, numbers = np.empty(pairs, np.int32), np.empty(pairs, np.int32)
+    keys, copies = np.empty(pairs, np.uint64), np.zeros(pairs, np.int32)
+    count, found = 0, 0
+    for step in range(len(at) - 1):
+        if at[step] + 1 != at[step + 1]:
             continue
-        slot = fmix64(np.uint64(left) << np.uint64(32) | np.uint64(right)) & mask
-        while True:
-            other = table[slot]
-            if other < 0:
-                table[slot] = pairs[at] = at
-                break
-            if first[other] == left and first[other + 1] == right:
-                pairs[at] = other
-                break
+        key = np.uint64(group[step]) << np.uint64(32) | np.uint64(group[step + 1])
+        slot = fmix64(key) & mask
+        while table[slot] >= 0 and keys[table[slot]] != key:
             slot = (slot + np.uint64(1)) & mask
-    return pairs
+        if table[slot] < 0:
+            table[slot] = found
+            keys[found] = key
+            found += 1
+        number = table[slot]
+        copies[number] += 1
+        longer_at[count], numbers[count] = at[step], number
+        count += 1
+    return keep_repeated(longer_at, numbers, copies[:found])
 
 
 @kernel
-def count_copies(first: np.ndarray) -> np.ndarray:
-    """How many copies each first copy has, itself included (int32, at its own position).
+def top_ngram(
+    at: np.ndarray, group: np.ndarray, copies: np.ndarray, chars: np.ndarray, n: int, longest: bool
+) -> tuple[int, int]:
+    """The most frequent of repeated n-grams; of several the one with most code points, or else the first in the text.
 
-    Entries of `first` that have no other copy are marked -1.
+    Returns:
+        the word position of its first copy, and its number of copies; (-1, 0) where no n-gram is repeated.
     """
-    counts = np.zeros(len(first), np.int32)
-    for at in range(len(first)):
-        if first[at] >= 0:
-            counts[first[at]] += 1
-    for at in range(len(first)):
-        if first[at] >= 0 and counts[first[at]] < 2:
-            first[at] = -1
-    return counts
-
-
-@kernel
-def top_chars(first: np.ndarray, counts: np.ndarray, chars: np.ndarray, n: int) -> int:
-    """Count times code points of the most frequent repeated n-gram, the longest of them; 0 without any."""
-    best_count, best_length = 0, 0
-    for at in range(len(first)):
-        if first[at] != at or counts[at] < best_count:
+    best_at, best_copies, best_chars, seen = -1, 0, -1, 0
+    for step in range(len(at)):
+        if group[step] < seen:
             continue
-        length = chars[at : at + n].sum()
-        if counts[at] > best_count or length > best_length:
-            best_count, best_length = counts[at], length
-    return best_count * best_length
+        seen += 1
+        number = copies[group[step]]
+        if number < best_copies or (number == best_copies and not longest):
+            continue
+        length = chars[at[step] : at[step] + n].sum()
+        if number > best_copies or length > best_chars:
+            best_at, best_copies, best_chars = at[step], number, length
+    return best_at, best_copies
 
 
 @kernel
-def covered_chars(first: np.ndarray, chars: np.ndarray, n: int) -> int:
-    """Code points of the words that repeated n-grams cover, each word once."""
+def covered_chars(at: np.ndarray, chars: np.ndarray, n: int) -> int:
+    """Code points of the words that n-grams at these positions cover, each word once."""
     covered, total = 0, 0
-    for at in range(len(first)):
-        if first[at] < 0:
-            continue
-        for word in range(max(at, covered), at + n):
+    for start in at:
+        for word in range(max(start, covered), start + n):
             total += chars[word]
-        covered = at + n
+        covered = start + n
     return total
 
 
 @kernel
-def segment_repetition(
-    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, chars: np.ndarray
-) -> tuple[float, float]:
-    """Share of segments that are repeated, by number and by code points; (0, 0) without segments."""
-    if len(starts) == 0:
-        return 0.0, 0.0
-    first = first_copies(data, starts, ends)
-    count_copies(first)
-    number, length = 0, 0
-    for segment in range(len(first)):
-        if first[segment] >= 0:
-            number += 1
-            length += chars[segment]
-    return number / len(starts), length / chars.sum()
-
-
-@kernel
-def ngram_repetition(
-    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, chars: np.ndarray, shares: np.ndarray
-) -> None:
-    """Write the shares of top (2 to 4) and duplicate (5 to 10) n-grams of one text's words.
+def copied_segments(
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, chars: np.ndarray, first_counts: bool
+) -> tuple[int, int]:
+    """Number and code points of segments of which the text has several copies.
 
     Args:
-        shares: float64 of shape (9,), zeros; n-gram n goes to shares[n - 2].
+        first_counts: whether the first copy counts too.
     """
-    if len(starts) == 0:
-        return
-    total = chars.sum()
-    first = first_copies(data, starts, ends)
-    counts = count_copies(first)
-    for n in range(2, LONGEST_NGRAM + 1):
-        first = first_pairs(first)
-        counts = count_copies(first)
-        if not np.any(first >= 0):
-            return
-        if n <= LONGEST_TOP:
-            shares[n - 2] = top_chars(first, counts, chars, n) / total
-        else:
-            shares[n - 2] = covered_chars(first, chars, n) / total
+    numbers, copies = number_spans(data, starts, ends)
+    count, length, seen = 0, 0, 0
+    for segment in range(len(numbers)):
+        number = numbers[segment]
+        is_first = number == seen
+        seen += is_first
+        if copies[number] > 1 and (first_counts or not is_first):
+            count += 1
+            length += chars[segment]
+    return count, length

@@ -42,14 +42,6 @@ class RuleSet:
     """Further columns that it reads: of the documents (`locator`, `metadata`), or of the stages before (`language`)."""
 
 
-def _measure_gopher(rows: pa.Table, rules: Rules) -> Columns:
-    if rules.gopher_quality is None:
-        return gopher.repetition_statistics(rows["text"])
-    if rules.gopher_repetition is None:
-        return gopher.quality_statistics(rows["text"])
-    return gopher.all_statistics(rows["text"])
-
-
 def _measure_mc4(rows: pa.Table, rules: Rules) -> Columns:
     assert rules.mc4 is not None
     return rules_c4.mc4_statistics(rows["text"], rules.mc4.paragraph_characters)
@@ -73,9 +65,9 @@ def counts(*names: str) -> dict[str, Edges]:
 RULE_SETS: dict[str, RuleSet] = {
     "gopher_quality": RuleSet(
         {**shares(*gopher.QUALITY_STATISTICS), **counts(*gopher.COUNTS), "mean_word_length": LENGTH_EDGES},
-        _measure_gopher,
+        gopher.measure, ("language",),
     ),
-    "gopher_repetition": RuleSet(shares(*gopher.REPETITION_STATISTICS), _measure_gopher),
+    "gopher_repetition": RuleSet(shares(*gopher.REPETITION_STATISTICS), gopher.measure, ("language",)),
     "c4": RuleSet(counts(*rules_c4.STATISTICS), lambda rows, rules: rules_c4.c4_statistics(rows["text"])),
     "mc4": RuleSet(counts("long_paragraphs"), _measure_mc4),
     "fineweb": RuleSet({**shares(*rules_fineweb.STATISTICS), **counts("filled_lines")}, _measure_fineweb),

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.repetition import first_copies
+from gristmill.dataprep.repetition import copied_segments
 from gristmill.dataprep.spans import count_code_points, skip_to_newlines
 from gristmill.dataprep.text_buffers import text_buffers
 from gristmill.dataprep.text_classes import SPACE, TERMINAL, count_words, text_classes
@@ -71,11 +71,7 @@ def _measure_texts(
             line = stop + 1
         if filled == 0:
             continue
-        first = first_copies(data, starts[:filled], ends[:filled])
-        repeated = 0
-        for copy in range(filled):
-            if first[copy] != copy:
-                repeated += chars[copy]
+        _, repeated = copied_segments(data, starts[:filled], ends[:filled], chars[:filled], False)
         row = values[text]
         row[0], row[1], row[2] = filled, terminal / filled, short_lines / filled
         row[3], row[4] = repeated / all_chars, newlines / count_words(data, begin, end, classes)

@@ -1,7 +1,8 @@
 """Where the words, lines and paragraphs of a text begin and end. Numba kernels over UTF-8 bytes.
 
 A span is a range of bytes and its length in code points. All functions take the text as `data[begin:end]`, valid
-UTF-8, and the flags of `unicode_tables.code_point_flags`; all take time linear in the bytes.
+UTF-8, and the flags of `unicode_tables.code_point_flags`; all take time linear in the bytes. `word_cuts.py` cuts whole
+batches of texts into words, by other rules too.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ def find_words(
     starts, ends, chars = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
     alphabetic = np.empty(most, np.bool_)
     count, start, length = 0, 0, 0
-    seen = np.uint8(0)
+    seen = np.uint16(0)
     at = begin
     while at < end:
         code, width = decode(data, at)
         flag = flags[code]
         if flag & SPACE == 0:
             if length == 0:
-                start, seen = at, np.uint8(0)
+                start, seen = at, np.uint16(0)
             length += 1
             seen |= flag
         elif length > 0:

@@ -1,4 +1,4 @@
-"""What the kernels know about Unicode: one byte of flags and one lower-case form per code point.
+"""What the kernels know about Unicode: a set of flags and one lower-case form per code point.
 
 The tables are made from Python's own `str` methods, so a kernel that looks a code point up agrees with Python of
 the same version (`unicodedata.unidata_version`) on every one of them.
@@ -6,22 +6,34 @@ the same version (`unicodedata.unidata_version`) on every one of them.
 
 from __future__ import annotations
 
+import unicodedata
 from functools import lru_cache
 
 import numpy as np
 
 from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.unicode_sets import ALPHABETIC_BEYOND_LETTERS, DATATROVE_PUNCTUATION, ranges
 
 CODE_POINTS = 0x110000
 
-SPACE = np.uint8(1)
+SPACE = np.uint16(1)
 """Flag: `str.split()` splits here (`str.isspace()`)."""
-ALPHABETIC = np.uint8(2)
+ALPHABETIC = np.uint16(2)
 """Flag: `str.isalpha()`."""
-WORD = np.uint8(4)
+WORD = np.uint16(4)
 """Flag: `str.isalnum()` or the underscore; what `\\w` means in a regular expression."""
-ALONE = np.uint8(8)
+ALONE = np.uint16(8)
 """Flag: belongs to a script that is written without spaces, so that each code point counts as a word."""
+LATIN = np.uint16(16)
+"""Flag: an ASCII letter, `[a-zA-Z]`."""
+ALPHABETIC_PROPERTY = np.uint16(32)
+"""Flag: Unicode's property Alphabetic, `[[:alpha:]]`: letters, letter-like numbers, vowel signs."""
+CONTENT = np.uint16(64)
+"""Flag: not in datatrove's set of punctuation marks and control characters."""
+SYMBOL = np.uint16(128)
+"""Flag: `#` or `…`."""
+MARK = np.uint16(256)
+"""Flag: a combining mark (categories Mn and Mc) or a joiner, which goes with the code point before it."""
 
 UNSPACED_RANGES = (
     (0x0E00, 0x0EFF),  # Thai, Lao
@@ -36,18 +48,38 @@ UNSPACED_RANGES = (
 )
 """Blocks of the Unicode standard whose scripts put no spaces between words."""
 
+JOINERS = (0x200C, 0x200D)
+"""Zero-width non-joiner and joiner."""
+ASSIGNED = ((0x0, 0x323B0), (0xE0000, 0xE01F0))
+"""Outside of these ranges Unicode has private use and code points that mean nothing: no method of `str` holds."""
+
 
 @lru_cache(maxsize=1)
 def code_point_flags() -> np.ndarray:
-    """Flags of every code point: uint8 of shape (CODE_POINTS,)."""
-    characters = [chr(code) for code in range(CODE_POINTS)]
-    flags = np.zeros(CODE_POINTS, np.uint8)
-    for flag, predicate in ((SPACE, str.isspace), (ALPHABETIC, str.isalpha), (WORD, str.isalnum)):
-        flags[np.fromiter(map(predicate, characters), bool, CODE_POINTS)] |= flag
-    flags[ord("_")] |= WORD
+    """Flags of every code point: uint16 of shape (CODE_POINTS,)."""
+    flags = np.zeros(CODE_POINTS, np.uint16)
+    for begin, end in ASSIGNED:
+        characters = [chr(code) for code in range(begin, end)]
+        for flag, predicate in ((SPACE, str.isspace), (ALPHABETIC, str.isalpha), (WORD, str.isalnum), (MARK, _is_mark)):
+            flags[begin:end] |= np.fromiter(map(predicate, characters), bool, end - begin) * flag
+    flags |= (flags & ALPHABETIC > 0) * ALPHABETIC_PROPERTY
+    for first, last in ranges(ALPHABETIC_BEYOND_LETTERS):
+        flags[first : last + 1] |= ALPHABETIC_PROPERTY
     for first, last in UNSPACED_RANGES:
         flags[first : last + 1] |= ALONE
+    flags |= CONTENT
+    for first, last in ranges(DATATROVE_PUNCTUATION):
+        flags[first : last + 1] &= ~CONTENT
+    flags[ord("_")] |= WORD
+    for letter in range(ord("a"), ord("z") + 1):
+        flags[letter] |= LATIN
+        flags[letter - 0x20] |= LATIN
+    flags[[ord("#"), ord("…")]] |= SYMBOL
     return flags
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.category(character) in ("Mn", "Mc") or ord(character) in JOINERS
 
 
 @lru_cache(maxsize=1)

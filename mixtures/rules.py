@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import field_validator
+from pydantic import Field, field_validator, model_validator
 
 from gristmill.mixtures.rules_web import C4, MC4, FineWeb
 from gristmill.mixtures.section import Judging, Section
 
+Dialect = Literal["dclm", "datatrove", "dolma", "curator", "redpajama"]
+"""Whose definition of the Gopher statistics is meant; `gopher_<dialect>.py` in dataprep writes each one down."""
 
-class GopherQuality(Section):
+
+class GopherRules(Section):
+    """What both Gopher rule sets have in common: how the statistics are counted."""
+
+    dialect: Dialect = "dclm"
+    """Whose counting: the projects share the thresholds, but count words, lines, symbols and repeated n-grams in their
+    own ways, so that they keep different documents (`gristmill dialects MANIFEST` shows which)."""
+    words: Literal["dialect", "exact", "unicode"] = "dialect"
+    """How text is cut into words. `dialect`: as the dialect does it; where that takes a library (datatrove: spaCy), by
+    a rule that comes close to it. `exact`: by that library itself (datatrove only; needs the package spacy; for
+    English). `unicode`: between spaces, and each character of scripts without spaces (Chinese, Japanese, Thai, Lao,
+    Khmer, Burmese) is a word; documents in these languages are cut like that under `dialect` too."""
+    language: Annotated[str, Field(pattern=r"^(auto|[a-z]{2,3})$")] = "auto"
+    """Whose stop words count, and whether the script has spaces: an ISO 639 code, or `auto` for each document's own,
+    which the stage `langid` measured if it ran before (otherwise English). A language without a list of stop words
+    is not judged by them, and one without spaces not by its mean word length."""
+
+    @model_validator(mode="after")
+    def _exact_words(self) -> Self:
+        if self.words == "exact" and self.dialect != "datatrove":
+            raise ValueError(f"words: exact is for dialect: datatrove, whose words are spaCy's; leave it out for "
+                             f"dialect: {self.dialect}")
+        return self
+
+
+class GopherQuality(GopherRules):
     """Thresholds of the Gopher quality rules (Rae et al. 2021, appendix A1.1)."""
 
     min_words: int = 50
@@ -24,7 +51,7 @@ class GopherQuality(Section):
     min_stop_words: int = 2
 
 
-class GopherRepetition(Section):
+class GopherRepetition(GopherRules):
     """Thresholds of the Gopher repetition rules (Rae et al. 2021, table A1)."""
 
     max_duplicate_line_ratio: float = 0.30

@@ -19,11 +19,11 @@ from gristmill.dataprep import gopher_reference
 from gristmill.dataprep.counts import QuarantineError, check_conservation
 from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.measuring import measure_texts, spread
-from gristmill.dataprep.rules import count_failures, failures, first_failures
+from gristmill.dataprep.rules import bounded_statistics, count_failures, failures, first_failures
 from gristmill.mixtures.rules import Filter, GopherQuality, GopherRepetition
 
-QUALITY = list(GopherQuality.model_fields)
-REPETITION = list(GopherRepetition.model_fields)
+QUALITY = list(bounded_statistics(GopherQuality))
+REPETITION = list(bounded_statistics(GopherRepetition))
 
 
 def prose(seed: int, words: int = 120) -> str:

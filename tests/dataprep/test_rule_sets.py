@@ -77,6 +77,6 @@ def test_columns_come_from_documents_or_from_stages_before_and_are_null_where_no
 
 
 def test_sets_that_are_switched_off_measure_nothing() -> None:
-    rows = pa.table({"text": TEXTS})
+    rows = pa.table({"text": TEXTS, "language": pa.nulls(len(TEXTS), pa.string())})
     assert measure(rows, Rules()) == {}
     assert list(measure(rows, Rules(gopher_quality=GopherQuality()))) == list(RULE_SETS["gopher_quality"].statistics)

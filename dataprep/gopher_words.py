@@ -1,0 +1,69 @@
+"""Which words each Gopher dialect measures: by the dialect, by the manifest, and by the language of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from gristmill.dataprep.punctuated_words import punctuated_words
+from gristmill.dataprep.stop_words import UNSPACED_LANGUAGES
+from gristmill.dataprep.unicode_tables import code_point_flags
+from gristmill.dataprep.word_cuts import Words, unspaced_words, whitespace_words, word_punct_words
+from gristmill.mixtures.rules import GopherRules
+
+Cut = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Words]
+"""`word_cuts.whitespace_words`, or another function with its arguments."""
+
+CUTS: dict[str, Cut] = {
+    "dclm": whitespace_words,
+    "datatrove": punctuated_words,
+    "dolma": whitespace_words,
+    "curator": whitespace_words,
+    "redpajama": word_punct_words,
+}
+"""How a dialect cuts the text itself into words (RedPajama has others for the normalised text)."""
+
+
+def cut_words(
+    data: np.ndarray, offsets: np.ndarray, counting: GopherRules, languages: Sequence[str | None],
+    cut: Cut | None = None,
+) -> tuple[Words, np.ndarray]:
+    """Cut n texts into words.
+
+    Args:
+        data, offsets: the texts.
+        counting: the dialect and its words.
+        languages: one code per text, None where it is not known.
+        cut: for texts in scripts with spaces, instead of the dialect's.
+
+    Returns:
+        the words, and int64 of shape (n,): the place of each text among theirs.
+
+    Raises:
+        gristmill.dataprep.spacy_words.NoSpacyError: `words: exact` without the package spacy.
+    """
+    number, flags = len(offsets) - 1, code_point_flags()
+    if counting.words == "exact":
+        from gristmill.dataprep.spacy_words import spacy_words
+
+        return spacy_words(data, offsets), np.arange(number)
+    always = counting.words == "unicode"
+    unspaced = np.array([always or language in UNSPACED_LANGUAGES for language in languages], bool)
+    spaced, others = np.flatnonzero(~unspaced), np.flatnonzero(unspaced)
+    parts = []
+    if len(spaced):
+        parts.append((cut or CUTS[counting.dialect])(data, offsets, flags, spaced))
+    if len(others):
+        parts.append(unspaced_words(data, offsets, flags, others))
+    places = np.empty(number, np.int64)
+    places[np.concatenate([spaced, others])] = np.arange(number)
+    return _concatenate(parts), places
+
+
+def _concatenate(parts: Sequence[Words]) -> Words:
+    if len(parts) == 1:
+        return parts[0]
+    first, second = parts
+    offsets = np.concatenate([first.offsets, second.offsets[1:] + first.offsets[-1]])
+    return Words(offsets, *(np.concatenate(columns) for columns in zip(first[1:], second[1:], strict=True)))

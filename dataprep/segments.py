@@ -1,0 +1,168 @@
+"""Lines and paragraphs as Python's `str.split`, `re.split` and `str.splitlines` cut them, and marks at their ends.
+
+Numba kernels over UTF-8 bytes; a segment is a range of bytes. All take time linear in the bytes. `spans.find_segments`
+finds stripped segments in one go.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.spans import NEWLINE, count_code_points, strip
+from gristmill.dataprep.unicode_tables import decode
+
+EACH_NEWLINE, NEWLINE_RUNS, EACH_TWO_NEWLINES, TWO_NEWLINE_RUNS = 1, 2, 3, 4
+"""What separates segments: `\\n`, `\\n+`, `\\n\\n` (from the left, not overlapping), `\\n\\n+`."""
+
+
+@kernel
+def split_segments(data: np.ndarray, begin: int, end: int, separator: int) -> tuple[np.ndarray, np.ndarray]:
+    """Split a text at newlines (U+000A only), as `str.split` and `re.split` do: one segment more than separators.
+
+    Args:
+        separator: EACH_NEWLINE, NEWLINE_RUNS, EACH_TWO_NEWLINES or TWO_NEWLINE_RUNS.
+
+    Returns:
+        starts, ends: int64 byte positions; empty segments are among them.
+    """
+    newlines = 0
+    for byte in data[begin:end]:
+        newlines += byte == NEWLINE
+    starts, ends = np.empty(newlines + 1, np.int64), np.empty(newlines + 1, np.int64)
+    least = 2 if separator >= EACH_TWO_NEWLINES else 1
+    whole_run = separator in (NEWLINE_RUNS, TWO_NEWLINE_RUNS)
+    count, at = 0, begin
+    starts[0] = begin
+    while newlines > 0:
+        while data[at] != NEWLINE:
+            at += 1
+        stop = at + 1
+        while stop < end and data[stop] == NEWLINE and (whole_run or stop - at < least):
+            stop += 1
+        newlines -= stop - at
+        if stop - at >= least:
+            ends[count], starts[count + 1] = at, stop
+            count += 1
+        at = stop
+    ends[count] = end
+    return starts[: count + 1], ends[: count + 1]
+
+
+@kernel
+def split_lines(data: np.ndarray, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+    """Split a text into lines as `str.splitlines()` does: at any line boundary of Unicode, without an empty last line.
+
+    Returns:
+        starts, ends: int64 byte positions; empty lines are among them.
+    """
+    capacity = 64
+    starts, ends = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
+    count, start, at = 0, begin, begin
+    while at < end:
+        width = _line_boundary(data, at, end)
+        if width == 0:
+            at += 1
+            continue
+        if count == capacity:
+            capacity *= 2
+            starts, ends = _grow(starts, capacity), _grow(ends, capacity)
+        starts[count], ends[count] = start, at
+        count += 1
+        at += width
+        start = at
+    if start == end:
+        return starts[:count], ends[:count]
+    starts, ends = _grow(starts[:count], count + 1), _grow(ends[:count], count + 1)
+    starts[count], ends[count] = start, end
+    return starts, ends
+
+
+@kernel
+def _line_boundary(data: np.ndarray, at: int, end: int) -> int:
+    """Bytes of the line boundary that begins here: LF, VT, FF, CR, CR LF, FS, GS, RS, U+0085, U+2028, U+2029; or 0."""
+    byte = data[at]
+    if byte >= 0x20 and byte < 0xC2:
+        return 0
+    if byte == 0x0D:
+        return 2 if at + 1 < end and data[at + 1] == NEWLINE else 1
+    if 0x0A <= byte <= 0x0C or 0x1C <= byte <= 0x1E:
+        return 1
+    if byte == 0xC2:
+        return 2 if data[at + 1] == 0x85 else 0
+    if byte == 0xE2 and data[at + 1] == 0x80:
+        return 3 if data[at + 2] == 0xA8 or data[at + 2] == 0xA9 else 0
+    return 0
+
+
+@kernel
+def _grow(values: np.ndarray, capacity: int) -> np.ndarray:
+    grown = np.empty(capacity, np.int64)
+    grown[: len(values)] = values
+    return grown
+
+
+@kernel
+def strip_segments(
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, flags: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Strip every segment of whitespace at both ends, as `str.strip()` has it; those with nothing left go."""
+    kept_starts, kept_ends = np.empty_like(starts), np.empty_like(ends)
+    count = 0
+    for segment in range(len(starts)):
+        first, last = strip(data, starts[segment], ends[segment], flags)
+        if first < last:
+            kept_starts[count], kept_ends[count] = first, last
+            count += 1
+    return kept_starts[:count], kept_ends[:count]
+
+
+@kernel
+def drop_blank(
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, flags: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The segments that have anything but whitespace, as they are."""
+    kept_starts, kept_ends = np.empty_like(starts), np.empty_like(ends)
+    count = 0
+    for segment in range(len(starts)):
+        first, last = strip(data, starts[segment], ends[segment], flags)
+        if first < last:
+            kept_starts[count], kept_ends[count] = starts[segment], ends[segment]
+            count += 1
+    return kept_starts[:count], kept_ends[:count]
+
+
+@kernel
+def segment_chars(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Code points of every segment (int64)."""
+    chars = np.empty(len(starts), np.int64)
+    for segment in range(len(starts)):
+        chars[segment] = count_code_points(data, starts[segment], ends[segment])
+    return chars
+
+
+@kernel
+def starts_with(data: np.ndarray, begin: int, end: int, marks: np.ndarray) -> bool:
+    """Whether a range begins with one of some code points.
+
+    Args:
+        marks: uint32 code points.
+    """
+    if begin >= end:
+        return False
+    code, _ = decode(data, begin)
+    found = False
+    for mark in marks:
+        found |= code == mark
+    return found
+
+
+@kernel
+def ends_with(data: np.ndarray, begin: int, end: int, suffix: np.ndarray) -> bool:
+    """Whether a range ends with these bytes (uint8), at least one."""
+    if end - begin < len(suffix):
+        return False
+    same = True
+    for step in range(1, len(suffix) + 1):
+        same &= data[end - step] == suffix[len(suffix) - step]
+    return same

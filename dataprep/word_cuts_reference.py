@@ -1,0 +1,150 @@
+"""The word rules of `word_cuts.py` and `punctuated_words.py` in the plainest Python. Only tests and `bench` use it."""
+
+from __future__ import annotations
+
+import re
+import string
+import unicodedata
+
+from gristmill.dataprep.unicode_tables import JOINERS, UNSPACED_RANGES
+
+HYPHENS = "-–—~"
+APOSTROPHES = "'’"
+
+
+def word_punct(text: str) -> list[str]:
+    """`word_cuts.word_punct_words` of one text."""
+    return re.findall(r"\w+|[^\w\s]+", text)
+
+
+def unspaced(text: str) -> list[str]:
+    """`word_cuts.unspaced_words` of one text."""
+    words: list[str] = []
+    for run in text.split():
+        word = ""
+        for character in run:
+            letters = [other for other in word if is_word(other)]
+            if is_word(character) and letters and (is_unspaced(character) or is_unspaced(letters[-1])):
+                words.append(word)
+                word = ""
+            word += character
+        words.append(word)
+    return words
+
+
+def normalized(text: str) -> str:
+    """RedPajama's normal form: no ASCII punctuation, lower case, NFD."""
+    return unicodedata.normalize("NFD", text.translate(str.maketrans("", "", string.punctuation)).lower())
+
+
+def punctuated(text: str) -> list[str]:
+    """`punctuated_words.punctuated_words` of one text."""
+    return [word for run in text.split() for word in take_apart(run)]
+
+
+def take_apart(run: str) -> list[str]:
+    """The words of a run without whitespace."""
+    before: list[str] = []
+    after: list[str] = []
+    while run and (taken := taken_at_begin(run)):
+        before.append(run[:taken])
+        run = run[taken:]
+    while run and (taken := taken_at_end(run)):
+        after.insert(0, run[-taken:])
+        run = run[:-taken]
+    contraction = len(run) - contraction_length(run)
+    run, tail = run[:contraction], run[contraction:]
+    return [word for word in [*before, *taken_inside(run), tail, *after] if word]
+
+
+def taken_at_begin(run: str) -> int:
+    """How many characters open a run and are a word of their own."""
+    if run.startswith(".."):
+        return len(run) - len(run.lstrip("."))
+    if keeps(run[0]) or run[0] in "-/\\@^~|.":
+        return 0
+    return 0 if re.match(r"\+[0-9]", run) else 1
+
+
+def taken_at_end(run: str) -> int:
+    """How many characters close a run and are a word of their own."""
+    last = run[-1]
+    if len(run) == 1:
+        return 0
+    if len(run) > 2 and last in "sS" and run[-2] in APOSTROPHES:
+        return 2
+    if last == ".":
+        if run.endswith(".."):
+            return len(run) - len(run.rstrip("."))
+        return 0 if re.search(r"(^|[^A-Z])[A-Z]\.$", run) else 1
+    if keeps(last):
+        return 0
+    if last in "-/\\@^~|=+%$€£¥":
+        return 1 if last in "+%$€£¥" and run[-2] in string.digits else 0
+    return 1
+
+
+def contraction_length(run: str) -> int:
+    """Length of a contraction that closes a run."""
+    if re.fullmatch("cannot", run, re.IGNORECASE | re.ASCII):
+        return 3
+    if re.search(rf".[nN][{APOSTROPHES}][tT]$", run, re.DOTALL):
+        return 3
+    if re.search(rf".[{APOSTROPHES}][dDmM]$", run, re.DOTALL):
+        return 2
+    if re.search(rf".[{APOSTROPHES}]([rRvV][eE]|[lL][lL])$", run, re.DOTALL):
+        return 3
+    return 0
+
+
+def taken_inside(run: str) -> list[str]:
+    """What is left in the middle, cut around marks."""
+    words, word, step = [], "", 0
+    while step < len(run):
+        taken = mark_length(run, step) if 0 < step < len(run) - 1 else 0
+        if taken == 0:
+            word += run[step]
+            step += 1
+            continue
+        words += [word, run[step : step + taken]]
+        word = ""
+        step += taken
+    return [*words, word]
+
+
+def mark_length(run: str, step: int) -> int:
+    """Length of the mark that cuts a run here."""
+    rest, before, after = run[step:], run[step - 1], run[step + 1]
+    dots = len(rest) - len(rest.lstrip("."))
+    if dots > 1:
+        return dots
+    if rest[0] == "…":
+        return 1
+    if rest[0] == ".":
+        small = before.isalpha() and before not in string.ascii_uppercase
+        return 1 if small and after in string.ascii_uppercase else 0
+    if rest[0] == ",":
+        return 1 if before.isalpha() and after.isalpha() else 0
+    if rest[0] in ":/<=>":
+        return 1 if (before.isalpha() or before in string.digits) and after.isalpha() else 0
+    hyphens = len(rest) - len(rest.lstrip(HYPHENS))
+    if hyphens == 0 or hyphens == len(rest):
+        return 0
+    if before.isalpha() and rest[hyphens].isalpha():
+        return hyphens
+    return 1 if re.match(r"[0-9]-[0-9]", before + rest) else 0
+
+
+def keeps(character: str) -> bool:
+    """Whether a character is a letter, a digit or a mark that goes with one."""
+    return character.isalnum() or unicodedata.category(character) in ("Mn", "Mc") or ord(character) in JOINERS
+
+
+def is_word(character: str) -> bool:
+    """Whether `\\w` in a regular expression matches."""
+    return character.isalnum() or character == "_"
+
+
+def is_unspaced(character: str) -> bool:
+    """Whether a character's script has no spaces between words."""
+    return any(first <= ord(character) <= last for first, last in UNSPACED_RANGES)

@@ -1,0 +1,201 @@
+"""The Gopher dialects: that the kernels agree with the plain definitions, and figures that were derived by hand."""
+
+from __future__ import annotations
+
+import math
+from itertools import islice, product
+from string import ascii_lowercase
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gristmill.dataprep import gopher, gopher_reference
+from gristmill.dataprep.rules import failures
+from gristmill.mixtures.rules import GopherQuality, GopherRepetition, GopherRules, Rules
+
+PIECES = [
+    "the", "Be", "TO", "of", "that", "İ", "ΟΔΟΣ", "Å", "é", "e\u0301", "東京", "123", "#", "##", "#a#", "...", "....",
+    "…", "(...)", "[…]", "-»", "Read More", "read more..", "•", "●", "▶", "–", "-", "*", "ⅷ", "\u093c", "a", "bc", "to",
+    "day", "today", "don't", "CAN’T", "cannot", "we'll", "U.S.", "J.", "ab.Cd", "1-2", "a--b", "5$", "10%", "+", ",",
+    ":", "/", "_", "\u200d", "\n", "\n\n", "\n \n", "\n\n\n", " ", "\t", "\r", "\r\n", "\x0b", "\x1c", "\x85", "\u2028",
+    "\u00a0", "\u3000", "😀", "\u0000", "",
+]  # fmt: skip
+any_text = st.text(st.characters(codec="utf-8"), max_size=60)
+pieces = st.lists(st.sampled_from(PIECES), max_size=80)
+few_words = st.lists(st.sampled_from(["a", "b", "ab", "cc", "bcc", "\n", "\n\n"]), max_size=120)
+texts_of_all_kinds = st.lists(
+    st.one_of(any_text, pieces.map("".join), pieces.map(" ".join), few_words.map(" ".join)), max_size=4
+)
+EDGES = ["", " ", "\n", "\n\n\n", "\n \n\n \n", "\u3000", "word", "a\n", "\na", "a\n\n", "a\n\n\na", "東京", "#"]
+
+
+def measured(texts: list[str], dialect: str, **options: Any) -> list[dict[str, float]]:
+    counting = GopherRules.model_validate({"dialect": dialect, **options})
+    columns = gopher.statistics(pa.array(texts, pa.large_string()), counting)
+    return [{name: values[row].item() for name, values in columns.items()} for row in range(len(texts))]
+
+
+def same(one: dict[str, float], other: dict[str, float]) -> bool:
+    pairs = [(one[name], other[name]) for name in one]
+    return list(one) == list(other) and all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in pairs)
+
+
+@pytest.mark.parametrize("dialect", gopher.DIALECTS)
+@settings(max_examples=60, deadline=None)
+@given(texts=texts_of_all_kinds)
+def test_kernels_agree_exactly_with_the_plain_definitions(dialect: str, texts: list[str]) -> None:
+    for text, values in zip(texts, measured(texts, dialect), strict=True):
+        assert same(values, gopher_reference.all_statistics(text, dialect))
+
+
+@pytest.mark.parametrize("dialect", gopher.DIALECTS)
+def test_texts_of_nothing_and_of_next_to_nothing_are_measured_too(dialect: str) -> None:
+    for text, values in zip(EDGES, measured(EDGES, dialect), strict=True):
+        assert same(values, gopher_reference.all_statistics(text, dialect)), text
+
+
+TEXT = "The cat ... sat # on\n  • THE mat…\n\n- 42 to be...\n"
+# Whitespace words, 13 of 33 code points: The cat ... sat # on | • THE mat… | - 42 to be...
+# With marks taken off, 15: The cat ... sat # on | • THE mat … | - 42 to be ...
+# RedPajama's normalised ones, 10 of 25 code points: the cat sat on • the mat… 42 to be
+BY_HAND = {
+    "dclm": (13, 33 / 13, 4 / 13, 2 / 3, 2 / 3, 8 / 13, 3),
+    # All but ... # … - ... are words, of 24 code points. Three ellipses outnumber one hash. Four lines, one empty.
+    "datatrove": (10, 24 / 10, 3 / 15, 2 / 4, 2 / 4, 8 / 15, 2),
+    # The median length is 3; `#` and `mat…` have symbols; five lines, of which one begins with `-` and one ends in `…`.
+    "dolma": (13, 3.0, 2 / 13, 1 / 5, 1 / 5, 8 / 13, 1),
+    # `...` and `#` are marks; of three lines one begins with `•`, and `-` is no bullet.
+    "curator": (13, 33 / 13, 2 / 13, 1 / 3, 2 / 3, 8 / 13, 1),
+    "redpajama": (10, 2.5, 0.26666667, 1 / 4, 2 / 4, 0.53333333, 2),
+}
+
+
+@pytest.mark.parametrize("dialect", gopher.DIALECTS)
+def test_quality_statistics_of_a_text_counted_by_hand(dialect: str) -> None:
+    values = measured([TEXT], dialect)[0]
+    assert tuple(values[name] for name in gopher.QUALITY_STATISTICS) == BY_HAND[dialect]
+
+
+def distinct_words(lengths: list[int]) -> list[str]:
+    """Different words of these lengths, letter by letter unlike each other."""
+    combinations = ("".join(letters) for letters in product(ascii_lowercase, repeat=4))
+    return [code + "x" * (length - 4) for code, length in zip(islice(combinations, 7, None), lengths, strict=False)]
+
+
+def block_twice(words: int, block: int, block_chars: int, chars: int) -> str:
+    """A text of so many words and letters in which a block of words occurs twice."""
+    fillers, filler_chars = words - 2 * block, chars - 2 * block_chars
+    extra, more = block_chars - 4 * block, filler_chars - 4 * fillers
+    lengths = [4 + extra * (step + 1) // block - extra * step // block for step in range(block)]
+    lengths += [4 + more * (step + 1) // fillers - more * step // fillers for step in range(fillers)]
+    made = distinct_words(lengths)
+    copied, others = made[:block], made[block:]
+    third = fillers // 3
+    return " ".join([*others[:third], *copied, *others[third : 2 * third], *copied, *others[2 * third :]])
+
+
+@pytest.mark.parametrize(("text", "shares"), [
+    # 100 words of 546 letters twice in 600 words of 3330, with 599 spaces. datatrove counts the second copy in the
+    # whole text, DCLM both in the letters, Curator the second with its 99 spaces. Dolma: of 596 5-grams 2 x 96.
+    (block_twice(600, 100, 546, 3330), {
+        "datatrove": 546 / 3929, "dclm": 1092 / 3330, "redpajama": round(1092 / 3330, 8), "curator": 645 / 3929,
+        "dolma": pytest.approx(192 / 596 * 5.46 / 5.55, abs=5e-4)}),
+    # 60 words of 293 letters twice in 540 words of 2790.
+    (block_twice(540, 60, 293, 2790), {
+        "datatrove": 293 / 3329, "dclm": 586 / 2790, "redpajama": round(586 / 2790, 8), "curator": 352 / 3329,
+        "dolma": pytest.approx(112 / 536 * (293 / 60) / (2790 / 540), abs=5e-4)}),
+])  # fmt: skip
+def test_one_repeated_block_has_five_shares(text: str, shares: dict[str, float]) -> None:
+    assert {dialect: measured([text], dialect)[0]["duplicate_5gram_char_ratio"] for dialect in shares} == shares
+
+
+def test_whether_a_repeated_block_is_too_much_depends_on_the_dialect() -> None:
+    large, small = block_twice(600, 100, 546, 3330), block_twice(540, 60, 293, 2790)
+    shares = {dialect: [round(row["duplicate_5gram_char_ratio"], 3) for row in measured([large, small], dialect)]
+              for dialect in gopher.DIALECTS}
+    assert shares == {"datatrove": [0.139, 0.088], "dclm": [0.328, 0.210], "redpajama": [0.328, 0.210],
+                      "dolma": [0.317, 0.198], "curator": [0.164, 0.106]}
+    kept = {dialect: [share <= GopherRepetition().max_duplicate_5gram_char_ratio for share in row]
+            for dialect, row in shares.items()}
+    assert kept == {"datatrove": [True, True], "dclm": [False, False], "redpajama": [False, False],
+                    "dolma": [False, False], "curator": [False, True]}
+
+
+def test_what_is_equal_for_datatrove_is_the_joined_text_of_words() -> None:
+    text = "to day we walk along the river then today we walk along the stony river"
+    share = measured([text], "datatrove")[0]["duplicate_5gram_char_ratio"]
+    # "to day we walk along" is noted; "today we walk along the" differs from it: no copy.
+    assert share == 0.0
+    text = "to day we walk along and today we walk al ong"
+    assert measured([text], "datatrove")[0]["duplicate_5gram_char_ratio"] == len("todaywewalkalong") / len(text)
+    assert measured([text], "dclm")[0]["duplicate_5gram_char_ratio"] == 0.0
+
+
+def test_a_text_of_four_words_is_one_4_gram_for_dolma_and_too_short_for_curator() -> None:
+    text = "four words of text"
+    rows = {dialect: measured([text], dialect)[0] for dialect in gopher.DIALECTS}
+    top = {dialect: row["top_4gram_char_ratio"] for dialect, row in rows.items()}
+    assert top == {"dclm": 0, "datatrove": 1, "dolma": 1, "curator": 1, "redpajama": 0}
+    duplicate = {dialect: row["duplicate_5gram_char_ratio"] for dialect, row in rows.items()}
+    assert duplicate == {"dclm": 0, "datatrove": 0, "dolma": 0, "curator": 1, "redpajama": 0}
+
+
+def test_of_equally_frequent_ngrams_dclm_takes_the_longest_and_the_others_the_first() -> None:
+    text = "a b x long longer y a b z long longer"
+    chars = len(text.replace(" ", ""))
+    shares = {dialect: measured([text], dialect)[0]["top_2gram_char_ratio"] for dialect in gopher.DIALECTS}
+    assert shares == {"dclm": 2 * 10 / chars, "datatrove": 2 * 3 / len(text), "dolma": 2 * 2 / chars,
+                      "curator": 2 * 3 / len(text), "redpajama": round(2 * 2 / chars, 8)}
+
+
+def test_rules_that_a_dialect_does_not_have_are_passed() -> None:
+    text = "\n\n".join(["the same line of text"] * 9)
+    failed = {dialect: {rule.split("/")[1] for rule, mask in failures(
+        gopher.statistics(pa.array([text]), GopherRules.model_validate({"dialect": dialect})),
+        {"gopher_repetition": GopherRepetition()}).items() if mask[0] and "gram" not in rule}
+        for dialect in gopher.DIALECTS}  # fmt: skip
+    lines = {"max_duplicate_line_ratio", "max_duplicate_line_char_ratio"}
+    paragraphs = {"max_duplicate_paragraph_ratio", "max_duplicate_paragraph_char_ratio"}
+    assert failed == {"dclm": lines | paragraphs, "datatrove": lines | paragraphs, "dolma": lines,
+                      "curator": lines | paragraphs, "redpajama": set()}
+
+
+def test_a_long_pattern_that_almost_repeats_takes_linear_time() -> None:
+    text = " ".join(["ab" * 5000 + end for end in ("", "c") * 30])
+    assert measured([text], "curator")[0]["words"] == 60
+
+
+def test_two_rule_sets_may_speak_two_dialects() -> None:
+    rows = pa.table({"text": [TEXT, TEXT * 3], "language": pa.nulls(2, pa.string())})
+    rules = Rules(gopher_quality=GopherQuality(dialect="dolma"), gopher_repetition=GopherRepetition(dialect="curator"))
+    columns = gopher.measure(rows, rules)
+    for row, text in enumerate([TEXT, TEXT * 3]):
+        expected = {**gopher_reference.quality(text, "dolma"), **gopher_reference.repetition(text, "curator")}
+        assert {name: values[row].item() for name, values in columns.items()} == expected
+
+
+@pytest.mark.parametrize("dialect", gopher.DIALECTS)
+def test_batches_of_bytes_change_nothing(dialect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [TEXT * times for times in (1, 0, 5, 2, 9, 0)]
+    whole = measured(texts, dialect)
+    monkeypatch.setattr(gopher, "BATCH_BYTES", 1)
+    assert all(map(same, whole, measured(texts, dialect)))
+
+
+def test_words_that_only_datatrove_has_are_refused_elsewhere() -> None:
+    with pytest.raises(ValueError, match=r"words: exact is for dialect: datatrove.*leave it out for dialect: dolma"):
+        GopherQuality(dialect="dolma", words="exact")
+
+
+@pytest.mark.parametrize("dialect", gopher.DIALECTS)
+def test_one_rule_set_alone_is_measured_as_both_are(dialect: str) -> None:
+    texts, counting = pa.array([TEXT, "", TEXT * 4]), GopherRules.model_validate({"dialect": dialect})
+    both = gopher.statistics(texts, counting)
+    apart = gopher.statistics(texts, counting, repetition=False) | gopher.statistics(texts, counting, quality=False)
+    assert list(both) == list(apart)
+    for name, values in both.items():
+        np.testing.assert_array_equal(values, apart[name])

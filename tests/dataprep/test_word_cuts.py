@@ -1,0 +1,99 @@
+"""How texts are cut into words: by kernels that agree with the plain rules."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gristmill.dataprep import word_cuts_reference
+from gristmill.dataprep.punctuated_words import punctuated_words
+from gristmill.dataprep.segments import (
+    EACH_NEWLINE,
+    EACH_TWO_NEWLINES,
+    NEWLINE_RUNS,
+    TWO_NEWLINE_RUNS,
+    split_lines,
+    split_segments,
+)
+from gristmill.dataprep.unicode_tables import code_point_flags
+from gristmill.dataprep.word_cuts import mostly_unspaced, unspaced_words, whitespace_words, word_punct_words
+
+RULES = {
+    punctuated_words: word_cuts_reference.punctuated,
+    unspaced_words: word_cuts_reference.unspaced,
+    word_punct_words: word_cuts_reference.word_punct,
+    whitespace_words: str.split,
+}
+PIECES = [
+    "word", "Word", "WORD", "a", "I", "can't", "CAN’T", "cannot", "n't", "'s", "’S", "'ll", "'VE", "'d", "'", "’", ".",
+    "..", "...", "…", "U.S.", "J.", "3.14", "1,000", ",", "-", "--", "–", "~", "1-2", ":", "/", "<", "=", "(", ")", '"',
+    "$", "5$", "%", "+", "_", "\\", "@", "é", "e\u0301", "\u200d", "東", "京", "。", "ไ", "นี้", "😀", " ", "\n",
+    "\u3000",
+]  # fmt: skip
+
+
+def buffers(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    encoded = [text.encode() for text in texts]
+    data = np.frombuffer(b"xx " + b"".join(encoded) + b" yy", np.uint8)
+    return data, np.cumsum([3, *map(len, encoded)]).astype(np.int64)
+
+
+def cut(rule: object, texts: list[str]) -> list[list[str]]:
+    data, offsets = buffers(texts)
+    words = rule(data, offsets, code_point_flags(), np.arange(len(texts)))  # type: ignore[operator]
+    found = [data[begin:end].tobytes().decode() for begin, end in zip(words.starts, words.ends, strict=True)]
+    assert words.chars.tolist() == [len(word) for word in found]
+    return [found[begin:end] for begin, end in zip(words.offsets, words.offsets[1:])]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=200, deadline=None)
+@given(texts=st.lists(st.one_of(st.lists(st.sampled_from(PIECES), max_size=8).map("".join),
+                                st.text(st.characters(codec="utf-8"), max_size=20)), max_size=4))  # fmt: skip
+def test_words_are_those_of_the_plain_rule(rule: object, texts: list[str]) -> None:
+    assert cut(rule, texts) == [RULES[rule](text) for text in texts]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("“Well-known, isn't it?”", "“ Well - known , is n't it ? ”"),
+    ("The U.S. dollar (about $3.50)... J. Smith's", "The U.S. dollar ( about $ 3.50 ) ... J. Smith 's"),
+    ("we'll go to New York--or not; and/or #1", "we 'll go to New York -- or not ; and / or # 1"),
+    ("cannot o'clock 'em 10% 1990-1995 end.", "can not o'clock ' em 10 % 1990 - 1995 end ."),
+])
+def test_marks_are_words_of_their_own(text: str, words: str) -> None:
+    assert cut(punctuated_words, [text]) == [words.split()]
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("東京、Tokyo「都」 and", ["東", "京、", "Tokyo「", "都」", "and"]),
+    ("「日本」語 123ก", ["「日", "本」", "語", "123", "ก"]),
+    ("ที่นี่", ["ที่", "นี่"]),
+    ("한국어 word", ["한국어", "word"]),
+])
+def test_each_character_of_a_script_without_spaces_is_a_word_with_its_marks(text: str, words: list[str]) -> None:
+    assert cut(unspaced_words, [text]) == [words]
+
+
+def test_a_text_is_unspaced_if_most_of_its_letters_are() -> None:
+    texts = ["東京都 ab", "東京 ab", "", "東京 abc", "๑๒๓"]
+    assert mostly_unspaced(*buffers(texts), code_point_flags()).tolist() == [True, False, False, False, True]
+
+
+def spans(text: str, find: object, *arguments: int) -> list[str]:
+    data, offsets = buffers([text])
+    starts, ends = find(data, offsets[0], offsets[1], *arguments)  # type: ignore[operator]
+    return [data[begin:end].tobytes().decode() for begin, end in zip(starts, ends, strict=True)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(st.sampled_from("\n\n\na \r\x0b\x0c\x1c\x1d\x1e\x1f\x85é\u2028\u2029\u2030"), max_size=12))
+def test_segments_and_lines_are_those_of_python(text: str) -> None:
+    assert spans(text, split_segments, EACH_NEWLINE) == text.split("\n")
+    assert spans(text, split_segments, NEWLINE_RUNS) == re.split("\n+", text)
+    assert spans(text, split_segments, EACH_TWO_NEWLINES) == text.split("\n\n")
+    assert spans(text, split_segments, TWO_NEWLINE_RUNS) == re.split("\n\n+", text)
+    assert spans(text, split_lines) == text.splitlines()
