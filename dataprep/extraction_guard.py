@@ -80,6 +80,7 @@ class Guard:
     limits: Limits = Limits()
     _child: subprocess.Popen[bytes] | None = None
     _pages: deque[_Sent] = field(default_factory=deque)
+    _bytes: int = 0
     _unwritten: bytearray = field(default_factory=bytearray)
     _unread: bytearray = field(default_factory=bytearray)
     _answered: int = 0
@@ -94,12 +95,13 @@ class Guard:
     @property
     def is_full(self) -> bool:
         """Whether an answer should be taken before the next page is handed over."""
-        return len(self._pages) >= WINDOW_PAGES or sum(len(page.content) for page in self._pages) >= WINDOW_BYTES
+        return len(self._pages) >= WINDOW_PAGES or self._bytes >= WINDOW_BYTES
 
     def submit(self, page: Page) -> None:
         """Hand a page over; its answer comes from `collect` after those of all pages before it."""
         about = json.dumps({"encoding": page.encoding, "charset": page.charset}).encode("ascii")
         self._pages.append(_Sent(frame(about) + frame(page.content)))
+        self._bytes += len(self._pages[-1].content)
         if self._child is None:
             self._start()
         else:
@@ -111,7 +113,7 @@ class Guard:
         while True:
             answer = self._take_answer()
             if answer is not None and "memory" not in answer:
-                self._pages.popleft()
+                self._forget()
                 self._answered += 1
                 return Failed(answer["error"]) if "error" in answer else Extracted(answer["text"], answer["metadata"])
             if answer is not None:
@@ -130,10 +132,13 @@ class Guard:
         page.tried = True
         self._kill()
         if not again:
-            self._pages.popleft()
+            self._forget()
         if self._pages:
             self._start()
         return None if again else Failed(error)
+
+    def _forget(self) -> None:
+        self._bytes -= len(self._pages.popleft().content)
 
     def _timed_out(self) -> str:
         return f"extraction timed out after {self.limits.seconds:g} s"

@@ -8,6 +8,7 @@ from typing import Any
 
 from gristmill.dataprep.compression import Openable
 from gristmill.dataprep.documents import metadata_json
+from gristmill.dataprep.encoding import AUTO, UTF8, UndecodableError, decode
 
 EXCERPT_CHARACTERS = 200
 
@@ -119,7 +120,7 @@ def from_row(reading: Reading, number: int, row: Mapping[str, Any], locator: str
     text = field_of(row, reading.text)
     if text is None and not has_field(row, reading.text):
         return Rejected(number, f"no field {reading.text!r}; the fields are {_names(row)}", excerpt(str(dict(row))))
-    if not isinstance(text, str):
+    if not isinstance(text, str | bytes):
         return Rejected(number, f"field {reading.text!r} must be a string, not {kind(text)}", excerpt(str(dict(row))))
     if reading.id is not None:
         key = field_of(row, reading.id)
@@ -127,10 +128,25 @@ def from_row(reading: Reading, number: int, row: Mapping[str, Any], locator: str
             return Rejected(number, f"field {reading.id!r} must be a string or an integer, not {kind(key)}",
                             excerpt(str(dict(row))))  # fmt: skip
         locator = str(key)
-    made = make_record(number, locator, text, _metadata(row, reading))
-    if isinstance(made, Rejected) or reading.extract in (None, "none"):
+    metadata = _metadata(row, reading)
+    if text and reading.extract not in (None, "none"):
+        return _page(number, locator, text, metadata, reading)
+    try:
+        decoded = text if isinstance(text, str) else decode(text, reading.encoding).text
+    except UndecodableError as error:
+        return Rejected(number, str(error), excerpt(text))
+    return make_record(number, locator, decoded, metadata)
+
+
+def _page(
+    number: int, locator: str, html: str | bytes, metadata: Mapping[str, Any], reading: Reading
+) -> Page | Rejected:
+    made = make_record(number, locator, html if isinstance(html, str) else "bytes", metadata)
+    if isinstance(made, Rejected):
         return made
-    return Page(number, locator, text.encode("utf-8"), encoding="utf-8", metadata=_metadata(row, reading))
+    if isinstance(html, str):
+        return Page(number, locator, html.encode("utf-8"), UTF8, metadata=metadata)
+    return Page(number, locator, html, reading.encoding or AUTO, metadata=metadata)
 
 
 def has_field(row: Mapping[str, Any], name: str) -> bool:

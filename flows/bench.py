@@ -19,9 +19,11 @@ AREAS = {
     "dataprep": (
         "gristmill.dataprep.bench",
         "gristmill.dataprep.bench_judges",
+        "gristmill.dataprep.bench_reading",
     ),
     "quality": (
         "gristmill.dataprep.bench_language",
+        "gristmill.dataprep.bench_extraction",
     ),
     "tokenize": (
         "gristmill.tokenize.bench_encode",

@@ -40,7 +40,8 @@ class Source(Section):
     split: str | None = None
     """Split of an `hf` folder; `train` if absent."""
     text_field: str = "text"
-    """Column or JSON key that holds the text (JSONL, Parquet, Arrow, CSV); `a.b` is the key `b` inside of `a`."""
+    """Column or JSON key that holds the text (JSONL, Parquet, Arrow, CSV); `a.b` is the key `b` inside of `a`. A column
+    of bytes is decoded, see `encoding`."""
     id_field: str | None = None
     """Column or key kept as the document's locator; otherwise path and record number. The locator of a page from a WARC
     is its URL, `#` and its record's id, since a crawl may hold an address more than once."""

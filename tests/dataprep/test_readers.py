@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gristmill.dataprep import compression
 from gristmill.dataprep.readers import read_records
-from gristmill.dataprep.records import Read, Reading, Record, Rejected
+from gristmill.dataprep.records import Page, Read, Reading, Record, Rejected
 from gristmill.dataprep.sources import find_files
 
 COMPRESS = {
@@ -202,3 +202,55 @@ def test_a_file_that_cannot_be_opened_is_an_error_not_a_quarantined_record(tmp_p
     path.unlink()
     with pytest.raises(FileNotFoundError):
         list(read_records(file, Reading()))
+
+
+def test_fields_may_lie_inside_of_others(tmp_path: Path) -> None:
+    row = {"content": {"body": "inner", "id": 7, "deep": {"er": "x"}}, "content.body": "literal", "n": 1}
+    path = write(tmp_path / "a.jsonl", json.dumps(row).encode())
+    (record,) = read(path, Reading(text="content.body", id="content.id"))
+    assert isinstance(record, Record)
+    assert (record.text, record.locator) == ("literal", "7")  # a key of that very name comes first
+    (record,) = read(path, Reading(text="content.deep.er", metadata=("content.id", "absent.key")))
+    assert isinstance(record, Record)
+    assert (record.text, json.loads(record.metadata)) == ("x", {"content.id": 7})
+    assert errors(read(path, Reading(text="content.none"))) == {
+        1: "no field 'content.none'; the fields are content, content.body, n"
+    }
+    table = pa.table({"content": [{"body": "b", "id": 1}], "n": [2]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    reading = Reading(text="content.body", id="content.id")
+    assert read(tmp_path / "a.parquet", reading) == [Record(1, "1", "b", '{"n": 2}')]
+
+
+def test_a_column_of_bytes_is_decoded_or_handed_to_the_extractor_as_it_is(tmp_path: Path) -> None:
+    column = pa.array(["é".encode(), "é".encode("latin-1"), b""], pa.binary())
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
+    records = read(tmp_path / "a.parquet")
+    assert texts(records) == ["é"]
+    assert errors(records) == {2: "not valid UTF-8: byte 0xe9 at position 0", 3: "empty text"}
+    assert texts(read(tmp_path / "a.parquet", Reading(encoding="cp1252"))) == ["Ã©", "é"]
+    pages = read(tmp_path / "a.parquet", Reading(extract="resiliparse"))
+    assert pages[:2] == [Page(1, "a.parquet#1", "é".encode()), Page(2, "a.parquet#2", b"\xe9")]
+    assert errors(pages) == {3: "empty text"}
+
+
+def test_an_encoding_may_be_named_or_found_for_text_files(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "naïve café".encode("cp1252"))
+    assert errors(read(path)) == {1: "not valid UTF-8: byte 0xef at position 2"}
+    assert read(path, Reading(encoding="cp1252")) == [Record(1, "a.txt", "naïve café", '{"encoding": "cp1252"}')]
+    path = write(tmp_path / "b.txt", "\ufeffnaïve".encode("utf-16-le"))
+    assert read(path, Reading(encoding="auto")) == [Record(1, "b.txt", "naïve", '{"encoding": "utf-16-le"}')]
+
+
+def test_an_html_file_is_a_page_unless_its_markup_is_wanted(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.html.gz", gzip.compress("<meta charset=latin1><p>é".encode("latin-1")))
+    assert read(path) == [Page(1, "a.html.gz", "<meta charset=latin1><p>é".encode("latin-1"))]
+    assert read(path, Reading(extract="none")) == [
+        Record(1, "a.html.gz", "<meta charset=latin1><p>é", '{"encoding": "cp1252"}')
+    ]
+    assert errors(read(write(tmp_path / "b.htm", b""))) == {1: "empty file"}
+    assert errors(read(write(tmp_path / "c.html.gz", b"no gzip"))) == {
+        1: ".gz data is damaged: Error -3 while decompressing data: incorrect header check"
+    }
+    picture = write(tmp_path / "d.html", b"\x89PNG\x00\x01\x81\xfe" + bytes(range(256)))
+    assert list(errors(read(picture, Reading(extract="none")))) == [1]
