@@ -27,7 +27,7 @@ from gristmill.dataprep.measuring import measure_texts
 from gristmill.dataprep.models import load_model
 from gristmill.dataprep.ngram_tables import write_entries
 from gristmill.dataprep.perplexity import NGRAM_FILE, load_scores, normalise
-from gristmill.dataprep.scorers import ModelFiles, make_measure
+from gristmill.dataprep.scorers import ModelFiles, load_language_model, make_measure
 from gristmill.mixtures.quality import Classifier, Quality
 
 CLASSIFIER_FILE = "model.bin"
@@ -101,10 +101,15 @@ def find_models(section: Quality, out: Path, trained: Mapping[str, Mapping[str, 
         sha256 = sha256_file(path) if given is not None else trained["classifier"]["sha256"]
         models["classifier"] = {"path": str(path), "sha256": sha256}
         check_label(load_model(str(path), sha256), section.classifier)
-    if section.perplexity is not None:
+    if section.perplexity is not None and section.perplexity.has_ngrams:
         path = out / NGRAM_FILE if section.perplexity.kenlm is None else as_path(section.perplexity.kenlm)
         models["ngram"] = {"path": str(path), "sha256": sha256_file(path)}
         load_scores(**models["ngram"])  # one that cannot be used fails before any work
+    if section.perplexity is not None and section.perplexity.model is not None:
+        weights = as_path(section.perplexity.model) / "model.safetensors"
+        sha256 = sha256_file(weights) if weights.is_file() else ""  # the loader says what is missing
+        models["language_model"] = {"path": str(section.perplexity.model), "sha256": sha256}
+        load_language_model(section.perplexity.model, sha256, section.perplexity.max_tokens)
     return models
 
 

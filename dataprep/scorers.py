@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -38,9 +39,15 @@ class Score:
 SHARES = tuple(round(step / 20, 2) for step in range(21))
 PERPLEXITIES = tuple(float(round(10 ** (step / 4), 1)) for step in range(21))
 """Four bins a decade, from 1 to 100,000."""
+BITS = tuple(round(step / 4, 2) for step in range(33))
+LANGUAGE_MODEL = "gristmill.train.perplexity:load_scorer"
+"""Where the scorer of a language model is. It is named, not imported: what prepares text runs without torch, and
+imports nothing from above itself, unless a manifest asks for this very score."""
 SCORES: Mapping[str, Score] = {
     "quality": Score(True, SHARES),
     "perplexity": Score(False, PERPLEXITIES),
+    "model_perplexity": Score(False, PERPLEXITIES),
+    "bits_per_byte": Score(False, BITS),
     "heuristic_score": Score(True, SHARES),
 }
 """Column -> what it is; in the order in which scores are tried."""
@@ -52,12 +59,22 @@ def make_measure(section: Quality, models: ModelFiles) -> Measure:
     if section.classifier is not None:
         model: Any = load_model(models["classifier"]["path"], models["classifier"]["sha256"])
         scorers.append(partial(_quality, model, section))
-    if section.perplexity is not None:
+    if section.perplexity is not None and "ngram" in models:
         scores = load_scores(models["ngram"]["path"], models["ngram"]["sha256"])
         scorers.append(partial(_perplexity, scores, section.perplexity))
+    if section.perplexity is not None and "language_model" in models:
+        model = models["language_model"]
+        score = load_language_model(model["path"], model["sha256"], section.perplexity.max_tokens)
+        scorers.append(lambda texts: score(texts.to_pylist()))
     if section.heuristics:
         scorers.append(lambda texts: {"heuristic_score": heuristic_scores(texts)})
     return lambda texts: {name: values for scorer in scorers for name, values in scorer(texts).items()}
+
+
+def load_language_model(path: str, sha256: str, max_tokens: int) -> Any:
+    """The function of texts that LANGUAGE_MODEL makes for a model's folder."""
+    module, _, name = LANGUAGE_MODEL.partition(":")
+    return getattr(importlib.import_module(module), name)(path, sha256, max_tokens)
 
 
 def _quality(model: Any, section: Quality, texts: pa.Array) -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from gristmill.mixtures.section import Fraction, Judging, OutsidePath, Positive, PositiveFloat, Section
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
-Score = Literal["quality", "perplexity", "model_perplexity", "heuristic_score"]
+Score = Literal["quality", "perplexity", "model_perplexity", "bits_per_byte", "heuristic_score"]
 
 
 class Classifier(Section):
@@ -78,6 +78,12 @@ class Perplexity(Section):
     kenlm: OutsidePath | None = None
     """A given n-gram model instead: an ARPA file (may be compressed), or a binary of KenLM's, which needs the package
     kenlm; measures `perplexity`."""
+    model: OutsidePath | None = None
+    """A language model trained by gristmill: the folder that the stage `export` writes (config.json,
+    model.safetensors, tokenizer.json); measures `model_perplexity` (per token) and `bits_per_byte`, which compares
+    models with different tokenizers. Takes torch on the workers, and a local folder."""
+    max_tokens: Positive = 1024
+    """So many tokens of a document are scored by `model`."""
     normalise: Literal["ccnet", "lower", "none"] = "ccnet"
     """What is done to texts first, in training too: as CCNet does (lower case, no accents, digits as 0, marks in
     ASCII), lower case alone, or nothing. A given model needs what it was trained with."""
@@ -87,10 +93,19 @@ class Perplexity(Section):
     """Column `perplexity_bucket`: `head` for this share of the documents, those of the lowest perplexity, `middle` up
     to the second share, `tail` for the others. CCNet's code has 0.3 and 0.6, counted on its own reference text."""
 
+    @property
+    def has_ngrams(self) -> bool:
+        """Whether there is an n-gram model."""
+        return self.ngram is not None or self.kenlm is not None
+
     @model_validator(mode="after")
     def _can_work(self) -> Perplexity:
-        if (self.ngram is None) == (self.kenlm is None):
-            raise ValueError("perplexity needs one n-gram model: either `ngram`, to train one, or `kenlm`")
+        if self.ngram is not None and self.kenlm is not None:
+            raise ValueError("perplexity has one n-gram model: either `ngram`, to train one, or `kenlm`")
+        if not (self.has_ngrams or self.model):
+            raise ValueError("perplexity needs a model: `ngram` to train one, or `kenlm`, or `model`")
+        if self.buckets is not None and not self.has_ngrams:
+            raise ValueError("buckets are of an n-gram model's perplexity; add `ngram` or `kenlm`")
         if self.buckets is not None and self.buckets[0] > self.buckets[1]:
             raise ValueError("buckets are two shares in ascending order, such as [0.3, 0.6]")
         return self
@@ -104,6 +119,8 @@ class QualityThresholds(Section):
     min_perplexity: PositiveFloat | None = None
     """Text of the very lowest perplexity repeats itself."""
     max_perplexity: PositiveFloat | None = None
+    max_model_perplexity: PositiveFloat | None = None
+    max_bits_per_byte: PositiveFloat | None = None
     min_heuristic_score: Fraction | None = None
 
 
@@ -117,7 +134,7 @@ class Quality(QualityThresholds, Judging):
     classifier: Classifier | None = None
     """Measures `quality`."""
     perplexity: Perplexity | None = None
-    """Measures `perplexity`."""
+    """Measures `perplexity`, or `model_perplexity` and `bits_per_byte`."""
     heuristics: bool = False
     """Measure `heuristic_score`, a share in [0, 1] that no training is needed for; see `dataprep/heuristics.py`."""
     keep_top: Share | None = None
@@ -141,8 +158,10 @@ class Quality(QualityThresholds, Judging):
     @property
     def scores(self) -> tuple[str, ...]:
         """The columns that documents can be ranked by."""
-        found = {"quality": self.classifier is not None, "perplexity": self.perplexity is not None,
-                 "heuristic_score": self.heuristics}  # fmt: skip
+        ngrams = self.perplexity is not None and self.perplexity.has_ngrams
+        model = self.perplexity is not None and self.perplexity.model is not None
+        found = {"quality": self.classifier is not None, "perplexity": ngrams, "model_perplexity": model,
+                 "bits_per_byte": model, "heuristic_score": self.heuristics}  # fmt: skip
         return tuple(name for name, wanted in found.items() if wanted)
 
     @property

@@ -82,3 +82,33 @@ def shape_from_json(value: Mapping[str, Any]) -> Shape:
         TypeError: a key is missing or unknown.
     """
     return Shape(**value)
+
+
+def shape_from_llama(config: Mapping[str, Any]) -> Shape:
+    """Read the config.json of a LlamaForCausalLM (see `export.llama_config`).
+
+    Raises:
+        ValueError: it is another architecture, or a Llama with what this decoder does not have.
+    """
+    heads, width = int(config.get("num_attention_heads", 1)), int(config.get("hidden_size", 0))
+    # transformers 5 writes rope_parameters, earlier ones rope_theta and, for stretched contexts, rope_scaling.
+    older = {"rope_theta": config.get("rope_theta"), **(config.get("rope_scaling") or {})}
+    rope = config.get("rope_parameters") or older
+    different = {
+        "model_type": config.get("model_type") != "llama",
+        "hidden_act": config.get("hidden_act", "silu") != "silu",
+        "attention_bias": bool(config.get("attention_bias")),
+        "mlp_bias": bool(config.get("mlp_bias")),
+        "rope_parameters": rope.get("rope_type", "default") != "default",
+        "head_dim": config.get("head_dim", width // heads) != width // heads,
+    }
+    if any(different.values()):
+        names = ", ".join(name for name, differs in different.items() if differs)
+        raise ValueError(f"config.json is of a model that this decoder cannot run: its {names} is not plain Llama's")
+    return Shape(
+        layers=config["num_hidden_layers"], width=width, heads=heads,
+        kv_heads=config.get("num_key_value_heads", heads), ffn_width=config["intermediate_size"],
+        rope_theta=rope["rope_theta"], norm_eps=config["rms_norm_eps"],
+        tied_embeddings=config.get("tie_word_embeddings", False), vocab_size=config["vocab_size"],
+        padded_vocab_size=config["vocab_size"], sequence_length=config["max_position_embeddings"],
+    )

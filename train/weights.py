@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.dataprep.files import atomic_write, read_json, write_json
-from gristmill.train.shape import Shape, shape_from_json, shape_to_json
+from gristmill.train.shape import Shape, shape_from_json, shape_from_llama, shape_to_json
 
 if TYPE_CHECKING:
     from gristmill.train.model import Llama
@@ -60,8 +60,9 @@ def stored(folder: Path) -> TensorOf:
 
 
 def read_shape(folder: Path) -> Shape:
-    """The sizes of a saved model."""
-    return shape_from_json(read_json(folder / SHAPE_FILE))
+    """The sizes of a model that a training stage saved, or that was exported as Llama."""
+    config = read_json(folder / SHAPE_FILE)
+    return shape_from_llama(config) if "model_type" in config else shape_from_json(config)
 
 
 def save_model(folder: Path, shape: Shape, tensors: dict[str, Tensor]) -> None:

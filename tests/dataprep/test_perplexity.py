@@ -317,7 +317,8 @@ def test_the_model_learns_from_no_more_than_it_may_and_never_from_what_is_held_o
 
 
 @pytest.mark.parametrize(("perplexity", "message"), [
-    ({}, "one n-gram model"), ({"kenlm": "m", "ngram": {"sources": ["a"]}}, "one n-gram model"),
+    ({}, "perplexity needs a model"), ({"model": "m", "buckets": [0.3, 0.6]}, "add `ngram` or `kenlm`"),
+    ({"kenlm": "m", "ngram": {"sources": ["a"]}}, "one n-gram model"),
     ({"kenlm": "m", "buckets": [0.6, 0.3]}, "ascending order"),
 ])  # fmt: skip
 def test_a_section_needs_exactly_one_ngram_model(perplexity: dict[str, Any], message: str) -> None:

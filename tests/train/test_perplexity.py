@@ -1,0 +1,124 @@
+"""Documents scored by an exported model: against the plain definition, and through the stage `quality`."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gristmill.dataprep import quality
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, read_table, write_table
+from gristmill.dataprep.files import sha256_file, write_json
+from gristmill.mixtures.training import Model
+from gristmill.tokenize.tokenizer import load as load_tokenizer
+from gristmill.train.export import exported_tensors, llama_config, write_weights
+from gristmill.train.model import Llama
+from gristmill.train.perplexity import ModelFolderError, load_scorer, score_document
+from gristmill.train.shape import Shape, shape_from_llama, shape_of
+from gristmill.train.weights import load_model, save_model
+
+TEXTS = ["Return the text of a module.", "def close(self):\n    return None\n", "x", "", "Socket é中 " * 60]
+
+
+@pytest.fixture(scope="module")
+def shape() -> Shape:
+    return shape_of(Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48), vocab_size=400, sequence_length=24)
+
+
+@pytest.fixture
+def exported(tmp_path: Path, shape: Shape, make_model: Callable[[Shape], Llama], tokenizer_folder: Path) -> Path:
+    """A model as the stage `export` writes it."""
+    save_model(tmp_path / "trained", shape, dict(make_model(shape).named_parameters()))
+    folder = tmp_path / "exported"
+    write_json(folder / "config.json", llama_config(shape, "float32", [0], 1))
+    write_weights(folder / "model.safetensors", exported_tensors(tmp_path / "trained", shape, torch.float32))
+    (folder / "tokenizer.json").write_bytes((tokenizer_folder / "tokenizer.json").read_bytes())
+    return folder
+
+
+def scorer(folder: Path, max_tokens: int = 1024) -> Any:
+    return load_scorer(str(folder), sha256_file(folder / "model.safetensors"), max_tokens)
+
+
+def plain_nll(model: Llama, ids: list[int]) -> float:
+    """Every token from those before it in its window, one forward pass each."""
+    step, total = model.shape.sequence_length - 1, 0.0
+    for at in range(1, len(ids)):
+        begin = (at - 1) // step * step
+        with torch.no_grad():
+            logits = model(torch.tensor([ids[begin:at]]))[0, -1]
+        total -= float(torch.log_softmax(logits, -1)[ids[at]])
+    return total
+
+
+def test_an_exported_shape_comes_back(shape: Shape) -> None:
+    assert shape_from_llama(llama_config(shape, "float32", [0], 1)) == Shape(
+        **{**shape.__dict__, "padded_vocab_size": shape.vocab_size})  # fmt: skip
+    config = llama_config(shape, "float32", [0], 1)
+    for change in ({"model_type": "mistral"}, {"attention_bias": True}, {"head_dim": 16},
+                   {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}):  # fmt: skip
+        with pytest.raises(ValueError, match=f"its {next(iter(change))} is not"):
+            shape_from_llama({**config, **change})
+
+
+def test_every_token_is_scored_once_from_its_window(exported: Path, tokenizer_folder: Path) -> None:
+    model, tokenizer = load_model(exported), load_tokenizer(tokenizer_folder)
+    found = scorer(exported)(TEXTS)
+    for row, text in enumerate(TEXTS):
+        ids = [tokenizer.eos, *tokenizer.encode([text])[0].ids]
+        if len(ids) == 1:
+            assert math.isnan(found["model_perplexity"][row])
+            assert math.isnan(found["bits_per_byte"][row])
+            continue
+        nll = plain_nll(model, ids)
+        assert score_document(model, np.array(ids)) == pytest.approx(nll, rel=1e-4)
+        assert found["model_perplexity"][row] == pytest.approx(math.exp(nll / (len(ids) - 1)), rel=1e-3)
+        assert found["bits_per_byte"][row] == pytest.approx(nll / math.log(2) / len(text.encode()), rel=1e-4)
+    assert len(load_tokenizer(tokenizer_folder).encode([TEXTS[-1]])[0].ids) > 3 * 24  # several windows
+
+
+def test_a_text_scores_the_same_in_any_company_and_only_its_beginning_counts(exported: Path) -> None:
+    together = scorer(exported)(TEXTS)["bits_per_byte"].tolist()
+    alone = [scorer(exported)([text])["bits_per_byte"][0] for text in TEXTS]
+    assert np.array_equal(together, alone, equal_nan=True)
+    short = scorer(exported, 5)
+    assert short([TEXTS[-1]])["bits_per_byte"][0] == short([TEXTS[-1] + " more of it"])["bits_per_byte"][0]
+
+
+def test_a_folder_without_a_model_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ModelFolderError, match=r"has no config\.json, model\.safetensors, tokenizer\.json; give"):
+        load_scorer(str(tmp_path), "", 10)
+
+
+def test_the_stage_measures_and_cuts_by_the_model(exported: Path, tmp_path: Path) -> None:
+    rows = [{"id": document_id("web", str(n), text), "source": "web", "locator": str(n), "text": text, "metadata": "{}"}
+            for n, text in enumerate(TEXTS)]  # fmt: skip
+    import pyarrow as pa
+
+    write_table(tmp_path / "ingest" / "part-00000.parquet", pa.Table.from_pylist(rows, schema=DOCUMENT_SCHEMA))
+    (tmp_path / "work").mkdir()
+    context = Context(work=tmp_path / "work", emit=lambda event: None)
+    config = {"perplexity": {"model": str(exported)}, "keep_top": 0.5, "keep_top_by": "bits_per_byte"}
+    summary = quality.run({"ingest": tmp_path / "ingest"}, config, tmp_path / "out", context)
+    judged = read_table(tmp_path / "out" / "part-00000.parquet").to_pylist()
+    expected = scorer(exported)(TEXTS)["bits_per_byte"]
+    assert [row["bits_per_byte"] for row in judged] == [None if math.isnan(x) else x for x in expected.tolist()]
+    best = set(np.argsort(expected)[:2].tolist()) | {TEXTS.index("")}  # what has no score passes
+    assert [row["keep"] for row in judged] == [number in best for number in range(len(TEXTS))]
+    assert summary["counts"]["dropped"] == {"quality/keep_top": 2}
+
+
+def test_preparing_loads_torch_for_no_other_score() -> None:
+    code = ("import sys; from gristmill.dataprep import quality, scorers; "
+            "from gristmill.mixtures.quality import Quality; "
+            "scorers.make_measure(Quality(heuristics=True), {}); print('torch' in sys.modules)")  # fmt: skip
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"
