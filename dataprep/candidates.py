@@ -4,9 +4,14 @@ Documents of equal text are joined to one of them, which alone stands for the te
 LARGEST_BUCKET different texts makes all pairs. In a larger one (a template, a licence) every text is paired with the
 first and with the next one in the order of their digests: linear, and enough to connect them if they are alike; what
 can be missed is a pair that is alike only with each other. Such buckets are counted and reported.
+
+Of an older corpus, which is not to be deduplicated again, documents are paired with new ones only. They stand for
+their texts and come first in their buckets, so that every new text is compared with one of them.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -14,25 +19,63 @@ LARGEST_BUCKET = 64
 """Different texts of a bucket of which all pairs are compared: 2,016 pairs."""
 
 
-def candidate_pairs(keys: np.ndarray, documents: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Pair up documents with equal keys.
+@dataclass(frozen=True)
+class Bucket:
+    """A bucket with more than LARGEST_BUCKET texts.
+
+    Attributes:
+        key: the key that its documents share.
+        size: how many different texts it has.
+        examples: int64, the documents of the text whose digest is the smallest.
+    """
+
+    key: int
+    size: int
+    examples: np.ndarray
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What the keys of one partition give.
+
+    Attributes:
+        pairs: int64 of shape (m, 2), distinct, ascending, the smaller number first.
+        oversized: the buckets of which not all pairs are there.
+    """
+
+    pairs: np.ndarray
+    oversized: list[Bucket] = field(default_factory=list)
+
+
+def candidate_pairs(keys: np.ndarray, documents: np.ndarray, texts: np.ndarray, num_new: int) -> Candidates:
+    """Pair up documents with equal keys, but for pairs of two old ones.
 
     Args:
         keys, texts: uint64 of shape (n,): the key, and what tells texts apart.
         documents: int64 of shape (n,).
-
-    Returns:
-        pairs: int64 of shape (m, 2), distinct, ascending, the smaller number first.
-        oversized: int64, sizes (different texts) of the buckets that are larger than LARGEST_BUCKET.
+        num_new: documents from this number on are old.
     """
-    order = np.lexsort((documents, texts, keys))
+    shared = _shared(keys)
+    keys, documents, texts = keys[shared], documents[shared], texts[shared]
+    is_new = documents < num_new
+    order = np.lexsort((documents, is_new, texts, keys))
     keys, documents, texts = keys[order], documents[order], texts[order]
     first = np.ones(len(keys), bool)
     first[1:] = (keys[1:] != keys[:-1]) | (texts[1:] != texts[:-1])
     stands_for = documents[first][np.cumsum(first) - 1]
     copies = np.stack([stands_for[~first], documents[~first]], axis=1)
-    alike, oversized = _pairs_in_buckets(keys[first], documents[first])
-    return distinct_pairs(np.concatenate([copies, alike])), oversized
+    standing = np.flatnonzero(first)
+    # Within a bucket: old texts first, then in the order of their digests.
+    standing = standing[np.lexsort((texts[standing], documents[standing] < num_new, keys[standing]))]
+    pairs, oversized = _pairs_in_buckets(keys[standing], documents[standing])
+    pairs = distinct_pairs(np.concatenate([copies, pairs]))
+    ends = np.append(np.flatnonzero(first), len(keys))
+    buckets = []
+    for begin, size in oversized:
+        example = standing[begin]
+        end = ends[np.searchsorted(ends, example, side="right")]
+        buckets.append(Bucket(int(keys[example]), size, documents[example:end]))
+    return Candidates(pairs[pairs[:, 0] < num_new], buckets)
 
 
 def distinct_pairs(pairs: np.ndarray) -> np.ndarray:
@@ -45,8 +88,18 @@ def distinct_pairs(pairs: np.ndarray) -> np.ndarray:
     return pairs[new]
 
 
-def _pairs_in_buckets(keys: np.ndarray, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of documents with equal keys (sorted); one document per text and key."""
+def _shared(keys: np.ndarray) -> np.ndarray:
+    """Positions of the keys that occur more than once; most do not, and need no further sorting."""
+    order = np.argsort(keys)
+    same = keys[order[1:]] == keys[order[:-1]]
+    shared = np.zeros(len(keys), bool)
+    shared[1:] |= same
+    shared[:-1] |= same
+    return order[shared]
+
+
+def _pairs_in_buckets(keys: np.ndarray, documents: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    """Pairs of documents with equal keys (sorted), one document per text; and (begin, size) of oversized buckets."""
     starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])) if len(keys) else np.empty(0, np.int64)
     sizes = np.diff(np.append(starts, len(keys)))
     parts = [np.empty((0, 2), np.int64)]
@@ -59,4 +112,4 @@ def _pairs_in_buckets(keys: np.ndarray, documents: np.ndarray) -> tuple[np.ndarr
         members = documents[start : start + size]
         parts.append(np.stack([np.full(size - 1, members[0]), members[1:]], axis=1))
         parts.append(np.stack([members[:-1], members[1:]], axis=1))
-    return np.concatenate(parts), sizes[oversized].astype(np.int64)
+    return np.concatenate(parts), list(zip(starts[oversized].tolist(), sizes[oversized].tolist(), strict=True))

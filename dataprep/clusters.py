@@ -1,4 +1,4 @@
-"""From pairs to clusters, and from a cluster to the one document of it that survives."""
+"""From a cluster to the one document of it that survives."""
 
 from __future__ import annotations
 
@@ -34,27 +34,6 @@ def parse_keep(keys: Sequence[str]) -> list[KeepKey]:
             raise ValueError(f"dedup.keep: {key!r} is not a column name, optionally followed by `desc`")
         parsed.append(KeepKey(column, bool(order)))
     return parsed if any(key.column == "id" for key in parsed) else [*parsed, KeepKey("id")]
-
-
-def connect(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Connected components of an undirected graph.
-
-    Args:
-        pairs: int64 of shape (m, 2).
-
-    Returns:
-        nodes: int64, ascending, all that occur; component: int32, one number per node.
-    """
-    if not len(pairs):
-        return np.empty(0, np.int64), np.empty(0, np.int32)
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    nodes, position = np.unique(pairs, return_inverse=True)
-    left, right = position.reshape(-1, 2).T
-    graph = coo_array((np.ones(len(left), bool), (left, right)), shape=(len(nodes), len(nodes)))
-    _, component = connected_components(graph, directed=False)
-    return nodes, component
 
 
 def choose_survivors(members: pa.Table, keys: Sequence[KeepKey]) -> pa.Table:
@@ -102,22 +81,31 @@ def _order(members: pa.Table, keys: Sequence[KeepKey]) -> np.ndarray:
 
 def _reasons(
     members: pa.Table, survivor: np.ndarray, keys: Sequence[KeepKey]
-) -> tuple[list[str | None], list[str | None], list[str | None]]:
-    """Per row: the key that decided against it, the survivor's value and its own."""
-    rows = len(members)
-    decided_by: list[str | None] = [None] * rows
-    values: tuple[list[str | None], list[str | None]] = ([None] * rows, [None] * rows)
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Per row: the key that decided against it, the survivor's value and its own (objects: strings or None)."""
+    decided_by, survivor_value, member_value = (np.full(len(members), None, object) for _ in range(3))
+    open_rows = np.flatnonzero(survivor != np.arange(len(members)))
     for key in keys:
-        own = members[key.column].to_pylist()
-        for row in range(rows):
-            if decided_by[row] is not None or row == survivor[row]:
-                continue
-            winner, loser = own[survivor[row]], own[row]
-            if winner == loser or (winner != winner and loser != loser):
-                continue
-            decided_by[row] = str(key)
-            values[0][row], values[1][row] = _as_text(winner), _as_text(loser)
-    return decided_by, *values
+        winners = members[key.column].take(pa.array(survivor[open_rows])).combine_chunks()
+        losers = members[key.column].take(pa.array(open_rows)).combine_chunks()
+        differ = _differ(winners, losers)
+        rows, decided = open_rows[differ], pa.array(differ)
+        decided_by[rows] = str(key)
+        survivor_value[rows] = [_as_text(value) for value in winners.filter(decided).to_pylist()]
+        member_value[rows] = [_as_text(value) for value in losers.filter(decided).to_pylist()]
+        open_rows = open_rows[~differ]
+    return decided_by, survivor_value, member_value
+
+
+def _differ(left: pa.Array, right: pa.Array) -> np.ndarray:
+    """Where values differ (bool); null equals null, and NaN equals NaN."""
+    same = pc.fill_null(pc.equal(left, right), False)
+    same = pc.or_(same, pc.and_(left.is_null(), right.is_null()))
+    if pa.types.is_floating(left.type):
+        both = pc.and_(pc.is_nan(left), pc.is_nan(right))
+        same = pc.or_(same, pc.fill_null(both, False))
+    differ: np.ndarray = ~same.to_numpy(zero_copy_only=False)
+    return differ
 
 
 def _as_text(value: object) -> str:

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gristmill.dataprep.clusters import KeepKey
-from gristmill.dataprep.documents import ID_BYTES, annotation_stages, read_annotations, read_documents
-from gristmill.dataprep.sketches import Numbering, load_sketches
+from gristmill.dataprep.documents import annotation_stages, read_annotations, read_documents
 
 DOCUMENT_COLUMNS = ("id", "source", "locator")
 LENGTH = "length"
@@ -44,37 +43,28 @@ def check_columns(inputs: Mapping[str, Path], keys: Sequence[KeepKey]) -> None:
 
 
 def read_columns(
-    inputs: Mapping[str, Path], work: Path, numbering: Numbering, documents: np.ndarray, keys: Sequence[KeepKey]
+    inputs: Mapping[str, Path], shard: str, rows: np.ndarray, keys: Sequence[KeepKey], sketches: pa.Table
 ) -> pa.Table:
-    """Read `id` and the keys' columns of some documents that take part.
+    """Read `id` and the keys' columns of some documents of a shard.
 
     Args:
-        documents: int64, ascending and distinct.
-
-    Returns:
-        one row per document, in their order.
+        rows: int64, their row numbers.
+        sketches: row for row, their `id`, `locator` and `length`.
     """
     wanted = list(dict.fromkeys(["id", *(key.column for key in keys)]))
     stages = measured_columns(inputs)
-    parts: dict[str, list[pa.Array]] = {name: [] for name in wanted}
-    for shard, rows in numbering.split(documents):
-        name, take = numbering.shards[shard], pa.array(rows)
-        own = read_documents(inputs, name, [column for column in wanted if column in DOCUMENT_COLUMNS])
-        for column in wanted:
-            if column == LENGTH:
-                values = pa.array(load_sketches(work, numbering, numbering.starts[shard] + rows).lengths)
-            elif column in DOCUMENT_COLUMNS:
-                values = own[column].take(take)
-            else:
-                values = read_annotations(inputs, name, stages[column], [column])[column].take(take)
-            parts[column].append(_sortable(values))
-    if not len(documents):
-        return pa.table({name: pa.array([], pa.binary(ID_BYTES)) for name in wanted})
-    return pa.table({name: pa.chunked_array(values) for name, values in parts.items()})
+    columns = {}
+    for name in wanted:
+        if name in sketches.column_names:
+            columns[name] = sketches[name]
+        elif name in DOCUMENT_COLUMNS:
+            columns[name] = read_documents(inputs, shard, [name])[name].take(pa.array(rows))
+        else:
+            columns[name] = read_annotations(inputs, shard, stages[name], [name])[name].take(pa.array(rows))
+    return pa.table({name: _sortable(values) for name, values in columns.items()})
 
 
-def _sortable(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+def _sortable(values: pa.ChunkedArray) -> pa.Array:
     """The values in one array, dictionaries decoded."""
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
-    return values.cast(values.type.value_type) if pa.types.is_dictionary(values.type) else values
+    whole = values.combine_chunks()
+    return whole.cast(whole.type.value_type) if pa.types.is_dictionary(whole.type) else whole

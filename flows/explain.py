@@ -27,6 +27,8 @@ SHOWN_CHARS = 60
 POSITIONS_AT_ONCE = 1 << 20
 EXCERPT_CHARS = 300
 INDENT = 10
+NEAR_DUPLICATES = ("near_duplicate", "against_near_duplicate", "chained_duplicate")
+"""Reasons of `dedup` that its threshold explains."""
 
 
 def journey(session: Session, wanted: str) -> dict[str, Any]:
@@ -107,7 +109,7 @@ def find_threshold(recipe: Mapping[str, Any], reason: str | None) -> Any:
     languages = recipe.get("keep")
     thresholds = languages if isinstance(languages, Mapping) else recipe.get("threshold")
     return {"language_score": thresholds, "language": languages,
-            "near_duplicate": (recipe.get("minhash") or {}).get("threshold")}.get(
+            **dict.fromkeys(NEAR_DUPLICATES, (recipe.get("minhash") or {}).get("threshold"))}.get(
                 reason, recipe.get(reason.rpartition("/")[2]))
 
 
@@ -152,8 +154,7 @@ def describe_values(judged: Mapping[str, Any]) -> list[str]:
     lines = []
     if "threshold" in judged:
         lines.append(f"threshold {judged['threshold']}")
-    jaccard = judged["values"].get("jaccard")
-    if judged["reason"] == "near_duplicate" and jaccard is not None and jaccard < judged.get("threshold", 0.0):
+    if judged["reason"] == "chained_duplicate":
         lines.append("less alike to the survivor than the threshold: joined to it through other members of its cluster")
     if "error" in judged:
         lines.append(judged["error"])

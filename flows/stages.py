@@ -254,7 +254,7 @@ STAGES: dict[str, Stage] = {
         Stage("ingest", 1, "gristmill.dataprep.ingest:run", _ingest, _only()),
         Stage("clean", 1, "gristmill.dataprep.clean:run", _prepare("clean"), _before("clean")),
         Stage("filter", 1, "gristmill.dataprep.filter:run", _prepare("filter"), _before("filter")),
-        Stage("dedup", 1, "gristmill.dataprep.dedup:run", _prepare("dedup"), _before("dedup")),
+        Stage("dedup", 2, "gristmill.dataprep.dedup:run", _prepare("dedup"), _before("dedup")),
         Stage("dedup_lines", 1, "gristmill.dataprep.dedup_lines:run", _prepare("dedup_lines"), _before("dedup_lines")),
         Stage("dedup_substrings", 1, "gristmill.dataprep.dedup_substrings:run", _prepare("dedup_substrings"),
               _before("dedup_substrings")),

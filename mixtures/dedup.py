@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gristmill.mixtures.section import Fraction, Judging, Positive, Section
+from gristmill.mixtures.section import Fraction, Judging, OutsidePath, Positive, Section
 
 
 class MinHash(Section):
@@ -22,9 +22,21 @@ class MinHash(Section):
 
 
 class Dedup(Judging):
-    """Exact and near duplicates; one document of each cluster survives."""
+    """Exact and near duplicates, and copies of one page; one document of each cluster survives."""
 
     exact: bool = True
+    """Documents of equal text are duplicates."""
+    url: bool = False
+    """Documents of one normalised URL are duplicates, whatever their texts (`urls.normalise_url`). A document's URL
+    is the string `url` of its metadata, else its locator if that begins with http(s)://; without one it has none."""
     minhash: MinHash | None = MinHash()
+    """Documents that are nearly equal are duplicates; `null` switches this off."""
     keep: tuple[str, ...] = ("length desc", "source", "id")
     """Which member survives: columns in order, each with an optional `desc`."""
+    against: tuple[OutsidePath, ...] = ()
+    """Earlier outputs of this stage (their folders in a store, or copies of these): documents that they kept are
+    never dropped here, and documents here that are duplicates of one of them always are. Their indexes must have been
+    made with the same `minhash` (ngram, bands, rows, seed), and with `url` where that is asked for."""
+    index: bool = True
+    """Write the index that a later run needs to name this output in its `against`: about 4 bytes per word and 200 per
+    document that is kept."""

@@ -13,17 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.dataprep.candidates import LARGEST_BUCKET, candidate_pairs, distinct_pairs
-from gristmill.dataprep.clusters import KeepKey, choose_survivors, connect, parse_keep
+from gristmill.dataprep.clusters import KeepKey, choose_survivors, parse_keep
+from gristmill.dataprep.components import forest
 
 numbers = st.integers(0, 12)
 
 
-def pair_up(rows: list[tuple[int, int, int]]) -> tuple[set[tuple[int, int]], list[int]]:
+def pair_up(rows: list[tuple[int, int, int]], num_new: int = 10**9) -> tuple[set[tuple[int, int]], list[int]]:
     columns = np.array(rows, np.int64).reshape(-1, 3)
-    pairs, oversized = candidate_pairs(columns[:, 0].astype(np.uint64), columns[:, 1], columns[:, 2].astype(np.uint64))
-    found = [(int(a), int(b)) for a, b in pairs]
+    keys, documents, texts = columns[:, 0].astype(np.uint64), columns[:, 1], columns[:, 2].astype(np.uint64)
+    candidates = candidate_pairs(keys, documents, texts, num_new)
+    found = [(int(a), int(b)) for a, b in candidates.pairs]
     assert found == sorted(set(found))
-    return set(found), oversized.tolist()
+    return set(found), [bucket.size for bucket in candidates.oversized]
 
 
 @given(st.lists(st.tuples(numbers, numbers), max_size=40), st.randoms(use_true_random=False))
@@ -53,8 +55,7 @@ def test_a_bucket_never_costs_the_square_of_its_size(size: int) -> None:
         assert (len(pairs), oversized) == (size * (size - 1) // 2, [])
         return
     assert (len(pairs), oversized) == (2 * (size - 1) - 1, [size])
-    nodes, component = connect(np.array(sorted(pairs)))
-    assert (len(nodes), set(component)) == (size, {0})
+    assert forest(np.array(sorted(pairs))).tolist() == [[document, 0] for document in range(1, size)]
 
 
 def test_copies_of_one_text_do_not_make_a_bucket_large() -> None:
@@ -62,20 +63,28 @@ def test_copies_of_one_text_do_not_make_a_bucket_large() -> None:
     assert (len(pairs), oversized) == (999, [])
 
 
+@given(st.lists(st.tuples(numbers, numbers), max_size=40), st.integers(0, 12))
+def test_older_documents_are_paired_with_new_ones_only(entries: list[tuple[int, int]], num_new: int) -> None:
+    rows = [(key, document, document) for key, document in set(entries)]
+    pairs, _ = pair_up(rows, num_new)
+    every_pair, _ = pair_up(rows)
+    assert pairs == {(first, second) for first, second in every_pair if first < num_new}
+
+
+def test_an_older_document_stands_for_its_text_so_that_each_new_copy_meets_it() -> None:
+    assert pair_up([(7, document, 1) for document in range(4)], 3)[0] == {(0, 3), (1, 3), (2, 3)}
+
+
+def test_in_a_large_bucket_every_new_text_meets_an_older_one() -> None:
+    texts = random.Random(2).sample(range(10**6), 100)
+    pairs, oversized = pair_up([(7, document, text) for document, text in enumerate(texts)], 97)
+    assert oversized == [100]
+    first_old = min(range(97, 100), key=lambda document: texts[document])
+    assert {new for new, old in pairs if old == first_old} == set(range(97))
+
+
 def test_pairs_are_ordered_distinct_and_never_of_one() -> None:
     assert distinct_pairs(np.array([[3, 1], [1, 3], [2, 2], [0, 9]])).tolist() == [[0, 9], [1, 3]]
-
-
-@given(st.lists(st.tuples(numbers, numbers), max_size=30))
-def test_components_are_what_can_be_reached(pairs: list[tuple[int, int]]) -> None:
-    nodes, component = connect(np.array(pairs, np.int64).reshape(-1, 2))
-    reached = {node: {node} for pair in pairs for node in pair}
-    for a, b in pairs:
-        for node in (merged := reached[a] | reached[b]):
-            reached[node] = merged
-    assert nodes.tolist() == sorted(reached)
-    for a, b in combinations(range(len(nodes)), 2):
-        assert (component[a] == component[b]) == (nodes[b] in reached[nodes[a]])
 
 
 def members(rows: list[dict[str, Any]]) -> pa.Table:

@@ -57,7 +57,7 @@ def rows_by_id(out: Path) -> dict[bytes, dict[str, Any]]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def names(out: Path, documents: dict[str, Document]) -> dict[str, dict[str, Any]]:
@@ -145,9 +145,12 @@ def test_an_interrupted_attempt_ends_with_the_bytes_of_an_undisturbed_one(
     again, _ = run(write_ingest, make_context, tmp_path, "again", cut)
     work = tmp_path / "again-work"
     for lost in ("sketch/part-00001.parquet.json", "sketches/part-00002.parquet.arrow", "pairs/00003.arrow",
-                 "verify/00001.json", "apply/part-00000.parquet.json", "decisions/all.arrow"):
+                 "verify/00001.json", "labels/00000.arrow", "members/part-00001.parquet.json",
+                 "decisions/00000.arrow", "apply/part-00000.parquet.json"):
         (work / lost).unlink()
     (again / "part-00003.parquet").unlink()
+    (again / "index" / "part-00002.parquet").unlink()
+    (again / "index" / "index.json").unlink()
     (again / "clusters.parquet").unlink()
     repeated, repeated_summary = run(write_ingest, make_context, tmp_path, "again", cut)
     assert contents(repeated) == contents(whole)
@@ -247,7 +250,12 @@ def test_a_template_fills_an_oversized_bucket_and_is_still_one_cluster(
     template = text(1)
     documents = [("web", str(row), f"{template} for customer{row}") for row in range(80)]
     _, summary = run(write_ingest, make_context, tmp_path, "all", [documents[:30], documents[30:]])
-    assert summary["oversized_buckets"]["largest"] > 64
+    largest = summary["oversized_buckets"]["largest"]
+    assert len(largest) == min(summary["oversized_buckets"]["number"], 10)
+    assert [bucket["size"] for bucket in largest] == sorted((bucket["size"] for bucket in largest), reverse=True)
+    ids = {document_id(*document).hex(): document[1] for document in documents}
+    assert all(bucket["size"] > 64 and ids[bucket["id"]] == bucket["locator"] for bucket in largest)
+    assert all(bucket["band"] in range(14) and len(bucket["key"]) == 16 for bucket in largest)
     assert summary["oversized_buckets"]["number"] >= 1
     assert summary["candidate_pairs"] < 80 * 79 // 2
     assert (summary["clusters"], summary["counts"]["kept"]) == (1, 1)

@@ -1,0 +1,102 @@
+"""Connected components as stars: what scipy finds, by one task or by several that each see a part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from gristmill.dataprep.components import forest, large_star, small_star
+from gristmill.dataprep.dedup_plan import Plan, tasks_of
+from gristmill.dataprep.numbering import Numbering
+from gristmill.dataprep.shuffle import write_partitions
+from gristmill.dataprep.stars import count_star_partitions, find_components, labels_of, pairs_table
+from gristmill.mixtures.dedup import Dedup
+
+numbers = st.integers(0, 30)
+graphs = st.lists(st.tuples(numbers, numbers).filter(lambda pair: pair[0] != pair[1]), max_size=40).map(
+    lambda pairs: np.array(pairs, np.int64).reshape(-1, 2)
+)
+
+
+def smallest_of(pairs: np.ndarray) -> dict[int, int]:
+    """Every node of a graph -> the smallest node of its component, by scipy."""
+    size = int(pairs.max(initial=-1)) + 1
+    graph = coo_array((np.ones(len(pairs)), tuple(pairs.T)), shape=(size, size))
+    component = connected_components(graph, directed=False)[1] if size else np.empty(0, np.int64)
+    return {int(node): int(np.flatnonzero(component == component[node])[0]) for node in np.unique(pairs)}
+
+
+def as_stars(labels: dict[int, int]) -> set[tuple[int, int]]:
+    return {(node, root) for node, root in labels.items() if node != root}
+
+
+def edges(pairs: np.ndarray) -> set[tuple[int, int]]:
+    return {(int(a), int(b)) for a, b in pairs}
+
+
+@settings(deadline=None)
+@given(graphs)
+def test_a_forest_points_every_node_at_the_smallest_that_it_reaches(pairs: np.ndarray) -> None:
+    found = forest(pairs)
+    assert edges(found) == as_stars(smallest_of(pairs))
+    assert len(found) == len(edges(found))
+
+
+@settings(deadline=None)
+@given(graphs)
+def test_alternating_steps_end_with_the_stars_of_the_components(pairs: np.ndarray) -> None:
+    expected, current = as_stars(smallest_of(pairs)), pairs
+    for _ in range(12):
+        current, unsettled = large_star(np.concatenate([current, current[:, ::-1]]))
+        if not unsettled:
+            assert edges(current) == expected
+            return
+        current = small_star(current)
+        assert smallest_of(current) == smallest_of(pairs)
+    raise AssertionError("no end after 12 rounds")
+
+
+def test_a_chain_takes_rounds_in_the_logarithm_of_its_length() -> None:
+    chain = np.random.default_rng(3).permutation(1024)
+    current, rounds = np.stack([chain[:-1], chain[1:]], axis=1), 0
+    while (found := large_star(np.concatenate([current, current[:, ::-1]])))[1]:
+        current, rounds = small_star(found[0]), rounds + 1
+        assert len(edges(current)) < 1024
+    assert edges(found[0]) == {(node, 0) for node in range(1, 1024)}
+    assert rounds <= 10
+
+
+@pytest.mark.parametrize("num_partitions", [1, 3, 8])
+def test_labels_do_not_depend_on_the_partitions(
+    num_partitions: int, make_context: Callable, tmp_path: Path
+) -> None:
+    generator = np.random.default_rng(5)
+    pairs = np.concatenate([
+        np.stack([np.arange(20, 60), np.arange(21, 61)], axis=1),  # a chain
+        np.stack([np.full(20, 99), np.arange(70, 90)], axis=1),  # a star around a large number
+        generator.integers(100, 200, (60, 2)),
+    ])
+    pairs = pairs[pairs[:, 0] != pairs[:, 1]]
+    context = make_context("work")
+    starts = np.array([0, 50, 120, 200])
+    plan = Plan({}, Dedup(), [], Numbering(["a", "b", "c"], starts, 3), 4, context.work, tmp_path / "out")
+    for task, part in zip(plan.partitions(), np.array_split(generator.permutation(pairs), 4), strict=True):
+        write_partitions(plan.path("links", task.name), pairs_table(part), np.zeros(len(part), np.int64), 1)
+    rounds = find_components(plan, plan.partitions(), num_partitions, context)
+    assert (rounds == 0) == (num_partitions == 1)
+    tasks = tasks_of(num_partitions)
+    per_shard = [labels_of(plan, shard, tasks) for shard in range(3)]
+    for shard, labels in enumerate(per_shard):
+        assert ((labels[:, 0] >= starts[shard]) & (labels[:, 0] < starts[shard + 1])).all()
+    assert {int(a): int(b) for a, b in np.concatenate(per_shard)} == smallest_of(pairs)
+
+
+def test_partitions_follow_from_the_number_of_links() -> None:
+    assert [count_star_partitions(links) for links in (0, 1, 4_000_000, 4_000_001)] == [1, 1, 1, 2]
