@@ -34,7 +34,7 @@ from gristmill.dataprep.engine import Done, Task, run_tasks
 from gristmill.dataprep.files import as_path
 from gristmill.dataprep.keep_columns import check_columns
 from gristmill.dataprep.links import LARGEST_BUCKETS, find_candidates, verify
-from gristmill.dataprep.numbering import number_documents
+from gristmill.dataprep.numbering import number_rows
 from gristmill.dataprep.shuffle import count_partitions
 from gristmill.dataprep.sketches import sketch_path, sketch_shard, unpack_sketches, write_sketches
 from gristmill.dataprep.stars import count_star_partitions, find_components
@@ -113,7 +113,7 @@ def make_plan(inputs: Mapping[str, Path], section: Dedup, out: Path, context: Co
     indexes = [open_index(location, section) for location in section.against]
     new = [inputs["ingest"] / shard for shard in shard_names(inputs["ingest"])]
     old = [(f"against-{place}-{path.name}", path) for place, index in enumerate(indexes) for path in index.files]
-    numbering = number_documents(new, old)
+    numbering = number_rows(new, old)
     num_partitions = count_partitions(int(numbering.starts[-1]) * keys_per_document(section) * BYTES_PER_KEY)
     return Plan(dict(inputs), section, indexes, numbering, num_partitions, context.work, out)
 

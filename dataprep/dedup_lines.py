@@ -27,8 +27,8 @@ from gristmill.dataprep.engine import Done, Task, run_tasks
 from gristmill.dataprep.groups import find_pairs, group_starts, sort_rows, spread_groups
 from gristmill.dataprep.judged_texts import JudgedTexts, read_judged
 from gristmill.dataprep.lines import Units, cut_units, find_units
+from gristmill.dataprep.numbering import Numbering, number_documents
 from gristmill.dataprep.shuffle import count_partitions, read_partition, write_partitions
-from gristmill.dataprep.sketches import Numbering, number_documents
 from gristmill.dataprep.text_sizes import text_bytes
 from gristmill.mixtures.dedup_lines import DedupLines
 

@@ -34,6 +34,7 @@ from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.edits import EDITS, cuts_array
 from gristmill.dataprep.engine import Done, Task, run_tasks
 from gristmill.dataprep.groups import sort_rows
+from gristmill.dataprep.numbering import number_documents
 from gristmill.dataprep.repeated_windows import (
     borrow,
     find_repeated_anchors,
@@ -44,7 +45,6 @@ from gristmill.dataprep.repeated_windows import (
     windows_near_repeats,
 )
 from gristmill.dataprep.shuffle import count_partitions
-from gristmill.dataprep.sketches import number_documents
 from gristmill.dataprep.substring_plan import Plan, find_hashes
 from gristmill.dataprep.text_sizes import text_bytes
 from gristmill.mixtures.dedup_substrings import DedupSubstrings

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gristmill.dataprep.documents import open_parquet
+from gristmill.dataprep.documents import open_parquet, shard_names
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,12 @@ class Numbering:
         ]
 
 
-def number_documents(new: Sequence[Path], old: Sequence[tuple[str, Path]] = ()) -> Numbering:
+def number_documents(ingest: Path) -> Numbering:
+    """Number the documents of a committed ingest."""
+    return number_rows([ingest / shard for shard in shard_names(ingest)])
+
+
+def number_rows(new: Sequence[Path], old: Sequence[tuple[str, Path]] = ()) -> Numbering:
     """Number the rows of Parquet files.
 
     Args:

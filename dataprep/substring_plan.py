@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from gristmill.dataprep.engine import Task
 from gristmill.dataprep.judged_texts import JudgedTexts, read_judged
+from gristmill.dataprep.numbering import Numbering
 from gristmill.dataprep.shuffle import read_partition, write_partitions
-from gristmill.dataprep.sketches import Numbering
 from gristmill.mixtures.dedup_substrings import DedupSubstrings
 
 
