@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.dataprep import lines_c4, lines_dclm
+from gristmill.dataprep import lines_c4, lines_dclm, masking
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import add_counts, check_conservation, check_quarantine
 from gristmill.dataprep.documents import annotate, judged_rows, kept_rows, read_documents, shard_names, write_table
@@ -119,6 +119,8 @@ def steps(section: Clean) -> Iterator[Step]:
         yield Step(lines_dclm.RULES, partial(lines_dclm.dclm_lines, options=section.lines.dclm))
     if section.max_newlines is not None:
         yield Step(("newlines",), partial(cap_newlines, most=section.max_newlines))
+    if section.mask is not None:
+        yield Step(masking.rules(section.mask), partial(masking.mask, options=section.mask))
 
 
 def clean_texts(texts: pa.Array, section: Clean) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from gristmill.mixtures.clean import Clean
 
 EVERYTHING = {
     "fix_unicode": True, "normalise": "NFC", "lines": ["c4", {"dclm": {"counters": False}}], "max_newlines": 2,
+    "mask": ["email", "ip", "phone", "iban", "card"],
 }  # fmt: skip
 
 
@@ -49,6 +50,15 @@ def test_each_step_sees_what_the_one_before_left_and_all_are_one_list_of_edits()
     assert columns["clean_c4_citations"].tolist() == [1, 0]
     assert columns["clean_c4_no_terminal_punctuation"].tolist() == [1, 1]
     assert columns["clean_words"].tolist() == [11, 0]
+
+
+def test_masking_comes_last_and_is_one_of_the_rules() -> None:
+    text = "Ask bob@mail.org about all these fine things.\nno\nOr ring +49 30 901820 on any day."
+    section = Clean.model_validate({"lines": ["c4"], "mask": {"kinds": ["email"], "style": "tag"}})
+    left, columns = cleaned([text], section)
+    assert left == ["Ask <EMAIL> about all these fine things.\nOr ring +49 30 901820 on any day."]
+    assert columns["clean_mask_email"].tolist() == [1]
+    assert "clean_mask_phone" not in columns
 
 
 @given(st.lists(st.text(max_size=30), max_size=5))
