@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep import gopher, rules_c4, rules_fineweb
+from gristmill.dataprep import gopher, rules_c4, rules_code, rules_curator, rules_fineweb
 from gristmill.dataprep.histograms import COUNT_EDGES, LENGTH_EDGES, SHARE_EDGES
 from gristmill.mixtures.rules import Rules
 
@@ -52,6 +52,12 @@ def _measure_fineweb(rows: pa.Table, rules: Rules) -> Columns:
     return rules_fineweb.fineweb_statistics(rows["text"], rules.fineweb.short_line_characters)
 
 
+def _measure_code(rows: pa.Table, rules: Rules) -> Columns:
+    assert rules.code is not None
+    paths = rules_code.paths_of(rows["locator"], rows["metadata"], rules.code.path_field)
+    return rules_code.code_statistics(rows["text"], paths)
+
+
 def shares(*names: str) -> dict[str, Edges]:
     """Columns between 0 and 1."""
     return dict.fromkeys(names, SHARE_EDGES)
@@ -71,6 +77,13 @@ RULE_SETS: dict[str, RuleSet] = {
     "c4": RuleSet(counts(*rules_c4.STATISTICS), lambda rows, rules: rules_c4.c4_statistics(rows["text"])),
     "mc4": RuleSet(counts("long_paragraphs"), _measure_mc4),
     "fineweb": RuleSet({**shares(*rules_fineweb.STATISTICS), **counts("filled_lines")}, _measure_fineweb),
+    "curator": RuleSet(
+        {**shares(*rules_curator.SHARES), **counts("longest_word_characters")},
+        lambda rows, rules: rules_curator.curator_statistics(rows["text"]),
+    ),
+    "code": RuleSet(
+        {**shares(*rules_code.SHARES), **counts(*rules_code.COUNTS)}, _measure_code, reads=("locator", "metadata")
+    ),
 }
 
 

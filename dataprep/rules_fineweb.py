@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from gristmill.dataprep.kernels import kernel
 from gristmill.dataprep.repetition import copied_segments
-from gristmill.dataprep.spans import count_code_points, skip_to_newlines
+from gristmill.dataprep.spans import count_code_points, skip_to_newlines, strip
 from gristmill.dataprep.text_buffers import text_buffers
-from gristmill.dataprep.text_classes import SPACE, TERMINAL, count_words, text_classes
+from gristmill.dataprep.text_classes import TERMINAL, count_words, text_classes
 from gristmill.dataprep.unicode_tables import decode
 
 STATISTICS = (
@@ -63,7 +63,8 @@ def _measure_texts(
             stop = skip_to_newlines(data, line, end, 1)
             length = count_code_points(data, line, stop)
             all_chars += length
-            if _is_filled(data, line, stop, classes):
+            first, last = strip(data, line, stop, classes)
+            if first < last:
                 starts[filled], ends[filled], chars[filled] = line, stop, length
                 terminal += _ends_in_terminal_mark(data, stop, classes)
                 short_lines += length <= short
@@ -83,16 +84,6 @@ def _count_newlines(data: np.ndarray, begin: int, end: int) -> int:
     for byte in data[begin:end]:
         count += byte == 0x0A
     return count
-
-
-@kernel
-def _is_filled(data: np.ndarray, begin: int, end: int, classes: np.ndarray) -> bool:
-    while begin < end:
-        code, width = decode(data, begin)
-        if classes[code] & SPACE == 0:
-            return True
-        begin += width
-    return False
 
 
 @kernel

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from gristmill.dataprep.rules_curator import BOILERPLATE
 from gristmill.dataprep.sentences import ABBREVIATIONS, OPENERS
 from gristmill.dataprep.text_classes import CLOSERS, TERMINAL_RANGES
 from gristmill.dataprep.unicode_tables import UNSPACED_RANGES
@@ -88,6 +89,29 @@ def c4(text: str) -> dict[str, int]:
 def mc4(text: str, paragraph_characters: int = 200) -> dict[str, int]:
     """`rules_c4.mc4_statistics` of one text."""
     return {"long_paragraphs": sum(len(line) >= paragraph_characters for line in text.split("\n"))}
+
+
+def curator(text: str) -> dict[str, float]:
+    """`rules_curator.curator_statistics` of one text."""
+    urls = re.findall(r"https?://(?:[a-zA-Z0-9$\-_@.&+!*(),]|%[0-9a-fA-F]{2})+", text)
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    paragraphs = ascii_lower(text).split("\n\n")
+    boilerplate = sum(any(phrase in paragraph for phrase in BOILERPLATE) for paragraph in paragraphs)
+    shares = {
+        "non_alphanumeric_ratio": len(re.findall(r"[^a-zA-Z0-9\n?!,.]", text)),
+        "digit_ratio": len(re.findall(r"[0-9]", text)),
+        "url_char_ratio": sum(map(len, urls)),
+        "whitespace_ratio": sum(character in " \t\n\r\b" for character in text),
+        "bracket_ratio": sum(character in "()[]{}⟨⟩" for character in text),
+    }
+    return {
+        **{name: number / len(text) if text else 1.0 for name, number in shares.items()},
+        "boilerplate_paragraph_ratio": (
+            1.0 if "lorem ipsum" in ascii_lower(text) else boilerplate / len(paragraphs)
+        ),
+        "unended_line_ratio": sum(line[-1] not in ".?!\"'" for line in lines) / len(lines) if lines else 1.0,
+        "longest_word_characters": max(map(len, text.split()), default=0),
+    }
 
 
 def share(part: float, whole: float) -> float:

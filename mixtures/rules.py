@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
-from gristmill.mixtures.rules_web import C4, MC4, FineWeb
+from gristmill.mixtures.rules_code import Code
+from gristmill.mixtures.rules_presets import add_to_schema, expand
+from gristmill.mixtures.rules_web import C4, MC4, Curator, FineWeb
 from gristmill.mixtures.section import Judging, Section
 
 Dialect = Literal["dclm", "datatrove", "dolma", "curator", "redpajama"]
@@ -72,11 +81,20 @@ class GopherRepetition(GopherRules):
 class Rules(Section):
     """Which rule sets judge a document; absent ones do not."""
 
+    model_config = ConfigDict(json_schema_extra=add_to_schema)
+
     gopher_quality: GopherQuality | None = None
     gopher_repetition: GopherRepetition | None = None
     c4: C4 | None = None
     mc4: MC4 | None = None
     fineweb: FineWeb | None = None
+    curator: Curator | None = None
+    code: Code | None = None
+
+    @model_serializer(mode="wrap")
+    def _only_configured(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what is absent, so that a rule set that is new to the schema changes no fingerprint."""
+        return {name: section for name, section in dump(self).items() if section is not None}
 
 
 class Filter(Judging):
@@ -84,17 +102,8 @@ class Filter(Judging):
 
     rules: Rules = Rules(gopher_quality=GopherQuality(), gopher_repetition=GopherRepetition())
 
-    @field_validator("rules", mode="before")
+    @field_validator("rules", mode="before", json_schema_input_type=Rules | list[str | Rules])
     @classmethod
-    def _rules_as_list(cls, value: Any) -> Any:
-        """Accept `[gopher_quality, {gopher_repetition: {...}}]` beside the plain mapping."""
-        if not isinstance(value, list):
-            return value
-        rules: dict[str, Any] = {}
-        for item in value:
-            pairs = {item: {}} if isinstance(item, str) else item
-            if not isinstance(pairs, dict):
-                raise ValueError(f"a rule is a name or a mapping of one name to its thresholds, not {item!r}")
-            for name, thresholds in pairs.items():
-                rules[name] = {} if thresholds is None else thresholds
-        return rules
+    def _forms(cls, value: Any) -> Any:
+        """Accept `[gopher_quality, {gopher_repetition: {...}}]` beside the plain mapping, and presets in both."""
+        return expand(value)

@@ -20,8 +20,11 @@ class C4(Section):
     max_document_characters: Positive | None = 190_000
     """c4_utils.py, `is_valid_length`; the paper does not mention it."""
     max_lorem_ipsum: int = 0
+    """Occurrences of the placeholder text."""
     max_curly_brackets: int = 0
+    """Occurrences of `{`, which means code."""
     min_sentences: int = 3
+    """The released code's; 5 with `constants: paper`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -35,6 +38,7 @@ class MC4(Section):
     paragraph_characters: Positive = 200
     """A line of so many characters is a long paragraph."""
     min_long_paragraphs: int = 3
+    """Long paragraphs of a page."""
 
 
 class FineWeb(Section):
@@ -50,15 +54,43 @@ class FineWeb(Section):
     min_filled_lines: int = 1
     """datatrove's reason `empty`."""
     min_terminal_line_ratio: Fraction = 0.12
+    """Share of lines that end in terminal punctuation."""
     max_short_line_ratio: Fraction = 0.67
+    """Share of lines that are short."""
     max_repeated_line_char_ratio: Fraction = 0.1
+    """Share of characters in lines that repeat earlier ones; 0.01 with `constants: datatrove`."""
     max_newline_word_ratio: PositiveFloat = 0.3
+    """Newlines per word."""
 
     @model_validator(mode="before")
     @classmethod
     def _constants(cls, value: Any) -> Any:
         alias = {"paper": {}, "datatrove": {"max_repeated_line_char_ratio": 0.01}}
         return defaults_of(value, "constants", "paper", alias)
+
+
+class Curator(Section):
+    """NeMo Curator's heuristics for English beside Gopher's rules (config/text/heuristic_filter_english_pipeline.yaml).
+
+    Definitions: dataprep/rules_curator.py. The pipeline also has Gopher's rules, in Curator's dialect of them.
+    """
+
+    max_non_alphanumeric_ratio: Fraction = 0.25
+    """Share of characters that are no ASCII letters, digits, newlines or `?!,.`."""
+    max_digit_ratio: Fraction = 0.15
+    """Share of characters that are digits."""
+    max_url_char_ratio: Fraction = 0.2
+    """Share of characters in URLs, their paths not counted."""
+    max_whitespace_ratio: Fraction = 0.25
+    """Share of characters that are white space."""
+    max_bracket_ratio: Fraction = 0.1
+    """Share of characters that are brackets."""
+    max_boilerplate_paragraph_ratio: Fraction = 0.4
+    """Share of paragraphs with a phrase of cookie notices and the like."""
+    max_unended_line_ratio: Fraction = 0.85
+    """Share of lines that end in no punctuation."""
+    max_longest_word_characters: Positive = 1000
+    """Characters of the longest word."""
 
 
 def defaults_of(value: Any, key: str, default: str, aliases: dict[str, dict[str, Any]]) -> Any:

@@ -17,7 +17,9 @@ from gristmill.mixtures.rules import Rules
 
 PIECES = [
     "lorem ipsum", "Lorem Ipsum", "LOREM\nIPSUM", "{", "}", "One.", "two?", "the same line.\n", "\n", "\n\n", " \n",
-    " ", "\t", "\r", "\u2028", "\u3000", "東京。", "é", "😀", "word", "a" * 31, "b" * 40, "...", '"', "\u200b", "",
+    " ", "\t", "\r", "\u2028", "\u3000", "東京。", "é", "😀", "word", "a" * 31, "b" * 40, "...", '"', "\u200b",
+    "http", "https", "://", "h", "%4F", "%", "/x", "x.y", "Terms of Use", "use cookies", "PRIVACY & cookies policy",
+    "Any cookies that may not be particularly necessary for the website to function", "9", "⟨", "]", "\b", "!", "'",
 ]  # fmt: skip
 any_text = st.text(st.characters(codec="utf-8"))
 pieced_text = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
@@ -38,11 +40,12 @@ def reasons(rules: dict[str, Any], texts: list[str]) -> list[str | None]:
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.one_of(any_text, pieced_text), max_size=4))
 def test_kernels_agree_exactly_with_the_plain_definitions(texts: list[str]) -> None:
-    rules: dict[str, Any] = {"c4": {}, "mc4": {"paragraph_characters": 20}, "fineweb": {"short_line_characters": 12}}
+    rules = {"c4": {}, "mc4": {"paragraph_characters": 20}, "fineweb": {"short_line_characters": 12}, "curator": {}}
     expected = [
-        {**rules_reference.c4(text), **rules_reference.mc4(text, 20), **rules_reference.fineweb(text, 12)}
+        {**rules_reference.c4(text), **rules_reference.mc4(text, 20), **rules_reference.fineweb(text, 12),
+         **rules_reference.curator(text)}
         for text in texts
-    ]
+    ]  # fmt: skip
     assert measured(rules, texts) == expected
 
 
@@ -66,7 +69,34 @@ def test_fineweb_statistics_counted_by_hand() -> None:
     }]
 
 
+def test_curator_statistics_counted_by_hand() -> None:
+    text = "See https://a.org/x (12 ⟩\n\nOur TERMS of use.\n \nétait"
+    # 52 code points; paragraphs: See ..., Our ...; lines: See ..., Our ..., était.
+    assert measured({"curator": {}}, [text]) == [{
+        "non_alphanumeric_ratio": 14 / 52,  # seven spaces, : / / / ( ⟩ and é
+        "digit_ratio": 2 / 52,
+        "url_char_ratio": len("https://a.org") / 52,
+        "whitespace_ratio": 11 / 52,
+        "bracket_ratio": 2 / 52,
+        "boilerplate_paragraph_ratio": 1 / 2,
+        "unended_line_ratio": 2 / 3,
+        "longest_word_characters": len("https://a.org/x"),
+    }]
+    assert set(measured({"curator": {}}, [""])[0].values()) == {1.0, 0.0}
+    assert measured({"curator": {}}, ["One.\n\nLorem ipsum."])[0]["boilerplate_paragraph_ratio"] == 1.0
+
+
 @pytest.mark.parametrize(("rules", "passing", "failing", "reason"), [
+    ({"curator": {}}, "ab-.", "a-.", "curator/max_non_alphanumeric_ratio"),
+    ({"curator": {}}, "a" * 16 + "333.", "a" * 15 + "333.", "curator/max_digit_ratio"),
+    ({"curator": {}}, "http://abc " + "a" * 38 + ".", "http://abc " + "a" * 37 + ".", "curator/max_url_char_ratio"),
+    ({"curator": {}}, "aaaaa.\n\n", "aaaa.\n\n", "curator/max_whitespace_ratio"),
+    ({"curator": {}}, "a" * 8 + "(.", "a" * 7 + "(.", "curator/max_bracket_ratio"),
+    ({"curator": {}}, "\n\n".join(["use cookies."] * 2 + ["fine."] * 3),
+     "\n\n".join(["use cookies."] * 2 + ["fine."] * 2), "curator/max_boilerplate_paragraph_ratio"),
+    ({"curator": {}}, "\n".join(["word"] * 17 + ["end."] * 3), "\n".join(["word"] * 18 + ["end."] * 3),
+     "curator/max_unended_line_ratio"),
+    ({"curator": {}}, "a" * 999 + ".", "a" * 1000 + ".", "curator/max_longest_word_characters"),
     ({"c4": {}}, "He ran. " * 23_750, "He ran. " * 23_750 + ".", "c4/max_document_characters"),
     ({"c4": {}}, "One. Two. Lorem-ipsum.", "One. Two. Lorem ipsum.", "c4/max_lorem_ipsum"),
     ({"c4": {}}, "One. Two. (3).", "One. Two. {3}.", "c4/max_curly_brackets"),

@@ -1,0 +1,58 @@
+"""The forms in which a manifest gives rule sets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.rules import Filter, Rules
+
+
+def rules(value: Any) -> dict[str, Any]:
+    dumped: dict[str, Any] = Filter.model_validate({"rules": value}).model_dump(mode="json")["rules"]
+    return dumped
+
+
+def test_lists_and_mappings_say_the_same() -> None:
+    assert rules(["fineweb", {"c4": {"min_sentences": 4}}, {"mc4": None}]) == rules(
+        {"fineweb": {}, "c4": {"min_sentences": 4}, "mc4": {}}
+    )
+
+
+def test_a_rule_set_that_is_not_named_is_in_no_recipe() -> None:
+    assert list(rules(["fineweb"])) == ["fineweb"]
+    assert list(rules({"fineweb": {}, "c4": None})) == ["fineweb"]
+    assert Rules.model_validate(Rules().model_dump()) == Rules()
+
+
+@pytest.mark.parametrize("preset", ["refinedweb", "dclm"])
+def test_a_preset_stands_for_rule_sets_and_what_it_holds_changes_them(preset: str) -> None:
+    written_out = {"gopher_quality": {"min_words": 20}, "gopher_repetition": {}, "fineweb": {}}
+    assert rules([preset]) == rules(["gopher_quality", "gopher_repetition"])
+    assert rules([{preset: {"gopher_quality": {"min_words": 20}}}, "fineweb"]) == rules(written_out)
+    assert rules({preset: {"gopher_quality": {"min_words": 20}}, "fineweb": {}}) == rules(written_out)
+    assert rules({preset: None, "fineweb": {}}) == rules(["fineweb"])
+
+
+@pytest.mark.parametrize(("value", "message"), [
+    ([3], "a rule is a name or a mapping of one name to its thresholds, not 3"),
+    (["refinedweb", "gopher_quality"], "'gopher_quality' is given twice"),
+    (["c4", {"c4": {"min_sentences": 1}}], "'c4' is given twice"),
+    ([{"dclm": {"c4": {}}}], "dclm stands for gopher_quality, gopher_repetition; it has no c4"),
+    ([{"dclm": 3}], "it has no 3"),
+    ([{"dclm": {"gopher_quality": {"min_wrds": 3}}}], "min_wrds"),
+    ({"fineweb": {"constants": "c4"}}, "'paper' or 'datatrove'"),
+])  # fmt: skip
+def test_what_makes_no_sense_is_refused(value: Any, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        rules(value)
+
+
+def test_the_schema_for_editors_knows_lists_and_presets() -> None:
+    definitions = Manifest.model_json_schema()["$defs"]
+    assert [form.get("type") for form in definitions["Filter"]["properties"]["rules"]["anyOf"]] == [None, "array"]
+    preset = definitions["Rules"]["properties"]["refinedweb"]["anyOf"][0]
+    assert list(preset["properties"]) == ["gopher_quality", "gopher_repetition"]
