@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.documents import read_annotations
-from gristmill.dataprep.language_codes import parse_label
+from gristmill.dataprep.langid import Language, best_match, wanted_languages
 from gristmill.mixtures.decontaminate import Decontaminate
 from gristmill.mixtures.language import LanguageId
 from gristmill.mixtures.rules import Filter
@@ -39,16 +39,18 @@ class Rule:
     Attributes:
         name: the reason that is written where a document fails it.
         key: the setting below `prepare`, e.g. `filter.rules.gopher_quality.min_words`.
-        statistic: the measured column.
+        statistic: the measured column that is held against the bound.
         bound: the setting's value.
-        fails: values (float64, NaN where there is none) -> bool; a missing value never fails.
+        fails: columns (float64, NaN where there is no value; text as objects) -> bool; a missing value never fails.
+        reads: all columns that it looks at.
     """
 
     name: str
     key: str
     statistic: str
     bound: Any
-    fails: Callable[[np.ndarray], np.ndarray]
+    fails: Callable[[Columns], np.ndarray]
+    reads: tuple[str, ...]
 
 
 @dataclass
@@ -78,33 +80,21 @@ class Verdicts:
 
 
 def rules_of(stage: str, section: Judging, measured_columns: Collection[str]) -> list[Rule]:
-    """The replayable rules of a stage, in the order in which they are tried: those whose statistic was measured."""
-    return [rule for rule in _rules(stage, section) if rule.statistic in measured_columns]
+    """The replayable rules of a stage, in the order in which they are tried: those whose columns were measured."""
+    return [rule for rule in _rules(stage, section, measured_columns) if set(rule.reads) <= set(measured_columns)]
 
 
-def _rules(stage: str, section: Judging) -> Iterator[Rule]:
-    if isinstance(section, Decontaminate) and section.action == "excise":
-        # The other thresholds decide what is cut, so that nothing stored says what would be left.
-        bound = section.min_left_words
-        yield Rule("decontaminate/min_left_words", "decontaminate.min_left_words", "left_words", bound, _below(bound))
-        return
+def _rules(stage: str, section: Judging, measured_columns: Collection[str]) -> Iterator[Rule]:
     if isinstance(section, Filter):
         for name in type(section.rules).model_fields:
             thresholds = getattr(section.rules, name)
             if thresholds is not None:
                 yield from _bounds(thresholds, f"filter.rules.{name}", name)
     elif isinstance(section, LanguageId):
-        yield from _language_rules(section)
+        yield from _languages(section, "script" in measured_columns)
+    if isinstance(section, Decontaminate) and section.action == "excise":
+        return  # what is cut depends on the bounds, and what is cut decides what is dropped
     yield from _bounds(section, stage, stage)
-
-
-def _language_rules(section: LanguageId) -> Iterator[Rule]:
-    """Wanted languages and their common threshold; thresholds per language and scripts are not one bound each."""
-    if any(parse_label(code).script for code in section.keep):
-        return
-    yield Rule("language", "langid.keep", "language", section.keep, _not_among(section.keep))
-    if not isinstance(section.keep, Mapping):
-        yield Rule("language_score", "langid.threshold", "language_score", section.threshold, _below(section.threshold))
 
 
 def _bounds(section: Any, key: str, prefix: str) -> Iterator[Rule]:
@@ -112,21 +102,40 @@ def _bounds(section: Any, key: str, prefix: str) -> Iterator[Rule]:
         side, _, statistic = name.partition("_")
         bound = getattr(section, name)
         if side in ("min", "max") and isinstance(bound, int | float):
-            fails = _below(bound) if side == "min" else _above(bound)
-            yield Rule(f"{prefix}/{name}", f"{key}.{name}", statistic, bound, fails)
+            fails = _below(statistic, bound) if side == "min" else _above(statistic, bound)
+            yield Rule(f"{prefix}/{name}", f"{key}.{name}", statistic, bound, fails, (statistic,))
 
 
-def _below(bound: float) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda values: values < bound
+def _below(statistic: str, bound: float) -> Callable[[Columns], np.ndarray]:
+    return lambda columns: columns[statistic] < bound
 
 
-def _above(bound: float) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda values: values > bound
+def _above(statistic: str, bound: float) -> Callable[[Columns], np.ndarray]:
+    return lambda columns: columns[statistic] > bound
 
 
-def _not_among(allowed: Any) -> Callable[[np.ndarray], np.ndarray]:
-    known = [str(name).lower() for name in allowed]
-    return lambda values: np.array([value is not None and value not in known for value in values], bool)
+def _languages(section: LanguageId, with_scripts: bool) -> Iterator[Rule]:
+    wanted = wanted_languages(section)
+    reads = ("language", "script") if with_scripts else ("language",)
+
+    def least_scores(columns: Columns) -> np.ndarray:
+        """The score that each document's language needs: NaN where it is not wanted, or where nothing is known."""
+        codes = columns["language"]
+        scripts = columns.get("script", np.full(len(codes), None, object))
+        found = [None if code is None else best_match(Language(code, script or ""), wanted)
+                 for code, script in zip(codes, scripts, strict=True)]
+        return np.array([math.nan if score is None else score for score in found], np.float64)
+
+    def unwanted(columns: Columns) -> np.ndarray:
+        known = np.array([code is not None for code in columns["language"]], bool)
+        return known & np.isnan(least_scores(columns))
+
+    def unsure(columns: Columns) -> np.ndarray:
+        return columns["language_score"] < least_scores(columns)
+
+    bound = section.keep if isinstance(section.keep, dict) else section.threshold
+    yield Rule("language", "langid.keep", "language", section.keep, unwanted, reads)
+    yield Rule("language_score", "langid.threshold", "language_score", bound, unsure, (*reads, "language_score"))
 
 
 def judge_shard(
@@ -140,7 +149,7 @@ def judge_shard(
         before: the rules that the stage ran with.
         after: the same rules with other bounds, or more of them.
     """
-    wanted = sorted({rule.statistic for rule in [*before, *after]})
+    wanted = sorted({name for rule in [*before, *after] for name in rule.reads})
     table = read_annotations(inputs, shard, stage, [*JUDGEMENT_COLUMNS, *wanted])
     seen = pc.is_valid(table["keep"]).to_numpy(zero_copy_only=False).astype(bool)
     rows = np.flatnonzero(seen).astype(np.int64)
@@ -155,7 +164,7 @@ def judge_shard(
 
 
 def _verdicts(rows: np.ndarray, columns: Columns, rules: list[Rule], fixed: np.ndarray) -> Verdicts:
-    failed = {rule.name: rule.fails(columns[rule.statistic]) & ~fixed for rule in rules}
+    failed = {rule.name: rule.fails(columns) & ~fixed for rule in rules}
     number = np.sum(list(failed.values()), axis=0) if failed else np.zeros(len(rows), np.int64)
     tallies = {
         name: Tally(int(mask.sum()), int((mask & (number == 1) & ~fixed).sum())) for name, mask in failed.items()

@@ -264,4 +264,6 @@ def _print_rules(console: Console, found: Mapping[str, Any]) -> None:
 
 
 def _shown(bound: Any) -> str:
+    if isinstance(bound, Mapping):
+        return ", ".join(f"{name} {value:g}" for name, value in bound.items())
     return "none" if bound is None else ", ".join(bound) if isinstance(bound, list | tuple) else f"{bound:g}"

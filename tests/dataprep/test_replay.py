@@ -14,6 +14,7 @@ import pytest
 from gristmill.dataprep import filter as filter_stage
 from gristmill.dataprep.documents import annotate, read_documents, write_table
 from gristmill.dataprep.replay import Rule, Verdicts, judge_shard, nearest, rules_of
+from gristmill.mixtures.decontaminate import Decontaminate
 from gristmill.mixtures.language import LanguageId
 from gristmill.mixtures.rules import Filter
 
@@ -85,7 +86,26 @@ def test_rules_without_a_measured_statistic_are_no_rules() -> None:
 
 def test_the_samples_are_the_documents_next_to_the_cut_on_either_side() -> None:
     values = np.array([1.0, 9.0, 4.0, np.nan, 5.0, 6.0, 4.0])
-    rule = Rule("r", "stage.min_x", "x", 5.0, lambda v: v < 5.0)
-    verdicts = Verdicts(np.arange(7), values >= 5.0, {"r": rule.fails(values)}, {"x": values})
+    rule = Rule("r", "stage.min_x", "x", 5.0, lambda columns: columns["x"] < 5.0, ("x",))
+    verdicts = Verdicts(np.arange(7), values >= 5.0, {"r": rule.fails({"x": values})}, {"x": values})
     assert nearest(verdicts, rule, 2) == {
         "failing": [(1.0, 2, 4.0), (1.0, 6, 4.0)], "passing": [(0.0, 4, 5.0), (1.0, 5, 6.0)]}
+
+
+def test_languages_are_judged_by_their_own_thresholds() -> None:
+    section = LanguageId.model_validate({"keep": {"en": 0.6, "de": 0.9}})
+    unwanted, unsure = rules_of("langid", section, ["language", "language_score"])
+    columns = {"language": np.array(["en", "de", "fr", "de", None], object),
+               "language_score": np.array([0.7, 0.7, 0.99, 0.95, np.nan])}
+    assert unwanted.fails(columns).tolist() == [False, False, True, False, False]
+    assert unsure.fails(columns).tolist() == [False, True, False, False, False]
+    assert unsure.bound == {"en": 0.6, "de": 0.9}
+
+
+def test_bounds_that_decide_what_is_cut_out_are_not_replayed() -> None:
+    columns = ["contamination", "contamination_words"]
+    against = {"against": ["eval.jsonl"]}
+    drop, excise = (Decontaminate.model_validate({**against, "action": action}) for action in ("drop", "excise"))
+    assert [rule.name for rule in rules_of("decontaminate", drop, columns)] == [
+        "decontaminate/max_contamination", "decontaminate/max_contamination_words"]
+    assert rules_of("decontaminate", excise, columns) == []
