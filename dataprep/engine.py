@@ -16,12 +16,13 @@ from typing import Any, cast
 from gristmill.dataprep.chain import check_linear
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.dask_cluster import wait_for
+from gristmill.dataprep.documents import shard_names
 from gristmill.dataprep.files import as_path, read_json, write_json
 from gristmill.dataprep.job_errors import WorkerError, failure_path, noted_failure, shorten
 from gristmill.dataprep.runner import Mode, import_beam, make_pipeline
 
 POLL_SECONDS = 0.5
-PROCESS_BYTES = 16_000_000
+PROCESS_BYTES = 32_000_000
 """Input below which starting worker processes, a second in which each imports Beam, costs more than it gains."""
 
 
@@ -54,6 +55,11 @@ class Done:
 
 Process = Callable[[Task], Done]
 """A task's function. It must be importable by name or picklable: other machines may run it."""
+
+
+def shard_tasks(ingest: Path) -> list[Task]:
+    """One task per document shard of a committed ingest, with its name and its size."""
+    return [Task(shard, size_bytes=(ingest / shard).stat().st_size) for shard in shard_names(ingest)]
 
 
 def run_tasks(

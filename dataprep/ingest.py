@@ -74,7 +74,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         check_unchanged(name, listing, planned[name])
     tasks = plan(sources, listings, section.shard_bytes)
     limits = Limits(section.extract_seconds, section.extract_memory_bytes)
-    results = run_tasks("read", tasks, partial(ingest_task, str(out), section.shard_bytes, limits), context)
+    process = partial(ingest_task, str(out), section.shard_bytes, limits)
+    results = run_tasks("read", tasks, process, context, holds_gil=True)
     counts = add_counts(result["counts"] for result in results)
     _check_every_source(sources, counts, results)
     check_conservation(counts, context.stage)
@@ -127,7 +128,7 @@ def plan(sources: Mapping[str, Source], listings: Mapping[str, SourceListing], s
                 "extract_options": source.extract_options.model_dump(),
                 "limit": source.limit,
             }
-            tasks.append(Task(f"{len(tasks):05d}", payload))
+            tasks.append(Task(f"{len(tasks):05d}", payload, sum(file.size for file in files)))
     return tasks
 
 

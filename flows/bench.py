@@ -20,11 +20,13 @@ AREAS = {
         "gristmill.dataprep.bench",
         "gristmill.dataprep.bench_judges",
         "gristmill.dataprep.bench_reading",
+        "gristmill.dataprep.bench_jobs",
     ),
     "quality": (
         "gristmill.dataprep.bench_language",
         "gristmill.dataprep.bench_extraction",
     ),
+    "memory": ("gristmill.dataprep.bench_memory",),
     "tokenize": (
         "gristmill.tokenize.bench_encode",
         "gristmill.tokenize.bench",
