@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -11,12 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePosixPath
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
 from gristmill.dataprep.compression import READ_BYTES, CorruptFileError, DecodedStream
 from gristmill.dataprep.records import Dropped, Input, Page, Read, Reading, Rejected, Skipped, one_line
 
-TAR_BLOCK_BYTES = 512
+_MALFORMED = (ValueError, OverflowError, EOFError, struct.error, zlib.error, RuntimeError, NotImplementedError)
+"""What `zipfile` raises about archives that are not what they seem, besides its own exception."""
 
 ReadMember = Callable[[Input, Reading], "Iterator[Read] | None"]
 """Reads one member by its name; None where its format is not known or not wanted."""
@@ -34,41 +37,42 @@ class _Member:
             yield stream
 
 
+class _LastHeader(tarfile.TarInfo):
+    """Remembers the block that was last taken for a member's header.
+
+    tarfile ends quietly at a block that is no header; only one of zeros is the archive's end.
+    """
+
+    last = b""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        cls.last = bytes(buf)
+        return super().frombuf(buf, encoding, errors)
+
+
 def read_tar(item: Input, reading: Reading, read_member: ReadMember) -> Iterator[Read]:
-    """The members of a tar archive in their order; one that is cut off gives those before the damage."""
+    """The members of a tar archive in their order; one that is damaged gives those before the damage."""
     seen: Counter[str] = Counter()
+
+    class Header(_LastHeader):
+        """Of this archive alone, whatever other threads read."""
+
     with DecodedStream(item.path, item.compression) as stream:
-        tail = _Tail(stream)
+        error = ""
         try:
-            with tarfile.open(fileobj=cast(Any, tail), mode="r|", errorlevel=2) as archive:
+            with tarfile.open(fileobj=cast(Any, stream), mode="r|", tarinfo=Header) as archive:
                 for member in archive:
                     opened = _Member(partial(archive.extractfile, member))
                     yield from _member_records(item, reading, read_member, seen, member.name, opened, member.isfile())
-        except tarfile.TarError as error:
-            yield Rejected(seen.total() + 1, str(stream.error or f"the tar archive is damaged: {one_line(error)}"))
-            return
-        is_end = tail.is_end()
+        except (tarfile.TarError, ValueError, OverflowError) as damage:
+            error = f"the tar archive is damaged: {one_line(damage)}"
         while stream.read(READ_BYTES):  # what comes behind the end is padding, but its damage is told
             continue
-        if stream.error is not None or not is_end:
-            yield Rejected(seen.total() + 1, str(stream.error or "the tar archive is cut off: it has no end mark"))
-
-
-class _Tail:
-    """Remembers the last block that was read, which in a whole archive is all zeros."""
-
-    def __init__(self, stream: DecodedStream) -> None:
-        self._stream = stream
-        self._last = b""
-
-    def read(self, size: int) -> bytes:
-        content = self._stream.read(size)
-        self._last = (self._last + content)[-TAR_BLOCK_BYTES:] if len(content) < size else content[-TAR_BLOCK_BYTES:]
-        return content
-
-    def is_end(self) -> bool:
-        whole = len(self._last) == TAR_BLOCK_BYTES and self._stream.tell() % TAR_BLOCK_BYTES == 0
-        return whole and not self._last.strip(b"\0")
+        if not error and (len(Header.last) < tarfile.BLOCKSIZE or Header.last.strip(b"\0")):
+            error = "the tar archive is damaged or cut off: it has no end mark"
+        if stream.error is not None or error:
+            yield Rejected(seen.total() + 1, str(stream.error or error))
 
 
 def read_zip(item: Input, reading: Reading, read_member: ReadMember) -> Iterator[Read]:
@@ -77,7 +81,8 @@ def read_zip(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
     with item.path.open("rb") as stream:
         try:
             archive = zipfile.ZipFile(stream)
-        except (zipfile.BadZipFile, NotImplementedError) as error:
+        except (zipfile.BadZipFile, OSError, *_MALFORMED) as error:
+            _raise_storage(error)
             yield Rejected(1, f"the zip archive is damaged or cut off: {one_line(error)}")
             return
         with archive:
@@ -92,7 +97,8 @@ def _checked(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[Any]
     """A member's content; whatever is wrong with it is a CorruptFileError."""
     try:
         stream = archive.open(member)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:  # the last: it is encrypted
+    except (zipfile.BadZipFile, OSError, *_MALFORMED) as error:
+        _raise_storage(error)
         raise CorruptFileError(f"the member cannot be read: {one_line(error)}") from error
     with stream:
         yield _Checked(stream)
@@ -105,11 +111,17 @@ class _Checked:
     def read(self, size: int) -> bytes:
         try:
             content: bytes = self.stream.read(size)
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:  # the storage failed, not the archive
-                raise
+        except (zipfile.BadZipFile, OSError, *_MALFORMED) as error:
+            _raise_storage(error)
             raise CorruptFileError(f"the member is damaged: {one_line(error)}") from error
         return content
+
+
+def _raise_storage(error: Exception) -> None:
+    """Raise what the storage did; a damaged archive has no error number, or asks for a place before the file's
+    begin."""
+    if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+        raise error
 
 
 def _member_records(

@@ -1,7 +1,8 @@
 """From bytes to text: the encoding that a document declares, or the first that decodes every one of its bytes.
 
 Nothing is ever replaced: bytes that no candidate decodes are an error, and so is a guess that gives control
-characters, as a detector's guess about binary data does.
+characters, as a detector's guess about binary data does. UTF-8 with a few bad bytes is UTF-8 with bad bytes, whatever
+else could hold it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ _WIDER = {"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "bi
 _COMMENT = re.compile(rb"<!--.*?(-->|\Z)", re.DOTALL)
 _META_CHARSET = re.compile(rb"<meta\b[^>]*?\bcharset\s*=\s*[\"']?\s*([A-Za-z0-9_:.+-]+)", re.IGNORECASE)
 _XML_ENCODING = re.compile(rb"\A\s*<\?xml\b[^>]*?\bencoding\s*=\s*[\"']([A-Za-z0-9_:.+-]+)", re.IGNORECASE)
+_BEYOND_ASCII = re.compile("[\x80-\U0010ffff]")
 _CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f-\x84\x86-\x9f]")
 
 
@@ -62,6 +64,8 @@ def decode(content: bytes, encoding: str | None, charset: str = "", html: bool =
             tried.append(codec)
             if (text := _try(content, codec)) is not None:
                 return Decoded(text, codec)
+    if _is_damaged_utf8(content):
+        return _strictly(content, UTF8)
     guess = _guess(content)
     if guess is not None and (text := _try(content, guess)) is not None and not _CONTROL.search(text):
         return Decoded(text, guess)
@@ -80,7 +84,7 @@ def _strictly(content: bytes, codec: str) -> Decoded:
         return Decoded(content.removeprefix(mark).decode(codec), codecs.lookup(codec).name)
     except UnicodeDecodeError as error:
         name = "UTF-8" if codec == UTF8 else codec
-        at = error.start + (0 if codec == UTF8 else len(mark))
+        at = error.start + len(mark)
         raise UndecodableError(f"not valid {name}: byte 0x{content[at]:02x} at position {at}") from error
 
 
@@ -109,6 +113,13 @@ def known_codec(label: str) -> str | None:
 
     codec = map_encoding_to_html5(label.strip().strip("\"'"), fallback_utf8=False)
     return None if codec is None else _WIDER.get(codec, codec)
+
+
+def _is_damaged_utf8(content: bytes) -> bool:
+    """Whether most of what is beyond ASCII is UTF-8: a page with a few bad bytes, of which a guess would spoil all."""
+    text = content.decode(UTF8, "replace")
+    damaged = text.count("\ufffd")
+    return len(_BEYOND_ASCII.findall(text)) - damaged > damaged
 
 
 def _guess(content: bytes) -> str | None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gristmill.dataprep.readers import read_records
 from gristmill.dataprep.records import Page, Read, Reading, Record, Rejected, Skipped
@@ -149,3 +151,28 @@ def test_tables_are_not_read_out_of_archives(tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_bytes(zipped({}))
     with pytest.raises(SourceError, match=r"a\.zip: parquet files are not read out of archives; unpack it"):
         find_files("s", {"path": str(tmp_path / "a.zip"), "format": "parquet"})
+
+
+def test_a_header_that_is_damaged_in_the_middle_is_told_although_the_end_is_there(tmp_path: Path) -> None:
+    content = bytearray(tar({"a.txt": b"one", "b.txt": b"two", "c.txt": b"three"}))
+    content[1024 + 150] ^= 0xFF  # in the checksum of the second member
+    records = read(tmp_path / "a.tar", bytes(content))
+    assert [item.text for item in records if isinstance(item, Record)] == ["one"]
+    assert errors(records) == [("", 2, "the tar archive is damaged or cut off: it has no end mark")]
+
+
+@given(data=st.data())
+@settings(deadline=None, max_examples=300)
+def test_damage_anywhere_loses_no_member_without_a_word(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    members = {f"{number}.txt": b"text %d " % number * 40 for number in range(3)}
+    name, pack = data.draw(st.sampled_from([("d.tar", tar), ("d.zip", zipped)]))
+    content = bytearray(pack(members))
+    limit = 3 * 1024 if name == "d.tar" else len(content)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, limit - 1))
+        content[at : at + data.draw(st.integers(0, 30))] = data.draw(st.binary(max_size=30))
+    records = read(tmp_path_factory.getbasetemp() / name, bytes(content))
+    told = [item for item in records if isinstance(item, Rejected | Skipped)]
+    assert told or len(records) == 3 or name == "d.zip"

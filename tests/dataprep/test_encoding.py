@@ -45,6 +45,13 @@ def test_binary_data_is_no_text() -> None:
         decode(picture, "auto")
 
 
+def test_utf8_with_a_few_bad_bytes_is_refused_and_not_spoilt_by_a_guess() -> None:
+    content = (RUSSIAN * 3).encode() + b"\xff" + RUSSIAN.encode()
+    with pytest.raises(UndecodableError, match=f"not valid UTF-8: byte 0xff at position {3 * len(RUSSIAN.encode())}"):
+        decode(content, "auto", "utf-8", html=True)
+    assert decode("Ein Café, naïve Œuvre, größer: für Übung. ".encode("cp1252") * 3, "auto").encoding == "cp1252"
+
+
 def test_a_named_encoding_is_strict() -> None:
     assert decode(b"caf\xe9", "latin-1") == Decoded("café", "iso8859-1")
     with pytest.raises(UndecodableError, match="not valid UTF-8: byte 0xe9 at position 3"):

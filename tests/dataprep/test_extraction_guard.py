@@ -168,9 +168,9 @@ def test_no_process_is_left_when_the_guard_is_done_or_fails(extractor: str) -> N
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
 def test_no_process_is_left_when_the_parent_is_killed(extractor: str) -> None:
     code = f"""
-from gristmill.dataprep.extraction_guard import Guard
+from gristmill.dataprep.extraction_guard import Guard, Limits
 from gristmill.dataprep.records import Page
-guard = Guard({extractor!r}, {{}})
+guard = Guard({extractor!r}, {{}}, Limits(seconds=1e6))
 guard.submit(Page(1, "l", b"spin", "utf-8"))
 print(guard._child.pid, flush=True)
 guard.collect()
