@@ -16,7 +16,18 @@ import pyarrow as pa
 
 from gristmill.dataprep.compression import RecordTooLongError, read_lines, split_compression
 from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.ngram_tables import BEGIN, END, MAX_ORDER, UNKNOWN, Entries, extend, next_word, word_hash
+from gristmill.dataprep.ngram_tables import (
+    BEGIN,
+    END,
+    MAX_ORDER,
+    UNKNOWN,
+    Entries,
+    NgramTables,
+    extend,
+    make_tables,
+    next_word,
+    word_hash,
+)
 from gristmill.dataprep.text_buffers import text_buffers
 
 NO_UNKNOWN_LOG = -100.0
@@ -28,8 +39,8 @@ class ArpaError(ValueError):
     """A file is not a whole model in the ARPA format."""
 
 
-def read_arpa(path: Path) -> list[Entries]:
-    """Read the entries of orders 1, 2, ...; the file may be compressed (.gz, .zst, .bz2).
+def read_arpa(path: Path) -> NgramTables:
+    """Read a model; the file may be compressed (.gz, .zst, .bz2).
 
     Raises:
         ArpaError: it is no such file, or ends early; says where.
@@ -37,17 +48,19 @@ def read_arpa(path: Path) -> list[Entries]:
     """
     lines = enumerate(read_lines(path, split_compression(path.name)[1]), start=1)
     declared = _read_header(path, lines)
-    entries = []
+    entries: list[Entries] = []
+    closed = True
     for order, count in enumerate(declared, start=1):
-        found = _read_section(path, lines, order)
+        found, suffixes = _read_section(path, lines, order)
         if len(found.keys) != count:
             raise ArpaError(f"{path}: its header declares {count} {order}-grams, {len(found.keys)} are there; "
                             "the file is cut off or was edited, get it again")  # fmt: skip
+        closed &= order == 1 or bool(np.isin(suffixes, entries[-1].keys).all())
         entries.append(found)
     if not (entries[0].keys == UNKNOWN).any():
         unknown = (np.array([UNKNOWN]), np.array([NO_UNKNOWN_LOG], np.float32), np.zeros(1, np.float32))
         entries[0] = Entries(*(np.concatenate(pair) for pair in zip(entries[0], unknown, strict=True)))
-    return entries
+    return make_tables(entries, closed)
 
 
 def _read_header(path: Path, lines: Iterator[tuple[int, bytes | RecordTooLongError]]) -> list[int]:
@@ -71,8 +84,10 @@ def _read_header(path: Path, lines: Iterator[tuple[int, bytes | RecordTooLongErr
     return counts
 
 
-def _read_section(path: Path, lines: Iterator[tuple[int, bytes | RecordTooLongError]], order: int) -> Entries:
-    """Read the entries of one order, up to the next section's heading."""
+def _read_section(
+    path: Path, lines: Iterator[tuple[int, bytes | RecordTooLongError]], order: int
+) -> tuple[Entries, np.ndarray]:  # fmt: skip
+    """Read the entries of one order, up to the next section's heading, and the hashes of their last words."""
     logs, backoffs, texts = [], [], []
     for number, line in lines:
         if isinstance(line, RecordTooLongError):
@@ -91,23 +106,25 @@ def _read_section(path: Path, lines: Iterator[tuple[int, bytes | RecordTooLongEr
             raise ArpaError(f"{path}, line {number}: {line[:60]!r} is no {order}-gram with a logarithm before it and "
                             "maybe one behind it") from error  # fmt: skip
         texts.append(b" ".join(fields[1 : order + 1]))
-    keys = _hash_ngrams(*text_buffers(pa.array(texts, pa.large_binary()).cast(pa.large_string())))
-    return Entries(keys, np.array(logs, np.float32), np.array(backoffs, np.float32))
+    keys, suffixes = _hash_ngrams(*text_buffers(pa.array(texts, pa.large_binary()).cast(pa.large_string())))
+    return Entries(keys, np.array(logs, np.float32), np.array(backoffs, np.float32)), suffixes
 
 
 @kernel
-def _hash_ngrams(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    keys = np.empty(len(offsets) - 1, np.uint64)
+def _hash_ngrams(data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The hash of each sequence of words, and of all but its first word."""
+    keys, suffixes = np.empty(len(offsets) - 1, np.uint64), np.empty(len(offsets) - 1, np.uint64)
     for text in range(len(keys)):
         begin, at, found = next_word(data, offsets[text], offsets[text + 1])
-        key, words = np.uint64(0), 0
+        key, suffix, words = np.uint64(0), np.uint64(0), 0
         while found:
             word = _arpa_word(data, begin, at)
+            suffix = word if words <= 1 else extend(suffix, word)
             key = word if words == 0 else extend(key, word)
             words += 1
             begin, at, found = next_word(data, at, offsets[text + 1])
-        keys[text] = key
-    return keys
+        keys[text], suffixes[text] = key, suffix
+    return keys, suffixes
 
 
 @kernel

@@ -4,7 +4,7 @@ An entry stands for a sequence of words w1..wn and has two decimal logarithms, a
 probability of wn after w1..wn-1, and of the backoff weight of w1..wn as a context. The probability of a word is that
 of the longest entry which ends in it and matches the words before it, times the backoff weights of all longer
 contexts (Katz 1987; Heafield 2011). A sequence is named by a 64-bit hash of its words, so that the tables need 32
-bytes an entry at most and no words; two of a million sequences share a hash with a chance of 3 in 10^8.
+bytes an entry and no words; two of a million sequences share a hash with a chance of 3 in 10^8.
 
 A text is read line by line: each line with words in it is a sentence, between `<s>` and `</s>`. Words are separated
 by ASCII white space, as KenLM has it. What is spelt `<s>` in a text is an unknown word.
@@ -27,6 +27,8 @@ BEGIN, END, UNKNOWN = np.uint64(1), np.uint64(2), np.uint64(3)
 """What stands for `<s>`, `</s>` and `<unk>`."""
 MAX_ORDER = 10
 NEWLINE = 10
+LOAD = 0.5
+"""Share of the slots that are taken: a search in vain then looks at two and a half on average (Knuth, section 6.4)."""
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -48,31 +50,34 @@ class NgramTables(NamedTuple):
     """A model ready to score, one open-addressing table per order, one after the other.
 
     Attributes:
-        starts: int64 of shape (order + 1,): table n is slots [starts[n - 1], starts[n]), a power of two.
-        keys: uint64 of shape (slots,), 0 where a slot is free.
-        logs, backoffs: float32 of shape (slots,), see `Entries`.
+        starts: int64 of shape (order + 1,): table n is slots [starts[n - 1], starts[n]), some of them free.
+        cells: uint64 of shape (slots, 2): the key, 0 where the slot is free; and, as two float32 in the same place,
+            its logarithms. One look-up is one cache line.
+        closed: whether the last words of every entry are an entry too, so that a search may end at the first miss.
     """
 
     starts: np.ndarray
-    keys: np.ndarray
-    logs: np.ndarray
-    backoffs: np.ndarray
+    cells: np.ndarray
+    closed: bool
 
     @property
     def order(self) -> int:
         """Words in the longest entries."""
         return len(self.starts) - 1
 
+    @property
+    def logs(self) -> np.ndarray:
+        """The cells as float32 of shape (slots, 4): the last two are logarithm and backoff weight."""
+        return self.cells.view(np.float32)
 
-def make_tables(entries: list[Entries]) -> NgramTables:
-    """Put the entries of orders 1, 2, ... into tables that are at most half full."""
-    sizes = [1 << max(2, (2 * len(part.keys) - 1).bit_length()) for part in entries]
+
+def make_tables(entries: list[Entries], closed: bool = True) -> NgramTables:
+    """Put the entries of orders 1, 2, ... into tables that are LOAD full; `closed` as in `NgramTables`."""
+    sizes = [int(len(part.keys) / LOAD) + 2 for part in entries]
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    keys = np.zeros(starts[-1], np.uint64)
-    logs, backoffs = np.zeros(starts[-1], np.float32), np.zeros(starts[-1], np.float32)
-    tables = NgramTables(starts, keys, logs, backoffs)
+    tables = NgramTables(starts, np.zeros((starts[-1], 2), np.uint64), closed)
     for number, part in enumerate(entries):
-        _insert(*tables, number, *part)
+        _insert(starts, tables.cells, tables.logs, number, *part)
     return tables
 
 
@@ -99,7 +104,7 @@ def score_texts(tables: NgramTables, texts: pa.Array | pa.ChunkedArray) -> tuple
     Returns:
         float64 of shape (n,); and int64 of shape (n,): words and ends of lines.
     """
-    return _score(*text_buffers(texts), *tables)
+    return _score(*text_buffers(texts), tables.starts, tables.cells, tables.logs, tables.closed)
 
 
 @kernel
@@ -131,63 +136,74 @@ def extend(key: np.uint64, word: np.uint64) -> np.uint64:
 
 
 @kernel
-def _insert(
-    starts: np.ndarray, all_keys: np.ndarray, all_logs: np.ndarray, all_backoffs: np.ndarray, number: int,
-    keys: np.ndarray, logs: np.ndarray, backoffs: np.ndarray,
-) -> None:  # fmt: skip
-    start, mask = starts[number], starts[number + 1] - starts[number] - 1
-    for entry in range(len(keys)):
-        slot = np.int64(keys[entry] & np.uint64(mask))
-        while all_keys[start + slot] != 0 and all_keys[start + slot] != keys[entry]:
-            slot = (slot + 1) & mask
-        all_keys[start + slot] = keys[entry]
-        all_logs[start + slot], all_backoffs[start + slot] = logs[entry], backoffs[entry]
+def _home(key: np.uint64, size: int) -> np.int64:
+    """Where the search for a key begins in a table of so many slots, fewer than 2^32: its upper half scaled down."""
+    return np.int64((key >> np.uint64(32)) * np.uint64(size) >> np.uint64(32))
 
 
 @kernel
-def _find(starts: np.ndarray, keys: np.ndarray, number: int, key: np.uint64) -> int:
+def _insert(
+    starts: np.ndarray, cells: np.ndarray, logs: np.ndarray, number: int, keys: np.ndarray, new_logs: np.ndarray,
+    backoffs: np.ndarray,
+) -> None:  # fmt: skip
+    start, size = starts[number], starts[number + 1] - starts[number]
+    for entry in range(len(keys)):
+        slot = _home(keys[entry], size)
+        while cells[start + slot, 0] != 0 and cells[start + slot, 0] != keys[entry]:
+            slot = slot + 1 if slot + 1 < size else 0
+        cells[start + slot, 0] = keys[entry]
+        logs[start + slot, 2], logs[start + slot, 3] = new_logs[entry], backoffs[entry]
+
+
+@kernel
+def _find(starts: np.ndarray, cells: np.ndarray, number: int, key: np.uint64) -> int:
     """The slot of an entry of order number + 1, or -1."""
-    start, mask = starts[number], starts[number + 1] - starts[number] - 1
-    slot = np.int64(key & np.uint64(mask))
-    while keys[start + slot] != 0:
-        if keys[start + slot] == key:
+    start, size = starts[number], starts[number + 1] - starts[number]
+    slot = _home(key, size)
+    while cells[start + slot, 0] != 0:
+        if cells[start + slot, 0] == key:
             return start + slot
-        slot = (slot + 1) & mask
+        slot = slot + 1 if slot + 1 < size else 0
     return -1
 
 
 @kernel
 def _step(
-    word: np.uint64, starts: np.ndarray, keys: np.ndarray, logs: np.ndarray, backoffs: np.ndarray,
-    chain: np.ndarray, slots: np.ndarray, known: int,
+    word: np.uint64, starts: np.ndarray, cells: np.ndarray, logs: np.ndarray, closed: bool, chain: np.ndarray,
+    slots: np.ndarray, known: int,
 ) -> float:  # fmt: skip
     """The log10 probability of a word after `known` words, which then is one of them.
 
     `chain[n]` and `slots[n]` are hash and slot (or -1) of the last n + 1 words; both are brought up to date.
     """
     order = len(starts) - 1
-    if _find(starts, keys, 0, word) < 0:
-        word = UNKNOWN
-    total, matched = 0.0, -1
-    for number in range(min(known, order - 1), -1, -1):  # long ones first: each overwrites what shorter ones need not
-        if number > 0 and slots[number - 1] < 0:
-            slot, key = -1, np.uint64(0)  # an entry's context is an entry too
-        else:
-            key = word if number == 0 else extend(chain[number - 1], word)
-            slot = _find(starts, keys, number, key)
-        if matched < 0 and slot >= 0:
-            matched = number
-            total += logs[slot]
-        if matched < 0 and number > 0 and slots[number - 1] >= 0:
-            total += backoffs[slots[number - 1]]
-        chain[number], slots[number] = key, slot
+    single = _find(starts, cells, 0, word)
+    if single < 0:
+        word, single = UNKNOWN, _find(starts, cells, 0, UNKNOWN)
+    longest = min(known, order - 1)
+    for number in range(longest, 0, -1):  # each is made of the one below, of the word before
+        chain[number] = extend(chain[number - 1], word)
+    chain[0] = word
+    matched, total = 0, np.float64(logs[single, 2])
+    context = slots[0]
+    slots[0] = single
+    for number in range(1, longest + 1):
+        before, slot = context, -1
+        context = slots[number] if number < order - 1 else -1
+        if before >= 0 and (matched == number - 1 or not closed):  # an entry's context is an entry, too
+            slot = _find(starts, cells, number, chain[number])
+        if slot >= 0:
+            matched, total = number, np.float64(logs[slot, 2])
+        elif before >= 0:
+            total += logs[before, 3]
+        slots[number] = slot
     return total
 
 
 @kernel
 def _score(
-    data: np.ndarray, offsets: np.ndarray, starts: np.ndarray, keys: np.ndarray, logs: np.ndarray,
-    backoffs: np.ndarray,
+    data: np.ndarray, offsets: np.ndarray, starts: np.ndarray, cells: np.ndarray, logs: np.ndarray,
+    closed: bool,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     number, order = len(offsets) - 1, len(starts) - 1
     totals, sizes = np.zeros(number), np.zeros(number, np.int64)
@@ -200,14 +216,14 @@ def _score(
             while found:
                 if known == 0:
                     slots[:] = -1
-                    chain[0], slots[0], known = BEGIN, _find(starts, keys, 0, BEGIN), 1
+                    chain[0], slots[0], known = BEGIN, _find(starts, cells, 0, BEGIN), 1
                 word = word_hash(data, begin, at)
-                totals[text] += _step(word, starts, keys, logs, backoffs, chain, slots, known)
+                totals[text] += _step(word, starts, cells, logs, closed, chain, slots, known)
                 sizes[text] += 1
                 known += 1
                 begin, at, found = next_word(data, at, end)
             if known:
-                totals[text] += _step(END, starts, keys, logs, backoffs, chain, slots, known)
+                totals[text] += _step(END, starts, cells, logs, closed, chain, slots, known)
                 sizes[text] += 1
             at += 1
     return totals, sizes

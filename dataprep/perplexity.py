@@ -103,7 +103,7 @@ def load_scores(path: str, sha256: str) -> LogScores:
 @lru_cache(maxsize=2)
 def _load_tables(path: str, sha256: str) -> NgramTables:
     file = as_path(path)
-    return make_tables(read_entries(file) if file.name == NGRAM_FILE else read_arpa(file))
+    return make_tables(read_entries(file)) if file.name == NGRAM_FILE else read_arpa(file)
 
 
 @lru_cache(maxsize=2)

@@ -24,6 +24,7 @@ AREAS = {
     ),
     "quality": (
         "gristmill.dataprep.bench_language",
+        "gristmill.dataprep.bench_quality",
         "gristmill.dataprep.bench_extraction",
     ),
     "memory": ("gristmill.dataprep.bench_memory",),

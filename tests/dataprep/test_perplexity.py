@@ -176,7 +176,7 @@ def test_an_arpa_file_scores_as_kenlm_scores_it(tmp_path: Path, compressed: bool
     if compressed:
         path = tmp_path / "model.arpa.gz"
         path.write_bytes(gzip.compress((tmp_path / "model.arpa").read_bytes()))
-    tables = make_tables(read_arpa(path))
+    tables = read_arpa(path)
     seen = [*random_texts(4, 20), "an unknown word", "the\tcat \r\n\n  <s> cat", "", "\n \n", "the cat </s>"]
     scores, _ = score_texts(tables, as_array(seen))
     # What is spelt <s> or </s> in a text is an unknown word here, and the mark itself to KenLM.
@@ -199,8 +199,23 @@ def test_a_trained_model_scores_as_its_arpa_does_in_kenlm(tmp_path: Path) -> Non
 def test_a_model_without_unknown_words_finds_them_all_but_impossible(tmp_path: Path) -> None:
     path = tmp_path / "m.arpa"
     path.write_text("\\data\\\nngram 1=3\n\n\\1-grams:\n-99\t<s>\t0\n-0.5 </s>\n-0.25 cat\n\n\\end\\\n")
-    scores, _ = score_texts(make_tables(read_arpa(path)), as_array(["cat", "dog"]))
+    scores, _ = score_texts(read_arpa(path), as_array(["cat", "dog"]))
     assert scores.tolist() == [-0.75, -100.5]
+
+
+def test_a_pruned_model_may_lack_the_last_words_of_an_entry(tmp_path: Path) -> None:
+    # By hand: p(c | a b) = -0.1 though "b c" is no entry; p(c | x b) backs off twice to p(c).
+    unigrams = [f"-1\t{word}\t-0.5" for word in ("<s>", "</s>", "<unk>", "a", "b", "c", "x")]
+    bigrams = ["-0.3\ta b\t-0.25", "-0.4\tx b\t-0.125"]
+    path = tmp_path / "m.arpa"
+    lines = ["\\data\\", "ngram 1=7", "ngram 2=2", "ngram 3=1", "", "\\1-grams:", *unigrams, "", "\\2-grams:", *bigrams]
+    path.write_text("\n".join([*lines, "", "\\3-grams:", "-0.1\ta b c", "", "\\end\\", ""]))
+    tables = read_arpa(path)
+    assert not tables.closed
+    scores, _ = score_texts(tables, as_array(["a b c", "x b c"]))
+    first, second, end = -0.5 - 1, -0.3, -0.5 - 1  # p(a | <s>), p(b | a), p(</s> | c)
+    assert scores[0] == pytest.approx(first + second - 0.1 + end, abs=1e-6)
+    assert scores[1] == pytest.approx(first - 0.4 + (-0.125 - 0.5 - 1) + end, abs=1e-6)
 
 
 @pytest.mark.parametrize(("content", "message"), [
