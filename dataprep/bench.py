@@ -16,15 +16,12 @@ from typing import Any
 import pyarrow as pa
 
 from gristmill.dataprep import gopher, gopher_reference
-from gristmill.dataprep.minhash import band_keys, signatures
-from gristmill.dataprep.shingles import shingle_sets
 
 DOCUMENT_CHARACTERS = 4000
 DOCUMENTS = 2000
 PEER_DOCUMENTS = 200
 """The peers are slow: they get the first documents only; rates are per byte."""
 REPEATS = 3
-NGRAM, BANDS, ROWS = 5, 14, 8
 
 
 def rows() -> Iterator[dict[str, Any]]:
@@ -32,7 +29,6 @@ def rows() -> Iterator[dict[str, Any]]:
     texts = library_texts(DOCUMENTS // 2) + synthetic_texts(DOCUMENTS // 2)
     random.Random(0).shuffle(texts)
     yield compare("gopher statistics, against plain Python", texts, gopher.all_statistics, gopher_in_python)
-    yield compare("minhash text to bands, against datasketch", texts, minhash_bands, minhash_with_datasketch)
 
 
 def compare(
@@ -61,21 +57,6 @@ def gopher_in_python(texts: list[str]) -> None:
     for text in texts:
         gopher_reference.quality(text)
         gopher_reference.repetition(text)
-
-
-def minhash_bands(texts: pa.Array) -> Any:
-    """Band keys from text, as `dedup` makes them."""
-    return band_keys(signatures(shingle_sets(texts, NGRAM), BANDS * ROWS, 1), BANDS, ROWS)
-
-
-def minhash_with_datasketch(texts: list[str]) -> None:
-    """Signatures from text as datasketch's documentation has it, in its fastest form: whole batches of shingles."""
-    from datasketch import MinHash
-
-    for text in texts:
-        words = text.lower().split()
-        shingles = {" ".join(words[at : at + NGRAM]).encode() for at in range(max(1, len(words) - NGRAM + 1))}
-        MinHash(BANDS * ROWS, scheme="affine32").update_batch(shingles)
 
 
 def library_texts(documents: int) -> list[str]:

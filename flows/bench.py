@@ -18,11 +18,14 @@ from gristmill.dataprep.files import atomic_write
 AREAS = {
     "dataprep": (
         "gristmill.dataprep.bench",
+        "gristmill.dataprep.bench_minhash",
         "gristmill.dataprep.bench_judges",
         "gristmill.dataprep.bench_reading",
         "gristmill.dataprep.bench_jobs",
     ),
+    "dedup_million": ("gristmill.dataprep.bench_dedup",),
     "quality": (
+        "gristmill.dataprep.bench_duplicates",
         "gristmill.dataprep.bench_language",
         "gristmill.dataprep.bench_quality",
         "gristmill.dataprep.bench_extraction",
