@@ -61,7 +61,8 @@ def split_files(
 
 
 def _saved(names: Sequence[str], read: Callable[[str], bytes], folder: str) -> list[str]:
-    listed = [folder + entry["filename"] for entry in _parse(read, f"{folder}state.json").get("_data_files", [])]
+    entries = _parse(read, f"{folder}state.json").get("_data_files") or []
+    listed = [folder + str(entry.get("filename")) for entry in entries if isinstance(entry, dict)]
     missing = sorted(set(listed) - set(names))
     if missing or not listed:
         raise NoSplitError(f"is incomplete: {folder}state.json lists {len(listed)} data files"
@@ -90,13 +91,23 @@ def _configured(names: Sequence[str], read: Callable[[str], bytes]) -> dict[str,
         card = yaml.safe_load(front.group(1)) if front else None
     except yaml.YAMLError as error:
         raise NoSplitError(f"is damaged: the top of README.md is no YAML: {' '.join(str(error).split())}") from error
-    configs = [config for config in (card or {}).get("configs") or [] if config.get("data_files")]
+    configs = card.get("configs") if isinstance(card, dict) else None
+    if not configs:
+        return None
+    try:
+        return _data_files([config for config in configs if config.get("data_files")])
+    except (AttributeError, KeyError, TypeError) as error:
+        raise NoSplitError("is damaged: `configs` at the top of README.md is not of the hub's form") from error
+
+
+def _data_files(configs: Sequence[dict[str, Any]]) -> dict[str, list[str]] | None:
     if not configs:
         return None
     marked = (config for config in configs if config.get("default") or config.get("config_name") == "default")
-    chosen = next(marked, configs[0])
-    files = chosen["data_files"]
-    if isinstance(files, str) or (files and isinstance(files[0], str)):
+    files = next(marked, configs[0])["data_files"]
+    if isinstance(files, dict):
+        return {str(split): _as_list(patterns) for split, patterns in files.items()}
+    if isinstance(files, str) or all(isinstance(file, str) for file in files):
         return {DEFAULT_SPLIT: _as_list(files)}
     return {str(entry["split"]): _as_list(entry["path"]) for entry in files}
 

@@ -100,6 +100,11 @@ configs:
     with pytest.raises(NoSplitError, match=r"no file for split 'test': nothing matches none\.jsonl"):
         split(files, "test")
     assert split({**files, "README.md": "---\nconfigs:\n- data_files: s.*\n---\n"}) == ["s.jsonl"]
+    by_split = "---\nconfigs:\n- data_files: {train: two.jsonl, dev: [s.jsonl]}\n---\n"
+    assert split({**files, "README.md": by_split}, "dev") == ["s.jsonl"]
+    for odd in ("[3]", "7", "[{data_files: [{split: train}]}]", "[{data_files: 7}]"):
+        with pytest.raises(NoSplitError, match="not of the hub's form"):
+            split({**files, "README.md": f"---\nconfigs: {odd}\n---\n"})
     with pytest.raises(NoSplitError, match=r"README\.md is no YAML"):
         split({**files, "README.md": "---\n[\n---\n"})
 

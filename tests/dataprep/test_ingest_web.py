@@ -162,3 +162,24 @@ def test_every_mixture_of_good_and_bad_records_is_accounted_for(
         assert counts["read"] + sum(result["skipped"].values()) == sum(
             1 for form, kinds, _ in files for kind in kinds if kind < 4 or form == "warc"
         )
+
+
+def test_crawls_are_read_from_any_store(make_context: MakeContext) -> None:
+    from upath import UPath
+
+    root = UPath("memory://crawl-test")
+    (root / "in").mkdir(parents=True, exist_ok=True)
+    for number in range(2):
+        packed = gzip.compress(record("response", http(html(number)), number))
+        (root / "in" / f"{number}.warc.gz").write_bytes(packed)
+    summary = ingest.run({}, {"sources": {"web": {"path": f"{root}/in/*.warc.gz"}}}, root / "out", make_context("work"))
+    assert summary["counts"]["kept"] == 2
+    assert [row["text"].partition(" tells")[0] for row in rows(root / "out")] == ["Page 0", "Page 1"]
+
+
+def test_a_crawl_that_is_listed_twice_is_an_error_that_says_so(tmp_path: Path, make_context: MakeContext) -> None:
+    content = record("response", http(html(1)), 1)
+    (tmp_path / "a.warc").write_bytes(content)
+    (tmp_path / "a.warc.gz").write_bytes(gzip.compress(content))
+    with pytest.raises(ingest.DuplicateIdError, match=r"1 records repeat.*a\.example/#.*list every WARC file once"):
+        ingest.run({}, {"sources": {"web": {"path": str(tmp_path)}}}, tmp_path / "out", make_context("work"))
