@@ -1,8 +1,9 @@
 """An index of the word n-grams of evaluation items, and where they stand in other texts. Numba kernels.
 
-Words become numbers through a table that compares them code point by code point, and n-grams are compared number by
-number: hashes only say where to look, so that nothing is found that is not there. Built once, held as plain arrays
-and shared by all tasks of a stage through one Arrow file.
+Distinct words of the items have numbers, by code points. A word of another text is first taken for the word with its
+hash of 64 bits; where an n-gram of such numbers is found, its words are compared code point by code point, so that
+nothing is found that is not there. (Two words of the items that share a hash would hide one another: of V distinct
+ones about V^2 / 2^65 do.) Built once, held as plain arrays and shared by all tasks of a stage through one Arrow file.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gristmill.dataprep.repetition import empty_table
 from gristmill.dataprep.shuffle import open_batches
 from gristmill.dataprep.text_buffers import text_buffers
 from gristmill.dataprep.unicode_tables import code_point_flags, decode, lower_case
-from gristmill.dataprep.words import hash_lower, same_lower, word_spans
+from gristmill.dataprep.words import hashed_words, same_lower
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, as in hashing.py
 MOST_PLACES = 64
@@ -40,7 +41,7 @@ class NgramIndex(NamedTuple):
         ngram_table: int32, open addressing; the number of a distinct n-gram, or -1.
         ngram_begins, ngram_lengths: int64 per distinct n-gram, where it stands first in `words`, and its words.
         place_offsets: int64; n-gram i stands at places[place_offsets[i]:place_offsets[i + 1]], positions in `words`.
-        prefixes: uint8 flags, indexed by the hash of the first words of an n-gram: whether one begins so.
+        prefixes: uint8, bits indexed by the hash of the first words of an n-gram: whether one begins so.
         prefix_words: int64 of shape (1,).
         counted_words: int64 per part, words that lie in an n-gram which is looked for.
     """
@@ -177,9 +178,9 @@ def _number_words(
     hashes, codes, code_offsets = np.empty(most, np.uint64), np.empty(most, np.uint32), np.zeros(most + 1, np.int64)
     total, distinct = 0, 0
     for part in range(parts):
-        starts, ends = word_spans(data, offsets[part], offsets[part + 1], flags)
+        starts, ends, values = hashed_words(data, offsets[part], offsets[part + 1], flags, lower)
         for word in range(len(starts)):
-            value = hash_lower(data, starts[word], ends[word], lower)
+            value = values[word]
             slot = _word_slot(data, starts[word], ends[word], lower, value, table, hashes, codes, code_offsets)
             if table[slot] < 0:
                 table[slot] = distinct
@@ -284,12 +285,47 @@ def _number_ngrams(
 @kernel
 def _flag_prefixes(words: np.ndarray, begins: np.ndarray, prefix_words: int) -> np.ndarray:
     size = 1024
-    while size < 16 * len(begins):
+    while size < 2 * len(begins):
         size *= 2
     prefixes = np.zeros(size, np.uint8)
     for begin in begins:
-        prefixes[_hash_words(words, begin, prefix_words) & np.uint64(size - 1)] = 1
+        value = np.uint64(0)
+        for at in range(begin + prefix_words - 1, begin - 1, -1):
+            value = value * _ODD + np.uint64(words[at])
+        bit = fmix64(value) & np.uint64(8 * size - 1)
+        prefixes[bit >> np.uint64(3)] |= np.uint8(1) << (bit & np.uint64(7))
     return prefixes
+
+
+@kernel
+def _number_hashed(
+    hashes: np.ndarray, word_table: np.ndarray, word_hashes: np.ndarray
+) -> np.ndarray:
+    """The number of the word with each hash, or -1 (int32)."""
+    mask = np.uint64(len(word_table) - 1)
+    words = np.empty(len(hashes), np.int32)
+    for at in range(len(hashes)):
+        slot = hashes[at] & mask
+        word = word_table[slot]
+        while word >= 0 and word_hashes[word] != hashes[at]:
+            slot = (slot + np.uint64(1)) & mask
+            word = word_table[slot]
+        words[at] = word
+    return words
+
+
+@kernel
+def _are_words(
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, words: np.ndarray, lower: np.ndarray,
+    word_codes: np.ndarray, word_offsets: np.ndarray,
+) -> bool:  # fmt: skip
+    """Whether spans of a text are the words with these numbers, code point by code point."""
+    same = 0
+    while same < len(words) and same_lower(
+        data, starts[same], ends[same], lower, word_codes[word_offsets[words[same]] : word_offsets[words[same] + 1]]
+    ):
+        same += 1
+    return same == len(words)
 
 
 @kernel
@@ -302,25 +338,31 @@ def _find_ngrams(
     size = 1024
     hits = np.empty((5, size), np.int64)
     count = 0
-    mask = np.uint64(len(prefixes) - 1)
+    mask = np.uint64(8 * len(prefixes) - 1)
+    oldest = np.uint64(1)
+    for _ in range(prefix_words):
+        oldest *= _ODD
     for text in range(len(offsets) - 1):
-        starts, ends = word_spans(data, offsets[text], offsets[text + 1], flags)
-        words = np.empty(len(starts), np.int32)
-        for word in range(len(starts)):
-            value = hash_lower(data, starts[word], ends[word], lower)
-            words[word] = word_table[_word_slot(
-                data, starts[word], ends[word], lower, value, word_table, word_hashes, word_codes, word_offsets
-            )]  # fmt: skip
-        known = 0  # words from here on that the index knows, at most as many as the longest n-gram
+        starts, ends, hashes = hashed_words(data, offsets[text], offsets[text + 1], flags, lower)
+        words = _number_hashed(hashes, word_table, word_hashes)
+        known = 0  # words from here on that the index knows
+        value = np.uint64(0)
         for at in range(len(words) - 1, -1, -1):
             known = known + 1 if words[at] >= 0 else 0
-            if known < prefix_words or prefixes[_hash_words(words, at, prefix_words) & mask] == 0:
+            value = value * _ODD + np.uint64(words[at])
+            if at + prefix_words < len(words):
+                value -= oldest * np.uint64(words[at + prefix_words])
+            bit = fmix64(value) & mask
+            if known < prefix_words or prefixes[bit >> np.uint64(3)] >> (bit & np.uint64(7)) & 1 == 0:
                 continue
             for length in wanted:
                 if length > known:
                     break
                 ngram = table[_ngram_slot(words, at, length, indexed, table, begins, lengths)]
                 if ngram < 0 or place_offsets[ngram + 1] - place_offsets[ngram] > MOST_PLACES:
+                    continue
+                if not _are_words(data, starts[at : at + length], ends[at : at + length], words[at : at + length],
+                                  lower, word_codes, word_offsets):
                     continue
                 if count == size:
                     grown = np.empty((5, 2 * size), np.int64)

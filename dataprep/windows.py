@@ -21,6 +21,8 @@ from gristmill.dataprep.words import word_spans
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, as in hashing.py
 
+SINGLE_SPACE = np.uint8(0x20)
+
 
 class Windows(NamedTuple):
     """All windows of n texts, one after the other.
@@ -80,17 +82,20 @@ def _find_windows(
         begin = offsets[text]
         firsts, lasts = word_spans(data, begin, offsets[text + 1], flags)
         words[text] = len(firsts)
-        # A word with what follows it, up to the next word: only of the last word in a window the word alone.
+        # A word with what parts it from the next one; a single space, which is the most frequent, adds nothing.
         steps = np.zeros(len(firsts), np.uint64)
-        for word in range(len(firsts) - 1):
-            steps[word] = hash_bytes(data, firsts[word], firsts[word + 1])
         value = np.uint64(0)
         for word in range(len(firsts)):
+            own = hash_bytes(data, firsts[word], lasts[word])
             first = word - length + 1
             if first >= 0:
-                hashes[count] = fmix64((value ^ hash_bytes(data, firsts[word], lasts[word])) * _ODD)
+                hashes[count] = fmix64((value ^ own) * _ODD)
                 begins[count], ends[count] = firsts[first] - begin, lasts[word] - begin
                 count += 1
+            if word + 1 < len(firsts):
+                single = firsts[word + 1] - lasts[word] == 1 and data[lasts[word]] == SINGLE_SPACE
+                gap = np.uint64(0) if single else hash_bytes(data, lasts[word], firsts[word + 1])
+                steps[word] = own + gap
             value = value * _ODD + steps[word]
             if first >= 0:
                 value -= oldest * steps[first]

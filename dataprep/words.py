@@ -44,16 +44,43 @@ def word_spans(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> tup
 
 
 @kernel
-def hash_lower(data: np.ndarray, begin: int, end: int, lower: np.ndarray) -> np.uint64:
-    """A 64-bit hash of a word's lower-cased code points."""
-    value, length = np.uint64(0), np.uint64(0)
-    while begin < end:
-        code, width = decode(data, begin)
-        begin += width
+def hashed_words(
+    data: np.ndarray, begin: int, end: int, flags: np.ndarray, lower: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Find the words as `word_spans` does, and hash each one's lower-cased code points to 64 bits.
+
+    Args:
+        lower: `unicode_tables.lower_case`.
+
+    Returns:
+        starts, ends: int64; hashes: uint64, one entry per word.
+    """
+    most = (end - begin) // 2 + 1
+    starts, ends, hashes = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.uint64)
+    count, length, value = 0, np.uint64(0), np.uint64(0)
+    at = begin
+    while at < end:
+        code, width = decode(data, at)
+        flag = flags[code]
+        if length > 0 and (flag & WORD == 0 or flag & ALONE != 0):
+            ends[count], hashes[count] = at, fmix64(value + length)
+            count, length, value = count + 1, np.uint64(0), np.uint64(0)
+        if flag & WORD == 0:
+            at += width
+            continue
+        if length == 0:
+            starts[count] = at
+        at += width
         value = (value ^ np.uint64(lower[code])) * _ODD
         value ^= value >> np.uint64(32)
         length += np.uint64(1)
-    return fmix64(value + length)
+        if flag & ALONE != 0:
+            ends[count], hashes[count] = at, fmix64(value + length)
+            count, length, value = count + 1, np.uint64(0), np.uint64(0)
+    if length > 0:
+        ends[count], hashes[count] = end, fmix64(value + length)
+        count += 1
+    return starts[:count], ends[:count], hashes[:count]
 
 
 @kernel

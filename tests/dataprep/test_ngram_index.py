@@ -102,6 +102,15 @@ def test_the_index_survives_its_file(tmp_path: Path) -> None:
         assert mine.tolist() == other.tolist()
 
 
+def test_words_that_only_share_a_hash_are_not_taken_for_each_other() -> None:
+    text = pa.array(["one two three four"], pa.large_string())
+    index = build_index(text, 3, 2)
+    assert len(find_ngrams(text, index).ngram) == 2
+    codes = index.word_codes.copy()
+    codes[:3] = [ord(letter) for letter in "owe"]  # as if the index had been made of a word with the hash of "one"
+    assert find_ngrams(text, index._replace(word_codes=codes)).word.tolist() == [1]
+
+
 def test_what_is_in_every_item_is_a_template_and_counts_for_none() -> None:
     template = "answer the following question with one word"
     parts = [f"{template} item{n} asks for thing{n} and then stops" for n in range(MOST_PLACES + 1)]
