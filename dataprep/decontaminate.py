@@ -35,7 +35,7 @@ from gristmill.dataprep.match_report import (
     write_matches,
     write_parts_table,
 )
-from gristmill.dataprep.ngram_index import Hits, build_index, find_ngrams, read_index, write_index
+from gristmill.dataprep.ngram_index import Hits, build_index, count_documents, find_ngrams, read_index, write_index
 from gristmill.dataprep.rules import first_failures
 from gristmill.dataprep.shuffle import open_batches, write_partitions
 from gristmill.mixtures.decontaminate import Decontaminate
@@ -111,8 +111,7 @@ def scan(task: Task, plan: Plan) -> Done:
     """Find the n-grams of the index in one shard."""
     texts = read_judged(plan.inputs, task.name, plan.section.sources)
     hits = find_ngrams(texts.texts, read_index(plan.path("index", "ngrams")))
-    once = np.unique(np.stack([hits.text, hits.ngram]), axis=1)
-    ngrams, documents = np.unique(once[1], return_counts=True)
+    ngrams, documents = count_documents(hits)
     files = [plan.path("hits", task.name), plan.path("counts", task.name)]
     _write_columns(files[0], hits._asdict())
     _write_columns(files[1], {"ngram": ngrams, "documents": documents})

@@ -143,6 +143,13 @@ def find_ngrams(texts: pa.Array | pa.ChunkedArray, index: NgramIndex) -> Hits:
     return Hits(*found)
 
 
+def count_documents(hits: Hits) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct n-grams that were found (int64, ascending), and in how many texts each stands."""
+    once = np.unique(np.stack([hits.text, hits.ngram]), axis=1)
+    ngrams, documents = np.unique(once[1], return_counts=True)
+    return ngrams, documents
+
+
 def covered(positions: np.ndarray, length: np.ndarray, new: np.ndarray) -> np.ndarray:
     """How many words each n-gram covers that the one before it does not.
 

@@ -22,6 +22,7 @@ AREAS = {
         "gristmill.dataprep.bench_judges",
         "gristmill.dataprep.bench_reading",
         "gristmill.dataprep.bench_jobs",
+        "gristmill.dataprep.bench_spans",
     ),
     "dedup_million": ("gristmill.dataprep.bench_dedup",),
     "quality": (
@@ -29,6 +30,7 @@ AREAS = {
         "gristmill.dataprep.bench_language",
         "gristmill.dataprep.bench_quality",
         "gristmill.dataprep.bench_extraction",
+        "gristmill.dataprep.bench_decontamination",
     ),
     "memory": ("gristmill.dataprep.bench_memory",),
     "tokenize": (
