@@ -139,7 +139,8 @@ class Quality(QualityThresholds, Judging):
     """Measure `heuristic_score`, a share in [0, 1] that no training is needed for; see `dataprep/heuristics.py`."""
     keep_top: Share | None = None
     """Keep this share of the judged documents, the best by one score: ceil(share * documents) of them, documents of
-    the same score in the order of a hash of their ids. DCLM keeps the best 0.1. Thresholds apply besides."""
+    the same score in the order of a hash of their ids. DCLM keeps the best 0.1. Thresholds apply besides; a document
+    that has no such score (no words, for a perplexity) is not ranked and passes."""
     keep_top_by: Score | None = None
     """Which score; the first configured one if absent."""
     per_source: bool = False

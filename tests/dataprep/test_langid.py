@@ -1,7 +1,10 @@
 import hashlib
 import json
 import math
+import os
 import shutil
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.dataprep import langid, models
+from gristmill.dataprep.classifier import ZEROED_MEMORY
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import read_documents, read_table, shard_names
 from gristmill.dataprep.edits import apply_edits, edits_array
@@ -339,6 +343,28 @@ def test_lines_of_other_languages_are_cut_where_that_is_asked_for(
     assert summary["counts"]["bytes_kept"] == summary["counts"]["bytes_read"] - 2 * (size + 1) - size
     edited = read_documents({**inputs, "langid": tmp_path / "out"}, "part-00000.parquet")["text"].to_pylist()
     assert edited == ["\n".join([english, "", "ok", *[english] * 5]), english, ""]
+
+
+def test_another_model_with_scripts_in_its_labels_measures_them_and_keeps_by_the_same_codes(
+    write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
+) -> None:
+    words = {"eng_Latn": "the cat and a dog ran", "srp_Cyrl": "мачка и пас су трчали",
+             "srp_Latn": "mačka i pas su trčali"}  # fmt: skip
+    lines = [f"__label__{label} {text}\n" for label, text in words.items() for _ in range(200)]
+    (tmp_path / "lines.txt").write_text("".join(lines), encoding="utf-8")
+    code = ("import sys, fasttext; fasttext.train_supervised(sys.argv[1], dim=4, epoch=20, lr=1.0, minn=0, thread=1, "
+            "verbose=0).save_model(sys.argv[2])")  # fmt: skip
+    command = [sys.executable, "-c", code, str(tmp_path / "lines.txt"), str(tmp_path / "mine.bin")]
+    subprocess.run(command, check=True, env={**os.environ, **ZEROED_MEMORY})
+    inputs = {"ingest": write_ingest("ingest", [[("web", label, text) for label, text in words.items()]])}
+    config = {"model": str(tmp_path / "mine.bin"), "keep": {"en": 0.5, "sr_Cyrl": 0.5}}
+    summary = langid.run(inputs, config, tmp_path / "out", make_context("work"))
+    rows = read_table(tmp_path / "out" / "part-00000.parquet").to_pylist()
+    assert [(row["language"], row["script"], row["keep"]) for row in rows] == [
+        ("en", "Latn", True), ("sr", "Cyrl", True), ("sr", "Latn", False)]  # fmt: skip
+    assert summary["languages"] == {"en": 1, "sr": 2}
+    with pytest.raises(LanguageError, match=r"'de' is no language of mine\.bin"):
+        langid.run(inputs, {**config, "keep": ["de"]}, tmp_path / "again", make_context("again"))
 
 
 @needs_model
