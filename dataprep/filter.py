@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from gristmill.dataprep import histograms
 from gristmill.dataprep.context import Context
@@ -39,7 +40,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         config: the manifest's `filter` section (`mixtures.rules.Filter`).
 
     Returns:
-        `counts`; `rules`: per rule how many documents fail it, and fail only it; `histograms`: per statistic.
+        `counts`; `rules`: per rule how many documents fail it, and fail only it; `histograms`: per statistic;
+        `histograms_by_source`: per source and statistic.
 
     Raises:
         ConservationError: the counts do not balance.
@@ -52,10 +54,12 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     counts = add_counts(result["counts"] for result in results)
     check_conservation(counts, context.stage)
     check_quarantine(counts, section.max_quarantined, context.stage)
+    by_source = histograms.add_by_source(result["histograms_by_source"] for result in results)
     return {
         "counts": counts,
         "rules": add_counts(result["rules"] for result in results),
-        "histograms": histograms.add_histograms(result["histograms"] for result in results),
+        "histograms": histograms.add_histograms(by_source.values()),
+        "histograms_by_source": by_source,
     }
 
 
@@ -76,5 +80,11 @@ def filter_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any],
     columns = {name: spread(values, errors) for name, values in statistics.items()}
     table, counts = annotate(documents, rows, judged, reasons, columns, errors)
     write_table(out / task.name, table)
-    shapes = {name: histograms.histogram(values, edges(name)) for name, values in statistics.items()}
-    return Done([out / task.name], {"counts": counts, "rules": count_failures(failed), "histograms": shapes})
+    sources = documents["source"].take(pa.array(judged[good])).cast(pa.string()).to_numpy()
+    shapes = {
+        source: {name: histograms.histogram(values[sources == source], edges(name))
+                 for name, values in statistics.items()}
+        for source in np.unique(sources).tolist()
+    }  # fmt: skip
+    result = {"counts": counts, "rules": count_failures(failed), "histograms_by_source": shapes}
+    return Done([out / task.name], result)

@@ -30,3 +30,12 @@ def add_histograms(parts: Iterable[Mapping[str, Histogram]]) -> dict[str, Histog
             counts = [a + b for a, b in zip(before["counts"], added["counts"], strict=True)]
             total[name] = {"edges": added["edges"], "counts": counts}
     return total
+
+
+def add_by_source(parts: Iterable[Mapping[str, Mapping[str, Histogram]]]) -> dict[str, dict[str, Histogram]]:
+    """Add histograms source by source and name by name; the sources in the order of their names."""
+    total: dict[str, dict[str, Histogram]] = {}
+    for part in parts:
+        for source, added in part.items():
+            total[source] = add_histograms([total.get(source, {}), added])
+    return dict(sorted(total.items()))

@@ -79,6 +79,7 @@ def _count_long_lines(data: np.ndarray, offsets: np.ndarray, least: int) -> np.n
         line, end = offsets[text], offsets[text + 1]
         while line <= end:
             stop = skip_to_newlines(data, line, end, 1)
-            counts[text] += count_code_points(data, line, stop) >= least
+            # A line has at most as many code points as bytes.
+            counts[text] += stop - line >= least and count_code_points(data, line, stop) >= least
             line = stop + 1
     return counts

@@ -66,8 +66,8 @@ def text_classes() -> np.ndarray:
     flags = np.zeros(CODE_POINTS, np.uint8)
     for flag, predicate in ((SPACE, str.isspace), (LOWER, str.islower), (LETTER, str.isalpha), (WORD, str.isalnum)):
         flags[np.fromiter(map(predicate, characters), bool, CODE_POINTS)] |= flag
-    extends = [category[0] == "M" or category == "Cf" for category in map(unicodedata.category, characters)]
-    flags[np.array(extends)] |= WORD
+    major, minor = np.array(list(map(unicodedata.category, characters))).view(np.uint32).reshape(-1, 2).T
+    flags[(major == ord("M")) | ((major == ord("C")) & (minor == ord("f")))] |= WORD
     flags[ord("_")] |= WORD
     for first, last in TERMINAL_RANGES:
         flags[first : last + 1] |= TERMINAL

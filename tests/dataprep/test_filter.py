@@ -176,6 +176,45 @@ def test_the_summary_does_not_depend_on_how_documents_are_sharded(
     assert sum(summaries[0]["histograms"]["words"]["counts"]) == 20
 
 
+def test_histograms_are_kept_for_every_source_and_add_up(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    shards = [[("web", "a", prose(1)), ("books", "b", prose(2))], [("web", "c", "short")]]
+    ingest = write_ingest("ingest", shards)
+    summary = filter_stage.run({"ingest": ingest}, {}, tmp_path / "out", make_context("work"))
+    by_source = {source: of_source["words"] for source, of_source in summary["histograms_by_source"].items()}
+    assert {source: sum(shape["counts"]) for source, shape in by_source.items()} == {"books": 1, "web": 2}
+    added = [sum(pair) for pair in zip(*(shape["counts"] for shape in by_source.values()), strict=True)]
+    assert summary["histograms"]["words"] == {"edges": by_source["web"]["edges"], "counts": added}
+
+
+def test_rule_sets_are_tried_in_the_order_of_the_schema_and_read_what_they_need(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    code = "def total(items):\n    return sum(item.value for item in items if item is not None)\n" * 3
+    texts = {"app/lib.min.js": code, "app/lib.py": code, "app/x.py": "value = {}\n" * 30}
+    ingest = write_ingest("ingest", [[("code", path, text) for path, text in texts.items()]])
+    config = {"rules": [{"code": {"max_encoded_ratio": 1.0}}, {"c4": {"min_sentences": 0, "max_curly_brackets": 9}}]}
+    summary = filter_stage.run({"ingest": ingest}, config, tmp_path / "out", make_context("work"))
+    assert reason_of(read(tmp_path / "out")) == {0: "code/max_minified", 1: None, 2: "c4/max_curly_brackets"}
+    assert summary["rules"]["c4/max_curly_brackets"] == {"failing": 1, "only": 1}
+    assert read(tmp_path / "out")["data_lines"].to_pylist() == [None] * 3
+
+
+def test_metadata_that_is_no_mapping_quarantines_its_document_alone(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    ingest = write_ingest("ingest", [[("code", str(row), f"value = {row}\n" * 20) for row in range(3)]])
+    path = ingest / "part-00000.parquet"
+    table = pq.read_table(path)
+    broken = pa.array(['{"path": "a.py"}', "[1]", "{}"])
+    write_table(path, table.set_column(table.column_names.index("metadata"), table.schema.field("metadata"), broken))
+    config = {"rules": [{"code": {"path_field": "path"}}], "max_quarantined": 0.5}
+    filter_stage.run({"ingest": ingest}, config, tmp_path / "out", make_context("work"))
+    assert reason_of(read(tmp_path / "out")) == {0: None, 1: "quarantine", 2: None}
+    assert "list" in read(tmp_path / "out")["error"].to_pylist()[1]
+
+
 @given(st.lists(st.tuples(st.integers(0, 200), st.floats(0, 20)), min_size=1))
 def test_a_document_passes_exactly_if_all_its_values_lie_within_the_bounds(values: list[tuple[int, float]]) -> None:
     bounds = GopherQuality(min_words=50, max_words=100)
