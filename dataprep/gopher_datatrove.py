@@ -40,7 +40,7 @@ from gristmill.dataprep.gopher_texts import (
     share,
     text_words,
 )
-from gristmill.dataprep.joined_ngrams import copied_chars, join_words, likely_copies
+from gristmill.dataprep.joined_ngrams import copied_chars, join_words, likely_copies, shared_starts
 from gristmill.dataprep.kernels import kernel
 from gristmill.dataprep.repetition import (
     DUPLICATE_NGRAMS,
@@ -127,8 +127,10 @@ def _repetition(
         if len(starts) >= n:
             row[n + 2] = number * (chars[top : top + n].sum() + n - 1) / total
     joined, offsets = join_words(data, starts, ends)
-    candidates = likely_copies(joined, offsets, DUPLICATE_NGRAMS[0])
+    shared_8, shared_16 = shared_starts(joined, offsets)
+    candidates = np.arange(len(starts)).astype(np.int32)
     for n in DUPLICATE_NGRAMS:
+        candidates = likely_copies(offsets, shared_8, shared_16, candidates, n)
         row[n + 2] = copied_chars(joined, offsets, candidates, chars, n) / total
 
 

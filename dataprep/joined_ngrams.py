@@ -41,39 +41,57 @@ def join_words(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[
 
 
 @kernel
-def likely_copies(joined: np.ndarray, offsets: np.ndarray, n: int) -> np.ndarray:
-    """The word positions at which an n-gram, or a longer one, might equal that at another position.
+def shared_starts(joined: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which words' next eight, and which words' next sixteen bytes, are likely to be those of another word too.
 
-    None that does is left out. An n-gram of sixteen bytes or more needs another position with the same sixteen, one of
-    eight or more another with the same eight; shorter ones always stay.
-
-    Returns:
-        int32 word positions, ascending.
+    None for which they are is left out. Two bool arrays, one value per word.
     """
     words = len(offsets) - 1
     size = 64
     while size < 8 * words:
         size *= 2
-    mask = np.uint64(size - 1)
+    shift = np.uint64(64)
+    while size >> (64 - int(shift)) > 1:
+        shift -= np.uint64(1)
     eights, sixteens = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
     slots = np.empty((words, 2), np.uint32)
     for word in range(words):
         first, second = load64(joined, offsets[word]), load64(joined, offsets[word] + 8)
         eight = first * _ODD
         sixteen = (eight ^ second) * _OTHER_ODD
-        slot = (eight ^ eight >> np.uint64(32)) & mask
-        slots[word, 0] = slot
-        eights[slot] += eights[slot] < 2
-        slot = (sixteen ^ sixteen >> np.uint64(32)) & mask
-        slots[word, 1] = slot
-        sixteens[slot] += sixteens[slot] < 2
-    positions = np.empty(words, np.int32)
+        eight, sixteen = eight >> shift, sixteen >> shift
+        slots[word, 0], slots[word, 1] = eight, sixteen
+        eights[eight] = min(eights[eight] + 1, 2)
+        sixteens[sixteen] = min(sixteens[sixteen] + 1, 2)
+    shared_8, shared_16 = np.empty(words, np.bool_), np.empty(words, np.bool_)
+    for word in range(words):
+        shared_8[word] = eights[slots[word, 0]] > 1
+        shared_16[word] = sixteens[slots[word, 1]] > 1
+    return shared_8, shared_16
+
+
+@kernel
+def likely_copies(
+    offsets: np.ndarray, shared_8: np.ndarray, shared_16: np.ndarray, before: np.ndarray, n: int
+) -> np.ndarray:
+    """The word positions at which an n-gram might equal that at another position; none that does is left out.
+
+    An n-gram of sixteen bytes or more has to share them, one of eight or more its first eight.
+
+    Args:
+        offsets: what `join_words` returns.
+        shared_8, shared_16: what `shared_starts` returns.
+        before: int32 positions, ascending: what this function returned for a smaller n, or all.
+    """
+    words = len(offsets) - 1
+    positions = np.empty(len(before), np.int32)
     count = 0
-    for word in range(words - n + 1):
+    for word in before:
+        if word + n > words:
+            break
         length = offsets[word + n] - offsets[word]
-        shared = sixteens[slots[word, 1]] if length >= 16 else eights[slots[word, 0]]
         positions[count] = word
-        count += shared > 1 or length < 8
+        count += shared_16[word] if length >= 16 else shared_8[word] or length < 8
     return positions[:count]
 
 
@@ -82,29 +100,29 @@ def copied_chars(joined: np.ndarray, offsets: np.ndarray, candidates: np.ndarray
     """Code points of the n-grams that were there before, in one walk that jumps over each of them.
 
     Args:
-        candidates: what `likely_copies` returns for this n or a smaller one.
+        candidates: what `likely_copies` returns for this n.
         chars: code points of every word.
     """
-    words = len(offsets) - 1
     table = empty_table(len(candidates))
     mask = np.uint64(len(table) - 1)
-    hashes = np.empty(words, np.uint64)
+    hashes = np.empty(len(candidates), np.uint64)
     total, next_word = 0, 0
-    for word in candidates:
-        if word < next_word or word + n > words:
+    for number in range(len(candidates)):
+        word = candidates[number]
+        if word < next_word:
             continue
         start, end = offsets[word], offsets[word + n]
         value = hash_bytes(joined, start, end)
         slot = value & mask
-        while table[slot] >= 0:
-            other = table[slot]
-            same = hashes[other] == value and offsets[other + n] - offsets[other] == end - start
-            if same and same_bytes(joined, offsets[other], start, end - start):
-                break
+        found = False
+        while table[slot] >= 0 and not found:
+            other = candidates[table[slot]]
+            same = hashes[table[slot]] == value and offsets[other + n] - offsets[other] == end - start
+            found = same and same_bytes(joined, offsets[other], start, end - start)
             slot = (slot + np.uint64(1)) & mask
-        if table[slot] < 0:
-            table[slot], hashes[word] = word, value
-            continue
-        total += chars[word : word + n].sum()
-        next_word = word + n
+        if found:
+            total += chars[word : word + n].sum()
+            next_word = word + n
+        else:
+            table[slot], hashes[number] = number, value
     return total

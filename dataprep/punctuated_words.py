@@ -10,7 +10,7 @@ import numpy as np
 
 from gristmill.dataprep.kernels import kernel
 from gristmill.dataprep.unicode_tables import ALPHABETIC, MARK, SPACE, WORD, decode
-from gristmill.dataprep.word_cuts import Words, describe_words
+from gristmill.dataprep.word_cuts import Words
 
 JOINED_AT_BEGIN = tuple(map(ord, "-/\\@^~|."))
 """Marks that open a word and stay with it: they are in none of spaCy's prefixes."""
@@ -32,41 +32,60 @@ def punctuated_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, w
         most += offsets[text + 1] - offsets[text]
         longest = max(longest, offsets[text + 1] - offsets[text])
     starts, ends = np.empty(most, np.int64), np.empty(most, np.int64)
-    codes, positions = np.empty(longest, np.int64), np.empty(longest + 1, np.int64)
+    chars, seen = np.empty(most, np.int32), np.empty(most, np.uint16)
+    codes, positions = np.empty(longest, np.int32), np.empty(longest + 1, np.int64)
     cuts = np.empty(longest + 1, np.bool_)
     word_offsets = np.zeros(len(which) + 1, np.int64)
     count = 0
     for number in range(len(which)):
         at, end = offsets[which[number]], offsets[which[number] + 1]
-        length, plain = 0, True
-        while at <= end:
-            code, width = 0x20, 1
-            if at < end:
-                code = int(data[at])
+        while at < end:
+            begin, length, found, plain = at, 0, np.uint16(0), True
+            while at < end:
+                code, width = int(data[at]), 1
                 if code >= 0x80:
                     code, width = decode(data, at)
-            flag = flags[code]
-            if flag & SPACE == 0:
-                codes[length], positions[length] = code, at
+                flag = flags[code]
+                if flag & SPACE != 0:
+                    break
+                found |= flag
                 plain &= flag & (WORD | MARK) != 0 and code != UNDERSCORE
-                length += 1
+                at, length = at + width, length + 1
+            if plain and length > 0 and not (length == 6 and _spells_cannot(data, begin)):
+                starts[count], ends[count], chars[count], seen[count] = begin, at, length, found
+                count += 1
             elif length > 0:
-                positions[length] = at
-                if plain and not (length == 6 and _spells_cannot(codes, 0)):
-                    starts[count], ends[count] = positions[0], at
-                    count += 1
-                else:
-                    take_apart(codes[:length], flags, cuts)
-                    for step in range(length):
-                        if cuts[step]:
-                            starts[count] = positions[step]
-                        if cuts[step + 1]:
-                            ends[count] = positions[step + 1]
-                            count += 1
-                length, plain = 0, True
+                _decode_run(data, begin, at, codes, positions)
+                take_apart(codes[:length], flags, cuts)
+                count = _emit(codes, positions, cuts, length, flags, starts, ends, chars, seen, count)
             at += width
         word_offsets[number + 1] = count
-    return describe_words(data, flags, word_offsets, starts[:count], ends[:count])
+    return Words(word_offsets, starts[:count], ends[:count], chars[:count], seen[:count])
+
+
+@kernel
+def _decode_run(data: np.ndarray, at: int, end: int, codes: np.ndarray, positions: np.ndarray) -> None:
+    length = 0
+    while at < end:
+        code, width = decode(data, at)
+        codes[length], positions[length] = code, at
+        length, at = length + 1, at + width
+    positions[length] = end
+
+
+@kernel
+def _emit(
+    codes: np.ndarray, positions: np.ndarray, cuts: np.ndarray, length: int, flags: np.ndarray,
+    starts: np.ndarray, ends: np.ndarray, chars: np.ndarray, seen: np.ndarray, count: int,
+) -> int:
+    first, found = 0, np.uint16(0)
+    for step in range(length):
+        found |= flags[codes[step]]
+        if cuts[step + 1]:
+            starts[count], ends[count] = positions[first], positions[step + 1]
+            chars[count], seen[count] = step + 1 - first, found
+            count, first, found = count + 1, step + 1, np.uint16(0)
+    return count
 
 
 @kernel
@@ -79,7 +98,7 @@ def take_apart(codes: np.ndarray, flags: np.ndarray, cuts: np.ndarray) -> None:
     before a letter, around dots in a row, ellipses, and a dot between a small and a capital letter.
 
     Args:
-        codes: int64 code points, n of them, none of them whitespace.
+        codes: int32 code points, n of them, none of them whitespace.
         cuts: bool, n + 1 of them or more; becomes true where a word begins and at the end, false between.
     """
     cuts[: len(codes)] = False

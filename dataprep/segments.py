@@ -56,50 +56,57 @@ def split_lines(data: np.ndarray, begin: int, end: int) -> tuple[np.ndarray, np.
     Returns:
         starts, ends: int64 byte positions; empty lines are among them.
     """
-    capacity = 64
-    starts, ends = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
-    count, start, at = 0, begin, begin
-    while at < end:
-        width = _line_boundary(data, at, end)
-        if width == 0:
-            at += 1
-            continue
-        if count == capacity:
-            capacity *= 2
-            starts, ends = _grow(starts, capacity), _grow(ends, capacity)
+    most = _most_boundaries(data, begin, end) + 1
+    starts, ends = np.empty(most, np.int64), np.empty(most, np.int64)
+    count, start = 0, begin
+    while start < end:
+        at = _next_boundary(data, start, end)
         starts[count], ends[count] = start, at
         count += 1
-        at += width
-        start = at
-    if start == end:
-        return starts[:count], ends[:count]
-    starts, ends = _grow(starts[:count], count + 1), _grow(ends[:count], count + 1)
-    starts[count], ends[count] = start, end
-    return starts, ends
+        start = at + _boundary_bytes(data, at, end)
+    return starts[:count], ends[:count]
 
 
 @kernel
-def _line_boundary(data: np.ndarray, at: int, end: int) -> int:
+def _most_boundaries(data: np.ndarray, begin: int, end: int) -> int:
+    """At least as many as there are line boundaries; without branches, so that it takes no time."""
+    text, count = data[begin:end], 0
+    for byte in text:
+        count += ((byte >= 0x0A) & (byte <= 0x0D)) | ((byte >= 0x1C) & (byte <= 0x1E)) | (byte == 0x85)
+    for at in range(1, len(text)):
+        count += (text[at - 1] == 0x80) & (text[at] >= 0xA8) & (text[at] <= 0xA9)
+    return count
+
+
+@kernel
+def _next_boundary(data: np.ndarray, at: int, end: int) -> int:
+    """Where the next line boundary begins; `end` without one."""
+    while at < end:
+        byte = data[at]
+        if byte < 0x20:
+            if byte >= 0x0A and (byte <= 0x0D or 0x1C <= byte <= 0x1E):
+                return at
+        elif byte >= 0xC2 and _boundary_bytes(data, at, end) > 0:
+            return at
+        at += 1
+    return end
+
+
+@kernel
+def _boundary_bytes(data: np.ndarray, at: int, end: int) -> int:
     """Bytes of the line boundary that begins here: LF, VT, FF, CR, CR LF, FS, GS, RS, U+0085, U+2028, U+2029; or 0."""
-    byte = data[at]
-    if byte >= 0x20 and byte < 0xC2:
+    if at == end:
         return 0
+    byte = data[at]
     if byte == 0x0D:
         return 2 if at + 1 < end and data[at + 1] == NEWLINE else 1
-    if 0x0A <= byte <= 0x0C or 0x1C <= byte <= 0x1E:
+    if byte < 0x20:
         return 1
     if byte == 0xC2:
         return 2 if data[at + 1] == 0x85 else 0
     if byte == 0xE2 and data[at + 1] == 0x80:
         return 3 if data[at + 2] == 0xA8 or data[at + 2] == 0xA9 else 0
     return 0
-
-
-@kernel
-def _grow(values: np.ndarray, capacity: int) -> np.ndarray:
-    grown = np.empty(capacity, np.int64)
-    grown[: len(values)] = values
-    return grown
 
 
 @kernel
