@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from gristmill.dataprep.punctuated_words import punctuated_words
-from gristmill.dataprep.stop_words import UNSPACED_LANGUAGES
+from gristmill.dataprep.stop_words import is_unspaced
 from gristmill.dataprep.unicode_tables import code_point_flags
 from gristmill.dataprep.word_cuts import Words, unspaced_words, whitespace_words, word_punct_words
 from gristmill.mixtures.rules import GopherRules
@@ -49,7 +49,7 @@ def cut_words(
 
         return spacy_words(data, offsets), np.arange(number)
     always = counting.words == "unicode"
-    unspaced = np.array([always or language in UNSPACED_LANGUAGES for language in languages], bool)
+    unspaced = np.array([always or is_unspaced(language) for language in languages], bool)
     spaced, others = np.flatnonzero(~unspaced), np.flatnonzero(unspaced)
     parts = []
     if len(spaced):

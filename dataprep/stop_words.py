@@ -18,6 +18,7 @@ from functools import lru_cache
 import numpy as np
 
 from gristmill.dataprep.gopher_texts import StopWords
+from gristmill.dataprep.language_codes import parse_label
 
 STOP_WORDS: dict[str, tuple[str, ...]] = {
     language: tuple(words.split())
@@ -105,8 +106,13 @@ DEFAULT_LANGUAGE = "en"
 
 def language_index(language: str | None) -> int:
     """The number of a language in `stop_words_of`; -1 without a list, English where there is no language."""
-    name = (language or DEFAULT_LANGUAGE).lower()
-    return _INDEX.get(ALIASES.get(name, name), -1)
+    code = parse_label(language or DEFAULT_LANGUAGE).code
+    return _INDEX.get(ALIASES.get(code, code), -1)
+
+
+def is_unspaced(language: str | None) -> bool:
+    """Whether a language is written without spaces between words."""
+    return language is not None and parse_label(language).code in UNSPACED_LANGUAGES
 
 
 def stop_words_of(languages: Sequence[str | None]) -> StopWords:

@@ -162,6 +162,24 @@ def whatif(
 
 
 @app.command()
+def dialects(
+    manifest: ManifestArgument,
+    sample: Annotated[int, typer.Option(help="Documents to judge at most, chosen by the hash of their ids.",
+                                        min=1)] = 20_000,
+    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+) -> None:
+    """Show what the Gopher rules keep by each project's definitions, and documents on which they disagree."""
+    from gristmill.flows.dialects import NothingIngestedError, compare_dialects, print_dialects
+
+    session = open_or_exit(manifest, set_, store)
+    try:
+        found = compare_dialects(session, sample)
+    except NothingIngestedError as error:
+        fail(str(error), EXIT_USAGE)
+    print_json(found) if as_json else print_dialects(found)
+
+
+@app.command()
 def report(
     manifest: ManifestArgument, set_: SetOption = None, store: StoreOption = None,
     out: Annotated[Path, typer.Option(help="Where to write it.")] = Path("report.html"),
