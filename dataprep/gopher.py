@@ -36,10 +36,9 @@ from gristmill.dataprep import gopher_curator, gopher_datatrove, gopher_dclm, go
 from gristmill.dataprep.gopher_texts import Texts
 from gristmill.dataprep.gopher_words import cut_words
 from gristmill.dataprep.repetition import DUPLICATE_NGRAMS, TOP_NGRAMS
-from gristmill.dataprep.stop_words import is_unspaced, stop_words_of
+from gristmill.dataprep.stop_words import stop_words_of
 from gristmill.dataprep.text_buffers import text_buffers
 from gristmill.dataprep.unicode_tables import code_point_flags, lower_case
-from gristmill.dataprep.word_cuts import mostly_unspaced
 from gristmill.mixtures.rules import Dialect, GopherRules, Rules
 
 QUALITY_STATISTICS = (
@@ -167,6 +166,4 @@ def _measure(
         _MEASURES[counting.dialect](texts, stop_words, lower_case(), quality, repetition)
     if len(quality):
         quality[stop_words.languages < 0, QUALITY_STATISTICS.index("stop_words")] = np.nan
-        if counting.words == "unicode" or any(map(is_unspaced, languages)):
-            unspaced = mostly_unspaced(data, offsets, code_point_flags())
-            quality[unspaced, QUALITY_STATISTICS.index("mean_word_length")] = np.nan
+        quality[texts.per_word > 1, QUALITY_STATISTICS.index("mean_word_length")] = np.nan

@@ -86,7 +86,7 @@ def measure(
             row[0], row[1] = _later_copies(data, lines, line_ends)
             paragraphs, paragraph_ends = split_segments(data, begin, end, EACH_TWO_NEWLINES)
             row[2], row[3] = _later_copies(data, paragraphs, paragraph_ends)
-            _ngram_shares(data, begin, end, starts, ends, chars, row[4:])
+            _ngram_shares(data, begin, end, starts, ends, chars, texts.per_word[text], row[4:])
 
 
 @kernel
@@ -128,32 +128,36 @@ def _later_copies(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tup
 
 @kernel
 def _ngram_shares(
-    data: np.ndarray, begin: int, end: int, starts: np.ndarray, ends: np.ndarray, chars: np.ndarray, shares: np.ndarray
+    data: np.ndarray, begin: int, end: int, starts: np.ndarray, ends: np.ndarray, chars: np.ndarray, per_word: int,
+    shares: np.ndarray,
 ) -> None:
     total = count_code_points(data, begin, end)
-    at, group, _ = repeated_words(data, starts, ends)
+    at, group, copies = repeated_words(data, starts, ends)
+    size, spaces = 1, 1 if per_word == 1 else 0
     for n in range(2, LONGEST_NGRAM + 1):
-        if len(starts) < n:
+        if len(starts) < n * per_word:
             shares[n - 2] = 1.0
             continue
-        at, group, copies = extend_ngrams(at, group)
+        while size < n * per_word:
+            at, group, copies = extend_ngrams(at, group)
+            size += 1
         if n <= LONGEST_TOP:
-            top, number = top_ngram(at, group, copies, chars, n, False)
+            top, number = top_ngram(at, group, copies, chars, size, False)
             top = 0 if number == 0 else top
-            length = chars[top : top + n].sum() + n - 1
-            joined = _join(data, starts[top : top + n], ends[top : top + n])
+            length = chars[top : top + size].sum() + spaces * (size - 1)
+            joined = _join(data, starts[top : top + size], ends[top : top + size], spaces)
             shares[n - 2] = length * count_occurrences(data, begin, end, joined) / total
         else:
-            shares[n - 2] = _duplicate_chars(at, group, chars, n) / total
+            shares[n - 2] = _duplicate_chars(at, group, chars, size, spaces) / total
 
 
 @kernel
-def _join(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """The bytes of some words, with a space between two."""
-    joined = np.empty((ends - starts).sum() + len(starts) - 1, np.uint8)
+def _join(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, spaces: int) -> np.ndarray:
+    """The bytes of some words, with one space between two or none."""
+    joined = np.empty((ends - starts).sum() + spaces * (len(starts) - 1), np.uint8)
     count = 0
     for word in range(len(starts)):
-        if word > 0:
+        if word > 0 and spaces > 0:
             joined[count] = 0x20
             count += 1
         for at in range(starts[word], ends[word]):
@@ -187,13 +191,13 @@ def count_occurrences(data: np.ndarray, begin: int, end: int, pattern: np.ndarra
 
 
 @kernel
-def _duplicate_chars(at: np.ndarray, group: np.ndarray, chars: np.ndarray, n: int) -> int:
+def _duplicate_chars(at: np.ndarray, group: np.ndarray, chars: np.ndarray, n: int, spaces: int) -> int:
     total, last, seen = 0, -n, 0
     for step in range(len(at)):
         if group[step] == seen:  # the first copy
             seen += 1
             continue
         overlap = max(n - (at[step] - last), 0)
-        total += chars[at[step] + overlap : at[step] + n].sum() + min(n - overlap, n - 1)
+        total += chars[at[step] + overlap : at[step] + n].sum() + spaces * min(n - overlap, n - 1)
         last = at[step]
     return total

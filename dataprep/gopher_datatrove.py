@@ -79,7 +79,7 @@ def measure(
         if len(repetition) and begin == end:
             repetition[text, :] = 1.0
         elif len(repetition):
-            _repetition(texts, begin, end, starts, ends, chars, repetition[text])
+            _repetition(texts, text, starts, ends, chars, repetition[text])
 
 
 @kernel
@@ -112,26 +112,30 @@ def _quality(
 
 @kernel
 def _repetition(
-    texts: Texts, begin: int, end: int, starts: np.ndarray, ends: np.ndarray, chars: np.ndarray, row: np.ndarray
+    texts: Texts, text: int, starts: np.ndarray, ends: np.ndarray, chars: np.ndarray, row: np.ndarray
 ) -> None:
-    data, total = texts.data, count_code_points(texts.data, begin, end)
+    data, begin, end, per_word = texts.data, texts.offsets[text], texts.offsets[text + 1], texts.per_word[text]
+    total, spaces = count_code_points(data, begin, end), 1 if per_word == 1 else 0
     row[0], row[1] = _later_copies(data, begin, end, NEWLINE_RUNS, total)
     first, last = strip(data, begin, end, texts.flags)
     row[2], row[3] = _later_copies(data, first, last, TWO_NEWLINE_RUNS, total)
-    at, group, _ = repeated_words(data, starts, ends)
+    at, group, copies = repeated_words(data, starts, ends)
+    size = 1
     for n in range(2, LONGEST_TOP + 1):
-        at, group, copies = extend_ngrams(at, group)
-        top, number = top_ngram(at, group, copies, chars, n, False)
+        while size < n * per_word:
+            at, group, copies = extend_ngrams(at, group)
+            size += 1
+        top, number = top_ngram(at, group, copies, chars, size, False)
         if number == 0:
             top, number = 0, 1
-        if len(starts) >= n:
-            row[n + 2] = number * (chars[top : top + n].sum() + n - 1) / total
+        if len(starts) >= size:
+            row[n + 2] = number * (chars[top : top + size].sum() + spaces * (size - 1)) / total
     joined, offsets = join_words(data, starts, ends)
     shared_8, shared_16 = shared_starts(joined, offsets)
     candidates = np.arange(len(starts)).astype(np.int32)
     for n in DUPLICATE_NGRAMS:
-        candidates = likely_copies(offsets, shared_8, shared_16, candidates, n)
-        row[n + 2] = copied_chars(joined, offsets, candidates, chars, n) / total
+        candidates = likely_copies(offsets, shared_8, shared_16, candidates, n * per_word)
+        row[n + 2] = copied_chars(joined, offsets, candidates, chars, n * per_word) / total
 
 
 @kernel

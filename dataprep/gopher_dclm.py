@@ -99,7 +99,7 @@ def measure(
             paragraphs, paragraph_ends = split_segments(data, begin, end, EACH_TWO_NEWLINES)
             paragraphs, paragraph_ends = strip_segments(data, paragraphs, paragraph_ends, texts.flags)
             row[2], row[3] = _copies(data, paragraphs, paragraph_ends)
-            ngram_shares(data, starts, ends, chars, True, row[4:])
+            ngram_shares(data, starts, ends, chars, texts.per_word[text], True, row[4:])
 
 
 @kernel
@@ -111,22 +111,27 @@ def _copies(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[flo
 
 @kernel
 def ngram_shares(
-    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, chars: np.ndarray, longest: bool, shares: np.ndarray
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, chars: np.ndarray, per_word: int, longest: bool,
+    shares: np.ndarray,
 ) -> None:
     """Write the shares of top (2 to 4) and duplicate (5 to 10) n-grams of one text's words.
 
     Args:
+        per_word: how many of these words an n-gram takes for one.
         longest: whether of equally frequent n-grams the longest is the top one, or else the first.
         shares: float64 of shape (9,), zeros; n-gram n goes to shares[n - 2].
     """
     total = chars.sum()
-    at, group, _ = repeated_words(data, starts, ends)
+    at, group, copies = repeated_words(data, starts, ends)
+    size = 1
     for n in range(2, LONGEST_NGRAM + 1):
-        at, group, copies = extend_ngrams(at, group)
+        while size < n * per_word:
+            at, group, copies = extend_ngrams(at, group)
+            size += 1
         if len(at) == 0:
             return
         if n <= LONGEST_TOP:
-            top, number = top_ngram(at, group, copies, chars, n, longest)
-            shares[n - 2] = number * chars[top : top + n].sum() / total
+            top, number = top_ngram(at, group, copies, chars, size, longest)
+            shares[n - 2] = number * chars[top : top + size].sum() / total
         else:
-            shares[n - 2] = covered_chars(at, chars, n) / total
+            shares[n - 2] = covered_chars(at, chars, size) / total

@@ -76,7 +76,7 @@ def measure(
             number, length = copied_segments(data, lines, line_ends, line_chars, True)
             row[0], row[1] = number / len(lines), length / max(chars.sum(), 1)
             row[2] = row[3] = np.nan
-            _ngram_shares(data, starts, ends, chars, row[4:])
+            _ngram_shares(data, starts, ends, chars, texts.per_word[text], row[4:])
 
 
 @kernel
@@ -103,23 +103,26 @@ def median_length(chars: np.ndarray) -> float:
 
 @kernel
 def _ngram_shares(
-    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, chars: np.ndarray, shares: np.ndarray
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, chars: np.ndarray, per_word: int, shares: np.ndarray
 ) -> None:
     total = chars.sum()
-    at, group, _ = repeated_words(data, starts, ends)
+    at, group, copies = repeated_words(data, starts, ends)
+    size = 1
     for n in range(2, LONGEST_NGRAM + 1):
-        if len(starts) < n:
+        while size < n * per_word:
+            at, group, copies = extend_ngrams(at, group)
+            size += 1
+        if len(starts) < size:
             return
-        at, group, copies = extend_ngrams(at, group)
         if n <= LONGEST_TOP:
-            top, number = top_ngram(at, group, copies, chars, n, False)
+            top, number = top_ngram(at, group, copies, chars, size, False)
             if number == 0:
                 top, number = 0, 1
-            shares[n - 2] = number * chars[top : top + n].sum() / total
+            shares[n - 2] = number * chars[top : top + size].sum() / total
         elif len(at) > 0:
             repeated, mass = 0, 0
             for start in at:
-                repeated += chars[start : start + n].sum()
+                repeated += chars[start : start + size].sum()
             for word in range(len(chars)):  # how many n-grams a word is in
-                mass += chars[word] * min(n, word + 1, len(chars) - word, len(chars) - n + 1)
+                mass += chars[word] * min(size, word + 1, len(chars) - word, len(chars) - size + 1)
             shares[n - 2] = repeated / mass

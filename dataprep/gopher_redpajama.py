@@ -100,7 +100,7 @@ def measure(
             _raw_quality(texts, text, stop_words, lower, row)
         if len(repetition):
             repetition[text, :4] = np.nan
-            ngram_shares(normalized.data, starts, ends, chars, False, repetition[text, 4:])
+            ngram_shares(normalized.data, starts, ends, chars, normalized.per_word[text], False, repetition[text, 4:])
 
 
 @kernel

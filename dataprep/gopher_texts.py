@@ -24,6 +24,8 @@ class Texts(NamedTuple):
     """The words of all texts, in any order of the texts."""
     places: np.ndarray
     """int64 of shape (n,): the place of each text among those of `words`."""
+    per_word: np.ndarray
+    """uint8 of shape (n,): how many of its words n-grams take for one; n-grams of such texts have no spaces inside."""
 
 
 class StopWords(NamedTuple):

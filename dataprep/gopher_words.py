@@ -9,7 +9,7 @@ import numpy as np
 from gristmill.dataprep.punctuated_words import punctuated_words
 from gristmill.dataprep.stop_words import is_unspaced
 from gristmill.dataprep.unicode_tables import code_point_flags
-from gristmill.dataprep.word_cuts import Words, unspaced_words, whitespace_words, word_punct_words
+from gristmill.dataprep.word_cuts import Words, characters_per_word, unspaced_words, whitespace_words, word_punct_words
 from gristmill.mixtures.rules import GopherRules
 
 Cut = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Words]
@@ -28,7 +28,7 @@ CUTS: dict[str, Cut] = {
 def cut_words(
     data: np.ndarray, offsets: np.ndarray, counting: GopherRules, languages: Sequence[str | None],
     cut: Cut | None = None,
-) -> tuple[Words, np.ndarray]:
+) -> tuple[Words, np.ndarray, np.ndarray]:
     """Cut n texts into words.
 
     Args:
@@ -38,7 +38,8 @@ def cut_words(
         cut: for texts in scripts with spaces, instead of the dialect's.
 
     Returns:
-        the words, and int64 of shape (n,): the place of each text among theirs.
+        words; places: int64 of shape (n,), the place of each text among theirs; and per_word: uint8 of shape (n,), how
+        many of them n-grams take for one (more than one in scripts without spaces).
 
     Raises:
         gristmill.dataprep.spacy_words.NoSpacyError: `words: exact` without the package spacy.
@@ -47,18 +48,19 @@ def cut_words(
     if counting.words == "exact":
         from gristmill.dataprep.spacy_words import spacy_words
 
-        return spacy_words(data, offsets), np.arange(number)
+        return spacy_words(data, offsets), np.arange(number), np.ones(number, np.uint8)
     always = counting.words == "unicode"
     unspaced = np.array([always or is_unspaced(language) for language in languages], bool)
     spaced, others = np.flatnonzero(~unspaced), np.flatnonzero(unspaced)
-    parts = []
+    parts, per_word = [], np.ones(number, np.uint8)
     if len(spaced):
         parts.append((cut or CUTS[counting.dialect])(data, offsets, flags, spaced))
     if len(others):
         parts.append(unspaced_words(data, offsets, flags, others))
+        per_word[others] = characters_per_word(data, offsets, flags, others)
     places = np.empty(number, np.int64)
     places[np.concatenate([spaced, others])] = np.arange(number)
-    return _concatenate(parts), places
+    return _concatenate(parts), places, per_word
 
 
 def _concatenate(parts: Sequence[Words]) -> Words:

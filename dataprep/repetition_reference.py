@@ -12,13 +12,19 @@ TOP_NGRAMS, DUPLICATE_NGRAMS = (2, 3, 4), (5, 6, 7, 8, 9, 10)
 NAN = float("nan")
 
 
-def repetition(text: str, dialect: str = "dclm", words: list[str] | None = None) -> dict[str, Any]:
-    """The repetition statistics of one text, on given words or on those of the dialect."""
+def repetition(
+    text: str, dialect: str = "dclm", words: list[str] | None = None, per_word: int = 1
+) -> dict[str, Any]:
+    """The repetition statistics of one text, on given words or on those of the dialect.
+
+    Args:
+        per_word: how many words an n-gram takes for one; more than one in scripts without spaces, which then has none.
+    """
     if words is None:
         words = {"datatrove": word_cuts_reference.punctuated,
                  "redpajama": lambda text: word_cuts_reference.normalized(text).split()}.get(dialect, str.split)(text)
     counted = {"dclm": dclm, "datatrove": datatrove, "dolma": dolma, "curator": curator, "redpajama": redpajama}
-    lines, paragraphs, ngrams = counted[dialect](text, words)
+    lines, paragraphs, ngrams = counted[dialect](text, words, per_word)
     measured = dict(zip(("duplicate_line_ratio", "duplicate_line_char_ratio"), lines, strict=True))
     measured |= zip(("duplicate_paragraph_ratio", "duplicate_paragraph_char_ratio"), paragraphs, strict=True)
     kinds = [f"top_{n}gram_char_ratio" for n in TOP_NGRAMS]
@@ -30,23 +36,23 @@ Pair = tuple[float, float]
 Shares = tuple[Pair, Pair, list[float]]
 
 
-def dclm(text: str, words: list[str]) -> Shares:
+def dclm(text: str, words: list[str], per_word: int) -> Shares:
     """See `gopher_dclm.py`."""
     total = sum(map(len, words))
-    ngrams = [share(top_chars(words, n, longest=True), total) for n in TOP_NGRAMS]
-    ngrams += [share(covered_chars(words, n), total) for n in DUPLICATE_NGRAMS]
+    ngrams = [share(top_chars(words, n * per_word, longest=True), total) for n in TOP_NGRAMS]
+    ngrams += [share(covered_chars(words, n * per_word), total) for n in DUPLICATE_NGRAMS]
     return all_copies(segments(text, "\n")), all_copies(segments(text, "\n\n")), ngrams
 
 
-def redpajama(text: str, words: list[str]) -> Shares:
+def redpajama(text: str, words: list[str], per_word: int) -> Shares:
     """See `gopher_redpajama.py`."""
     total = sum(map(len, words))
-    ngrams = [share(top_chars(words, n, longest=False), total) for n in TOP_NGRAMS]
-    ngrams += [share(covered_chars(words, n), total) for n in DUPLICATE_NGRAMS]
+    ngrams = [share(top_chars(words, n * per_word, longest=False), total) for n in TOP_NGRAMS]
+    ngrams += [share(covered_chars(words, n * per_word), total) for n in DUPLICATE_NGRAMS]
     return (NAN, NAN), (NAN, NAN), [round(value, 8) for value in ngrams]
 
 
-def dolma(text: str, words: list[str]) -> Shares:
+def dolma(text: str, words: list[str], per_word: int) -> Shares:
     """See `gopher_dolma.py`."""
     if not text:
         return (0.0, 0.0), (NAN, NAN), [0.0] * 9
@@ -55,7 +61,7 @@ def dolma(text: str, words: list[str]) -> Shares:
     repeated = [line for line in lines if lines.count(line) > 1]
     shares = []
     for n in TOP_NGRAMS + DUPLICATE_NGRAMS:
-        counts = Counter(ngrams_of(words, n))
+        counts = Counter(ngrams_of(words, n * per_word))
         mass = {ngram: count * sum(map(len, ngram)) for ngram, count in counts.items()}
         if n in TOP_NGRAMS:
             shares.append(mass[counts.most_common(1)[0][0]] / total if counts else 0.0)
@@ -64,19 +70,19 @@ def dolma(text: str, words: list[str]) -> Shares:
     return (len(repeated) / len(lines), sum(map(len, repeated)) / total), (NAN, NAN), shares
 
 
-def curator(text: str, words: list[str]) -> Shares:
+def curator(text: str, words: list[str], per_word: int) -> Shares:
     """See `gopher_curator.py`."""
     lines = [line for line in text.split("\n") if line.strip()]
-    shares = []
+    space, shares = " " if per_word == 1 else "", []
     for n in TOP_NGRAMS + DUPLICATE_NGRAMS:
-        ngrams = ngrams_of(words, n)
+        ngrams = ngrams_of(words, n * per_word)
         if not ngrams:
             shares.append(1.0)
         elif n in TOP_NGRAMS:
-            top = " ".join(Counter(ngrams).most_common(1)[0][0])
+            top = space.join(Counter(ngrams).most_common(1)[0][0])
             shares.append((len(text) - len(text.replace(top, ""))) / len(text))
         else:
-            shares.append(overlap_corrected(ngrams, n) / len(text))
+            shares.append(overlap_corrected(ngrams, n * per_word, len(space)) / len(text))
     return (
         later_copies(lines, sum(map(len, lines))),
         later_copies(text.split("\n\n"), len(text.replace("\n\n", ""))),
@@ -84,28 +90,28 @@ def curator(text: str, words: list[str]) -> Shares:
     )
 
 
-def overlap_corrected(ngrams: list[tuple[str, ...]], n: int) -> int:
+def overlap_corrected(ngrams: list[tuple[str, ...]], n: int, spaces: int) -> int:
     """Characters of n-grams that were there before, those of overlapping ones once, with the spaces inside."""
     seen, total, overlap = set(), 0, 0
     for ngram in ngrams:
         if ngram in seen:
-            total += sum(map(len, ngram[overlap:])) + min(n - overlap, n - 1)
+            total += sum(map(len, ngram[overlap:])) + spaces * min(n - overlap, n - 1)
             overlap = n
         seen.add(ngram)
         overlap = max(overlap - 1, 0)
     return total
 
 
-def datatrove(text: str, words: list[str]) -> Shares:
+def datatrove(text: str, words: list[str], per_word: int) -> Shares:
     """See `gopher_datatrove.py`."""
     if not text:
         return (1.0, 1.0), (1.0, 1.0), [1.0] * 9
     lines, paragraphs = re.split(r"\n+", text), re.split(r"\n{2,}", text.strip())
-    shares = []
+    space, shares = " " if per_word == 1 else "", []
     for n in TOP_NGRAMS:
-        most = Counter(" ".join(ngram) for ngram in ngrams_of(words, n)).most_common(1)
+        most = Counter(space.join(ngram) for ngram in ngrams_of(words, n * per_word)).most_common(1)
         shares.append(len(most[0][0]) * most[0][1] / len(text) if most else 0.0)
-    shares += [greedy_copies(words, n) / len(text) for n in DUPLICATE_NGRAMS]
+    shares += [greedy_copies(words, n * per_word) / len(text) for n in DUPLICATE_NGRAMS]
     return later_copies(lines, len(text)), later_copies(paragraphs, len(text)), shares
 
 

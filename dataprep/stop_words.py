@@ -92,7 +92,7 @@ STOP_WORDS: dict[str, tuple[str, ...]] = {
         "uz": "va bu bilan har bir uchun ham yoki o'z hech ega bo'lgan",
         "vi": "và của là có các được cho trong người một không với",
         "yo": "ni ti àti láti tí ó fún ní tàbí sí náà gbogbo",
-        "zh": "的 是 不 了 在 有 和 人 这 為 这 及 或 之 與 与",
+        "zh": "的 是 不 了 在 有 和 这 這 为 為 及 或 之 與 与",
     }.items()
 }
 """Language -> its stop words, in lower case."""

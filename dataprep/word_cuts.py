@@ -21,6 +21,9 @@ import numpy as np
 from gristmill.dataprep.kernels import kernel
 from gristmill.dataprep.unicode_tables import ALONE, SPACE, WORD, decode
 
+FIRST_EASTERN = 0x3040
+"""Among scripts without spaces, Han and Kana begin here, and the others lie below."""
+
 
 class Words(NamedTuple):
     """The words of m texts."""
@@ -166,15 +169,27 @@ def word_punct_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, w
 
 
 @kernel
-def mostly_unspaced(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray) -> np.ndarray:
-    """Which texts have more than half of their letters and digits in scripts without spaces: bool of shape (n,)."""
-    mostly = np.zeros(len(offsets) - 1, np.bool_)
-    for text in range(len(mostly)):
-        at, letters, alone = offsets[text], 0, 0
-        while at < offsets[text + 1]:
+def characters_per_word(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray) -> np.ndarray:
+    """How many characters of scripts without spaces make up about one word of another script.
+
+    It is 1 where at most half of a text's letters and digits are of such scripts; otherwise 2 where most of those are
+    Han or Kana, and 3 where they are Thai, Lao, Khmer or Burmese, in which a word has more of them. Measured on the
+    Universal Declaration of Human Rights: with these numbers its n-grams repeat about as often as in English.
+
+    Returns:
+        uint8, one per text of `which`.
+    """
+    characters = np.ones(len(which), np.uint8)
+    for number in range(len(which)):
+        at, end = offsets[which[number]], offsets[which[number] + 1]
+        letters, alone, eastern = 0, 0, 0
+        while at < end:
             code, width = decode(data, at)
             letters += flags[code] & WORD != 0
-            alone += flags[code] & (WORD | ALONE) == WORD | ALONE
+            if flags[code] & (WORD | ALONE) == WORD | ALONE:
+                alone += 1
+                eastern += code >= FIRST_EASTERN
             at += width
-        mostly[text] = 2 * alone > letters
-    return mostly
+        if 2 * alone > letters:
+            characters[number] = 2 if 2 * eastern > alone else 3
+    return characters

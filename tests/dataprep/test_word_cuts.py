@@ -20,7 +20,7 @@ from gristmill.dataprep.segments import (
     split_segments,
 )
 from gristmill.dataprep.unicode_tables import code_point_flags
-from gristmill.dataprep.word_cuts import mostly_unspaced, unspaced_words, whitespace_words, word_punct_words
+from gristmill.dataprep.word_cuts import characters_per_word, unspaced_words, whitespace_words, word_punct_words
 
 RULES = {
     punctuated_words: word_cuts_reference.punctuated,
@@ -78,9 +78,10 @@ def test_each_character_of_a_script_without_spaces_is_a_word_with_its_marks(text
     assert cut(unspaced_words, [text]) == [words]
 
 
-def test_a_text_is_unspaced_if_most_of_its_letters_are() -> None:
-    texts = ["東京都 ab", "東京 ab", "", "東京 abc", "๑๒๓"]
-    assert mostly_unspaced(*buffers(texts), code_point_flags()).tolist() == [True, False, False, False, True]
+def test_a_word_of_a_script_without_spaces_has_two_or_three_characters() -> None:
+    texts = ["東京都 ab", "東京 ab", "", "東京 abc", "ภาษา ab", "ภาษา東京都日本"]
+    data, offsets = buffers(texts)
+    assert characters_per_word(data, offsets, code_point_flags(), np.arange(6)).tolist() == [2, 1, 1, 1, 3, 2]
 
 
 def spans(text: str, find: object, *arguments: int) -> list[str]:

@@ -1,0 +1,141 @@
+"""Stop words and words of many languages: what the Gopher quality rules keep of the same text in each."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+import zipfile
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from gristmill.dataprep import gopher, repetition_reference, word_cuts_reference
+from gristmill.dataprep.language_codes import short_code
+from gristmill.dataprep.rules import failures
+from gristmill.dataprep.stop_words import STOP_WORDS, UNSPACED_LANGUAGES, is_unspaced, language_index
+from gristmill.mixtures.rules import GopherQuality, GopherRepetition, GopherRules
+
+UDHR = Path("../shared/data/langid/udhr2.zip")
+CHINESE = "人人生而自由，在尊严和权利上一律平等。他们赋有理性和良心，并应以兄弟关系的精神相对待。"
+
+
+def test_every_list_is_of_different_words_in_lower_case_that_fit_the_kernel() -> None:
+    assert len(STOP_WORDS) > 50
+    assert STOP_WORDS["en"] == ("the", "be", "to", "of", "and", "that", "have", "with")
+    for language, words in STOP_WORDS.items():
+        assert 8 <= len(set(words)) < 64, language
+        assert all(word == word.lower() and 0 < len(word) < 64 for word in words), language
+
+
+def test_nine_in_ten_stop_words_are_those_of_spacy() -> None:
+    pytest.importorskip("spacy")
+    shared = total = 0
+    for language, words in STOP_WORDS.items():
+        name = {"no": "nb"}.get(language, language)
+        try:
+            theirs = importlib.import_module(f"spacy.lang.{name}.stop_words").STOP_WORDS
+        except ModuleNotFoundError:
+            continue
+        if len(theirs) > 50:
+            shared += sum(word in theirs for word in words)
+            total += len(words)
+    assert shared > 0.9 * total > 400
+
+
+def test_languages_are_known_by_the_labels_of_models_and_by_aliases() -> None:
+    assert language_index(None) == language_index("en") == language_index("eng_Latn")
+    assert language_index("nb") == language_index("no")
+    assert language_index("wuu") == language_index("cmn_Hans") == language_index("zh")
+    assert language_index("xx") == -1
+    assert [is_unspaced(language) for language in ("tha_Thai", "zh", "ko", None)] == [True, True, False, False]
+
+
+def measured(text: str, spoken: str | None, language: str = "auto", **options: str) -> dict[str, float]:
+    counting = GopherRules.model_validate({"language": language, **options})
+    columns = gopher.statistics(pa.array([text]), counting, [spoken])
+    return {name: values[0].item() for name, values in columns.items()}
+
+
+def test_the_language_of_a_document_chooses_its_stop_words() -> None:
+    text = "Der Hund und die Katze sind in dem Haus"
+    assert measured(text, "de")["stop_words"] == 4  # Der und die in
+    assert measured(text, "en")["stop_words"] == measured(text, None)["stop_words"] == 0
+    assert measured(text, "en", "de")["stop_words"] == 4
+    assert measured(text, "de", dialect="dolma")["stop_words"] == 3  # und die in
+    assert measured("die die und", "de", dialect="datatrove")["stop_words"] == 2
+
+
+def test_a_language_without_a_list_is_not_judged_by_stop_words() -> None:
+    values = measured("ein zwei drei", "xx")
+    assert math.isnan(values["stop_words"])
+    assert values["words"] == 3
+    failed = failures({name: np.array([value]) for name, value in values.items()}, {"q": GopherQuality(min_words=1)})
+    assert not failed["q/min_stop_words"].any()
+
+
+def test_chinese_words_are_characters_without_a_mean_length() -> None:
+    for values in (measured(CHINESE, "zh"), measured(CHINESE, None, words="unicode")):
+        assert values["words"] == sum(character.isalpha() for character in CHINESE)
+        assert math.isnan(values["mean_word_length"])
+    assert measured(CHINESE, "zh")["stop_words"] == 5  # 在 和 有 和 的
+    assert measured(CHINESE, None)["words"] == 1
+
+
+@pytest.mark.parametrize("dialect", gopher.DIALECTS)
+def test_ngrams_of_chinese_take_two_characters_for_a_word(dialect: str) -> None:
+    text = CHINESE * 2 + "世界"
+    cut = {"redpajama": word_cuts_reference.normalized}.get(dialect, str)
+    words = word_cuts_reference.unspaced(cut(text))
+    expected = repetition_reference.repetition(text, dialect, words, per_word=2)
+    values = measured(text, "zh", dialect=dialect)
+    for name, value in expected.items():
+        assert values[name] == value or (math.isnan(values[name]) and math.isnan(value)), name
+    assert values["duplicate_10gram_char_ratio"] > 0.1
+
+
+@lru_cache(maxsize=1)
+def declarations() -> dict[str, list[str]]:
+    """Language -> the Universal Declaration of Human Rights in passages of a page, where there is a list of words."""
+    found: dict[str, list[str]] = {}
+    with zipfile.ZipFile(UDHR) as archive:
+        for name in sorted(archive.namelist()):
+            language = short_code(re.split(r"[/._-]", name)[1])
+            if language not in found and (language in STOP_WORDS or language in UNSPACED_LANGUAGES):
+                found[language] = passages(archive.read(name).decode())
+    return found
+
+
+def passages(text: str) -> list[str]:
+    made, passage = [], ""
+    for line in filter(None, map(str.strip, text.split("\n"))):
+        passage += line + "\n"
+        if len(passage.encode()) > 900:
+            made.append(passage)
+            passage = ""
+    return made
+
+
+def keep_rates(language: str | None, rules: GopherQuality | GopherRepetition) -> dict[str, float]:
+    rates = {}
+    for own, texts in declarations().items():
+        columns = gopher.statistics(pa.array(texts), rules, [language or own] * len(texts))
+        rates[own] = float(1 - np.any(list(failures(columns, {"": rules}).values()), axis=0).mean())
+    return rates
+
+
+@pytest.mark.skipif(not UDHR.exists(), reason="the shared data is not here")
+def test_the_declaration_of_human_rights_is_kept_in_sixty_languages_and_by_english_rules_in_one() -> None:
+    own, english = keep_rates(None, GopherQuality()), keep_rates("en", GopherQuality())
+    assert sum(rate >= 0.9 for rate in own.values()) >= 58
+    assert {language for language, rate in english.items() if rate >= 0.9} == {"en"}
+    assert all(own[language] >= 0.9 for language in ("zh", "ja", "th", "lo", "km", "my"))
+
+
+@pytest.mark.skipif(not UDHR.exists(), reason="the shared data is not here")
+def test_scripts_without_spaces_are_no_more_repetitive_than_others() -> None:
+    rates = keep_rates(None, GopherRepetition())
+    assert all(rates[language] >= 0.9 for language in ("en", "zh", "ja", "th", "lo", "km", "my"))
