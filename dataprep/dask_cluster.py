@@ -53,15 +53,18 @@ def wait_for(result: Any) -> None:
     """Wait until a pipeline has ended, and let go of the cluster.
 
     Raises:
-        WorkerError: the cluster gave up on a task, because each worker that had it died.
+        WorkerError: the cluster gave up on a task, because each worker that had it died; or its scheduler is gone.
     """
     client = getattr(result, "client", None)
     try:
         result.wait_until_finish()
+        # Beam takes a future that was lost for one that is done.
+        if client is not None and any(future.status != "finished" for future in result.futures):
+            raise WorkerError("the Dask scheduler ended, or the job was cancelled there; rerun to do what is missing")
     except Exception as error:
         if type(error).__name__ != "KilledWorker":
             raise
-        raise WorkerError(f"the Dask cluster gave up: {error}; most likely a shard needs more memory") from error
+        raise WorkerError(f"the Dask cluster gave up: {error} Most likely a shard needs more memory.") from error
     finally:
         if client is not None:
             client.cancel(result.futures)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -21,13 +22,21 @@ def wait_until(condition: Callable[[], Any]) -> None:
 
 
 class Cluster:
-    """A scheduler and workers, each a process of its own, on the loopback address."""
+    """A scheduler and workers, each a process of its own, on the loopback address.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: for what they write.
+        allowed_failures: how many workers may die of a task before the scheduler gives it up.
+    """
+
+    def __init__(self, folder: Path, allowed_failures: int = 3) -> None:
         self._folder = folder
+        self._environment = {
+            **os.environ, "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": str(allowed_failures),
+        }  # fmt: skip
         self._file = folder / "scheduler.json"
         self.workers: list[subprocess.Popen[bytes]] = []
-        self._scheduler = self._start(
+        self.scheduler = self._start(
             "dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard",
             "--scheduler-file", str(self._file),
         )  # fmt: skip
@@ -41,7 +50,7 @@ class Cluster:
         ))  # fmt: skip
 
     def close(self) -> None:
-        for process in (*self.workers, self._scheduler):
+        for process in (*self.workers, self.scheduler):
             process.kill()
             process.wait()
 
@@ -49,5 +58,5 @@ class Cluster:
         with open(self._folder / "cluster.log", "ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", f"distributed.cli.{module}", *arguments], stdout=log, stderr=log,
-                cwd=Path(__file__).parents[2],
+                env=self._environment, cwd=Path(__file__).parents[2],
             )  # fmt: skip

@@ -67,6 +67,32 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_shard_costs_only_time(tmp_pa
     assert dead == [int((tmp_path / "died").read_text())]
 
 
+def die(pid: int | None, task: Task) -> Done:
+    """Kills a process, by default the worker that it runs in."""
+    os.kill(os.getpid() if pid is None else pid, signal.SIGKILL)
+    return Done([], {})
+
+
+def test_a_task_that_kills_every_worker_is_given_up(tmp_path: Path) -> None:
+    strict = Cluster(tmp_path, allowed_failures=0)
+    try:
+        strict.add_worker()
+        with pytest.raises(WorkerError, match=r"the Dask cluster gave up: .*Most likely a shard needs more memory\."):
+            run_tasks("job", TASKS[:1], partial(die, None), context(tmp_path / "work", strict.address))
+    finally:
+        strict.close()
+
+
+def test_a_scheduler_that_dies_ends_the_job_at_once(tmp_path: Path) -> None:
+    doomed = Cluster(tmp_path)
+    try:
+        doomed.add_worker()
+        with pytest.raises(WorkerError, match="the Dask scheduler ended, or the job was cancelled there; rerun"):
+            run_tasks("job", TASKS, partial(die, doomed.scheduler.pid), context(tmp_path / "work", doomed.address))
+    finally:
+        doomed.close()
+
+
 def test_a_scheduler_that_does_not_answer_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dask_cluster, "CONNECT_SECONDS", 0.5)
     with pytest.raises(WorkerError, match=r"no Dask scheduler answers at tcp://127.*:9 .*or correct engine.address"):
