@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gristmill.dataprep import gopher, rules_c4, rules_code, rules_curator, rules_fineweb
 from gristmill.dataprep.histograms import COUNT_EDGES, LENGTH_EDGES, SHARE_EDGES
@@ -97,10 +99,37 @@ def columns_read(rules: Rules) -> list[str]:
     return list(dict.fromkeys(name for chosen in configured_sets(rules) for name in RULE_SETS[chosen].reads))
 
 
-def measure(rows: pa.Table, rules: Rules) -> dict[str, np.ndarray]:
-    """Measure what the configured rule sets look at, and no more."""
-    functions = dict.fromkeys(RULE_SETS[name].measure for name in configured_sets(rules))
-    return {name: values for function in functions for name, values in function(rows, rules).items()}
+def measure(
+    rows: pa.Table, rules: Rules, rule_sources: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> dict[str, np.ndarray]:
+    """Measure what the configured rule sets look at, and no more.
+
+    Args:
+        rows: n rows with `text` and `columns_read(rules)`, and with `source` where `rule_sources` is given.
+        rule_sources: rule set -> the only sources that it judges, where those are not all.
+
+    Returns:
+        column -> int64 or float64 of shape (n,). A set with `rule_sources` has float64 alone, NaN for other sources.
+    """
+    configured = configured_sets(rules)
+    measured = _measure_all(rows, rules, [name for name in configured if name not in rule_sources])
+    for name in configured:
+        if name not in rule_sources:
+            continue
+        sources = pa.array(list(rule_sources[name]), pa.string())
+        judged = pc.is_in(rows["source"].cast(pa.string()), value_set=sources)
+        places = judged.to_numpy().astype(bool)
+        for column, values in _measure_all(rows.filter(judged), rules, [name]).items():
+            measured[column] = np.full(len(rows), np.nan)
+            measured[column][places] = values
+    return measured
+
+
+def _measure_all(rows: pa.Table, rules: Rules, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """What some of the configured sets measure; one call for all that have the same function."""
+    only = Rules(**{name: getattr(rules, name) for name in names})
+    functions = dict.fromkeys(RULE_SETS[name].measure for name in names)
+    return {name: values for function in functions for name, values in function(rows, only).items()}
 
 
 def edges(statistic: str) -> Edges:

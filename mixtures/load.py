@@ -280,7 +280,10 @@ def _source_references(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]
             at: Location = ("prepare", index, stage)
             classifier: Any = config.get("classifier")
             classifier = classifier if isinstance(classifier, dict) else {}
+            own = config.get("rule_sources")
+            of_sets = own.items() if isinstance(own, dict) else ()
             for place, names in (((*at, "sources"), config.get("sources")),
+                                 *(((*at, "rule_sources", rule_set), listed) for rule_set, listed in of_sets),
                                  ((*at, "classifier", "positive"), classifier.get("positive")),
                                  ((*at, "classifier", "negative"), classifier.get("negative"))):
                 for number, name in enumerate(names if isinstance(names, list) else []):

@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from gristmill.mixtures.rules_code import Code
-from gristmill.mixtures.rules_presets import add_to_schema, expand
+from gristmill.mixtures.rules_presets import PRESETS, add_to_schema, expand
 from gristmill.mixtures.rules_web import C4, MC4, Curator, FineWeb
 from gristmill.mixtures.section import Judging, Section
 
@@ -101,9 +101,28 @@ class Filter(Judging):
     """Heuristic quality rules."""
 
     rules: Rules = Rules(gopher_quality=GopherQuality(), gopher_repetition=GopherRepetition())
+    rule_sources: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Rule set or preset -> the only sources that it judges, where those are not all: `{fineweb: [web], code: [git]}`.
+    What such a set measures is null for documents of other sources."""
 
     @field_validator("rules", mode="before", json_schema_input_type=Rules | list[str | Rules])
     @classmethod
     def _forms(cls, value: Any) -> Any:
         """Accept `[gopher_quality, {gopher_repetition: {...}}]` beside the plain mapping, and presets in both."""
         return expand(value)
+
+    @field_validator("rule_sources", mode="before")
+    @classmethod
+    def _without_presets(cls, value: Any) -> Any:
+        """Give the sources of a preset to the rule sets that it stands for."""
+        if not isinstance(value, dict):
+            return value
+        return {rule_set: sources for name, sources in value.items() for rule_set in PRESETS.get(name, (name,))}
+
+    @model_validator(mode="after")
+    def _only_of_configured_sets(self) -> Self:
+        configured = [name for name in type(self.rules).model_fields if getattr(self.rules, name) is not None]
+        unknown = [name for name in self.rule_sources if name not in configured]
+        if unknown:
+            raise ValueError(f"rule_sources names {', '.join(unknown)}, but `rules` has only {', '.join(configured)}")
+        return self

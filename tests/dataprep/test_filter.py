@@ -201,6 +201,24 @@ def test_rule_sets_are_tried_in_the_order_of_the_schema_and_read_what_they_need(
     assert read(tmp_path / "out")["data_lines"].to_pylist() == [None] * 3
 
 
+def test_a_rule_set_can_be_for_some_sources_alone(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    listing = "\n".join(f"item {row}" for row in range(60))
+    documents = [("web", "a", listing), ("git", "b.py", listing), ("web", "c.min.js", f"{prose(1)}.")]
+    ingest = write_ingest("ingest", [documents])
+    config = {"rules": ["fineweb", {"code": {"min_code_tokens": 500}}, "mc4"],
+              "rule_sources": {"fineweb": ["web"], "code": ["git"], "mc4": []}}  # fmt: skip
+    summary = filter_stage.run({"ingest": ingest}, config, tmp_path / "out", make_context("work"))
+    table = read(tmp_path / "out")
+    assert reason_of(table) == {0: "fineweb/min_terminal_line_ratio", 1: "code/min_code_tokens", 2: None}
+    assert table["filled_lines"].to_pylist() == [60, None, 1]
+    assert table["code_lines"].to_pylist() == [None, 60, None]
+    assert table["long_paragraphs"].to_pylist() == [None] * 3
+    assert summary["rules"]["fineweb/max_short_line_ratio"] == {"failing": 1, "only": 0}
+    assert sum(summary["histograms_by_source"]["git"]["filled_lines"]["counts"]) == 0
+
+
 def test_metadata_that_is_no_mapping_quarantines_its_document_alone(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:

@@ -80,6 +80,13 @@ def test_a_rule_that_is_misspelt_inside_a_list_is_found_at_its_line() -> None:
     assert "did you mean 'max_top_2gram_char_ratio'?" in problem
 
 
+def test_a_rule_set_for_a_source_that_does_not_exist_is_found_at_its_line() -> None:
+    own = "rules: [fineweb], rule_sources: {fineweb: [cod]}"
+    (problem,) = problems_of(f"name: x\nsources: {{code: {{path: a.txt}}}}\nprepare:\n  - filter: {{{own}}}\n")
+    assert problem == ("m.yaml:4: prepare[0].filter.rule_sources.fineweb[0]: no such source: 'cod', "
+                       "did you mean 'code'? (sources: code)")  # fmt: skip
+
+
 def test_a_key_given_twice_is_a_mistake_although_yaml_takes_the_last() -> None:
     assert problems_of(GOOD + "seed: 4\n") == ["m.yaml:13: seed: given twice; keep one"]
 

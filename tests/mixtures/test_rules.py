@@ -51,6 +51,14 @@ def test_what_makes_no_sense_is_refused(value: Any, message: str) -> None:
         rules(value)
 
 
+def test_rule_sources_are_of_configured_sets_and_presets() -> None:
+    section = Filter.model_validate({"rules": ["dclm", "code"], "rule_sources": {"dclm": ["web"], "code": ["git"]}})
+    assert section.rule_sources == {"gopher_quality": ("web",), "gopher_repetition": ("web",), "code": ("git",)}
+    assert Filter.model_validate(section.model_dump(mode="json")) == section
+    with pytest.raises(ValidationError, match="rule_sources names c4, but `rules` has only fineweb"):
+        Filter.model_validate({"rules": ["fineweb"], "rule_sources": {"c4": ["web"]}})
+
+
 def test_the_schema_for_editors_knows_lists_and_presets() -> None:
     definitions = Manifest.model_json_schema()["$defs"]
     assert [form.get("type") for form in definitions["Filter"]["properties"]["rules"]["anyOf"]] == [None, "array"]
