@@ -89,7 +89,7 @@ def _find_windows(
             own = hash_bytes(data, firsts[word], lasts[word])
             first = word - length + 1
             if first >= 0:
-                hashes[count] = fmix64((value ^ own) * _ODD)
+                hashes[count] = fmix64(value * _ODD + fmix64(own))
                 begins[count], ends[count] = firsts[first] - begin, lasts[word] - begin
                 count += 1
             if word + 1 < len(firsts):

@@ -319,6 +319,23 @@ def test_cutting_units_leaves_exactly_the_others(text: str, chosen: set[int], un
         assert left == text
 
 
+@pytest.mark.parametrize(("text", "cut", "left"), [
+    ("one\ntwo\nthree", [False, True, False], "one\nthree"),
+    ("one\ntwo\nthree", [False, True, True], "one"),
+    ("one\ntwo\nthree\n", [False, False, True], "one\ntwo\n"),
+    ("one\n\n  two\n\nthree", [False, True, False], "one\n\nthree"),
+    ("  one\n  two", [True, False], "  two"),
+    ("one\ntwo", [True, True], ""),
+])
+def test_a_cut_takes_the_line_with_its_break_and_leaves_the_others_as_they_are(
+    text: str, cut: list[bool], left: str
+) -> None:
+    texts = pa.array([text], pa.large_string())
+    units = find_units(texts, "line", lower=False)
+    edits = cuts_array(*cut_units(texts, units, np.array(cut)))
+    assert apply_edits(texts, edits).to_pylist() == [left]
+
+
 def test_pairs_are_found_even_where_their_upper_halves_are_equal() -> None:
     high, low = np.array([3, 3, 3, 9], np.uint64), np.array([1, 4, 6, 2], np.uint64)
     wanted = [(3, 1), (3, 4), (3, 6), (9, 2), (3, 5), (9, 3), (1, 1), (10, 0)]

@@ -366,6 +366,22 @@ def test_near_means_the_same_text_and_no_further_than_the_distance(texts: list[l
     assert near(windows, marked, distance).tolist() == expected
 
 
+@settings(deadline=None)
+@given(CORPORA, st.integers(2, 4))
+def test_windows_are_the_passages_of_so_many_words_and_equal_ones_alone_share_a_hash(
+    texts: list[str], length: int
+) -> None:
+    windows = find_windows(pa.array(texts, pa.large_string()), length)
+    passages = []
+    for text in texts:
+        words, data = spans(text), text.encode()
+        passages += [data[words[at][0] : words[at + length - 1][1]] for at in range(len(words) - length + 1)]
+    found = [texts[text].encode()[begin:end]
+             for text, begin, end in zip(windows.text, windows.begins, windows.ends)]
+    assert found == passages
+    assert len(set(zip(passages, windows.hashes.tolist()))) == len(set(passages)) == len(set(windows.hashes.tolist()))
+
+
 def test_copies_are_compared_by_their_bytes() -> None:
     texts, lent = pa.array(["xx abc abd"], pa.large_string()), pa.array(["abc abc", "-abd"], pa.large_string())
     begins, ends = np.array([3, 3, 7, 7, 7]), np.array([6, 10, 10, 10, 10])
