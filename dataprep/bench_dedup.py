@@ -34,8 +34,8 @@ SHORTEST, LONGEST = 150, 300
 COPIED = 0.1
 ORIGINALS = 12_500
 """Documents, of the first shard, that copies are made of."""
-MOST_EDITS = 6
-"""Words that are replaced in a copy: its similarity to the original is at least 0.67."""
+MOST_EDITS = 4
+"""Words that are replaced in a copy: its similarity to the original is at least 0.75."""
 VOCABULARY = 50_000
 
 

@@ -100,7 +100,7 @@ def found_pairs(texts: Sequence[str]) -> set[Pair]:
     sets = shingle_sets(pa.array(texts, pa.large_string()), SECTION.ngram)
     keys = band_keys(signatures(sets, PERMUTATIONS, SECTION.seed), SECTION.bands, SECTION.rows)
     documents = np.repeat(np.arange(len(texts)), SECTION.bands)
-    pairs = candidate_pairs(keys.ravel(), documents, documents.astype(np.uint64), len(texts)).pairs
+    pairs = candidate_pairs(keys.ravel(), documents, documents.astype(np.uint64), documents, len(texts)).pairs
     return {_pair(a, b) for a, b in pairs[similarities(sets, pairs[:, 0], pairs[:, 1]) >= SECTION.threshold].tolist()}
 
 

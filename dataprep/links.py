@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from gristmill.dataprep.candidates import Bucket, Candidates, candidate_pairs, distinct_pairs
+from gristmill.dataprep.candidates import Bucket, Candidates, candidate_pairs, distinct_pairs, shared_keys
 from gristmill.dataprep.dedup_keys import keys_path
 from gristmill.dataprep.dedup_plan import Plan
 from gristmill.dataprep.engine import Done, Task
@@ -53,8 +54,9 @@ def find_candidates(task: Task, plan: Plan) -> Done:
     if plan.numbering.shards:
         files = [keys_path(plan.work, shard) for shard in plan.numbering.shards]
         keys = read_partition(files, task.payload["partition"])
+        keys = keys.take(pa.array(shared_keys(keys["key"].to_numpy())))
         key, document, text = (keys[name].to_numpy() for name in ("key", "document", "text"))
-        found = candidate_pairs(key, document, text, plan.numbering.num_new)
+        found = candidate_pairs(key, document, text, rank_ids(plan, document), plan.numbering.num_new)
     path = plan.path("pairs", task.name)
     partitions = found.pairs[:, 0] * plan.num_partitions // max(plan.numbering.num_new, 1)
     write_partitions(path, pairs_table(found.pairs), partitions, plan.num_partitions)
@@ -65,15 +67,23 @@ def describe_buckets(plan: Plan, buckets: list[Bucket]) -> list[dict[str, Any]]:
     """The largest buckets: `size` (different texts), `key`, `band` and, as an example, `id` and `locator`."""
     described = []
     for bucket in sorted(buckets, key=lambda bucket: (-bucket.size, bucket.key))[:LARGEST_BUCKETS]:
-        documents = np.sort(bucket.examples)
-        examples = load_columns(plan.work, plan.numbering, documents, ["id", "locator"]).sort_by("id")
-        bands = load_sketches(plan.work, plan.numbering, documents[:1]).bands[0]
-        example = examples.slice(0, 1).to_pylist()[0]
+        example = np.array([bucket.example])
+        (named,) = load_columns(plan.work, plan.numbering, example, ["id", "locator"]).to_pylist()
+        bands = load_sketches(plan.work, plan.numbering, example).bands[0]
         described.append(
             {"size": bucket.size, "key": f"{bucket.key:016x}", "band": int(np.argmax(bands == bucket.key)),
-             "id": example["id"].hex(), "locator": example["locator"]}
+             "id": named["id"].hex(), "locator": named["locator"]}
         )  # fmt: skip
     return described
+
+
+def rank_ids(plan: Plan, documents: np.ndarray) -> np.ndarray:
+    """The place of each document in the order of their ids, which unlike numbers do not depend on the shards."""
+    distinct, position = np.unique(documents, return_inverse=True)
+    ids = load_columns(plan.work, plan.numbering, distinct, ["id"])["id"]
+    ranks = np.empty(len(distinct), np.int64)
+    ranks[pc.sort_indices(ids).to_numpy()] = np.arange(len(distinct))
+    return ranks[position]
 
 
 def verify(task: Task, plan: Plan) -> Done:

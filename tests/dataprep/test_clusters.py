@@ -22,7 +22,7 @@ numbers = st.integers(0, 12)
 def pair_up(rows: list[tuple[int, int, int]], num_new: int = 10**9) -> tuple[set[tuple[int, int]], list[int]]:
     columns = np.array(rows, np.int64).reshape(-1, 3)
     keys, documents, texts = columns[:, 0].astype(np.uint64), columns[:, 1], columns[:, 2].astype(np.uint64)
-    candidates = candidate_pairs(keys, documents, texts, num_new)
+    candidates = candidate_pairs(keys, documents, texts, documents, num_new)
     found = [(int(a), int(b)) for a, b in candidates.pairs]
     assert found == sorted(set(found))
     return set(found), [bucket.size for bucket in candidates.oversized]
@@ -83,8 +83,21 @@ def test_in_a_large_bucket_every_new_text_meets_an_older_one() -> None:
     assert {new for new, old in pairs if old == first_old} == set(range(97))
 
 
-def test_pairs_are_ordered_distinct_and_never_of_one() -> None:
-    assert distinct_pairs(np.array([[3, 1], [1, 3], [2, 2], [0, 9]])).tolist() == [[0, 9], [1, 3]]
+def test_pairs_are_ordered_and_distinct() -> None:
+    assert distinct_pairs(np.array([[3, 1], [1, 3], [3, 1], [0, 9]])).tolist() == [[0, 9], [1, 3], [3, 1]]
+
+
+@given(st.lists(st.tuples(numbers, numbers), max_size=40), st.permutations(range(13)), st.integers(0, 12))
+def test_the_pairs_do_not_depend_on_the_numbers_of_the_documents(
+    entries: list[tuple[int, int]], renumbered: list[int], num_new: int
+) -> None:
+    rows = np.array([(key, document) for key, document in set(entries)], np.int64).reshape(-1, 2)
+    keys, documents, texts = rows[:, 0].astype(np.uint64), rows[:, 1], (rows[:, 1] // 3).astype(np.uint64)
+    # New documents have numbers below those of old ones.
+    shuffled = np.argsort(np.argsort([(0 if at < num_new else 100) + renumbered[at] for at in range(13)]))
+    before = candidate_pairs(keys, documents, texts, documents, num_new).pairs
+    after = candidate_pairs(keys, shuffled[documents], texts, documents, num_new).pairs
+    assert {tuple(pair) for pair in shuffled[before].tolist()} == {tuple(pair) for pair in after.tolist()}
 
 
 def members(rows: list[dict[str, Any]]) -> pa.Table:
