@@ -16,7 +16,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.dataprep import gopher, rules_c4, rules_code, rules_curator, rules_fineweb
+from gristmill.dataprep import (
+    gopher,
+    rules_c4,
+    rules_code,
+    rules_curator,
+    rules_fineweb,
+    rules_urls,
+    rules_words,
+)
 from gristmill.dataprep.histograms import COUNT_EDGES, LENGTH_EDGES, SHARE_EDGES
 from gristmill.mixtures.rules import Rules
 
@@ -60,6 +68,21 @@ def _measure_code(rows: pa.Table, rules: Rules) -> Columns:
     return rules_code.code_statistics(rows["text"], paths)
 
 
+def _measure_urls(rows: pa.Table, rules: Rules) -> Columns:
+    assert rules.urls is not None
+    return rules_urls.url_statistics(rows, rules.urls)
+
+
+def _measure_bad_words(rows: pa.Table, rules: Rules) -> Columns:
+    assert rules.bad_words is not None
+    return rules_words.bad_word_statistics(rows, rules.bad_words)
+
+
+def _measure_toxicity(rows: pa.Table, rules: Rules) -> Columns:
+    assert rules.toxicity is not None
+    return rules_words.toxicity_statistics(rows, rules.toxicity)
+
+
 def shares(*names: str) -> dict[str, Edges]:
     """Columns between 0 and 1."""
     return dict.fromkeys(names, SHARE_EDGES)
@@ -86,6 +109,9 @@ RULE_SETS: dict[str, RuleSet] = {
     "code": RuleSet(
         {**shares(*rules_code.SHARES), **counts(*rules_code.COUNTS)}, _measure_code, reads=("locator", "metadata")
     ),
+    "urls": RuleSet(counts(*rules_urls.STATISTICS), _measure_urls, ("locator", "metadata")),
+    "bad_words": RuleSet({**counts("bad_words"), **shares("bad_word_ratio")}, _measure_bad_words, ("language",)),
+    "toxicity": RuleSet(shares("toxicity"), _measure_toxicity),
 }
 
 

@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from gristmill.mixtures.rules_code import Code
+from gristmill.mixtures.rules_lists import BadWords, Toxicity, Urls
 from gristmill.mixtures.rules_presets import PRESETS, add_to_schema, expand
 from gristmill.mixtures.rules_web import C4, MC4, Curator, FineWeb
 from gristmill.mixtures.section import Judging, Section
@@ -90,6 +91,9 @@ class Rules(Section):
     fineweb: FineWeb | None = None
     curator: Curator | None = None
     code: Code | None = None
+    urls: Urls | None = None
+    bad_words: BadWords | None = None
+    toxicity: Toxicity | None = None
 
     @model_serializer(mode="wrap")
     def _only_configured(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
