@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +22,7 @@ from gristmill.dataprep.unicode_tables import CODE_POINTS
 from gristmill.mixtures.clean import C4Lines, DclmLines
 
 Counted = dict[str, int]
+POSTS = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "text" / "18f_posts.jsonl.zst"
 
 
 def c4(text: str, **options: object) -> tuple[str, Counted]:
@@ -229,3 +234,27 @@ def test_what_one_rule_took_is_counted_in_lines_and_bytes() -> None:
 def test_the_character_classes_end_where_the_table_ends() -> None:
     beyond = [chr(code) for code in range(CLASSED, CODE_POINTS)]
     assert not any(character.isupper() or character.isdigit() or character.isdecimal() for character in beyond)
+
+
+@pytest.mark.skipif(not POSTS.exists(), reason="the posts of 18F are not here")
+@pytest.mark.parametrize("options", [{}, {"terminal_punctuation": False}, {"min_words": 3}], ids=["c4", "fineweb", "3"])
+def test_datatrove_keeps_the_same_lines_of_real_posts(options: dict[str, object]) -> None:
+    """datatrove counts words before it takes citations out, and lets lines end in an apostrophe: both are left out."""
+    pytest.importorskip("datatrove")
+    from datatrove.data import Document
+    from datatrove.pipeline.filters import C4QualityFilter
+
+    section = C4Lines.model_validate({"citations": False, **options})
+    peer = C4QualityFilter(
+        remove_citations=False, filter_no_terminal_punct=section.terminal_punctuation, min_num_sentences=-1,
+        min_words_per_line=section.min_words, filter_lorem_ipsum=False, filter_curly_bracket=False,
+    )  # fmt: skip
+    with zstandard.open(POSTS, "rt", encoding="utf-8") as lines:
+        posts = [json.loads(line)["text"] for line in itertools.islice(lines, 60)]
+    posts = ["\n".join(line for line in post.split("\n") if not line.rstrip().endswith("'")) for post in posts]
+    texts = pa.array(posts, pa.large_string())
+    ours = apply_edits(texts, c4_lines(texts, section)[0]).to_pylist()
+    documents = [Document(text=post, id="") for post in posts]
+    assert all(peer.filter(document) for document in documents)
+    assert ours == [document.text for document in documents]
+    assert ours != posts
