@@ -6,12 +6,20 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from gristmill.dataprep.extraction_guard import Failed, Guard
-from gristmill.dataprep.records import Dropped, Page, Read, Reading, Rejected, chosen_metadata, excerpt, make_record
+from gristmill.dataprep.records import (
+    EMPTY,
+    Dropped,
+    Page,
+    Read,
+    Reading,
+    Rejected,
+    chosen_metadata,
+    excerpt,
+    make_record,
+)
 
 HELD_ITEMS = 1024
 """Items behind an unanswered page that are held back to keep the order."""
-EMPTY = "extract/empty"
-"""Reason for which a page is dropped whose extraction gives no text."""
 
 
 def extract_pages(items: Iterable[Read], guard: Guard, reading: Reading) -> Iterator[Read]:

@@ -11,6 +11,8 @@ from gristmill.dataprep.documents import metadata_json
 from gristmill.dataprep.encoding import AUTO, UTF8, UndecodableError, decode
 
 EXCERPT_CHARACTERS = 200
+EMPTY = "extract/empty"
+"""Reason for which a page without text is dropped: on the web they are common, and no mistake of anybody's."""
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,18 @@ Skipped.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, Literal, cast
 
 from gristmill.dataprep import compression
 from gristmill.dataprep.compression import DecodedStream
 from gristmill.dataprep.encoding import AUTO, UTF8, UndecodableError, decode
 from gristmill.dataprep.records import (
+    EMPTY,
+    Dropped,
     Input,
     Page,
+    Read,
     Reading,
     Record,
     Rejected,
@@ -37,7 +40,7 @@ class _BrokenError(ValueError):
     """A page that cannot be read, though the records behind it can."""
 
 
-def read_warc(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected | Skipped]:
+def read_warc(item: Input, reading: Reading) -> Iterator[Read]:
     """The pages of a WARC or WET file; records are numbered from 1, of whatever type they are.
 
     A file that is cut off or damaged gives the pages before the damage and one Rejected.
@@ -77,9 +80,7 @@ def _damage(stream: DecodedStream, what: str) -> str:
     return str(stream.error) if stream.error is not None else f"the WARC file is damaged or cut off: {what}"
 
 
-def _from_record(
-    item: Input, reading: Reading, number: int, record: Any, block: bytes
-) -> Record | Page | Rejected | Skipped:
+def _from_record(item: Input, reading: Reading, number: int, record: Any, block: bytes) -> Read:
     from fastwarc.warc import WarcRecordType
 
     if record.record_type == WarcRecordType.conversion:
@@ -90,7 +91,7 @@ def _from_record(
         return Rejected(number, str(error), excerpt(block))
 
 
-def _conversion(item: Input, reading: Reading, number: int, record: Any, block: bytes) -> Record | Rejected:
+def _conversion(item: Input, reading: Reading, number: int, record: Any, block: bytes) -> Read:
     try:
         text = decode(block, UTF8).text
     except UndecodableError as error:
@@ -100,15 +101,23 @@ def _conversion(item: Input, reading: Reading, number: int, record: Any, block: 
         "content_type": _media_type(record.headers.get("Content-Type", "")),
         "language": record.headers.get("WARC-Identified-Content-Language", ""),
     }
-    return make_record(number, _locator(item, number, record), text, chosen_metadata(about, reading))
+    return _text_of(number, _locator(item, number, record), text, about, reading)
 
 
-def _response(
-    item: Input, reading: Reading, number: int, record: Any, block: bytes
-) -> Record | Page | Rejected | Skipped:
+def _text_of(
+    number: int, locator: str, text: str, about: Mapping[str, Any], reading: Reading
+) -> Record | Rejected | Dropped:
+    if not text.strip():
+        return Dropped(number, EMPTY, locator)
+    return make_record(number, locator, text, chosen_metadata(about, reading))
+
+
+def _response(item: Input, reading: Reading, number: int, record: Any, block: bytes) -> Read:
     http = _parse_http(record, block, "none")
-    if http.http_headers is None:
+    if not record.is_http:
         return Skipped("response of another protocol than HTTP")
+    if http.http_headers is None:
+        raise _BrokenError("the HTTP response has no header")
     status = http.http_headers.status_code
     if status is None:
         raise _BrokenError("the HTTP response has no status")
@@ -127,8 +136,7 @@ def _response(
         decoded = decode(content, encoding, charset, html=media_type != PLAIN_TYPE)
         if decoded.encoding != UTF8:
             about["encoding"] = decoded.encoding
-        metadata = chosen_metadata({**about, "charset": charset}, reading)
-        return make_record(number, locator, decoded.text, metadata)
+        return _text_of(number, locator, decoded.text, {**about, "charset": charset}, reading)
     return Page(number, locator, content, encoding, charset, about)
 
 

@@ -1,5 +1,6 @@
 import gzip
 import importlib.util
+import io
 import json
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 
 from gristmill.dataprep import compression
 from gristmill.dataprep.readers import read_records
-from gristmill.dataprep.records import Page, Read, Reading, Record, Rejected, Skipped
+from gristmill.dataprep.records import Dropped, Input, Page, Read, Reading, Record, Rejected, Skipped
 from gristmill.dataprep.sources import find_files
+from gristmill.dataprep.warc import read_warc
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "web"
 _spec = importlib.util.spec_from_file_location("gristmill_test_warc", Path(__file__).with_name("warc_records.py"))
@@ -84,7 +86,8 @@ def test_a_wet_file_holds_text_already(tmp_path: Path) -> None:
     assert (records[0].locator, records[0].text) == ("http://a.example/#00000003-0000-0000-0000-000000000000",
                                                      "Escopete é\n")  # fmt: skip
     assert json.loads(records[0].metadata)["language"] == "spa,eng"
-    assert errors(records) == {2: "not valid UTF-8: byte 0xff at position 0", 3: "empty text"}
+    assert errors(records) == {2: "not valid UTF-8: byte 0xff at position 0"}
+    assert records[2] == Dropped(3, "extract/empty", "http://a.example/#00000005-0000-0000-0000-000000000000")
 
 
 def test_bodies_are_unpacked_and_one_that_cannot_be_costs_only_its_page(tmp_path: Path) -> None:
@@ -95,15 +98,17 @@ def test_bodies_are_unpacked_and_one_that_cannot_be_costs_only_its_page(tmp_path
         http(b"<p>not in chunks</p>", Transfer_Encoding="chunked"),
         http(b"<p>x</p>", Content_Encoding="unheard-of"),
         b"HTTP/1.1\r\nContent-Type: text/html\r\n\r\n<p>no status</p>",
+        b"",
         http(b"<p>last</p>"),
     ]
     content = b"".join(record("response", response, number) for number, response in enumerate(responses))
     records = read(tmp_path / "a.warc", content)
     assert pages(records) == [b"<p>zipped</p>", b"<p>chunk</p>", b"<p>last</p>"]
     found = errors(records)
-    assert sorted(found) == [2, 4, 5, 6]
-    assert found[2].startswith("the body of the HTTP response cannot be decoded") or "cannot be read" in found[2]
+    assert sorted(found) == [2, 4, 5, 6, 7]
+    assert all("HTTP response cannot be" in found[number] for number in (2, 4, 5))
     assert found[6] == "the HTTP response has no status"
+    assert found[7] == "the HTTP response has no header"
 
 
 @pytest.mark.parametrize("extension", ["", ".gz", ".zst"])
@@ -152,6 +157,24 @@ def test_a_record_longer_than_allowed_is_refused_and_the_next_one_is_read(
     assert errors(records) == {
         1: "the record is longer than 0 MiB", 2: "the page is longer than 0 MiB"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["request", "response"])
+def test_a_storage_that_fails_is_an_error_and_no_damage(kind: str) -> None:
+    content = record(kind, http(b"x" * 100_000))
+
+    class Failing(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            if self.tell() >= 50_000:
+                raise OSError(5, "Input/output error")
+            return super().read(10_000)
+
+    class Path:
+        def open(self, mode: str, /) -> io.BytesIO:
+            return Failing(content)
+
+    with pytest.raises(OSError, match="Input/output error"):
+        list(read_warc(Input("a.warc", Path()), Reading()))
 
 
 def test_the_same_address_twice_gives_two_locators(tmp_path: Path) -> None:
