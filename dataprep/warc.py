@@ -116,9 +116,7 @@ def _response(item: Input, reading: Reading, number: int, record: Any, block: by
     http = _parse_http(record, block, "none")
     if not record.is_http:
         return Skipped("response of another protocol than HTTP")
-    if http.http_headers is None:
-        raise _BrokenError("the HTTP response has no header")
-    status = http.http_headers.status_code
+    status = None if http.http_headers is None else http.http_headers.status_code
     if status is None:
         raise _BrokenError("the HTTP response has no status")
     if not 200 <= status < 300:
