@@ -94,7 +94,11 @@ def _rules(stage: str, section: Judging, measured_columns: Collection[str]) -> I
     elif isinstance(section, LanguageId):
         yield from _languages(section, "script" in measured_columns)
     if isinstance(section, Decontaminate) and section.action == "excise":
-        return  # what is cut depends on the bounds, and what is cut decides what is dropped
+        # The other bounds decide what is cut, so that nothing stored says what would be left.
+        least, column = section.min_left_words, "left_words"
+        fails = _below(column, least)
+        yield Rule(f"{stage}/min_left_words", f"{stage}.min_left_words", column, least, fails, (column,))
+        return
     yield from _bounds(section, stage, stage)
 
 

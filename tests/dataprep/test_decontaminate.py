@@ -243,6 +243,22 @@ def test_a_text_that_is_not_utf_8_is_quarantined(
     assert (summary["counts"]["quarantined"], summary["counts"]["dropped"]) == (1, {"decontaminate/min_left_words": 1})
 
 
+def test_nothing_to_read_and_nothing_to_look_for_are_no_errors(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    (tmp_path / "ingest").mkdir()
+    (tmp_path / "short.txt").write_text("Yes.\nNo.\n")
+    config = {"against": [str(evaluation_set(tmp_path))]}
+    summary = decontaminate.run({"ingest": tmp_path / "ingest"}, config, tmp_path / "out", make_context("work"))
+    assert (summary["counts"], summary["matches"]) == ({}, [])
+    inputs = {"ingest": write_ingest("some", [[("web", "a", "Yes. No.")]])}
+    config = {"against": [str(tmp_path / "short.txt")]}
+    summary = decontaminate.run(inputs, config, tmp_path / "other", make_context("other-work"))
+    assert summary["sets"] == {
+        "short": {"items": 2, "checked": 0, "too_short": 2, "contaminated": 0, "contaminated_share": 0.0}}
+    assert (summary["counts"]["kept"], summary["ngrams"]) == (1, 0)
+
+
 @pytest.mark.skipif(not DATA.exists(), reason="the shared data is not here")
 def test_planted_items_of_real_sets_are_found_in_real_prose(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
