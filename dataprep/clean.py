@@ -19,10 +19,10 @@ import pyarrow.compute as pc
 from gristmill.dataprep import lines_c4, lines_dclm, masking
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import add_counts, check_conservation, check_quarantine
-from gristmill.dataprep.documents import annotate, judged_rows, kept_rows, read_documents, shard_names, write_table
+from gristmill.dataprep.documents import annotate, judged_rows, kept_rows, read_documents, write_table
 from gristmill.dataprep.edit_composition import then
 from gristmill.dataprep.edits import EDITS, apply_edits, edits_array
-from gristmill.dataprep.engine import Done, Task, run_tasks
+from gristmill.dataprep.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.histograms import SHARE_EDGES, add_histograms, histogram
 from gristmill.dataprep.kernels import kernel
 from gristmill.dataprep.measuring import measure_texts, spread
@@ -74,7 +74,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         QuarantineError: more documents than allowed raised an error.
     """
     section = Clean.model_validate(config)
-    tasks = [Task(shard) for shard in shard_names(inputs["ingest"])]
+    tasks = shard_tasks(inputs["ingest"])
     process = partial(clean_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), out=out)
     results = run_tasks("clean", tasks, process, context)
     counts = add_counts(result["counts"] for result in results)

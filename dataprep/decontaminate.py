@@ -20,9 +20,9 @@ import pyarrow as pa
 from gristmill.dataprep.contamination import Matches, Runs, find_matches
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import add_counts, check_conservation, check_quarantine
-from gristmill.dataprep.documents import shard_names, write_table
+from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.edits import EDITS, cuts_array
-from gristmill.dataprep.engine import Done, Task, run_tasks
+from gristmill.dataprep.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.evaluation_sets import Part, read_parts
 from gristmill.dataprep.excision import widen, words_left
 from gristmill.dataprep.judged_texts import JudgedTexts, read_judged
@@ -86,7 +86,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     index = build_index(pa.array([part.text for part in parts], pa.large_string()), section.ngram, section.min_words)
     write_index(plan.path("index", "ngrams"), index)
     write_parts_table(plan.path("index", "parts"), parts)
-    tasks = [Task(shard) for shard in shard_names(inputs["ingest"])]
+    tasks = shard_tasks(inputs["ingest"])
     run_tasks("scan", tasks, partial(scan, plan=plan), context)
     frequent = count_documents_with([plan.path("counts", task.name) for task in tasks], index.num_ngrams)
     frequent = frequent > section.max_document_frequency

@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import add_counts, check_conservation, check_quarantine
-from gristmill.dataprep.documents import annotate, judged_rows, kept_rows, read_documents, shard_names, write_table
+from gristmill.dataprep.documents import annotate, judged_rows, kept_rows, read_documents, write_table
 from gristmill.dataprep.edits import EDITS, edits_array
-from gristmill.dataprep.engine import Done, Task, run_tasks
+from gristmill.dataprep.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.files import sha256_file
 from gristmill.dataprep.histograms import SHARE_EDGES, add_histograms, histogram
 from gristmill.dataprep.language_codes import Language, parse_label
@@ -69,8 +69,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     path = find_model(section.model)  # fails before any work, and fills the cache once
     sha256 = sha256_file(path)
     check_languages(wanted_languages(section), load_model(str(path), sha256).get_labels(), path.name)
-    tasks = [Task(shard, size_bytes=(inputs["ingest"] / shard).stat().st_size)
-             for shard in shard_names(inputs["ingest"])]  # fmt: skip
+    tasks = shard_tasks(inputs["ingest"])
     process = partial(
         identify_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), out=out, sha256=sha256
     )

@@ -1,7 +1,8 @@
 """Moving rows to partitions through files, with no more files than tasks.
 
 Each task writes one Arrow file with one record batch per partition; a task of the next job reads the batch of its
-partition from all of them.
+partition from all of them. The files lie in the stage's work folder, which may be in any store that fsspec knows: the
+store is all that workers on several machines have in common, and no runner ever holds the rows.
 """
 
 from __future__ import annotations
