@@ -17,11 +17,15 @@ import pyarrow as pa
 
 from gristmill.dataprep.arpa import read_arpa
 from gristmill.dataprep.files import as_path, is_local
+from gristmill.dataprep.hashing import hash_bytes
+from gristmill.dataprep.kernels import kernel
 from gristmill.dataprep.ngram_tables import NgramTables, make_tables, read_entries, score_texts
+from gristmill.dataprep.text_buffers import text_buffers
 
 KENLM_MAGIC = b"mmap lm http://kheafield.com/code"
 """How KenLM's binary models begin."""
-NGRAM_FILE = "ngram.parquet"
+NGRAM_FILES = ("ngram-0.parquet", "ngram-1.parquet")
+"""The models that are trained here, each on one half of the documents."""
 Normalisation = Literal["ccnet", "lower", "none"]
 LogScores = Callable[[pa.Array], tuple[np.ndarray, np.ndarray]]
 """n texts -> their log10 probabilities (float64), and words with ends of lines that these are of (int64)."""
@@ -43,6 +47,38 @@ def perplexities(scores: LogScores, texts: pa.Array) -> np.ndarray:
     """The perplexity of n texts: float64 of shape (n,), NaN for a text without words."""
     logs, sizes = scores(texts)
     return np.where(sizes > 0, np.power(10.0, -logs / np.maximum(sizes, 1)), np.nan)
+
+
+def halves(texts: pa.Array) -> np.ndarray:
+    """Which half each of n texts is in, by a hash of it: int64 of shape (n,), 0 or 1."""
+    return _halves(*text_buffers(texts))
+
+
+def score_by_other_half(
+    models: Sequence[LogScores], half: np.ndarray, texts: pa.Array
+) -> tuple[np.ndarray, np.ndarray]:
+    """Score each text by the model of the half that it is not in: what it was trained on would not surprise it.
+
+    Without this, documents of the model's own sources have perplexities of a few where others have thousands.
+
+    Args:
+        models: of half 0 and half 1.
+        half: of each text, see `halves`.
+        texts: n strings.
+    """
+    logs, sizes = np.zeros(len(texts)), np.zeros(len(texts), np.int64)
+    for number in (0, 1):
+        own = np.flatnonzero(half == number)
+        logs[own], sizes[own] = models[1 - number](texts.take(pa.array(own)))
+    return logs, sizes
+
+
+@kernel
+def _halves(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    result = np.empty(len(offsets) - 1, np.int64)
+    for text in range(len(result)):
+        result[text] = np.int64(hash_bytes(data, offsets[text], offsets[text + 1]) & np.uint64(1))
+    return result
 
 
 def normalise(texts: Sequence[str], rule: Normalisation, max_characters: int | None = None) -> list[str]:
@@ -103,7 +139,7 @@ def load_scores(path: str, sha256: str) -> LogScores:
 @lru_cache(maxsize=2)
 def _load_tables(path: str, sha256: str) -> NgramTables:
     file = as_path(path)
-    return make_tables(read_entries(file)) if file.name == NGRAM_FILE else read_arpa(file)
+    return make_tables(read_entries(file)) if file.name in NGRAM_FILES else read_arpa(file)
 
 
 @lru_cache(maxsize=2)

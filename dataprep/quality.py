@@ -59,8 +59,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         `counts`; `rules`: per threshold how many documents fail it, and fail only it; `scores`: column -> its
         `histograms` by source and, where labelled documents were held out, its `separation` of them (see
         `separation.measure_separation`); `cuts` with `keep_top`: source (or `all`) -> the cut's `score`, and how many
-        documents were `kept` `of` how many; `buckets`: the same for where `head` and `middle` end; `ngram`: documents,
-        words and n-grams by order that the n-gram model was trained on. With a classifier also
+        documents were `kept` `of` how many; `buckets`: the same for where `head` and `middle` end; `ngrams`:
+        documents, words and n-grams by order of the two n-gram models that were trained. With a classifier also
         `training_documents` by class, `held_out` documents, its `auc` on them, and `histogram`: source -> documents
         in each of 20 equal bins of `quality`.
 
@@ -99,7 +99,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     if buckets is not None:
         summary["buckets"] = {name: describe_cuts(cut) for name, cut in zip(BUCKETS, buckets, strict=False)}
     if "ngram" in trained:
-        summary["ngram"] = {key: trained["ngram"][key] for key in ("documents", "words", "ngrams")}
+        summary["ngrams"] = [{key: value for key, value in model.items() if key != "sha256"}
+                             for model in trained["ngram"]["models"]]  # fmt: skip
     if section.classifier is not None:
         summary["histogram"] = {source: [*shape["counts"][1:-2], sum(shape["counts"][-2:])]
                                 for source, shape in histograms["quality"].items()}  # fmt: skip

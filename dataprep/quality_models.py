@@ -26,7 +26,7 @@ from gristmill.dataprep.labelled_examples import (
 from gristmill.dataprep.measuring import measure_texts
 from gristmill.dataprep.models import load_model
 from gristmill.dataprep.ngram_tables import write_entries
-from gristmill.dataprep.perplexity import NGRAM_FILE, load_scores, normalise
+from gristmill.dataprep.perplexity import NGRAM_FILES, halves, load_scores, normalise
 from gristmill.dataprep.scorers import ModelFiles, load_language_model, make_measure
 from gristmill.mixtures.quality import Classifier, Quality
 
@@ -63,29 +63,33 @@ def train_classifier(task: Task, inputs: Mapping[str, Path], config: dict[str, A
 
 
 def train_ngram(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path, work: Path) -> Done:
-    """Train the n-gram model and commit it.
+    """Train the n-gram models, one on each half of the documents (see `perplexity.halves`), and commit them.
 
     Raises:
-        QualityError: its sources have no text.
+        QualityError: its sources have too little text.
     """
     section = Quality.model_validate(config)
     assert section.perplexity is not None
     assert section.perplexity.ngram is not None
     settings = section.perplexity.ngram
-    texts = list(read_ngram_texts(inputs, section))
-    seen = normalise(texts, section.perplexity.normalise, section.perplexity.max_characters)
-    sentences = read_sentences(pa.array(seen, pa.large_string()))
-    if not len(sentences.words):
-        raise QualityError(
-            f"quality: the sources of the n-gram model ({', '.join(settings.sources)}) have no words left; name other "
-            "sources as `perplexity.ngram.sources`, or loosen the stages before"
-        )
-    entries = train_entries(sentences, settings.order)
-    write_entries(out / NGRAM_FILE, entries)
-    words = len(sentences.words) - 2 * int((sentences.positions == 0).sum())
-    result = {"sha256": sha256_file(out / NGRAM_FILE), "documents": len(texts), "words": words,
-              "ngrams": [len(part.keys) for part in entries]}  # fmt: skip
-    return Done([out / NGRAM_FILE], result)
+    texts = pa.array(list(read_ngram_texts(inputs, section)), pa.large_string())
+    half, found = halves(texts), []
+    for number, name in enumerate(NGRAM_FILES):
+        own = texts.filter(pa.array(half == number)).to_pylist()
+        seen = normalise(own, section.perplexity.normalise, section.perplexity.max_characters)
+        sentences = read_sentences(pa.array(seen, pa.large_string()))
+        if not len(sentences.words):
+            raise QualityError(
+                f"quality: the sources of the n-gram model ({', '.join(settings.sources)}) have {len(texts)} documents "
+                "left, too few to train on one half and score the other; name other sources as "
+                "`perplexity.ngram.sources`, or loosen the stages before"
+            )
+        entries = train_entries(sentences, settings.order)
+        write_entries(out / name, entries)
+        words = len(sentences.words) - 2 * int((sentences.positions == 0).sum())
+        found.append({"documents": len(own), "words": words, "ngrams": [len(part.keys) for part in entries],
+                      "sha256": sha256_file(out / name)})  # fmt: skip
+    return Done([out / name for name in NGRAM_FILES], {"models": found})
 
 
 def find_models(section: Quality, out: Path, trained: Mapping[str, Mapping[str, Any]]) -> ModelFiles:
@@ -102,9 +106,11 @@ def find_models(section: Quality, out: Path, trained: Mapping[str, Mapping[str, 
         models["classifier"] = {"path": str(path), "sha256": sha256}
         check_label(load_model(str(path), sha256), section.classifier)
     if section.perplexity is not None and section.perplexity.has_ngrams:
-        path = out / NGRAM_FILE if section.perplexity.kenlm is None else as_path(section.perplexity.kenlm)
-        models["ngram"] = {"path": str(path), "sha256": sha256_file(path)}
-        load_scores(**models["ngram"])  # one that cannot be used fails before any work
+        given = section.perplexity.kenlm
+        for name in NGRAM_FILES if given is None else ["given"]:
+            path = out / name if given is None else as_path(given)
+            models[f"ngram/{name}"] = {"path": str(path), "sha256": sha256_file(path)}
+            load_scores(**models[f"ngram/{name}"])  # one that cannot be used fails before any work
     if section.perplexity is not None and section.perplexity.model is not None:
         weights = as_path(section.perplexity.model) / "model.safetensors"
         sha256 = sha256_file(weights) if weights.is_file() else ""  # the loader says what is missing

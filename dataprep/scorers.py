@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ import pyarrow as pa
 from gristmill.dataprep.classifier import score_texts
 from gristmill.dataprep.heuristics import heuristic_scores
 from gristmill.dataprep.models import load_model
-from gristmill.dataprep.perplexity import LogScores, load_scores, normalise, perplexities
+from gristmill.dataprep.perplexity import LogScores, halves, load_scores, normalise, perplexities, score_by_other_half
 from gristmill.mixtures.quality import Perplexity, Quality
 
 Measure = Callable[[pa.Array], Mapping[str, np.ndarray]]
@@ -59,9 +59,9 @@ def make_measure(section: Quality, models: ModelFiles) -> Measure:
     if section.classifier is not None:
         model: Any = load_model(models["classifier"]["path"], models["classifier"]["sha256"])
         scorers.append(partial(_quality, model, section))
-    if section.perplexity is not None and "ngram" in models:
-        scores = load_scores(models["ngram"]["path"], models["ngram"]["sha256"])
-        scorers.append(partial(_perplexity, scores, section.perplexity))
+    ngrams = [load_scores(**model) for name, model in models.items() if name.startswith("ngram/")]
+    if section.perplexity is not None and ngrams:
+        scorers.append(partial(_perplexity, ngrams, section.perplexity))
     if section.perplexity is not None and "language_model" in models:
         model = models["language_model"]
         score = load_language_model(model["path"], model["sha256"], section.perplexity.max_tokens)
@@ -82,6 +82,8 @@ def _quality(model: Any, section: Quality, texts: pa.Array) -> dict[str, np.ndar
     return {"quality": score_texts(model, texts.to_pylist(), section.classifier)}
 
 
-def _perplexity(scores: LogScores, section: Perplexity, texts: pa.Array) -> dict[str, np.ndarray]:
+def _perplexity(ngrams: Sequence[LogScores], section: Perplexity, texts: pa.Array) -> dict[str, np.ndarray]:
+    """Perplexities by a given model, or by two that were trained here: then by the one that never saw the text."""
     seen = normalise(texts.to_pylist(), section.normalise, section.max_characters)
+    scores = ngrams[0] if len(ngrams) == 1 else partial(score_by_other_half, ngrams, halves(texts))
     return {"perplexity": perplexities(scores, pa.array(seen, pa.large_string()))}

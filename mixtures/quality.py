@@ -60,14 +60,17 @@ class Classifier(Section):
 
 
 class NgramModel(Section):
-    """An n-gram model that is trained in the stage: interpolated modified Kneser-Ney smoothing, on words."""
+    """An n-gram model that is trained in the stage: interpolated modified Kneser-Ney smoothing, on words.
+
+    Two are trained, each on half of the documents, and every document is scored by the one that has not seen it.
+    """
 
     sources: tuple[str, ...]
     """Whose kept documents it is trained on: text of the kind that is wanted (CCNet: Wikipedia)."""
     order: Annotated[int, Field(ge=2, le=6)] = 5
     """Words in the longest sequences (CCNet: 5)."""
     max_bytes: Positive = 20_000_000
-    """So much text is trained on, in documents chosen by hash; at order 5 training takes 35 times as much memory."""
+    """So much text is trained on, in documents chosen by hash; at order 5 training takes 20 times as much memory."""
 
 
 class Perplexity(Section):

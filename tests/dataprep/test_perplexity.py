@@ -23,7 +23,7 @@ from gristmill.dataprep.documents import read_table
 from gristmill.dataprep.kneser_ney import FALLBACK_DISCOUNTS, read_sentences, train_entries
 from gristmill.dataprep.labelled_examples import QualityError
 from gristmill.dataprep.ngram_tables import NgramTables, make_tables, read_entries, score_texts, write_entries
-from gristmill.dataprep.perplexity import PerplexityError, load_scores, normalise, perplexities
+from gristmill.dataprep.perplexity import NGRAM_FILES, PerplexityError, load_scores, normalise, perplexities
 from gristmill.mixtures.quality import Quality
 
 Gram = tuple[str, ...]
@@ -297,7 +297,7 @@ def test_the_stage_trains_a_model_scores_buckets_and_cuts_whatever_the_shards(
         rows = [{**document, **judged} for path in sorted(ingest.iterdir()) for document, judged in zip(
             read_table(path).to_pylist(), read_table(out / path.name).to_pylist(), strict=True)]
         kept = {row["locator"]: (row["keep"], row["perplexity"], row.get("perplexity_bucket")) for row in rows}
-        results.append((kept, summary, (out / "ngram.parquet").read_bytes()))
+        results.append((kept, summary, [(out / name).read_bytes() for name in NGRAM_FILES]))
     assert results[0][0] == results[1][0]
     assert results[0][1] == results[1][1]
     assert results[0][2] == results[1][2]
@@ -309,8 +309,8 @@ def test_the_stage_trains_a_model_scores_buckets_and_cuts_whatever_the_shards(
     assert Counter(bucket for _, _, bucket in kept.values()) == {"head": 36, "middle": 36, "tail": 48, None: 61}
     assert sum(keep for keep, score, _ in kept.values() if score is not None) == 72
     assert summary["counts"]["dropped"] == {"quality/keep_top": 48}
-    assert summary["ngram"]["documents"] == 60
-    assert summary["ngram"]["words"] == 1800
+    assert sum(model["documents"] for model in summary["ngrams"]) == 60
+    assert sum(model["words"] for model in summary["ngrams"]) == 1800
     assert summary["buckets"]["head"]["all"]["kept"] == 36
 
 
@@ -321,14 +321,29 @@ def test_the_model_learns_from_no_more_than_it_may_and_never_from_what_is_held_o
     classifier = {"positive": ["wiki"], "negative": ["web"], "holdout": 0.4, "dimensions": 4, "buckets": 100}
     config = {"classifier": classifier, "perplexity": {"ngram": {"sources": ["wiki"], "order": 2}}}
     summary = quality.run(inputs, config, tmp_path / "a", make_context("work a"))
-    assert 20 < summary["ngram"]["documents"] < 50
+    assert 20 < sum(model["documents"] for model in summary["ngrams"]) < 50
     assert summary["scores"]["perplexity"]["separation"]["auc"] > 0.6
-    less = {"perplexity": {"ngram": {"sources": ["wiki"], "order": 2, "max_bytes": 500}}}
+    less = {"perplexity": {"ngram": {"sources": ["wiki"], "order": 2, "max_bytes": 700}}}
     summary = quality.run(inputs, less, tmp_path / "b", make_context("work b"))
-    assert 3 <= summary["ngram"]["documents"] <= 6
+    assert 4 <= sum(model["documents"] for model in summary["ngrams"]) <= 8
     nothing = {"perplexity": {"ngram": {"sources": ["novels"]}}}
-    with pytest.raises(QualityError, match=r"sources of the n-gram model \(novels\) have no words left"):
+    with pytest.raises(QualityError, match=r"sources of the n-gram model \(novels\) have 0 documents left"):
         quality.run(inputs, nothing, tmp_path / "c", make_context("work c"))
+
+
+def test_what_a_model_was_trained_on_surprises_it_as_much_as_other_text_of_its_kind(
+    write_ingest: Callable[..., Path], tmp_path: Path, make_context: Callable[..., Context]
+) -> None:
+    source = random.Random(8)
+    texts = [" ".join(f"w{source.randint(0, 30)}" for _ in range(60)) for _ in range(200)]
+    documents = [("seen" if number < 100 else "unseen", str(number), text) for number, text in enumerate(texts)]
+    inputs = {"ingest": write_ingest("ingest", [documents])}
+    config = {"perplexity": {"ngram": {"sources": ["seen"]}}}
+    summary = quality.run(inputs, config, tmp_path / "out", make_context("work"))
+    assert [model["documents"] > 30 for model in summary["ngrams"]] == [True, True]
+    scores = read_table(tmp_path / "out" / "part-00000.parquet")["perplexity"].to_numpy()
+    # Under one model of all of them, the first hundred score about 2 and the others 30.
+    assert np.mean(scores[:100]) == pytest.approx(np.mean(scores[100:]), rel=0.05)
 
 
 @pytest.mark.parametrize(("perplexity", "message"), [

@@ -284,15 +284,16 @@ def test_a_document_that_cannot_be_scored_is_quarantined_and_takes_no_place_in_t
 def test_shards_in_which_nothing_is_judged_are_no_trouble(
     write_ingest: Callable[..., Path], tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
-    web, prose = [("web", "1", text(GOOD, 1)), ("web", "2", text(BAD, 2))], [("prose", "3", text(GOOD, 3))]
+    web = [("web", "1", text(GOOD, 1)), ("web", "2", text(BAD, 2))]
+    prose = [("prose", str(number), text(GOOD, number)) for number in range(8)]
     inputs = {"ingest": write_ingest("ingest", [prose, web, []])}
     perplexity = {"ngram": {"sources": ["prose"], "order": 2}, "buckets": [0.5, 0.5]}
     config = {"heuristics": True, "perplexity": perplexity, "keep_top": 0.5, "sources": ["web"], "per_source": True}
     summary = quality.run(inputs, config, tmp_path / "out", make_context("work"))
-    assert (summary["counts"]["read"], summary["counts"]["kept"]) == (3, 2)
+    assert (summary["counts"]["read"], summary["counts"]["kept"]) == (10, 9)
     assert summary["cuts"]["web"]["by"] == "perplexity"  # the first score that is configured
     nobody = quality.run(inputs, {**config, "sources": ["mail"]}, tmp_path / "none", make_context("none"))
-    assert nobody["counts"]["kept"] == 3
+    assert nobody["counts"]["kept"] == 10
     assert nobody["cuts"] == {}
 
 
