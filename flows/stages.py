@@ -259,7 +259,7 @@ STAGES: dict[str, Stage] = {
         Stage("dedup_substrings", 1, "gristmill.dataprep.dedup_substrings:run", _prepare("dedup_substrings"),
               _before("dedup_substrings")),
         Stage("langid", 2, "gristmill.dataprep.langid:run", _prepare("langid"), _before("langid")),
-        Stage("quality", 2, "gristmill.dataprep.quality:run", _prepare("quality"), _before("quality")),
+        Stage("quality", 3, "gristmill.dataprep.quality:run", _prepare("quality"), _before("quality")),
         Stage("decontaminate", 1, "gristmill.dataprep.decontaminate:run", _prepare("decontaminate"),
               _before("decontaminate")),
         Stage("tokenizer", 1, "gristmill.tokenize.tokenizer:run", _tokenizer, _documents()),
