@@ -18,6 +18,7 @@ from gristmill.dataprep.files import atomic_write
 AREAS = {
     "dataprep": (
         "gristmill.dataprep.bench",
+        "gristmill.dataprep.bench_gopher",
         "gristmill.dataprep.bench_rules",
         "gristmill.dataprep.bench_minhash",
         "gristmill.dataprep.bench_judges",
