@@ -21,9 +21,10 @@ paragraphs lie between runs of two or more newlines in the stripped text. Nothin
 An empty text, which datatrove drops as `empty`, is all repetition: every share of it is 1. Otherwise a share of
 nothing is 0.
 
-Words are those of spaCy's blank English tokeniser with `words: exact`, and then every value and every verdict is
-that of datatrove's filters. By default they are those of `punctuated_words.take_apart`, which does not need spaCy: on books
-and blog posts 99.9 % of the words are the same, and so are all but a few verdicts in a thousand.
+Words are those of spaCy's blank English tokeniser with `words: exact`, and then every verdict and its reason is that of
+datatrove's filters. By default they are those of `punctuated_words.take_apart`, which needs no package: given equal
+words all values are equal, and 99.9 % of the words are. Of 1,130 books' chapters, web pages, posts and TeX sections 13
+got another verdict, most of them near the least share of words with a letter.
 """  # noqa: E501
 
 from __future__ import annotations

@@ -75,14 +75,16 @@ def find_stop_words(
     for word in range(len(starts)):
         if chars[word] > 63 or lengths >> np.uint64(chars[word]) & one == 0:
             continue
-        code, _ = decode(data, starts[word])
+        code = int(data[starts[word]])
+        if code >= 0x80:
+            code, _ = decode(data, starts[word])
         if len(lower):
             code = int(lower[code])
         if initials >> np.uint64(code & 63) & one == 0:
             continue
         for number in range(stop_words.begins[language], stop_words.begins[language + 1]):
-            wanted = stop_words.codes[stop_words.offsets[number] : stop_words.offsets[number + 1]]
-            if len(wanted) == chars[word] and _spells(data, starts[word], wanted, lower):
+            first, last = stop_words.offsets[number], stop_words.offsets[number + 1]
+            if last - first == chars[word] and _spells(data, starts[word], stop_words.codes, first, last, lower):
                 count += 1
                 distinct |= one << np.uint64(number - stop_words.begins[language])
                 break
@@ -94,12 +96,12 @@ def find_stop_words(
 
 
 @kernel
-def _spells(data: np.ndarray, at: int, wanted: np.ndarray, lower: np.ndarray) -> bool:
-    for code_point in wanted:
+def _spells(data: np.ndarray, at: int, wanted: np.ndarray, first: int, last: int, lower: np.ndarray) -> bool:
+    for step in range(first, last):
         code, width = decode(data, at)
         if len(lower):
             code = int(lower[code])
-        if code != code_point:
+        if code != wanted[step]:
             return False
         at += width
     return True

@@ -47,19 +47,15 @@ def shared_starts(joined: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, 
     None for which they are is left out. Two bool arrays, one value per word.
     """
     words = len(offsets) - 1
-    size = 64
-    while size < 8 * words:
-        size *= 2
-    shift = np.uint64(64)
-    while size >> (64 - int(shift)) > 1:
-        shift -= np.uint64(1)
+    shift = _shift(words)
+    size = 1 << 64 - shift
     eights, sixteens = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
     slots = np.empty((words, 2), np.uint32)
     for word in range(words):
         first, second = load64(joined, offsets[word]), load64(joined, offsets[word] + 8)
         eight = first * _ODD
         sixteen = (eight ^ second) * _OTHER_ODD
-        eight, sixteen = eight >> shift, sixteen >> shift
+        eight, sixteen = eight >> np.uint64(shift), sixteen >> np.uint64(shift)
         slots[word, 0], slots[word, 1] = eight, sixteen
         eights[eight] = min(eights[eight] + 1, 2)
         sixteens[sixteen] = min(sixteens[sixteen] + 1, 2)
@@ -67,7 +63,33 @@ def shared_starts(joined: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, 
     for word in range(words):
         shared_8[word] = eights[slots[word, 0]] > 1
         shared_16[word] = sixteens[slots[word, 1]] > 1
+    _look_again(joined, offsets, shared_16)
     return shared_8, shared_16
+
+
+@kernel
+def _look_again(joined: np.ndarray, offsets: np.ndarray, shared_16: np.ndarray) -> None:
+    """Clear most of what is set by chance: among few words, by another hash, chance is small."""
+    shift = _shift(shared_16.sum())
+    counts = np.zeros(1 << 64 - shift, np.uint8)
+    slots = np.empty(len(shared_16), np.uint32)
+    for word in range(len(shared_16)):
+        if shared_16[word]:
+            value = (load64(joined, offsets[word]) * _OTHER_ODD ^ load64(joined, offsets[word] + 8)) * _ODD
+            slots[word] = value >> np.uint64(shift)
+            counts[slots[word]] = min(counts[slots[word]] + 1, 2)
+    for word in range(len(shared_16)):
+        if shared_16[word]:
+            shared_16[word] = counts[slots[word]] > 1
+
+
+@kernel
+def _shift(entries: int) -> int:
+    """By how many bits a 64-bit hash is shifted for a table of at least eight places per entry."""
+    bits = 6
+    while 1 << bits < 8 * entries:
+        bits += 1
+    return 64 - bits
 
 
 @kernel

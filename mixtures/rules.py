@@ -37,7 +37,8 @@ class GopherRules(Section):
     language: Annotated[str, Field(pattern=r"^(auto|[a-z]{2,3})$")] = "auto"
     """Whose stop words count, and whether the script has spaces: an ISO 639 code, or `auto` for each document's own,
     which the stage `langid` measured if it ran before (otherwise English). A language without a list of stop words
-    is not judged by them, and one without spaces not by its mean word length."""
+    is not judged by them. Text in a script without spaces is not judged by its mean word length, and its n-grams
+    take two characters (Chinese, Japanese) or three (Thai, Lao, Khmer, Burmese) for a word."""
 
     @model_validator(mode="after")
     def _exact_words(self) -> Self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from itertools import islice, product
 from string import ascii_lowercase
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep import gopher, gopher_reference
+from gristmill.dataprep import gopher, gopher_reference, spacy_words
 from gristmill.dataprep.rules import failures
 from gristmill.mixtures.rules import GopherQuality, GopherRepetition, GopherRules, Rules
 
@@ -189,6 +190,13 @@ def test_batches_of_bytes_change_nothing(dialect: str, monkeypatch: pytest.Monke
 def test_words_that_only_datatrove_has_are_refused_elsewhere() -> None:
     with pytest.raises(ValueError, match=r"words: exact is for dialect: datatrove.*leave it out for dialect: dolma"):
         GopherQuality(dialect="dolma", words="exact")
+
+
+def test_without_spacy_exact_words_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "spacy", None)
+    spacy_words.load_tokenizer.cache_clear()
+    with pytest.raises(spacy_words.NoSpacyError, match="not installed; install spacy, or leave `words` out"):
+        measured([TEXT], "datatrove", words="exact")
 
 
 @pytest.mark.parametrize("dialect", gopher.DIALECTS)
