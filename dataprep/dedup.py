@@ -80,7 +80,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     sketched = run_tasks("sketch", sketch_tasks(plan), partial(sketch, plan=plan), context)
     found = run_tasks("candidates", plan.partitions(), partial(find_candidates, plan=plan), context)
     verified = run_tasks("verify", plan.partitions(), partial(verify, plan=plan), context)
-    tasks = tasks_of(count_star_partitions(sum(result["within"] for result in verified)))
+    tasks = tasks_of(count_star_partitions(sum(result["linked"] for result in verified)))
     rounds = find_components(plan, plan.partitions(), len(tasks), context)
     gathering = [Task(shard) for shard in shards]
     run_tasks("members", gathering, partial(gather_members, plan=plan, keys=keys, tasks=tasks), context)

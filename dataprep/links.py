@@ -102,7 +102,7 @@ def verify(task: Task, plan: Plan) -> Done:
     matches = _matches(pairs, found, within)
     shards = plan.numbering.shards_of(matches["left"].to_numpy())
     write_partitions(paths[1], matches, shards, plan.numbering.num_new_shards)
-    return Done(paths, {"candidates": len(pairs), "linked": int(holds.sum()), "within": len(links)})
+    return Done(paths, {"candidates": len(pairs), "linked": int(holds.sum())})
 
 
 def _matches(pairs: np.ndarray, found: Comparison, within: np.ndarray) -> pa.Table:
