@@ -166,12 +166,16 @@ def quarantine(facts: Facts) -> str:
               for row in facts["funnel"] if row.get("quarantined")]
     shown = [[item["file"], item.get("record", ""), item["error"]]
              for item in facts["summaries"].get("ingest", {}).get("quarantined", [])[:MOST_REASONS]]
-    if not counts:
-        return ""
-    return (
-        "<h2>Quarantine</h2>" + table(["stage", "records", "of those read"], counts, {1, 2})
-        + (table(["file", "record", "error"], shown, set()) if shown else "")
-    )
+    skipped = sorted(facts["summaries"].get("ingest", {}).get("skipped", {}).items(), key=lambda item: -item[1])
+    parts = []
+    if counts:
+        parts += ["<h2>Quarantine</h2>", table(["stage", "records", "of those read"], counts, {1, 2})]
+    if shown:
+        parts.append(table(["file", "record", "error"], shown, set()))
+    if skipped:
+        parts += ["<h2>No documents</h2>", '<p class="note">What the sources hold besides documents.</p>',
+                  table(["what", "records"], [[what, f"{count:,}"] for what, count in skipped], {1})]
+    return "".join(parts)
 
 
 def _short(value: Any) -> str:
