@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from gristmill.flows import pictures
@@ -16,8 +16,8 @@ MOST_LANGUAGES = 20
 
 def document_sections(facts: Facts) -> list[str]:
     """All of them, empty where a stage did not run."""
-    return [funnel(facts), reasons(facts), cuts(facts), languages(facts), quality(facts), duplicates(facts),
-            contamination(facts), quarantine(facts)]
+    return [funnel(facts), reasons(facts), cuts(facts), languages(facts), quality(facts), edits(facts),
+            duplicates(facts), contamination(facts), quarantine(facts)]
 
 
 def funnel(facts: Facts) -> str:
@@ -150,14 +150,36 @@ def clusters_picture(facts: Facts) -> str:
     return pictures.stacked_bars(bars, "clusters")
 
 
+def edits(facts: Facts) -> str:
+    """What cleaning changed, and what repeated so often that it was cut."""
+    summaries = facts["summaries"]
+    cleaned = [[rule, f"{done['documents']:,}", f"{done['times']:,}", f"{done['bytes']:,}"]
+               for rule, done in summaries.get("clean", {}).get("edits", {}).items() if done["times"]]
+    lines = [[f"{row['documents']:,}", _short(row["text"])]
+             for row in summaries.get("dedup_lines", {}).get("most_repeated", [])[:MOST_REASONS]]
+    passages = [[f"{row['copies']:,}", f"{row['words']:,}", _short(row["text"])]
+                for row in summaries.get("dedup_substrings", {}).get("largest_repeats", [])[:MOST_REASONS]]
+    return "".join((
+        "<h2>Edits</h2>" + table(["rule", "documents", "times", "bytes"], cleaned, {1, 2, 3}) if cleaned else "",
+        "<h2>Repeated lines</h2>" + table(["documents", "line"], lines, {0}) if lines else "",
+        "<h2>Repeated passages</h2>" + table(["copies", "words", "begins"], passages, {0, 1}) if passages else "",
+    ))
+
+
 def contamination(facts: Facts) -> str:
-    """Which evaluation items were found in which documents."""
-    matches: Sequence[Mapping[str, Any]] = facts["summaries"].get("decontaminate", {}).get("matches", [])
-    if not matches:
+    """How many items of each evaluation set were found, and in which documents."""
+    summary = facts["summaries"].get("decontaminate", {})
+    if not summary.get("sets"):
         return ""
-    columns = list(matches[0])
-    rows = [[_short(match.get(column, "")) for column in columns] for match in matches]
-    return "<h2>Evaluation text found in documents</h2>" + table(columns, rows, set())
+    sets = [[name, f"{found['items']:,}", f"{found['checked']:,}", f"{found['contaminated']:,}",
+             f"{found['contaminated_share']:.2%}"] for name, found in summary["sets"].items()]
+    rows = [[match["set"], match["item"], _short(match["item_text"]), f"{match['contamination']:.0%}",
+             f"{match['source']} {match['locator']}"] for match in summary.get("matches", [])[:MOST_REASONS]]
+    return (
+        "<h2>Evaluation text in documents</h2>"
+        + table(["set", "items", "checked", "found", "share"], sets, {1, 2, 3, 4})
+        + (table(["set", "item", "its text", "of it", "document"], rows, {1, 3}) if rows else "")
+    )
 
 
 def quarantine(facts: Facts) -> str:

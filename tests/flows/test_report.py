@@ -75,3 +75,24 @@ def test_clusters_are_counted_once_each_by_their_survivors(tmp_path: Path) -> No
                         {"cluster_size": pa.array([2, 2, 3, 3, 3, 1, 1], pa.int32())})
     write_table(tmp_path / "dedup" / "part-0.parquet", table)
     assert cluster_sizes({"ingest": tmp_path / "ingest", "dedup": tmp_path / "dedup"}) == {"2": 1, "3-4": 1}
+
+
+def test_what_was_cut_and_what_was_found_is_shown() -> None:
+    facts = {"funnel": [], "summaries": {
+        "ingest": {"skipped": {"revisit record": 2, "request record": 17}},
+        "clean": {"edits": {"mask_email": {"documents": 3, "times": 5, "bytes": 90}, "mask_ip": {
+            "documents": 0, "times": 0, "bytes": 0}}},
+        "dedup_lines": {"most_repeated": [{"documents": 213, "document": "00", "text": "All rights <reserved>."}]},
+        "dedup_substrings": {"largest_repeats": [{"copies": 2, "words": 115, "text": "June 2013", "document": "0"}]},
+        "decontaminate": {
+            "sets": {"gsm8k": {"items": 9, "checked": 8, "contaminated": 1, "contaminated_share": 0.125}},
+            "matches": [{"set": "gsm8k", "item": 4, "item_text": "The dragon", "contamination": 0.75, "source": "web",
+                         "locator": "http://x"}]},
+    }}
+    html = "".join(document_sections(facts))
+    for row in ("<td>mask_email</td><td class=\"n\">3</td>", "213</td><td>All rights &lt;reserved&gt;.</td>",
+                "2</td><td class=\"n\">115</td><td>June 2013</td>", "<td class=\"n\">12.50%</td>",
+                "<td>The dragon</td><td class=\"n\">75%</td><td>web http://x</td>",
+                "<td>request record</td><td class=\"n\">17</td>"):
+        assert row in html
+    assert "mask_ip" not in html
