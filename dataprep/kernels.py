@@ -25,7 +25,7 @@ def cache_folder() -> Path:
     """
     digest = hashlib.blake2b(digest_size=8)
     folders = (Path(__file__).parents[1] / name for name in FOLDERS)
-    for path in sorted(path for folder in folders for path in folder.glob("*.py")):
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         source = path.read_text(encoding="utf-8")
         if MARK in source:
             digest.update(f"{path.parent.name}/{path.name}\n{source}\n".encode())

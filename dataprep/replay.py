@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.documents import read_annotations
-from gristmill.dataprep.langid import best_match, wanted_languages
-from gristmill.dataprep.language_codes import Language
+from gristmill.dataprep.judges.langid import best_match, wanted_languages
+from gristmill.dataprep.judges.language_codes import Language
 from gristmill.mixtures.decontaminate import Decontaminate
 from gristmill.mixtures.language import LanguageId
 from gristmill.mixtures.rules import Filter

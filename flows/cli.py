@@ -305,8 +305,8 @@ def open_or_exit(
     verify_inputs: bool = False,
 ) -> Session:
     """Open a manifest, or print everything that is wrong with it and exit with code 2."""
-    from gristmill.dataprep.examples import ExamplesError
-    from gristmill.dataprep.sources import SourceError
+    from gristmill.dataprep.reading.examples import ExamplesError
+    from gristmill.dataprep.reading.sources import SourceError
     from gristmill.flows.session import open_session
     from gristmill.flows.stages import UnknownStageError
     from gristmill.mixtures.load import ManifestError

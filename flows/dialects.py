@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 from rich.console import Console
 from rich.text import Text
 
-from gristmill.dataprep import gopher
 from gristmill.dataprep.documents import kept_rows, read_columns, read_documents, shard_names
-from gristmill.dataprep.rules import bounded_statistics, failures
+from gristmill.dataprep.filtering import gopher
+from gristmill.dataprep.filtering.rules import bounded_statistics, failures
 from gristmill.flows.lookup import committed_inputs
 from gristmill.flows.session import Session
 from gristmill.flows.summary import plain_table, section

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.dataprep.files import as_path
-from gristmill.dataprep.sources import SourceFile, find_files
+from gristmill.dataprep.reading.sources import SourceFile, find_files
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.section import OutsidePath
 from gristmill.mixtures.sources import Source
@@ -50,7 +50,7 @@ def take_sample(manifest: Manifest, folder: Path, sample_bytes: int, whole_pytho
         whole_python: read all of the sources that have no files, instead of DOCUMENTS_OF_PYTHON.
 
     Raises:
-        gristmill.dataprep.sources.SourceError: a source's path matches nothing.
+        gristmill.dataprep.reading.sources.SourceError: a source's path matches nothing.
     """
     listings = {name: find_files(name, source.model_dump()).files for name, source in manifest.sources.items()}
     in_all = {name: sum(file.size for file in files) for name, files in listings.items()}

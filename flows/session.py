@@ -94,7 +94,7 @@ def open_session(
     Raises:
         gristmill.mixtures.load.ManifestError: the manifest is wrong.
         UnknownStageError: there is no such stage.
-        gristmill.dataprep.sources.SourceError: a source's path matches nothing.
+        gristmill.dataprep.reading.sources.SourceError: a source's path matches nothing.
     """
     if until is not None and until not in STAGES:
         raise UnknownStageError(f"no such stage: {until!r}; stages are {', '.join(STAGES)}")

@@ -80,7 +80,7 @@ def make_plan(manifest: Manifest, verify_inputs: bool = False) -> Plan:
         verify_inputs: hash the content of outside files, instead of trusting size and time.
 
     Raises:
-        gristmill.dataprep.sources.SourceError: a source's path matches nothing.
+        gristmill.dataprep.reading.sources.SourceError: a source's path matches nothing.
     """
     plan: Plan = {}
     for stage in ordered_stages(manifest):
@@ -115,7 +115,7 @@ def _seed(section: Any, manifest: Manifest) -> int:
 
 
 def _ingest(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe]:
-    from gristmill.dataprep.sources import listing
+    from gristmill.dataprep.reading.sources import listing
 
     dumped = {name: _dump(source, *MIXTURE_KEYS, *NOTE_KEYS) for name, source in manifest.sources.items()}
     read = {name: {key: value for key, value in source.items() if key != "path"} for name, source in dumped.items()}
@@ -130,7 +130,7 @@ def _ingest(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe]:
 
 def _prepare(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | None]:
     def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-        from gristmill.dataprep.models import is_other_model
+        from gristmill.dataprep.judges.models import is_other_model
 
         for step in manifest.prepare:
             if step.stage != name:
@@ -148,7 +148,7 @@ def _prepare(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | No
 
 def name_outside_files(recipe: Recipe, section: Section, verify: bool) -> Recipe:
     """The recipe with every outside path replaced by what identifies the files that it names."""
-    from gristmill.dataprep.sources import outside_listing
+    from gristmill.dataprep.reading.sources import outside_listing
 
     named: Recipe = deepcopy(recipe)
     for location, path in outside_paths(section):
@@ -191,7 +191,7 @@ def _training(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | N
         recipe = {**_dump(section), "seed": _seed(section, manifest)}
         if name == "pretrain":
             return recipe, {}
-        from gristmill.dataprep.examples import examples_listing
+        from gristmill.dataprep.reading.examples import examples_listing
 
         data = recipe.pop("data")
         recipe["data"] = [{"limit": item["limit"], "listing": examples_listing(item["path"])} for item in data]
@@ -251,16 +251,17 @@ def _final_model(manifest: Manifest) -> list[str]:
 STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
-        Stage("ingest", 1, "gristmill.dataprep.ingest:run", _ingest, _only()),
-        Stage("clean", 1, "gristmill.dataprep.clean:run", _prepare("clean"), _before("clean")),
-        Stage("filter", 1, "gristmill.dataprep.filter:run", _prepare("filter"), _before("filter")),
-        Stage("dedup", 2, "gristmill.dataprep.dedup:run", _prepare("dedup"), _before("dedup")),
-        Stage("dedup_lines", 1, "gristmill.dataprep.dedup_lines:run", _prepare("dedup_lines"), _before("dedup_lines")),
-        Stage("dedup_substrings", 1, "gristmill.dataprep.dedup_substrings:run", _prepare("dedup_substrings"),
+        Stage("ingest", 1, "gristmill.dataprep.reading.ingest:run", _ingest, _only()),
+        Stage("clean", 1, "gristmill.dataprep.cleaning.clean:run", _prepare("clean"), _before("clean")),
+        Stage("filter", 1, "gristmill.dataprep.filtering.filter:run", _prepare("filter"), _before("filter")),
+        Stage("dedup", 2, "gristmill.dataprep.duplicates.dedup:run", _prepare("dedup"), _before("dedup")),
+        Stage("dedup_lines", 1, "gristmill.dataprep.passages.dedup_lines:run", _prepare("dedup_lines"),
+              _before("dedup_lines")),
+        Stage("dedup_substrings", 1, "gristmill.dataprep.passages.dedup_substrings:run", _prepare("dedup_substrings"),
               _before("dedup_substrings")),
-        Stage("langid", 2, "gristmill.dataprep.langid:run", _prepare("langid"), _before("langid")),
-        Stage("quality", 3, "gristmill.dataprep.quality:run", _prepare("quality"), _before("quality")),
-        Stage("decontaminate", 1, "gristmill.dataprep.decontaminate:run", _prepare("decontaminate"),
+        Stage("langid", 2, "gristmill.dataprep.judges.langid:run", _prepare("langid"), _before("langid")),
+        Stage("quality", 3, "gristmill.dataprep.judges.quality:run", _prepare("quality"), _before("quality")),
+        Stage("decontaminate", 1, "gristmill.dataprep.passages.decontaminate:run", _prepare("decontaminate"),
               _before("decontaminate")),
         Stage("tokenizer", 1, "gristmill.tokenize.tokenizer:run", _tokenizer, _documents()),
         Stage("tokenize", 1, "gristmill.tokenize.encode:run", _tokenize, _documents("tokenizer")),

@@ -77,7 +77,7 @@ class LineRules(Section):
 
 
 class Mask(Section):
-    """Personal data that is replaced. What counts as what is defined in `dataprep/pii.py`."""
+    """Personal data that is replaced. What counts as what is defined in `dataprep/cleaning/pii.py`."""
 
     kinds: tuple[PiiKind, ...] = ("email", "ip")
     """`email`; `ip`: public IPv4 and IPv6 addresses; `phone`; `iban`; `card`: payment card numbers (FineWeb masks

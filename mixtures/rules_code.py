@@ -6,7 +6,7 @@ from gristmill.mixtures.section import Fraction, Positive, PositiveFloat, Sectio
 
 
 class Code(Section):
-    """Rules for files of source code, by the extension of their names. Definitions: dataprep/rules_code.py.
+    """Rules for files of source code, by the extension of their names. Definitions: dataprep/filtering/rules_code.py.
 
     Most are StarCoder's (Li et al. 2023, section 3.1) and StarCoder2's (Lozhkov et al. 2024, section 2.1). A rule that
     an extension is exempt from measures null there, and drops nothing.

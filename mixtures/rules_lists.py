@@ -23,7 +23,7 @@ class Urls(Section):
     block_domains: OutsidePath | None = None
     """Domains, subdomains included (such as the lists of the University of Toulouse, UT1)."""
     block_urls: OutsidePath | None = None
-    """Pages, in whatever spelling (see `dataprep/urls.py`)."""
+    """Pages, in whatever spelling (see `dataprep/cleaning/urls.py`)."""
     hard_words: OutsidePath | None = None
     """Whole words of a URL, between characters that are neither letters nor digits; any one drops the document."""
     soft_words: OutsidePath | None = None

@@ -12,7 +12,8 @@ from gristmill.mixtures.section import Fraction, Positive, PositiveFloat, Sectio
 class C4(Section):
     """C4's rules for whole documents (Raffel et al. 2020; released code: TensorFlow Datasets, text/c4_utils.py).
 
-    Its rules for lines are `clean: {lines: [c4]}`, which belongs before `filter`. Definitions: dataprep/rules_c4.py.
+    Its rules for lines are `clean: {lines: [c4]}`, which belongs before `filter`. Definitions:
+    dataprep/filtering/rules_c4.py.
     """
 
     constants: Literal["code", "paper"] = "code"
@@ -42,7 +43,7 @@ class MC4(Section):
 
 
 class FineWeb(Section):
-    """FineWeb's own rules (Penedo et al. 2024, section 3.6). Definitions: dataprep/rules_fineweb.py.
+    """FineWeb's own rules (Penedo et al. 2024, section 3.6). Definitions: dataprep/filtering/rules_fineweb.py.
 
     FineWeb runs them after Gopher's and C4's (those without the rule that lines end in punctuation).
     """
@@ -72,7 +73,7 @@ class FineWeb(Section):
 class Curator(Section):
     """NeMo Curator's heuristics for English beside Gopher's rules (config/text/heuristic_filter_english_pipeline.yaml).
 
-    Definitions: dataprep/rules_curator.py. The pipeline also has Gopher's rules, in Curator's dialect of them.
+    Definitions: dataprep/filtering/rules_curator.py. The pipeline also has Gopher's rules, in Curator's dialect.
     """
 
     max_non_alphanumeric_ratio: Fraction = 0.25

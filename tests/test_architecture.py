@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = ("mixtures", "dataprep", "tokenize", "train", "flows")
-MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).glob("*.py"))
+MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -23,15 +23,23 @@ def imported(path: Path) -> Iterator[str]:
             yield node.module
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def layer_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0]
+
+
+def module_name(path: Path) -> str:
+    return ".".join(("gristmill", *path.relative_to(ROOT).with_suffix("").parts))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_never_go_upwards(path: Path) -> None:
-    own = LAYERS.index(path.parent.name)
+    own = LAYERS.index(layer_of(path))
     layers = [name.split(".")[1] for name in imported(path) if name.startswith("gristmill.")]
     assert [layer for layer in layers if LAYERS.index(layer) > own] == []
 
 
 def test_no_folder_is_a_regular_package_so_that_none_shadows_the_standard_library() -> None:
-    assert list(ROOT.glob("*/__init__.py")) == []
+    assert [path for layer in LAYERS for path in (ROOT / layer).rglob("__init__.py")] == []
     code = "import tokenize; tokenize.open; print(tokenize.__file__)"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not run.stdout.startswith(str(ROOT / "tokenize"))
@@ -51,11 +59,11 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 def test_training_modules_load_neither_beam_nor_prefect() -> None:
-    names = ", ".join(f"gristmill.train.{path.stem}" for path in MODULES if path.parent.name == "train")
+    names = ", ".join(module_name(path) for path in MODULES if layer_of(path) == "train")
     loaded = modules_loaded_by(f"import {names}")
     assert loaded & {"apache_beam", "prefect"} == set()
 
 
 def test_preparing_modules_do_not_load_torch() -> None:
-    names = ", ".join(f"gristmill.dataprep.{path.stem}" for path in MODULES if path.parent.name == "dataprep")
+    names = ", ".join(module_name(path) for path in MODULES if layer_of(path) == "dataprep")
     assert "torch" not in modules_loaded_by(f"import {names}")

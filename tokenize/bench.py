@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.dataprep.engine import Task
 from gristmill.dataprep.files import atomic_write
+from gristmill.dataprep.jobs.engine import Task
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.pack import Documents, Plan, gather, save, train_stream, write_train_shard
 from gristmill.tokenize.packed import PackedSet, write_packed_set

@@ -31,8 +31,8 @@ from gristmill.dataprep.documents import (
     shard_names,
     write_table,
 )
-from gristmill.dataprep.engine import Done, Task, run_tasks
 from gristmill.dataprep.files import as_path, atomic_write
+from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
 from gristmill.mixtures.section import Judging
 from gristmill.tokenize.fast_encode import FastEncoder
 from gristmill.tokenize.packed import DTYPES, dtype_name

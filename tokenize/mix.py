@@ -19,8 +19,8 @@ import numpy as np
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import check_conservation
 from gristmill.dataprep.documents import shard_names
-from gristmill.dataprep.engine import Task, run_tasks
 from gristmill.dataprep.files import write_json
+from gristmill.dataprep.jobs.engine import Task, run_tasks
 from gristmill.mixtures.tokens import Mix
 from gristmill.tokenize.candidates import VALIDATION_KEY, Candidates, collect, count
 from gristmill.tokenize.encode import tokens_name

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numba import njit
 
-from gristmill.dataprep.engine import Done, Task
 from gristmill.dataprep.files import as_path, atomic_write, is_local
+from gristmill.dataprep.jobs.engine import Done, Task
 from gristmill.tokenize.draws import word_ids
 from gristmill.tokenize.order import order_key, permute, unrank
 from gristmill.tokenize.packed import DTYPES, PIECES_SCHEMA, pieces_name, read_tokens, write_rows

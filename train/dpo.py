@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.examples import read_examples
 from gristmill.dataprep.files import atomic_write
+from gristmill.dataprep.reading.examples import read_examples
 from gristmill.mixtures.training import Dpo
 from gristmill.train.chat import Chat
 from gristmill.train.conversations import NothingToTrainError

@@ -1,7 +1,8 @@
 """Scoring documents by a language model: the scorer of `quality` that the stage finds by its name.
 
-The preparing layer must import and run without torch, and may not import this one. So `dataprep/scorers.py` holds the
-name of `load_scorer` as a string, and imports it only in a task whose manifest asks for `perplexity.model`.
+The preparing layer must import and run without torch, and may not import this one. So
+`dataprep/judges/scorers.py` holds the name of `load_scorer` as a string, and imports it only in a task whose
+manifest asks for `perplexity.model`.
 """
 
 from __future__ import annotations

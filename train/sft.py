@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.examples import read_examples
+from gristmill.dataprep.reading.examples import read_examples
 from gristmill.mixtures.training import Examples, Sft
 from gristmill.train.assistant_turns import AssistantTurns
 from gristmill.train.chat import Chat

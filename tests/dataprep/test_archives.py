@@ -10,9 +10,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.readers import read_records
-from gristmill.dataprep.records import Page, Read, Reading, Record, Rejected, Skipped
-from gristmill.dataprep.sources import SourceError, find_files
+from gristmill.dataprep.reading.readers import read_records
+from gristmill.dataprep.reading.records import Page, Read, Reading, Record, Rejected, Skipped
+from gristmill.dataprep.reading.sources import SourceError, find_files
 
 MEMBERS = {"b.txt": b"plain", "in/a.jsonl.gz": gzip.compress(b'{"text": "x"}\n{bad\n{"text": "y"}\n'), "p.html": b"<p>"}
 

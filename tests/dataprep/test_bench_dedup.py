@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.dataprep import bench_dedup, bench_duplicates, bench_minhash
+from gristmill.dataprep.benchmarks import bench_dedup, bench_duplicates, bench_minhash
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA
-from gristmill.dataprep.shingles import shingle_sets, similarities
+from gristmill.dataprep.duplicates.shingles import shingle_sets, similarities
 from gristmill.flows.bench import AREAS
 
 

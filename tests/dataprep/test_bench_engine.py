@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.dataprep import bench_jobs, bench_memory, ingest
-from gristmill.dataprep.sources import find_files
+from gristmill.dataprep.benchmarks import bench_jobs, bench_memory
+from gristmill.dataprep.reading import ingest
+from gristmill.dataprep.reading.sources import find_files
 from gristmill.mixtures.sources import Source
 
 

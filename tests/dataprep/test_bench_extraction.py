@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from gristmill.dataprep import bench_extraction, bench_reading
-from gristmill.dataprep.bench_extraction import Score, Snippets, score
+from gristmill.dataprep.benchmarks import bench_extraction, bench_reading
+from gristmill.dataprep.benchmarks.bench_extraction import Score, Snippets, score
 
 
 def test_scores_count_snippets_over_all_pages() -> None:

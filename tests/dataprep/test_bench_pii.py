@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 
-from gristmill.dataprep.bench_clean import as_lines, clean_with_datatrove, clean_with_us
-from gristmill.dataprep.bench_pii import found_by_us, score
-from gristmill.dataprep.pii_anchors import KINDS
-from gristmill.dataprep.pii_samples import NEGATIVES, POSITIVES, sentences
+from gristmill.dataprep.benchmarks.bench_clean import as_lines, clean_with_datatrove, clean_with_us
+from gristmill.dataprep.benchmarks.bench_pii import found_by_us, score
+from gristmill.dataprep.benchmarks.pii_samples import NEGATIVES, POSITIVES, sentences
+from gristmill.dataprep.cleaning.pii_anchors import KINDS
 from gristmill.mixtures.clean import PiiKind
 
 SAMPLES = sentences(7, 30)

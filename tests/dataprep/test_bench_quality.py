@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gristmill.dataprep.arpa import read_arpa
-from gristmill.dataprep.bench_judges import flat_model
-from gristmill.dataprep.bench_language import accuracy, macro_f1
-from gristmill.dataprep.bench_quality import FOLDS, auc, folds
-from gristmill.dataprep.ngram_tables import score_texts
+from gristmill.dataprep.benchmarks.bench_judges import flat_model
+from gristmill.dataprep.benchmarks.bench_language import accuracy, macro_f1
+from gristmill.dataprep.benchmarks.bench_quality import FOLDS, auc, folds
+from gristmill.dataprep.judges.arpa import read_arpa
+from gristmill.dataprep.judges.ngram_tables import score_texts
 from gristmill.flows.bench import describe
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.dataprep import bench_decontamination
-from gristmill.dataprep.bench_spans import repeated_bytes, write_shards
+from gristmill.dataprep.benchmarks import bench_decontamination
+from gristmill.dataprep.benchmarks.bench_spans import repeated_bytes, write_shards
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 

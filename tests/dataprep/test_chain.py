@@ -8,7 +8,7 @@ from typing import Any
 import apache_beam as beam
 import pytest
 
-from gristmill.dataprep.chain import NotLinearError, check_linear
+from gristmill.dataprep.jobs.chain import NotLinearError, check_linear
 
 
 class Collects(beam.DoFn):

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.dataprep.candidates import LARGEST_BUCKET, candidate_pairs, distinct_pairs
-from gristmill.dataprep.clusters import KeepKey, choose_survivors, parse_keep
-from gristmill.dataprep.components import forest
+from gristmill.dataprep.duplicates.candidates import LARGEST_BUCKET, candidate_pairs, distinct_pairs
+from gristmill.dataprep.duplicates.clusters import KeepKey, choose_survivors, parse_keep
+from gristmill.dataprep.duplicates.components import forest
 
 numbers = st.integers(0, 12)
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from gristmill.dataprep.components import forest, large_star, small_star
-from gristmill.dataprep.dedup_plan import Plan, tasks_of
-from gristmill.dataprep.numbering import Numbering
+from gristmill.dataprep.duplicates.components import forest, large_star, small_star
+from gristmill.dataprep.duplicates.dedup_plan import Plan, tasks_of
+from gristmill.dataprep.duplicates.numbering import Numbering
+from gristmill.dataprep.duplicates.stars import count_star_partitions, find_components, labels_of, pairs_table
 from gristmill.dataprep.shuffle import write_partitions
-from gristmill.dataprep.stars import count_star_partitions, find_components, labels_of, pairs_table
 from gristmill.mixtures.dedup import Dedup
 
 numbers = st.integers(0, 30)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.dataprep import compression
-from gristmill.dataprep.readers import read_records
-from gristmill.dataprep.records import Read, Reading, Record, Rejected
-from gristmill.dataprep.sources import find_files
+from gristmill.dataprep.reading import compression
+from gristmill.dataprep.reading.readers import read_records
+from gristmill.dataprep.reading.records import Read, Reading, Record, Rejected
+from gristmill.dataprep.reading.sources import find_files
 
 
 def read(path: Path, content: bytes, reading: Reading | None = None) -> list[Read]:
@@ -105,6 +105,6 @@ def test_what_csv_writes_is_read_back_wherever_the_pieces_are_cut(
     csv.writer(sink, quoting=csv.QUOTE_ALL).writerows([["text"], *([row] for row in rows)])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compression, "READ_BYTES", step)
-        patch.setattr("gristmill.dataprep.csv_rows.SNIFFED_BYTES", step)
+        patch.setattr("gristmill.dataprep.reading.csv_rows.SNIFFED_BYTES", step)
         records = read(tmp_path_factory.getbasetemp() / "rows.csv", sink.getvalue().encode())
     assert texts(records) == rows

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.dataprep import dask_cluster
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.engine import Done, Task, run_tasks
 from gristmill.dataprep.files import atomic_write
-from gristmill.dataprep.job_errors import WorkerError
-from gristmill.dataprep.runner import BEAM_NAMES, import_beam
+from gristmill.dataprep.jobs import dask_cluster
+from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
+from gristmill.dataprep.jobs.job_errors import WorkerError
+from gristmill.dataprep.jobs.runner import BEAM_NAMES, import_beam
 from tests.dataprep.dask_processes import Cluster
 
 TASKS = [Task(f"t{n}", {"n": n}) for n in range(6)]

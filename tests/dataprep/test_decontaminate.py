@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.dataprep import decontaminate
 from gristmill.dataprep.counts import check_conservation
 from gristmill.dataprep.documents import document_id, read_documents, write_table
+from gristmill.dataprep.passages import decontaminate
 from gristmill.dataprep.replay import judge_shard, rules_of
 from gristmill.mixtures.decontaminate import Decontaminate
 
@@ -263,7 +263,7 @@ def test_nothing_to_read_and_nothing_to_look_for_are_no_errors(
 def test_planted_items_of_real_sets_are_found_in_real_prose(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
-    from gristmill.dataprep.evaluation_sets import read_parts
+    from gristmill.dataprep.passages.evaluation_sets import read_parts
 
     against = [str(DATA / "eval" / name) for name in ("gsm8k_test.jsonl.zst", "HumanEval.jsonl.gz")]
     parts, _ = read_parts(Decontaminate.model_validate({"against": against}).against)

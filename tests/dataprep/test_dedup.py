@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.dataprep import dedup
 from gristmill.dataprep.counts import check_conservation
 from gristmill.dataprep.documents import document_id, write_table
+from gristmill.dataprep.duplicates import dedup
 
 PEPS = Path(__file__).parents[3] / "shared" / "data" / "dedup" / "pep_revisions"
 Document = tuple[str, str, str]

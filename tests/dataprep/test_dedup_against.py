@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.dataprep import dedup
 from gristmill.dataprep.counts import check_conservation
-from gristmill.dataprep.dedup_index import IndexMismatchError
 from gristmill.dataprep.documents import document_id
+from gristmill.dataprep.duplicates import dedup
+from gristmill.dataprep.duplicates.dedup_index import IndexMismatchError
 from gristmill.mixtures.dedup import Dedup
 from gristmill.mixtures.section import outside_paths
 

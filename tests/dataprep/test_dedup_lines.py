@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep import dedup_lines
 from gristmill.dataprep.counts import check_conservation
 from gristmill.dataprep.documents import document_id, read_documents, write_table
 from gristmill.dataprep.edits import apply_edits, cuts_array
 from gristmill.dataprep.groups import find_pairs
-from gristmill.dataprep.lines import cut_units, find_units
+from gristmill.dataprep.passages import dedup_lines
+from gristmill.dataprep.passages.lines import cut_units, find_units
 from gristmill.dataprep.unicode_tables import lower_case
 
 Document = tuple[str, str, str]
@@ -114,7 +114,7 @@ def write_and_run(folder: Path, shards: Sequence[Sequence[Document]]) -> dict[st
 
 def run_quietly(inputs: dict[str, Path], folder: Path, context: Any) -> dict[str, Any]:
     """The jobs in this process: what Beam adds is tested with the engine, and would be most of the time here."""
-    from gristmill.dataprep.engine import finish_task
+    from gristmill.dataprep.jobs.engine import finish_task
 
     def in_process(job: str, tasks: Sequence[Any], process: Any, context: Any) -> list[dict[str, Any]]:
         (context.work / job).mkdir(parents=True, exist_ok=True)

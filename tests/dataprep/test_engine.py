@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from gristmill.dataprep import engine, job_errors
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.engine import Done, IncompleteJobError, Task, choose_mode, run_tasks
 from gristmill.dataprep.files import atomic_write
-from gristmill.dataprep.job_errors import TaskError
+from gristmill.dataprep.jobs import engine, job_errors
+from gristmill.dataprep.jobs.engine import Done, IncompleteJobError, Task, choose_mode, run_tasks
+from gristmill.dataprep.jobs.job_errors import TaskError
 
 PORTABLE = {"job_endpoint": "embed", "environment_type": "LOOPBACK"}
 """Beam's own job server in this process: the whole way through the portable API, as Flink or Spark would go it."""
@@ -202,6 +202,6 @@ def test_the_local_runner_listens_on_the_loopback_address_only(tmp_path: Path, m
 def test_a_beam_with_another_inside_is_an_error_that_names_the_version_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "gristmill.dataprep.local_runner", None)
+    monkeypatch.setitem(sys.modules, "gristmill.dataprep.jobs.local_runner", None)
     with pytest.raises(TaskError, match=r"Apache Beam 2[\d.]+ has another inside .*'apache-beam>=2.77,<2.78'"):
         run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work"))

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from gristmill.dataprep.evaluation_sets import EvaluationSetError, read_parts
-from gristmill.dataprep.sources import SourceError
+from gristmill.dataprep.passages.evaluation_sets import EvaluationSetError, read_parts
+from gristmill.dataprep.reading.sources import SourceError
 from gristmill.mixtures.decontaminate import Decontaminate, EvaluationSet
 
 ITEMS = [{"question": "Who was it?", "answer": "Nobody.", "options": ["a", "b"], "year": 1999},

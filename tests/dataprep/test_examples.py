@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-import gristmill.dataprep.docquestions as docquestions
-from gristmill.dataprep.docquestions import MAX_ANSWER_CHARACTERS
-from gristmill.dataprep.examples import ExamplesError, examples_listing, read_examples
-from gristmill.dataprep.pythondocs import standard_library_files
+import gristmill.dataprep.reading.docquestions as docquestions
+from gristmill.dataprep.reading.docquestions import MAX_ANSWER_CHARACTERS
+from gristmill.dataprep.reading.examples import ExamplesError, examples_listing, read_examples
+from gristmill.dataprep.reading.pythondocs import standard_library_files
 
 
 def user(content: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
 import pytest
 
-from gristmill.dataprep.encoding import UndecodableError
-from gristmill.dataprep.extraction import EXTRACTORS, extract, find_extractor
+from gristmill.dataprep.reading.encoding import UndecodableError
+from gristmill.dataprep.reading.extraction import EXTRACTORS, extract, find_extractor
 from gristmill.mixtures.sources import ExtractOptions
 
 PARAGRAPH = "The mill grinds slowly, yet it grinds exceedingly small, as the old saying of the poets has it. " * 3
@@ -66,4 +66,4 @@ def test_other_encodings_are_noted_and_bytes_that_are_no_text_are_refused(extrac
 
 def test_other_extractors_are_found_by_module_and_function() -> None:
     assert find_extractor("trafilatura") is EXTRACTORS["trafilatura"]
-    assert find_extractor("gristmill.dataprep.extraction:with_resiliparse") is EXTRACTORS["resiliparse"]
+    assert find_extractor("gristmill.dataprep.reading.extraction:with_resiliparse") is EXTRACTORS["resiliparse"]

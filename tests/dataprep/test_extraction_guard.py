@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.dataprep.extraction_guard import ExtractorError, Guard, Limits
-from gristmill.dataprep.pages import extract_pages
-from gristmill.dataprep.records import Dropped, Page, Read, Reading, Record, Rejected, Skipped
+from gristmill.dataprep.reading.extraction_guard import ExtractorError, Guard, Limits
+from gristmill.dataprep.reading.pages import extract_pages
+from gristmill.dataprep.reading.records import Dropped, Page, Read, Reading, Record, Rejected, Skipped
 
 FAST = Limits(seconds=0.2)
 
@@ -168,8 +168,8 @@ def test_no_process_is_left_when_the_guard_is_done_or_fails(extractor: str) -> N
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
 def test_no_process_is_left_when_the_parent_is_killed(extractor: str) -> None:
     code = f"""
-from gristmill.dataprep.extraction_guard import Guard, Limits
-from gristmill.dataprep.records import Page
+from gristmill.dataprep.reading.extraction_guard import Guard, Limits
+from gristmill.dataprep.reading.records import Page
 guard = Guard({extractor!r}, {{}}, Limits(seconds=1e6))
 guard.submit(Page(1, "l", b"spin", "utf-8"))
 print(guard._child.pid, flush=True)

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.dataprep import filter as filter_stage
-from gristmill.dataprep import gopher_reference
 from gristmill.dataprep.counts import QuarantineError, check_conservation
 from gristmill.dataprep.documents import write_table
+from gristmill.dataprep.filtering import filter as filter_stage
+from gristmill.dataprep.filtering import gopher_reference
+from gristmill.dataprep.filtering.rules import bounded_statistics, count_failures, failures, first_failures
 from gristmill.dataprep.measuring import measure_texts, spread
-from gristmill.dataprep.rules import bounded_statistics, count_failures, failures, first_failures
 from gristmill.mixtures.rules import Filter, GopherQuality, GopherRepetition
 
 QUALITY = list(bounded_statistics(GopherQuality))

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep import gopher_reference
-from gristmill.dataprep.gopher import (
+from gristmill.dataprep.filtering import gopher_reference
+from gristmill.dataprep.filtering.gopher import (
     QUALITY_STATISTICS,
     REPETITION_STATISTICS,
     all_statistics,
     quality_statistics,
     repetition_statistics,
 )
-from gristmill.dataprep.stop_words import STOP_WORDS
+from gristmill.dataprep.filtering.stop_words import STOP_WORDS
 from gristmill.dataprep.unicode_tables import ALPHABETIC, CODE_POINTS, SPACE, WORD, code_point_flags, lower_case
 
 PIECES = [

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep import gopher, gopher_reference, spacy_words
-from gristmill.dataprep.rules import failures
+from gristmill.dataprep.filtering import gopher, gopher_reference, spacy_words
+from gristmill.dataprep.filtering.rules import failures
 from gristmill.mixtures.rules import GopherQuality, GopherRepetition, GopherRules, Rules
 
 PIECES = [

@@ -6,10 +6,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.dataprep.huggingface import NoSplitError, split_files
-from gristmill.dataprep.readers import read_records
-from gristmill.dataprep.records import Reading, Record, Rejected
-from gristmill.dataprep.sources import SourceError, find_files
+from gristmill.dataprep.reading.huggingface import NoSplitError, split_files
+from gristmill.dataprep.reading.readers import read_records
+from gristmill.dataprep.reading.records import Reading, Record, Rejected
+from gristmill.dataprep.reading.sources import SourceError, find_files
 
 
 def split(files: Mapping[str, str], name: str = "train") -> list[str]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gristmill.dataprep import ingest, sharding, sources
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import QuarantineError
 from gristmill.dataprep.documents import document_id, read_table, shard_names
-from gristmill.dataprep.sources import SourceError, listing
+from gristmill.dataprep.reading import ingest, sharding, sources
+from gristmill.dataprep.reading.sources import SourceError, listing
 
 MakeContext = Callable[..., Context]
 

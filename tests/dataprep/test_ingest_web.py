@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep import ingest, sources
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import read_table, shard_names
-from gristmill.dataprep.engine import Task
-from gristmill.dataprep.extraction_guard import Limits
-from gristmill.dataprep.sources import SourceError
+from gristmill.dataprep.jobs.engine import Task
+from gristmill.dataprep.reading import ingest, sources
+from gristmill.dataprep.reading.extraction_guard import Limits
+from gristmill.dataprep.reading.sources import SourceError
 
 MakeContext = Callable[..., Context]
 _spec = importlib.util.spec_from_file_location("gristmill_test_warc", Path(__file__).with_name("warc_records.py"))

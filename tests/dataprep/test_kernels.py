@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.dataprep import bench, kernels
+from gristmill.dataprep import kernels
+from gristmill.dataprep.benchmarks import bench
 
 
 def test_machine_code_of_changed_kernels_is_not_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

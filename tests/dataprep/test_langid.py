@@ -16,15 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep import langid, models
-from gristmill.dataprep.classifier import ZEROED_MEMORY
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import read_documents, read_table, shard_names
 from gristmill.dataprep.edits import apply_edits, edits_array
-from gristmill.dataprep.langid import LanguageError, check_languages, identify, judge, view, wanted_languages
-from gristmill.dataprep.language_codes import Language, parse_label
-from gristmill.dataprep.language_lines import cut_lines, describe_lines, judge_lines, without_cuts
-from gristmill.dataprep.models import MODEL_SHA256, ModelError, find_model, is_other_model, load_model
+from gristmill.dataprep.judges import langid, models
+from gristmill.dataprep.judges.classifier import ZEROED_MEMORY
+from gristmill.dataprep.judges.langid import LanguageError, check_languages, identify, judge, view, wanted_languages
+from gristmill.dataprep.judges.language_codes import Language, parse_label
+from gristmill.dataprep.judges.language_lines import cut_lines, describe_lines, judge_lines, without_cuts
+from gristmill.dataprep.judges.models import MODEL_SHA256, ModelError, find_model, is_other_model, load_model
 from gristmill.mixtures.language import LanguageId
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "langid"

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from gristmill.dataprep.cleaning.masking import find_pii, mask, placeholder
+from gristmill.dataprep.cleaning.pii_anchors import KINDS
+from gristmill.dataprep.cleaning.pii_numbers import CARD_PREFIXES, IBAN_LENGTHS
 from gristmill.dataprep.edits import apply_edits
-from gristmill.dataprep.masking import find_pii, mask, placeholder
-from gristmill.dataprep.pii_anchors import KINDS
-from gristmill.dataprep.pii_numbers import CARD_PREFIXES, IBAN_LENGTHS
 from gristmill.mixtures.clean import Clean, Mask, PiiKind
 
 ALL = Mask(kinds=KINDS)

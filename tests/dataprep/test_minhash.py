@@ -13,8 +13,8 @@ from datasketch import MinHash, MinHashLSH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.minhash import band_keys, signatures
-from gristmill.dataprep.shingles import ShingleSets, join_sets, shingle_sets, similarities
+from gristmill.dataprep.duplicates.minhash import band_keys, signatures
+from gristmill.dataprep.duplicates.shingles import ShingleSets, join_sets, shingle_sets, similarities
 from gristmill.dataprep.unicode_tables import UNSPACED_RANGES
 
 MASK = 2**64 - 1

@@ -10,9 +10,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.contamination import MOST_COPIES, find_matches
-from gristmill.dataprep.excision import widen, words_left
-from gristmill.dataprep.ngram_index import (
+from gristmill.dataprep.passages.contamination import MOST_COPIES, find_matches
+from gristmill.dataprep.passages.excision import widen, words_left
+from gristmill.dataprep.passages.ngram_index import (
     MOST_PLACES,
     build_index,
     find_ngrams,

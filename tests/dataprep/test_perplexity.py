@@ -16,14 +16,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep import quality
-from gristmill.dataprep.arpa import ArpaError, read_arpa
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import read_table
-from gristmill.dataprep.kneser_ney import FALLBACK_DISCOUNTS, read_sentences, train_entries
-from gristmill.dataprep.labelled_examples import QualityError
-from gristmill.dataprep.ngram_tables import NgramTables, make_tables, read_entries, score_texts, write_entries
-from gristmill.dataprep.perplexity import NGRAM_FILES, PerplexityError, load_scores, normalise, perplexities
+from gristmill.dataprep.judges import quality
+from gristmill.dataprep.judges.arpa import ArpaError, read_arpa
+from gristmill.dataprep.judges.kneser_ney import FALLBACK_DISCOUNTS, read_sentences, train_entries
+from gristmill.dataprep.judges.labelled_examples import QualityError
+from gristmill.dataprep.judges.ngram_tables import NgramTables, make_tables, read_entries, score_texts, write_entries
+from gristmill.dataprep.judges.perplexity import NGRAM_FILES, PerplexityError, load_scores, normalise, perplexities
 from gristmill.mixtures.quality import Quality
 
 Gram = tuple[str, ...]

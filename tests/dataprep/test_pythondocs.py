@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.dataprep import pythondocs
-from gristmill.dataprep.pythondocs import DOCS, STDLIB, python_documents, python_listing, python_parts
+from gristmill.dataprep.reading import pythondocs
+from gristmill.dataprep.reading.pythondocs import DOCS, STDLIB, python_documents, python_listing, python_parts
 
 MODULE = '''"""A module about nothing.
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.dataprep import classifier, quality, quality_models, scorers
-from gristmill.dataprep.classifier import ClassifierError, as_line, score_texts, train
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import read_table, shard_names
-from gristmill.dataprep.labelled_examples import QualityError, choose_examples, draw, open_pool, split_draws
-from gristmill.dataprep.models import load_model
+from gristmill.dataprep.judges import classifier, quality, quality_models, scorers
+from gristmill.dataprep.judges.classifier import ClassifierError, as_line, score_texts, train
+from gristmill.dataprep.judges.labelled_examples import QualityError, choose_examples, draw, open_pool, split_draws
+from gristmill.dataprep.judges.models import load_model
 from gristmill.mixtures.quality import Classifier, Quality
 
 SECTION = {"positive": ["books"], "negative": ["ads"], "epochs": 5, "dimensions": 8, "buckets": 1000, "holdout": 0.25}

@@ -10,10 +10,10 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.dataprep import compression
-from gristmill.dataprep.readers import read_records
-from gristmill.dataprep.records import Page, Read, Reading, Record, Rejected
-from gristmill.dataprep.sources import find_files
+from gristmill.dataprep.reading import compression
+from gristmill.dataprep.reading.readers import read_records
+from gristmill.dataprep.reading.records import Page, Read, Reading, Record, Rejected
+from gristmill.dataprep.reading.sources import find_files
 
 COMPRESS = {
     "": bytes,

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.dataprep import filter as filter_stage
 from gristmill.dataprep.documents import annotate, read_documents, write_table
+from gristmill.dataprep.filtering import filter as filter_stage
 from gristmill.dataprep.replay import Rule, Verdicts, judge_shard, nearest, rules_of
 from gristmill.mixtures.decontaminate import Decontaminate
 from gristmill.mixtures.language import LanguageId

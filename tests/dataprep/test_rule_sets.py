@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.dataprep.documents import read_columns, write_table
+from gristmill.dataprep.filtering.rule_sets import RULE_SETS, configured_sets, measure
+from gristmill.dataprep.filtering.rules import bounded_statistics, failures
 from gristmill.dataprep.measuring import spread
-from gristmill.dataprep.rule_sets import RULE_SETS, configured_sets, measure
-from gristmill.dataprep.rules import bounded_statistics, failures
 from gristmill.mixtures.rules import GopherQuality, Rules
 from gristmill.mixtures.section import Section
 

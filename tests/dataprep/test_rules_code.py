@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep import code_reference
-from gristmill.dataprep.rule_sets import configured_sets, measure
-from gristmill.dataprep.rules import failures, first_failures
-from gristmill.dataprep.rules_code import code_statistics, extension, file_name
+from gristmill.dataprep.filtering import code_reference
+from gristmill.dataprep.filtering.rule_sets import configured_sets, measure
+from gristmill.dataprep.filtering.rules import failures, first_failures
+from gristmill.dataprep.filtering.rules_code import code_statistics, extension, file_name
 from gristmill.mixtures.rules import Rules
 
 PIECES = [

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep import rules_reference
-from gristmill.dataprep.phrases import prepare_phrases
-from gristmill.dataprep.rule_sets import configured_sets, measure
-from gristmill.dataprep.rules import failures, first_failures
+from gristmill.dataprep.filtering import rules_reference
+from gristmill.dataprep.filtering.phrases import prepare_phrases
+from gristmill.dataprep.filtering.rule_sets import configured_sets, measure
+from gristmill.dataprep.filtering.rules import failures, first_failures
 from gristmill.mixtures.rules import Rules
 
 PIECES = [

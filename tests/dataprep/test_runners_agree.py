@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from gristmill.dataprep import dedup, filter, ingest
 from gristmill.dataprep.context import Context
+from gristmill.dataprep.duplicates import dedup
 from gristmill.dataprep.files import as_path
+from gristmill.dataprep.filtering import filter
+from gristmill.dataprep.reading import ingest
 from tests.dataprep.dask_processes import Cluster
 
 WORDS = "the of and to in a mill grinds grain into flour while water turns the heavy wheel beside it again".split()

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep import rules_reference
-from gristmill.dataprep.sentences import count_sentences
-from gristmill.dataprep.text_classes import BREAK, SPACE, TERMINAL, WORD, count_words, text_classes
+from gristmill.dataprep.filtering import rules_reference
+from gristmill.dataprep.filtering.sentences import count_sentences
+from gristmill.dataprep.filtering.text_classes import BREAK, SPACE, TERMINAL, WORD, count_words, text_classes
 from gristmill.dataprep.unicode_tables import CODE_POINTS
 
 PIECES = [

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.dataprep.sources import SourceError, check, find_files, listing
+from gristmill.dataprep.reading.sources import SourceError, check, find_files, listing
 
 
 @pytest.fixture

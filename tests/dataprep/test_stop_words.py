@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gristmill.dataprep import gopher, repetition_reference, word_cuts_reference
-from gristmill.dataprep.language_codes import short_code
-from gristmill.dataprep.rules import failures
-from gristmill.dataprep.stop_words import STOP_WORDS, UNSPACED_LANGUAGES, is_unspaced, language_index
+from gristmill.dataprep.filtering import gopher, repetition_reference, word_cuts_reference
+from gristmill.dataprep.filtering.rules import failures
+from gristmill.dataprep.filtering.stop_words import STOP_WORDS, UNSPACED_LANGUAGES, is_unspaced, language_index
+from gristmill.dataprep.judges.language_codes import short_code
 from gristmill.mixtures.rules import GopherQuality, GopherRepetition, GopherRules
 
 UDHR = Path("../shared/data/langid/udhr2.zip")

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gristmill.dataprep.cleaning.newlines import cap_newlines
+from gristmill.dataprep.cleaning.unicode_repair import fix_unicode, ftfy_config, normalise
 from gristmill.dataprep.edits import apply_edits
-from gristmill.dataprep.newlines import cap_newlines
-from gristmill.dataprep.unicode_repair import fix_unicode, ftfy_config, normalise
 
 PIECES = ["\n", "plain ", "sch\u00c3\u00b6n ", "\u00e2\u20ac\u2122s ", "&amp; ", "<b>", "\u0085",
           "\x1b[32m", "ﬁ", "“”", "Ａ", "e\u0301", "\u0301", "\ufeff", "½", "\r", "\x07", "\u00a0", "é", "한",

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gristmill.dataprep.urls import document_urls, normalise_url, registered_domain, url_host
+from gristmill.dataprep.cleaning.urls import document_urls, normalise_url, registered_domain, url_host
 
 SPELLINGS = [
     ("http://example.org/a", "example.org/a"),

@@ -9,11 +9,11 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep import compression
-from gristmill.dataprep.readers import read_records
-from gristmill.dataprep.records import Dropped, Input, Page, Read, Reading, Record, Rejected, Skipped
-from gristmill.dataprep.sources import find_files
-from gristmill.dataprep.warc import read_warc
+from gristmill.dataprep.reading import compression
+from gristmill.dataprep.reading.readers import read_records
+from gristmill.dataprep.reading.records import Dropped, Input, Page, Read, Reading, Record, Rejected, Skipped
+from gristmill.dataprep.reading.sources import find_files
+from gristmill.dataprep.reading.warc import read_warc
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "web"
 _spec = importlib.util.spec_from_file_location("gristmill_test_warc", Path(__file__).with_name("warc_records.py"))

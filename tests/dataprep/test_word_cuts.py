@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep import word_cuts_reference
-from gristmill.dataprep.punctuated_words import punctuated_words
-from gristmill.dataprep.segments import (
+from gristmill.dataprep.filtering import word_cuts_reference
+from gristmill.dataprep.filtering.punctuated_words import punctuated_words
+from gristmill.dataprep.filtering.segments import (
     EACH_NEWLINE,
     EACH_TWO_NEWLINES,
     NEWLINE_RUNS,
@@ -19,8 +19,13 @@ from gristmill.dataprep.segments import (
     split_lines,
     split_segments,
 )
+from gristmill.dataprep.filtering.word_cuts import (
+    characters_per_word,
+    unspaced_words,
+    whitespace_words,
+    word_punct_words,
+)
 from gristmill.dataprep.unicode_tables import code_point_flags
-from gristmill.dataprep.word_cuts import characters_per_word, unspaced_words, whitespace_words, word_punct_words
 
 RULES = {
     punctuated_words: word_cuts_reference.punctuated,

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep import filter as filter_stage
-from gristmill.dataprep.automaton import build, count, lower
-from gristmill.dataprep.classifier import train
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import read_table, shard_names
-from gristmill.dataprep.rules_urls import url_statistics
-from gristmill.dataprep.rules_words import ToxicityModelError, bad_word_statistics, toxicity_statistics
-from gristmill.dataprep.word_lists import WordListError, read_list
+from gristmill.dataprep.filtering import filter as filter_stage
+from gristmill.dataprep.filtering.automaton import build, count, lower
+from gristmill.dataprep.filtering.rules_urls import url_statistics
+from gristmill.dataprep.filtering.rules_words import ToxicityModelError, bad_word_statistics, toxicity_statistics
+from gristmill.dataprep.filtering.word_lists import WordListError, read_list
+from gristmill.dataprep.judges.classifier import train
 from gristmill.mixtures.quality import Classifier
 from gristmill.mixtures.rules_lists import BadWords, Toxicity, Urls
 

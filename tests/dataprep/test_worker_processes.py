@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.engine import Done, Task, run_tasks
 from gristmill.dataprep.files import atomic_write
-from gristmill.dataprep.job_errors import WorkerError
+from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
+from gristmill.dataprep.jobs.job_errors import WorkerError
 
 PATIENCE_SECONDS = 60
 TASKS = [Task(f"t{n}", {"n": n}) for n in range(6)]
@@ -117,7 +117,7 @@ SCRIPT = """
     import os, sys, time
     from pathlib import Path
     from gristmill.dataprep.context import Context
-    from gristmill.dataprep.engine import Done, Task, run_tasks
+    from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
 
     folder = Path(sys.argv[1])
 

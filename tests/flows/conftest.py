@@ -16,7 +16,7 @@ from gristmill.mixtures.manifest import Engine
 TOY_STAGES = '''
 import os, signal, sys, time
 from pathlib import Path
-from gristmill.dataprep.engine import Done, Task, run_tasks
+from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
 from gristmill.dataprep.files import atomic_write
 
 def write(path, content):

@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from gristmill.dataprep import rules_reference
-from gristmill.dataprep.rule_sets import configured_sets, measure
-from gristmill.dataprep.rules import failures, first_failures
+from gristmill.dataprep.filtering import rules_reference
+from gristmill.dataprep.filtering.rule_sets import configured_sets, measure
+from gristmill.dataprep.filtering.rules import failures, first_failures
 from gristmill.mixtures.rules import Rules
 
 pytest.importorskip("datatrove")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from gristmill.dataprep.rules_reference import sentences
+from gristmill.dataprep.filtering.rules_reference import sentences
 
 punkt = pytest.importorskip("nltk.tokenize.punkt")
 DATA = Path(__file__).parents[2] / ".." / "shared" / "data" / "text"

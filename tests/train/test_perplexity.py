@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from gristmill.dataprep import quality
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, read_table, write_table
 from gristmill.dataprep.files import sha256_file, write_json
+from gristmill.dataprep.judges import quality
 from gristmill.mixtures.training import Model
 from gristmill.tokenize.tokenizer import load as load_tokenizer
 from gristmill.train.export import exported_tensors, llama_config, write_weights

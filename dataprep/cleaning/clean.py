@@ -1,0 +1,174 @@
+"""The stage `clean`: edits that make text better instead of dropping it.
+
+The steps and their order are those of `mixtures/clean.py`; each is a function from texts to edits, and what the stage
+writes down is all of them as one. Of every rule it writes how often it was applied to a document (`clean_<rule>`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gristmill.dataprep.cleaning import lines_c4, lines_dclm, masking
+from gristmill.dataprep.cleaning.edit_composition import then
+from gristmill.dataprep.cleaning.newlines import cap_newlines
+from gristmill.dataprep.cleaning.unicode_repair import fix_unicode, normalise
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.counts import add_counts, check_conservation, check_quarantine
+from gristmill.dataprep.documents import annotate, judged_rows, kept_rows, read_documents, write_table
+from gristmill.dataprep.edits import EDITS, apply_edits, edits_array
+from gristmill.dataprep.histograms import SHARE_EDGES, add_histograms, histogram
+from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
+from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.measuring import measure_texts, spread
+from gristmill.dataprep.spans import find_words
+from gristmill.dataprep.text_buffers import text_buffers
+from gristmill.dataprep.unicode_tables import code_point_flags
+from gristmill.mixtures.clean import Clean
+
+EMPTY = "clean/empty"
+REMOVED = "clean/max_removed_word_ratio"
+WORDS_LEFT, REMOVED_RATIO = "clean_words", "removed_word_ratio"
+SIZES = "bytes of "
+"""How the names of columns begin that say how many bytes a rule took or replaced; they are not stored."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of cleaning.
+
+    Attributes:
+        rules: names of what it does.
+        edit: n texts -> edits; per text and rule how often it was applied, and to how many bytes (int64 of shape
+            (n, rules), or (n,) for one rule).
+    """
+
+    rules: tuple[str, ...]
+    edit: Callable[[pa.Array], tuple[pa.Array, np.ndarray, np.ndarray]]
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Edit every kept document by the configured steps.
+
+    Writes one annotation table per document shard, with `edits`; `clean_<rule>` for every rule that is switched on: how
+    often it was applied; `clean_words`: words left (a document with none is dropped, `clean/empty`); and
+    `removed_word_ratio` where the rules `dclm` run: the share of the words that they took.
+
+    Args:
+        inputs: `ingest`, and the annotating stages that ran before.
+        config: the manifest's `clean` section (`mixtures.clean.Clean`).
+
+    Returns:
+        `counts`; `edits`: per rule in how many `documents` it was applied, how many `times`, and to how many `bytes`
+        (dropped documents included); `histograms` of `removed_word_ratio`.
+
+    Raises:
+        ConservationError: the counts do not balance.
+        QuarantineError: more documents than allowed raised an error.
+    """
+    section = Clean.model_validate(config)
+    tasks = shard_tasks(inputs["ingest"])
+    process = partial(clean_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), out=out)
+    results = run_tasks("clean", tasks, process, context)
+    counts = add_counts(result["counts"] for result in results)
+    check_conservation(counts, context.stage)
+    check_quarantine(counts, section.max_quarantined, context.stage)
+    return {
+        "counts": counts,
+        "edits": add_counts(result["edits"] for result in results),
+        "histograms": add_histograms(result["histograms"] for result in results),
+    }
+
+
+def clean_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path) -> Done:
+    """Clean one document shard and write its annotations."""
+    section = Clean.model_validate(config)
+    documents = read_documents(inputs, task.name, ["id", "source", "text"])
+    rows = kept_rows(inputs, task.name)
+    judged = judged_rows(documents, rows, section.sources)
+    measured, errors = measure_texts(documents["text"].take(judged), partial(clean_texts, section=section))
+    reasons = spread(judge(measured, section), errors)
+    applied = {
+        rule: {"documents": int(np.count_nonzero(measured[f"clean_{rule}"])),
+               "times": int(measured[f"clean_{rule}"].sum()), "bytes": int(measured.pop(SIZES + rule).sum())}
+        for step in steps(section) for rule in step.rules
+    }  # fmt: skip
+    columns = {name: spread(values, errors) for name, values in measured.items()}
+    table, counts = annotate(documents, rows, judged, reasons, columns, errors)
+    write_table(out / task.name, table)
+    shapes = {name: histogram(measured[name], SHARE_EDGES) for name in (REMOVED_RATIO,) if name in measured}
+    return Done([out / task.name], {"counts": counts, "edits": applied, "histograms": shapes})
+
+
+def steps(section: Clean) -> Iterator[Step]:
+    """The configured steps, in their order."""
+    if section.fix_unicode:
+        yield Step(("fix_unicode",), fix_unicode)
+    if section.normalise != "none":
+        yield Step(("normalise",), partial(normalise, form=section.normalise))
+    if section.lines is not None and section.lines.c4 is not None:
+        yield Step(lines_c4.RULES, partial(lines_c4.c4_lines, options=section.lines.c4))
+    if section.lines is not None and section.lines.dclm is not None:
+        yield Step(lines_dclm.RULES, partial(lines_dclm.dclm_lines, options=section.lines.dclm))
+    if section.max_newlines is not None:
+        yield Step(("newlines",), partial(cap_newlines, most=section.max_newlines))
+    if section.mask is not None:
+        yield Step(masking.rules(section.mask), partial(masking.mask, options=section.mask))
+
+
+def clean_texts(texts: pa.Array, section: Clean) -> dict[str, Any]:
+    """Clean n texts; a pure function of each.
+
+    Returns:
+        the columns that `run` describes, and `SIZES + rule`: the bytes that each rule took or replaced.
+    """
+    edits = edits_array([()] * len(texts))
+    columns: dict[str, Any] = {}
+    for step in steps(section):
+        made, counts, sizes = step.edit(texts)
+        cleaned = texts if pc.max(pc.list_value_length(made)).as_py() in (None, 0) else apply_edits(texts, made)
+        edits = then(edits, made)
+        shape = (len(texts), len(step.rules))
+        for rule, count, size in zip(step.rules, counts.reshape(shape).T, sizes.reshape(shape).T, strict=True):
+            columns[f"clean_{rule}"], columns[SIZES + rule] = count.copy(), size.copy()
+        if step.rules is lines_dclm.RULES:
+            columns[REMOVED_RATIO] = removed_share(count_words(texts), count_words(cleaned))
+        texts = cleaned
+    return {EDITS: edits, WORDS_LEFT: count_words(texts), **columns}
+
+
+def judge(columns: Mapping[str, np.ndarray], section: Clean) -> np.ndarray:
+    """Why each of n documents goes, or None: objects of shape (n,)."""
+    reasons = np.full(len(columns[WORDS_LEFT]), None, object)
+    if section.max_removed_word_ratio is not None and REMOVED_RATIO in columns:
+        reasons[columns[REMOVED_RATIO] > section.max_removed_word_ratio] = REMOVED
+    reasons[columns[WORDS_LEFT] == 0] = EMPTY
+    return reasons
+
+
+def removed_share(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """Which share of the words went: float64 of shape (n,); 0 where there were none."""
+    shares: np.ndarray = (before - after) / np.maximum(before, 1)
+    return shares
+
+
+def count_words(texts: pa.Array) -> np.ndarray:
+    """Words (`str.split()`) of n texts: int64 of shape (n,)."""
+    data, offsets = text_buffers(texts)
+    counts: np.ndarray = _count_words(data, offsets, code_point_flags())
+    return counts
+
+
+@kernel
+def _count_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray) -> np.ndarray:
+    counts = np.zeros(len(offsets) - 1, np.int64)
+    for text in range(len(counts)):
+        counts[text] = len(find_words(data, offsets[text], offsets[text + 1], flags)[0])
+    return counts

@@ -1,0 +1,317 @@
+"""RefinedWeb's line corrections, as edits, by DCLM's definitions (mlfoundations/dclm, `mappers/modifiers.py`).
+
+The steps run one after the other over the whole text, whose lines end at U+000A; all but `dclm_few_words` strip the
+text afterwards. Empty lines stay. A line goes where
+
+- `dclm_uppercase`: upper-case code points (`str.isupper()`) / code points > `max_uppercase_ratio`;
+- `dclm_digits`: digits (`str.isdigit()`) / code points > `max_digit_ratio`;
+- `dclm_counters`: in lower case it is a number (decimal digits, commas and dots, maybe `k`, `m` or `b`), whitespace,
+  and one of COUNTED, with nothing but non-word characters around it;
+- `dclm_few_words`: it has fewer than `min_words` words (`str.split()`).
+
+Out of lines of at most `max_substring_words` words, `dclm_substrings` takes, in any case:
+
+- every `items in cart`, with one whitespace before it;
+- a closing `read more` and three more characters, with one whitespace before it: the pattern of DCLM is `Read more...`
+  with its dots unescaped;
+- an opening `sign-in`, with one whitespace after it.
+
+A line of which these leave only whitespace goes, and so does one that was only whitespace before. DCLM removes URLs
+and caps newlines before these steps; URLs stay here, and `max_newlines` caps after them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.cleaning.character_classes import DECIMAL, DIGIT, UPPER, character_classes, ignored_case
+from gristmill.dataprep.cleaning.edit_composition import then
+from gristmill.dataprep.cleaning.pieces import BEGIN, END, new_rows, push, push_edits, rows_array, strip_pieces
+from gristmill.dataprep.edits import apply_edits
+from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.spans import skip_to_newlines, strip
+from gristmill.dataprep.text_buffers import text_buffers
+from gristmill.dataprep.unicode_tables import SPACE, WORD, code_point_flags, decode, lower_case
+from gristmill.mixtures.clean import DclmLines
+
+COUNTED = (
+    "likes", "shares", "comments", "retweets", "reposts", "quotes", "bookmarks", "upvotes", "downvotes", "downloads",
+    "views", "followers",
+)  # fmt: skip
+RULES = ("dclm_uppercase", "dclm_digits", "dclm_counters", "dclm_few_words", "dclm_substrings")
+UPPERCASE, DIGITS, COUNTERS, FEW_WORDS, SUBSTRINGS = range(len(RULES))
+ANYWHERE, AT_END, AT_BEGIN = range(3)
+SUBSTRING_STEPS = ((ANYWHERE, "items in cart"), (AT_END, "read more"), (AT_BEGIN, "sign-in"))
+WILD_CHARACTERS = 3
+"""Characters of any kind after the phrase that closes a line."""
+NEVER = 2.0
+"""A ratio that no line exceeds."""
+
+_COUNTED = [np.frombuffer(word.encode(), np.uint8) for word in COUNTED]
+_COUNTED_BYTES = np.concatenate(_COUNTED)
+_COUNTED_OFFSETS = np.concatenate([[0], np.cumsum([len(word) for word in _COUNTED])])
+
+
+def dclm_lines(texts: pa.Array, options: DclmLines) -> tuple[pa.Array, np.ndarray, np.ndarray]:
+    """The edits that DCLM's line rules make of n texts.
+
+    Returns:
+        edits (EDITS_TYPE); per text and rule of RULES how many lines it took (`dclm_substrings`: changed or took), and
+        their bytes (`dclm_substrings`: what it took): two int64 arrays of shape (n, 5).
+    """
+    data, offsets = text_buffers(texts)
+    rows, firsts, counts, sizes = _drop_lines(
+        data, offsets, code_point_flags(), character_classes(), lower_case(),
+        NEVER if options.max_uppercase_ratio is None else options.max_uppercase_ratio,
+        NEVER if options.max_digit_ratio is None else options.max_digit_ratio,
+        options.counters, options.min_words, _COUNTED_BYTES, _COUNTED_OFFSETS,
+    )  # fmt: skip
+    edits = rows_array(rows, firsts)
+    for place, phrase in SUBSTRING_STEPS if options.substrings else ():
+        data, offsets = text_buffers(apply_edits(texts, edits))
+        rows, firsts = _cut_substrings(
+            data, offsets, code_point_flags(), ignored_case(), options.max_substring_words, place,
+            np.frombuffer(phrase.encode(), np.uint8), counts, sizes,
+        )  # fmt: skip
+        edits = then(edits, rows_array(rows, firsts))
+    return edits, counts, sizes
+
+
+@kernel
+def _drop_lines(
+    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, classes: np.ndarray, lower: np.ndarray,
+    max_uppercase: float, max_digits: float, counters: bool, min_words: int,
+    counted: np.ndarray, counted_offsets: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    number = len(offsets) - 1
+    edits, made = new_rows(), 0
+    firsts = np.zeros(number + 1, np.int64)
+    counts, sizes = np.zeros((number, 5), np.int64), np.zeros((number, 5), np.int64)
+    lines = new_rows()
+    for text in range(number):
+        lines, last = _push_lines(lines, data, offsets[text], offsets[text + 1])
+        first = 0
+        for rule in range(4):
+            used = (max_uppercase <= 1.0, max_digits <= 1.0, counters, min_words > 0)[rule]
+            if not used:
+                continue
+            kept = first
+            for line in range(first, last):
+                begin, end = lines[line, BEGIN], lines[line, END]
+                if rule == UPPERCASE:
+                    goes = begin < end and _ratio(data, begin, end, classes, UPPER) > max_uppercase
+                elif rule == DIGITS:
+                    goes = begin < end and _ratio(data, begin, end, classes, DIGIT) > max_digits
+                elif rule == COUNTERS:
+                    goes = is_counter(data, begin, end, flags, classes, lower, counted, counted_offsets)
+                else:
+                    goes = begin < end and not more_words(data, begin, end, flags, min_words - 1)
+                if goes:
+                    counts[text, rule] += 1
+                    sizes[text, rule] += end - begin
+                else:
+                    lines[kept] = lines[line]
+                    kept += 1
+            last = kept
+            if rule != FEW_WORDS:
+                first, last = strip_pieces(data, lines, first, last, flags)
+        edits, made = push_edits(edits, made, data, offsets[text], offsets[text + 1], lines, first, last)
+        firsts[text + 1] = made
+    return edits[:made], firsts, counts, sizes
+
+
+@kernel
+def _push_lines(lines: np.ndarray, data: np.ndarray, begin: int, end: int) -> tuple[np.ndarray, int]:
+    """The lines of a text, as `str.split` at newlines has them: one more than there are newlines."""
+    count = 0
+    while True:
+        stop = skip_to_newlines(data, begin, end, 1)
+        lines = push(lines, count, begin, stop, 1)
+        count += 1
+        if stop == end:
+            return lines, count
+        begin = stop + 1
+
+
+@kernel
+def _ratio(data: np.ndarray, begin: int, end: int, classes: np.ndarray, wanted: int) -> float:
+    """Share of the code points that have a flag."""
+    found, length = 0, 0
+    while begin < end:
+        code, width = decode(data, begin)
+        found += classes[code] & wanted != 0
+        length += 1
+        begin += width
+    return found / length
+
+
+@kernel
+def is_counter(
+    data: np.ndarray, at: int, end: int, flags: np.ndarray, classes: np.ndarray, lower: np.ndarray,
+    counted: np.ndarray, counted_offsets: np.ndarray,
+) -> bool:  # fmt: skip
+    """Whether a line is a number of likes, views and so on, and nothing else; every character is looked at once."""
+    at = _skip_others(data, at, end, flags, lower)
+    if at == end or classes[decode(data, at)[0]] & DECIMAL == 0:
+        return False
+    while at < end:
+        code, width = decode(data, at)
+        if not (code == 0x2C or code == 0x2E or classes[code] & DECIMAL):
+            break
+        at += width
+    if at < end and data[at] < 0x80 and lower[data[at]] in (0x6B, 0x6D, 0x62):
+        at += 1
+    elif at < end and decode(data, at)[0] == 0x212A:  # the Kelvin sign's lower case is k
+        at += 3
+    spaces = at
+    while at < end:
+        code, width = decode(data, at)
+        if flags[code] & SPACE == 0:
+            break
+        at += width
+    if at == spaces:
+        return False
+    for word in range(len(counted_offsets) - 1):
+        stop = after_phrase(data, at, end, lower, counted[counted_offsets[word] : counted_offsets[word + 1]])
+        if stop > at:
+            return _skip_others(data, stop, end, flags, lower) == end
+    return False
+
+
+@kernel
+def _skip_others(data: np.ndarray, at: int, end: int, flags: np.ndarray, lower: np.ndarray) -> int:
+    """Where the first word character from here is."""
+    while at < end:
+        code, width = decode(data, at)
+        if flags[lower[code]] & WORD:
+            return at
+        at += width
+    return end
+
+
+@kernel
+def after_phrase(data: np.ndarray, at: int, end: int, table: np.ndarray, phrase: np.ndarray) -> int:
+    """Where an ASCII phrase that begins at a byte ends, code points compared as a table has them; 0 if none does."""
+    for wanted in phrase:
+        if at >= end:
+            return 0
+        code, width = decode(data, at)
+        if table[code] != wanted:
+            return 0
+        at += width
+    return at
+
+
+@kernel
+def more_words(data: np.ndarray, begin: int, end: int, flags: np.ndarray, most: int) -> bool:
+    """Whether a range has more than `most` words."""
+    words, inside = 0, False
+    while begin < end:
+        code, width = decode(data, begin)
+        space = flags[code] & SPACE != 0
+        if not space and not inside:
+            words += 1
+            if words > most:
+                return True
+        inside = not space
+        begin += width
+    return False
+
+
+@kernel
+def _cut_substrings(
+    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, table: np.ndarray, most_words: int, place: int,
+    phrase: np.ndarray, counts: np.ndarray, sizes: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    number = len(offsets) - 1
+    edits, made = new_rows(), 0
+    firsts = np.zeros(number + 1, np.int64)
+    pieces = new_rows()
+    for text in range(number):
+        begin, held = offsets[text], 0
+        while True:
+            end = skip_to_newlines(data, begin, offsets[text + 1], 1)
+            before, taken = held, 0
+            if end - begin >= len(phrase) and not more_words(data, begin, end, flags, most_words):
+                pieces, held, taken = _push_without(pieces, held, data, begin, end, flags, table, place, phrase)
+            else:
+                pieces = push(pieces, held, begin, end, 1)
+                held += 1
+            if begin < end and _only_space(data, pieces[before:held], flags):
+                held, taken = before, end - begin
+            counts[text, SUBSTRINGS] += taken > 0
+            sizes[text, SUBSTRINGS] += taken
+            if end == offsets[text + 1]:
+                break
+            begin = end + 1
+        first, last = strip_pieces(data, pieces, 0, held, flags)
+        edits, made = push_edits(edits, made, data, offsets[text], offsets[text + 1], pieces, first, last)
+        firsts[text + 1] = made
+    return edits[:made], firsts
+
+
+@kernel
+def _push_without(
+    pieces: np.ndarray, count: int, data: np.ndarray, begin: int, end: int, flags: np.ndarray, table: np.ndarray,
+    place: int, phrase: np.ndarray,
+) -> tuple[np.ndarray, int, int]:  # fmt: skip
+    """Add a line without the phrase; and how many bytes that took."""
+    if place == AT_BEGIN:
+        stop = after_phrase(data, begin, end, table, phrase)
+        if stop == 0:
+            return push(pieces, count, begin, end, 1), count + 1, 0
+        if stop < end:
+            code, width = decode(data, stop)
+            stop += width if flags[code] & SPACE else 0
+        return push(pieces, count, stop, end, 1), count + 1, stop - begin
+    if place == AT_END:
+        at = _back(data, begin, end, len(phrase) + WILD_CHARACTERS)
+        if at < 0 or after_phrase(data, at, end, table, phrase) == 0:
+            return push(pieces, count, begin, end, 1), count + 1, 0
+        at = _before_space(data, begin, at, flags)
+        return push(pieces, count, begin, at, 1), count + 1, end - at
+    mark, at, taken = 1, begin, 0
+    while at < end:
+        code, width = decode(data, at)
+        stop = 0
+        if table[code] == phrase[0]:
+            stop = after_phrase(data, at, end, table, phrase)
+        if stop:
+            cut = _before_space(data, begin, at, flags)
+            pieces = push(pieces, count, begin, cut, mark)
+            count, mark, taken = count + 1, 0, taken + stop - cut
+            begin, at = stop, stop
+        else:
+            at += width
+    return push(pieces, count, begin, end, mark), count + 1, taken
+
+
+@kernel
+def _before_space(data: np.ndarray, begin: int, at: int, flags: np.ndarray) -> int:
+    """Where the one whitespace before a byte begins; the byte itself where there is none."""
+    space = _back(data, begin, at, 1)
+    if space >= 0 and flags[decode(data, space)[0]] & SPACE:
+        return space
+    return at
+
+
+@kernel
+def _back(data: np.ndarray, begin: int, at: int, characters: int) -> int:
+    """Where so many code points before a byte begin; -1 where there are fewer."""
+    for _ in range(characters):
+        if at <= begin:
+            return -1
+        at -= 1
+        while data[at] & 0xC0 == 0x80:
+            at -= 1
+    return at
+
+
+@kernel
+def _only_space(data: np.ndarray, pieces: np.ndarray, flags: np.ndarray) -> bool:
+    for piece in range(len(pieces)):
+        begin, end = strip(data, pieces[piece, BEGIN], pieces[piece, END], flags)
+        if begin < end:
+            return False
+    return True

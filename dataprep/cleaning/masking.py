@@ -1,0 +1,130 @@
+"""Masking of personal data, as edits. What is found where is defined in `pii.py` and `pii_numbers.py`.
+
+What takes the place of a value depends on the value alone, so equal values stay equal and no order of documents
+matters. Placeholders are values that nobody has and that no matcher finds again:
+
+- `email`: `user0000@example.com` to `user9999@example.com` (RFC 2606);
+- `ip`: an address of the three documentation networks (RFC 5737), or of 2001:db8:: (RFC 3849);
+- `phone`: `202-555-0100` to `202-555-0199` (NANPA's numbers for films and examples);
+- `iban`: a number of the country `XX` with the check digits 00, which no IBAN has;
+- `card`: a number that begins with zeros, which no issuer has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.cleaning.pii import Match, email, ip
+from gristmill.dataprep.cleaning.pii_anchors import KINDS, find_anchors
+from gristmill.dataprep.cleaning.pii_numbers import card, digits_of, iban, phone
+from gristmill.dataprep.edits import Edit, edits_array
+from gristmill.dataprep.text_buffers import text_buffers
+from gristmill.mixtures.clean import Mask, PiiKind
+
+MATCHERS: Mapping[PiiKind, Match] = {"email": email, "iban": iban, "card": card, "ip": ip, "phone": phone}
+DOCUMENTATION_NETWORKS = ("192.0.2", "198.51.100", "203.0.113")
+"""RFC 5737: TEST-NET-1 to 3; 254 hosts each."""
+
+Found = tuple[int, int, PiiKind]
+"""Bytes `begin` up to `end` of a text, and what they are."""
+
+
+def mask(texts: pa.Array, options: Mask) -> tuple[pa.Array, np.ndarray, np.ndarray]:
+    """The edits that replace the personal data of n texts.
+
+    Returns:
+        edits (EDITS_TYPE); per text and rule of `rules` how many values are replaced, and their bytes: two int64
+        arrays of shape (n, rules).
+    """
+    data, offsets = text_buffers(texts)
+    wanted = np.array([kind in options.kinds for kind in KINDS], bool)
+    rows, firsts = find_anchors(data, offsets, wanted)
+    anchors, bounds = rows[:, :2].tolist(), firsts.tolist()
+    edits: list[Sequence[Edit]] = []
+    counts, sizes = np.zeros((len(texts), len(KINDS)), np.int64), np.zeros((len(texts), len(KINDS)), np.int64)
+    for number in range(len(texts)):
+        of_text = anchors[bounds[number] : bounds[number + 1]]
+        if not of_text:
+            edits.append(())
+            continue
+        text = data[offsets[number] : offsets[number + 1]].tobytes()
+        found = find_pii(text, of_text)
+        edits.append([(begin, end, replacement(text[begin:end], kind, options.style)) for begin, end, kind in found])
+        for begin, end, kind in found:
+            counts[number, KINDS.index(kind)] += 1
+            sizes[number, KINDS.index(kind)] += end - begin
+    return edits_array(edits), counts[:, wanted], sizes[:, wanted]
+
+
+def rules(options: Mask) -> tuple[str, ...]:
+    """The names of what is masked: `mask_email` and so on, in the order of KINDS."""
+    return tuple(f"mask_{kind}" for kind in KINDS if kind in options.kinds)
+
+
+def find_pii(text: bytes, anchors: Sequence[Sequence[int]]) -> list[Found]:
+    """The personal data at some places of a text, ascending and disjoint.
+
+    Where two overlap, that of the kind which comes first in KINDS stays; of one kind, the one that begins first.
+
+    Args:
+        text: UTF-8.
+        anchors: (place, number of the kind), as `find_anchors` has them.
+    """
+    taken: list[Found] = []
+    for number, kind in enumerate(KINDS):
+        last, spans = 0, []
+        for at in (place for place, of_kind in anchors if of_kind == number):
+            span = MATCHERS[kind](text, at)
+            if span is not None and span[0] >= last:
+                spans.append((*span, kind))
+                last = span[1]
+        taken = _merge(taken, spans)
+    return taken
+
+
+def _merge(taken: list[Found], spans: list[Found]) -> list[Found]:
+    """Both, sorted, without the spans that overlap one that is taken."""
+    if not taken or not spans:
+        return taken or spans
+    free, at = [], 0
+    for span in spans:
+        while at < len(taken) and taken[at][1] <= span[0]:
+            at += 1
+        if at == len(taken) or span[1] <= taken[at][0]:
+            free.append(span)
+    return sorted([*taken, *free])
+
+
+def replacement(value: bytes, kind: PiiKind, style: Literal["placeholder", "tag"]) -> str:
+    """What takes the place of a value."""
+    return f"<{kind.upper()}>" if style == "tag" else placeholder(value.decode("utf-8"), kind)
+
+
+def placeholder(value: str, kind: PiiKind) -> str:
+    """A value of the same kind that nobody has, chosen by the hash of this one, whose spelling does not matter."""
+    if kind == "email":
+        return f"user{_choose(value.lower(), kind, 10_000):04d}@example.com"
+    if kind == "ip":
+        address = ip_address(value)
+        if address.version == 6:
+            return f"2001:db8::{_choose(address.exploded, kind, 0xFFFF) + 1:x}"
+        network, host = divmod(_choose(address.exploded, kind, 254 * len(DOCUMENTATION_NETWORKS)), 254)
+        return f"{DOCUMENTATION_NETWORKS[network]}.{host + 1}"
+    if kind == "iban":
+        compact = "".join(filter(str.isalnum, value))
+        return f"XX00 0000 0000 {_choose(compact, kind, 10_000):04d}"
+    digits = digits_of(value.encode()).decode()
+    if kind == "phone":
+        return f"202-555-01{_choose(digits, kind, 100):02d}"
+    return f"0000 0000 0000 {_choose(digits, kind, 10_000):04d}"
+
+
+def _choose(value: str, kind: str, choices: int) -> int:
+    digest = hashlib.blake2b(f"{kind}\0{value}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % choices

@@ -1,0 +1,180 @@
+"""The stage `dedup`: of documents that are equal or nearly so, one survives; who, and why, is written down.
+
+1. sketch: per shard, digests and shingles of every text, and its keys (text, URL, MinHash bands) by partition.
+2. candidates: per partition of the keys, pairs of documents with equal keys.
+3. verify: per partition of the pairs, those that are equal, or alike enough.
+4. forest, stars, labels: connected components of what is left.
+5. members, decide: the survivor of each.
+6. apply: per shard, the annotation table and the index for later runs.
+
+Every step is a job of tasks over files, and none holds more than a shard or a partition: of the keys (128 MB), of the
+pairs with 64 MB of sketches at a time, of four million links, of the members of those. The number of partitions
+follows from the data alone and changes no result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.counts import add_counts, check_conservation, check_quarantine
+from gristmill.dataprep.documents import annotate, judged_rows, kept_rows, read_documents, shard_names, write_table
+from gristmill.dataprep.duplicates.clusters import parse_keep
+from gristmill.dataprep.duplicates.dedup_index import import_shard, open_index, write_header, write_index_shard
+from gristmill.dataprep.duplicates.dedup_keys import BYTES_PER_KEY, keys_path, keys_per_document, write_keys
+from gristmill.dataprep.duplicates.dedup_plan import Plan, tasks_of
+from gristmill.dataprep.duplicates.keep_columns import check_columns
+from gristmill.dataprep.duplicates.links import LARGEST_BUCKETS, find_candidates, verify
+from gristmill.dataprep.duplicates.numbering import number_rows
+from gristmill.dataprep.duplicates.sketches import sketch_path, sketch_shard, unpack_sketches, write_sketches
+from gristmill.dataprep.duplicates.stars import count_star_partitions, find_components
+from gristmill.dataprep.duplicates.survivors import decide, decisions_of, gather_members, largest_clusters, write_twins
+from gristmill.dataprep.files import as_path
+from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
+from gristmill.dataprep.shuffle import count_partitions
+from gristmill.mixtures.dedup import Dedup
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Find clusters of duplicates among the documents kept so far, and keep one of each.
+
+    Writes one annotation table per document shard, with `cluster` (16 bytes: the smallest id in the cluster, which
+    for a document without duplicates is its own), `cluster_size`, `duplicate_of` (the id of the survivor or, where
+    the document is a duplicate of an older one, of that), `jaccard` (true Jaccard similarity to it; 1 for equal
+    texts), `against_index` and `against_locator` (of the older document). The last four are null for survivors, all
+    of them where a document was not judged (another source) or raised an error. Also
+
+    - `clusters.parquet`, one row per duplicate: `survivors.TWIN_COLUMNS`;
+    - `index/`, where the section asks for it: see `dedup_index`.
+
+    A document that matches an older one (`against`) never survives, whatever its cluster; but only what matches an
+    older document itself goes for that reason: the other members of its cluster have a survivor among them.
+
+    Args:
+        inputs: `ingest`, and the annotating stages that ran before.
+        config: the manifest's `dedup` section (`mixtures.dedup.Dedup`).
+
+    Returns:
+        `counts`, `clusters`, `largest_clusters`, `candidate_pairs`, `linked_pairs`, `oversized_buckets` (`number`,
+        and the `largest` with size, key, band and an example), `star_rounds`, `against` (name and documents of each
+        index) and `index` (the name of the one that was written).
+
+    Raises:
+        ValueError: a key of `keep` is malformed or names no column.
+        IndexMismatchError: an index of `against` is missing or was made with something else.
+        ConservationError: the counts do not balance.
+        QuarantineError: more documents than allowed raised an error.
+    """
+    section = Dedup.model_validate(config)
+    keys = parse_keep(section.keep)
+    check_columns(inputs, keys)
+    plan = make_plan(inputs, section, out, context)
+    shards = plan.numbering.new_shards
+    sketched = run_tasks("sketch", sketch_tasks(plan), partial(sketch, plan=plan), context)
+    found = run_tasks("candidates", plan.partitions(), partial(find_candidates, plan=plan), context)
+    verified = run_tasks("verify", plan.partitions(), partial(verify, plan=plan), context)
+    tasks = tasks_of(count_star_partitions(sum(result["linked"] for result in verified)))
+    rounds = find_components(plan, plan.partitions(), len(tasks), context)
+    gathering = [Task(shard) for shard in shards]
+    run_tasks("members", gathering, partial(gather_members, plan=plan, keys=keys, tasks=tasks), context)
+    decided = run_tasks("decide", tasks, partial(decide, plan=plan, keys=keys, tasks=tasks), context)
+    applying = [Task(shard, result) for shard, result in zip(shards, sketched, strict=False)]
+    applied = run_tasks("apply", applying, partial(apply, plan=plan, tasks=tasks), context)
+    counts = add_counts(result["counts"] for result in applied)
+    check_conservation(counts, context.stage)
+    check_quarantine(counts, section.max_quarantined, context.stage)
+    write_twins(plan, tasks)
+    buckets = [bucket for result in found for bucket in result["largest"]]
+    return {
+        "counts": counts,
+        "clusters": sum(result["clusters"] for result in decided),
+        "largest_clusters": largest_clusters([cluster for result in decided for cluster in result["largest_clusters"]]),
+        "candidate_pairs": sum(result["candidates"] for result in verified),
+        "linked_pairs": sum(result["linked"] for result in verified),
+        "oversized_buckets": {
+            "number": sum(result["oversized"] for result in found),
+            "largest": sorted(buckets, key=lambda bucket: (-bucket["size"], bucket["key"]))[:LARGEST_BUCKETS],
+        },
+        "star_rounds": rounds,
+        "against": [{"index": index.name, "documents": index.documents} for index in plan.indexes],
+        "index": finish_index(plan, applied) if section.index else None,
+    }
+
+
+def make_plan(inputs: Mapping[str, Path], section: Dedup, out: Path, context: Context) -> Plan:
+    """Number the documents, and decide how many partitions their keys need."""
+    indexes = [open_index(location, section) for location in section.against]
+    new = [inputs["ingest"] / shard for shard in shard_names(inputs["ingest"])]
+    old = [(f"against-{place}-{path.name}", path) for place, index in enumerate(indexes) for path in index.files]
+    numbering = number_rows(new, old)
+    num_partitions = count_partitions(int(numbering.starts[-1]) * keys_per_document(section) * BYTES_PER_KEY)
+    return Plan(dict(inputs), section, indexes, numbering, num_partitions, context.work, out)
+
+
+def sketch_tasks(plan: Plan) -> list[Task]:
+    """One task per shard of this run, then one per file of an index."""
+    numbering = plan.numbering
+    files = [None] * numbering.num_new_shards + [str(path) for index in plan.indexes for path in index.files]
+    return [
+        Task(shard, {"start": int(start), "index_file": file})
+        for shard, start, file in zip(numbering.shards, numbering.starts, files, strict=False)
+    ]
+
+
+def sketch(task: Task, plan: Plan) -> Done:
+    """Sketch the documents of one shard, or read their sketches from an index."""
+    index_file = task.payload["index_file"]
+    errors: dict[str, str] = {}
+    if index_file is None:
+        batch, errors = sketch_shard(plan.inputs, task.name, plan.section)
+    else:
+        batch = import_shard(as_path(index_file), plan.section)
+    paths = [sketch_path(plan.work, task.name), keys_path(plan.work, task.name)]
+    write_sketches(paths[0], batch)
+    documents = task.payload["start"] + batch["row"].to_numpy()
+    write_keys(paths[1], documents, unpack_sketches(batch), plan.section, plan.num_partitions)
+    return Done(paths, {"errors": errors})
+
+
+def apply(task: Task, plan: Plan, tasks: Sequence[Task]) -> Done:
+    """Write the annotations of one shard, and its part of the index."""
+    documents = read_documents(plan.inputs, task.name, ["id", "source", "text"])
+    rows = kept_rows(plan.inputs, task.name)
+    judged = judged_rows(documents, rows, plan.section.sources)
+    errors = pa.array([task.payload["errors"].get(str(row)) for row in judged], pa.string())
+    decisions, members = decisions_of(plan, task.name, tasks)
+    place = np.searchsorted(judged, members)
+    position = np.full(len(judged), -1)
+    position[place] = np.arange(len(place))
+    decided = decisions.take(pa.array(position, mask=position < 0))
+    raised = errors.is_valid().to_numpy(zero_copy_only=False)
+    own = documents["id"].take(pa.array(judged, mask=raised))
+    measures = {
+        "cluster": pc.coalesce(decided["cluster"], own),
+        "cluster_size": pc.coalesce(decided["size"], pa.array(np.ones(len(judged), np.int32), mask=raised)),
+        "duplicate_of": decided["survivor"],
+        "jaccard": decided["jaccard"],
+        "against_index": decided["against_index"],
+        "against_locator": pc.if_else(decided["against_index"].is_valid(), decided["survivor_locator"], None),
+    }
+    measures = {name: values.combine_chunks() for name, values in measures.items()}
+    table, counts = annotate(documents, rows, judged, decided["reason"].combine_chunks(), measures, errors)
+    write_table(plan.out / task.name, table)
+    if not plan.section.index:
+        return Done([plan.out / task.name], {"counts": counts})
+    kept = judged[table["keep"].take(pa.array(judged)).to_numpy(zero_copy_only=False).astype(bool)]
+    files, ids = write_index_shard(plan.work, task.name, kept, plan.out)
+    return Done([plan.out / task.name, *files], {"counts": counts, "indexed": len(kept), "ids": f"{ids:032x}"})
+
+
+def finish_index(plan: Plan, applied: Sequence[Mapping[str, Any]]) -> str:
+    """Write the index's header, by which it counts as finished; returns its name."""
+    sums = (int(result["ids"], 16) for result in applied)
+    return write_header(plan.out, plan.section, sum(result["indexed"] for result in applied), sums)

@@ -1,0 +1,145 @@
+"""The index of a deduplicated corpus: what a later run needs to drop its own duplicates of it, and to name them.
+
+A folder `index` in the stage's output: `index.json` (what the keys were made with, and the name) and one Parquet file
+per document shard with a row per document that was kept: `id`, `locator`, `length` (code points), `digest`
+(BLAKE2b-128 of the text), `url` (the same of the normalised URL, zeros where there is none), `bands` (the MinHash band
+keys, 8 bytes each) and `shingles` (their 32-bit hashes, ascending, stored as differences). With the shingles, a
+candidate is verified by its true Jaccard similarity to the old document, whose text is not needed.
+
+A run against an index reads it once, at the speed of Parquet, and sorts its keys with the new ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gristmill.dataprep.documents import ROW_GROUP_ROWS, read_table
+from gristmill.dataprep.duplicates.sketches import read_sketches, sketch_batch, unpack_sketches
+from gristmill.dataprep.files import as_path, atomic_write, canonical_json, read_json, write_json
+from gristmill.mixtures.dedup import Dedup
+
+FOLDER, HEADER = "index", "index.json"
+VERSION = 1
+"""Raised when the files change."""
+SHINGLES = 1
+"""Raised when `shingles.py` or `minhash.py` hash the same words to other numbers."""
+URLS = 1
+"""Raised when `urls.normalise_url` spells the same URL otherwise."""
+MINHASH_FIELDS = ("ngram", "bands", "rows", "seed", "shingles")
+
+
+class IndexMismatchError(ValueError):
+    """A folder holds no index, or one that cannot be compared with this run."""
+
+
+@dataclass(frozen=True)
+class Index:
+    """An index that a run is held against.
+
+    Attributes:
+        path: its folder.
+        name: 16 hexadecimal digits that follow from what it was made with and from the ids in it.
+        documents: how many it holds.
+        files: its Parquet files, in order.
+    """
+
+    path: Path
+    name: str
+    documents: int
+    files: Sequence[Path]
+
+
+def parameters(section: Dedup) -> dict[str, Any]:
+    """What two indexes must have in common to be compared; None for what the section switches off."""
+    minhash = section.minhash
+    fields = {field: getattr(minhash, field, None) for field in MINHASH_FIELDS[:-1]}
+    return {
+        "version": VERSION,
+        "digest": "blake2b-128",
+        "url": URLS if section.url else None,
+        **fields,
+        "shingles": SHINGLES if minhash else None,
+    }
+
+
+def open_index(location: str, section: Dedup) -> Index:
+    """Find the index in an output of the stage, and check that this run can be compared with it.
+
+    Args:
+        location: the output's folder in a store, a copy of it or of its data, or the index itself.
+
+    Raises:
+        IndexMismatchError: there is no finished index, or it was made with something else; the field is named.
+    """
+    root = as_path(location)
+    places = [root, root / FOLDER, root / "data" / FOLDER]
+    path = next((place for place in places if (place / HEADER).exists()), None)
+    if path is None:
+        raise IndexMismatchError(
+            f"dedup.against: {location} holds no finished index (no {FOLDER}/{HEADER}); name the output folder of a "
+            "stage `dedup` that ran to its end with `index: true`"
+        )
+    header = read_json(path / HEADER)
+    wanted, found = parameters(section), header["parameters"]
+    for field in wanted:
+        if wanted[field] is not None and found.get(field) != wanted[field]:
+            raise IndexMismatchError(
+                f"dedup.against: the index {path} was made with {field} {found.get(field)}, this run has "
+                f"{wanted[field]}; use the same, or make the index again"
+            )
+    return Index(path, header["name"], header["documents"], sorted(path.glob("part-*.parquet")))
+
+
+def write_index_shard(work: Path, shard: str, kept: np.ndarray, out: Path) -> tuple[list[Path], int]:
+    """Write the index of one shard: of its sketches, those of the documents that were kept.
+
+    Args:
+        kept: int64, their row numbers, ascending.
+
+    Returns:
+        the files, and the sum of the ids, by which the index is named.
+    """
+    batch = read_sketches(work, shard)
+    rows = np.searchsorted(batch["row"].to_numpy(), kept)
+    table = pa.Table.from_batches([batch]).drop_columns(["row"]).take(pa.array(rows))
+    path = out / FOLDER / shard
+    with atomic_write(path) as sink:
+        pq.write_table(
+            table, sink, compression="zstd", row_group_size=ROW_GROUP_ROWS, use_dictionary=False,
+            column_encoding={"shingles.list.element": "DELTA_BINARY_PACKED"},
+        )  # fmt: skip
+    return [path], sum_of_ids(table["id"])
+
+
+def write_header(out: Path, section: Dedup, documents: int, id_sums: Iterable[int]) -> str:
+    """Finish an index and return its name."""
+    made_with = parameters(section)
+    total = sum(id_sums) % 2**128
+    content = canonical_json({"parameters": made_with, "documents": documents, "ids": f"{total:032x}"})
+    name = hashlib.blake2b(content, digest_size=8).hexdigest()
+    write_json(out / FOLDER / HEADER, {"name": name, "documents": documents, "parameters": made_with})
+    return name
+
+
+def import_shard(path: Path, section: Dedup) -> pa.RecordBatch:
+    """The documents of an index file as sketches, `row` numbers included."""
+    table = read_table(path)
+    dropped = [] if section.minhash is not None else ["bands"]
+    table = table.drop_columns([name for name in dropped if name in table.column_names])
+    columns = {name: table[name].combine_chunks() for name in ("id", "locator", "length")}
+    return sketch_batch({"row": pa.array(np.arange(len(table))), **columns}, unpack_sketches(table))
+
+
+def sum_of_ids(ids: pa.ChunkedArray) -> int:
+    """The ids as whole numbers, added up modulo 2^128: the same in every order."""
+    joined = b"".join(ids.to_pylist())
+    words: Sequence[int] = np.frombuffer(joined, np.uint32).reshape(-1, 4).sum(axis=0, dtype=np.uint64).tolist()
+    return sum(word << 32 * place for place, word in enumerate(words)) % 2**128

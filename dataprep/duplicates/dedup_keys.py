@@ -1,0 +1,56 @@
+"""The keys by which candidates find each other: one for a document's text, one for its URL, one per MinHash band."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.duplicates.sketches import Sketches
+from gristmill.dataprep.shuffle import write_partitions
+from gristmill.mixtures.dedup import Dedup
+
+BYTES_PER_KEY = 24
+
+
+def keys_path(work: Path, shard: str) -> Path:
+    """The file with the keys of a shard's documents, by partition."""
+    return work / "sketches" / f"{shard}.keys.arrow"
+
+
+def keys_per_document(section: Dedup) -> int:
+    """How many keys a document has at the most."""
+    return int(section.exact) + int(section.url) + (section.minhash.bands if section.minhash else 0)
+
+
+def write_keys(path: Path, documents: np.ndarray, sketches: Sketches, section: Dedup, num_partitions: int) -> None:
+    """Write the keys of some documents, each to the partition that its upper half names."""
+    keys = key_table(documents, sketches, section)
+    partitions = (keys["key"].to_numpy() >> np.uint64(32)).astype(np.int64) % num_partitions
+    write_partitions(path, keys, partitions, num_partitions)
+
+
+def key_table(documents: np.ndarray, sketches: Sketches, section: Dedup) -> pa.Table:
+    """Rows (key, document, text) of all keys that the section asks for.
+
+    `text` is half of the digest by which documents of one bucket are told apart: of the text or, for the keys of
+    URLs, of the URL. A text without shingles has no band keys, a document without a URL no key for it.
+    """
+    everything = np.arange(len(documents))
+    columns = [(sketches.digests[:, 1], everything, sketches.digests[:, 0])] if section.exact else []
+    if section.url:
+        found = np.flatnonzero(sketches.urls.any(axis=1))
+        columns.append((sketches.urls[found, 1], found, sketches.urls[found, 0]))
+    if section.minhash is not None:
+        found = np.flatnonzero(np.diff(sketches.sets.offsets))
+        texts = sketches.digests[found, 0]
+        columns += [(sketches.bands[found, band], found, texts) for band in range(sketches.bands.shape[1])]
+    none = np.empty(0, np.uint64)
+    return pa.table(
+        {
+            "key": np.concatenate([none, *(keys for keys, _, _ in columns)]),
+            "document": documents[np.concatenate([everything[:0], *(which for _, which, _ in columns)])],
+            "text": np.concatenate([none, *(texts for _, _, texts in columns)]),
+        }
+    )

@@ -1,0 +1,166 @@
+"""Which documents are duplicates of each other: candidate pairs, and those of them that hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gristmill.dataprep.duplicates.candidates import Bucket, Candidates, candidate_pairs, distinct_pairs, shared_keys
+from gristmill.dataprep.duplicates.dedup_keys import keys_path
+from gristmill.dataprep.duplicates.dedup_plan import Plan
+from gristmill.dataprep.duplicates.matches import spread_to_copies
+from gristmill.dataprep.duplicates.shingles import similarities
+from gristmill.dataprep.duplicates.sketches import load_columns, load_sketches, read_sketches
+from gristmill.dataprep.duplicates.stars import pairs_array, pairs_table
+from gristmill.dataprep.jobs.engine import Done, Task
+from gristmill.dataprep.shuffle import read_partition, write_partitions
+from gristmill.mixtures.dedup import Dedup
+
+BYTES_PER_BATCH = 64_000_000
+"""Sketches that are compared at a time; a document counts once for each of its pairs."""
+BYTES_PER_SKETCH = 256
+"""A sketch without its shingles, roughly."""
+LARGEST_BUCKETS = 10
+EXACT, URL, NEAR, CHAINED = "exact_duplicate", "url_duplicate", "near_duplicate", "chained_duplicate"
+"""Reasons, in the order in which they are looked for: the same text as the survivor, its URL, nearly its text; or
+none of these, but joined to it through other members of the cluster."""
+REASONS = np.array([EXACT, URL, NEAR, CHAINED])
+NEAR_KIND = 2
+AGAINST_REASONS = np.array([f"against_{reason}" for reason in (EXACT, URL, NEAR)])
+"""The same of documents that are duplicates of an older one. Nothing is chained to those."""
+
+
+class Comparison(NamedTuple):
+    """How n pairs of documents are alike.
+
+    Attributes:
+        kind: int64, position in REASONS.
+        near: bool, whether they are near duplicates, of whatever kind they are.
+        jaccard: float64, of their shingles; 1 where the texts are equal, NaN where they differ and MinHash is off.
+    """
+
+    kind: np.ndarray
+    near: np.ndarray
+    jaccard: np.ndarray
+
+
+def find_candidates(task: Task, plan: Plan) -> Done:
+    """Pair up the documents that share a key of one partition; the pairs go to partitions of their first one."""
+    found = Candidates(np.empty((0, 2), np.int64))
+    if plan.numbering.shards:
+        files = [keys_path(plan.work, shard) for shard in plan.numbering.shards]
+        keys = read_partition(files, task.payload["partition"])
+        keys = keys.take(pa.array(shared_keys(keys["key"].to_numpy())))
+        key, document, text = (keys[name].to_numpy() for name in ("key", "document", "text"))
+        found = candidate_pairs(key, document, text, rank_ids(plan, document), plan.numbering.num_new)
+    path = plan.path("pairs", task.name)
+    partitions = found.pairs[:, 0] * plan.num_partitions // max(plan.numbering.num_new, 1)
+    write_partitions(path, pairs_table(found.pairs), partitions, plan.num_partitions)
+    return Done([path], {"oversized": len(found.oversized), "largest": describe_buckets(plan, found.oversized)})
+
+
+def describe_buckets(plan: Plan, buckets: list[Bucket]) -> list[dict[str, Any]]:
+    """The largest buckets: `size` (different texts), `key`, `band` and, as an example, `id` and `locator`."""
+    described = []
+    for bucket in sorted(buckets, key=lambda bucket: (-bucket.size, bucket.key))[:LARGEST_BUCKETS]:
+        example = np.array([bucket.example])
+        (named,) = load_columns(plan.work, plan.numbering, example, ["id", "locator"]).to_pylist()
+        bands = load_sketches(plan.work, plan.numbering, example).bands[0]
+        described.append(
+            {"size": bucket.size, "key": f"{bucket.key:016x}", "band": int(np.argmax(bands == bucket.key)),
+             "id": named["id"].hex(), "locator": named["locator"]}
+        )  # fmt: skip
+    return described
+
+
+def rank_ids(plan: Plan, documents: np.ndarray) -> np.ndarray:
+    """The place of each document in the order of their ids, which unlike numbers do not depend on the shards."""
+    distinct, position = np.unique(documents, return_inverse=True)
+    ids = load_columns(plan.work, plan.numbering, distinct, ["id"])["id"]
+    ranks = np.empty(len(distinct), np.int64)
+    ranks[pc.sort_indices(ids).to_numpy()] = np.arange(len(distinct))
+    return ranks[position]
+
+
+def verify(task: Task, plan: Plan) -> Done:
+    """Keep the pairs of one partition that hold: links within this run, and matches with older documents.
+
+    Matches go to the shards of the new documents, with the kind of likeness and the similarity.
+    """
+    files = [plan.path("pairs", other.name) for other in plan.partitions()]
+    pairs = distinct_pairs(pairs_array(read_partition(files, task.payload["partition"])))
+    found = compare(plan, pairs)
+    holds = found.kind < len(REASONS) - 1
+    within = pairs[:, 1] < plan.numbering.num_new
+    paths = [plan.path("links", task.name), plan.path("matches", task.name)]
+    links = pairs[holds & within]
+    write_partitions(paths[0], pairs_table(links), np.zeros(len(links), np.int64), 1)
+    matches = _matches(pairs, found, within)
+    shards = plan.numbering.shards_of(matches["left"].to_numpy())
+    write_partitions(paths[1], matches, shards, plan.numbering.num_new_shards)
+    return Done(paths, {"candidates": len(pairs), "linked": int(holds.sum())})
+
+
+def _matches(pairs: np.ndarray, found: Comparison, within: np.ndarray) -> pa.Table:
+    """What holds of the pairs with older documents, and what follows from it for documents of equal text."""
+    holds = ~within & (found.kind < len(REASONS) - 1)
+    near, copies = ~within & found.near & (found.kind > 0), within & (found.kind == 0)
+    spread, jaccard = spread_to_copies(pairs[near], found.jaccard[near], pairs[copies])
+    return pa.table(
+        {
+            "left": np.concatenate([pairs[holds, 0], spread[:, 0]]),
+            "right": np.concatenate([pairs[holds, 1], spread[:, 1]]),
+            "kind": np.concatenate([found.kind[holds], np.full(len(spread), NEAR_KIND)]),
+            "jaccard": np.concatenate([found.jaccard[holds], jaccard]),
+        }
+    )
+
+
+def batches(plan: Plan, pairs: np.ndarray) -> Iterator[np.ndarray]:
+    """Cut pairs into runs whose sketches take about BYTES_PER_BATCH; a larger pair is a run of its own."""
+    documents, positions = np.unique(pairs, return_inverse=True)
+    sizes = BYTES_PER_SKETCH + 4 * count_shingles(plan, documents)[positions.reshape(-1, 2)].sum(axis=1)
+    number = (np.cumsum(sizes) - 1) // BYTES_PER_BATCH
+    yield from np.split(pairs, np.flatnonzero(np.diff(number)) + 1)
+
+
+def count_shingles(plan: Plan, documents: np.ndarray) -> np.ndarray:
+    """How many shingles each of some documents has; they are ascending and distinct."""
+    parts = [np.empty(0, np.int64)]
+    for shard, rows in plan.numbering.split(documents):
+        batch = read_sketches(plan.work, plan.numbering.shards[shard])
+        parts.append(np.diff(batch["shingles"].offsets.to_numpy())[np.searchsorted(batch["row"].to_numpy(), rows)])
+    return np.concatenate(parts)
+
+
+def compare(plan: Plan, pairs: np.ndarray) -> Comparison:
+    """Compare documents in pairs (int64 of shape (n, 2)), with the sketches of some of them in memory at a time."""
+    parts = [_compare(plan, batch[:, 0], batch[:, 1]) for batch in batches(plan, pairs)]
+    return Comparison(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def _compare(plan: Plan, left: np.ndarray, right: np.ndarray) -> Comparison:
+    documents = np.unique(np.concatenate([left, right]))
+    sketches = load_sketches(plan.work, plan.numbering, documents)
+    left, right = np.searchsorted(documents, left), np.searchsorted(documents, right)
+    equal = (sketches.digests[left] == sketches.digests[right]).all(axis=1)
+    same_url = (sketches.urls[left] == sketches.urls[right]).all(axis=1) & sketches.urls[left].any(axis=1)
+    jaccard = np.full(len(left), np.nan)
+    alike = np.zeros(len(left), bool)
+    if plan.section.minhash is not None:
+        jaccard = similarities(sketches.sets, left, right)
+        shares = (sketches.bands[left] == sketches.bands[right]).any(axis=1)
+        alike = is_alike(jaccard, shares, plan.section)
+    kind = np.select([equal, same_url & plan.section.url, alike], [0, 1, NEAR_KIND], NEAR_KIND + 1)
+    return Comparison(kind, alike, np.where(equal, 1.0, jaccard))
+
+
+def is_alike(jaccard: np.ndarray, shares_band: np.ndarray, section: Dedup) -> np.ndarray:
+    """Which pairs of different texts are near duplicates (bool); texts without shingles are of none."""
+    if section.minhash is None:
+        return np.zeros(len(jaccard), bool)
+    return (jaccard > 0) & (jaccard >= section.minhash.threshold if section.minhash.verify else shares_band)

@@ -1,0 +1,187 @@
+"""The survivor of every cluster: chosen partition by partition, and written down for the shards and for people.
+
+1. members: per shard, its documents that are in a cluster or match an older one, to the partitions of the clusters.
+2. decide: per partition, the survivor of each of its clusters, and how each other member is like it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from gristmill.dataprep.documents import ROW_GROUP_ROWS
+from gristmill.dataprep.duplicates.clusters import KeepKey, choose_survivors
+from gristmill.dataprep.duplicates.dedup_plan import Plan
+from gristmill.dataprep.duplicates.keep_columns import read_columns
+from gristmill.dataprep.duplicates.links import AGAINST_REASONS, REASONS, compare
+from gristmill.dataprep.duplicates.matches import MATCH_SCHEMA, best_matches
+from gristmill.dataprep.duplicates.sketches import load_columns
+from gristmill.dataprep.duplicates.stars import labels_of
+from gristmill.dataprep.files import atomic_write
+from gristmill.dataprep.jobs.engine import Done, Task
+from gristmill.dataprep.shuffle import read_partition, write_partitions
+
+LARGEST_CLUSTERS = 10
+KEEP_PREFIX = "keep_"
+LINKED_BY = np.array(["exact", "url", "minhash", "chain"])
+"""How a member is like its survivor, by the positions of `links.REASONS`."""
+MATCHED = "against"
+"""Column of the members: 1 where a document matches an older one and cannot survive, else 0."""
+TWIN_COLUMNS = [
+    "cluster", "survivor", "survivor_locator", "member", "member_locator", "jaccard", "linked_by", "against_index",
+    "decided_by", "survivor_value", "member_value",
+]  # fmt: skip
+
+
+def gather_members(task: Task, plan: Plan, keys: Sequence[KeepKey], tasks: Sequence[Task]) -> Done:
+    """Send the documents of one shard that need a decision, with what it is made by, to their clusters' partitions."""
+    shard = plan.numbering.shards.index(task.name)
+    labels = labels_of(plan, shard, tasks)
+    matches = best_matches(plan, shard)
+    documents = np.union1d(labels[:, 0], matches["document"].to_numpy())
+    components = documents.copy()  # a document without links within this run is a cluster of its own
+    components[np.searchsorted(documents, labels[:, 0])] = labels[:, 1]
+    sketches = load_columns(plan.work, plan.numbering, documents, ["id", "locator", "length"])
+    rows = documents - plan.numbering.starts[shard]
+    members = read_columns(plan.inputs, task.name, rows, keys, sketches)
+    position = np.full(len(documents), -1)
+    position[np.searchsorted(documents, matches["document"].to_numpy())] = np.arange(len(matches))
+    take = pa.array(position, mask=position < 0)
+    members = pa.table(
+        {
+            **{f"{KEEP_PREFIX}{name}": members[name] for name in members.column_names},
+            "component": components, "document": documents, "locator": sketches["locator"],
+            MATCHED: (position >= 0).astype(np.int8),
+            **{name: matches[name].take(take) for name in MATCH_SCHEMA.names if name != "document"},
+        }
+    )  # fmt: skip
+    path = plan.path("members", task.name)
+    write_partitions(path, members, components % len(tasks), len(tasks))
+    return Done([path])
+
+
+def decide(task: Task, plan: Plan, keys: Sequence[KeepKey], tasks: Sequence[Task]) -> Done:
+    """Choose the survivor of every cluster of one partition.
+
+    Leaves the decisions by shard, and the twin table by the range of the cluster's id.
+
+    Returns:
+        `clusters` (how many of two documents or more) and `largest_clusters`.
+    """
+    files = [plan.path("members", shard) for shard in plan.numbering.new_shards]
+    members = read_partition(files, task.payload["partition"])
+    members = members.take(pa.array(np.argsort(members["document"].to_numpy())))
+    decisions, survivors = _decide(plan, members, keys)
+    shards = plan.numbering.shards_of(decisions["document"].to_numpy())
+    paths = [plan.path("decisions", task.name), plan.path("twins", task.name)]
+    write_partitions(paths[0], decisions, shards, plan.numbering.num_new_shards)
+    twins = decisions.filter(decisions["reason"].is_valid()).select(TWIN_COLUMNS)
+    write_partitions(paths[1], twins, _ranges(twins["cluster"], len(tasks)), len(tasks))
+    own = decisions.filter(pa.array(survivors & (decisions["size"].to_numpy() > 1)))
+    return Done(paths, {"clusters": len(own), "largest_clusters": largest_clusters(_as_clusters(own))})
+
+
+def _decide(plan: Plan, members: pa.Table, keys: Sequence[KeepKey]) -> tuple[pa.Table, np.ndarray]:
+    """One row per member, and which of them stand for their clusters (bool)."""
+    names = [name for name in members.column_names if name.startswith(KEEP_PREFIX)]
+    values = members.select(names).rename_columns([name.removeprefix(KEEP_PREFIX) for name in names])
+    component = np.unique(members["component"].to_numpy(), return_inverse=True)[1]
+    values = values.append_column("component", pa.array(component)).append_column(MATCHED, members[MATCHED])
+    chosen = choose_survivors(values, [KeepKey(MATCHED), *keys])
+    survivor, matched = chosen["survivor"].to_numpy(), members[MATCHED].to_numpy() == 1
+    losers = np.flatnonzero((survivor != np.arange(len(members))) & ~matched)
+    documents = members["document"].to_numpy()
+    found = compare(plan, np.stack([documents[losers], documents[survivor[losers]]], axis=1))
+
+    kinds = np.full(len(members), -1)
+    kinds[losers] = found.kind
+    kinds[matched] = members["match_kind"].filter(pa.array(matched)).to_numpy()
+    reasons = np.concatenate([REASONS, AGAINST_REASONS])[kinds + matched * len(REASONS)]
+    jaccard = np.full(len(members), np.nan)
+    jaccard[losers] = found.jaccard
+    jaccard[matched] = members["match_jaccard"].filter(pa.array(matched)).to_numpy()
+    kept = kinds < 0
+    places = pa.array(survivor, mask=kept)
+    mask = pa.array(matched)
+
+    def of_twin(own: pa.ChunkedArray, older: pa.ChunkedArray) -> pa.ChunkedArray:
+        return pc.if_else(mask, older, own.take(places))
+
+    decisions = {
+        "document": members["document"],
+        "cluster": chosen["cluster"],
+        "size": chosen["size"],
+        "reason": pa.array(reasons, pa.string(), mask=kept),
+        "survivor": of_twin(values["id"], members["match_id"]),
+        "survivor_locator": of_twin(members["locator"], members["match_locator"]),
+        "member": values["id"],
+        "member_locator": members["locator"],
+        "jaccard": pa.array(jaccard, mask=kept | np.isnan(jaccard)),
+        "linked_by": pa.array(LINKED_BY[kinds], pa.string(), mask=kept),
+        "against_index": members["match_index"],
+        "decided_by": pc.if_else(mask, MATCHED, chosen["decided_by"]),
+        "survivor_value": pc.if_else(mask, None, chosen["survivor_value"]),
+        "member_value": pc.if_else(mask, None, chosen["member_value"]),
+    }
+    return pa.table(decisions), survivor == np.arange(len(members))
+
+
+def largest_clusters(clusters: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of some clusters the largest, those of equal size by id."""
+    return sorted(clusters, key=lambda cluster: (-cluster["size"], cluster["cluster"]))[:LARGEST_CLUSTERS]
+
+
+def _as_clusters(survivors: pa.Table) -> list[dict[str, Any]]:
+    ordered = survivors.sort_by([("size", "descending"), ("cluster", "ascending")]).slice(0, LARGEST_CLUSTERS)
+    return [
+        {"cluster": row["cluster"].hex(), "survivor": row["member"].hex(), "size": row["size"]}
+        for row in ordered.to_pylist()
+    ]
+
+
+def decisions_of(plan: Plan, shard: str, tasks: Sequence[Task]) -> tuple[pa.Table, np.ndarray]:
+    """The decisions about a shard's documents, and their row numbers in it (int64, ascending)."""
+    place = plan.numbering.shards.index(shard)
+    decisions = read_partition([plan.path("decisions", task.name) for task in tasks], place)
+    decisions = decisions.sort_by("document")
+    return decisions, decisions["document"].to_numpy() - plan.numbering.starts[place]
+
+
+def write_twins(plan: Plan, tasks: Sequence[Task]) -> None:
+    """Write `clusters.parquet`: one row per duplicate, by cluster and id; one range of ids is in memory at a time."""
+    path = plan.out / "clusters.parquet"
+    parts = _twins_in_order(plan, tasks)
+    first = next(parts)
+    with atomic_write(path) as sink, pq.ParquetWriter(sink, first.schema, compression="zstd") as writer:
+        held = first
+        for part in parts:
+            held = pa.concat_tables([held, part])
+            whole = len(held) // ROW_GROUP_ROWS * ROW_GROUP_ROWS
+            _write_groups(writer, held.slice(0, whole))
+            held = held.slice(whole)
+        _write_groups(writer, held)
+
+
+def _write_groups(writer: pq.ParquetWriter, rows: pa.Table) -> None:
+    """Row groups of the same sizes and bytes however the rows arrive."""
+    for begin in range(0, len(rows), ROW_GROUP_ROWS):
+        writer.write_table(rows.slice(begin, ROW_GROUP_ROWS).combine_chunks())
+
+
+def _twins_in_order(plan: Plan, tasks: Sequence[Task]) -> Iterator[pa.Table]:
+    files = [plan.path("twins", task.name) for task in tasks]
+    for task in tasks:
+        twins = read_partition(files, task.payload["partition"])
+        yield twins.sort_by([("cluster", "ascending"), ("member", "ascending")])
+
+
+def _ranges(ids: pa.ChunkedArray, num_ranges: int) -> np.ndarray:
+    """Which of equal ranges of all ids each is in: int64."""
+    leading = b"".join(identity[:4] for identity in ids.to_pylist())
+    ranges: np.ndarray = np.frombuffer(leading, ">u4").astype(np.int64) * num_ranges >> 32
+    return ranges

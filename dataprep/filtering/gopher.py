@@ -1,0 +1,169 @@
+"""The statistics that Gopher's rules judge a document by, one value per document and statistic.
+
+The paper (Rae et al. 2021, section A1.1 and table A1) names the rules but not how to count. Each project that has them
+counts in its own way, a dialect, and so one threshold draws five different lines:
+
+| | dclm | datatrove | dolma | curator | redpajama |
+|---|---|---|---|---|---|
+| words | whitespace | tokens, not only marks | whitespace | whitespace | lower-case NFD, no marks |
+| mean_word_length | mean | mean | median | mean | mean |
+| symbols | `#` + `...` + `…` | `#` or `...`+`…` | words with `#`, `…` | words that are marks | `#` + `...` + `…` |
+| bullets | `•●*-` | `•-` | `*-` | 12, no `-*` | 10, `–` not `-*` |
+| line ends | `... …` | `... …` | `…` | 8 marks | `... …` |
+| letters | isalpha | isalpha | isalpha | Alphabetic | a-z A-Z |
+| stop words | any case | different ones | as they are | as they are | as they are |
+| lines | stripped, not empty | between runs of `\\n` | all | not blank | no such rules |
+| first copy of a line | counts | is free | counts | is free | - |
+| chars of lines / | those of lines | text | words | those of lines | - |
+| top n-gram, on ties | longest, twice at least | first | first | first, found in the text | first, twice at least |
+| its spaces | no | yes | no | yes | no |
+| duplicate n-grams | words covered | later copies, greedy | n-gram masses | later copies + spaces | words covered |
+| n-grams / | chars of words | text | masses of all n-grams | text | chars of words |
+
+`gopher_dclm.py` and so on have each definition in full, with its source. NaN stands for a statistic that a dialect
+does not have or that says nothing about a text; it passes every threshold (`rules.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import get_args
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.filtering import gopher_curator, gopher_datatrove, gopher_dclm, gopher_dolma, gopher_redpajama
+from gristmill.dataprep.filtering.gopher_texts import Texts
+from gristmill.dataprep.filtering.gopher_words import cut_words
+from gristmill.dataprep.filtering.repetition import DUPLICATE_NGRAMS, TOP_NGRAMS
+from gristmill.dataprep.filtering.stop_words import stop_words_of
+from gristmill.dataprep.text_buffers import text_buffers
+from gristmill.dataprep.unicode_tables import code_point_flags, lower_case
+from gristmill.mixtures.rules import Dialect, GopherRules, Rules
+
+QUALITY_STATISTICS = (
+    "words", "mean_word_length", "symbol_word_ratio", "bullet_line_ratio", "ellipsis_line_ratio", "alpha_word_ratio",
+    "stop_words",
+)
+REPETITION_STATISTICS = (
+    "duplicate_line_ratio", "duplicate_line_char_ratio", "duplicate_paragraph_ratio",
+    "duplicate_paragraph_char_ratio",
+    *(f"top_{n}gram_char_ratio" for n in TOP_NGRAMS),
+    *(f"duplicate_{n}gram_char_ratio" for n in DUPLICATE_NGRAMS),
+)
+COUNTS = ("words", "stop_words")
+"""The statistics that are whole numbers. `words` is int64; `stop_words`, which can be NaN, is float64 like the rest."""
+
+DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
+BATCH_BYTES = 2_000_000
+"""Texts are measured so many bytes at a time (at least one text), so that their words stay in the cache."""
+DCLM = GopherRules()
+_MEASURES = {"dclm": gopher_dclm.measure, "datatrove": gopher_datatrove.measure, "dolma": gopher_dolma.measure,
+             "curator": gopher_curator.measure}  # fmt: skip
+
+Columns = dict[str, np.ndarray]
+
+
+def measure(rows: pa.Table, rules: Rules) -> Columns:
+    """Measure what the configured Gopher rule sets look at.
+
+    Args:
+        rows: n rows with `text` and `language` (null where it is not known).
+        rules: with `gopher_quality`, `gopher_repetition` or both.
+
+    Returns:
+        statistic -> int64 or float64 of shape (n,).
+    """
+    languages = rows["language"].to_pylist()
+    quality, repetition = rules.gopher_quality, rules.gopher_repetition
+    if quality is not None and repetition is not None and counted_alike(quality, repetition):
+        return statistics(rows["text"], quality, languages)
+    columns: Columns = {}
+    if quality is not None:
+        columns |= statistics(rows["text"], quality, languages, repetition=False)
+    if repetition is not None:
+        columns |= statistics(rows["text"], repetition, languages, quality=False)
+    return columns
+
+
+def counted_alike(one: GopherRules, other: GopherRules) -> bool:
+    """Whether two rule sets ask for the same counting, so that one pass serves both."""
+    return all(getattr(one, name) == getattr(other, name) for name in GopherRules.model_fields)
+
+
+def statistics(
+    texts: pa.Array | pa.ChunkedArray,
+    counting: GopherRules = DCLM,
+    languages: Sequence[str | None] | None = None,
+    quality: bool = True,
+    repetition: bool = True,
+) -> Columns:
+    """Measure QUALITY_STATISTICS, REPETITION_STATISTICS or both of every text.
+
+    Args:
+        texts: n strings; null counts as empty.
+        counting: the dialect, its words and the language.
+        languages: one code per text, for `language: auto`; None, or a text's None, means English.
+
+    Returns:
+        statistic -> int64 or float64 of shape (n,).
+
+    Raises:
+        pa.ArrowInvalid: a text is not UTF-8.
+        gristmill.dataprep.filtering.spacy_words.NoSpacyError: `words: exact` without the package spacy.
+    """
+    data, offsets = text_buffers(texts)
+    number = len(offsets) - 1
+    spoken = [counting.language] * number if counting.language != "auto" else languages or [None] * number
+    of_quality = np.zeros((number if quality else 0, len(QUALITY_STATISTICS)))
+    of_repetition = np.zeros((number if repetition else 0, len(REPETITION_STATISTICS)))
+    for rows in _batches(offsets):
+        _measure(data, offsets[rows.start : rows.stop + 1], counting, spoken[rows], of_quality[rows],
+                 of_repetition[rows])  # fmt: skip
+    columns: Columns = {}
+    if quality:
+        columns |= zip(QUALITY_STATISTICS, of_quality.T.copy())
+        columns["words"] = columns["words"].astype(np.int64)
+    if repetition:
+        columns |= zip(REPETITION_STATISTICS, of_repetition.T.copy())
+    return columns
+
+
+def quality_statistics(texts: pa.Array | pa.ChunkedArray) -> Columns:
+    """QUALITY_STATISTICS of every text in the default dialect; see `statistics`."""
+    return statistics(texts, repetition=False)
+
+
+def repetition_statistics(texts: pa.Array | pa.ChunkedArray) -> Columns:
+    """REPETITION_STATISTICS of every text in the default dialect; see `statistics`."""
+    return statistics(texts, quality=False)
+
+
+def all_statistics(texts: pa.Array | pa.ChunkedArray) -> Columns:
+    """Both in one pass in the default dialect; see `statistics`."""
+    return statistics(texts)
+
+
+def _batches(offsets: np.ndarray) -> Iterator[slice]:
+    begin, number = 0, len(offsets) - 1
+    while begin < number:
+        end = int(np.searchsorted(offsets, offsets[begin] + BATCH_BYTES, side="right")) - 1
+        end = min(max(end, begin + 1), number)
+        yield slice(begin, end)
+        begin = end
+
+
+def _measure(
+    data: np.ndarray, offsets: np.ndarray, counting: GopherRules, languages: Sequence[str | None],
+    quality: np.ndarray, repetition: np.ndarray,
+) -> None:
+    """Write the rows of a batch; of one of the two where the other has none."""
+    texts = Texts(data, offsets, code_point_flags(), *cut_words(data, offsets, counting, languages))
+    stop_words = stop_words_of(languages)
+    if counting.dialect == "redpajama":
+        gopher_redpajama.measure_normalized(texts, counting, languages, stop_words, quality, repetition)
+    else:
+        _MEASURES[counting.dialect](texts, stop_words, lower_case(), quality, repetition)
+    if len(quality):
+        quality[stop_words.languages < 0, QUALITY_STATISTICS.index("stop_words")] = np.nan
+        quality[texts.per_word > 1, QUALITY_STATISTICS.index("mean_word_length")] = np.nan

@@ -1,0 +1,228 @@
+"""Words with their punctuation marks taken off, close to what spaCy's rules for English give.
+
+spaCy takes each run without whitespace apart by prefixes, suffixes and infixes, and by a list of 1,300 exceptions.
+Here are the former without the latter: on books and blog posts 99.9 % of the words are the same.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gristmill.dataprep.filtering.word_cuts import Words
+from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.unicode_tables import ALPHABETIC, MARK, SPACE, WORD, decode
+
+JOINED_AT_BEGIN = tuple(map(ord, "-/\\@^~|."))
+"""Marks that open a word and stay with it: they are in none of spaCy's prefixes."""
+JOINED_AT_END = tuple(map(ord, "-/\\@^~|=+%$€£¥"))
+"""Marks that close a word and stay with it: they are in none of spaCy's suffixes, or after a digit only."""
+AFTER_DIGITS = tuple(map(ord, "+%$€£¥"))
+"""Those of them that do not stay with a digit."""
+UNDERSCORE = 0x5F
+HYPHENS = tuple(map(ord, "-–—~"))
+CANNOT = tuple(map(ord, "cannot"))
+APOSTROPHES = tuple(map(ord, "'’"))
+
+
+@kernel
+def punctuated_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray) -> Words:
+    """Cut some texts at whitespace and take the marks off; the arguments are those of `word_cuts.whitespace_words`."""
+    most, longest = 0, 0
+    for text in which:
+        most += offsets[text + 1] - offsets[text]
+        longest = max(longest, offsets[text + 1] - offsets[text])
+    starts, ends = np.empty(most, np.int64), np.empty(most, np.int64)
+    chars, seen = np.empty(most, np.int32), np.empty(most, np.uint16)
+    codes, positions = np.empty(longest, np.int32), np.empty(longest + 1, np.int64)
+    cuts = np.empty(longest + 1, np.bool_)
+    word_offsets = np.zeros(len(which) + 1, np.int64)
+    count = 0
+    for number in range(len(which)):
+        at, end = offsets[which[number]], offsets[which[number] + 1]
+        while at < end:
+            begin, length, found, plain = at, 0, np.uint16(0), True
+            while at < end:
+                code, width = int(data[at]), 1
+                if code >= 0x80:
+                    code, width = decode(data, at)
+                flag = flags[code]
+                if flag & SPACE != 0:
+                    break
+                found |= flag
+                plain &= flag & (WORD | MARK) != 0 and code != UNDERSCORE
+                at, length = at + width, length + 1
+            if plain and length > 0 and not (length == 6 and _spells_cannot(data, begin)):
+                starts[count], ends[count], chars[count], seen[count] = begin, at, length, found
+                count += 1
+            elif length > 0:
+                _decode_run(data, begin, at, codes, positions)
+                take_apart(codes[:length], flags, cuts)
+                count = _emit(codes, positions, cuts, length, flags, starts, ends, chars, seen, count)
+            at += width
+        word_offsets[number + 1] = count
+    return Words(word_offsets, starts[:count], ends[:count], chars[:count], seen[:count])
+
+
+@kernel
+def _decode_run(data: np.ndarray, at: int, end: int, codes: np.ndarray, positions: np.ndarray) -> None:
+    length = 0
+    while at < end:
+        code, width = decode(data, at)
+        codes[length], positions[length] = code, at
+        length, at = length + 1, at + width
+    positions[length] = end
+
+
+@kernel
+def _emit(
+    codes: np.ndarray, positions: np.ndarray, cuts: np.ndarray, length: int, flags: np.ndarray,
+    starts: np.ndarray, ends: np.ndarray, chars: np.ndarray, seen: np.ndarray, count: int,
+) -> int:
+    first, found = 0, np.uint16(0)
+    for step in range(length):
+        found |= flags[codes[step]]
+        if cuts[step + 1]:
+            starts[count], ends[count] = positions[first], positions[step + 1]
+            chars[count], seen[count] = step + 1 - first, found
+            count, first, found = count + 1, step + 1, np.uint16(0)
+    return count
+
+
+@kernel
+def take_apart(codes: np.ndarray, flags: np.ndarray, cuts: np.ndarray) -> None:
+    """Mark where the words of a run without whitespace begin.
+
+    From both ends inwards each mark is a word of its own, dots in a row are one, and `'s` at the end is one. A single
+    dot at the end stays with an initial (`J.`, `U.S.`). What is left in the middle loses a contraction (n't, 're, 've,
+    'll, 'd, 'm; `cannot` becomes two words) and is cut around hyphens and commas between letters, around `:<>=/`
+    before a letter, around dots in a row, ellipses, and a dot between a small and a capital letter.
+
+    Args:
+        codes: int32 code points, n of them, none of them whitespace.
+        cuts: bool, n + 1 of them or more; becomes true where a word begins and at the end, false between.
+    """
+    cuts[: len(codes)] = False
+    cuts[0] = cuts[len(codes)] = True
+    low, high = 0, len(codes)
+    while low < high:
+        taken = _taken_at_begin(codes, low, high, flags)
+        if taken == 0:
+            break
+        low += taken
+        cuts[low] = True
+    while low < high:
+        taken = _taken_at_end(codes, low, high, flags)
+        if taken == 0:
+            break
+        high -= taken
+        cuts[high] = True
+    core = high - _contraction(codes, low, high)
+    cuts[core] = True
+    step = low + 1
+    while step < core - 1:
+        taken = _taken_inside(codes, step, core, flags)
+        if taken > 0:
+            cuts[step] = cuts[step + taken] = True
+        step += max(taken, 1)
+
+
+@kernel
+def _is_digit(code: int) -> bool:
+    return 0x30 <= code <= 0x39
+
+
+@kernel
+def _is_capital(code: int) -> bool:
+    return 0x41 <= code <= 0x5A
+
+
+@kernel
+def _dots(codes: np.ndarray, step: int, high: int) -> int:
+    number = 0
+    while step + number < high and codes[step + number] == 0x2E:
+        number += 1
+    return number
+
+
+@kernel
+def _taken_at_begin(codes: np.ndarray, low: int, high: int, flags: np.ndarray) -> int:
+    code = codes[low]
+    dots = _dots(codes, low, high)
+    if dots > 1:
+        return dots
+    if (code != UNDERSCORE and flags[code] & (WORD | MARK) != 0) or code in JOINED_AT_BEGIN:
+        return 0
+    return 0 if code == 0x2B and low + 1 < high and _is_digit(codes[low + 1]) else 1
+
+
+@kernel
+def _taken_at_end(codes: np.ndarray, low: int, high: int, flags: np.ndarray) -> int:
+    code = codes[high - 1]
+    if high - low == 1:
+        return 0
+    before = codes[high - 2]
+    if (code == 0x73 or code == 0x53) and before in APOSTROPHES and high - low > 2:
+        return 2
+    if code == 0x2E:
+        dots = 1
+        while high - dots > low and codes[high - dots - 1] == 0x2E:
+            dots += 1
+        initial = _is_capital(before) and not (high - low > 2 and _is_capital(codes[high - 3]))
+        return dots if dots > 1 or not initial else 0
+    if code != UNDERSCORE and flags[code] & (WORD | MARK) != 0:
+        return 0
+    if code in JOINED_AT_END:
+        return 1 if code in AFTER_DIGITS and _is_digit(before) else 0
+    return 1
+
+
+@kernel
+def _contraction(codes: np.ndarray, low: int, high: int) -> int:
+    length = high - low
+    if length == 6 and _spells_cannot(codes, low):
+        return 3
+    if length > 2 and codes[high - 2] in APOSTROPHES:
+        last = codes[high - 1] | 0x20
+        if last == 0x74 and length > 3 and codes[high - 3] | 0x20 == 0x6E:  # n't
+            return 3
+        return 2 if last == 0x64 or last == 0x6D else 0  # 'd, 'm
+    if length > 3 and codes[high - 3] in APOSTROPHES:
+        last, before = codes[high - 1] | 0x20, codes[high - 2] | 0x20
+        have_or_are = last == 0x65 and (before == 0x72 or before == 0x76)  # 're, 've
+        return 3 if have_or_are or last == before == 0x6C else 0  # 'll
+    return 0
+
+
+@kernel
+def _spells_cannot(codes: np.ndarray, low: int) -> bool:
+    same = True
+    for step in range(6):
+        same &= codes[low + step] | 0x20 == CANNOT[step]
+    return same
+
+
+@kernel
+def _taken_inside(codes: np.ndarray, step: int, high: int, flags: np.ndarray) -> int:
+    code, before = codes[step], codes[step - 1]
+    dots = _dots(codes, step, high)
+    if dots > 1 or code == 0x2026:
+        return max(dots, 1)
+    after = codes[step + 1]
+    letter_before, letter_after = flags[before] & ALPHABETIC != 0, flags[after] & ALPHABETIC != 0
+    if dots == 1:
+        return 1 if letter_before and not _is_capital(before) and _is_capital(after) else 0
+    if code == 0x2C:
+        return 1 if letter_before and letter_after else 0
+    if code == 0x3A or code == 0x2F or 0x3C <= code <= 0x3E:  # : / < = >
+        return 1 if (letter_before or _is_digit(before)) and letter_after else 0
+    if code not in HYPHENS:
+        return 0
+    number = 1
+    while step + number < high and codes[step + number] in HYPHENS:
+        number += 1
+    if step + number >= high:
+        return 0
+    after = codes[step + number]
+    letters = letter_before and flags[after] & ALPHABETIC != 0
+    digits = number == 1 and code == 0x2D and _is_digit(before) and _is_digit(after)
+    return number if letters or digits else 0

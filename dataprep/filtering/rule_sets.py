@@ -1,0 +1,163 @@
+"""The rule sets that the stage `filter` knows: the columns that each measures, and how.
+
+To add one: a section with its thresholds as a field of `mixtures.rules.Rules`, and an entry of the same name here.
+A field `min_x` or `max_x` of the section bounds the column `x` (see `rules.py`); every other field is an option, which
+the function that measures may look at. Columns are numbers, and no two sets share a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gristmill.dataprep.filtering import (
+    gopher,
+    rules_c4,
+    rules_code,
+    rules_curator,
+    rules_fineweb,
+    rules_urls,
+    rules_words,
+)
+from gristmill.dataprep.histograms import COUNT_EDGES, LENGTH_EDGES, SHARE_EDGES
+from gristmill.mixtures.rules import Rules
+
+Edges = Sequence[float]
+Columns = Mapping[str, np.ndarray]
+"""Column -> int64 or float64 of shape (n,); NaN where a statistic does not apply, which every threshold passes."""
+
+MeasureRules = Callable[[pa.Table, Rules], Columns]
+"""A pure function of n rows and of which sets are configured, and with which options, to the columns of those sets.
+
+The rows have the column `text`, and the others that the set asks for; a column that no stage has written so far is
+null on every row.
+"""
+
+
+@dataclass(frozen=True)
+class RuleSet:
+    """What the stage has to know about a rule set."""
+
+    statistics: Mapping[str, Edges]
+    """Column -> the edges of its histogram."""
+    measure: MeasureRules
+    """Sets that have the same function are measured by one call."""
+    reads: tuple[str, ...] = ()
+    """Further columns that it reads: of the documents (`locator`, `metadata`), or of the stages before (`language`)."""
+
+
+def _measure_mc4(rows: pa.Table, rules: Rules) -> Columns:
+    assert rules.mc4 is not None
+    return rules_c4.mc4_statistics(rows["text"], rules.mc4.paragraph_characters)
+
+
+def _measure_fineweb(rows: pa.Table, rules: Rules) -> Columns:
+    assert rules.fineweb is not None
+    return rules_fineweb.fineweb_statistics(rows["text"], rules.fineweb.short_line_characters)
+
+
+def _measure_code(rows: pa.Table, rules: Rules) -> Columns:
+    assert rules.code is not None
+    paths = rules_code.paths_of(rows["locator"], rows["metadata"], rules.code.path_field)
+    return rules_code.code_statistics(rows["text"], paths)
+
+
+def _measure_urls(rows: pa.Table, rules: Rules) -> Columns:
+    assert rules.urls is not None
+    return rules_urls.url_statistics(rows, rules.urls)
+
+
+def _measure_bad_words(rows: pa.Table, rules: Rules) -> Columns:
+    assert rules.bad_words is not None
+    return rules_words.bad_word_statistics(rows, rules.bad_words)
+
+
+def _measure_toxicity(rows: pa.Table, rules: Rules) -> Columns:
+    assert rules.toxicity is not None
+    return rules_words.toxicity_statistics(rows, rules.toxicity)
+
+
+def shares(*names: str) -> dict[str, Edges]:
+    """Columns between 0 and 1."""
+    return dict.fromkeys(names, SHARE_EDGES)
+
+
+def counts(*names: str) -> dict[str, Edges]:
+    """Columns of whole numbers."""
+    return dict.fromkeys(names, COUNT_EDGES)
+
+
+RULE_SETS: dict[str, RuleSet] = {
+    "gopher_quality": RuleSet(
+        {**shares(*gopher.QUALITY_STATISTICS), **counts(*gopher.COUNTS), "mean_word_length": LENGTH_EDGES},
+        gopher.measure, ("language",),
+    ),
+    "gopher_repetition": RuleSet(shares(*gopher.REPETITION_STATISTICS), gopher.measure, ("language",)),
+    "c4": RuleSet(counts(*rules_c4.STATISTICS), lambda rows, rules: rules_c4.c4_statistics(rows["text"])),
+    "mc4": RuleSet(counts("long_paragraphs"), _measure_mc4),
+    "fineweb": RuleSet({**shares(*rules_fineweb.STATISTICS), **counts("filled_lines")}, _measure_fineweb),
+    "curator": RuleSet(
+        {**shares(*rules_curator.SHARES), **counts("longest_word_characters")},
+        lambda rows, rules: rules_curator.curator_statistics(rows["text"]),
+    ),
+    "code": RuleSet(
+        {**shares(*rules_code.SHARES), **counts(*rules_code.COUNTS)}, _measure_code, reads=("locator", "metadata")
+    ),
+    "urls": RuleSet(counts(*rules_urls.STATISTICS), _measure_urls, ("locator", "metadata")),
+    "bad_words": RuleSet({**counts("bad_words"), **shares("bad_word_ratio")}, _measure_bad_words, ("language",)),
+    "toxicity": RuleSet(shares("toxicity"), _measure_toxicity),
+}
+
+
+def configured_sets(rules: Rules) -> dict[str, Any]:
+    """The rule sets that are switched on: name -> section, in the order in which `Rules` declares them."""
+    return {name: section for name in type(rules).model_fields if (section := getattr(rules, name)) is not None}
+
+
+def columns_read(rules: Rules) -> list[str]:
+    """What the configured sets read beside the text, each column once."""
+    return list(dict.fromkeys(name for chosen in configured_sets(rules) for name in RULE_SETS[chosen].reads))
+
+
+def measure(
+    rows: pa.Table, rules: Rules, rule_sources: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> dict[str, np.ndarray]:
+    """Measure what the configured rule sets look at, and no more.
+
+    Args:
+        rows: n rows with `text` and `columns_read(rules)`, and with `source` where `rule_sources` is given.
+        rule_sources: rule set -> the only sources that it judges, where those are not all.
+
+    Returns:
+        column -> int64 or float64 of shape (n,). A set with `rule_sources` has float64 alone, NaN for other sources.
+    """
+    configured = configured_sets(rules)
+    measured = _measure_all(rows, rules, [name for name in configured if name not in rule_sources])
+    for name in configured:
+        if name not in rule_sources:
+            continue
+        sources = pa.array(list(rule_sources[name]), pa.string())
+        judged = pc.is_in(rows["source"].cast(pa.string()), value_set=sources)
+        places = judged.to_numpy().astype(bool)
+        for column, values in _measure_all(rows.filter(judged), rules, [name]).items():
+            measured[column] = np.full(len(rows), np.nan)
+            measured[column][places] = values
+    return measured
+
+
+def _measure_all(rows: pa.Table, rules: Rules, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """What some of the configured sets measure; one call for all that have the same function."""
+    only = Rules(**{name: getattr(rules, name) for name in names})
+    functions = dict.fromkeys(RULE_SETS[name].measure for name in names)
+    return {name: values for function in functions for name, values in function(rows, only).items()}
+
+
+def edges(statistic: str) -> Edges:
+    """The histogram edges of a column."""
+    return next(found.statistics[statistic] for found in RULE_SETS.values() if statistic in found.statistics)

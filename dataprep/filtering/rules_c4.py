@@ -1,0 +1,85 @@
+"""What C4's and mC4's rules for documents look at (Raffel et al. 2020, section 2.2; Xue et al. 2021, section 3.1).
+
+The definitions are those of the released code (TensorFlow Datasets, text/c4_utils.py), which applies all but the first
+to what its rules for lines have left: so let the stage `clean` with `lines: [c4]` run before `filter`.
+
+- document_characters: code points. C4's code applies this rule to the page as it was read.
+- sentences: as `sentences.py` counts them; C4's code adds up Punkt's sentences of each line.
+- lorem_ipsum: occurrences of that phrase, ASCII letters in any case.
+- curly_brackets: occurrences of `{`.
+- long_paragraphs (mC4): lines, between newlines alone and not stripped, of at least `paragraph_characters` code points.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.filtering.phrases import Phrases, count_phrases, prepare_phrases
+from gristmill.dataprep.filtering.sentences import count_sentences
+from gristmill.dataprep.filtering.text_classes import text_classes
+from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.spans import count_code_points, skip_to_newlines
+from gristmill.dataprep.text_buffers import text_buffers
+
+STATISTICS = ("document_characters", "sentences", "lorem_ipsum", "curly_brackets")
+
+_PLACEHOLDER = prepare_phrases(["lorem ipsum"])
+
+
+def c4_statistics(texts: pa.Array | pa.ChunkedArray) -> dict[str, np.ndarray]:
+    """Measure STATISTICS of every text.
+
+    Args:
+        texts: n strings; null counts as empty.
+
+    Returns:
+        statistic -> int64 of shape (n,).
+
+    Raises:
+        pa.ArrowInvalid: a text is not UTF-8.
+    """
+    data, offsets = text_buffers(texts)
+    values = np.zeros((len(offsets) - 1, len(STATISTICS)), np.int64)
+    _measure_texts(data, offsets, text_classes(), _PLACEHOLDER, values)
+    return dict(zip(STATISTICS, values.T.copy()))
+
+
+def mc4_statistics(texts: pa.Array | pa.ChunkedArray, paragraph_characters: int) -> dict[str, np.ndarray]:
+    """Measure `long_paragraphs` of every text; like `c4_statistics`."""
+    data, offsets = text_buffers(texts)
+    return {"long_paragraphs": _count_long_lines(data, offsets, paragraph_characters)}
+
+
+@kernel
+def _measure_texts(
+    data: np.ndarray, offsets: np.ndarray, classes: np.ndarray, placeholder: Phrases, values: np.ndarray
+) -> None:
+    for text in range(len(offsets) - 1):
+        begin, end = offsets[text], offsets[text + 1]
+        row = values[text]
+        row[0] = count_code_points(data, begin, end)
+        row[1] = count_sentences(data, begin, end, classes)
+        row[2] = count_phrases(data, begin, end, placeholder)
+        row[3] = _count_byte(data, begin, end, 0x7B)
+
+
+@kernel
+def _count_byte(data: np.ndarray, begin: int, end: int, wanted: int) -> int:
+    count = 0
+    for byte in data[begin:end]:
+        count += byte == wanted
+    return count
+
+
+@kernel
+def _count_long_lines(data: np.ndarray, offsets: np.ndarray, least: int) -> np.ndarray:
+    counts = np.zeros(len(offsets) - 1, np.int64)
+    for text in range(len(counts)):
+        line, end = offsets[text], offsets[text + 1]
+        while line <= end:
+            stop = skip_to_newlines(data, line, end, 1)
+            # A line has at most as many code points as bytes.
+            counts[text] += stop - line >= least and count_code_points(data, line, stop) >= least
+            line = stop + 1
+    return counts

@@ -1,0 +1,178 @@
+"""What NeMo Curator's heuristics look at beside Gopher's rules (stages/text/filters/heuristic/string.py, 1.3).
+
+Shares of all code points of the text:
+
+- non_alphanumeric_ratio: all but ASCII letters and digits, newlines and `?`, `!`, `,`, `.`.
+- digit_ratio: ASCII digits.
+- url_char_ratio: what matches `http://` or `https://` and, at least once, ASCII letters and digits, the characters
+  `$-_@.&+!*(),` and percent-encoded bytes. A slash is none of these: a URL counts up to the end of its host, as in
+  Curator's code.
+- whitespace_ratio: space, tab, newline, carriage return and backspace.
+- bracket_ratio: the characters `()[]{}⟨⟩`.
+
+Shares of parts of the text:
+
+- boilerplate_paragraph_ratio: paragraphs (between double newlines, empty ones included) that have one of BOILERPLATE,
+  ASCII letters in any case; 1 where the text has `lorem ipsum`. Curator also lists five cookie notices in full; two of
+  them have a phrase of BOILERPLATE, and of the other three it has the beginnings.
+- unended_line_ratio: lines (anything but whitespace between newlines) that end, trailing whitespace aside, in none of
+  `.`, `?`, `!`, `"` and `'`.
+
+And longest_word_characters: code points of the longest word between whitespace. Of text without any code point, or
+line, the shares are 1, so that it is dropped.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.filtering.phrases import Phrases, count_phrases, prepare_phrases
+from gristmill.dataprep.filtering.text_classes import SPACE, text_classes
+from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.spans import skip_to_newlines, strip
+from gristmill.dataprep.text_buffers import text_buffers
+from gristmill.dataprep.unicode_tables import decode
+
+SHARES = (
+    "non_alphanumeric_ratio", "digit_ratio", "url_char_ratio", "whitespace_ratio", "bracket_ratio",
+    "boilerplate_paragraph_ratio", "unended_line_ratio",
+)  # fmt: skip
+STATISTICS = (*SHARES, "longest_word_characters")
+
+BOILERPLATE = (
+    "terms of use", "privacy policy", "cookie policy", "uses cookies", "privacy overview", "use of cookies",
+    "use cookies", "privacy & cookies policy", "privacy and cookies policy",
+    "necessary cookies are absolutely essential for the website to function properly.",
+    "any cookies that may not be particularly necessary for the website to function",
+    "if you continue to browse this site without changing your cookie settings, you agree to this use.",
+)  # fmt: skip
+
+_BOILERPLATE = prepare_phrases(BOILERPLATE)
+_PLACEHOLDER = prepare_phrases(["lorem ipsum"])
+
+_ALPHANUMERIC, _DIGIT, _WHITESPACE, _BRACKET, _IN_URL = (np.uint8(1 << bit) for bit in range(5))
+
+
+def _byte_classes() -> np.ndarray:
+    """Flags of every ASCII character: uint8 of shape (128,)."""
+    letters, digits = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789"
+    classes = np.zeros(128, np.uint8)
+    for flag, members in (
+        (_ALPHANUMERIC, letters + digits + "\n?!,."), (_DIGIT, digits), (_WHITESPACE, " \t\n\r\b"),
+        (_BRACKET, "()[]{}"), (_IN_URL, letters + digits + "$-_@.&+!*(),"),
+    ):  # fmt: skip
+        classes[[ord(member) for member in members]] |= flag
+    return classes
+
+
+_BYTE_CLASSES = _byte_classes()
+_IS_HEX = np.array([chr(byte) in "0123456789abcdefABCDEF" for byte in range(256)])
+
+
+def curator_statistics(texts: pa.Array | pa.ChunkedArray) -> dict[str, np.ndarray]:
+    """Measure STATISTICS of every text.
+
+    Args:
+        texts: n strings; null counts as empty.
+
+    Returns:
+        statistic -> int64 (`longest_word_characters`) or float64 of shape (n,).
+
+    Raises:
+        pa.ArrowInvalid: a text is not UTF-8.
+    """
+    data, offsets = text_buffers(texts)
+    values = np.ones((len(offsets) - 1, len(SHARES)))
+    longest = np.zeros(len(offsets) - 1, np.int64)
+    _measure_texts(data, offsets, text_classes(), _BOILERPLATE, _PLACEHOLDER, values, longest)
+    return {**dict(zip(SHARES, values.T.copy())), "longest_word_characters": longest}
+
+
+@kernel
+def _measure_texts(
+    data: np.ndarray, offsets: np.ndarray, classes: np.ndarray, boilerplate: Phrases, placeholder: Phrases,
+    values: np.ndarray, longest: np.ndarray,
+) -> None:  # fmt: skip
+    for text in range(len(longest)):
+        begin, end = offsets[text], offsets[text + 1]
+        row = values[text]
+        if begin < end:
+            longest[text] = _measure_characters(data, begin, end, classes, row)
+        if count_phrases(data, begin, end, placeholder) == 0:
+            row[5] = _boilerplate_ratio(data, begin, end, boilerplate)
+        row[6] = _unended_ratio(data, begin, end, classes)
+
+
+@kernel
+def _measure_characters(data: np.ndarray, begin: int, end: int, classes: np.ndarray, row: np.ndarray) -> int:
+    """Write the shares of code points; return the code points of the longest word."""
+    total, alphanumeric, digits, white, brackets, in_urls = 0, 0, 0, 0, 0, 0
+    word, longest, url_end, at = 0, 0, begin, begin
+    while at < end:
+        code, width = decode(data, at)
+        total += 1
+        if code < 0x80:
+            flags = _BYTE_CLASSES[code]
+            alphanumeric += flags & _ALPHANUMERIC != 0
+            digits += flags & _DIGIT != 0
+            white += flags & _WHITESPACE != 0
+            brackets += flags & _BRACKET != 0
+        else:
+            brackets += code == 0x27E8 or code == 0x27E9
+        word = 0 if classes[code] & SPACE else word + 1
+        longest = max(longest, word)
+        if code == 0x68 and at >= url_end:
+            url_end = _end_of_url(data, at, end)
+            in_urls += url_end - at
+        at += width
+    row[0], row[1], row[2] = (total - alphanumeric) / total, digits / total, in_urls / total
+    row[3], row[4] = white / total, brackets / total
+    return longest
+
+
+@kernel
+def _end_of_url(data: np.ndarray, at: int, end: int) -> int:
+    """Where the URL that begins here ends; `at` where none does. Everything in it is ASCII."""
+    scheme = at + 4
+    for step in range(4):
+        if at + step >= end or data[at + step] != (0x68, 0x74, 0x74, 0x70)[step]:
+            return at
+    if scheme < end and data[scheme] == 0x73:
+        scheme += 1
+    if end - scheme < 4 or data[scheme] != 0x3A or data[scheme + 1] != 0x2F or data[scheme + 2] != 0x2F:
+        return at
+    first = stop = scheme + 3
+    while stop < end:
+        if data[stop] < 0x80 and _BYTE_CLASSES[data[stop]] & _IN_URL:
+            stop += 1
+        elif data[stop] == 0x25 and stop + 2 < end and _IS_HEX[data[stop + 1]] and _IS_HEX[data[stop + 2]]:
+            stop += 3
+        else:
+            break
+    return stop if stop > first else at
+
+
+@kernel
+def _boilerplate_ratio(data: np.ndarray, begin: int, end: int, boilerplate: Phrases) -> float:
+    paragraphs, found, paragraph = 0, 0, begin
+    while paragraph <= end:
+        stop = skip_to_newlines(data, paragraph, end, 2)
+        paragraphs += 1
+        found += count_phrases(data, paragraph, stop, boilerplate) > 0
+        paragraph = stop + 2
+    return found / paragraphs
+
+
+@kernel
+def _unended_ratio(data: np.ndarray, begin: int, end: int, classes: np.ndarray) -> float:
+    lines, unended, line = 0, 0, begin
+    while line < end:
+        stop = skip_to_newlines(data, line, end, 1)
+        first, last = strip(data, line, stop, classes)
+        if first < last:
+            lines += 1
+            mark = data[last - 1]
+            unended += not (mark == 0x2E or mark == 0x3F or mark == 0x21 or mark == 0x22 or mark == 0x27)
+        line = stop + 1
+    return unended / lines if lines else 1.0

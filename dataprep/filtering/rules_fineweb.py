@@ -1,0 +1,96 @@
+"""What FineWeb's own rules look at (Penedo et al. 2024, section 3.6; datatrove, filters/fineweb_quality_filter.py).
+
+- filled_lines: lines with anything but whitespace. Lines are what `text.split("\\n")` has, and are not stripped.
+- terminal_line_ratio: filled lines whose last code point is one of FineWeb's 159 terminal marks
+  (`text_classes.TERMINAL_RANGES`; no quotation marks, and a trailing space is what a line ends in) / filled lines.
+- short_line_ratio: filled lines of at most `short_line_characters` code points / filled lines.
+- repeated_line_char_ratio: code points of filled lines that the text had before, the first copy free / code points of
+  the text without its newlines.
+- newline_word_ratio: newlines / words. datatrove counts the tokens of spaCy's English tokenizer; here they are those of
+  `text_classes.count_words`. Given equal words, all five are bit-equal to datatrove's; with its own it reached the
+  same verdict on each of 300 posts and PEPs.
+
+A share of nothing is 0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.filtering.repetition import copied_segments
+from gristmill.dataprep.filtering.text_classes import TERMINAL, count_words, text_classes
+from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.spans import count_code_points, skip_to_newlines, strip
+from gristmill.dataprep.text_buffers import text_buffers
+from gristmill.dataprep.unicode_tables import decode
+
+STATISTICS = (
+    "filled_lines", "terminal_line_ratio", "short_line_ratio", "repeated_line_char_ratio", "newline_word_ratio",
+)  # fmt: skip
+
+
+def fineweb_statistics(texts: pa.Array | pa.ChunkedArray, short_line_characters: int) -> dict[str, np.ndarray]:
+    """Measure STATISTICS of every text.
+
+    Args:
+        texts: n strings; null counts as empty.
+
+    Returns:
+        statistic -> int64 (`filled_lines`) or float64 of shape (n,).
+
+    Raises:
+        pa.ArrowInvalid: a text is not UTF-8.
+    """
+    data, offsets = text_buffers(texts)
+    values = np.zeros((len(offsets) - 1, len(STATISTICS)))
+    _measure_texts(data, offsets, text_classes(), short_line_characters, values)
+    columns = dict(zip(STATISTICS, values.T.copy()))
+    return {**columns, "filled_lines": columns["filled_lines"].astype(np.int64)}
+
+
+@kernel
+def _measure_texts(
+    data: np.ndarray, offsets: np.ndarray, classes: np.ndarray, short: int, values: np.ndarray
+) -> None:
+    for text in range(len(offsets) - 1):
+        begin, end = offsets[text], offsets[text + 1]
+        newlines = _count_newlines(data, begin, end)
+        starts, ends = np.empty(newlines + 1, np.int64), np.empty(newlines + 1, np.int64)
+        chars = np.empty(newlines + 1, np.int64)
+        filled, terminal, short_lines, all_chars, line = 0, 0, 0, 0, begin
+        while line <= end:
+            stop = skip_to_newlines(data, line, end, 1)
+            length = count_code_points(data, line, stop)
+            all_chars += length
+            first, last = strip(data, line, stop, classes)
+            if first < last:
+                starts[filled], ends[filled], chars[filled] = line, stop, length
+                terminal += _ends_in_terminal_mark(data, stop, classes)
+                short_lines += length <= short
+                filled += 1
+            line = stop + 1
+        if filled == 0:
+            continue
+        _, repeated = copied_segments(data, starts[:filled], ends[:filled], chars[:filled], False)
+        row = values[text]
+        row[0], row[1], row[2] = filled, terminal / filled, short_lines / filled
+        row[3], row[4] = repeated / all_chars, newlines / count_words(data, begin, end, classes)
+
+
+@kernel
+def _count_newlines(data: np.ndarray, begin: int, end: int) -> int:
+    count = 0
+    for byte in data[begin:end]:
+        count += byte == 0x0A
+    return count
+
+
+@kernel
+def _ends_in_terminal_mark(data: np.ndarray, end: int, classes: np.ndarray) -> bool:
+    """Whether the last code point before `end` is a terminal mark; there is one."""
+    last = end - 1
+    while data[last] & 0xC0 == 0x80:
+        last -= 1
+    code, _ = decode(data, last)
+    return classes[code] & TERMINAL != 0

@@ -1,0 +1,106 @@
+"""What the rule set `urls` looks at: whether a document's URL is on one of the user's lists, or has words from them.
+
+- url_blocked_domain: 1 where the host, or what is left of it without some of its first labels, is in `block_domains`.
+- url_blocked_page: 1 where the normalised URL (`urls.normalise_url`) is that of an entry of `block_urls`.
+- url_hard_words, url_soft_words: distinct entries whose words stand in the URL, one after the other. Words are maximal
+  runs of ASCII letters and digits, in the URL and in an entry.
+- url_strict_words: places of the URL, without its `-` and `.`, where an entry (without them) ends.
+
+All in lower case, which datatrove forgets for the words of the URL (`filters/url_filter.py`). Words and parts are
+looked for in the URL as the document has it, without its scheme. Everything is NaN for a document without a URL.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.cleaning.urls import document_urls, normalise_host, normalise_url, url_host
+from gristmill.dataprep.filtering.automaton import Automaton, build, count
+from gristmill.dataprep.filtering.word_lists import contained, hash_strings, hashed_list, read_list
+from gristmill.mixtures.rules_lists import Urls
+
+STATISTICS = ("url_blocked_domain", "url_blocked_page", "url_hard_words", "url_soft_words", "url_strict_words")
+
+_SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*://(?:www\.)?")
+_WORDS = re.compile(r"[a-z0-9]+")
+_UNSTRICT = str.maketrans("", "", "-.")
+
+
+def url_statistics(rows: pa.Table, options: Urls) -> dict[str, np.ndarray]:
+    """Measure STATISTICS of n documents (columns `locator`, `metadata`): float64 of shape (n,), NaN without a URL."""
+    found = document_urls(rows)
+    have = np.array([url is not None for url in found], bool)
+    urls = [url for url in found if url is not None]
+    plain = [_SCHEME.sub("", url.lower()) for url in urls]
+    measured = {
+        "url_blocked_domain": _blocked_domains(urls, options.block_domains),
+        "url_blocked_page": _blocked_pages(urls, options.block_urls),
+        "url_hard_words": _count_words(plain, options.hard_words),
+        "url_soft_words": _count_words(plain, options.soft_words),
+        "url_strict_words": _count_parts(plain, options.strict_words),
+    }
+    columns = {name: np.full(len(found), np.nan) for name in STATISTICS}
+    for name, values in measured.items():
+        columns[name][have] = values
+    return columns
+
+
+def listed_domain(entry: str) -> str:
+    """An entry of a list of domains as a host; lists write `*.a.org` or `.a.org` for `a.org`, too."""
+    return normalise_host(entry.lstrip("*."))
+
+
+def _blocked_domains(urls: list[str], path: str | None) -> np.ndarray:
+    blocked = np.zeros(len(urls), np.int64)
+    if path is None:
+        return blocked
+    hosts = [url_host(url) for url in urls]
+    names = [(row, host[at:]) for row, host in enumerate(hosts) for at in _label_starts(host)]
+    hit = contained(hash_strings([name for _, name in names]), hashed_list(path, listed_domain))
+    blocked[[row for (row, _), found in zip(names, hit, strict=True) if found]] = 1
+    return blocked
+
+
+def _label_starts(host: str) -> list[int]:
+    return [0, *(at + 1 for at, character in enumerate(host) if character == ".")] if host else []
+
+
+def _blocked_pages(urls: list[str], path: str | None) -> np.ndarray:
+    if path is None:
+        return np.zeros(len(urls), np.int64)
+    pages = hash_strings([normalise_url(url) for url in urls])
+    return contained(pages, hashed_list(path, normalise_url)).astype(np.int64)
+
+
+@lru_cache(maxsize=8)
+def _entries(path: str) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Entries of one word, and those of several with single spaces."""
+    entries = {" ".join(_WORDS.findall(entry.lower())) for entry in read_list(path)} - {""}
+    return frozenset(entry for entry in entries if " " not in entry), tuple(entry for entry in entries if " " in entry)
+
+
+def _count_words(urls: list[str], path: str | None) -> np.ndarray:
+    counts = np.zeros(len(urls), np.int64)
+    if path is None:
+        return counts
+    single, several = _entries(path)
+    for row, url in enumerate(urls):
+        words = _WORDS.findall(url)
+        joined = f" {' '.join(words)} "
+        counts[row] = len(single.intersection(words)) + sum(f" {entry} " in joined for entry in several)
+    return counts
+
+
+@lru_cache(maxsize=8)
+def _parts(path: str) -> Automaton:
+    return build(entry.lower().translate(_UNSTRICT) for entry in read_list(path))
+
+
+def _count_parts(urls: list[str], path: str | None) -> np.ndarray:
+    if path is None:
+        return np.zeros(len(urls), np.int64)
+    return count(pa.array([url.translate(_UNSTRICT) for url in urls], pa.large_string()), _parts(path), False)[0]

@@ -1,0 +1,83 @@
+"""What the rule sets `bad_words` and `toxicity` look at.
+
+- bad_words: places of the text where at least one entry of its language's list ends. Text and entries are in lower
+  case, code point by code point; in languages that are not `unspaced` no word character may be next to the entry, as in
+  the pattern of C4, which stops at the first place.
+- bad_word_ratio: bytes that belong to entries / bytes of the text in lower case; 0 for empty text.
+- toxicity: probability that a fastText model gives a label, of the text with each run of whitespace as one space.
+
+The language is what the stage `langid` measured, up to a hyphen, else the option `language`. Both statistics of a
+document whose language has no list are NaN, and so is the toxicity of a text without a word.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gristmill.dataprep.files import as_path, sha256_file
+from gristmill.dataprep.filtering.automaton import Automaton, build, count, lower
+from gristmill.dataprep.filtering.word_lists import read_list
+from gristmill.dataprep.judges.models import load_model
+from gristmill.mixtures.rules_lists import BadWords, Toxicity
+
+STATISTICS = ("bad_words", "bad_word_ratio")
+BATCH_TEXTS = 1000
+
+
+class ToxicityModelError(ValueError):
+    """The model of the rule set `toxicity` cannot judge."""
+
+
+def bad_word_statistics(rows: pa.Table, options: BadWords) -> dict[str, np.ndarray]:
+    """Measure STATISTICS of n documents (columns `text` and `language`): float64 of shape (n,)."""
+    languages = [
+        options.language if language is None else language.split("-")[0] for language in rows["language"].to_pylist()
+    ]
+    places, shares = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
+    for language in sorted({language for language in languages if language in options.lists}):
+        chosen = np.flatnonzero([other == language for other in languages])
+        texts = lower(rows["text"].take(pa.array(chosen)))
+        entries = bad_word_automaton(options.lists[language], options.allowed.get(language, ()))
+        places[chosen], covered = count(texts, entries, language not in options.unspaced)
+        sizes = pc.binary_length(texts).to_numpy(zero_copy_only=False)
+        shares[chosen] = covered / np.maximum(sizes, 1)
+    return {"bad_words": places, "bad_word_ratio": shares}
+
+
+@lru_cache(maxsize=64)
+def bad_word_automaton(path: str, allowed: tuple[str, ...]) -> Automaton:
+    """What finds the entries of a list but those that are allowed."""
+    return build(entry for entry in read_list(path) if entry not in allowed)
+
+
+def toxicity_statistics(rows: pa.Table, options: Toxicity) -> dict[str, np.ndarray]:
+    """Measure `toxicity` of n documents (column `text`): float64 of shape (n,), NaN for a text without a word.
+
+    Raises:
+        ToxicityModelError: the model does not have the label.
+    """
+    model = load_model(options.model, _fingerprint(options.model))
+    labels = model.get_labels()
+    if options.label not in labels:
+        raise ToxicityModelError(
+            f"{options.model} has no label {options.label!r}; it has {', '.join(sorted(labels)[:10])}; "
+            "name one of them as toxicity.label"
+        )
+    lines = [" ".join(text.split()) for text in rows["text"].to_pylist()]
+    chosen = [row for row, line in enumerate(lines) if line]
+    values = np.full(len(lines), np.nan)
+    for start in range(0, len(chosen), BATCH_TEXTS):
+        some = chosen[start : start + BATCH_TEXTS]
+        found, shares = model.predict([lines[row] for row in some], k=len(labels))
+        of_label = [dict(zip(*pair, strict=True)).get(options.label, 0.0) for pair in zip(found, shares, strict=True)]
+        values[some] = np.clip(of_label, 0.0, 1.0)
+    return {"toxicity": values}
+
+
+@lru_cache(maxsize=8)
+def _fingerprint(path: str) -> str:
+    return sha256_file(as_path(path))

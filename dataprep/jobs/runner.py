@@ -1,0 +1,111 @@
+"""Which Beam runner a job gets, made ready: Beam's own local one with what it lacks, a Dask cluster, or any other.
+
+The local one is named explicitly because Beam's default runner tries to download a binary first. Its gRPC servers
+are bound to the loopback address: as shipped they listen on all interfaces, without authentication.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from gristmill.dataprep.jobs.dask_cluster import check_cluster, dask_options
+
+Mode = Literal["memory", "threads", "processes"]
+TRACEBACK_LOGGERS = (
+    "apache_beam.runners.common", "apache_beam.runners.worker.sdk_worker", "apache_beam.runners.worker.sdk_worker_main",
+    "apache_beam.runners.worker.data_plane",
+)  # fmt: skip
+BEAM_NAMES = {"dask": "apache_beam.runners.dask.dask_runner.DaskRunner"}
+_loopback_lock = threading.Lock()
+
+
+def import_beam() -> Any:
+    """Import Beam without its warning about Google's optional libraries, which concerns nobody here."""
+    root = logging.getLogger()
+
+    def is_about_beam(record: logging.LogRecord) -> bool:
+        return "apitools" not in record.getMessage()
+
+    root.addFilter(is_about_beam)
+    try:
+        import apache_beam
+    finally:
+        root.removeFilter(is_about_beam)
+    return apache_beam
+
+
+def quieten_beam() -> None:
+    """Leave Beam its warnings, but not the tracebacks that its workers log: errors reach their reader otherwise."""
+    logging.getLogger("apache_beam").setLevel(logging.WARNING)
+    for name in TRACEBACK_LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def bind_grpc_to_loopback() -> None:
+    """Make every gRPC server of this process listen on 127.0.0.1 where it asked for all interfaces."""
+    import grpc
+
+    with _loopback_lock:
+        if getattr(grpc.server, "_gristmill_loopback", False):
+            return
+        original = grpc.server
+
+        def server(*args: Any, **kwargs: Any) -> Any:
+            made = original(*args, **kwargs)
+            add_insecure_port = made.add_insecure_port
+            made.add_insecure_port = lambda address: add_insecure_port(
+                address.replace("[::]:", "127.0.0.1:").replace("0.0.0.0:", "127.0.0.1:")
+            )
+            return made
+
+        server._gristmill_loopback = True  # type: ignore[attr-defined]
+        grpc.server = server
+
+
+def make_pipeline(
+    runner: str, workers: int, options: Mapping[str, Any], mode: Mode = "threads", address: str | None = None,
+    num_tasks: int = 1,
+) -> Any:  # fmt: skip
+    """Make an empty Beam pipeline.
+
+    Args:
+        runner: `local`, `dask`, or any name that Beam knows.
+        workers: parallel workers of the local runner.
+        options: pipeline options for another runner, by Beam's names.
+        mode: what the workers of the local runner are.
+        address: of the Dask scheduler.
+        num_tasks: elements of the pipeline.
+
+    Raises:
+        WorkerError: the cluster does not answer.
+    """
+    beam = import_beam()
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    quieten_beam()
+    bind_grpc_to_loopback()
+    if runner == "local":
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        return beam.Pipeline(runner=_local_runner(mode, workers), options=PipelineOptions(flags=[]))
+    if runner == "dask":
+        options = dask_options(address, num_tasks, options)
+        check_cluster(options)
+    # As flags: the options of a runner are known only once Beam has imported it.
+    return beam.Pipeline(options=PipelineOptions.from_dictionary({"runner": BEAM_NAMES.get(runner, runner), **options}))
+
+
+def _local_runner(mode: Mode, workers: int) -> Any:
+    try:
+        from gristmill.dataprep.jobs.local_runner import LocalRunner
+    except (ImportError, AttributeError) as error:
+        import apache_beam
+
+        raise ImportError(
+            f"Apache Beam {apache_beam.__version__} has another inside than the versions that the local runner is "
+            f"written for ({error}); install one that pyproject.toml allows: pip install 'apache-beam>=2.77,<2.78'"
+        ) from error
+    return LocalRunner(mode, workers)

@@ -1,0 +1,158 @@
+"""Which documents a quality model learns from, and which only measure it: drawn by a hash of their ids."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gristmill.dataprep.documents import document_id, judged_rows, kept_rows, read_documents, shard_names
+from gristmill.dataprep.judges.labelled_files import expand_files, read_labelled
+from gristmill.dataprep.reading.sources import SourceFile
+from gristmill.mixtures.quality import Classifier, Quality
+
+Members = tuple[int, np.ndarray, np.ndarray]
+"""Of one class: number of a shard or file, int64 rows in it, and their draws (see `draw`)."""
+
+
+class QualityError(ValueError):
+    """The classifier has nothing to learn from."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Texts of one class in the order in which they are used: row `rows[i]` of part `parts[i]` of a pool."""
+
+    parts: np.ndarray
+    """int64 of shape (n,): numbers of a pool's parts."""
+    rows: np.ndarray
+    """int64 of shape (n,)."""
+    order: np.ndarray
+    """uint64 of shape (n,), ascending: the hash that they are ordered by."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Where examples come from: the document shards, then the files beside the sources."""
+
+    inputs: Mapping[str, Path]
+    shards: Sequence[str]
+    files: Mapping[bool, Sequence[SourceFile]]
+    """Whether good -> its files."""
+
+    def texts(self, part: int, rows: np.ndarray) -> list[str]:
+        """The texts of some rows of one part."""
+        if part < len(self.shards):
+            return read_documents(self.inputs, self.shards[part], ["text"])["text"].take(pa.array(rows)).to_pylist()
+        files = [*self.files[True], *self.files[False]]
+        texts = list(read_labelled(files[part - len(self.shards)]))
+        return [texts[row] for row in rows.tolist()]
+
+    def read(self, examples: Examples) -> Iterator[tuple[np.ndarray, list[str]]]:
+        """Read examples part by part: their places among the examples, and their texts."""
+        for part in np.unique(examples.parts).tolist():
+            places = np.flatnonzero(examples.parts == part)
+            yield places, self.texts(part, examples.rows[places])
+
+
+def open_pool(inputs: Mapping[str, Path], section: Classifier) -> Pool:
+    """The pool of a classifier's classes.
+
+    Raises:
+        gristmill.dataprep.reading.sources.SourceError: a path matches nothing.
+    """
+    files = {True: expand_files("quality.classifier.positive_files", section.positive_files),
+             False: expand_files("quality.classifier.negative_files", section.negative_files)}  # fmt: skip
+    return Pool(inputs, shard_names(inputs["ingest"]), files)
+
+
+def choose_examples(pool: Pool, section: Classifier, seed: int) -> dict[bool, tuple[Examples, Examples]]:
+    """Choose the documents to learn from and those to measure with: whether positive -> (training, held out).
+
+    Raises:
+        QualityError: a class has fewer than two documents.
+    """
+    classes = {True: section.positive, False: section.negative}
+    found: dict[bool, list[Members]] = {True: [], False: []}
+    for number, shard in enumerate(pool.shards):
+        documents, rows = read_documents(pool.inputs, shard, ["id", "source"]), kept_rows(pool.inputs, shard)
+        for good, sources in classes.items():
+            members = judged_rows(documents, rows, sources)
+            found[good].append((number, members, draw(documents["id"].take(pa.array(members)).to_pylist(), seed)))
+    files = [(good, file) for good, of_class in pool.files.items() for file in of_class]
+    for number, (good, file) in enumerate(files):
+        ids = [document_id("", "", text) for text in read_labelled(file)]
+        found[good].append((len(pool.shards) + number, np.arange(len(ids)), draw(ids, seed)))
+    return {good: _split(found[good], section, good) for good in classes}
+
+
+def read_ngram_texts(inputs: Mapping[str, Path], section: Quality) -> Iterator[str]:
+    """The documents that the n-gram model is trained on: the first by hash, up to `max_bytes` of text.
+
+    Those that the classifier holds out are left out here too, so that they measure both.
+    """
+    assert section.perplexity is not None
+    assert section.perplexity.ngram is not None
+    settings, labelled = section.perplexity.ngram, section.classifier
+    held_out = np.uint64((labelled.holdout if labelled is not None and labelled.has_classes else 0.0) * 2.0**64)
+    shards = shard_names(inputs["ingest"])
+    found = []
+    for number, shard in enumerate(shards):
+        documents = read_documents(inputs, shard, ["id", "source", "text"])
+        rows = judged_rows(documents, kept_rows(inputs, shard), settings.sources)
+        draws = draw(documents["id"].take(pa.array(rows)).to_pylist(), section.seed or 0)
+        free = draws[:, 0] >= held_out
+        sizes = pc.binary_length(documents["text"].take(pa.array(rows[free]))).to_numpy().astype(np.int64)
+        found.append((np.full(len(sizes), number), rows[free], draws[free, 1], sizes))
+    parts, rows, order, sizes = (np.concatenate(column) for column in zip(*found, strict=True))
+    first = np.argsort(order)
+    chosen = first[np.cumsum(sizes[first]) - sizes[first] < settings.max_bytes]
+    for number in np.unique(parts[chosen]).tolist():
+        own = np.sort(rows[chosen[parts[chosen] == number]])
+        yield from read_documents(inputs, shards[number], ["text"])["text"].take(pa.array(own)).to_pylist()
+
+
+def draw(ids: Sequence[bytes], seed: int) -> np.ndarray:
+    """Two uniform 64-bit numbers per document, from the seed and its id alone: uint64 of shape (n, 2)."""
+    key = seed.to_bytes(16, "little", signed=True)
+    digests = b"".join(hashlib.blake2b(identity, digest_size=16, key=key).digest() for identity in ids)
+    return np.frombuffer(digests, "<u8").reshape(-1, 2)
+
+
+def split_draws(draws: np.ndarray, holdout: float, max_documents: int) -> tuple[np.ndarray, np.ndarray]:
+    """Split at least two documents into those to learn from and those held out: neither is empty.
+
+    Args:
+        draws: uint64 of shape (n, 2): the first decides which part a document is in, the second the order.
+        holdout: share that is held out.
+        max_documents: at most so many in each part, the first in the order.
+
+    Returns:
+        positions of the training and of the held-out documents, each in the order.
+    """
+    order = np.lexsort((draws[:, 0], draws[:, 1]))
+    held = draws[order, 0] < np.uint64(holdout * 2.0**64)
+    if held.all() or not held.any():
+        held[-1] = not held[-1]
+    return order[~held][:max_documents], order[held][:max_documents]
+
+
+def _split(found: list[Members], section: Classifier, good: bool) -> tuple[Examples, Examples]:
+    draws = np.concatenate([drawn for _, _, drawn in found]) if found else np.empty((0, 2), np.uint64)
+    if len(draws) < 2:
+        name = "positive" if good else "negative"
+        sources, files = getattr(section, name), getattr(section, f"{name}_files")
+        raise QualityError(
+            f"quality: the {name} sources ({', '.join((*sources, *files))}) have {len(draws)} documents left, at least "
+            f"2 are needed; name other sources as `{name}:`, or loosen the stages before"
+        )
+    parts = np.concatenate([np.full(len(rows), number, np.int64) for number, rows, _ in found])
+    rows = np.concatenate([rows for _, rows, _ in found])
+    chosen = split_draws(draws, section.holdout, section.max_documents)
+    training, held_out = (Examples(parts[part], rows[part], draws[part, 1]) for part in chosen)
+    return training, held_out

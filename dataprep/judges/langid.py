@@ -1,0 +1,215 @@
+"""The stage `langid`: each document's language, and where asked each line's, by a fastText model.
+
+The model is lid.176 (Joulin et al. 2016) or any other whose labels are languages; see `language_codes` for how they
+are named. The thresholds' use follows CCNet (Wenzek et al. 2020) and FineWeb (Penedo et al. 2024).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.counts import add_counts, check_conservation, check_quarantine
+from gristmill.dataprep.documents import annotate, judged_rows, kept_rows, read_documents, write_table
+from gristmill.dataprep.edits import EDITS, edits_array
+from gristmill.dataprep.files import sha256_file
+from gristmill.dataprep.histograms import SHARE_EDGES, add_histograms, histogram
+from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
+from gristmill.dataprep.judges.language_codes import Language, parse_label
+from gristmill.dataprep.judges.language_lines import LineJudgement, describe_lines, judge_lines, without_cuts
+from gristmill.dataprep.judges.models import find_model, load_model
+from gristmill.dataprep.measuring import measure_texts, spread
+from gristmill.mixtures.language import LanguageId
+
+PIECES = 4
+"""Pieces of a document that `sample: spread` looks at."""
+
+Wanted = Mapping[str, float]
+"""Code of a language, with or without a script (`en`, `en_Latn`) -> least score."""
+Predictions = tuple[list[Language], np.ndarray]
+"""The top language of each of n lines, and its score in [0, 1] (float64 of shape (n,))."""
+
+
+class LanguageError(ValueError):
+    """A language is wanted that the model does not know."""
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Measure `language` and `language_score` of every kept document, and drop what is not wanted.
+
+    A model whose labels name scripts gives a column `script`. With `lines`, `line_languages` has up to three languages
+    with their shares of the document's known characters, and `line_language_share` the share of the wanted ones (NaN
+    where no line is known); with `cut_other_lines`, `language_lines_cut` and `language_lines_left` count lines.
+
+    Reasons: `language` (the top language is not in `keep`), `language_score` (its score is below the threshold),
+    `langid/min_line_language_share`, `langid/no_lines_left` (all lines were cut).
+
+    Args:
+        inputs: `ingest`, and the annotating stages that ran before.
+        config: the manifest's `langid` section (`mixtures.language.LanguageId`).
+
+    Returns:
+        `counts`; `languages`: top language -> documents; `histograms` of `language_score`; with `lines` also
+        `line_languages`: language -> characters, and `cut`: how many
+        `lines` and `bytes` of the documents that are kept.
+
+    Raises:
+        ModelError: the language model cannot be had.
+        LanguageError: the model does not know a language of `keep`.
+        ConservationError, QuarantineError: see `counts`.
+    """
+    section = LanguageId.model_validate(config)
+    path = find_model(section.model)  # fails before any work, and fills the cache once
+    sha256 = sha256_file(path)
+    check_languages(wanted_languages(section), load_model(str(path), sha256).get_labels(), path.name)
+    tasks = shard_tasks(inputs["ingest"])
+    process = partial(
+        identify_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), out=out, sha256=sha256
+    )
+    results = run_tasks("langid", tasks, process, context, holds_gil=True)
+    counts = add_counts(result["counts"] for result in results)
+    check_conservation(counts, context.stage)
+    check_quarantine(counts, section.max_quarantined, context.stage)
+    summary = {
+        "counts": counts,
+        "languages": add_counts(result["languages"] for result in results),
+        "histograms": add_histograms(result["histograms"] for result in results),
+    }
+    if section.lines:
+        summary["line_languages"] = add_counts(result["line_languages"] for result in results)
+        summary["cut"] = add_counts(result["cut"] for result in results)
+    return summary
+
+
+def identify_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path, sha256: str) -> Done:
+    """Identify the languages of one document shard and write its annotations."""
+    section = LanguageId.model_validate(config)
+    documents = read_documents(inputs, task.name, ["id", "source", "text"])
+    rows = kept_rows(inputs, task.name)
+    judged = judged_rows(documents, rows, section.sources)
+    model = load_model(str(find_model(section.model)), sha256)
+    wanted = wanted_languages(section)
+    measured, errors = measure_texts(documents["text"].take(judged), partial(measure, model, section, wanted))
+    lines, scripts = measured.pop("lines"), measured.pop("script")
+    verdicts = [
+        judge(Language(code, script), score, section, wanted, of_lines)
+        for code, script, score, of_lines in zip(
+            measured["language"].tolist(), scripts.tolist(), measured["language_score"].tolist(), lines, strict=True)
+    ]  # fmt: skip
+    reasons = spread(np.array(verdicts, object), errors).to_pylist()
+    if any(parse_label(label).script for label in model.get_labels()):
+        measured["script"] = scripts
+    if section.lines:
+        measured.update(describe_lines(lines, section.cut_other_lines))
+    columns = {name: spread(values, errors) for name, values in measured.items()}
+    if section.cut_other_lines:
+        judgements = iter(lines)
+        columns[EDITS] = edits_array([() if error is not None else next(judgements).cuts for error in errors])
+    table, counts = annotate(documents, rows, judged, reasons, columns, errors)
+    write_table(out / task.name, table)
+    names, numbers = np.unique(measured["language"], return_counts=True)
+    result: dict[str, Any] = {
+        "counts": counts,
+        "languages": dict(zip(names.tolist(), numbers.tolist(), strict=True)),
+        "histograms": {"language_score": histogram(measured["language_score"], SHARE_EDGES)},
+    }
+    if section.lines:
+        result["line_languages"] = add_counts(line.characters for line in lines)
+        left = [line for line, verdict in zip(lines, verdicts, strict=True) if verdict is None]
+        result["cut"] = {"lines": sum(line.lines_cut for line in left),
+                         "bytes": sum(end - begin for line in left for begin, end, _ in line.cuts)}
+    return Done([out / task.name], result)
+
+
+def measure(model: Any, section: LanguageId, wanted: Wanted, texts: pa.Array) -> dict[str, np.ndarray]:
+    """What is measured of n texts: `language`, `script`, `language_score`, and the judgement of their `lines`."""
+    whole = texts.to_pylist()
+    lines = np.empty(len(whole), object)
+    if section.lines:
+        shorten = partial(view, max_characters=section.max_characters, sample=section.sample)
+        lines[:] = judge_lines(
+            whole, lambda chosen: identify(model, [shorten(line) for line in chosen]),
+            lambda language: best_match(language, wanted) is not None, section,
+        )  # fmt: skip
+        whole = [without_cuts(text, of_text.cuts) if of_text.lines_left else text
+                 for text, of_text in zip(whole, lines, strict=True)]  # fmt: skip
+    views = [view(text, section.max_characters, section.sample, section.newlines) for text in whole]
+    languages, scores = identify(model, views)
+    return {
+        "language": np.array([language.code for language in languages], "U16"),
+        "script": np.array([language.script for language in languages], "U4"),
+        "language_score": scores,
+        "lines": lines,
+    }
+
+
+def identify(model: Any, lines: Sequence[str]) -> Predictions:
+    """The top language of each of n lines (no line breaks in them), and its score."""
+    labels, scores = model.predict(list(lines))  # with one string, fastText 0.9.3 fails on NumPy 2
+    tops = np.array([score[0] for score in scores], np.float64)
+    return [parse_label(label[0]) for label in labels], np.minimum(tops, 1.0)
+
+
+def view(text: str, max_characters: int, sample: str = "head", newlines: str = "space") -> str:
+    """What the model sees of a text: one line of at most `max_characters` (and the spaces between pieces)."""
+    if sample == "spread" and len(text) > max_characters:
+        size = max(1, max_characters // PIECES)
+        starts = [(len(text) - size) * piece // (PIECES - 1) for piece in range(PIECES)]
+        seen = " ".join(text[start : start + size] for start in starts)
+    else:
+        seen = text[:max_characters]
+    return seen.replace("\n", "" if newlines == "delete" else " ")
+
+
+def judge(
+    language: Language, score: float, section: LanguageId, wanted: Wanted, lines: LineJudgement | None = None
+) -> str | None:
+    """The reason to drop a document, or None."""
+    threshold = best_match(language, wanted)
+    if threshold is None:
+        return "language"
+    if score < threshold:
+        return "language_score"
+    if lines is None:
+        return None
+    if section.min_line_language_share is not None and lines.share < section.min_line_language_share:
+        return "langid/min_line_language_share"
+    return "langid/no_lines_left" if section.cut_other_lines and lines.lines_cut and not lines.lines_left else None
+
+
+def wanted_languages(section: LanguageId) -> Wanted:
+    """The languages to keep, each with its threshold."""
+    thresholds = section.keep if isinstance(section.keep, Mapping) else dict.fromkeys(section.keep, section.threshold)
+    languages = {parse_label(code): threshold for code, threshold in thresholds.items()}
+    return {"_".join(part for part in language if part): threshold for language, threshold in languages.items()}
+
+
+def best_match(language: Language, wanted: Wanted) -> float | None:
+    """The threshold of a language, of its own script before that of all scripts; None where it is not wanted."""
+    exact = wanted.get(f"{language.code}_{language.script}")
+    return wanted.get(language.code) if exact is None else exact
+
+
+def check_languages(wanted: Wanted, labels: Sequence[str], model: str) -> None:
+    """Refuse languages that the model does not know, since nothing would ever be kept for them.
+
+    Raises:
+        LanguageError: names them, and what they may have been meant for.
+    """
+    known = {parse_label(label) for label in labels}
+    codes = {language.code for language in known} | {"_".join(language) for language in known if language.script}
+    for code in wanted:
+        if code not in codes:
+            near = [parse_label(f"{code}_Latn").code, *difflib.get_close_matches(code, sorted(codes), 3, 0.5)]
+            hint = ", ".join(dict.fromkeys(repr(name) for name in near if name in codes))
+            raise LanguageError(
+                f"langid.keep: {code!r} is no language of {model}, which knows {len(codes)}; "
+                + (f"did you mean {hint}?" if hint else "see the model's own list")
+            )

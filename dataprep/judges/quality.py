@@ -1,0 +1,228 @@
+"""The stage `quality`: scores for every document, and a cut by value or by rank.
+
+The use of a fastText classifier for quality follows DCLM (Li et al. 2024), which keeps the best tenth. Models are
+trained once, on documents chosen by hash; a held-out part, chosen by hash too, measures how well every score
+separates the classes. First all documents are scored; then, with the ranks of all known, they are judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.counts import add_counts, check_conservation, check_quarantine
+from gristmill.dataprep.documents import (
+    annotate,
+    judged_rows,
+    kept_rows,
+    read_documents,
+    read_table,
+    shard_names,
+    write_table,
+)
+from gristmill.dataprep.filtering.rules import count_failures, failures, first_failures
+from gristmill.dataprep.histograms import add_histograms, histogram
+from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
+from gristmill.dataprep.judges.labelled_examples import draw
+from gristmill.dataprep.judges.quality_models import HELD_OUT_FILE, find_models, measure_held_out, trainings
+from gristmill.dataprep.judges.ranking import ALL, Cuts, describe_cuts, kept_by_rank, rank_documents
+from gristmill.dataprep.judges.scorers import SCORES, ModelFiles, make_measure
+from gristmill.dataprep.judges.separation import measure_separation
+from gristmill.dataprep.measuring import measure_texts, spread
+from gristmill.mixtures.quality import SCORE_OF_THRESHOLD, THRESHOLDS, Quality, QualityThresholds
+
+BUCKETS = ("head", "middle", "tail")
+"""CCNet's names for low, middling and high perplexity."""
+TIE = "tie"
+"""Column beside the scores: the hash that orders documents of the same score."""
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Score every kept document, and drop those whose scores are too bad.
+
+    Training reads the kept documents of the classes' sources, whether or not `sources` has them judged. Columns are
+    the configured ones of `scorers.SCORES`, and `perplexity_bucket`. Reasons are the thresholds
+    (`quality/min_quality`) and `quality/keep_top`. Beside the annotations, `out` holds the models that were trained.
+
+    Args:
+        inputs: `ingest`, and the annotating stages that ran before.
+        config: the manifest's `quality` section (`mixtures.quality.Quality`), its `seed` set.
+
+    Returns:
+        `counts`; `rules`: per threshold how many documents fail it, and fail only it; `scores`: column -> its
+        `histograms` by source and, where labelled documents were held out, its `separation` of them (see
+        `separation.measure_separation`); `cuts` with `keep_top`: source (or `all`) -> the cut's `score`, and how many
+        documents were `kept` `of` how many; `buckets`: the same for where `head` and `middle` end; `ngrams`:
+        documents, words and n-grams by order of the two n-gram models that were trained. With a classifier also
+        `training_documents` by class, `held_out` documents, its `auc` on them, and `histogram`: source -> documents
+        in each of 20 equal bins of `quality`.
+
+    Raises:
+        QualityError: a class has fewer than two documents.
+        ClassifierError: training failed, or a given model lacks the label.
+        ConservationError, QuarantineError: see `counts`.
+    """
+    section = Quality.model_validate(config)
+    told: dict[str, Any] = {"inputs": dict(inputs), "config": section.model_dump(mode="json")}
+    trained = {}
+    for name, train in trainings(section).items():
+        process = partial(train, **told, out=out, work=context.work)
+        (trained[name],) = run_tasks(f"train_{name}", [Task(name)], process, context, holds_gil=True)
+    told["models"] = find_models(section, out, trained)
+    tasks = [Task(shard, size_bytes=(inputs["ingest"] / shard).stat().st_size)
+             for shard in shard_names(inputs["ingest"])]  # fmt: skip
+    scores = context.work / "scored"
+    results = run_tasks("score", tasks, partial(score_shard, **told, out=scores), context, holds_gil=True)
+    histograms = _join_histograms(result["histograms"] for result in results)
+    cuts = _find_cuts(section, scores, [task.name for task in tasks])
+    buckets = _find_buckets(section, scores, [task.name for task in tasks])
+    judge = partial(judge_shard, inputs=told["inputs"], config=told["config"], scores=scores, out=out, cuts=cuts,
+                    buckets=buckets)  # fmt: skip
+    results = run_tasks("judge", tasks, judge, context)
+    counts = add_counts(result["counts"] for result in results)
+    check_conservation(counts, context.stage)
+    check_quarantine(counts, section.max_quarantined, context.stage)
+    summary: dict[str, Any] = {
+        "counts": counts,
+        "rules": add_counts(result["rules"] for result in results),
+        "scores": {name: {"histograms": histograms[name]} for name in section.scores},
+    }
+    if cuts is not None:
+        summary["cuts"] = describe_cuts(cuts)
+    if buckets is not None:
+        summary["buckets"] = {name: describe_cuts(cut) for name, cut in zip(BUCKETS, buckets, strict=False)}
+    if "ngram" in trained:
+        summary["ngrams"] = [{key: value for key, value in model.items() if key != "sha256"}
+                             for model in trained["ngram"]["models"]]  # fmt: skip
+    if section.classifier is not None:
+        summary["histogram"] = {source: [*shape["counts"][1:-2], sum(shape["counts"][-2:])]
+                                for source, shape in histograms["quality"].items()}  # fmt: skip
+        summary["training_documents"] = trained.get("classifier", {}).get("training_documents", {})
+    if section.classifier is not None and section.classifier.has_classes:
+        measure = partial(measure_held_out, **told, out=context.work / HELD_OUT_FILE)
+        run_tasks("held_out", [Task("held_out")], measure, context, holds_gil=True)
+        summary.update(_separations(section, read_table(context.work / HELD_OUT_FILE), cuts, summary["scores"]))
+    return summary
+
+
+def score_shard(
+    task: Task, inputs: Mapping[str, Path], config: dict[str, Any], models: ModelFiles, out: Path
+) -> Done:  # fmt: skip
+    """Score one document shard: a row per judged document with its source, error, tie and scores."""
+    section = Quality.model_validate(config)
+    documents = read_documents(inputs, task.name, ["id", "source", "text"])
+    judged = pa.array(judged_rows(documents, kept_rows(inputs, task.name), section.sources))
+    measured, errors = measure_texts(documents["text"].take(judged), make_measure(section, models))
+    sources = documents["source"].take(judged).cast(pa.string()).combine_chunks()
+    ties = draw(documents["id"].take(judged).to_pylist(), section.seed or 0)[:, 1]
+    columns = {name: spread(values, errors) for name, values in measured.items()}
+    write_table(out / task.name, pa.table({
+        "source": sources, "error": pa.array(errors, pa.string()), TIE: pa.array(ties), **columns,
+    }))  # fmt: skip
+    shapes = {name: _histograms(sources, columns[name], SCORES[name].edges) for name in section.scores}
+    return Done([out / task.name], {"histograms": shapes})
+
+
+def judge_shard(
+    task: Task, inputs: Mapping[str, Path], config: dict[str, Any], scores: Path, out: Path, cuts: Cuts | None,
+    buckets: tuple[Cuts, Cuts] | None,
+) -> Done:  # fmt: skip
+    """Judge one document shard by its scores and write its annotations."""
+    section = Quality.model_validate(config)
+    documents = read_documents(inputs, task.name, ["id", "source", "text"])
+    rows = kept_rows(inputs, task.name)
+    judged = judged_rows(documents, rows, section.sources)
+    scored = read_table(scores / task.name).combine_chunks()
+    columns = {name: scored[name].combine_chunks() for name in scored.column_names
+               if name not in ("source", "error", TIE)}  # fmt: skip
+    values = {name: _numbers(column) for name, column in columns.items() if name in SCORE_OF_THRESHOLD.values()}
+    absent = np.full(len(judged), np.nan)
+    statistics = {score: values.get(score, absent) for score in SCORE_OF_THRESHOLD.values()}
+    bounds = QualityThresholds.model_validate({name: getattr(section, name) for name in THRESHOLDS})
+    failed = failures(statistics, {"quality": bounds})
+    sources, ties = scored["source"].to_pylist(), scored[TIE].to_numpy()
+    if cuts is not None:
+        ranked = _numbers(columns[cuts.score])
+        failed["quality/keep_top"] = ~np.isnan(ranked) & ~kept_by_rank(cuts, sources, ranked, ties)
+    if buckets is not None:
+        ranked = _numbers(columns["perplexity"])
+        places = sum((~kept_by_rank(cut, sources, ranked, ties)).astype(np.int64) for cut in buckets)
+        columns["perplexity_bucket"] = pa.array(np.array(BUCKETS)[places], mask=np.isnan(ranked))
+    errors = scored["error"].to_pylist()
+    table, counts = annotate(documents, rows, judged, first_failures(failed, len(judged)), columns, errors)
+    write_table(out / task.name, table)
+    return Done([out / task.name], {"counts": counts, "rules": count_failures(failed)})
+
+
+def _find_cuts(section: Quality, scores: Path, shards: list[str]) -> Cuts | None:
+    if section.keep_top is None:
+        return None
+    return _rank(section, section.ranked_by, section.keep_top, scores, shards)
+
+
+def _find_buckets(section: Quality, scores: Path, shards: list[str]) -> tuple[Cuts, Cuts] | None:
+    """Where the head ends, and where the middle does."""
+    if section.perplexity is None or section.perplexity.buckets is None:
+        return None
+    head, middle = (_rank(section, "perplexity", share, scores, shards) for share in section.perplexity.buckets)
+    return head, middle
+
+
+def _rank(section: Quality, score: str, share: float, scores: Path, shards: list[str]) -> Cuts:
+    def read() -> Iterator[tuple[list[str], np.ndarray, np.ndarray]]:
+        for shard in shards:
+            table = read_table(scores / shard, ["source", score, TIE])
+            values = _numbers(table[score])
+            good = ~np.isnan(values)
+            yield table["source"].filter(pa.array(good)).to_pylist(), values[good], table[TIE].to_numpy()[good]
+
+    return rank_documents(read, score, SCORES[score].higher_is_better, share, section.per_source)
+
+
+def _separations(
+    section: Quality, held_out: pa.Table, cuts: Cuts | None, scores: Mapping[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """Measure each score on the held-out documents, into `scores`; and the classifier's numbers by themselves."""
+    good = held_out["good"].to_numpy(zero_copy_only=False).astype(bool)
+    for name, found in scores.items():
+        values = _numbers(held_out[name])
+        positive, negative = (values[chosen & ~np.isnan(values)] for chosen in (good, ~good))
+        if len(positive) and len(negative):
+            cut, better = _single_cut(section, name, cuts), SCORES[name].higher_is_better
+            found["separation"] = measure_separation(positive, negative, cut, better)
+    return {"auc": scores["quality"]["separation"]["auc"], "held_out": len(held_out)}
+
+
+def _single_cut(section: Quality, score: str, cuts: Cuts | None) -> float | None:
+    """The worst value of a score that is kept, where one value says it: not when every source has its own."""
+    bounds = [getattr(section, name) for name in THRESHOLDS if SCORE_OF_THRESHOLD[name] == score]
+    values = [bound for bound in bounds if bound is not None]
+    if cuts is not None and cuts.score == score and not cuts.per_source and cuts.found:
+        values.append(cuts.found[ALL].score)
+    if not values:
+        return None
+    return max(values) if SCORES[score].higher_is_better else min(values)
+
+
+def _numbers(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    """A column as float64, NaN where it is null."""
+    values: np.ndarray = pc.fill_null(column.cast(pa.float64()), float("nan")).to_numpy(zero_copy_only=False)
+    return values
+
+
+def _histograms(sources: pa.Array, scores: pa.Array, edges: tuple[float, ...]) -> dict[str, Any]:
+    values, names = _numbers(scores), np.array(sources.to_pylist(), object)
+    return {source: histogram(values[names == source], list(edges)) for source in sorted(set(names.tolist()))}
+
+
+def _join_histograms(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    found = list(parts)
+    names = dict.fromkeys(name for part in found for name in part)
+    return {name: dict(sorted(add_histograms(part[name] for part in found).items())) for name in names}

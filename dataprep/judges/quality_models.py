@@ -1,0 +1,155 @@
+"""The models of the stage `quality`: training those that are trained there, finding all, measuring them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.documents import write_table
+from gristmill.dataprep.files import as_path, atomic_write, is_local, sha256_file
+from gristmill.dataprep.jobs.engine import Done, Task
+from gristmill.dataprep.judges.classifier import as_line, check_label, train
+from gristmill.dataprep.judges.kneser_ney import read_sentences, train_entries
+from gristmill.dataprep.judges.labelled_examples import (
+    Examples,
+    Pool,
+    QualityError,
+    choose_examples,
+    open_pool,
+    read_ngram_texts,
+)
+from gristmill.dataprep.judges.models import load_model
+from gristmill.dataprep.judges.ngram_tables import write_entries
+from gristmill.dataprep.judges.perplexity import NGRAM_FILES, halves, load_scores, normalise
+from gristmill.dataprep.judges.scorers import ModelFiles, load_language_model, make_measure
+from gristmill.dataprep.measuring import measure_texts
+from gristmill.mixtures.quality import Classifier, Quality
+
+CLASSIFIER_FILE = "model.bin"
+HELD_OUT_FILE = "held_out.parquet"
+"""One row per held-out document: `good`, and every score."""
+
+
+def trainings(section: Quality) -> dict[str, Callable[..., Done]]:
+    """The trainings that the section asks for: name -> a function of (task, inputs, config, out, work)."""
+    found: dict[str, Callable[..., Done]] = {}
+    if section.classifier is not None and section.classifier.model is None:
+        found["classifier"] = train_classifier
+    if section.perplexity is not None and section.perplexity.ngram is not None:
+        found["ngram"] = train_ngram
+    return found
+
+
+def train_classifier(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path, work: Path) -> Done:
+    """Train the classifier and commit it."""
+    section = Quality.model_validate(config)
+    settings, seed = section.classifier, section.seed or 0
+    assert settings is not None
+    pool = open_pool(inputs, settings)
+    training = {good: examples for good, (examples, _) in choose_examples(pool, settings, seed).items()}
+    lines = {good: read_training_lines(pool, examples, settings) for good, examples in training.items()}
+    order = {good: examples.order for good, examples in training.items()}
+    content = train(_merge(lines, order), settings, seed, work if is_local(work) else None)
+    with atomic_write(out / CLASSIFIER_FILE) as sink:
+        sink.write(content)
+    documents = {"positive": len(lines[True]), "negative": len(lines[False])}
+    sha256 = hashlib.sha256(content).hexdigest()
+    return Done([out / CLASSIFIER_FILE], {"sha256": sha256, "training_documents": documents})
+
+
+def train_ngram(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path, work: Path) -> Done:
+    """Train the n-gram models, one on each half of the documents (see `perplexity.halves`), and commit them.
+
+    Raises:
+        QualityError: its sources have too little text.
+    """
+    section = Quality.model_validate(config)
+    assert section.perplexity is not None
+    assert section.perplexity.ngram is not None
+    settings = section.perplexity.ngram
+    texts = pa.array(list(read_ngram_texts(inputs, section)), pa.large_string())
+    half, found = halves(texts), []
+    for number, name in enumerate(NGRAM_FILES):
+        own = texts.filter(pa.array(half == number)).to_pylist()
+        seen = normalise(own, section.perplexity.normalise, section.perplexity.max_characters)
+        sentences = read_sentences(pa.array(seen, pa.large_string()))
+        if not len(sentences.words):
+            raise QualityError(
+                f"quality: the sources of the n-gram model ({', '.join(settings.sources)}) have {len(texts)} documents "
+                "left, too few to train on one half and score the other; name other sources as "
+                "`perplexity.ngram.sources`, or loosen the stages before"
+            )
+        entries = train_entries(sentences, settings.order)
+        write_entries(out / name, entries)
+        words = len(sentences.words) - 2 * int((sentences.positions == 0).sum())
+        found.append({"documents": len(own), "words": words, "ngrams": [len(part.keys) for part in entries],
+                      "sha256": sha256_file(out / name)})  # fmt: skip
+    return Done([out / name for name in NGRAM_FILES], {"models": found})
+
+
+def find_models(section: Quality, out: Path, trained: Mapping[str, Mapping[str, Any]]) -> ModelFiles:
+    """Where every scorer's model lies, and its content's hash.
+
+    Raises:
+        gristmill.dataprep.judges.classifier.ClassifierError: a given classifier lacks the label.
+    """
+    models: dict[str, Mapping[str, str]] = {}
+    if section.classifier is not None:
+        given = section.classifier.model
+        path = out / CLASSIFIER_FILE if given is None else as_path(given)
+        sha256 = sha256_file(path) if given is not None else trained["classifier"]["sha256"]
+        models["classifier"] = {"path": str(path), "sha256": sha256}
+        check_label(load_model(str(path), sha256), section.classifier)
+    if section.perplexity is not None and section.perplexity.has_ngrams:
+        given = section.perplexity.kenlm
+        for name in NGRAM_FILES if given is None else ["given"]:
+            path = out / name if given is None else as_path(given)
+            models[f"ngram/{name}"] = {"path": str(path), "sha256": sha256_file(path)}
+            load_scores(**models[f"ngram/{name}"])  # one that cannot be used fails before any work
+    if section.perplexity is not None and section.perplexity.model is not None:
+        weights = as_path(section.perplexity.model) / "model.safetensors"
+        sha256 = sha256_file(weights) if weights.is_file() else ""  # the loader says what is missing
+        models["language_model"] = {"path": str(section.perplexity.model), "sha256": sha256}
+        load_language_model(section.perplexity.model, sha256, section.perplexity.max_tokens)
+    return models
+
+
+def measure_held_out(
+    task: Task, inputs: Mapping[str, Path], config: dict[str, Any], models: ModelFiles, out: Path
+) -> Done:  # fmt: skip
+    """Measure every score on the documents that no model was trained on."""
+    section = Quality.model_validate(config)
+    assert section.classifier is not None
+    pool = open_pool(inputs, section.classifier)
+    chosen = choose_examples(pool, section.classifier, section.seed or 0)
+    measure = make_measure(section, models)
+    parts = []
+    for good, (_, held_out) in chosen.items():
+        for _, texts in pool.read(held_out):
+            # One that cannot be measured is left out here; where it is judged, it is quarantined.
+            measured, _ = measure_texts(pa.chunked_array([pa.array(texts, pa.large_string())]), measure)
+            parts.append({"good": np.full(len(measured[section.scores[0]]), good), **measured})
+    columns = ("good", *section.scores)
+    write_table(out, pa.table({name: np.concatenate([part[name] for part in parts]) for name in columns}))
+    return Done([out])
+
+
+def read_training_lines(pool: Pool, examples: Examples, section: Classifier) -> list[str]:
+    """The lines of some examples, in their order."""
+    lines = [""] * len(examples.rows)
+    for places, texts in pool.read(examples):
+        for place, text in zip(places.tolist(), texts, strict=True):
+            lines[place] = as_line(text, section)
+    return lines
+
+
+def _merge(lines: Mapping[bool, Sequence[str]], order: Mapping[bool, np.ndarray]) -> Iterator[tuple[bool, str]]:
+    """Both classes in one order, so that neither is learnt before the other."""
+    merged = [(key, good, place) for good in lines for place, key in enumerate(order[good].tolist())]
+    for _, good, place in sorted(merged):
+        yield good, lines[good][place]

@@ -1,0 +1,208 @@
+"""The stage `decontaminate`: documents that hold items of evaluation sets go, or lose the piece that does.
+
+1. The index of the evaluation sets' n-grams, once.
+2. scan: per shard, where its documents have n-grams of the index.
+3. Which of these n-grams so many documents have that they tell nothing.
+4. apply: per shard, how much of which item each document holds, the edits, the annotation table and the matches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.counts import add_counts, check_conservation, check_quarantine
+from gristmill.dataprep.documents import write_table
+from gristmill.dataprep.edits import EDITS, cuts_array
+from gristmill.dataprep.filtering.rules import first_failures
+from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
+from gristmill.dataprep.judged_texts import JudgedTexts, read_judged
+from gristmill.dataprep.passages.contamination import Matches, Runs, find_matches
+from gristmill.dataprep.passages.evaluation_sets import Part, read_parts
+from gristmill.dataprep.passages.excision import widen, words_left
+from gristmill.dataprep.passages.match_report import (
+    MATCHES_FILE,
+    match_table,
+    read_parts_table,
+    report_sets,
+    shown_matches,
+    write_matches,
+    write_parts_table,
+)
+from gristmill.dataprep.passages.ngram_index import (
+    Hits,
+    build_index,
+    count_documents,
+    find_ngrams,
+    read_index,
+    write_index,
+)
+from gristmill.dataprep.shuffle import open_batches, write_partitions
+from gristmill.mixtures.decontaminate import Decontaminate
+
+STAGE = "decontaminate"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the tasks of the stage have in common."""
+
+    inputs: Mapping[str, Path]
+    section: Decontaminate
+    work: Path
+    out: Path
+
+    def path(self, job: str, name: str) -> Path:
+        """The Arrow file that a task of a job leaves in the work folder."""
+        return self.work / job / f"{name}.arrow"
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Find evaluation items in the documents kept so far.
+
+    Writes one annotation table per document shard, with `contamination` (the largest share of an item's words that
+    the document holds, 0 to 1), `contamination_words` (the longest run of an item's words in it) and
+    `contaminated_item` (`set#number` of the item with the largest share; null without any). With `excise` also
+    `edits` and `left_words` (words outside the cuts; null where nothing is cut). And `matches.parquet`, one row per
+    document and item text that share n-grams which count.
+
+    Args:
+        inputs: `ingest`, and the annotating stages that ran before.
+        config: the manifest's `decontaminate` section (`mixtures.decontaminate.Decontaminate`).
+
+    Returns:
+        `counts`; `sets`: per evaluation set `items`, `checked`, `too_short`, `contaminated` and
+        `contaminated_share` of those checked; `matches`: the worst ones; `ngrams`, `frequent_ngrams`,
+        `template_ngrams`, `bytes_cut`.
+
+    Raises:
+        EvaluationSetError: an evaluation set cannot be read.
+        ConservationError: the counts do not balance.
+        QuarantineError: more documents than allowed raised an error.
+    """
+    section = Decontaminate.model_validate(config)
+    plan = Plan(dict(inputs), section, context.work, out)
+    parts, items = read_parts(section.against)
+    index = build_index(pa.array([part.text for part in parts], pa.large_string()), section.ngram, section.min_words)
+    write_index(plan.path("index", "ngrams"), index)
+    write_parts_table(plan.path("index", "parts"), parts)
+    tasks = shard_tasks(inputs["ingest"])
+    run_tasks("scan", tasks, partial(scan, plan=plan), context)
+    frequent = count_documents_with([plan.path("counts", task.name) for task in tasks], index.num_ngrams)
+    frequent = frequent > section.max_document_frequency
+    _write_columns(plan.path("index", "frequent"), {"frequent": frequent})
+    done = run_tasks("apply", tasks, partial(apply, plan=plan), context)
+    counts = add_counts(result["counts"] for result in done)
+    check_conservation(counts, context.stage)
+    check_quarantine(counts, section.max_quarantined, context.stage)
+    matches = write_matches(out / MATCHES_FILE, [plan.path("matches", task.name) for task in tasks])
+    return {
+        "counts": counts,
+        "sets": report_sets(parts, items, index.counted_words, matches),
+        "matches": shown_matches(matches),
+        "ngrams": index.num_ngrams,
+        "frequent_ngrams": int(frequent.sum()),
+        "template_ngrams": index.num_templates(),
+        "bytes_cut": sum(result["bytes_cut"] for result in done),
+    }
+
+
+def scan(task: Task, plan: Plan) -> Done:
+    """Find the n-grams of the index in one shard."""
+    texts = read_judged(plan.inputs, task.name, plan.section.sources)
+    hits = find_ngrams(texts.texts, read_index(plan.path("index", "ngrams")))
+    ngrams, documents = count_documents(hits)
+    files = [plan.path("hits", task.name), plan.path("counts", task.name)]
+    _write_columns(files[0], hits._asdict())
+    _write_columns(files[1], {"ngram": ngrams, "documents": documents})
+    return Done(files)
+
+
+def count_documents_with(files: Sequence[Path], num_ngrams: int) -> np.ndarray:
+    """In how many documents each n-gram of the index stands: int64 of shape (num_ngrams,)."""
+    documents = np.zeros(num_ngrams, np.int64)
+    for path in files:
+        table = open_batches(path).read_all()
+        documents[table["ngram"].to_numpy()] += table["documents"].to_numpy()
+    return documents
+
+
+def apply(task: Task, plan: Plan) -> Done:
+    """Write the annotations and the matches of one shard."""
+    texts = read_judged(plan.inputs, task.name, plan.section.sources)
+    hits = Hits(**_read_columns(plan.path("hits", task.name)))
+    frequent = _read_columns(plan.path("index", "frequent"))["frequent"]
+    index = read_index(plan.path("index", "ngrams"))
+    matches, runs = find_matches(hits, index, frequent, plan.section.certain_coverage)
+    parts = read_parts_table(plan.path("index", "parts"))
+    over = is_over(matches, plan.section)
+    measures = _measure(matches, len(texts.good), parts)
+    failed = {
+        f"{STAGE}/max_contamination": measures["contamination"].to_numpy() > plan.section.max_contamination,
+        f"{STAGE}/max_contamination_words":
+            measures["contamination_words"].to_numpy() > plan.section.max_contamination_words,
+    }  # fmt: skip
+    bytes_cut = 0
+    if plan.section.action == "excise":
+        cuts = _cuts(texts, matches, runs, over, plan.section.margin_characters)
+        bytes_cut = int((cuts[1] - cuts[0]).sum())
+        left = words_left(texts.texts, *cuts)
+        uncut = np.diff(cuts[2]) == 0
+        measures |= {"left_words": pa.array(left, mask=uncut), EDITS: cuts_array(*cuts)}
+        failed = {f"{STAGE}/min_left_words": ~uncut & (left < plan.section.min_left_words)}
+    table, counts = texts.annotate(first_failures(failed, len(texts.good)), measures)
+    write_table(plan.out / task.name, table)
+    found = plan.path("matches", task.name)
+    rows = match_table(texts, matches, runs, over, parts)
+    write_partitions(found, rows, np.zeros(len(rows), np.int64), 1)
+    return Done([plan.out / task.name, found], {"counts": counts, "bytes_cut": bytes_cut})
+
+
+def is_over(matches: Matches, section: Decontaminate) -> np.ndarray:
+    """Which matches are more than a document may hold (bool)."""
+    over: np.ndarray = (matches.contamination > section.max_contamination) | (
+        matches.words > section.max_contamination_words
+    )
+    return over
+
+
+def _measure(matches: Matches, texts: int, parts: Sequence[Part]) -> dict[str, pa.Array]:
+    """The measured columns of n texts."""
+    share, words = np.zeros(texts), np.zeros(texts, np.int64)
+    np.maximum.at(share, matches.text, matches.contamination)
+    np.maximum.at(words, matches.text, matches.words)
+    item: list[str | None] = [None] * texts
+    best = matches.contamination == share[matches.text]
+    # Backwards, so that of several items that are held to the same share the first is named.
+    for text, part in zip(matches.text[best][::-1].tolist(), matches.part[best][::-1].tolist(), strict=True):
+        item[text] = f"{parts[part].set}#{parts[part].item}"
+    return {
+        "contamination": pa.array(share),
+        "contamination_words": pa.array(words),
+        "contaminated_item": pa.array(item, pa.string()),
+    }
+
+
+def _cuts(
+    texts: JudgedTexts, matches: Matches, runs: Runs, over: np.ndarray, margin: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    chosen = over[runs.match]
+    text = matches.text[runs.match[chosen]]
+    return widen(texts.texts, text, runs.begin[chosen], runs.end[chosen], margin)
+
+
+def _write_columns(path: Path, columns: Mapping[str, np.ndarray]) -> None:
+    table = pa.table({name: pa.array(values) for name, values in columns.items()})
+    write_partitions(path, table, np.zeros(len(table), np.int64), 1)
+
+
+def _read_columns(path: Path) -> dict[str, np.ndarray]:
+    table = open_batches(path).read_all()
+    return {name: table[name].to_numpy() for name in table.column_names}

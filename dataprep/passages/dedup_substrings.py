@@ -1,0 +1,197 @@
+"""The stage `dedup_substrings`: long passages that the corpus has more than once stay in one place.
+
+1. anchors: per shard, the hashes of a selection of its windows (see `windows.py`) by partition.
+2. repeated_anchors: per partition, those that the corpus has more than once, by shard.
+3. windows: per shard, all windows around repeated anchors, each with its first copy in the shard, by partition.
+4. repeated_windows: per partition, those that are repeated, with the first copy of each, by shard.
+5. lend: per shard, the texts with first copies.
+6. apply: per shard, the copies are compared with the first ones byte by byte, cut and written down.
+
+What is guaranteed, with n = `min_words` and c = `certain_words`:
+
+- Only words are cut that lie in a passage of n words or more of which the bytes stand elsewhere too, in a first copy
+  of which no word is cut.
+- A passage of c words or more that stands in the corpus twice is found: its windows have an anchor among any
+  c - n + 1 in a row, the same one wherever it stands. Two different windows that share a hash of 64 bits could hide
+  one another; among m windows that happens about m^2 / 2^65 times, and it never cuts anything.
+- The result depends on the documents alone: not on shards, partitions, workers or order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.counts import add_counts, check_conservation, check_quarantine
+from gristmill.dataprep.documents import write_table
+from gristmill.dataprep.duplicates.numbering import number_documents
+from gristmill.dataprep.edits import EDITS, cuts_array
+from gristmill.dataprep.groups import sort_rows
+from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
+from gristmill.dataprep.passages.copies import are_copies, cut_copies
+from gristmill.dataprep.passages.repeated_windows import (
+    borrow,
+    find_repeated_anchors,
+    find_repeated_windows,
+    lend,
+    send_anchors,
+    send_windows,
+    windows_near_repeats,
+)
+from gristmill.dataprep.passages.substring_plan import Plan, find_hashes
+from gristmill.dataprep.shuffle import count_partitions
+from gristmill.dataprep.text_sizes import text_bytes
+from gristmill.mixtures.dedup_substrings import DedupSubstrings
+
+EMPTY = "dedup_substrings/empty"
+RATIO = "dedup_substrings/max_duplicated_substring_ratio"
+LARGEST_REPEATS = 10
+EXCERPT_CHARACTERS = 200
+SHUFFLED_PER_BYTE = 4
+"""Where half of the corpus repeats the other half, about so many bytes are moved per byte of text."""
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Cut passages that stand elsewhere out of the documents kept so far.
+
+    Writes one annotation table per document shard, with `duplicated_substring_words` (words in copies of passages,
+    where the first copy is not counted), `duplicated_substring_ratio` (their share of all words; 0 without words)
+    and, with the action `cut`, `edits`. Documents left without a word are then dropped (`dedup_substrings/empty`), as
+    are those above the limit (`dedup_substrings/max_duplicated_substring_ratio`).
+
+    Args:
+        inputs: `ingest`, and the annotating stages that ran before.
+        config: the manifest's `dedup_substrings` section (`mixtures.dedup_substrings.DedupSubstrings`).
+
+    Returns:
+        `counts`; `windows` (`seen`, `anchors_shuffled`, `shuffled`, distinct ones `repeated`); `spans`, `words_cut`
+        and `bytes_cut` (of copies, where the action is `cut`); `largest_repeats`: `words`, `copies`, `text` (its
+        beginning), `document`, the id of the one that keeps it, and `begin`, the byte where it does.
+
+    Raises:
+        ConservationError: the counts do not balance.
+        QuarantineError: more documents than allowed raised an error.
+    """
+    section = DedupSubstrings.model_validate(config)
+    numbering = number_documents(inputs["ingest"])
+    num_partitions = count_partitions(SHUFFLED_PER_BYTE * text_bytes(inputs["ingest"]))
+    plan = Plan(dict(inputs), section, numbering, num_partitions, context.work, out)
+    shards = [Task(shard, {"shard": number}) for number, shard in enumerate(numbering.shards)]
+    partitions = plan.partitions() if shards else []
+    anchors = run_tasks("anchors", shards, partial(send_anchors, plan=plan), context)
+    run_tasks("repeated_anchors", partitions, partial(find_repeated_anchors, plan=plan), context)
+    windows = run_tasks("windows", shards, partial(send_windows, plan=plan), context)
+    repeated = run_tasks("repeated_windows", partitions, partial(find_repeated_windows, plan=plan), context)
+    run_tasks("lend", shards, partial(lend, plan=plan), context)
+    done = run_tasks("apply", shards, partial(apply, plan=plan), context)
+    counts = add_counts(result["counts"] for result in done)
+    check_conservation(counts, context.stage)
+    check_quarantine(counts, section.max_quarantined, context.stage)
+    return {
+        "counts": counts,
+        "windows": {
+            "seen": sum(result["windows"] for result in anchors),
+            "anchors_shuffled": sum(result["sent"] for result in anchors),
+            "shuffled": sum(result["sent"] for result in windows),
+            "repeated": sum(result["repeated"] for result in repeated),
+        },
+        **{name: sum(result[name] for result in done) for name in ("spans", "words_cut", "bytes_cut")},
+        "largest_repeats": _largest(repeat for result in done for repeat in result["repeats"]),
+    }
+
+
+def apply(task: Task, plan: Plan) -> Done:
+    """Write the annotations of one shard."""
+    texts, numbers = plan.read(task)
+    windows, chosen = windows_near_repeats(texts.texts, task, plan)
+    reply = plan.replies("repeated_windows", task.payload["shard"])
+    places = find_hashes(reply["hash"], windows.hashes[chosen])
+    chosen, places = chosen[places >= 0], places[places >= 0]
+    text, begins, ends = windows.text[chosen], windows.begins[chosen], windows.ends[chosen]
+    first = {name: values[places] for name, values in reply.items()}
+    is_first = (first["first_document"] == numbers[text]) & (first["first_begin"] == begins)
+    copy = _verify(plan, texts.texts, text, begins, ends, first, is_first)
+    known = copy | is_first  # what is neither only shares a hash
+    cuts = cut_copies(texts.texts, text[known], begins[known], ends[known], copy[known])
+    ratio = cuts.words / np.maximum(windows.words, 1)
+    cutting = plan.section.action == "cut"
+    limit = plan.section.max_duplicated_substring_ratio
+    reasons: list[str | None] = [
+        EMPTY if cutting and share == 1.0 else RATIO if share > limit else None for share in ratio.tolist()
+    ]
+    measures = {"duplicated_substring_words": pa.array(cuts.words), "duplicated_substring_ratio": pa.array(ratio)}
+    if cutting:
+        measures[EDITS] = cuts_array(cuts.begins, cuts.ends, cuts.offsets)
+    table, counts = texts.annotate(reasons, measures)
+    write_table(plan.out / task.name, table)
+    columns = {name: values[copy] for name, values in first.items()}
+    return Done([plan.out / task.name], {
+        "counts": counts,
+        "spans": len(cuts.begins) if cutting else 0,
+        "words_cut": int(cuts.words.sum()) if cutting else 0,
+        "bytes_cut": int((cuts.ends - cuts.begins).sum()) if cutting else 0,
+        "repeats": _repeats(plan, texts.texts, chosen[copy], text[copy], begins[copy], ends[copy], columns),
+    })  # fmt: skip
+
+
+def _verify(
+    plan: Plan, texts: pa.Array, text: np.ndarray, begins: np.ndarray, ends: np.ndarray,
+    first: Mapping[str, np.ndarray], is_first: np.ndarray,
+) -> np.ndarray:  # fmt: skip
+    """Which windows have the bytes of their first copy, those that are first copies left out (bool)."""
+    shard_of = np.searchsorted(plan.numbering.starts, first["first_document"], side="right") - 1
+    copies = np.zeros(len(text), bool)
+    for shard in np.unique(shard_of[~is_first]):
+        rows = np.flatnonzero(~is_first & (shard_of == shard))
+        lent, lender = borrow(plan, int(shard), first["first_document"][rows])
+        copies[rows] = are_copies(
+            texts, text[rows], begins[rows], ends[rows], lent, lender, first["first_begin"][rows]
+        )
+    return copies
+
+
+def _repeats(
+    plan: Plan, texts: pa.Array, window: np.ndarray, text: np.ndarray, begins: np.ndarray, ends: np.ndarray,
+    first: Mapping[str, np.ndarray],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The longest passages of a shard that are copies: windows that follow each other here and in the first copy."""
+    if not len(window):
+        return []
+    shift = first["first_begin"] - begins
+    new = np.ones(len(window), bool)
+    new[1:] = (
+        (window[1:] != window[:-1] + 1) | (text[1:] != text[:-1]) | (shift[1:] != shift[:-1])
+        | (first["first_document"][1:] != first["first_document"][:-1])
+    )  # fmt: skip
+    starts = np.flatnonzero(new)
+    lasts = np.append(starts[1:], len(window)) - 1
+    words, copies = lasts - starts + plan.section.min_words, np.maximum.reduceat(first["copies"], starts)
+    place = [first[name][starts] for name in ("first_id_high", "first_id_low", "first_begin")]
+    found: dict[tuple[int, int, int], dict[str, Any]] = {}
+    for run in sort_rows(-words, -copies, *place):
+        key = (int(place[0][run]), int(place[1][run]), int(place[2][run]))
+        if key in found:
+            continue
+        if len(found) == LARGEST_REPEATS:
+            break
+        passage = texts[int(text[starts[run]])].as_py().encode()[begins[starts[run]] : ends[lasts[run]]]
+        found[key] = {
+            "words": int(words[run]), "copies": int(copies[run]), "text": passage.decode()[:EXCERPT_CHARACTERS],
+            "document": f"{key[0]:016x}{key[1]:016x}", "begin": key[2],
+        }  # fmt: skip
+    return list(found.values())
+
+
+def _largest(repeats: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The longest of them, one for each place where a first copy begins."""
+    ordered = sorted(repeats, key=lambda row: (-row["words"], -row["copies"], row["document"], row["begin"]))
+    longest: dict[tuple[str, int], dict[str, Any]] = {}
+    for repeat in ordered:
+        longest.setdefault((repeat["document"], repeat["begin"]), repeat)
+    return list(longest.values())[:LARGEST_REPEATS]

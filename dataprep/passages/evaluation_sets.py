@@ -1,0 +1,170 @@
+"""Evaluation sets as items with texts, out of whatever file they come in.
+
+An unreadable evaluation set ends the stage: contamination that nobody looked for must not pass as none.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from gristmill.dataprep.documents import open_parquet
+from gristmill.dataprep.files import as_path
+from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, read_whole, split_compression
+from gristmill.dataprep.reading.sources import outside_files
+from gristmill.mixtures.decontaminate import EvaluationSet
+
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+TEXT = "text"
+"""The field that a line of a text file is."""
+
+
+class EvaluationSetError(ValueError):
+    """An evaluation set cannot be read, or has no text to look for."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One text of one item.
+
+    Attributes:
+        set: the set's name.
+        item: number of the item in its set, from 1.
+        field: where in the item the text stands.
+    """
+
+    set: str
+    item: int
+    field: str
+    text: str
+
+
+def read_parts(sets: Sequence[EvaluationSet]) -> tuple[list[Part], dict[str, int]]:
+    """Read all texts that are looked for.
+
+    Returns:
+        the parts, in the order of the sets and their items; and set -> number of its items.
+
+    Raises:
+        EvaluationSetError: a file cannot be read, a named field is in no item, or two sets share a name.
+        gristmill.dataprep.reading.sources.SourceError: a path matches nothing.
+    """
+    parts: list[Part] = []
+    items: dict[str, int] = {}
+    for number, section in enumerate(sets):
+        files = outside_files(f"decontaminate.against.{number}.path", section.path)
+        for name, location in files:
+            called = _set_name(section, name, len(files))
+            if called in items:
+                raise EvaluationSetError(
+                    f"decontaminate.against.{number}: two evaluation sets are called {called!r}; "
+                    "give each its own `name`, or list a file once"
+                )
+            found, items[called] = _read_file(called, name, as_path(location), section.text_fields)
+            parts += found
+    return parts, items
+
+
+def _set_name(section: EvaluationSet, file: str, files: int) -> str:
+    path = PurePosixPath(file)
+    stem = path.with_name(path.name.split(".")[0] or path.name).as_posix()
+    if section.name is None:
+        return stem
+    return section.name if files == 1 else f"{section.name}/{stem}"
+
+
+def _read_file(called: str, name: str, path: Path, fields: Sequence[str] | None) -> tuple[list[Part], int]:
+    parts: list[Part] = []
+    seen: dict[str, None] = {}
+    number = 0
+    for number, record in enumerate(_records(name, path), start=1):
+        seen.update(dict.fromkeys(record))
+        chosen = [key for key, value in record.items() if isinstance(value, str)] if fields is None else fields
+        for field in chosen:
+            parts += [Part(called, number, place, text) for place, text in _texts(field, record.get(field))]
+    if not number:
+        raise EvaluationSetError(f"{path}: the evaluation set is empty; remove it from decontaminate.against")
+    missing = [field for field in fields or () if field not in seen]
+    if missing:
+        raise EvaluationSetError(
+            f"{path}: no item has the field {missing[0]!r}; its fields are {', '.join(seen)}; correct `text_fields`"
+        )
+    return parts, number
+
+
+def _texts(field: str, value: Any) -> Iterator[tuple[str, str]]:
+    """The texts of a field that is a string, or a list of strings."""
+    if isinstance(value, str):
+        yield field, value
+    elif isinstance(value, list):
+        yield from ((f"{field}[{place}]", text) for place, text in enumerate(value) if isinstance(text, str))
+
+
+def _records(name: str, path: Path) -> Iterator[Mapping[str, Any]]:
+    extension, compression = split_compression(name)
+    if extension == ".parquet":
+        with open_parquet(path) as table:
+            for group in range(table.num_row_groups):
+                yield from table.read_row_group(group, use_threads=False).to_pylist()
+        return
+    text = _decoded(path, compression)
+    if extension in SEPARATORS:
+        yield from _rows(path, csv.DictReader(io.StringIO(text, newline=""), delimiter=SEPARATORS[extension]))
+    elif extension in (".jsonl", ".ndjson"):
+        for number, line in enumerate(text.split("\n"), start=1):
+            if line.strip():
+                yield from _objects(path, number, _parsed(path, number, line))
+    elif extension == ".json":
+        yield from _json_records(path, text)
+    else:
+        yield from ({TEXT: line} for line in text.splitlines() if line.strip())
+
+
+def _rows(path: Path, rows: csv.DictReader) -> Iterator[Mapping[str, Any]]:
+    try:
+        yield from rows
+    except csv.Error as error:
+        raise EvaluationSetError(f"{path}: line {rows.line_num} is not readable CSV: {error}") from error
+
+
+def _json_records(path: Path, text: str) -> Iterator[Mapping[str, Any]]:
+    """A list of objects, JSON lines under another extension, or one object.
+
+    Of one object the values are the items where all of them are objects; otherwise it is one item.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError:
+        lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+        for number, line in lines:
+            yield from _objects(path, number, _parsed(path, number, line))
+        return
+    nested = isinstance(value, dict) and value and all(isinstance(item, dict) for item in value.values())
+    items: Iterable[Any] = value if isinstance(value, list) else value.values() if nested else [value]
+    for number, item in enumerate(items, start=1):
+        yield from _objects(path, number, item)
+
+
+def _objects(path: Path, number: int, value: Any) -> Iterator[Mapping[str, Any]]:
+    if not isinstance(value, dict):
+        raise EvaluationSetError(f"{path}: item {number} must be a JSON object, not {type(value).__name__}")
+    yield value
+
+
+def _parsed(path: Path, number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise EvaluationSetError(f"{path}: line {number} is not valid JSON: {error}") from error
+
+
+def _decoded(path: Path, compression: str) -> str:
+    try:
+        return read_whole(path, compression).decode("utf-8-sig")
+    except (CorruptFileError, RecordTooLongError, UnicodeDecodeError) as error:
+        raise EvaluationSetError(f"{path}: the evaluation set cannot be read: {error}") from error

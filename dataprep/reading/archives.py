@@ -1,0 +1,145 @@
+"""Members of tar and zip archives, each read as if it were a file of a folder; nothing is unpacked to the disk."""
+
+from __future__ import annotations
+
+import errno
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import PurePosixPath
+from typing import Any, Literal, Self, cast
+
+from gristmill.dataprep.reading.compression import READ_BYTES, CorruptFileError, DecodedStream
+from gristmill.dataprep.reading.records import Dropped, Input, Page, Read, Reading, Rejected, Skipped, one_line
+
+_MALFORMED = (ValueError, OverflowError, EOFError, struct.error, zlib.error, RuntimeError, NotImplementedError)
+"""What `zipfile` raises about archives that are not what they seem, besides its own exception."""
+
+ReadMember = Callable[[Input, Reading], "Iterator[Read] | None"]
+"""Reads one member by its name; None where its format is not known or not wanted."""
+
+
+@dataclass(frozen=True)
+class _Member:
+    """What lies in an archive, with the part of a path's interface that readers need."""
+
+    opened: Callable[[], Any]
+
+    @contextmanager
+    def open(self, mode: Literal["rb"], /) -> Iterator[Any]:
+        with self.opened() as stream:
+            yield stream
+
+
+class _LastHeader(tarfile.TarInfo):
+    """Remembers the block that was last taken for a member's header.
+
+    tarfile ends quietly at a block that is no header; only one of zeros is the archive's end.
+    """
+
+    last = b""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        cls.last = bytes(buf)
+        return super().frombuf(buf, encoding, errors)
+
+
+def read_tar(item: Input, reading: Reading, read_member: ReadMember) -> Iterator[Read]:
+    """The members of a tar archive in their order; one that is damaged gives those before the damage."""
+    seen: Counter[str] = Counter()
+
+    class Header(_LastHeader):
+        """Of this archive alone, whatever other threads read."""
+
+    with DecodedStream(item.path, item.compression) as stream:
+        error = ""
+        try:
+            with tarfile.open(fileobj=cast(Any, stream), mode="r|", tarinfo=Header) as archive:
+                for member in archive:
+                    opened = _Member(partial(archive.extractfile, member))
+                    yield from _member_records(item, reading, read_member, seen, member.name, opened, member.isfile())
+        except (tarfile.TarError, ValueError, OverflowError) as damage:
+            error = f"the tar archive is damaged: {one_line(damage)}"
+        while stream.read(READ_BYTES):  # what comes behind the end is padding, but its damage is told
+            continue
+        if not error and (len(Header.last) < tarfile.BLOCKSIZE or Header.last.strip(b"\0")):
+            error = "the tar archive is damaged or cut off: it has no end mark"
+        if stream.error is not None or error:
+            yield Rejected(seen.total() + 1, str(stream.error or error))
+
+
+def read_zip(item: Input, reading: Reading, read_member: ReadMember) -> Iterator[Read]:
+    """The members of a zip archive in the order of its directory."""
+    seen: Counter[str] = Counter()
+    with item.path.open("rb") as stream:
+        try:
+            archive = zipfile.ZipFile(stream)
+        except (zipfile.BadZipFile, OSError, *_MALFORMED) as error:
+            _raise_storage(error)
+            yield Rejected(1, f"the zip archive is damaged or cut off: {one_line(error)}")
+            return
+        with archive:
+            for member in archive.infolist():
+                opened = _Member(partial(_checked, archive, member))
+                is_file = not member.is_dir()
+                yield from _member_records(item, reading, read_member, seen, member.filename, opened, is_file)
+
+
+@contextmanager
+def _checked(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[Any]:
+    """A member's content; whatever is wrong with it is a CorruptFileError."""
+    try:
+        stream = archive.open(member)
+    except (zipfile.BadZipFile, OSError, *_MALFORMED) as error:
+        _raise_storage(error)
+        raise CorruptFileError(f"the member cannot be read: {one_line(error)}") from error
+    with stream:
+        yield _Checked(stream)
+
+
+@dataclass(frozen=True)
+class _Checked:
+    stream: Any
+
+    def read(self, size: int) -> bytes:
+        try:
+            content: bytes = self.stream.read(size)
+        except (zipfile.BadZipFile, OSError, *_MALFORMED) as error:
+            _raise_storage(error)
+            raise CorruptFileError(f"the member is damaged: {one_line(error)}") from error
+        return content
+
+
+def _raise_storage(error: Exception) -> None:
+    """Raise what the storage did; a damaged archive has no error number, or asks for a place before the file's
+    begin."""
+    if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+        raise error
+
+
+def _member_records(
+    item: Input, reading: Reading, read_member: ReadMember, seen: Counter[str], name: str, member: _Member,
+    is_file: bool,
+) -> Iterator[Read]:  # fmt: skip
+    name = str(PurePosixPath(name))
+    if not is_file:
+        yield Skipped("folder or link in an archive")
+        return
+    if any(part.startswith(".") or part == "__MACOSX" for part in name.split("/")):
+        yield Skipped("hidden member of an archive")
+        return
+    seen[name] += 1
+    copy = "" if seen[name] == 1 else f";{seen[name]}"  # tar appends a newer version under the same name
+    records = read_member(Input(f"{item.name}{copy}/{name}", member), reading)
+    if records is None:
+        yield Skipped(f"member of an archive with extension {PurePosixPath(name).suffix.lower() or '(none)'}")
+        return
+    for record in records:
+        yield replace(record, part=name) if isinstance(record, Page | Rejected | Dropped) else record

@@ -1,0 +1,102 @@
+"""From a page's bytes to its main text, title and language: what runs inside the guarded process.
+
+An extractor is a function from (HTML, options) to (text, metadata); `Options` are those of the manifest's
+ExtractOptions. Nothing here depends on the time of day, on earlier pages or on the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from gristmill.dataprep.reading.encoding import UTF8, declared_in_page, decode
+
+MAX_PAGE_DATE = "2100-01-01"
+"""Latest date that a page may bear. The date finder of trafilatura would take today, and give another result
+tomorrow."""
+
+Options = Mapping[str, Any]
+Extractor = Callable[[str, Options], tuple[str, dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """A page's text (empty where it has none), and what it says about itself."""
+
+    text: str
+    metadata: Mapping[str, Any]
+
+
+def extract(content: bytes, encoding: str, charset: str, extractor: Extractor, options: Options) -> Extracted:
+    """Decode a page and extract its main text.
+
+    Args:
+        content: the page as stored.
+        encoding: a codec's name, or `auto`.
+        charset: what the server declared, or empty.
+        extractor: see `find_extractor`.
+        options: see ExtractOptions.
+
+    Raises:
+        UndecodableError: the bytes are no text.
+    """
+    decoded = decode(content, encoding, charset, html=True)
+    text, metadata = extractor(decoded.text, options)
+    metadata["charset"] = charset or declared_in_page(content)
+    if decoded.encoding != UTF8:
+        metadata["encoding"] = decoded.encoding
+    return Extracted(text.strip(), metadata)
+
+
+def with_resiliparse(html: str, options: Options) -> tuple[str, dict[str, Any]]:
+    """Text by resiliparse with the settings of DCLM (baselines/mappers: main content, no alternative texts)."""
+    from resiliparse.extract.html2text import extract_plain_text
+    from resiliparse.parse.html import HTMLTree
+
+    tree = HTMLTree.parse(html)
+    root = None if tree.document is None else tree.document.query_selector("html")
+    language = "" if root is None else root.getattr("lang", "")
+    text = extract_plain_text(
+        tree,
+        main_content=options["favor"] != "recall",
+        alt_texts=False,
+        comments=options["comments"],
+        links=options["links"],
+        skip_elements=None if options["tables"] else ["table"],
+    )
+    return text, {"title": " ".join((tree.title or "").split()), "language": language}
+
+
+def with_trafilatura(html: str, options: Options) -> tuple[str, dict[str, Any]]:
+    """Text by trafilatura, comments behind it where they are asked for."""
+    from trafilatura import bare_extraction
+
+    found = bare_extraction(
+        html,
+        favor_precision=options["favor"] == "precision",
+        favor_recall=options["favor"] == "recall",
+        include_comments=options["comments"],
+        include_tables=options["tables"],
+        include_links=options["links"],
+        with_metadata=True,
+        date_extraction_params={"max_date": MAX_PAGE_DATE, "original_date": True, "extensive_search": False},
+    )
+    if found is None:
+        return "", {}
+    text = "\n".join(part for part in (found.text, found.comments) if part)
+    return text, {"title": found.title, "published": found.date, "language": found.language}
+
+
+EXTRACTORS: dict[str, Extractor] = {"resiliparse": with_resiliparse, "trafilatura": with_trafilatura}
+"""By the names that a source's `extract` uses."""
+
+
+def find_extractor(name: str) -> Extractor:
+    """An extractor by its name, or any other as `module:function`."""
+    if name in EXTRACTORS:
+        return EXTRACTORS[name]
+    module, _, function = name.partition(":")
+    found: Extractor = getattr(import_module(module), function)
+    return found

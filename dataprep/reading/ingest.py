@@ -1,0 +1,255 @@
+"""The first stage: reads every source into document shards, and everything that is no document into quarantine.
+
+Output: `part-<task>-<piece>.parquet` (documents), `quarantine/<task>-<piece>.parquet` where something could not be
+read, and `dropped/<task>-<piece>.parquet` where a page has no text. What a web archive holds besides pages (requests,
+redirects, pictures) was never meant as a document: it is in no ledger, but counted as `skipped` by what it is. The
+tasks follow from the sorted listing alone: neighbouring files of a source up to `shard_bytes` of input; a larger
+file, or a source with a `limit`, is one task that fills several shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.counts import Counts, add_counts, check_conservation, check_quarantine
+from gristmill.dataprep.documents import read_table
+from gristmill.dataprep.files import as_path
+from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
+from gristmill.dataprep.reading.extraction_guard import Guard, Limits
+from gristmill.dataprep.reading.pages import extract_pages
+from gristmill.dataprep.reading.readers import read_records
+from gristmill.dataprep.reading.records import Reading
+from gristmill.dataprep.reading.sharding import SHOWN_QUARANTINED, ShardWriter
+from gristmill.dataprep.reading.sources import SourceError, SourceFile, SourceListing, find_files
+from gristmill.mixtures.sources import Ingest, Source
+
+DEFAULT_EXTRACTOR = "resiliparse"
+
+
+class ChangedInputError(SourceError):
+    """A source's files changed after the run was planned: its output would carry the wrong fingerprint."""
+
+
+class DuplicateIdError(SourceError):
+    """Two records of a source are the same document: same id field and same text."""
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Read all sources of `config` into document shards under `out`.
+
+    Args:
+        inputs: nothing; this is the first stage.
+        config: `sources` (name -> Source section, with the `listing` that it was planned from, if any) and `ingest`
+            (Ingest section).
+        out: receives the shards and the quarantine.
+        context: where to run.
+
+    Returns:
+        `counts`, `sources` (files, shards and what was skipped of each), `quarantined` (the first of them), `skipped`
+        (number by what it is) and `warnings`.
+
+    Raises:
+        SourceError: a source matches nothing, is of no known format, or gave no document at all.
+        ChangedInputError: a source's files are no longer those that it was planned from.
+        DuplicateIdError: an `id_field`, or the record ids of WARC files, do not tell documents apart.
+        ExtractorError: the extracting process does not start.
+        QuarantineError: more than `max_quarantined` of the records could not be read.
+    """
+    section = Ingest.model_validate(config.get("ingest", {}))
+    planned = {name: source.get("listing") for name, source in config["sources"].items()}
+    sources = {
+        name: Source.model_validate({key: value for key, value in source.items() if key != "listing"})
+        for name, source in sorted(config["sources"].items())
+    }
+    listings = {name: find_files(name, source.model_dump()) for name, source in sources.items()}
+    for name, listing in listings.items():
+        check_unchanged(name, listing, planned[name])
+    tasks = plan(sources, listings, section.shard_bytes)
+    limits = Limits(section.extract_seconds, section.extract_memory_bytes)
+    process = partial(ingest_task, str(out), section.shard_bytes, limits)
+    results = run_tasks("read", tasks, process, context, holds_gil=True)
+    counts = add_counts(result["counts"] for result in results)
+    _check_every_source(sources, counts, results)
+    check_conservation(counts, context.stage)
+    check_quarantine(counts, section.max_quarantined, context.stage)
+    warnings = [*_ignored_files(listings), *(warning for result in results for warning in result["warnings"])]
+    for warning in warnings:
+        context.warn(warning)
+    named = [name for name, source in sources.items() if source.id_field is not None or _holds_warc(listings[name])]
+    check_unique(out, named, results)
+    return {
+        "counts": counts,
+        "sources": {name: _describe(name, source, listings[name], results) for name, source in sources.items()},
+        "quarantined": [shown for result in results for shown in result["quarantined"]][:SHOWN_QUARANTINED],
+        "skipped": add_counts(result["skipped"] for result in results),
+        "warnings": warnings,
+    }
+
+
+def check_unchanged(name: str, listing: SourceListing, planned: Sequence[Mapping[str, Any]] | None) -> None:
+    """Raise ChangedInputError where a source's files differ from the listing that it was planned from.
+
+    Names, sizes and modification times or etags are compared; content that was hashed when planning is not hashed
+    again. The Python sources have no files.
+    """
+    if planned is None or any(file.format == "python" for file in listing.files):
+        return
+    before = {entry["path"]: entry for entry in planned}
+    now = {file.name: file for file in listing.files}
+    changed = sorted(before.keys() ^ now.keys())
+    for path in before.keys() & now.keys():
+        hashed = before[path]["stamp"].startswith("sha256:")
+        if before[path]["size"] != now[path].size or not (hashed or before[path]["stamp"] == now[path].stamp):
+            changed.append(path)
+    if changed:
+        raise ChangedInputError(
+            f"source {name!r}: {len(changed)} files changed since the run was planned, first {min(changed)}; run again"
+        )
+
+
+def plan(sources: Mapping[str, Source], listings: Mapping[str, SourceListing], shard_bytes: int) -> list[Task]:
+    """Cut the listings into tasks, in the order of the names of sources and files; a pure function of both."""
+    tasks: list[Task] = []
+    for name, source in sorted(sources.items()):
+        reading = Reading(source.text_field, source.id_field, source.metadata_fields, source.encoding, source.extract)
+        for files in _groups(listings[name].files, shard_bytes, whole=source.limit is not None):
+            payload = {
+                "source": name,
+                "files": [asdict(file) for file in files],
+                "reading": asdict(reading),
+                "extract_options": source.extract_options.model_dump(),
+                "limit": source.limit,
+            }
+            tasks.append(Task(f"{len(tasks):05d}", payload, sum(file.size for file in files)))
+    return tasks
+
+
+def _groups(files: Sequence[SourceFile], shard_bytes: int, whole: bool) -> Iterator[list[SourceFile]]:
+    group: list[SourceFile] = []
+    held = 0
+    for file in files:
+        if group and not whole and (held + file.size > shard_bytes or file.format == "python"):
+            yield group
+            group, held = [], 0
+        group.append(file)
+        held += file.size
+    if group:
+        yield group
+
+
+def ingest_task(out: str, shard_bytes: int, limits: Limits, task: Task) -> Done:
+    """Read the files of one task; a function of the task's payload and the files alone."""
+    source = task.payload["source"]
+    writer = ShardWriter(as_path(out), task.name, source, shard_bytes)
+    reading = Reading(**task.payload["reading"])
+    warnings = []
+    with Guard(reading.extract or DEFAULT_EXTRACTOR, task.payload["extract_options"], limits) as guard:
+        for file in (SourceFile(**entry) for entry in task.payload["files"]):
+            before, skipped = writer.read, writer.skipped.total()
+            for record in extract_pages(read_records(file, reading), guard, reading):
+                writer.add(file.name, record)
+                if writer.kept == task.payload["limit"]:
+                    break
+            if writer.read == before:
+                only = " but what is skipped" if writer.skipped.total() > skipped else ""
+                warnings.append(f"source {source!r}: {file.name} holds no records{only}")
+            if writer.kept == task.payload["limit"]:
+                break
+    writer.close()
+    result = {
+        "source": source,
+        "counts": writer.counts(),
+        "skipped": dict(sorted(writer.skipped.items())),
+        "shards": writer.shards,
+        "quarantined": writer.shown,
+        "warnings": warnings,
+    }
+    return Done(writer.files, result)
+
+
+def _check_every_source(
+    sources: Mapping[str, Source], counts: Counts, results: Sequence[Mapping[str, Any]]
+) -> None:
+    for name, source in sources.items():
+        part = counts["sources"].get(name, {})
+        if part.get("kept"):
+            continue
+        shown = next((row for result in results for row in result["quarantined"] if row["source"] == name), None)
+        why = f"; the first: {shown['file']}, record {shown['record']}: {shown['error']}" if shown else ""
+        empty = sum(part.get("dropped", {}).values())
+        skipped = _skipped(name, results)
+        raise SourceError(
+            f"source {name!r}: no documents came out of {source.path}: {part.get('quarantined', 0)} of "
+            f"{part.get('read', 0)} records could not be read{why}"
+            + (f"; {empty} pages had no text" if empty else "")
+            + (f"; skipped: {', '.join(f'{number} x {what}' for what, number in skipped.items())}" if skipped else "")
+            + "; correct the source or remove it"
+        )
+
+
+def _skipped(name: str, results: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    return add_counts(result["skipped"] for result in results if result["source"] == name)
+
+
+def _holds_warc(listing: SourceListing) -> bool:
+    return any("warc" in (file.format, file.members) or file.members == "auto" for file in listing.files)
+
+
+def _ignored_files(listings: Mapping[str, SourceListing]) -> list[str]:
+    return [
+        f"source {name!r}: its folder also holds files that are not read: "
+        + ", ".join(f"{count} {extension}" for extension, count in listing.ignored.items())
+        for name, listing in listings.items() if listing.ignored
+    ]  # fmt: skip
+
+
+def check_unique(out: Path, sources: Sequence[str], results: Sequence[Mapping[str, Any]]) -> None:
+    """Raise DuplicateIdError where two documents of these sources have one id.
+
+    Only an `id_field` and the record ids of WARC files can repeat; elsewhere a locator is a path and a record number.
+    """
+    for source in sources:
+        shards = [
+            out / f"part-{task:05d}-{piece:03d}.parquet"
+            for task, result in enumerate(results) if result["source"] == source
+            for piece in range(result["shards"])
+        ]  # fmt: skip
+        ids = pa.chunked_array([chunk for path in shards for chunk in read_table(path, ["id"])["id"].chunks])
+        repeated = len(ids) - pc.count_distinct(ids).as_py()
+        if repeated:
+            raise DuplicateIdError(
+                f"source {source!r}: {repeated} records repeat the id and the text of another, one of them "
+                f"{_repeated_locator(shards)!r}; name a field that is unique as `id_field`, or leave it out; list "
+                "every WARC file once"
+            )
+
+
+def _repeated_locator(shards: Sequence[Path]) -> str:
+    seen: set[bytes] = set()
+    for path in shards:
+        table = read_table(path, ["id", "locator"])
+        for identity, locator in zip(table["id"].to_pylist(), table["locator"].to_pylist(), strict=True):
+            if identity in seen:
+                return str(locator)
+            seen.add(identity)
+    raise LookupError("every id is unique")
+
+
+def _describe(
+    name: str, source: Source, listing: SourceListing, results: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    return {
+        "path": source.path,
+        "files": len(listing.files),
+        "input_bytes": sum(file.size for file in listing.files),
+        "shards": sum(result["shards"] for result in results if result["source"] == name),
+        "skipped": _skipped(name, results),
+    }

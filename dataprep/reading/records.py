@@ -1,0 +1,217 @@
+"""What comes out of a file: documents, pages that are to become one, and what is none, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gristmill.dataprep.documents import metadata_json
+from gristmill.dataprep.reading.compression import Openable
+from gristmill.dataprep.reading.encoding import AUTO, UTF8, UndecodableError, decode
+
+EXCERPT_CHARACTERS = 200
+EMPTY = "extract/empty"
+"""Reason for which a page without text is dropped: on the web they are common, and no mistake of anybody's."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the records of a source are read; see the manifest's Source.
+
+    Attributes:
+        text, id: key or column of the text and of the locator.
+        metadata: keys that are kept; None for all scalar ones.
+        encoding: a codec's name, `auto`, or None for the format's own way.
+        extract: extractor of HTML, or None for the format's own way.
+    """
+
+    text: str = "text"
+    id: str | None = None
+    metadata: Sequence[str] | None = None
+    encoding: str | None = None
+    extract: str | None = None
+
+
+@dataclass(frozen=True)
+class Input:
+    """A file or a member of an archive; `name` is what locators begin with."""
+
+    name: str
+    path: Openable
+    compression: str = ""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One document as it was read; `metadata` is a JSON object."""
+
+    number: int
+    locator: str
+    text: str
+    metadata: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """HTML whose text is still to be extracted.
+
+    Attributes:
+        number: of the record in its file.
+        locator: of the document that comes out.
+        content: as stored, in an encoding that may be unknown.
+        encoding: a codec's name, or `auto`.
+        charset: what the server declared, or empty.
+        metadata: what is known before the page is read.
+        part: member of an archive, or empty.
+    """
+
+    number: int
+    locator: str
+    content: bytes
+    encoding: str = "auto"
+    charset: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    part: str = ""
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """One record that is no document, and why; `part` is the member of an archive."""
+
+    number: int
+    error: str
+    excerpt: str = ""
+    part: str = ""
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A page that was read without an error but has no text to keep."""
+
+    number: int
+    reason: str
+    locator: str
+    part: str = ""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Something in a file that is not meant as a document, and what it is: an HTTP request, an image, a directory."""
+
+    reason: str
+
+
+Read = Record | Page | Rejected | Dropped | Skipped
+"""Everything that a reader yields."""
+
+
+def make_record(number: int, locator: str, text: str, metadata: Mapping[str, Any]) -> Record | Rejected:
+    """A document, or why it cannot be one: no text, or characters that UTF-8 cannot hold."""
+    if not text:
+        return Rejected(number, "empty text")
+    record = Record(number, locator, text, metadata_json(metadata))
+    for what, value in (("text", record.text), ("id", record.locator), ("metadata", record.metadata)):
+        if (lone := _lone_surrogate(value)) is not None:
+            return Rejected(number, f"{what} has a lone surrogate {lone}, which UTF-8 cannot hold", excerpt(text))
+    return record
+
+
+def from_row(reading: Reading, number: int, row: Mapping[str, Any], locator: str) -> Record | Page | Rejected:
+    """A document of a table's row or a JSON object; a Page where its text is HTML that is to be extracted."""
+    text = field_of(row, reading.text)
+    if text is None and not has_field(row, reading.text):
+        return Rejected(number, f"no field {reading.text!r}; the fields are {_names(row)}", excerpt(str(dict(row))))
+    if not isinstance(text, str | bytes):
+        return Rejected(number, f"field {reading.text!r} must be a string, not {kind(text)}", excerpt(str(dict(row))))
+    if reading.id is not None:
+        key = field_of(row, reading.id)
+        if not isinstance(key, str | int) or isinstance(key, bool) or key == "":
+            return Rejected(number, f"field {reading.id!r} must be a string or an integer, not {kind(key)}",
+                            excerpt(str(dict(row))))  # fmt: skip
+        locator = str(key)
+    metadata = _metadata(row, reading)
+    if text and reading.extract not in (None, "none"):
+        return _page(number, locator, text, metadata, reading)
+    try:
+        decoded = text if isinstance(text, str) else decode(text, reading.encoding).text
+    except UndecodableError as error:
+        return Rejected(number, str(error), excerpt(text))
+    return make_record(number, locator, decoded, metadata)
+
+
+def _page(
+    number: int, locator: str, html: str | bytes, metadata: Mapping[str, Any], reading: Reading
+) -> Page | Rejected:
+    made = make_record(number, locator, html if isinstance(html, str) else "bytes", metadata)
+    if isinstance(made, Rejected):
+        return made
+    if isinstance(html, str):
+        return Page(number, locator, html.encode("utf-8"), UTF8, metadata=metadata)
+    return Page(number, locator, html, reading.encoding or AUTO, metadata=metadata)
+
+
+def has_field(row: Mapping[str, Any], name: str) -> bool:
+    """Whether a row has a field, be it null."""
+    if name in row:
+        return True
+    outer, dot, inner = name.partition(".")
+    return bool(dot) and isinstance(row.get(outer), Mapping) and has_field(row[outer], inner)
+
+
+def field_of(row: Mapping[str, Any], name: str) -> Any:
+    """A field's value or None; `a.b` is the key of that name where there is one, else the key `b` inside of `a`."""
+    if name in row:
+        return row[name]
+    outer, dot, inner = name.partition(".")
+    return field_of(row[outer], inner) if dot and isinstance(row.get(outer), Mapping) else None
+
+
+def _metadata(row: Mapping[str, Any], reading: Reading) -> dict[str, Any]:
+    if reading.metadata is not None:
+        values = {name: field_of(row, name) for name in reading.metadata}
+        return {name: value for name, value in values.items() if value is not None}
+    return {
+        name: value for name, value in row.items()
+        if name not in (reading.text, reading.id) and value is not None and not isinstance(value, list | dict)
+    }  # fmt: skip
+
+
+def chosen_metadata(values: Mapping[str, Any], reading: Reading) -> dict[str, Any]:
+    """Of what a reader or an extractor found out, what the source keeps; empty values are left out."""
+    wanted = values if reading.metadata is None else reading.metadata
+    return {name: values[name] for name in wanted if values.get(name) not in (None, "")}
+
+
+def _lone_surrogate(value: str) -> str | None:
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        return f"\\u{ord(value[error.start]):04x}"
+    return None
+
+
+def not_utf8(error: UnicodeDecodeError) -> str:
+    """Why bytes are no UTF-8, for a person."""
+    return f"not valid UTF-8: byte 0x{error.object[error.start]:02x} at position {error.start}"
+
+
+def excerpt(content: bytes | str) -> str:
+    """The beginning of a bad record, in a form that any file can hold."""
+    text = content[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "replace") if isinstance(content, bytes) else content
+    return text[:EXCERPT_CHARACTERS].encode("utf-8", "backslashreplace").decode()
+
+
+def kind(value: Any) -> str:
+    """What a JSON value is, for a person."""
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)
+
+
+def _names(row: Mapping[str, Any]) -> str:
+    return excerpt(", ".join(map(str, row))) or "none"
+
+
+def one_line(error: BaseException) -> str:
+    """An error's message without its line breaks."""
+    return " ".join(str(error).split())

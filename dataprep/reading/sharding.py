@@ -1,0 +1,156 @@
+"""Turns a stream of records into document shards, and files of what was quarantined or dropped, of bounded size."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from gristmill.dataprep.counts import Counts
+from gristmill.dataprep.documents import DOCUMENT_SCHEMA, QUARANTINE_SCHEMA, document_id, write_table
+from gristmill.dataprep.reading.records import Dropped, Read, Record, Rejected, Skipped
+
+MAX_SHARD_ROWS = 100_000
+"""Rows after which a shard ends whatever its size, so that short documents do not pile up in memory."""
+MAX_QUARANTINE_ROWS = 20_000
+DROPPED_SCHEMA = pa.schema(
+    [("source", pa.string()), ("file", pa.string()), ("record", pa.int64()), ("locator", pa.string()),
+     ("reason", pa.string())]
+)  # fmt: skip
+SHOWN_QUARANTINED = 20
+"""Quarantined records that a summary lists."""
+
+
+@dataclass
+class _Rows:
+    """Rows of a table that are not written yet, and where it goes."""
+
+    folder: str
+    schema: pa.Schema
+    held: list[dict[str, Any]] = field(default_factory=list)
+    files: int = 0
+
+
+@dataclass
+class ShardWriter:
+    """Fills the shards and the quarantine of one task, a bounded piece at a time.
+
+    Attributes:
+        out: folder of the stage's output.
+        task: the task's number, which names its files.
+        source: the source that the task reads.
+        shard_bytes: text bytes (UTF-8) after which a shard ends.
+        files: what was written so far.
+        shown: the first quarantined records, for the summary.
+    """
+
+    out: Path
+    task: str
+    source: str
+    shard_bytes: int
+    files: list[Path] = field(default_factory=list)
+    shown: list[dict[str, Any]] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Records without a text to keep, by reason."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    """What is not meant as a document, by what it is; outside the ledger."""
+    kept: int = 0
+    quarantined: int = 0
+    shards: int = 0
+    text_bytes: int = 0
+    _held_bytes: int = 0
+    _documents: list[tuple[bytes, str, str, str]] = field(default_factory=list)
+    _rejects: _Rows = field(default_factory=lambda: _Rows("quarantine", QUARANTINE_SCHEMA))
+    _drops: _Rows = field(default_factory=lambda: _Rows("dropped", DROPPED_SCHEMA))
+
+    @property
+    def read(self) -> int:
+        """Records so far."""
+        return self.kept + self.dropped.total() + self.quarantined
+
+    def add(self, file: str, record: Read) -> None:
+        """Take what was read from `file`; pages have become something else before."""
+        if isinstance(record, Record):
+            self._keep(record)
+        elif isinstance(record, Rejected):
+            self._reject(file, record)
+        elif isinstance(record, Dropped):
+            self._drop(file, record)
+        elif isinstance(record, Skipped):
+            self.skipped[record.reason] += 1
+        else:
+            raise TypeError(f"{type(record).__name__} is no result of reading")
+
+    def _keep(self, record: Record) -> None:
+        identity = document_id(self.source, record.locator, record.text)
+        self._documents.append((identity, record.locator, record.text, record.metadata))
+        self.kept += 1
+        self._held_bytes += len(record.text.encode("utf-8"))
+        if self._held_bytes >= self.shard_bytes or len(self._documents) >= MAX_SHARD_ROWS:
+            self._write_shard()
+
+    def close(self) -> None:
+        """Write what is still held."""
+        if self._documents:
+            self._write_shard()
+        for rows in (self._rejects, self._drops):
+            if rows.held:
+                self._write_rows(rows)
+
+    def counts(self) -> Counts:
+        """The task's ledger, in total and for its source."""
+        counts = {
+            "read": self.read, "kept": self.kept, "dropped": dict(sorted(self.dropped.items())),
+            "quarantined": self.quarantined,
+            "bytes_read": self.text_bytes, "bytes_kept": self.text_bytes,
+        }  # fmt: skip
+        return {**counts, "sources": {self.source: counts}}
+
+    def _reject(self, file: str, record: Rejected) -> None:
+        row = {"source": self.source, "file": _place(file, record.part), "record": record.number, "error": record.error}
+        if len(self.shown) < SHOWN_QUARANTINED:
+            self.shown.append(row)
+        self.quarantined += 1
+        self._note(self._rejects, {**row, "excerpt": record.excerpt})
+
+    def _drop(self, file: str, record: Dropped) -> None:
+        self.dropped[record.reason] += 1
+        self._note(self._drops, {"source": self.source, "file": _place(file, record.part), "record": record.number,
+                                 "locator": record.locator, "reason": record.reason})  # fmt: skip
+
+    def _note(self, rows: _Rows, row: dict[str, Any]) -> None:
+        rows.held.append(row)
+        if len(rows.held) >= MAX_QUARANTINE_ROWS:
+            self._write_rows(rows)
+
+    def _write_shard(self) -> None:
+        ids, locators, texts, metadata = zip(*self._documents, strict=True)
+        source = pa.DictionaryArray.from_arrays(pa.array([0] * len(ids), pa.int32()), pa.array([self.source]))
+        columns = [
+            pa.array(ids, DOCUMENT_SCHEMA.field("id").type),
+            source,
+            pa.array(locators),
+            pa.array(texts, pa.large_string()),
+            pa.array(metadata),
+        ]
+        self._write(f"part-{self.task}-{self.shards:03d}.parquet", pa.table(columns, schema=DOCUMENT_SCHEMA))
+        self.shards += 1
+        self.text_bytes += self._held_bytes
+        self._documents, self._held_bytes = [], 0
+
+    def _write_rows(self, rows: _Rows) -> None:
+        table = pa.Table.from_pylist(rows.held, schema=rows.schema)
+        self._write(f"{rows.folder}/{self.task}-{rows.files:03d}.parquet", table)
+        rows.files += 1
+        rows.held = []
+
+    def _write(self, name: str, table: pa.Table) -> None:
+        write_table(self.out / name, table)
+        self.files.append(self.out / name)
+
+
+def _place(file: str, part: str) -> str:
+    return f"{file}/{part}" if part else file
