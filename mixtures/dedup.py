@@ -11,6 +11,7 @@ class MinHash(Section):
     ngram: Positive = 5
     """Words per shingle."""
     bands: Positive = 14
+    """Groups of permutations; pairs that agree in all of one are compared."""
     rows: Positive = 8
     """Permutations per band; bands x rows permutations in all."""
     threshold: Fraction = 0.75

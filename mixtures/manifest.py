@@ -57,6 +57,7 @@ class Engine(Section):
     checkpoint_every: Positive = 100
     """Training steps between checkpoints."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 2
+    """Checkpoints that are kept, the newest ones."""
 
     @model_validator(mode="after")
     def _fits_the_runner(self) -> Engine:
@@ -75,7 +76,9 @@ class Manifest(Section):
     """A whole run."""
 
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
+    """Names the run and its folders."""
     seed: int = 0
+    """What every random choice is a hash of, together with stable ids."""
     sources: Annotated[dict[str, Source], Field(min_length=1)]
     ingest: Ingest = Ingest()
     prepare: tuple[Step, ...] = ()

@@ -34,10 +34,15 @@ class Classifier(Section):
     max_characters: Positive | None = None
     """So many characters of a text are looked at: 2,000 where the classifier is trained here, all for a given model."""
     epochs: Positive = 5
+    """Passes over the training documents."""
     word_ngrams: Positive = 2
+    """Longest word sequences that are features."""
     dimensions: Positive = 32
+    """Width of the word vectors."""
     buckets: Positive = 100_000
+    """Hash buckets of the word sequences."""
     learning_rate: PositiveFloat = 0.2
+    """fastText's first learning rate."""
     holdout: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     """Share of labelled documents, chosen by hash, that only measure."""
     max_documents: Positive = 50_000
@@ -122,9 +127,13 @@ class QualityThresholds(Section):
     min_perplexity: PositiveFloat | None = None
     """Text of the very lowest perplexity repeats itself."""
     max_perplexity: PositiveFloat | None = None
+    """Largest perplexity under the n-gram model (Data-Juicer: 1500)."""
     max_model_perplexity: PositiveFloat | None = None
+    """Largest perplexity per token under the given language model."""
     max_bits_per_byte: PositiveFloat | None = None
+    """Largest number of bits per byte under the given language model."""
     min_heuristic_score: Fraction | None = None
+    """Least score of plain statistics."""
 
 
 THRESHOLDS = tuple(QualityThresholds.model_fields)
@@ -149,6 +158,7 @@ class Quality(QualityThresholds, Judging):
     per_source: bool = False
     """`keep_top` and `buckets` of every source by itself, instead of all documents together."""
     seed: int | None = None
+    """Of the hashes that choose documents, and of fastText; the manifest's if absent."""
 
     @model_validator(mode="before")
     @classmethod

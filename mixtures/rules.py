@@ -52,32 +52,54 @@ class GopherQuality(GopherRules):
     """Thresholds of the Gopher quality rules (Rae et al. 2021, appendix A1.1)."""
 
     min_words: int = 50
+    """Least number of words."""
     max_words: int = 100_000
+    """Largest number of words."""
     min_mean_word_length: float = 3.0
+    """Least mean length of words, in characters."""
     max_mean_word_length: float = 10.0
+    """Largest mean length of words, in characters."""
     max_symbol_word_ratio: float = 0.1
+    """Hash signs and ellipses per word."""
     max_bullet_line_ratio: float = 0.9
+    """Share of lines that begin with a bullet."""
     max_ellipsis_line_ratio: float = 0.3
+    """Share of lines that end in an ellipsis."""
     min_alpha_word_ratio: float = 0.8
+    """Share of words with a letter."""
     min_stop_words: int = 2
+    """Stop words of the text's language."""
 
 
 class GopherRepetition(GopherRules):
     """Thresholds of the Gopher repetition rules (Rae et al. 2021, table A1)."""
 
     max_duplicate_line_ratio: float = 0.30
+    """Share of lines that are repeated."""
     max_duplicate_paragraph_ratio: float = 0.30
+    """Share of paragraphs that are repeated."""
     max_duplicate_line_char_ratio: float = 0.20
+    """Share of characters in repeated lines."""
     max_duplicate_paragraph_char_ratio: float = 0.20
+    """Share of characters in repeated paragraphs."""
     max_top_2gram_char_ratio: float = 0.20
+    """Share of characters in the most frequent sequence of 2 words."""
     max_top_3gram_char_ratio: float = 0.18
+    """Share of characters in the most frequent sequence of 3 words."""
     max_top_4gram_char_ratio: float = 0.16
+    """Share of characters in the most frequent sequence of 4 words."""
     max_duplicate_5gram_char_ratio: float = 0.15
+    """Share of characters in repeated sequences of 5 words."""
     max_duplicate_6gram_char_ratio: float = 0.14
+    """Share of characters in repeated sequences of 6 words."""
     max_duplicate_7gram_char_ratio: float = 0.13
+    """Share of characters in repeated sequences of 7 words."""
     max_duplicate_8gram_char_ratio: float = 0.12
+    """Share of characters in repeated sequences of 8 words."""
     max_duplicate_9gram_char_ratio: float = 0.11
+    """Share of characters in repeated sequences of 9 words."""
     max_duplicate_10gram_char_ratio: float = 0.10
+    """Share of characters in repeated sequences of 10 words."""
 
 
 class Rules(Section):

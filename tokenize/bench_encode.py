@@ -19,6 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from gristmill.dataprep.benchmarks.public_data import data_folder
 from gristmill.tokenize.fast_encode import FastEncoder
 from gristmill.tokenize.merges import byte_characters
 from gristmill.tokenize.sample import Sample
@@ -121,9 +122,7 @@ def _modules() -> list[Path]:
 
 
 def _data() -> Path | None:
-    named = os.environ.get("GRISTMILL_BENCH_DATA")
-    folder = Path(named) if named else Path(__file__).resolve().parents[2] / "shared" / "data"
-    return folder if folder.exists() else None
+    return folder if (folder := data_folder()).exists() else None
 
 
 def _pieces(texts: Sequence[str]) -> list[str]:

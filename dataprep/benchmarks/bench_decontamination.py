@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.benchmarks.bench_language import data_folder
+from gristmill.dataprep.benchmarks.public_data import data_folder
 from gristmill.dataprep.passages.contamination import find_matches
 from gristmill.dataprep.passages.decontaminate import is_over
 from gristmill.dataprep.passages.evaluation_sets import read_parts

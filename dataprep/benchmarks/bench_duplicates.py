@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.benchmarks.bench_language import data_folder
 from gristmill.dataprep.benchmarks.bench_minhash import word_ngrams
+from gristmill.dataprep.benchmarks.public_data import data_folder
 from gristmill.dataprep.duplicates.candidates import candidate_pairs
 from gristmill.dataprep.duplicates.minhash import band_keys, signatures
 from gristmill.dataprep.duplicates.shingles import shingle_sets, similarities

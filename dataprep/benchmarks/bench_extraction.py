@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.benchmarks.bench_language import data_folder
+from gristmill.dataprep.benchmarks.public_data import data_folder
 from gristmill.dataprep.reading.extraction_guard import Guard
 from gristmill.dataprep.reading.pages import extract_pages
 from gristmill.dataprep.reading.readers import read_records

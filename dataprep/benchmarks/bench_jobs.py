@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.dataprep.benchmarks.bench import library_texts, synthetic_texts
-from gristmill.dataprep.benchmarks.bench_language import data_folder
+from gristmill.dataprep.benchmarks.public_data import data_folder
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.duplicates.dedup import make_plan, sketch, sketch_tasks
 from gristmill.dataprep.duplicates.dedup_plan import Plan

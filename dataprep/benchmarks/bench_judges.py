@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from gristmill.dataprep.benchmarks.bench import library_texts, synthetic_texts
-from gristmill.dataprep.benchmarks.bench_language import data_folder
+from gristmill.dataprep.benchmarks.public_data import data_folder
 from gristmill.dataprep.judges.arpa import read_arpa
 from gristmill.dataprep.judges.langid import measure, wanted_languages
 from gristmill.dataprep.judges.models import MODEL_SHA256, find_model, load_model

@@ -9,7 +9,6 @@ mostly theirs.
 from __future__ import annotations
 
 import json
-import os
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gristmill.dataprep.benchmarks.public_data import data_folder
 from gristmill.dataprep.judges.langid import identify, view
 from gristmill.dataprep.judges.language_codes import parse_label, short_code
 from gristmill.dataprep.judges.models import MODEL_SHA256, find_model, load_model
@@ -31,12 +31,6 @@ class Sample(NamedTuple):
 
     language: str
     text: str
-
-
-def data_folder() -> Path:
-    """Where the labelled data lies."""
-    default = Path(__file__).resolve().parents[3] / "shared" / "data"
-    return Path(os.environ.get("GRISTMILL_BENCH_DATA") or default)
 
 
 def rows() -> Iterator[dict[str, Any]]:

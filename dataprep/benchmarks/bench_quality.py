@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.benchmarks.bench_language import data_folder
+from gristmill.dataprep.benchmarks.public_data import data_folder
 from gristmill.dataprep.hashing import fmix64
 from gristmill.dataprep.judges.classifier import as_line, score_texts, train
 from gristmill.dataprep.judges.heuristics import heuristic_scores

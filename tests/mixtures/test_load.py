@@ -143,3 +143,12 @@ def test_the_manifest_in_the_readme_is_valid_with_every_section() -> None:
     assert None not in sections
     assert [step.stage for step in manifest.prepare] == ["filter", "dedup", "langid", "quality"]
     assert manifest.sources["web"].where == "quality >= 0.6"
+
+
+def test_the_longer_preparation_in_the_readme_is_valid() -> None:
+    readme = (Path(__file__).resolve().parent.parent.parent / "README.md").read_text()
+    (text,) = [block.partition("```")[0] for block in readme.split("```yaml\n")[1:] if block.startswith("prepare:")]
+    sources = "sources: {web: {path: a}, books: {path: b}, git: {path: c}}"
+    manifest = parse_manifest(f"name: x\n{sources}\n{text}", "README.md")
+    assert [step.stage for step in manifest.prepare] == [
+        "clean", "langid", "filter", "dedup", "dedup_substrings", "quality", "decontaminate"]
