@@ -8,6 +8,7 @@ files of the standard library. What comes out depends on the interpreter and on 
 from __future__ import annotations
 
 import ast
+import email
 import hashlib
 import inspect
 import re
@@ -170,7 +171,8 @@ def _distribution_docs() -> Iterator[PythonDocument]:
     for name, distribution in installed_distributions():
         about = {"version": distribution.version}
         try:
-            payload = distribution.metadata.get_payload()  # type: ignore[attr-defined]
+            # Parsed here: the package importlib_metadata, once anybody imports it, replaces what `.metadata` gives.
+            payload = email.message_from_string(distribution.read_text("METADATA") or "").get_payload()
         except UnicodeDecodeError as error:
             yield PythonDocument(f"dist/{name}/METADATA", "", error=f"not valid UTF-8: {error}")
         else:

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -52,6 +54,15 @@ def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     paths = {"stdlib": str(library), "purelib": str(packages), "platlib": str(packages)}
     monkeypatch.setattr(sysconfig, "get_paths", lambda: paths)
     return library
+
+
+def test_distributions_are_read_alike_when_the_backport_of_metadata_is_imported(installation: Path) -> None:
+    pytest.importorskip("importlib_metadata")
+    code = ("import sys; {first} from gristmill.dataprep.reading.pythondocs import DOCS, python_documents; "
+            "print(len([d for d in python_documents(DOCS, 'distributions') if d.locator.endswith('/METADATA')]))")
+    found = [subprocess.run([sys.executable, "-c", code.format(first=first)], capture_output=True, text=True,
+                            check=True).stdout for first in ("", "import importlib_metadata;")]  # fmt: skip
+    assert found[0] == found[1] != "0\n"
 
 
 def test_code_is_the_standard_library_without_tests_tables_and_packages(installation: Path) -> None:
