@@ -50,11 +50,14 @@ class MisalignedError(RuntimeError):
 
 def document_id(source: str, locator: str, text: str) -> bytes:
     """16 bytes that name a document by what it is: hash of source, locator and text."""
-    digest = hashlib.blake2b(digest_size=ID_BYTES)
-    for part in (source, locator, text):
-        encoded = part.encode("utf-8")
-        digest.update(len(encoded).to_bytes(8, "little"))
-        digest.update(encoded)
+    return hash_document(source.encode("utf-8"), locator.encode("utf-8"), text.encode("utf-8"))
+
+
+def hash_document(source: bytes, locator: bytes, text: bytes) -> bytes:
+    """`document_id` of what is encoded as UTF-8 already."""
+    sizes = [len(part).to_bytes(8, "little") for part in (source, locator, text)]
+    digest = hashlib.blake2b(b"".join((sizes[0], source, sizes[1], locator, sizes[2])), digest_size=ID_BYTES)
+    digest.update(text)
     return digest.digest()
 
 
@@ -265,6 +268,9 @@ def _empty_counts() -> Counts:
     return {"read": 0, "kept": 0, "dropped": {}, "quarantined": 0, "bytes_read": 0, "bytes_kept": 0}
 
 
+_METADATA_ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, default=str)
+
+
 def metadata_json(values: Mapping[str, Any]) -> str:
     """Metadata as the JSON string that a document carries."""
-    return json.dumps(values, ensure_ascii=False, sort_keys=True, default=str)
+    return _METADATA_ENCODER.encode(values) if values else "{}"

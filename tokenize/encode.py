@@ -28,11 +28,10 @@ from gristmill.dataprep.documents import (
     count_documents,
     kept_rows,
     read_documents,
-    shard_names,
     write_table,
 )
 from gristmill.dataprep.files import as_path, atomic_write
-from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
+from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.mixtures.section import Judging
 from gristmill.tokenize.fast_encode import FastEncoder
 from gristmill.tokenize.packed import DTYPES, dtype_name
@@ -73,7 +72,10 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     os.environ.setdefault("RAYON_NUM_THREADS", str(context.workers))
     folders = {name: str(folder) for name, folder in inputs.items()}
     process = partial(encode_shard, inputs=folders, out=str(out))
-    tasks = [Task(shard.removesuffix(".parquet"), {"shard": shard}) for shard in shard_names(inputs["ingest"])]
+    tasks = [
+        Task(task.name.removesuffix(".parquet"), {"shard": task.name}, task.size_bytes)
+        for task in shard_tasks(inputs["ingest"])
+    ]
     results = run_tasks("encode", tasks, process, context)
     counts = add_counts(result["counts"] for result in results)
     check_conservation(counts, "tokenize")

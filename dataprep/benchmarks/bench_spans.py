@@ -22,7 +22,7 @@ import pyarrow as pa
 from gristmill.dataprep.benchmarks.bench import compare, library_texts, synthetic_texts
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
 from gristmill.dataprep.duplicates.numbering import number_documents
-from gristmill.dataprep.jobs.engine import Done, Task
+from gristmill.dataprep.jobs.engine import Done, Task, shard_tasks
 from gristmill.dataprep.passages import repeated_windows
 from gristmill.dataprep.passages.dedup_substrings import apply
 from gristmill.dataprep.passages.lines import find_units
@@ -98,7 +98,7 @@ def write_shards(texts: Sequence[str], folder: Path) -> Plan:
 
 def cut_substrings(plan: Plan) -> None:
     """Run the stage's jobs one after the other, without Beam."""
-    shards = [Task(name, {"shard": number}) for number, name in enumerate(plan.numbering.shards)]
+    shards = shard_tasks(plan.inputs["ingest"])
     jobs: list[tuple[Sequence[Task], Callable[[Task, Plan], Done]]] = [
         (shards, repeated_windows.send_anchors),
         (plan.partitions(), repeated_windows.find_repeated_anchors),

@@ -15,6 +15,7 @@ follows from the data alone and changes no result.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from gristmill.dataprep.duplicates.sketches import sketch_path, sketch_shard, un
 from gristmill.dataprep.duplicates.stars import count_star_partitions, find_components
 from gristmill.dataprep.duplicates.survivors import decide, decisions_of, gather_members, largest_clusters, write_twins
 from gristmill.dataprep.files import as_path
-from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
+from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.shuffle import count_partitions
 from gristmill.mixtures.dedup import Dedup
 
@@ -76,16 +77,15 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     keys = parse_keep(section.keep)
     check_columns(inputs, keys)
     plan = make_plan(inputs, section, out, context)
-    shards = plan.numbering.new_shards
+    shards = shard_tasks(inputs["ingest"])
     sketched = run_tasks("sketch", sketch_tasks(plan), partial(sketch, plan=plan), context)
     found = run_tasks("candidates", plan.partitions(), partial(find_candidates, plan=plan), context)
     verified = run_tasks("verify", plan.partitions(), partial(verify, plan=plan), context)
     tasks = tasks_of(count_star_partitions(sum(result["linked"] for result in verified)))
     rounds = find_components(plan, plan.partitions(), len(tasks), context)
-    gathering = [Task(shard) for shard in shards]
-    run_tasks("members", gathering, partial(gather_members, plan=plan, keys=keys, tasks=tasks), context)
+    run_tasks("members", shards, partial(gather_members, plan=plan, keys=keys, tasks=tasks), context)
     decided = run_tasks("decide", tasks, partial(decide, plan=plan, keys=keys, tasks=tasks), context)
-    applying = [Task(shard, result) for shard, result in zip(shards, sketched, strict=False)]
+    applying = [replace(task, payload=result) for task, result in zip(shards, sketched, strict=False)]
     applied = run_tasks("apply", applying, partial(apply, plan=plan, tasks=tasks), context)
     counts = add_counts(result["counts"] for result in applied)
     check_conservation(counts, context.stage)
@@ -120,11 +120,13 @@ def make_plan(inputs: Mapping[str, Path], section: Dedup, out: Path, context: Co
 
 def sketch_tasks(plan: Plan) -> list[Task]:
     """One task per shard of this run, then one per file of an index."""
-    numbering = plan.numbering
-    files = [None] * numbering.num_new_shards + [str(path) for index in plan.indexes for path in index.files]
+    new = shard_tasks(plan.inputs["ingest"])
+    old = [path for index in plan.indexes for path in index.files]
+    files = [*(None for _ in new), *map(str, old)]
+    sizes = [*(task.size_bytes for task in new), *(path.stat().st_size for path in old)]
     return [
-        Task(shard, {"start": int(start), "index_file": file})
-        for shard, start, file in zip(numbering.shards, numbering.starts, files, strict=False)
+        Task(shard, {"start": int(start), "index_file": file}, size)
+        for shard, start, file, size in zip(plan.numbering.shards, plan.numbering.starts, files, sizes, strict=False)
     ]
 
 

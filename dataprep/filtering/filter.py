@@ -19,12 +19,11 @@ from gristmill.dataprep.documents import (
     kept_rows,
     read_columns,
     read_documents,
-    shard_names,
     write_table,
 )
 from gristmill.dataprep.filtering.rule_sets import columns_read, configured_sets, edges, measure
 from gristmill.dataprep.filtering.rules import count_failures, failures, first_failures
-from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
+from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.measuring import measure_texts, spread
 from gristmill.mixtures.rules import Filter
 
@@ -48,7 +47,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         QuarantineError: more documents than allowed raised an error.
     """
     section = Filter.model_validate(config)
-    tasks = [Task(shard) for shard in shard_names(inputs["ingest"])]
+    tasks = shard_tasks(inputs["ingest"])
     process = partial(filter_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), out=out)
     results = run_tasks("filter", tasks, process, context)
     counts = add_counts(result["counts"] for result in results)

@@ -58,8 +58,11 @@ Process = Callable[[Task], Done]
 
 
 def shard_tasks(ingest: Path) -> list[Task]:
-    """One task per document shard of a committed ingest, with its name and its size."""
-    return [Task(shard, size_bytes=(ingest / shard).stat().st_size) for shard in shard_names(ingest)]
+    """One task per document shard of a committed ingest, in their order: its name, `shard` (its number), its size."""
+    return [
+        Task(shard, {"shard": number}, (ingest / shard).stat().st_size)
+        for number, shard in enumerate(shard_names(ingest))
+    ]
 
 
 def run_tasks(

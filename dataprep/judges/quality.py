@@ -24,12 +24,11 @@ from gristmill.dataprep.documents import (
     kept_rows,
     read_documents,
     read_table,
-    shard_names,
     write_table,
 )
 from gristmill.dataprep.filtering.rules import count_failures, failures, first_failures
 from gristmill.dataprep.histograms import add_histograms, histogram
-from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
+from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.judges.labelled_examples import draw
 from gristmill.dataprep.judges.quality_models import HELD_OUT_FILE, find_models, measure_held_out, trainings
 from gristmill.dataprep.judges.ranking import ALL, Cuts, describe_cuts, kept_by_rank, rank_documents
@@ -76,8 +75,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         process = partial(train, **told, out=out, work=context.work)
         (trained[name],) = run_tasks(f"train_{name}", [Task(name)], process, context, holds_gil=True)
     told["models"] = find_models(section, out, trained)
-    tasks = [Task(shard, size_bytes=(inputs["ingest"] / shard).stat().st_size)
-             for shard in shard_names(inputs["ingest"])]  # fmt: skip
+    tasks = shard_tasks(inputs["ingest"])
     scores = context.work / "scored"
     results = run_tasks("score", tasks, partial(score_shard, **told, out=scores), context, holds_gil=True)
     histograms = _join_histograms(result["histograms"] for result in results)

@@ -11,7 +11,7 @@ is no more work than any other line. Which document keeps a unit is decided by d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.duplicates.numbering import Numbering, number_documents
 from gristmill.dataprep.edits import EDITS, cuts_array
 from gristmill.dataprep.groups import find_pairs, group_starts, sort_rows, spread_groups
-from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
+from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.judged_texts import JudgedTexts, read_judged
 from gristmill.dataprep.passages.lines import Units, cut_units, find_units
 from gristmill.dataprep.shuffle import count_partitions, read_partition, write_partitions
@@ -79,12 +79,12 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     section = DedupLines.model_validate(config)
     numbering = number_documents(inputs["ingest"])
     plan = Plan(dict(inputs), section, numbering, count_partitions(text_bytes(inputs["ingest"])), context.work, out)
-    shards = [Task(shard, {"shard": number}) for number, shard in enumerate(numbering.shards)]
+    shards = shard_tasks(inputs["ingest"])
     sent = run_tasks("lines", shards, partial(send_units, plan=plan), context)
     partitions = [Task(f"{number:05d}", {"partition": number}) for number in range(plan.num_partitions)]
     found = run_tasks("repeated", partitions, partial(find_repeated, plan=plan), context)
     top = sorted((row for result in found for row in result["top"]), key=lambda row: (-row["documents"], row["key"]))
-    applying = [Task(task.name, {**task.payload, "show": top[:MOST_REPEATED]}) for task in shards]
+    applying = [replace(task, payload={**task.payload, "show": top[:MOST_REPEATED]}) for task in shards]
     done = run_tasks("apply", applying, partial(apply, plan=plan), context)
     counts = add_counts(result["counts"] for result in done)
     check_conservation(counts, context.stage)

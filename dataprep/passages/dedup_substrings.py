@@ -33,7 +33,7 @@ from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.duplicates.numbering import number_documents
 from gristmill.dataprep.edits import EDITS, cuts_array
 from gristmill.dataprep.groups import sort_rows
-from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
+from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.passages.copies import are_copies, cut_copies
 from gristmill.dataprep.passages.repeated_windows import (
     borrow,
@@ -82,7 +82,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     numbering = number_documents(inputs["ingest"])
     num_partitions = count_partitions(SHUFFLED_PER_BYTE * text_bytes(inputs["ingest"]))
     plan = Plan(dict(inputs), section, numbering, num_partitions, context.work, out)
-    shards = [Task(shard, {"shard": number}) for number, shard in enumerate(numbering.shards)]
+    shards = shard_tasks(inputs["ingest"])
     partitions = plan.partitions() if shards else []
     anchors = run_tasks("anchors", shards, partial(send_anchors, plan=plan), context)
     run_tasks("repeated_anchors", partitions, partial(find_repeated_anchors, plan=plan), context)

@@ -32,6 +32,9 @@ def extract_pages(items: Iterable[Read], guard: Guard, reading: Reading) -> Iter
     """
     held: deque[Read] = deque()
     for item in items:
+        if not held and not isinstance(item, Page):
+            yield item
+            continue
         held.append(item)
         if isinstance(item, Page):
             guard.submit(item)

@@ -37,6 +37,9 @@ from gristmill.dataprep.reading.tables import read_arrow, read_parquet
 from gristmill.dataprep.reading.warc import read_warc
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+UNEXPECTED_MARK = "Unexpected UTF-8 BOM (decode using utf-8-sig): line 1 column 1 (char 0)"
+_DECODER = json.JSONDecoder(parse_constant=str)
+"""Made once: `json.loads` makes one for every record where it is told about constants."""
 
 
 def read_records(file: SourceFile, reading: Reading) -> Iterator[Read]:
@@ -136,13 +139,14 @@ def parse_json(line: bytes) -> Any:
         ValueError: not UTF-8, not JSON, or nested too deeply; the message is a reason for a person.
     """
     try:
-        return json.loads(line.decode("utf-8"), parse_constant=str)
+        return _DECODER.decode(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ValueError(not_utf8(error)) from error
     except RecursionError as error:
         raise ValueError("not readable JSON: nested too deeply") from error
     except ValueError as error:
-        raise ValueError(f"not valid JSON: {error}") from error
+        why = UNEXPECTED_MARK if line.startswith(BYTE_ORDER_MARK) else error
+        raise ValueError(f"not valid JSON: {why}") from error
 
 
 def _read_python(file: SourceFile) -> Iterator[Record | Rejected]:

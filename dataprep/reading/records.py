@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from gristmill.dataprep.documents import metadata_json
 from gristmill.dataprep.reading.compression import Openable
@@ -42,8 +42,7 @@ class Input:
     compression: str = ""
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """One document as it was read; `metadata` is a JSON object."""
 
     number: int
@@ -111,7 +110,9 @@ def make_record(number: int, locator: str, text: str, metadata: Mapping[str, Any
     if not text:
         return Rejected(number, "empty text")
     record = Record(number, locator, text, metadata_json(metadata))
-    for what, value in (("text", record.text), ("id", record.locator), ("metadata", record.metadata)):
+    if text.isascii() and locator.isascii() and record.metadata.isascii():  # strings know it without a look
+        return record
+    for what, value in (("text", text), ("id", locator), ("metadata", record.metadata)):
         if (lone := _lone_surrogate(value)) is not None:
             return Rejected(number, f"{what} has a lone surrogate {lone}, which UTF-8 cannot hold", excerpt(text))
     return record
@@ -171,9 +172,10 @@ def _metadata(row: Mapping[str, Any], reading: Reading) -> dict[str, Any]:
     if reading.metadata is not None:
         values = {name: field_of(row, name) for name in reading.metadata}
         return {name: value for name, value in values.items() if value is not None}
+    no_metadata = (reading.text, reading.id)
     return {
         name: value for name, value in row.items()
-        if name not in (reading.text, reading.id) and value is not None and not isinstance(value, list | dict)
+        if name not in no_metadata and value is not None and not isinstance(value, (list, dict))
     }  # fmt: skip
 
 

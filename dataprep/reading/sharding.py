@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from gristmill.dataprep.counts import Counts
-from gristmill.dataprep.documents import DOCUMENT_SCHEMA, QUARANTINE_SCHEMA, document_id, write_table
+from gristmill.dataprep.documents import DOCUMENT_SCHEMA, QUARANTINE_SCHEMA, hash_document, write_table
 from gristmill.dataprep.reading.records import Dropped, Read, Record, Rejected, Skipped
 
 MAX_SHARD_ROWS = 100_000
@@ -62,9 +62,13 @@ class ShardWriter:
     shards: int = 0
     text_bytes: int = 0
     _held_bytes: int = 0
-    _documents: list[tuple[bytes, str, str, str]] = field(default_factory=list)
+    _documents: list[tuple[bytes, bytes, bytes, str]] = field(default_factory=list)
+    """Identity, locator and text (UTF-8), metadata."""
     _rejects: _Rows = field(default_factory=lambda: _Rows("quarantine", QUARANTINE_SCHEMA))
     _drops: _Rows = field(default_factory=lambda: _Rows("dropped", DROPPED_SCHEMA))
+
+    def __post_init__(self) -> None:
+        self._source = self.source.encode("utf-8")
 
     @property
     def read(self) -> int:
@@ -85,10 +89,10 @@ class ShardWriter:
             raise TypeError(f"{type(record).__name__} is no result of reading")
 
     def _keep(self, record: Record) -> None:
-        identity = document_id(self.source, record.locator, record.text)
-        self._documents.append((identity, record.locator, record.text, record.metadata))
+        locator, text = record.locator.encode("utf-8"), record.text.encode("utf-8")
+        self._documents.append((hash_document(self._source, locator, text), locator, text, record.metadata))
         self.kept += 1
-        self._held_bytes += len(record.text.encode("utf-8"))
+        self._held_bytes += len(text)
         if self._held_bytes >= self.shard_bytes or len(self._documents) >= MAX_SHARD_ROWS:
             self._write_shard()
 
@@ -132,7 +136,7 @@ class ShardWriter:
         columns = [
             pa.array(ids, DOCUMENT_SCHEMA.field("id").type),
             source,
-            pa.array(locators),
+            pa.array(locators, pa.string()),
             pa.array(texts, pa.large_string()),
             pa.array(metadata),
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,13 @@ def test_documents_that_differ_in_anything_have_different_ids(pair: list[tuple[s
 
 def test_moving_a_character_from_one_part_to_the_next_changes_the_id() -> None:
     assert document_id("ab", "c", "d") != document_id("a", "bc", "d")
+
+
+def test_an_id_is_the_hash_of_the_parts_each_after_its_size_in_bytes() -> None:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (b"web", "é#1".encode(), "text \U0001f33e".encode()):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    assert document_id("web", "é#1", "text \U0001f33e") == digest.digest()
 
 
 def test_annotations_hold_a_verdict_for_judged_rows_and_pass_the_others(tmp_path: Path) -> None:

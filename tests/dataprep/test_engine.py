@@ -15,7 +15,7 @@ import pytest
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.jobs import engine, job_errors
-from gristmill.dataprep.jobs.engine import Done, IncompleteJobError, Task, choose_mode, run_tasks
+from gristmill.dataprep.jobs.engine import Done, IncompleteJobError, Task, choose_mode, run_tasks, shard_tasks
 from gristmill.dataprep.jobs.job_errors import TaskError
 
 PORTABLE = {"job_endpoint": "embed", "environment_type": "LOOPBACK"}
@@ -141,6 +141,14 @@ def test_processes_are_for_jobs_that_hold_the_gil_and_are_large(
     mode: str, workers: int, tasks: list[Task], holds_gil: bool, chosen: str
 ) -> None:
     assert choose_mode(mode, workers, tasks, holds_gil) == chosen
+
+
+def test_the_tasks_of_shards_know_their_numbers_and_sizes(tmp_path: Path) -> None:
+    for name, size in (("part-00001-000", 7), ("part-00000-000", 5), ("other", 9)):
+        (tmp_path / f"{name}.parquet").write_bytes(b"x" * size)
+    assert shard_tasks(tmp_path) == [
+        Task("part-00000-000.parquet", {"shard": 0}, 5), Task("part-00001-000.parquet", {"shard": 1}, 7),
+    ]  # fmt: skip
 
 
 def test_the_largest_tasks_go_first(tmp_path: Path) -> None:

@@ -50,6 +50,25 @@ def test_every_compression_gives_the_same_records(tmp_path: Path, extension: str
     assert records[7] == Record(8, f"a.jsonl{extension}#8", "text 7", '{"n": 7}')
 
 
+def test_a_byte_order_mark_before_a_later_line_is_no_json(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", b'\xef\xbb\xbf{"text": "a"}\n\xef\xbb\xbf{"text": "b"}\n{"text": "c"}\n')
+    records = read(path)
+    assert texts(records) == ["a", "c"]
+    assert errors(records) == {
+        2: "not valid JSON: Unexpected UTF-8 BOM (decode using utf-8-sig): line 1 column 1 (char 0)"
+    }
+
+
+@pytest.mark.parametrize("line", [
+    r'{"text": "\udcff"}', r'{"text": "a", "k": "\udcff"}', r'{"text": "a", "k\udcff": 1}',
+    r'{"text": "é\udcff", "k": "é"}',
+])  # fmt: skip
+def test_a_lone_surrogate_is_found_wherever_it_is(tmp_path: Path, line: str) -> None:
+    ((number, error),) = errors(read(write(tmp_path / "a.jsonl", line.encode()))).items()
+    assert number == 1
+    assert error.endswith("has a lone surrogate \\udcff, which UTF-8 cannot hold")
+
+
 @pytest.mark.parametrize("extension", [".gz", ".bz2", ".zst"])
 def test_concatenated_members_are_one_file(tmp_path: Path, extension: str) -> None:
     part = COMPRESS[extension]
