@@ -1,8 +1,9 @@
 """What the engine costs: each job by Beam on two workers, against a plain pool of two over the same function.
 
-The pool is of threads where the job's kernels release the GIL, else of processes that are started afresh, as the
-engine's are; starting it is part of its time, as starting Beam is part of the engine's. The pool does less: it keeps
-no record of what is finished, reports no progress, and would wait for ever for a worker that was killed.
+The pool is of threads where the job's kernels release the GIL, else of processes that are started afresh. Starting it
+is part of its time, as starting Beam is part of the engine's: in the first row that means to import Beam here and in
+the fork server, which later jobs find running. The pool does less: it keeps no record of what is finished, reports no
+progress, and would wait for ever for a worker that was killed.
 """
 
 from __future__ import annotations

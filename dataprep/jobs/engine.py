@@ -18,12 +18,13 @@ from gristmill.dataprep.documents import shard_names
 from gristmill.dataprep.files import as_path, read_json, write_json
 from gristmill.dataprep.jobs.chain import check_linear
 from gristmill.dataprep.jobs.dask_cluster import wait_for
+from gristmill.dataprep.jobs.fork_server import fork_server, module_of
 from gristmill.dataprep.jobs.job_errors import WorkerError, failure_path, noted_failure, shorten
 from gristmill.dataprep.jobs.runner import Mode, import_beam, make_pipeline
 
 POLL_SECONDS = 0.5
 PROCESS_BYTES = 32_000_000
-"""Input below which starting worker processes, a second in which each imports Beam, costs more than it gains."""
+"""Input below which worker processes, for which Beam is imported once more, cost more than they gain."""
 
 
 class IncompleteJobError(RuntimeError):
@@ -158,11 +159,15 @@ def _run_to_the_end(
 def _run_pipeline(
     job: str, tasks: Sequence[Task], process: Process, context: Context, records: Path, mode: Mode
 ) -> None:
+    if (context.runner, mode) == ("local", "processes"):
+        fork_server()  # which imports Beam at the same time as this process
     beam = import_beam()
     from gristmill.dataprep.jobs.task_dofn import DoTask
 
     workers = min(context.workers, len(tasks))
-    pipeline = make_pipeline(context.runner, workers, context.options, mode, context.address, len(tasks))
+    pipeline = make_pipeline(
+        context.runner, workers, context.options, mode, context.address, len(tasks), module_of(process)
+    )
     largest_first = sorted(tasks, key=lambda task: (-task.size_bytes, task.name))
     elements = [(task.name, dict(task.payload)) for task in largest_first]
     do_task = DoTask(context.stage, process, str(records))

@@ -32,10 +32,11 @@ class LocalRunner(FnApiRunner):
     Args:
         mode: `memory` (in this thread), `threads` or `processes`.
         workers: how many threads or processes.
+        module: of this package, which worker processes need, or empty: it is imported once for all.
     """
 
-    def __init__(self, mode: str, workers: int) -> None:
-        super().__init__(default_environment=_environment(mode))
+    def __init__(self, mode: str, workers: int, module: str = "") -> None:
+        super().__init__(default_environment=_environment(mode, module))
         self._workers = 1 if mode == "memory" else workers
 
     def run_via_runner_api(self, pipeline_proto: Any, options: Any) -> Any:
@@ -50,10 +51,10 @@ class LocalRunner(FnApiRunner):
                               cache_token_generator=FnApiRunner.get_cache_token_generator(static=False))
 
 
-def _environment(mode: str) -> Environment:
+def _environment(mode: str, module: str) -> Environment:
     if mode == "memory":
         return EmbeddedPythonEnvironment.default()
-    return EmbeddedPythonGrpcEnvironment.default() if mode == "threads" else WorkerProcessEnvironment()
+    return EmbeddedPythonGrpcEnvironment.default() if mode == "threads" else WorkerProcessEnvironment(module)
 
 
 class DynamicBundles(BundleManager):

@@ -68,7 +68,7 @@ def bind_grpc_to_loopback() -> None:
 
 def make_pipeline(
     runner: str, workers: int, options: Mapping[str, Any], mode: Mode = "threads", address: str | None = None,
-    num_tasks: int = 1,
+    num_tasks: int = 1, module: str = "",
 ) -> Any:  # fmt: skip
     """Make an empty Beam pipeline.
 
@@ -79,6 +79,7 @@ def make_pipeline(
         mode: what the workers of the local runner are.
         address: of the Dask scheduler.
         num_tasks: elements of the pipeline.
+        module: of this package, which the local runner's worker processes need, or empty.
 
     Raises:
         WorkerError: the cluster does not answer.
@@ -90,7 +91,7 @@ def make_pipeline(
     bind_grpc_to_loopback()
     if runner == "local":
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        return beam.Pipeline(runner=_local_runner(mode, workers), options=PipelineOptions(flags=[]))
+        return beam.Pipeline(runner=_local_runner(mode, workers, module), options=PipelineOptions(flags=[]))
     if runner == "dask":
         options = dask_options(address, num_tasks, options)
         check_cluster(options)
@@ -98,7 +99,7 @@ def make_pipeline(
     return beam.Pipeline(options=PipelineOptions.from_dictionary({"runner": BEAM_NAMES.get(runner, runner), **options}))
 
 
-def _local_runner(mode: Mode, workers: int) -> Any:
+def _local_runner(mode: Mode, workers: int, module: str) -> Any:
     try:
         from gristmill.dataprep.jobs.local_runner import LocalRunner
     except (ImportError, AttributeError) as error:
@@ -108,4 +109,4 @@ def _local_runner(mode: Mode, workers: int) -> Any:
             f"Apache Beam {apache_beam.__version__} has another inside than the versions that the local runner is "
             f"written for ({error}); install one that pyproject.toml allows: pip install 'apache-beam>=2.77,<2.78'"
         ) from error
-    return LocalRunner(mode, workers)
+    return LocalRunner(mode, workers, module)

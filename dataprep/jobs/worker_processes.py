@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections import deque
@@ -23,24 +22,29 @@ from apache_beam.runners.portability.fn_api_runner.worker_handlers import GrpcWo
 from apache_beam.transforms import environments
 from google.protobuf import text_format
 
+from gristmill.dataprep.jobs.fork_server import ONE_THREAD, Forked, fork_server
+
 URN = "gristmill:env:worker_process:v1"
 CLOSE_SECONDS = 5.0
 """How long a worker whose connection was closed may take to end by itself."""
 TAIL_LINES = 20
 """Lines of a dead worker's output that its error shows."""
-ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
-"""Thread pools of native libraries: there is a process per core already."""
 
 
 class WorkerProcessEnvironment(environments.Environment):
-    """Names `WorkerProcess` as what runs the pipeline's functions."""
+    """Names `WorkerProcess` as what runs the pipeline's functions.
 
-    def __init__(self) -> None:
+    Args:
+        module: of this package, which the functions need, or empty.
+    """
+
+    def __init__(self, module: str) -> None:
         super().__init__(capabilities=environments.python_sdk_capabilities(), artifacts=())
+        self._module = module
 
     def to_runner_api_parameter(self, context: Any) -> tuple[str, bytes]:
         """Beam's form of it."""
-        return URN, b""
+        return URN, self._module.encode()
 
 
 @WorkerHandler.register_environment(URN, bytes)
@@ -48,13 +52,14 @@ class WorkerProcess(GrpcWorkerHandler):
     """One worker process, and what is known about its end.
 
     Attributes:
-        process: the process, once started.
+        process: the process, once asked for.
         death: how it ended, where nobody asked it to: "was killed by signal 9, most likely out of memory".
     """
 
     def __init__(self, payload: bytes, state: Any, provision_info: Any, grpc_server: Any) -> None:
         super().__init__(state, provision_info, grpc_server)
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Forked | None = None
+        self._modules = [payload.decode()] if payload else []
         self.death: str | None = None
         self._closing = False
         self._over = threading.Event()
@@ -62,7 +67,7 @@ class WorkerProcess(GrpcWorkerHandler):
         self._answer_for_the_dead()
 
     def start_worker(self) -> None:
-        """Start the process and its watchdog."""
+        """Ask for the process, and start its watchdog."""
         control = text_format.MessageToString(endpoints_pb2.ApiServiceDescriptor(url=self.control_address))
         environment = {
             **dict.fromkeys(ONE_THREAD, "1"), **os.environ,
@@ -70,11 +75,10 @@ class WorkerProcess(GrpcWorkerHandler):
             "WORKER_ID": self.worker_id,
             "PIPELINE_OPTIONS": json.dumps({"options": {"default_sdk_harness_log_level": "WARNING"}}),
         }  # fmt: skip
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "gristmill.dataprep.jobs.worker", str(os.getpid())],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment,
-        )  # fmt: skip
-        reader = threading.Thread(target=self._forward_output, args=(self.process.stdout,), daemon=True)
+        reading, writing = os.pipe()
+        self.process = fork_server().start(environment, self._modules, writing)
+        os.close(writing)
+        reader = threading.Thread(target=self._forward_output, args=(reading,), daemon=True)
         reader.start()
         threading.Thread(target=self._watch, args=(self.process, reader), daemon=True).start()
 
@@ -82,11 +86,9 @@ class WorkerProcess(GrpcWorkerHandler):
         """Wait for the process, whose connection is closed, and insist where it stays."""
         if self.process is None:
             return
-        try:
-            self.process.wait(CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
+        if not self._over.wait(CLOSE_SECONDS):
             self.kill()
-        self.process.wait()
+        self._over.wait()
 
     def close(self) -> None:
         """Close the connection and wait for the process to end."""
@@ -112,7 +114,7 @@ class WorkerProcess(GrpcWorkerHandler):
         tail = "".join(f"\n  {line}" for line in self._tail)
         return f"worker {number} (pid {pid}) {self.death}{'; it printed:' if tail else ''}{tail}"
 
-    def _watch(self, process: subprocess.Popen[bytes], reader: threading.Thread) -> None:
+    def _watch(self, process: Forked, reader: threading.Thread) -> None:
         code = process.wait()
         if not self._closing:
             self.death = describe_exit(code)
@@ -138,12 +140,13 @@ class WorkerProcess(GrpcWorkerHandler):
         connection._read_thread = threading.Thread(target=until_gone(connection._read), daemon=True)
         self.data_conn._read_inputs = until_gone(self.data_conn._read_inputs)
 
-    def _forward_output(self, stream: Any) -> None:
+    def _forward_output(self, reading: int) -> None:
         """Show what the worker prints, on standard error: standard output is for events."""
-        for raw in stream:
-            line = raw.decode("utf-8", "replace").rstrip("\n")
-            self._tail.append(line)
-            sys.stderr.write(f"{self.worker_id}: {line}\n")
+        with open(reading, encoding="utf-8", errors="replace", newline="\n") as stream:
+            for raw in stream:
+                line = raw.rstrip("\n")
+                self._tail.append(line)
+                sys.stderr.write(f"{self.worker_id}: {line}\n")
 
 
 def until_gone(read: Callable[..., None]) -> Callable[..., None]:

@@ -53,6 +53,19 @@ def test_the_memory_of_a_process_tree_is_that_of_its_members() -> None:
     assert bench_memory.anonymous_bytes(parent.pid) == 0
 
 
+def test_the_rows_of_memory_say_what_was_prepared_under_which_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = iter([400_000_000, 600_000_000])
+    monkeypatch.setattr(bench_memory, "measure", lambda folder, limit_bytes: next(peaks))
+    monkeypatch.setattr(bench_memory, "write_corpus", lambda folder, size: size)
+    growth, held = bench_memory.rows(corpus_bytes=1_000_000_000, limit_bytes=2_000_000_000)
+    assert growth["name"] == "peak memory of preparing 3000 MB of text, against that of preparing 1000 MB"
+    assert growth["note"] == "ingest, filter and dedup on 2 workers under a limit of 2000 MB"
+    assert (growth["ours"], growth["peer"], growth["ratio"]) == (600, 400, 1.5)
+    assert held["name"] == "text prepared under a limit of 2000 MB of memory, against that limit"
+    assert held["note"] == "the peak was 600 MB; past the limit the process is ended"
+    assert (held["ours"], held["peer"], held["ratio"]) == (3000, 2000, 1.5)
+
+
 def test_a_preparation_that_needs_more_than_the_limit_is_ended(tmp_path: Path) -> None:
     bench_memory.write_corpus(tmp_path / "texts", 1000)
     with pytest.raises(MemoryError, match=r"under a limit of 1000000 bytes took .* exit code -9"):

@@ -35,6 +35,10 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def wait_until(condition: Any) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
@@ -55,7 +59,8 @@ def report_pid(out: Path, task: Task) -> Done:
 def test_work_is_spread_over_processes_and_a_long_shard_does_not_hold_up_the_others(tmp_path: Path) -> None:
     results = run_tasks("job", TASKS, partial(report_pid, tmp_path), context(tmp_path / "work"))
     assert len({result["pid"] for result in results}) == 2
-    assert {result["parent"] for result in results} == {os.getpid()}
+    (server,) = {result["parent"] for result in results}
+    assert parent_of(server) == os.getpid()
     assert len({result["pid"] for result in results[1:]}) == 1
     assert not any(is_running(result["pid"]) for result in results)
 
@@ -122,7 +127,7 @@ SCRIPT = """
     folder = Path(sys.argv[1])
 
     def wait(task):
-        (folder / f"{task.name}.pid").write_text(str(os.getpid()))
+        (folder / f"{task.name}.pid").write_text(f"{os.getpid()} {os.getppid()}")
         time.sleep(600)
 
     run_tasks("job", [Task("a"), Task("b")], wait, Context(folder / "work", workers=2, mode="processes"))
@@ -130,7 +135,9 @@ SCRIPT = """
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_no_worker_outlives_the_process_that_started_it(tmp_path: Path, number: signal.Signals) -> None:
+def test_neither_workers_nor_their_server_outlive_the_process_that_started_them(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path)], stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -140,7 +147,9 @@ def test_no_worker_outlives_the_process_that_started_it(tmp_path: Path, number: 
         wait_until(lambda: all(path.exists() and path.read_text() for path in files))
         parent.send_signal(number)
         assert parent.wait(PATIENCE_SECONDS) != 0
-        wait_until(lambda: not any(is_running(int(path.read_text())) for path in files))
+        started = {int(pid) for path in files for pid in path.read_text().split()}
+        assert len(started) == 3
+        wait_until(lambda: not any(map(is_running, started)))
     finally:
         parent.kill()
         parent.wait()
