@@ -35,17 +35,48 @@ def fmix64(value: np.uint64) -> np.uint64:
 
 @kernel
 def load64(data: np.ndarray, at: int) -> np.uint64:
-    """Eight bytes as a little-endian number (the compiler makes one load of it)."""
+    """Eight bytes as a little-endian number.
+
+    The compiler makes one load of it, but only because the index is unsigned: a signed one may count from the end.
+    """
+    at = np.uint64(at)
     return (
         np.uint64(data[at])
-        | np.uint64(data[at + 1]) << np.uint64(8)
-        | np.uint64(data[at + 2]) << np.uint64(16)
-        | np.uint64(data[at + 3]) << np.uint64(24)
-        | np.uint64(data[at + 4]) << np.uint64(32)
-        | np.uint64(data[at + 5]) << np.uint64(40)
-        | np.uint64(data[at + 6]) << np.uint64(48)
-        | np.uint64(data[at + 7]) << np.uint64(56)
+        | np.uint64(data[at + np.uint64(1)]) << np.uint64(8)
+        | np.uint64(data[at + np.uint64(2)]) << np.uint64(16)
+        | np.uint64(data[at + np.uint64(3)]) << np.uint64(24)
+        | np.uint64(data[at + np.uint64(4)]) << np.uint64(32)
+        | np.uint64(data[at + np.uint64(5)]) << np.uint64(40)
+        | np.uint64(data[at + np.uint64(6)]) << np.uint64(48)
+        | np.uint64(data[at + np.uint64(7)]) << np.uint64(56)
     )
+
+
+@kernel
+def store64(data: np.ndarray, at: int, value: np.uint64) -> None:
+    """Write eight bytes, the lowest first (the compiler makes one store of it)."""
+    at = np.uint64(at)
+    data[at] = np.uint8(value)
+    data[at + np.uint64(1)] = np.uint8(value >> np.uint64(8))
+    data[at + np.uint64(2)] = np.uint8(value >> np.uint64(16))
+    data[at + np.uint64(3)] = np.uint8(value >> np.uint64(24))
+    data[at + np.uint64(4)] = np.uint8(value >> np.uint64(32))
+    data[at + np.uint64(5)] = np.uint8(value >> np.uint64(40))
+    data[at + np.uint64(6)] = np.uint8(value >> np.uint64(48))
+    data[at + np.uint64(7)] = np.uint8(value >> np.uint64(56))
+
+
+@kernel
+def first_bytes(data: np.ndarray, start: int, length: int) -> np.uint64:
+    """Up to eight bytes as a little-endian number, zeros above."""
+    if length >= 8:
+        return load64(data, start)
+    if start + 8 <= len(data):
+        return load64(data, start) & ((np.uint64(1) << np.uint64(8 * length)) - np.uint64(1))
+    value = np.uint64(0)
+    for step in range(length):
+        value |= np.uint64(data[start + step]) << np.uint64(8 * step)
+    return value
 
 
 @kernel
@@ -57,7 +88,7 @@ def hash_bytes(data: np.ndarray, begin: int, end: int) -> np.uint64:
         value ^= value >> np.uint64(32)
         begin += 8
     tail = np.uint64(0)
-    for at in range(begin, end):
+    for at in range(np.uint64(begin), np.uint64(end)):
         tail = tail << np.uint64(8) | np.uint64(data[at])
     return fmix64((value ^ tail) * _ODD)
 
@@ -71,7 +102,7 @@ def same_bytes(data: np.ndarray, first: int, second: int, length: int) -> bool:
             return False
         step += 8
     while step < length:
-        if data[first + step] != data[second + step]:
+        if data[np.uint64(first + step)] != data[np.uint64(second + step)]:
             return False
         step += 1
     return True

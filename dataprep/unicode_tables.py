@@ -101,13 +101,14 @@ def decode(data: np.ndarray, at: int) -> tuple[int, int]:
     Returns:
         the code point, and the number of bytes that it takes (RFC 3629, section 3).
     """
-    lead = int(data[at])
+    place = np.uint64(at)  # unsigned: no index counts from the end
+    lead = int(data[place])
     if lead < 0x80:
         return lead, 1
-    second = int(data[at + 1]) & 0x3F
+    second = int(data[place + np.uint64(1)]) & 0x3F
     if lead < 0xE0:
         return (lead & 0x1F) << 6 | second, 2
-    third = int(data[at + 2]) & 0x3F
+    third = int(data[place + np.uint64(2)]) & 0x3F
     if lead < 0xF0:
         return (lead & 0x0F) << 12 | second << 6 | third, 3
-    return (lead & 0x07) << 18 | second << 12 | third << 6 | int(data[at + 3]) & 0x3F, 4
+    return (lead & 0x07) << 18 | second << 12 | third << 6 | int(data[place + np.uint64(3)]) & 0x3F, 4

@@ -43,6 +43,7 @@ from gristmill.dataprep.filtering.segments import (
     split_segments,
     starts_with,
 )
+from gristmill.dataprep.hashing import first_bytes, load64
 from gristmill.dataprep.kernels import kernel
 from gristmill.dataprep.spans import count_code_points, strip
 from gristmill.dataprep.unicode_tables import ALPHABETIC_PROPERTY
@@ -122,7 +123,7 @@ def _mark_at_end(data: np.ndarray, begin: int, end: int) -> int:
 @kernel
 def _later_copies(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[float, float]:
     chars = segment_chars(data, starts, ends)
-    number, length = copied_segments(data, starts, ends, chars, False)
+    number, length = copied_segments(data, starts, ends, False)
     return share(number, len(starts), 0.0), share(length, chars.sum(), 0.0)
 
 
@@ -179,9 +180,16 @@ def count_occurrences(data: np.ndarray, begin: int, end: int, pattern: np.ndarra
             matched = back[matched - 1]
         matched += pattern[step] == pattern[matched]
         back[step] = matched
-    count, matched = 0, 0
-    for at in range(begin, end):
+    count, matched, at = 0, 0, begin
+    opening, bits = first_bytes(pattern, 0, len(pattern)), np.uint64(64 - 8 * min(len(pattern), 8))
+    while at < end:
+        # Most places are passed by: what begins there does not begin like the pattern.
+        while matched == 0 and at + 8 <= len(data) and at < end and (load64(data, at) ^ opening) << bits != 0:
+            at += 1
+        if at == end:
+            break
         byte = data[at]
+        at += 1
         while matched > 0 and byte != pattern[matched]:
             matched = back[matched - 1]
         matched += byte == pattern[matched]

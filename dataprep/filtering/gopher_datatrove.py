@@ -54,7 +54,6 @@ from gristmill.dataprep.filtering.segments import (
     NEWLINE_RUNS,
     TWO_NEWLINE_RUNS,
     ends_with,
-    segment_chars,
     split_lines,
     split_segments,
     starts_with,
@@ -132,15 +131,15 @@ def _repetition(
         if len(starts) >= size:
             row[n + 2] = number * (chars[top : top + size].sum() + spaces * (size - 1)) / total
     joined, offsets = join_words(data, starts, ends)
-    shared_8, shared_16 = shared_starts(joined, offsets)
+    shared = shared_starts(joined, offsets)
     candidates = np.arange(len(starts)).astype(np.int32)
     for n in DUPLICATE_NGRAMS:
-        candidates = likely_copies(offsets, shared_8, shared_16, candidates, n * per_word)
+        candidates = likely_copies(offsets, shared, candidates, n * per_word)
         row[n + 2] = copied_chars(joined, offsets, candidates, chars, n * per_word) / total
 
 
 @kernel
 def _later_copies(data: np.ndarray, begin: int, end: int, separator: int, total: int) -> tuple[float, float]:
     starts, ends = split_segments(data, begin, end, separator)
-    number, length = copied_segments(data, starts, ends, segment_chars(data, starts, ends), False)
+    number, length = copied_segments(data, starts, ends, False)
     return number / len(starts), length / total

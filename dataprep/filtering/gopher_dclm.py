@@ -105,7 +105,7 @@ def measure(
 @kernel
 def _copies(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[float, float]:
     chars = segment_chars(data, starts, ends)
-    number, length = copied_segments(data, starts, ends, chars, True)
+    number, length = copied_segments(data, starts, ends, True)
     return share(number, len(starts), 0.0), share(length, chars.sum(), 0.0)
 
 

@@ -33,7 +33,7 @@ from gristmill.dataprep.filtering.repetition import (
     repeated_words,
     top_ngram,
 )
-from gristmill.dataprep.filtering.segments import EACH_NEWLINE, ends_with, segment_chars, split_segments, starts_with
+from gristmill.dataprep.filtering.segments import EACH_NEWLINE, ends_with, split_segments, starts_with
 from gristmill.dataprep.kernels import kernel
 from gristmill.dataprep.unicode_tables import ALPHABETIC, SYMBOL
 
@@ -72,8 +72,7 @@ def measure(
             row[6] = occurrences
         if len(repetition):
             row = repetition[text]
-            line_chars = segment_chars(data, lines, line_ends)
-            number, length = copied_segments(data, lines, line_ends, line_chars, True)
+            number, length = copied_segments(data, lines, line_ends, True)
             row[0], row[1] = number / len(lines), length / max(chars.sum(), 1)
             row[2] = row[3] = np.nan
             _ngram_shares(data, starts, ends, chars, texts.per_word[text], row[4:])

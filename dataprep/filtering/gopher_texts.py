@@ -7,8 +7,14 @@ from typing import NamedTuple
 import numpy as np
 
 from gristmill.dataprep.filtering.word_cuts import Words
+from gristmill.dataprep.hashing import first_bytes
 from gristmill.dataprep.kernels import kernel
 from gristmill.dataprep.unicode_tables import decode
+
+PLACES = 128
+"""Places of a language's table of short stop words: more than twice as many as it has of them."""
+_HIGH_BITS = np.uint64(0x8080808080808080)
+_BELOW_A, _BEYOND_Z = np.uint64(0x3F3F3F3F3F3F3F3F), np.uint64(0x2525252525252525)
 
 
 class Texts(NamedTuple):
@@ -43,6 +49,10 @@ class StopWords(NamedTuple):
     """uint64, one per language: bit k is set where a stop word has k code points."""
     initials: np.ndarray
     """uint64, one per language: bit k is set where a stop word's first code point is k modulo 64."""
+    keys: np.ndarray
+    """uint64 of shape (languages, PLACES): a hash table of the stop words of up to eight bytes, by `first_bytes`."""
+    numbers: np.ndarray
+    """int32 of the same shape: which stop word is there, or -1."""
 
 
 @kernel
@@ -70,29 +80,69 @@ def find_stop_words(
     if language < 0:
         return 0, 0
     count, distinct = 0, np.uint64(0)
-    lengths, initials = stop_words.lengths[language], stop_words.initials[language]
-    one = np.uint64(1)
+    lengths, one = stop_words.lengths[language], np.uint64(1)
     for word in range(len(starts)):
-        if chars[word] > 63 or lengths >> np.uint64(chars[word]) & one == 0:
+        start, size = starts[word], ends[word] - starts[word]
+        key = first_bytes(data, start, size)
+        if size <= 8 and (len(lower) == 0 or key & _HIGH_BITS == 0):
+            number = _look_up(lower_ascii(key) if len(lower) else key, chars[word], stop_words, language)
+        elif chars[word] > 63 or lengths >> np.uint64(chars[word]) & one == 0:
             continue
-        code = int(data[starts[word]])
-        if code >= 0x80:
-            code, _ = decode(data, starts[word])
-        if len(lower):
-            code = int(lower[code])
-        if initials >> np.uint64(code & 63) & one == 0:
-            continue
-        for number in range(stop_words.begins[language], stop_words.begins[language + 1]):
-            first, last = stop_words.offsets[number], stop_words.offsets[number + 1]
-            if last - first == chars[word] and _spells(data, starts[word], stop_words.codes, first, last, lower):
-                count += 1
-                distinct |= one << np.uint64(number - stop_words.begins[language])
-                break
+        else:
+            number = _compare(data, start, chars[word], stop_words, language, lower)
+        if number >= 0:
+            count += 1
+            distinct |= one << np.uint64(number - stop_words.begins[language])
     different = 0
     while distinct:
         distinct &= distinct - one
         different += 1
     return count, different
+
+
+@kernel
+def _look_up(key: np.uint64, chars: int, stop_words: StopWords, language: int) -> int:
+    """The number of the stop word of so many code points whose bytes are this key; -1 where there is none."""
+    keys, numbers = stop_words.keys[language], stop_words.numbers[language]
+    place = table_place(key)
+    number = numbers[place]
+    while number >= 0 and keys[place] != key:
+        place = (place + np.uint64(1)) & np.uint64(PLACES - 1)
+        number = numbers[place]
+    if number < 0:
+        return -1
+    # A word may end in zero bytes, which the key does not show.
+    return number if stop_words.offsets[number + 1] - stop_words.offsets[number] == chars else -1
+
+
+@kernel
+def table_place(key: np.uint64) -> np.uint64:
+    """Where the search for a key begins in a table of PLACES."""
+    return (key ^ key >> np.uint64(29)) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(57)
+
+
+@kernel
+def lower_ascii(key: np.uint64) -> np.uint64:
+    """Eight bytes of ASCII in lower case."""
+    capitals = (key + _BELOW_A) & ~(key + _BEYOND_Z) & _HIGH_BITS
+    return key | capitals >> np.uint64(2)
+
+
+@kernel
+def _compare(
+    data: np.ndarray, start: int, chars: int, stop_words: StopWords, language: int, lower: np.ndarray
+) -> int:
+    """The number of the stop word that a word of so many code points spells; -1 where it is none."""
+    code, _ = decode(data, start)
+    if len(lower):
+        code = int(lower[code])
+    if stop_words.initials[language] >> np.uint64(code & 63) & np.uint64(1) == 0:
+        return -1
+    for number in range(stop_words.begins[language], stop_words.begins[language + 1]):
+        first, last = stop_words.offsets[number], stop_words.offsets[number + 1]
+        if last - first == chars and _spells(data, start, stop_words.codes, first, last, lower):
+            return number
+    return -1
 
 
 @kernel

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from gristmill.dataprep.filtering.repetition import empty_table
-from gristmill.dataprep.hashing import hash_bytes, load64, same_bytes
+from gristmill.dataprep.hashing import hash_bytes, load64, same_bytes, store64
 from gristmill.dataprep.kernels import kernel
 
 PADDING = 16
@@ -31,56 +31,59 @@ def join_words(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[
     for word in range(len(starts)):
         offsets[word + 1] = offsets[word] + ends[word] - starts[word]
     joined = np.empty(offsets[-1] + PADDING, np.uint8)
-    count = 0
     for word in range(len(starts)):
-        for at in range(starts[word], ends[word]):
-            joined[count] = data[at]
-            count += 1
-    joined[count:] = 0
+        _copy(data, starts[word], ends[word], joined, offsets[word])
+    joined[offsets[-1] :] = 0
     return joined, offsets
 
 
 @kernel
-def shared_starts(joined: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which words' next eight, and which words' next sixteen bytes, are likely to be those of another word too.
-
-    None for which they are is left out. Two bool arrays, one value per word.
-    """
-    words = len(offsets) - 1
-    shift = _shift(words)
-    size = 1 << 64 - shift
-    eights, sixteens = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
-    slots = np.empty((words, 2), np.uint32)
-    for word in range(words):
-        first, second = load64(joined, offsets[word]), load64(joined, offsets[word] + 8)
-        eight = first * _ODD
-        sixteen = (eight ^ second) * _OTHER_ODD
-        eight, sixteen = eight >> np.uint64(shift), sixteen >> np.uint64(shift)
-        slots[word, 0], slots[word, 1] = eight, sixteen
-        eights[eight] = min(eights[eight] + 1, 2)
-        sixteens[sixteen] = min(sixteens[sixteen] + 1, 2)
-    shared_8, shared_16 = np.empty(words, np.bool_), np.empty(words, np.bool_)
-    for word in range(words):
-        shared_8[word] = eights[slots[word, 0]] > 1
-        shared_16[word] = sixteens[slots[word, 1]] > 1
-    _look_again(joined, offsets, shared_16)
-    return shared_8, shared_16
+def _copy(data: np.ndarray, at: int, end: int, joined: np.ndarray, to: int) -> None:
+    """Copy bytes by eights; up to seven places behind them are written too."""
+    if at + 8 * ((end - at + 7) // 8) > len(data):
+        joined[to : to + end - at] = data[at:end]
+        return
+    while at < end:
+        store64(joined, to, load64(data, at))
+        at, to = at + 8, to + 8
 
 
 @kernel
-def _look_again(joined: np.ndarray, offsets: np.ndarray, shared_16: np.ndarray) -> None:
+def shared_starts(joined: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Which words' next sixteen bytes are likely to be those of another word too: bool, one value per word.
+
+    None for which they are is left out.
+    """
+    words = len(offsets) - 1
+    shift = _shift(words)
+    counts, slots = np.zeros(1 << 64 - shift, np.uint8), np.empty(words, np.uint32)
+    for word in range(words):
+        value = (load64(joined, offsets[word]) * _ODD ^ load64(joined, offsets[word] + 8)) * _OTHER_ODD
+        slot = value >> np.uint64(shift)
+        slots[word] = slot
+        counts[slot] = min(counts[slot] + 1, 2)
+    shared = np.empty(words, np.bool_)
+    for word in range(words):
+        shared[word] = counts[slots[word]] > 1
+    _look_again(joined, offsets, shared)
+    return shared
+
+
+@kernel
+def _look_again(joined: np.ndarray, offsets: np.ndarray, shared: np.ndarray) -> None:
     """Clear most of what is set by chance: among few words, by another hash, chance is small."""
-    shift = _shift(shared_16.sum())
+    shift = _shift(shared.sum())
     counts = np.zeros(1 << 64 - shift, np.uint8)
-    slots = np.empty(len(shared_16), np.uint32)
-    for word in range(len(shared_16)):
-        if shared_16[word]:
+    slots = np.empty(len(shared), np.uint32)
+    for word in range(len(shared)):
+        if shared[word]:
             value = (load64(joined, offsets[word]) * _OTHER_ODD ^ load64(joined, offsets[word] + 8)) * _ODD
-            slots[word] = value >> np.uint64(shift)
-            counts[slots[word]] = min(counts[slots[word]] + 1, 2)
-    for word in range(len(shared_16)):
-        if shared_16[word]:
-            shared_16[word] = counts[slots[word]] > 1
+            slot = value >> np.uint64(shift)
+            slots[word] = slot
+            counts[slot] = min(counts[slot] + 1, 2)
+    for word in range(len(shared)):
+        if shared[word]:
+            shared[word] = counts[slots[word]] > 1
 
 
 @kernel
@@ -93,16 +96,14 @@ def _shift(entries: int) -> int:
 
 
 @kernel
-def likely_copies(
-    offsets: np.ndarray, shared_8: np.ndarray, shared_16: np.ndarray, before: np.ndarray, n: int
-) -> np.ndarray:
+def likely_copies(offsets: np.ndarray, shared: np.ndarray, before: np.ndarray, n: int) -> np.ndarray:
     """The word positions at which an n-gram might equal that at another position; none that does is left out.
 
-    An n-gram of sixteen bytes or more has to share them, one of eight or more its first eight.
+    An n-gram of sixteen bytes or more has to share them; shorter ones are rare.
 
     Args:
         offsets: what `join_words` returns.
-        shared_8, shared_16: what `shared_starts` returns.
+        shared: what `shared_starts` returns.
         before: int32 positions, ascending: what this function returned for a smaller n, or all.
     """
     words = len(offsets) - 1
@@ -111,9 +112,8 @@ def likely_copies(
     for word in before:
         if word + n > words:
             break
-        length = offsets[word + n] - offsets[word]
         positions[count] = word
-        count += shared_16[word] if length >= 16 else shared_8[word] or length < 8
+        count += shared[word] or offsets[word + n] - offsets[word] < 16
     return positions[:count]
 
 

@@ -22,6 +22,13 @@ UNDERSCORE = 0x5F
 HYPHENS = tuple(map(ord, "-–—~"))
 CANNOT = tuple(map(ord, "cannot"))
 APOSTROPHES = tuple(map(ord, "'’"))
+FULL_STOP, PLUS = 0x2E, 0x2B
+
+PLAIN, BLANK, OPENING, CLOSING = (np.uint16(1 << bit) for bit in (12, 13, 14, 15))
+"""What a byte of ASCII is in a run, beside the flags of its code point: a letter or digit, the end, or a mark that is
+always a word of its own where it opens the run, and where it closes it."""
+FLAGS = np.uint16(0x0FFF)
+ONE = np.uint64(1)
 
 
 @kernel
@@ -36,10 +43,15 @@ def punctuated_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, w
     codes, positions = np.empty(longest, np.int32), np.empty(longest + 1, np.int64)
     cuts = np.empty(longest + 1, np.bool_)
     word_offsets = np.zeros(len(which) + 1, np.int64)
+    roles = _ascii_roles(flags)
     count = 0
     for number in range(len(which)):
         at, end = offsets[which[number]], offsets[which[number] + 1]
         while at < end:
+            stop, words = _simple_run(data, at, end, roles, starts, ends, chars, seen, count)
+            if words > 0:
+                at, count = stop + 1, count + words
+                continue
             begin, length, found, plain = at, 0, np.uint16(0), True
             while at < end:
                 code, width = int(data[at]), 1
@@ -61,6 +73,89 @@ def punctuated_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, w
             at += width
         word_offsets[number + 1] = count
     return Words(word_offsets, starts[:count], ends[:count], chars[:count], seen[:count])
+
+
+@kernel
+def _ascii_roles(flags: np.ndarray) -> np.ndarray:
+    """The flags of every byte with what it is in a run of ASCII: uint16 of shape (256,); no role for other bytes."""
+    roles = np.zeros(256, np.uint16)
+    for code in range(128):
+        roles[code] = flags[code]
+        if flags[code] & SPACE != 0:
+            roles[code] |= BLANK
+        elif flags[code] & WORD != 0 and code != UNDERSCORE:
+            roles[code] |= PLAIN
+        elif code != FULL_STOP:
+            roles[code] |= 0 if code in JOINED_AT_BEGIN or code == PLUS else OPENING
+            roles[code] |= 0 if code in JOINED_AT_END else CLOSING
+    return roles
+
+
+@kernel
+def _simple_run(
+    data: np.ndarray, at: int, end: int, roles: np.ndarray,
+    starts: np.ndarray, ends: np.ndarray, chars: np.ndarray, seen: np.ndarray, count: int,
+) -> tuple[int, int]:
+    """Write the words of the run that begins here if it is letters and digits of ASCII with marks around them.
+
+    These are nearly all runs of English, and `take_apart` does with them what needs no second look: each mark is a
+    word, and so is what is left in the middle.
+
+    Returns:
+        where the run ends and its number of words; 0 words where it is something else, or no run.
+    """
+    place, stop, first = np.uint64(at), np.uint64(end), np.uint64(count)
+    word = first
+    while place < stop and roles[data[place]] & OPENING != 0:
+        _write_word(place, place + ONE, roles[data[place]], starts, ends, chars, seen, word)
+        place, word = place + ONE, word + ONE
+    begin, found = place, np.uint16(0)
+    while place < stop:
+        role = roles[data[place]]
+        if role & PLAIN == 0:
+            break
+        found |= role
+        place += ONE
+    length = place - begin
+    if length == 0 or (length == 6 and _begins_cannot(data, begin)):
+        return at, 0
+    _write_word(begin, place, found, starts, ends, chars, seen, word)
+    word += ONE
+    while place < stop:
+        byte = data[place]
+        role = roles[byte]
+        if role & BLANK != 0:
+            break
+        if role & CLOSING == 0 and not (byte == FULL_STOP and _is_single_stop(data, place, stop)):
+            return at, 0
+        _write_word(place, place + ONE, role, starts, ends, chars, seen, word)
+        place, word = place + ONE, word + ONE
+    return np.int64(place), np.int64(word - first)
+
+
+@kernel
+def _write_word(
+    begin: int, end: int, found: int,
+    starts: np.ndarray, ends: np.ndarray, chars: np.ndarray, seen: np.ndarray, word: int,
+) -> None:
+    starts[word], ends[word], chars[word], seen[word] = begin, end, end - begin, found & FLAGS
+
+
+@kernel
+def _begins_cannot(data: np.ndarray, begin: int) -> bool:
+    same = True
+    for step in range(6):
+        same &= data[begin + np.uint64(step)] | 0x20 == CANNOT[step]
+    return same
+
+
+@kernel
+def _is_single_stop(data: np.ndarray, place: int, end: int) -> bool:
+    """Whether the full stop here, which is not the first of its run, is no part of an ellipsis or of initials."""
+    before = data[place - ONE]
+    if before == FULL_STOP or _is_capital(before):
+        return False
+    return place + ONE == end or data[place + ONE] != FULL_STOP
 
 
 @kernel

@@ -13,36 +13,33 @@ from __future__ import annotations
 
 import numpy as np
 
-from gristmill.dataprep.hashing import fmix64, hash_bytes, load64, same_bytes
+from gristmill.dataprep.hashing import first_bytes, fmix64, hash_bytes, load64, same_bytes
 from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.spans import count_code_points
 
 TOP_NGRAMS = (2, 3, 4)
 DUPLICATE_NGRAMS = (5, 6, 7, 8, 9, 10)
 LONGEST_TOP, LONGEST_NGRAM = TOP_NGRAMS[-1], DUPLICATE_NGRAMS[-1]
 
+FREE = np.uint32(0xFFFFFFFF)
+"""What a free place of a table reads as an unsigned number."""
 _ODD = np.uint64(0x9E3779B97F4A7C15)
+_OTHER_ODD = np.uint64(0xD6E8FEB86659FD93)
+
+
+@kernel
+def table_size(entries: int) -> int:
+    """The power of two that so many entries fill by half at most."""
+    size = 4
+    while size < 2 * entries:
+        size *= 2
+    return size
 
 
 @kernel
 def empty_table(entries: int) -> np.ndarray:
     """A hash table (open addressing, int32 entry numbers, -1 is free) that so many entries fill by half at most."""
-    size = 4
-    while size < 2 * entries:
-        size *= 2
-    return np.full(size, -1, np.int32)
-
-
-@kernel
-def first_bytes(data: np.ndarray, start: int, length: int) -> np.uint64:
-    """Up to eight bytes as a little-endian number, zeros above."""
-    if length >= 8:
-        return load64(data, start)
-    if start + 8 <= len(data):
-        return load64(data, start) & ((np.uint64(1) << np.uint64(8 * length)) - np.uint64(1))
-    value = np.uint64(0)
-    for step in range(length):
-        value |= np.uint64(data[start + step]) << np.uint64(8 * step)
-    return value
+    return np.full(table_size(entries), -1, np.int32)
 
 
 @kernel
@@ -65,14 +62,14 @@ def number_spans(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tupl
         value = (key ^ np.uint64(length)) * _ODD
         slot = (value ^ value >> np.uint64(32)) & mask
         while True:
-            number = table[slot]
-            if number < 0:
-                table[slot] = number = np.int32(found)
-                keys[number], firsts[number] = key, span
+            number = np.uint32(table[slot])  # unsigned: no index counts from the end
+            if number == FREE:
+                number = np.uint32(found)
+                table[slot], keys[number], firsts[number] = number, key, span
                 found += 1
                 break
             if keys[number] == key:
-                first = firsts[number]
+                first = np.uint32(firsts[number])
                 same = ends[first] - starts[first] == length
                 if same and (length <= 8 or same_bytes(data, starts[first], start, length)):
                     break
@@ -99,7 +96,7 @@ def keep_repeated(
     kept_at, kept_group = np.empty(len(at), np.int32), np.empty(len(at), np.int32)
     count = 0
     for step in range(len(at)):
-        group = renumbered[numbers[step]]
+        group = renumbered[np.uint32(numbers[step])]
         kept_at[count], kept_group[count] = at[step], group
         count += group >= 0
     return kept_at[:count], kept_group[:count], kept
@@ -128,13 +125,14 @@ def extend_ngrams(at: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.nda
             continue
         key = np.uint64(group[step]) << np.uint64(32) | np.uint64(group[step + 1])
         slot = fmix64(key) & mask
-        while table[slot] >= 0 and keys[table[slot]] != key:
+        number = np.uint32(table[slot])
+        while number != FREE and keys[number] != key:
             slot = (slot + np.uint64(1)) & mask
-        if table[slot] < 0:
-            table[slot] = found
-            keys[found] = key
+            number = np.uint32(table[slot])
+        if number == FREE:
+            number = np.uint32(found)
+            table[slot], keys[number] = number, key
             found += 1
-        number = table[slot]
         copies[number] += 1
         longer_at[count], numbers[count] = at[step], number
         count += 1
@@ -177,13 +175,14 @@ def covered_chars(at: np.ndarray, chars: np.ndarray, n: int) -> int:
 
 @kernel
 def copied_segments(
-    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, chars: np.ndarray, first_counts: bool
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, first_counts: bool
 ) -> tuple[int, int]:
     """Number and code points of segments of which the text has several copies.
 
     Args:
         first_counts: whether the first copy counts too.
     """
+    starts, ends = likely_copied(data, starts, ends)
     numbers, copies = number_spans(data, starts, ends)
     count, length, seen = 0, 0, 0
     for segment in range(len(numbers)):
@@ -192,5 +191,30 @@ def copied_segments(
         seen += is_first
         if copies[number] > 1 and (first_counts or not is_first):
             count += 1
-            length += chars[segment]
+            length += count_code_points(data, starts[segment], ends[segment])
     return count, length
+
+
+@kernel
+def likely_copied(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The spans that might equal another one: it has their length, their first and their last eight bytes.
+
+    None that does equal another is left out. Most are, and so nobody has to read the bytes between.
+    """
+    table = np.zeros(table_size(4 * len(starts)), np.uint8)
+    mask = np.uint64(len(table) - 1)
+    slots = np.empty(len(starts), np.uint32)
+    for span in range(len(starts)):
+        start, length = starts[span], ends[span] - starts[span]
+        last = load64(data, ends[span] - 8) if length > 8 else np.uint64(0)
+        value = ((first_bytes(data, start, length) ^ np.uint64(length)) * _ODD ^ last) * _OTHER_ODD
+        slot = (value ^ value >> np.uint64(32)) & mask
+        slots[span] = slot
+        table[slot] = min(table[slot] + 1, 2)
+    likely_starts, likely_ends = np.empty_like(starts), np.empty_like(ends)
+    count = 0
+    for span in range(len(starts)):
+        if table[slots[span]] > 1:
+            likely_starts[count], likely_ends[count] = starts[span], ends[span]
+            count += 1
+    return likely_starts[:count], likely_ends[:count]

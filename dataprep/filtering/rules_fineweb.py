@@ -57,7 +57,6 @@ def _measure_texts(
         begin, end = offsets[text], offsets[text + 1]
         newlines = _count_newlines(data, begin, end)
         starts, ends = np.empty(newlines + 1, np.int64), np.empty(newlines + 1, np.int64)
-        chars = np.empty(newlines + 1, np.int64)
         filled, terminal, short_lines, all_chars, line = 0, 0, 0, 0, begin
         while line <= end:
             stop = skip_to_newlines(data, line, end, 1)
@@ -65,14 +64,14 @@ def _measure_texts(
             all_chars += length
             first, last = strip(data, line, stop, classes)
             if first < last:
-                starts[filled], ends[filled], chars[filled] = line, stop, length
+                starts[filled], ends[filled] = line, stop
                 terminal += _ends_in_terminal_mark(data, stop, classes)
                 short_lines += length <= short
                 filled += 1
             line = stop + 1
         if filled == 0:
             continue
-        _, repeated = copied_segments(data, starts[:filled], ends[:filled], chars[:filled], False)
+        _, repeated = copied_segments(data, starts[:filled], ends[:filled], False)
         row = values[text]
         row[0], row[1], row[2] = filled, terminal / filled, short_lines / filled
         row[3], row[4] = repeated / all_chars, newlines / count_words(data, begin, end, classes)

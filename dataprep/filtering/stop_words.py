@@ -17,7 +17,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from gristmill.dataprep.filtering.gopher_texts import StopWords
+from gristmill.dataprep.filtering.gopher_texts import PLACES, StopWords, table_place
 from gristmill.dataprep.judges.language_codes import parse_label
 
 STOP_WORDS: dict[str, tuple[str, ...]] = {
@@ -136,7 +136,24 @@ def _tables() -> tuple[np.ndarray, ...]:
     codes = np.array([ord(character) for word in words for character in word], np.uint32)
     lengths = np.array([_bits(map(len, listed)) for listed in lists], np.uint64)
     initials = np.array([_bits(ord(word[0]) & 63 for word in listed) for listed in lists], np.uint64)
-    return begins, offsets, codes, lengths, initials
+    return begins, offsets, codes, lengths, initials, *_short_words(words, begins)
+
+
+def _short_words(words: Sequence[str], begins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The hash tables of `StopWords`: keys and numbers."""
+    keys = np.zeros((len(begins) - 1, PLACES), np.uint64)
+    numbers = np.full((len(begins) - 1, PLACES), -1, np.int32)
+    for language in range(len(begins) - 1):
+        for number in range(begins[language], begins[language + 1]):
+            encoded = words[number].encode()
+            if len(encoded) > 8:
+                continue
+            key = int.from_bytes(encoded, "little")
+            place = int(table_place(np.uint64(key)))
+            while numbers[language, place] >= 0:
+                place = (place + 1) % PLACES
+            keys[language, place], numbers[language, place] = key, number
+    return keys, numbers
 
 
 def _bits(numbers: Iterable[int]) -> int:
