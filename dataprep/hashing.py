@@ -39,31 +39,31 @@ def load64(data: np.ndarray, at: int) -> np.uint64:
 
     The compiler makes one load of it, but only because the index is unsigned: a signed one may count from the end.
     """
-    at = np.uint64(at)
+    place = np.uint64(at)
     return (
-        np.uint64(data[at])
-        | np.uint64(data[at + np.uint64(1)]) << np.uint64(8)
-        | np.uint64(data[at + np.uint64(2)]) << np.uint64(16)
-        | np.uint64(data[at + np.uint64(3)]) << np.uint64(24)
-        | np.uint64(data[at + np.uint64(4)]) << np.uint64(32)
-        | np.uint64(data[at + np.uint64(5)]) << np.uint64(40)
-        | np.uint64(data[at + np.uint64(6)]) << np.uint64(48)
-        | np.uint64(data[at + np.uint64(7)]) << np.uint64(56)
+        np.uint64(data[place])
+        | np.uint64(data[place + np.uint64(1)]) << np.uint64(8)
+        | np.uint64(data[place + np.uint64(2)]) << np.uint64(16)
+        | np.uint64(data[place + np.uint64(3)]) << np.uint64(24)
+        | np.uint64(data[place + np.uint64(4)]) << np.uint64(32)
+        | np.uint64(data[place + np.uint64(5)]) << np.uint64(40)
+        | np.uint64(data[place + np.uint64(6)]) << np.uint64(48)
+        | np.uint64(data[place + np.uint64(7)]) << np.uint64(56)
     )
 
 
 @kernel
 def store64(data: np.ndarray, at: int, value: np.uint64) -> None:
     """Write eight bytes, the lowest first (the compiler makes one store of it)."""
-    at = np.uint64(at)
-    data[at] = np.uint8(value)
-    data[at + np.uint64(1)] = np.uint8(value >> np.uint64(8))
-    data[at + np.uint64(2)] = np.uint8(value >> np.uint64(16))
-    data[at + np.uint64(3)] = np.uint8(value >> np.uint64(24))
-    data[at + np.uint64(4)] = np.uint8(value >> np.uint64(32))
-    data[at + np.uint64(5)] = np.uint8(value >> np.uint64(40))
-    data[at + np.uint64(6)] = np.uint8(value >> np.uint64(48))
-    data[at + np.uint64(7)] = np.uint8(value >> np.uint64(56))
+    place = np.uint64(at)
+    data[place] = np.uint8(value)
+    data[place + np.uint64(1)] = np.uint8(value >> np.uint64(8))
+    data[place + np.uint64(2)] = np.uint8(value >> np.uint64(16))
+    data[place + np.uint64(3)] = np.uint8(value >> np.uint64(24))
+    data[place + np.uint64(4)] = np.uint8(value >> np.uint64(32))
+    data[place + np.uint64(5)] = np.uint8(value >> np.uint64(40))
+    data[place + np.uint64(6)] = np.uint8(value >> np.uint64(48))
+    data[place + np.uint64(7)] = np.uint8(value >> np.uint64(56))
 
 
 @kernel

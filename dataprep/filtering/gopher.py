@@ -55,7 +55,7 @@ COUNTS = ("words", "stop_words")
 """The statistics that are whole numbers. `words` is int64; `stop_words`, which can be NaN, is float64 like the rest."""
 
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
-BATCH_BYTES = 2_000_000
+BATCH_BYTES = 500_000
 """Texts are measured so many bytes at a time (at least one text), so that their words stay in the cache."""
 DCLM = GopherRules()
 _MEASURES = {"dclm": gopher_dclm.measure, "datatrove": gopher_datatrove.measure, "dolma": gopher_dolma.measure,

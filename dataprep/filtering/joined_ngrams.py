@@ -13,8 +13,10 @@ from gristmill.dataprep.filtering.repetition import empty_table
 from gristmill.dataprep.hashing import hash_bytes, load64, same_bytes, store64
 from gristmill.dataprep.kernels import kernel
 
-PADDING = 16
-"""Bytes after the last word, so that sixteen can be read at any."""
+MOST_SHARED = 40
+"""So many bytes at the beginning of an n-gram are compared with others before the whole of it is."""
+PADDING = MOST_SHARED
+"""Bytes after the last word, so that so many can be read at any."""
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _OTHER_ODD = np.uint64(0xD6E8FEB86659FD93)
 
@@ -32,58 +34,61 @@ def join_words(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[
         offsets[word + 1] = offsets[word] + ends[word] - starts[word]
     joined = np.empty(offsets[-1] + PADDING, np.uint8)
     for word in range(len(starts)):
-        _copy(data, starts[word], ends[word], joined, offsets[word])
+        start, to = starts[word], offsets[word]
+        if ends[word] - start <= 16 and start + 16 <= len(data):  # what is too much, the next word overwrites
+            store64(joined, to, load64(data, start))
+            store64(joined, to + 8, load64(data, start + 8))
+        else:
+            for step in range(ends[word] - start):
+                joined[to + step] = data[start + step]
     joined[offsets[-1] :] = 0
     return joined, offsets
 
 
 @kernel
-def _copy(data: np.ndarray, at: int, end: int, joined: np.ndarray, to: int) -> None:
-    """Copy bytes by eights; up to seven places behind them are written too."""
-    if at + 8 * ((end - at + 7) // 8) > len(data):
-        joined[to : to + end - at] = data[at:end]
-        return
-    while at < end:
-        store64(joined, to, load64(data, at))
-        at, to = at + 8, to + 8
-
-
-@kernel
 def shared_starts(joined: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Which words' next sixteen bytes are likely to be those of another word too: bool, one value per word.
+    """How many bytes from each word on are likely to be those from another word on too.
 
-    None for which they are is left out.
+    Returns:
+        uint8, one value per word: 0, 16, 24, 32 or 40 (MOST_SHARED, which may be more); never too few.
     """
     words = len(offsets) - 1
-    shift = _shift(words)
-    counts, slots = np.zeros(1 << 64 - shift, np.uint8), np.empty(words, np.uint32)
+    shift = np.uint64(_shift(words))
+    counts, values = np.zeros(1 << 64 - shift, np.uint8), np.empty(words, np.uint64)
     for word in range(words):
         value = (load64(joined, offsets[word]) * _ODD ^ load64(joined, offsets[word] + 8)) * _OTHER_ODD
-        slot = value >> np.uint64(shift)
-        slots[word] = slot
-        counts[slot] = min(counts[slot] + 1, 2)
-    shared = np.empty(words, np.bool_)
+        values[word] = value
+        counts[value >> shift] = min(counts[value >> shift] + 1, 2)
+    shared, likely = np.zeros(words, np.uint8), np.empty(words, np.int32)
+    number = 0
     for word in range(words):
-        shared[word] = counts[slots[word]] > 1
-    _look_again(joined, offsets, shared)
+        likely[number] = word
+        number += counts[values[word] >> shift] > 1
+    likely = likely[:number]
+    for length in range(24, MOST_SHARED + 1, 8):
+        shared[likely] = length - 8
+        likely = _share_more(joined, offsets, likely, values, length)
+    shared[likely] = MOST_SHARED
     return shared
 
 
 @kernel
-def _look_again(joined: np.ndarray, offsets: np.ndarray, shared: np.ndarray) -> None:
-    """Clear most of what is set by chance: among few words, by another hash, chance is small."""
-    shift = _shift(shared.sum())
+def _share_more(
+    joined: np.ndarray, offsets: np.ndarray, words: np.ndarray, values: np.ndarray, length: int
+) -> np.ndarray:
+    """Of words that share eight bytes less, those that are likely to share so many; `values` are their hashes."""
+    shift = np.uint64(_shift(len(words)))
     counts = np.zeros(1 << 64 - shift, np.uint8)
-    slots = np.empty(len(shared), np.uint32)
-    for word in range(len(shared)):
-        if shared[word]:
-            value = (load64(joined, offsets[word]) * _OTHER_ODD ^ load64(joined, offsets[word] + 8)) * _ODD
-            slot = value >> np.uint64(shift)
-            slots[word] = slot
-            counts[slot] = min(counts[slot] + 1, 2)
-    for word in range(len(shared)):
-        if shared[word]:
-            shared[word] = counts[slots[word]] > 1
+    for word in words:
+        value = values[word] ^ values[word] >> np.uint64(32) ^ load64(joined, offsets[word] + length - 8)
+        values[word] = value * _ODD
+        counts[values[word] >> shift] = min(counts[values[word] >> shift] + 1, 2)
+    likely = np.empty(len(words), np.int32)
+    number = 0
+    for word in words:
+        likely[number] = word
+        number += counts[values[word] >> shift] > 1
+    return likely[:number]
 
 
 @kernel
@@ -99,7 +104,7 @@ def _shift(entries: int) -> int:
 def likely_copies(offsets: np.ndarray, shared: np.ndarray, before: np.ndarray, n: int) -> np.ndarray:
     """The word positions at which an n-gram might equal that at another position; none that does is left out.
 
-    An n-gram of sixteen bytes or more has to share them; shorter ones are rare.
+    An n-gram of sixteen bytes or more has to share its bytes; shorter ones are rare.
 
     Args:
         offsets: what `join_words` returns.
@@ -112,8 +117,9 @@ def likely_copies(offsets: np.ndarray, shared: np.ndarray, before: np.ndarray, n
     for word in before:
         if word + n > words:
             break
+        length = offsets[word + n] - offsets[word]
         positions[count] = word
-        count += shared[word] or offsets[word + n] - offsets[word] < 16
+        count += (length < 16) | (shared[word] >= min(length & ~7, MOST_SHARED))
     return positions[:count]
 
 
@@ -125,6 +131,8 @@ def copied_chars(joined: np.ndarray, offsets: np.ndarray, candidates: np.ndarray
         candidates: what `likely_copies` returns for this n.
         chars: code points of every word.
     """
+    if len(candidates) < 2:
+        return 0
     table = empty_table(len(candidates))
     mask = np.uint64(len(table) - 1)
     hashes = np.empty(len(candidates), np.uint64)

@@ -24,11 +24,11 @@ CANNOT = tuple(map(ord, "cannot"))
 APOSTROPHES = tuple(map(ord, "'’"))
 FULL_STOP, PLUS = 0x2E, 0x2B
 
-PLAIN, BLANK, OPENING, CLOSING = (np.uint16(1 << bit) for bit in (12, 13, 14, 15))
-"""What a byte of ASCII is in a run, beside the flags of its code point: a letter or digit, the end, or a mark that is
-always a word of its own where it opens the run, and where it closes it."""
-FLAGS = np.uint16(0x0FFF)
-ONE = np.uint64(1)
+PLAIN, BLANK, OPENING, CLOSING, STOP = (np.uint16(1 << bit) for bit in (11, 12, 13, 14, 15))
+"""What a byte of ASCII is in a run, beside the flags of its code point: a letter or digit, the end, a mark that is
+always a word of its own where it opens the run or where it closes it, a full stop."""
+FLAGS = np.uint16(0x07FF)
+ZERO, ONE = np.uint64(0), np.uint64(1)
 
 
 @kernel
@@ -48,10 +48,9 @@ def punctuated_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, w
     for number in range(len(which)):
         at, end = offsets[which[number]], offsets[which[number] + 1]
         while at < end:
-            stop, words = _simple_run(data, at, end, roles, starts, ends, chars, seen, count)
-            if words > 0:
-                at, count = stop + 1, count + words
-                continue
+            at, count = _simple_runs(data, at, end, roles, starts, ends, chars, seen, count)
+            if at == end:
+                break
             begin, length, found, plain = at, 0, np.uint16(0), True
             while at < end:
                 code, width = int(data[at]), 1
@@ -85,60 +84,55 @@ def _ascii_roles(flags: np.ndarray) -> np.ndarray:
             roles[code] |= BLANK
         elif flags[code] & WORD != 0 and code != UNDERSCORE:
             roles[code] |= PLAIN
-        elif code != FULL_STOP:
+        elif code == FULL_STOP:
+            roles[code] |= STOP
+        else:
             roles[code] |= 0 if code in JOINED_AT_BEGIN or code == PLUS else OPENING
             roles[code] |= 0 if code in JOINED_AT_END else CLOSING
     return roles
 
 
 @kernel
-def _simple_run(
+def _simple_runs(
     data: np.ndarray, at: int, end: int, roles: np.ndarray,
     starts: np.ndarray, ends: np.ndarray, chars: np.ndarray, seen: np.ndarray, count: int,
-) -> tuple[int, int]:
-    """Write the words of the run that begins here if it is letters and digits of ASCII with marks around them.
+) -> tuple[np.int64, np.int64]:
+    """Write the words of all runs from here on that are letters and digits of ASCII with marks around them.
 
     These are nearly all runs of English, and `take_apart` does with them what needs no second look: each mark is a
     word, and so is what is left in the middle.
 
     Returns:
-        where the run ends and its number of words; 0 words where it is something else, or no run.
+        where the first other run begins, or the end; and the number of words by now.
     """
-    place, stop, first = np.uint64(at), np.uint64(end), np.uint64(count)
-    word = first
-    while place < stop and roles[data[place]] & OPENING != 0:
-        _write_word(place, place + ONE, roles[data[place]], starts, ends, chars, seen, word)
-        place, word = place + ONE, word + ONE
-    begin, found = place, np.uint16(0)
+    place, stop, word = np.uint64(at), np.uint64(end), np.uint64(count)
     while place < stop:
         role = roles[data[place]]
-        if role & PLAIN == 0:
-            break
-        found |= role
-        place += ONE
-    length = place - begin
-    if length == 0 or (length == 6 and _begins_cannot(data, begin)):
-        return at, 0
-    _write_word(begin, place, found, starts, ends, chars, seen, word)
-    word += ONE
-    while place < stop:
-        byte = data[place]
-        role = roles[byte]
         if role & BLANK != 0:
-            break
-        if role & CLOSING == 0 and not (byte == FULL_STOP and _is_single_stop(data, place, stop)):
-            return at, 0
-        _write_word(place, place + ONE, role, starts, ends, chars, seen, word)
-        place, word = place + ONE, word + ONE
-    return np.int64(place), np.int64(word - first)
-
-
-@kernel
-def _write_word(
-    begin: int, end: int, found: int,
-    starts: np.ndarray, ends: np.ndarray, chars: np.ndarray, seen: np.ndarray, word: int,
-) -> None:
-    starts[word], ends[word], chars[word], seen[word] = begin, end, end - begin, found & FLAGS
+            place += ONE
+            continue
+        run, first = place, word
+        while role & OPENING != 0:
+            starts[word], ends[word], chars[word], seen[word] = place, place + ONE, 1, role & FLAGS
+            place, word = place + ONE, word + ONE
+            role = roles[data[place]] if place < stop else BLANK
+        begin, found = place, role & FLAGS
+        while role & PLAIN != 0:
+            found |= role & FLAGS
+            place += ONE
+            role = roles[data[place]] if place < stop else BLANK
+        length = place - begin
+        if length == ZERO:
+            return np.int64(run), np.int64(first)
+        starts[word], ends[word], chars[word], seen[word] = begin, place, length, found
+        word += ONE
+        while role & CLOSING != 0 or (role & STOP != 0 and _is_single_stop(data, place, stop)):
+            starts[word], ends[word], chars[word], seen[word] = place, place + ONE, 1, role & FLAGS
+            place, word = place + ONE, word + ONE
+            role = roles[data[place]] if place < stop else BLANK
+        if role & BLANK == 0 or (length == np.uint64(6) and _begins_cannot(data, begin)):
+            return np.int64(run), np.int64(first)
+    return np.int64(end), np.int64(word)
 
 
 @kernel

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gristmill.dataprep.hashing import first_bytes, fmix64, hash_bytes, load64, same_bytes
+from gristmill.dataprep.hashing import first_bytes, hash_bytes, load64, same_bytes
 from gristmill.dataprep.kernels import kernel
 from gristmill.dataprep.spans import count_code_points
 
@@ -112,31 +112,53 @@ def repeated_words(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tu
 @kernel
 def extend_ngrams(at: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """From the repeated n-grams of a text to its repeated (n+1)-grams: where two overlap in all but one word."""
-    pairs = 0
-    for step in range(len(at) - 1):
-        pairs += at[step] + 1 == at[step + 1]
-    table = empty_table(pairs)
+    steps, keys = _likely_pairs(at, group)
+    table = empty_table(len(steps))
     mask = np.uint64(len(table) - 1)
-    longer_at, numbers = np.empty(pairs, np.int32), np.empty(pairs, np.int32)
-    keys, copies = np.empty(pairs, np.uint64), np.zeros(pairs, np.int32)
-    count, found = 0, 0
-    for step in range(len(at) - 1):
-        if at[step] + 1 != at[step + 1]:
-            continue
-        key = np.uint64(group[step]) << np.uint64(32) | np.uint64(group[step + 1])
-        slot = fmix64(key) & mask
+    longer_at, numbers = np.empty(len(steps), np.int32), np.empty(len(steps), np.int32)
+    firsts, copies = np.empty(len(steps), np.uint64), np.zeros(len(steps), np.int32)
+    found = 0
+    for pair in range(len(steps)):
+        key = keys[pair]
+        slot = (key * _ODD >> np.uint64(32)) & mask
         number = np.uint32(table[slot])
-        while number != FREE and keys[number] != key:
+        while number != FREE and firsts[number] != key:
             slot = (slot + np.uint64(1)) & mask
             number = np.uint32(table[slot])
         if number == FREE:
             number = np.uint32(found)
-            table[slot], keys[number] = number, key
+            table[slot], firsts[number] = number, key
             found += 1
         copies[number] += 1
-        longer_at[count], numbers[count] = at[step], number
-        count += 1
+        longer_at[pair], numbers[pair] = at[steps[pair]], number
     return keep_repeated(longer_at, numbers, copies[:found])
+
+
+@kernel
+def _likely_pairs(at: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The n-grams that overlap with the next in all but one word, as another two might do: none that do are left out.
+
+    Without a branch that depends on the text, since nobody could foretell where it goes.
+
+    Returns:
+        steps: int32, indices of the first of two; keys: uint64, their two groups.
+    """
+    steps, keys = np.empty(len(at), np.int32), np.empty(len(at), np.uint64)
+    count = 0
+    for step in range(len(at) - 1):
+        steps[count], keys[count] = step, np.uint64(group[step]) << np.uint64(32) | np.uint64(group[step + 1])
+        count += at[step] + 1 == at[step + 1]
+    counts = np.zeros(table_size(4 * count), np.uint8)
+    mask = np.uint64(len(counts) - 1)
+    for pair in range(count):
+        slot = (keys[pair] * _OTHER_ODD >> np.uint64(32)) & mask
+        counts[slot] = min(counts[slot] + 1, 2)
+    likely = 0
+    for pair in range(count):
+        step, key = steps[pair], keys[pair]
+        steps[likely], keys[likely] = step, key
+        likely += counts[(key * _OTHER_ODD >> np.uint64(32)) & mask] > 1
+    return steps[:likely], keys[:likely]
 
 
 @kernel
