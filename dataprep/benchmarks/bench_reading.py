@@ -1,4 +1,4 @@
-"""Benchmarks of reading the web: what the guarded process costs, and what reading a web archive costs.
+"""Benchmarks of reading: what the guarded process costs, and what a web archive and JSON lines cost.
 
 The pages are made up: navigation around an article of 4 kB each, in a plain HTTP response in a WARC file with
 one gzip member per record, as crawls are stored.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import random
 import tempfile
 import time
@@ -29,12 +30,14 @@ PAGES = {"resiliparse": 1000, "trafilatura": 100}
 """Pages that each extractor gets."""
 LINKS = 500
 """In the navigation of a page; they bring it to some 40 kB, the size of an ordinary page without its scripts."""
+RECORDS = 20_000
+"""Lines of JSON, with texts of 400 characters and four fields of metadata: what is short shows what a record costs."""
 REPEATS = 3
 OPTIONS = ExtractOptions().model_dump()
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    """Measure, all in pages per second, the best of some repeats."""
+    """Measure, all in pages or records per second, the best of some repeats."""
     pages = make_pages(max(PAGES.values()))
     for extractor, number in PAGES.items():
         name = "extraction_guard_vs_direct" + ("" if extractor == "resiliparse" else f", {extractor}")
@@ -45,12 +48,17 @@ def rows() -> Iterator[dict[str, Any]]:
         path.write_bytes(make_warc(pages))
         ours, peer = partial(read_pages, path), partial(iterate, path)
         yield compare("WARC to pages, against fastwarc alone", len(pages), ours, peer, "peer: fastwarc tells no damage")
+        path = Path(folder) / "texts.jsonl"
+        path.write_bytes(make_jsonl(RECORDS))
+        ours, peer = partial(read_jsonl, path), partial(parse_lines, path)
+        yield compare("JSONL to records, against json.loads alone", RECORDS, ours, peer,
+                      "peer: no locators, no metadata, no check of what UTF-8 can hold", "records/s")  # fmt: skip
 
 
 def compare(
-    name: str, number: int, ours: Callable[[], int], peer: Callable[[], int], note: str
+    name: str, number: int, ours: Callable[[], int], peer: Callable[[], int], note: str, unit: str = "pages/s"
 ) -> dict[str, Any]:
-    """Time both by turns; each must give all pages."""
+    """Time both by turns; each must give all of them."""
     seconds: tuple[list[float], list[float]] = ([], [])
     for _ in range(REPEATS):
         for work, taken in zip((ours, peer), seconds, strict=True):
@@ -58,9 +66,9 @@ def compare(
             done = work()
             taken.append(time.perf_counter() - begin)
             if done != number:
-                raise RuntimeError(f"{name}: {done} of {number} pages came out")
+                raise RuntimeError(f"{name}: {done} of {number} came out")
     our_rate, peer_rate = (number / min(taken) for taken in seconds)
-    return {"name": name, "ours": our_rate, "peer": peer_rate, "unit": "pages/s", "ratio": our_rate / peer_rate,
+    return {"name": name, "ours": our_rate, "peer": peer_rate, "unit": unit, "ratio": our_rate / peer_rate,
             "note": note}  # fmt: skip
 
 
@@ -89,6 +97,29 @@ def iterate(path: Path) -> int:
     with path.open("rb") as stream:
         records = ArchiveIterator(stream, record_types=WarcRecordType.response, parse_http=True, auto_decode="all")
         return sum(bool(record.reader.read()) for record in records)
+
+
+def read_jsonl(path: Path) -> int:
+    """Records of a JSONL file as `ingest` reads them."""
+    (file,) = find_files("bench", {"path": str(path)}).files
+    return sum(isinstance(item, Record) for item in read_records(file, Reading()))
+
+
+def parse_lines(path: Path) -> int:
+    """Texts of a JSONL file as a short script would read them."""
+    with path.open(encoding="utf-8") as stream:
+        return sum(bool(json.loads(line)["text"]) for line in stream)
+
+
+def make_jsonl(number: int) -> bytes:
+    """Lines of JSON, the same in every run."""
+    texts = [text[:400] for text in synthetic_texts(100)]
+    rows = (
+        {"text": f"{row} {texts[row % len(texts)]}", "url": f"http://bench.example/{row}", "lang": "en",
+         "date": "2024-05-01T00:00:00Z", "score": row / number}
+        for row in range(number)
+    )  # fmt: skip
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
 def make_pages(number: int) -> list[bytes]:

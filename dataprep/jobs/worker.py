@@ -2,7 +2,7 @@
 
 A worker is Beam's own SDK worker with one thread for Arrow, which ends with the process that asked for it, whatever
 ends that, and leaves Ctrl-C to it. The server itself runs no thread of Python and opens no gRPC channel: both would be
-lost or broken in its forks.
+lost or broken in its forks. (Of native threads it has the one of Arrow's jemalloc, which is made to be forked.)
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import traceback
+import warnings
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -30,6 +31,7 @@ def main(argv: list[str]) -> None:
     """Fork workers as the parent asks for them, until it closes the socket whose descriptor is the only argument."""
     (descriptor,) = argv
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
     import_beam()
     quieten_beam()
     for name in PRELOADED:

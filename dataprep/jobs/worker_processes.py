@@ -76,8 +76,10 @@ class WorkerProcess(GrpcWorkerHandler):
             "PIPELINE_OPTIONS": json.dumps({"options": {"default_sdk_harness_log_level": "WARNING"}}),
         }  # fmt: skip
         reading, writing = os.pipe()
-        self.process = fork_server().start(environment, self._modules, writing)
-        os.close(writing)
+        try:
+            self.process = fork_server().start(environment, self._modules, writing)
+        finally:
+            os.close(writing)
         reader = threading.Thread(target=self._forward_output, args=(reading,), daemon=True)
         reader.start()
         threading.Thread(target=self._watch, args=(self.process, reader), daemon=True).start()

@@ -172,11 +172,11 @@ def _metadata(row: Mapping[str, Any], reading: Reading) -> dict[str, Any]:
     if reading.metadata is not None:
         values = {name: field_of(row, name) for name in reading.metadata}
         return {name: value for name, value in values.items() if value is not None}
-    no_metadata = (reading.text, reading.id)
-    return {
-        name: value for name, value in row.items()
-        if name not in no_metadata and value is not None and not isinstance(value, (list, dict))
-    }  # fmt: skip
+    scalars = {name: value for name, value in row.items() if value is not None and not isinstance(value, (list, dict))}
+    scalars.pop(reading.text, None)
+    if reading.id is not None:
+        scalars.pop(reading.id, None)
+    return scalars
 
 
 def chosen_metadata(values: Mapping[str, Any], reading: Reading) -> dict[str, Any]:

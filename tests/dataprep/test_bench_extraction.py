@@ -52,3 +52,9 @@ def test_the_benchmark_of_reading_gets_all_pages_back(tmp_path: Path) -> None:
     path.write_bytes(bench_reading.make_warc(pages))
     assert bench_reading.read_pages(path) == bench_reading.iterate(path) == 3
     assert bench_reading.guarded(pages, "resiliparse") == bench_reading.direct(pages, "resiliparse") == 3
+
+
+def test_both_ways_of_reading_json_lines_find_all_records(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_bytes(bench_reading.make_jsonl(7))
+    assert bench_reading.read_jsonl(path) == bench_reading.parse_lines(path) == 7
