@@ -178,6 +178,8 @@ def count_hashes(data: np.ndarray, begin: int, end: int) -> int:
 @kernel
 def count_ellipses(data: np.ndarray, begin: int, end: int) -> int:
     """Occurrences of `...` (from the left, not overlapping) and of `…`."""
+    if not _has_ellipsis(data[begin:end]):
+        return 0
     count, dots = 0, 0
     for at in range(begin, end):
         byte = data[at]
@@ -190,6 +192,16 @@ def count_ellipses(data: np.ndarray, begin: int, end: int) -> int:
             if byte == 0xE2 and data[at + 1] == 0x80 and data[at + 2] == 0xA6:  # U+2026
                 count += 1
     return count
+
+
+@kernel
+def _has_ellipsis(text: np.ndarray) -> bool:
+    """Whether there is any ellipsis; without branches, so that it takes no time."""
+    found = 0
+    for at in range(len(text) - 2):
+        dots = (text[at] == 0x2E) & (text[at + 1] == 0x2E) & (text[at + 2] == 0x2E)
+        found += dots | ((text[at] == 0xE2) & (text[at + 1] == 0x80) & (text[at + 2] == 0xA6))
+    return found > 0
 
 
 @kernel

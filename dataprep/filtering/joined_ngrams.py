@@ -124,6 +124,28 @@ def likely_copies(offsets: np.ndarray, shared: np.ndarray, before: np.ndarray, n
 
 
 @kernel
+def _alike(joined: np.ndarray, offsets: np.ndarray, candidates: np.ndarray, n: int) -> np.ndarray:
+    """Of positions of n-grams those whose length and first bytes (sixteen at most) are likely to be another's too."""
+    shift = np.uint64(_shift(len(candidates)))
+    counts, values = np.zeros(1 << 64 - shift, np.uint8), np.empty(len(candidates), np.uint64)
+    for number in range(len(candidates)):
+        start = offsets[candidates[number]]
+        length = offsets[candidates[number] + n] - start
+        beyond_8, beyond_16 = 8 - min(length, 8), 16 - max(min(length, 16), 8)
+        first = load64(joined, start) << np.uint64(8 * beyond_8)
+        half = np.uint64(4 * beyond_16)  # a number cannot be shifted by all of its 64 bits at once
+        second = load64(joined, start + 8) << half << half
+        value = ((first ^ np.uint64(length)) * _ODD ^ second) * _OTHER_ODD
+        values[number] = value
+        counts[value >> shift] = min(counts[value >> shift] + 1, 2)
+    alike, found = np.empty(len(candidates), np.int32), 0
+    for number in range(len(candidates)):
+        alike[found] = candidates[number]
+        found += counts[values[number] >> shift] > 1
+    return alike[:found]
+
+
+@kernel
 def copied_chars(joined: np.ndarray, offsets: np.ndarray, candidates: np.ndarray, chars: np.ndarray, n: int) -> int:
     """Code points of the n-grams that were there before, in one walk that jumps over each of them.
 
@@ -131,6 +153,7 @@ def copied_chars(joined: np.ndarray, offsets: np.ndarray, candidates: np.ndarray
         candidates: what `likely_copies` returns for this n.
         chars: code points of every word.
     """
+    candidates = _alike(joined, offsets, candidates, n)
     if len(candidates) < 2:
         return 0
     table = empty_table(len(candidates))
