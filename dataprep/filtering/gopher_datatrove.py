@@ -90,9 +90,9 @@ def _quality(
     data, begin, end = texts.data, texts.offsets[text], texts.offsets[text + 1]
     words, length = 0, 0
     for word in range(len(starts)):
-        if seen[word] & CONTENT != 0:
-            words += 1
-            length += chars[word]
+        is_content = seen[word] & CONTENT != 0
+        words += is_content
+        length += chars[word] * is_content
     lines, line_ends = split_lines(data, begin, end)
     bullets, ellipses = 0, 0
     for line in range(len(lines)):

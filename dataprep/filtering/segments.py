@@ -35,8 +35,7 @@ def split_segments(data: np.ndarray, begin: int, end: int, separator: int) -> tu
     count, at = 0, begin
     starts[0] = begin
     while newlines > 0:
-        while data[at] != NEWLINE:
-            at += 1
+        at = _next_newline(data, at)
         stop = at + 1
         while stop < end and data[stop] == NEWLINE and (whole_run or stop - at < least):
             stop += 1
@@ -47,6 +46,15 @@ def split_segments(data: np.ndarray, begin: int, end: int, separator: int) -> tu
         at = stop
     ends[count] = end
     return starts[: count + 1], ends[: count + 1]
+
+
+@kernel
+def _next_newline(data: np.ndarray, at: int) -> np.int64:
+    """Where the next newline is; there is one. The index is unsigned so that it cannot count from the end."""
+    place = np.uint64(at)
+    while data[place] != NEWLINE:
+        place += np.uint64(1)
+    return np.int64(place)
 
 
 @kernel
