@@ -26,6 +26,7 @@ AREAS = {
         "gristmill.dataprep.benchmarks.bench_clean",
         "gristmill.dataprep.benchmarks.bench_jobs",
         "gristmill.dataprep.benchmarks.bench_spans",
+        "gristmill.dataprep.benchmarks.bench_dedup",
     ),
     "dedup_million": ("gristmill.dataprep.benchmarks.bench_dedup",),
     "quality": (

@@ -84,8 +84,8 @@ def row(
             seconds[side].append(time.perf_counter() - begin)
     ours, peer = (size / 1e6 / min(seconds[side]) for side in ("ours", "peer"))
     pool = "multiprocessing.Pool" if holds_gil else "ThreadPool"
-    return {"name": f"{name} on {WORKERS} workers, against {pool}", "ours": ours, "peer": peer, "unit": "MB/s",
-            "ratio": ours / peer}  # fmt: skip
+    return {"name": f"beam_vs_multiprocessing, {name}", "ours": ours, "peer": peer, "unit": "MB/s",
+            "ratio": ours / peer, "note": f"{WORKERS} workers; peer: {pool}"}  # fmt: skip
 
 
 def run_with_beam(job: str, tasks: Sequence[Task], process: Process, out: Path, holds_gil: bool) -> None:

@@ -18,10 +18,10 @@ def test_each_job_is_measured_both_ways() -> None:
     rows = list(bench_jobs.rows(files=2, documents_per_file=20))
     names = [row["name"] for row in rows]
     assert names[:4] == [
-        "read JSONL, first job of a process on 2 workers, against multiprocessing.Pool",
-        "read JSONL on 2 workers, against multiprocessing.Pool",
-        "filter on 2 workers, against ThreadPool",
-        "sketch on 2 workers, against ThreadPool",
+        "beam_vs_multiprocessing, read JSONL, first job of a process",
+        "beam_vs_multiprocessing, read JSONL",
+        "beam_vs_multiprocessing, filter",
+        "beam_vs_multiprocessing, sketch",
     ]
     assert all(row["ratio"] == pytest.approx(row["ours"] / row["peer"]) and row["ratio"] > 0 for row in rows)
 
