@@ -44,6 +44,8 @@ class Decoded:
 def decode(content: bytes, encoding: str | None, charset: str = "", html: bool = False) -> Decoded:
     """Decode the whole content strictly; a byte order mark is no part of the text.
 
+    Little-endian UTF-16 that begins with a NUL has the mark of UTF-32, and is taken for it.
+
     Args:
         content: what to decode.
         encoding: a codec's name, or `auto` for: byte order mark, `charset`, the page's own declaration, UTF-8, a

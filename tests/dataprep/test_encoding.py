@@ -1,7 +1,7 @@
 import codecs
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gristmill.dataprep.reading.encoding import Decoded, UndecodableError, declared_in_page, decode, known_codec
@@ -84,6 +84,8 @@ def test_a_page_that_declares_utf16_in_ascii_is_utf8() -> None:
 
 @given(text=st.text(), codec=st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-32"]))
 def test_unicode_with_its_mark_or_in_utf8_is_lossless(text: str, codec: str) -> None:
+    # The mark of UTF-32 is that of UTF-16 and a NUL behind it: UTF-16 that begins so is read as UTF-32, or refused.
+    assume(not (codec == "utf-16" and text.startswith("\x00")))
     content = text.encode(codec)
     if codec == "utf-8" and content.startswith((codecs.BOM_UTF8,)):
         content = codecs.BOM_UTF8 + content
