@@ -32,7 +32,8 @@ def rows() -> Iterator[dict[str, Any]]:
     texts = prose()
     peer = datatrove_rate(texts[:PEER_DOCUMENTS])
     for words, note in (("dialect", "its own word rule"), ("exact", "spaCy's words, each run of text looked up")):
-        yield _row(f"filters_vs_datatrove, words: {words}", verdict_rate(texts, "datatrove", words), peer, note)
+        name = "filters_vs_datatrove" + ("" if words == "dialect" else f", words: {words}")
+        yield _row(name, verdict_rate(texts, "datatrove", words), peer, note)
     for dialect in gopher.DIALECTS:
         if dialect != "datatrove":
             yield _row(f"filters_vs_datatrove, dialect {dialect}", verdict_rate(texts, dialect, "dialect"), peer, "")
