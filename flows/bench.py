@@ -39,10 +39,10 @@ AREAS = {
     ),
     "memory": ("gristmill.dataprep.benchmarks.bench_memory",),
     "tokenize": (
-        "gristmill.tokenize.bench_encode",
-        "gristmill.tokenize.bench",
+        "gristmill.tokenize.benchmarks.bench_encode",
+        "gristmill.tokenize.benchmarks.bench",
     ),
-    "train": ("gristmill.train.bench",),
+    "train": ("gristmill.train.benchmarks.bench",),
 }  # fmt: skip
 """Area -> modules whose `rows()` yield what was measured."""
 

@@ -28,7 +28,7 @@ def trace_step(session: Session, step: int) -> dict[str, Any]:
         TraceError: the manifest does not train, has fewer steps, or its mixture is not packed yet.
     """
     from gristmill.tokenize.packed import PackedSet
-    from gristmill.train.stream import rows_of_step
+    from gristmill.train.loop.stream import rows_of_step
 
     pretrain = session.manifest.pretrain
     if pretrain is None:

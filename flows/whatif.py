@@ -168,7 +168,7 @@ def _narrow(kept: np.ndarray, verdicts: Verdicts) -> np.ndarray:
 
 def _tokens(tokens: Path, shard: str, rows: int) -> np.ndarray:
     """Tokens of a shard's documents, -1 for those that were not tokenised."""
-    from gristmill.tokenize.encode import docs_name
+    from gristmill.tokenize.encoding.encode import docs_name
 
     table = read_table(tokens / docs_name(shard), ["row", "tokens"])
     lengths = np.full(rows, -1, np.int64)

@@ -11,11 +11,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from gristmill.mixtures.evaluation import Evaluate, Export
+from gristmill.mixtures.mix import Mix
+from gristmill.mixtures.posttraining import Dpo, Sft
 from gristmill.mixtures.prepare import Step
 from gristmill.mixtures.section import NAME_PATTERN, Positive, Section
 from gristmill.mixtures.sources import Ingest, Source
-from gristmill.mixtures.tokens import Mix, Tokenizer
-from gristmill.mixtures.training import Dpo, Evaluate, Export, Pretrain, Sft
+from gristmill.mixtures.tokenizer import Tokenizer
+from gristmill.mixtures.training import Pretrain
 
 
 class Engine(Section):

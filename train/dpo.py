@@ -17,17 +17,18 @@ import numpy as np
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.reading.examples import read_examples
-from gristmill.mixtures.training import Dpo
-from gristmill.train.chat import Chat
-from gristmill.train.conversations import NothingToTrainError
-from gristmill.train.loop import Job, train
-from gristmill.train.pairs import Pair, is_held_out, more_likely, pair_logps, prepare_pairs, reward_accuracy
-from gristmill.train.parallel import compute_dtype, process_group, sharded_model, whole_tensors
-from gristmill.train.preferences import Preferences
+from gristmill.mixtures.posttraining import Dpo
+from gristmill.train.loop.loop import Job, train
+from gristmill.train.loop.throughput import peak_flops
+from gristmill.train.models.weights import read_shape, stored
+from gristmill.train.objectives.chat import Chat
+from gristmill.train.objectives.conversations import NothingToTrainError
+from gristmill.train.objectives.pairs import Pair, is_held_out, more_likely, pair_logps, prepare_pairs, reward_accuracy
+from gristmill.train.objectives.preferences import Preferences
+from gristmill.train.objectives.reference import cached_reference, certify_start, reference_key
+from gristmill.train.parallel.sharding import compute_dtype, sharded_model, whole_tensors
+from gristmill.train.parallel.world import process_group
 from gristmill.train.pretrain import MODEL, describe_model, publish
-from gristmill.train.reference import cached_reference, certify_start, reference_key
-from gristmill.train.throughput import peak_flops
-from gristmill.train.weights import read_shape, stored
 
 HOLDOUT = "holdout.jsonl"
 CERTIFICATE = "step-0.json"
@@ -38,8 +39,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Raises:
         NothingToTrainError: no pair is left to train on.
-        gristmill.train.reference.NotTheReferenceError: the first batch's margin is not zero.
-        gristmill.train.stopping.StoppedError: SIGTERM came; a rerun continues.
+        gristmill.train.objectives.reference.NotTheReferenceError: the first batch's margin is not zero.
+        gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
     """
     section = Dpo.model_validate(config)
     seed = section.seed or 0

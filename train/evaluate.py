@@ -17,19 +17,19 @@ import torch
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import write_json
-from gristmill.mixtures.training import Evaluate
+from gristmill.mixtures.evaluation import Evaluate
+from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.tokenizer import load as load_tokenizer
-from gristmill.train.chat import Chat
 from gristmill.train.dpo import HOLDOUT
-from gristmill.train.held_out import ROWS_PER_FORWARD, metrics_of, score_rows
-from gristmill.train.losses import sequence_logps
-from gristmill.train.model import Llama
-from gristmill.train.pairs import padded_pairs, prepare_pairs, reward_accuracy
-from gristmill.train.parallel import make_deterministic
+from gristmill.train.evaluation.held_out import ROWS_PER_FORWARD, metrics_of, score_rows
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.sample import generate
+from gristmill.train.models.weights import load_model
+from gristmill.train.objectives.chat import Chat
+from gristmill.train.objectives.losses import sequence_logps
+from gristmill.train.objectives.pairs import padded_pairs, prepare_pairs, reward_accuracy
+from gristmill.train.parallel.world import make_deterministic
 from gristmill.train.pretrain import MODEL, read_token_bytes
-from gristmill.train.sample import generate
-from gristmill.train.weights import load_model
 
 MODELS = ("pretrain", "sft", "dpo")
 """Stages that leave a model, in the order in which they train it."""

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import atomic_write, write_json
-from gristmill.mixtures.training import Export
-from gristmill.train.chat import TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Chat
+from gristmill.mixtures.evaluation import Export
 from gristmill.train.evaluate import MODELS
+from gristmill.train.models.shape import Shape
+from gristmill.train.models.weights import WEIGHTS_FILE, read_shape
+from gristmill.train.objectives.chat import TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Chat
 from gristmill.train.pretrain import MODEL
-from gristmill.train.shape import Shape
-from gristmill.train.weights import WEIGHTS_FILE, read_shape
 
 DTYPES = {"fp32": ("float32", torch.float32), "bf16": ("bfloat16", torch.bfloat16)}
 VOCABULARY_TENSORS = ("model.embed_tokens.weight", "lm_head.weight")

@@ -18,7 +18,7 @@ from typing import Any
 from gristmill.dataprep.context import Context, print_event
 from gristmill.dataprep.files import as_path, read_json, write_json
 from gristmill.dataprep.processes import end_with_parent
-from gristmill.train.stopping import EXIT_TERMINATED, StoppedError, stop_on_sigterm
+from gristmill.train.loop.stopping import EXIT_TERMINATED, StoppedError, stop_on_sigterm
 
 TRAINING_STAGES = ("pretrain", "sft", "dpo")
 EXIT_FAILED = 1

@@ -16,14 +16,15 @@ from torch import Tensor, nn
 from gristmill.dataprep.context import Context
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.held_out import measure
-from gristmill.train.loop import Job, train
-from gristmill.train.next_token import NextToken
-from gristmill.train.parallel import World, compute_dtype, process_group, sharded_model, whole_tensors
-from gristmill.train.record import Record
-from gristmill.train.shape import Shape, shape_of
-from gristmill.train.throughput import peak_flops
-from gristmill.train.weights import drawn, save_model
+from gristmill.train.evaluation.held_out import measure
+from gristmill.train.loop.loop import Job, train
+from gristmill.train.loop.record import Record
+from gristmill.train.loop.throughput import peak_flops
+from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.weights import drawn, save_model
+from gristmill.train.objectives.next_token import NextToken
+from gristmill.train.parallel.sharding import compute_dtype, sharded_model, whole_tensors
+from gristmill.train.parallel.world import World, process_group
 
 TOKEN_BYTES = "token_bytes.npy"
 MODEL = "model"
@@ -33,7 +34,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """Pre-train; called on every rank of a torchrun process group.
 
     Raises:
-        gristmill.train.stopping.StoppedError: SIGTERM came; a rerun continues.
+        gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
     """
     section = Pretrain.model_validate(config)
     seed = section.seed or 0

@@ -13,21 +13,22 @@ import numpy as np
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.reading.examples import read_examples
-from gristmill.mixtures.training import Examples, Sft
-from gristmill.train.assistant_turns import AssistantTurns
-from gristmill.train.chat import Chat
-from gristmill.train.conversations import (
+from gristmill.mixtures.posttraining import Examples, Sft
+from gristmill.train.loop.loop import Job, train
+from gristmill.train.loop.throughput import peak_flops
+from gristmill.train.models.weights import read_shape, stored
+from gristmill.train.objectives.assistant_turns import AssistantTurns
+from gristmill.train.objectives.chat import Chat
+from gristmill.train.objectives.conversations import (
     Conversation,
     NothingToTrainError,
     counts_of,
     decoded_mask,
     prepare_conversations,
 )
-from gristmill.train.loop import Job, train
-from gristmill.train.parallel import compute_dtype, process_group, sharded_model, whole_tensors
+from gristmill.train.parallel.sharding import compute_dtype, sharded_model, whole_tensors
+from gristmill.train.parallel.world import process_group
 from gristmill.train.pretrain import MODEL, describe_model, publish, read_token_bytes
-from gristmill.train.throughput import peak_flops
-from gristmill.train.weights import read_shape, stored
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Raises:
         NothingToTrainError: a set of examples trains no token.
-        gristmill.train.stopping.StoppedError: SIGTERM came; a rerun continues.
+        gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
     """
     section = Sft.model_validate(config)
     seed = section.seed or 0

@@ -13,7 +13,7 @@ from gristmill.dataprep.benchmarks import bench
 
 def test_machine_code_of_changed_kernels_is_not_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sources = Path(kernels.__file__).parents[1]
-    for name in ("dataprep/kernels.py", "dataprep/hashing.py", "tokenize/pretokens.py"):
+    for name in ("dataprep/kernels.py", "dataprep/hashing.py", "tokenize/encoding/pretokens.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(sources / name, tmp_path / name)
     monkeypatch.setattr(kernels, "__file__", str(tmp_path / "dataprep" / "kernels.py"))

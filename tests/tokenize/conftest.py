@@ -14,7 +14,8 @@ import pytest
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
-from gristmill.tokenize import encode, mix, tokenizer
+from gristmill.tokenize.encoding import encode, tokenizer
+from gristmill.tokenize.mixing import mix
 
 WORDS = tuple(f"{a}{b}{c}" for a in ("gr", "m", "st", "tr") for b in ("i", "a", "ou") for c in ("st", "nd", "ll", "in"))
 

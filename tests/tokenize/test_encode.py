@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.dataprep.counts import QuarantineError
-from gristmill.tokenize import encode
-from gristmill.tokenize.tokenizer import TextTokenizer, load
+from gristmill.tokenize.encoding import encode
+from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from gristmill.dataprep.hashing import hash_bytes
-from gristmill.tokenize.fast_encode import FastEncoder
-from gristmill.tokenize.merges import byte_characters, read_merges
-from gristmill.tokenize.piece_cache import PieceCache, find_entries
-from gristmill.tokenize.pretokens import LETTER, NUMBER, OTHER, SPACE, CharacterClasses, split
+from gristmill.tokenize.encoding.fast_encode import FastEncoder
+from gristmill.tokenize.encoding.merges import byte_characters, read_merges
+from gristmill.tokenize.encoding.piece_cache import PieceCache, find_entries
+from gristmill.tokenize.encoding.pretokens import LETTER, NUMBER, OTHER, SPACE, CharacterClasses, split
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 LEARNT_FROM = [

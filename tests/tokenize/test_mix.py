@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.dataprep.counts import check_conservation
-from gristmill.tokenize.draws import id_words
+from gristmill.tokenize.encoding.tokenizer import load
+from gristmill.tokenize.mixing.draws import id_words
+from gristmill.tokenize.mixing.quotas import MixError
 from gristmill.tokenize.order import unrank
 from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.quotas import MixError
-from gristmill.tokenize.tokenizer import load
 
 LENGTH = 32
 MIXTURE = {"prose": {"weight": 0.7}, "code": {"weight": 0.3, "max_epochs": 4.0}}
@@ -331,7 +331,7 @@ def test_sources_without_held_out_rows_are_warned_of(module_stages: Any, prepare
 
 
 def test_ids_survive_the_way_through_numbers() -> None:
-    from gristmill.tokenize.draws import word_ids
+    from gristmill.tokenize.mixing.draws import word_ids
 
     ids = pa.array([bytes(range(k, k + 16)) for k in (0, 100, 240)], pa.binary(16))
     assert word_ids(id_words(ids[1:])).to_pylist() == ids[1:].to_pylist()

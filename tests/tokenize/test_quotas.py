@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.tokenize.quotas import MixError, Supply, largest_remainder, plan_rows
+from gristmill.tokenize.mixing.quotas import MixError, Supply, largest_remainder, plan_rows
 
 weights = st.lists(st.floats(0, 1e6), min_size=1, max_size=8).filter(any)
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.tokenize.streams import count_split, cut_rows, make_stream
+from gristmill.tokenize.mixing.streams import count_split, cut_rows, make_stream
 
 
 def words(number: int, seed: int) -> np.ndarray:

@@ -15,9 +15,9 @@ import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gristmill.tokenize.chat import SPECIAL_TOKENS
-from gristmill.tokenize.sample import HELD_OUT, SampleError, draw_sample, share_bytes
-from gristmill.tokenize.tokenizer import TextTokenizer, TokenizerError, load
+from gristmill.tokenize.encoding.chat import SPECIAL_TOKENS
+from gristmill.tokenize.encoding.sample import HELD_OUT, SampleError, draw_sample, share_bytes
+from gristmill.tokenize.encoding.tokenizer import TextTokenizer, TokenizerError, load
 
 CONVERSATION = [
     {"role": "system", "content": "Answer briefly."},
@@ -68,7 +68,7 @@ def test_the_same_documents_give_the_same_bytes_for_any_threads_and_shards(modul
 import sys
 from pathlib import Path
 from gristmill.dataprep.context import Context
-from gristmill.tokenize import tokenizer
+from gristmill.tokenize.encoding import tokenizer
 root, out = Path(sys.argv[1]), Path(sys.argv[2])
 config = {"tokenizer": {"vocab_size": 320}, "sources": ["prose", "code"], "seed": 1}
 tokenizer.run({"ingest": root / "resharded"}, config, out, Context(out, emit=lambda event: None))

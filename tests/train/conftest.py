@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from gristmill.mixtures.training import Model
-from gristmill.train.model import Llama
-from gristmill.train.shape import Shape, shape_of
-from gristmill.train.weights import drawn
+from gristmill.mixtures.model import Model
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.weights import drawn
 
 SOURCES = ("prose", "code")
 SEQUENCE_LENGTH = 32
@@ -34,8 +34,8 @@ def texts() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory, texts: dict[str, str]) -> Path:
-    from gristmill.tokenize.sample import Sample
-    from gristmill.tokenize.tokenizer import train, write_tokenizer
+    from gristmill.tokenize.encoding.sample import Sample
+    from gristmill.tokenize.encoding.tokenizer import train, write_tokenizer
 
     folder = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(train(Sample({name: [text] for name, text in texts.items()}, {}), 400), folder)
@@ -44,8 +44,8 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory, texts: dict[str, 
 
 @pytest.fixture(scope="session")
 def mix_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path, texts: dict[str, str]) -> Path:
+    from gristmill.tokenize.encoding.tokenizer import load
     from gristmill.tokenize.packed import write_packed_set
-    from gristmill.tokenize.tokenizer import load
 
     tokenizer = load(tokenizer_folder)
     streams = {name: np.array(tokenizer.encode([text])[0].ids) for name, text in texts.items()}

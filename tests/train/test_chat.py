@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.train.chat import Chat, ChatError
-from gristmill.train.conversations import conversation, decoded_mask, padded, prepare_conversations
+from gristmill.train.objectives.chat import Chat, ChatError
+from gristmill.train.objectives.conversations import conversation, decoded_mask, padded, prepare_conversations
 
 TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What does it do?"},
          {"role": "assistant", "content": "It wraps text."}, {"role": "user", "content": "Sure?"},

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from gristmill.mixtures.training import Optimizer
-from gristmill.train.checkpoints import MARKER, complete_steps, load_newest, save_checkpoint, step_folder
-from gristmill.train.optimizer import make_optimizer, update
-from gristmill.train.parallel import World, process_group, sharded_model
-from gristmill.train.shape import Shape
-from gristmill.train.weights import drawn
+from gristmill.mixtures.optimizer import Optimizer
+from gristmill.train.loop.checkpoints import MARKER, complete_steps, load_newest, save_checkpoint, step_folder
+from gristmill.train.models.shape import Shape
+from gristmill.train.models.weights import drawn
+from gristmill.train.optim.optimizer import make_optimizer, update
+from gristmill.train.parallel.sharding import sharded_model
+from gristmill.train.parallel.world import World, process_group
 
 GOOD = torch.tensor(False)
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.train import losses
-from gristmill.train.losses import IGNORED, dpo_loss, next_tokens, score_tokens, sequence_logps, weighted_nll
+from gristmill.train.objectives import losses
+from gristmill.train.objectives.losses import IGNORED, dpo_loss, next_tokens, score_tokens, sequence_logps, weighted_nll
 
 IDENTITY = torch.eye(2)
 

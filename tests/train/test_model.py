@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gristmill.mixtures.training import Model
-from gristmill.train.model import Llama
-from gristmill.train.shape import Shape, shape_of
-from gristmill.train.weights import initial_tensor
+from gristmill.mixtures.model import Model
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.weights import initial_tensor
 
 MakeModel = Callable[[Shape], Llama]
 

@@ -17,13 +17,13 @@ from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, read_table, write_table
 from gristmill.dataprep.files import sha256_file, write_json
 from gristmill.dataprep.judges import quality
-from gristmill.mixtures.training import Model
-from gristmill.tokenize.tokenizer import load as load_tokenizer
+from gristmill.mixtures.model import Model
+from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
+from gristmill.train.evaluation.perplexity import ModelFolderError, load_scorer, score_document
 from gristmill.train.export import exported_tensors, llama_config, write_weights
-from gristmill.train.model import Llama
-from gristmill.train.perplexity import ModelFolderError, load_scorer, score_document
-from gristmill.train.shape import Shape, shape_from_llama, shape_of
-from gristmill.train.weights import load_model, save_model
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.shape import Shape, shape_from_llama, shape_of
+from gristmill.train.models.weights import load_model, save_model
 
 TEXTS = ["Return the text of a module.", "def close(self):\n    return None\n", "x", "", "Socket é中 " * 60]
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from gristmill.train.conversations import NothingToTrainError
 from gristmill.train.dpo import CERTIFICATE
-from gristmill.train.reference import NotTheReferenceError
-from gristmill.train.weights import load_model
+from gristmill.train.models.weights import load_model
+from gristmill.train.objectives.conversations import NothingToTrainError
+from gristmill.train.objectives.reference import NotTheReferenceError
 
 WORDS = ("json", "text", "file", "name", "list", "code", "line", "type", "value", "error", "module", "class")
 TRAINING = {"steps": 12, "global_batch_size": 5, "micro_batch_size": 3, "seed": 11, "log_every": 1,
@@ -76,7 +76,7 @@ def test_the_first_loss_of_fine_tuning_is_the_mean_over_the_answers_tokens_of_th
     run_stage: Any, pretrained: dict[str, Path], sft_config: dict[str, Any], tmp_path: Path
 ) -> None:
     """One step over all 12 examples, cut into uneven micro-batches, against a plain sum over single examples."""
-    from gristmill.train.chat import Chat
+    from gristmill.train.objectives.chat import Chat
 
     run_stage("sft", pretrained, {**sft_config, "steps": 1, "global_batch_size": 12, "micro_batch_size": 5},
               tmp_path / "sft")
@@ -182,8 +182,8 @@ def assert_loads_in_transformers(folder: Path, ours_folder: Path) -> None:
     torch.testing.assert_close(peer(ids).logits, ours(ids), atol=1e-4, rtol=0)
     encoded = tokenizer.apply_chat_template(
         [message("user", "What is a json?")], add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    from gristmill.train.chat import Chat
-    from gristmill.train.sample import generate
+    from gristmill.train.models.sample import generate
+    from gristmill.train.objectives.chat import Chat
 
     continued = peer.generate(**encoded, max_new_tokens=6, do_sample=False)[0, encoded["input_ids"].shape[1] :]
     expected = generate(ours, encoded["input_ids"].tolist(), 6, Chat(folder).stops)[0]

@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 
 from gristmill.dataprep.context import Context
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train import next_token, parallel, pretrain
-from gristmill.train.stream import EMPTY_DIGEST, extend_digest, rows_of_step
+from gristmill.train import parallel, pretrain
+from gristmill.train.loop.stream import EMPTY_DIGEST, extend_digest, rows_of_step
+from gristmill.train.objectives import next_token
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from gristmill.train.model import Llama, empty_cache
-from gristmill.train.sample import PromptTooLongError, choose, generate, random_numbers
-from gristmill.train.shape import Shape
+from gristmill.train.models.llama import Llama, empty_cache
+from gristmill.train.models.sample import PromptTooLongError, choose, generate, random_numbers
+from gristmill.train.models.shape import Shape
 
 PROMPTS = [[7], [3, 1, 4, 1, 5], [9, 2, 6]]
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.mixtures.training import Schedule
-from gristmill.train.schedules import learning_rate
+from gristmill.mixtures.optimizer import Schedule
+from gristmill.train.optim.schedules import learning_rate
 
 
 def values(steps: int, **settings: object) -> list[float]:

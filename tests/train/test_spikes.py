@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from gristmill.train.spikes import empty_window, is_bad_step, remember_loss
+from gristmill.train.loop.spikes import empty_window, is_bad_step, remember_loss
 
 CPU = torch.device("cpu")
 FINE = torch.tensor(1.0)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.tokenize.order import Order
-from gristmill.train.stream import EMPTY_DIGEST, extend_digest, micro_batches, rows_in_step
+from gristmill.train.loop.stream import EMPTY_DIGEST, extend_digest, micro_batches, rows_in_step
 
 rows_per_source = st.lists(st.integers(1, 50), min_size=1, max_size=4)
 

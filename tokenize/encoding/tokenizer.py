@@ -1,0 +1,230 @@
+"""The stage `tokenizer`: a byte-level BPE learnt from a sample of the documents, or any tokenizer.json.
+
+Output: tokenizer.json, tokenizer_config.json, chat_template.jinja (what transformers' AutoTokenizer loads) and
+token_bytes.npy (uint16 per id: how many UTF-8 bytes of text the token stands for, 0 for special tokens).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.files import as_path, atomic_write, sha256_file, write_json
+from gristmill.mixtures import tokenizer as sections
+from gristmill.tokenize.encoding.chat import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
+from gristmill.tokenize.encoding.sample import Sample, draw_sample
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
+
+TOKENIZER_FILE = "tokenizer.json"
+END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<|eot_id|>", "[EOS]")
+"""What published tokenizers call it: GPT-2 and NeoX, Llama 2, Llama 3, Gemma, Llama 3 Instruct, others."""
+PAD_NAMES = (PAD, "<pad>", "[PAD]", "<|finetune_right_pad_id|>", "<|padding|>")
+MIN_PAIR_COUNT = 2
+"""A merge that occurs once in the sample says nothing about other text."""
+UNBOUNDED_LENGTH = 10**9
+"""The model decides how long a text may be, not the tokenizer."""
+
+
+class TokenizerError(ValueError):
+    """A tokenizer.json that cannot be used, or text that it cannot encode."""
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """A tokenizer for documents: what a text says is text, also where it spells a special token.
+
+    Attributes:
+        tokenizer: the `tokenizers` object; encodes special tokens as text, adds nothing.
+        vocab_size: one above the largest id.
+        special_ids: special token -> id.
+        eos: id that ends a document.
+        pad: id that fills a row (`eos` where the tokenizer has no other).
+        token_bytes: uint16 of shape (vocab_size,), see `count_token_bytes`.
+        sha256: of tokenizer.json.
+    """
+
+    tokenizer: Tokenizer
+    vocab_size: int
+    special_ids: Mapping[str, int]
+    eos: int
+    pad: int
+    token_bytes: np.ndarray
+    sha256: str
+
+    def encode(self, texts: Sequence[str]) -> list[Encoding]:
+        """Encode documents; `.ids` of each result never holds a special id (no character offsets)."""
+        return self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a document's tokens, special tokens spelt out."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Learn a tokenizer, or take the one that is given; see the module for what is written.
+
+    Args:
+        inputs: `ingest` and the annotating stages.
+        config: `tokenizer` (the section), `sources` (names in the manifest's order), `seed`, and `external`
+            (the sha256) where the section has a path.
+        out: output folder.
+        context: where to run.
+
+    Raises:
+        TokenizerError: the given tokenizer.json cannot be used.
+        gristmill.tokenize.encoding.sample.SampleError: there is no text to learn from.
+    """
+    section = sections.Tokenizer.model_validate(config["tokenizer"])
+    os.environ.setdefault("RAYON_NUM_THREADS", str(context.workers))
+    sample = draw_sample(inputs, config["sources"], section.sample_bytes, section.weights, config["seed"])
+    if section.path is not None:
+        tokenizer = read_external(as_path(section.path))
+    else:
+        tokenizer = train(sample, section.vocab_size)
+        if tokenizer.get_vocab_size() < section.vocab_size:
+            context.warn(f"the sample holds only {tokenizer.get_vocab_size()} of the {section.vocab_size} tokens asked "
+                         "for; the vocabulary is smaller than tokenizer.vocab_size, which changes nothing else")
+    write_tokenizer(tokenizer, out)
+    loaded = load(out)
+    measured = [text for texts in sample.measure.values() for text in texts]
+    changed = sum(loaded.decode(encoding.ids) != text
+                  for text, encoding in zip(measured, loaded.encode(measured), strict=True))
+    if changed:
+        context.warn(f"{changed} of {len(measured)} sampled documents come back changed from the tokenizer (a "
+                     "normalizer in tokenizer.json, or tokens that it lacks); a tokenizer trained here loses nothing")
+    return {
+        "vocab_size": loaded.vocab_size, "sha256": loaded.sha256, "eos": loaded.eos, "pad": loaded.pad,
+        "external": section.path is not None, "changed_documents": changed,
+        "sample_bytes": {source: _text_bytes(texts) for source, texts in sample.learn.items()},
+        "bytes_per_token": {source: _bytes_per_token(loaded, texts) for source, texts in sample.measure.items()},
+    }
+
+
+def train(sample: Sample, vocab_size: int) -> Tokenizer:
+    """Learn a byte-level BPE (Sennrich et al. 2016; bytes and split pattern as GPT-2, Radford et al. 2019).
+
+    Special tokens have the first ids, then come all 256 bytes, then the merges. The result depends on the words of
+    the sample and how often each occurs, not on their order or the number of threads.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, min_frequency=MIN_PAIR_COUNT, special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+    )
+    tokenizer.train_from_iterator((text for texts in sample.learn.values() for text in texts), trainer)
+    return tokenizer
+
+
+def read_external(path: Path) -> Tokenizer:
+    """Read somebody else's tokenizer.json; chat tokens that it lacks are added behind its vocabulary.
+
+    Raises:
+        TokenizerError: it does not parse, or has no token that ends a text.
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # the library raises bare Exception for every malformed file
+        raise TokenizerError(f"tokenizer.path: {path} is not a tokenizer.json that the tokenizers library reads: "
+                             f"{error}") from error
+    if _first_known(tokenizer, END_OF_TEXT_NAMES) is None:
+        raise TokenizerError(f"tokenizer.path: {path} has no token that ends a text; one of "
+                             f"{', '.join(END_OF_TEXT_NAMES)} is needed")
+    chat_tokens = [token for token in SPECIAL_TOKENS[2:] if tokenizer.token_to_id(token) is None]
+    if chat_tokens:
+        tokenizer.add_special_tokens(chat_tokens)
+    return tokenizer
+
+
+def write_tokenizer(tokenizer: Tokenizer, out: Path) -> None:
+    """Write the four files of the stage."""
+    eos = _first_known(tokenizer, END_OF_TEXT_NAMES)
+    pad = _first_known(tokenizer, PAD_NAMES) or eos
+    write_json(out / "tokenizer_config.json", {
+        "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eos, "pad_token": pad,
+        "model_max_length": UNBOUNDED_LENGTH, "clean_up_tokenization_spaces": False,
+    })
+    with atomic_write(out / "chat_template.jinja") as sink:
+        sink.write(CHAT_TEMPLATE.encode())
+    with atomic_write(out / "token_bytes.npy") as sink:
+        np.save(sink, count_token_bytes(tokenizer))
+    with atomic_write(out / TOKENIZER_FILE) as sink:
+        sink.write(tokenizer.to_str(pretty=True).encode())
+
+
+def load(folder: Path) -> TextTokenizer:
+    """Load the tokenizer of a committed `tokenizer` stage for encoding documents.
+
+    Raises:
+        TokenizerError: it has no token that ends a text.
+    """
+    from tokenizers import Tokenizer
+
+    path = folder / TOKENIZER_FILE
+    tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    eos = _first_known(tokenizer, END_OF_TEXT_NAMES)
+    if eos is None:
+        raise TokenizerError(f"{path} has no token that ends a text; run the tokenizer stage again")
+    special_ids = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()
+                   if token.special}
+    pad = _first_known(tokenizer, PAD_NAMES) or eos
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    with (folder / "token_bytes.npy").open("rb") as stream:
+        token_bytes = np.load(stream)
+    return TextTokenizer(tokenizer, _vocab_size(tokenizer), special_ids, ids[eos], ids[pad], token_bytes,
+                         sha256_file(path))
+
+
+def count_token_bytes(tokenizer: Tokenizer) -> np.ndarray:
+    """UTF-8 bytes of text that each token stands for: uint16 of shape (vocab_size,).
+
+    Byte-level tokens spell one byte per character. SentencePiece tokens write a blank as U+2581 and unknown bytes as
+    <0xAB>. Special tokens, and ids that no token has, count 0.
+    """
+    byte_level = '"ByteLevel"' in json.dumps([json.loads(tokenizer.to_str()).get(key)
+                                              for key in ("pre_tokenizer", "decoder")])
+    added = tokenizer.get_added_tokens_decoder()
+    sizes = np.zeros(_vocab_size(tokenizer), dtype=np.uint16)
+    for token, number in tokenizer.get_vocab(with_added_tokens=True).items():
+        if number in added:
+            sizes[number] = 0 if added[number].special else len(token.encode())
+        elif byte_level:
+            sizes[number] = len(token)
+        else:
+            is_byte = len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+            sizes[number] = 1 if is_byte else len(token.replace("\u2581", " ").encode())
+    return sizes
+
+
+def _vocab_size(tokenizer: Tokenizer) -> int:
+    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+
+def _first_known(tokenizer: Tokenizer, names: Sequence[str]) -> str | None:
+    return next((name for name in names if tokenizer.token_to_id(name) is not None), None)
+
+
+def _text_bytes(texts: Sequence[str]) -> int:
+    return sum(len(text.encode()) for text in texts)
+
+
+def _bytes_per_token(tokenizer: TextTokenizer, texts: Sequence[str]) -> float | None:
+    tokens = sum(len(encoding.ids) for encoding in tokenizer.encode(texts))
+    return round(_text_bytes(texts) / tokens, 4) if tokens else None

@@ -1,0 +1,173 @@
+"""Writing the rows of a packed set: each shard gathers its pieces from the memory-mapped token parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numba import njit
+
+from gristmill.dataprep.files import as_path, atomic_write, is_local
+from gristmill.dataprep.jobs.engine import Done, Task
+from gristmill.tokenize.mixing.draws import word_ids
+from gristmill.tokenize.mixing.streams import Pieces, Stream, cut_rows
+from gristmill.tokenize.order import order_key, permute, unrank
+from gristmill.tokenize.packed import DTYPES, PIECES_SCHEMA, pieces_name, read_tokens, write_rows
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Where the tokens of all documents lie, ordered by id.
+
+    Attributes:
+        words: uint64 of shape (n, 2), the ids.
+        part: int64 of shape (n,), number of the token part.
+        offset: int64 of shape (n,), first token within it.
+        tokens: int64 of shape (n,), without an end of text.
+    """
+
+    words: np.ndarray
+    part: np.ndarray
+    offset: np.ndarray
+    tokens: np.ndarray
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a worker must know to write a shard; the arrays are files in `folder`, for any machine to read.
+
+    Attributes:
+        folder: where `save` put the arrays.
+        out: output folder of the stage.
+        parts: token files, by number.
+        dtype: of all tokens, by name.
+        sequence_length: tokens per row.
+        eos: id that ends a document.
+        seed: of the order of the rows.
+        rows_per_source: training rows by source, in the order of the source numbers.
+    """
+
+    folder: str
+    out: str
+    parts: tuple[str, ...]
+    dtype: str
+    sequence_length: int
+    eos: int
+    seed: int
+    rows_per_source: Mapping[str, int]
+
+
+def save(folder: Path, name: str, record: Documents | Stream) -> None:
+    """Write the arrays of a record, each as a file."""
+    for field, array in vars(record).items():
+        with atomic_write(folder / f"{name}.{field}.npy") as sink:
+            np.save(sink, array)
+
+
+def train_stream(source: int) -> str:
+    """The saved name of a source's training stream."""
+    return f"train-{source}"
+
+
+def validation_stream(source: int) -> str:
+    """The saved name of a source's held-out stream."""
+    return f"validation-{source}"
+
+
+def write_train_shard(task: Task, plan: Plan) -> Done:
+    """Write training rows [first, first + rows): payload `file`, `first`, `rows`."""
+    first, rows = task.payload["first"], task.payload["rows"]
+    names, counts = list(plan.rows_per_source), list(plan.rows_per_source.values())
+    tokens = np.empty((rows, plan.sequence_length), dtype=DTYPES[plan.dtype])
+    tables = []
+    sources, ranked = unrank(counts, np.arange(first, first + rows))
+    for source in np.unique(sources).tolist():
+        places = np.flatnonzero(sources == source)
+        key = order_key(plan.seed, "mix", "rows", names[source])
+        drawn = permute(ranked[places], counts[source], key, inverse=True)
+        tables.append(_write_source(plan, train_stream(source), source, drawn, places, first, tokens))
+    pieces = pa.concat_tables(tables).sort_by([("row", "ascending"), ("start", "ascending")])
+    path = as_path(plan.out) / task.payload["file"]
+    entry = write_rows(path, tokens, pieces)
+    return Done([path, path.with_name(pieces_name(path.name))], entry)
+
+
+def write_validation_shard(task: Task, plan: Plan, token_bytes: str) -> Done:
+    """Write all held-out rows of a source: payload `file`, `source`, `rows`; also counts the text that they hold."""
+    source, rows = task.payload["source"], task.payload["rows"]
+    tokens = np.empty((rows, plan.sequence_length), dtype=DTYPES[plan.dtype])
+    order = np.arange(rows)
+    pieces = _write_source(plan, validation_stream(source), source, order, order, 0, tokens)
+    path = as_path(plan.out) / task.payload["file"]
+    entry = write_rows(path, tokens, pieces)
+    with as_path(token_bytes).open("rb") as stream:
+        sizes = np.load(stream)
+    text_bytes = int(sizes[tokens].sum(dtype=np.int64))
+    return Done([path, path.with_name(pieces_name(path.name))], {**entry, "bytes": text_bytes})
+
+
+def _write_source(
+    plan: Plan, name: str, source: int, rows: np.ndarray, places: np.ndarray, first: int, tokens: np.ndarray
+) -> pa.Table:
+    """Fill `tokens[places]` with rows of a stream; returns their pieces as PIECES_SCHEMA."""
+    stream = Stream(**_load(plan.folder, name, Stream))
+    documents = Documents(**_load(plan.folder, "documents", Documents))
+    pieces = cut_rows(stream, rows, plan.sequence_length)
+    document = stream.document[pieces.entry]
+    _gather_parts(plan, documents, document, pieces, places, tokens)
+    return pa.table({
+        "row": first + places[pieces.place], "start": pieces.start.astype(np.int32),
+        "length": pieces.length.astype(np.int32), "id": word_ids(documents.words[document]),
+        "source": np.full(len(document), source, dtype=np.int32), "copy": stream.copy[pieces.entry],
+        "offset": pieces.offset,
+    }, schema=PIECES_SCHEMA)
+
+
+def _gather_parts(
+    plan: Plan, documents: Documents, document: np.ndarray, pieces: Pieces, places: np.ndarray, tokens: np.ndarray
+) -> None:
+    """Copy every piece from its token part: part by part, each read from front to back."""
+    target = places[pieces.place] * plan.sequence_length + pieces.start
+    origin = documents.offset[document] + pieces.offset
+    length = documents.tokens[document]
+    text = np.minimum(pieces.length, length - pieces.offset)
+    flat = tokens.reshape(-1)
+    flat[(target + text)[text < pieces.length]] = plan.eos
+    part = documents.part[document]
+    order = np.lexsort((origin, part))
+    bounds = np.searchsorted(part[order], np.arange(len(plan.parts) + 1))
+    for number in np.unique(part).tolist():
+        chosen = order[bounds[number] : bounds[number + 1]]
+        source = np.asarray(read_tokens(as_path(plan.parts[number]), DTYPES[plan.dtype]))
+        gather(source, origin[chosen], target[chosen], text[chosen], flat)
+
+
+@njit(nogil=True, cache=True)
+def gather(source: np.ndarray, origin: np.ndarray, target: np.ndarray, length: np.ndarray, out: np.ndarray) -> None:
+    """Copy runs: `out[target[i]:target[i] + length[i]] = source[origin[i]:origin[i] + length[i]]` for all i.
+
+    Args:
+        source: tokens, flat.
+        origin: int64 of shape (n,).
+        target: int64 of shape (n,).
+        length: int64 of shape (n,).
+        out: tokens, flat, of the dtype of `source`.
+    """
+    for i in range(len(origin)):
+        out[target[i] : target[i] + length[i]] = source[origin[i] : origin[i] + length[i]]
+
+
+def _load(folder: str, name: str, kind: type[Documents] | type[Stream]) -> dict[str, Any]:
+    arrays = {}
+    for field in kind.__dataclass_fields__:
+        path = as_path(folder) / f"{name}.{field}.npy"
+        if is_local(path):
+            arrays[field] = np.load(path, mmap_mode="r")
+            continue
+        with path.open("rb") as stream:
+            arrays[field] = np.load(stream)
+    return arrays

@@ -1,0 +1,142 @@
+"""`gristmill bench train`: a whole training step and generation, against transformers' Llama and plain matmul."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gristmill.mixtures.model import Model
+from gristmill.mixtures.optimizer import Optimizer
+from gristmill.tokenize.packed import PackedSet, write_packed_set
+from gristmill.train.loop.loop import accumulate_gradients
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.sample import generate
+from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.weights import drawn
+from gristmill.train.objectives.next_token import NextToken
+from gristmill.train.optim.optimizer import clip_gradients, make_optimizer, update
+from gristmill.train.parallel.sharding import compute_dtype, sharded_model
+from gristmill.train.parallel.world import World, process_group
+
+VOCAB, LENGTH, ROWS = 4096, 256, 16
+SECTION = Model(layers=4, width=128, heads=4)
+MATMUL = 2048
+NEW_TOKENS = 64
+WARMUPS, REPEATS = 2, 8
+Row = dict[str, Any]
+Action = Callable[[], Any]
+
+
+def rows() -> Iterator[Row]:
+    """Measure; every row has name, ours, peer, unit, ratio, both sides measured by turns here and now."""
+    shape = shape_of(SECTION, VOCAB, LENGTH)
+    with _alone() as world, tempfile.TemporaryDirectory() as folder:
+        step = our_training_step(shape, world, Path(folder))
+        ours, peer = per_second(ROWS * LENGTH, world, step, peer_training_step(shape, world))
+        yield row("training step, vs transformers Llama", ours, peer, "tokens/s")
+        a = torch.randn(MATMUL, MATMUL, device=world.device, dtype=compute_dtype("auto", world.device))
+        steps, products = per_second(1, world, step, lambda: a @ a)
+        arithmetic = steps * ROWS * LENGTH * shape.flops_per_token(LENGTH)
+        yield row("model arithmetic, vs plain matmul", arithmetic / 1e9, products * 2 * MATMUL**3 / 1e9, "GFLOP/s")
+        ours, peer = per_second(ROWS * NEW_TOKENS, world, *generations(shape, world))
+        yield row("generation, vs transformers Llama", ours, peer, "tokens/s")
+
+
+def row(name: str, ours: float, peer: float, unit: str) -> Row:
+    """One line of the benchmark; a ratio over 1 means that ours does more in the same time."""
+    return {"name": name, "ours": ours, "peer": peer, "unit": unit, "ratio": ours / peer}
+
+
+def our_training_step(shape: Shape, world: World, folder: Path) -> Action:
+    """Our step: read rows, forward, backward, clip, fused AdamW, losses by source; sharded as always."""
+    ids = np.random.default_rng(0).integers(0, VOCAB, (ROWS * 4, LENGTH))
+    write_packed_set(folder, ids, {"all": len(ids)}, {"vocab_size": VOCAB, "eos": 0, "pad": 1, "sha256": ""})
+    model = sharded_model(shape, drawn(shape, 0), world, compute_dtype("auto", world.device))
+    token_bytes = torch.full((VOCAB,), 4.0, device=world.device)
+    objective = NextToken(PackedSet(folder), 0, token_bytes, shape.flops_per_token(LENGTH))
+    optimizer = make_optimizer(model, Optimizer())
+    never = torch.tensor(False, device=world.device)
+    batch = np.arange(ROWS)
+
+    def step() -> None:
+        accumulate_gradients(model, objective, batch, objective.weight(batch), ROWS, world)
+        clip_gradients(model, 1.0)
+        update(optimizer, 1e-3, never)
+
+    return step
+
+
+def peer_training_step(shape: Shape, world: World) -> Action:
+    """The same with LlamaForCausalLM and its own loss, in the same precision."""
+    model = peer_model(shape, world)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    ids = torch.randint(0, VOCAB, (ROWS, LENGTH), device=world.device)
+    dtype = compute_dtype("auto", world.device)
+
+    def step() -> None:
+        with torch.autocast(world.device.type, dtype, enabled=dtype != torch.float32):
+            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def generations(shape: Shape, world: World) -> tuple[Action, Action]:
+    """Greedy generation for a batch of prompts: ours, and transformers' `generate`."""
+    ours = Llama(shape).to(world.device)
+    with torch.no_grad():
+        for name, parameter in ours.named_parameters():
+            parameter.copy_(drawn(shape, 0)(name, parameter.shape))
+    peer = peer_model(shape, world).eval()
+    prompts = torch.randint(6, VOCAB, (ROWS, 32), device=world.device)
+    mask = torch.ones_like(prompts)
+    return (lambda: generate(ours, prompts.tolist(), NEW_TOKENS, ()),
+            lambda: peer.generate(prompts, attention_mask=mask, max_new_tokens=NEW_TOKENS, do_sample=False,
+                                  eos_token_id=None, pad_token_id=1))
+
+
+def peer_model(shape: Shape, world: World) -> Any:
+    """transformers' Llama of the same sizes."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=shape.padded_vocab_size, hidden_size=shape.width, intermediate_size=shape.ffn_width,
+        num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=LENGTH, tie_word_embeddings=shape.tied_embeddings)).to(world.device)
+
+
+def per_second(amount: float, world: World, ours: Action, peer: Action) -> tuple[float, float]:
+    """How much each side does per second in its best run; by turns, so that both meet the same other load."""
+    times: dict[Action, list[float]] = {ours: [], peer: []}
+    for _ in range(WARMUPS + REPEATS):
+        for action, measured in times.items():
+            started = time.perf_counter()
+            action()
+            if world.device.type == "cuda":
+                torch.cuda.synchronize()
+            measured.append(time.perf_counter() - started)
+    return amount / min(times[ours][WARMUPS:]), amount / min(times[peer][WARMUPS:])
+
+
+@contextmanager
+def _alone() -> Iterator[World]:
+    """A process group of this process only."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1",
+                      MASTER_PORT=str(port))
+    with process_group() as world:
+        yield world

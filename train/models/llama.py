@@ -1,0 +1,228 @@
+"""The decoder: Llama's (Touvron et al. 2023) with RMSNorm, rotary positions, grouped-query attention and SwiGLU.
+
+Parameter names and the rotate-half layout of the rotary embedding are those of Hugging Face's Llama, so that an
+export copies tensors and permutes nothing. Shapes below: n rows, t tokens, d width, h heads, k key/value heads,
+c channels per head, v ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gristmill.train.models.shape import Shape
+
+Head = Callable[[Tensor, Tensor], Any]
+"""(hidden (n, t, d), output matrix (v, d)) -> anything: what the model computes at its end."""
+
+
+def logits_head(hidden: Tensor, weight: Tensor) -> Tensor:
+    """Logits (n, t, v) in float32."""
+    return F.linear(hidden, weight).float()
+
+
+@dataclass
+class LayerCache:
+    """Keys and values of one layer that later tokens attend to; both (n, k, capacity, c)."""
+
+    keys: Tensor
+    values: Tensor
+
+
+@dataclass
+class Cache:
+    """Keys and values of all layers, for generation.
+
+    Attributes:
+        layers: one entry per layer.
+        length: positions filled so far, the same for all rows.
+        starts: (n,) int64, the first position of each row that is not left padding.
+    """
+
+    layers: list[LayerCache]
+    length: int
+    starts: Tensor
+
+
+def empty_cache(shape: Shape, starts: Tensor, capacity: int, dtype: torch.dtype) -> Cache:
+    """A cache for as many rows as `starts` has, with room for `capacity` positions."""
+    size = (len(starts), shape.kv_heads, capacity, shape.head_width)
+    layers = [LayerCache(torch.zeros(size, dtype=dtype, device=starts.device),
+                         torch.zeros(size, dtype=dtype, device=starts.device)) for _ in range(shape.layers)]
+    return Cache(layers, 0, starts)
+
+
+def rotary_table(positions: Tensor, head_width: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the rotary embedding (Su et al. 2021), each half repeated as rotate-half wants it.
+
+    Args:
+        positions: (..., t) integers.
+        head_width: channels per head, even.
+        theta: base of the frequencies.
+
+    Returns:
+        two float32 tensors (..., t, head_width).
+    """
+    exponents = torch.arange(0, head_width, 2, dtype=torch.float32, device=positions.device) / head_width
+    angles = positions.float().unsqueeze(-1) * (1.0 / theta**exponents)
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Turn queries or keys (n, h, t, c) by their positions' angles (broadcast over heads)."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cosines + torch.cat((-second, first), dim=-1) * sines
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight (Zhang & Sennrich 2019)."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    """Causal self-attention with grouped keys and values (Ainslie et al. 2023)."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        narrow = shape.kv_heads * shape.head_width
+        self.shape = shape
+        self.q_proj = nn.Linear(shape.width, shape.width, bias=False)
+        self.k_proj = nn.Linear(shape.width, narrow, bias=False)
+        self.v_proj = nn.Linear(shape.width, narrow, bias=False)
+        self.o_proj = nn.Linear(shape.width, shape.width, bias=False)
+
+    def forward(
+        self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Tensor | None, cache: LayerCache | None, filled: int
+    ) -> Tensor:
+        """Attend (n, t, d) -> (n, t, d).
+
+        Args:
+            x: normalised input.
+            rotary: cosines and sines that broadcast to (n, h, t, c).
+            visible: (n, 1, t, filled + t) bool, or None for plain causal attention without a cache.
+            cache: where keys and values of earlier positions are, and where the new ones go.
+            filled: positions already in the cache.
+        """
+        n, t, _ = x.shape
+        channels = self.shape.head_width
+        queries = rotate(self.q_proj(x).view(n, t, -1, channels).transpose(1, 2), *rotary)
+        keys = rotate(self.k_proj(x).view(n, t, -1, channels).transpose(1, 2), *rotary)
+        values = self.v_proj(x).view(n, t, -1, channels).transpose(1, 2)
+        if cache is not None:
+            cache.keys[:, :, filled : filled + t] = keys
+            cache.values[:, :, filled : filled + t] = values
+            keys, values = cache.keys[:, :, : filled + t], cache.values[:, :, : filled + t]
+        mixed = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=visible, is_causal=visible is None,
+            enable_gqa=self.shape.kv_heads != self.shape.heads,
+        )
+        return self.o_proj(mixed.transpose(1, 2).reshape(n, t, -1))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU (Shazeer 2020): down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.width, shape.ffn_width, bias=False)
+        self.up_proj = nn.Linear(shape.width, shape.ffn_width, bias=False)
+        self.down_proj = nn.Linear(shape.ffn_width, shape.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, t, d) -> (n, t, d)."""
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    """One layer: attention and feed-forward, each behind a norm and a residual connection."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(shape.width, shape.norm_eps)
+        self.self_attn = Attention(shape)
+        self.post_attention_layernorm = RMSNorm(shape.width, shape.norm_eps)
+        self.mlp = FeedForward(shape)
+
+    def forward(
+        self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Tensor | None, cache: LayerCache | None, filled: int
+    ) -> Tensor:
+        """(n, t, d) -> (n, t, d); see Attention.forward for the arguments."""
+        cosines, sines = rotary
+        rotary = (cosines.to(x.dtype), sines.to(x.dtype))
+        x = x + self.self_attn(self.input_layernorm(x), rotary, visible, cache, filled)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nn.Module):
+    """Embedding, layers and the final norm."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(shape.padded_vocab_size, shape.width)
+        self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = RMSNorm(shape.width, shape.norm_eps)
+
+
+class Llama(nn.Module):
+    """The whole model. Padding rows of the vocabulary never take part: what they would predict is not computed."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.model = Decoder(shape)
+        if not shape.tied_embeddings:
+            self.lm_head = nn.Linear(shape.width, shape.padded_vocab_size, bias=False)
+
+    def forward(self, ids: Tensor, head: Head = logits_head, cache: Cache | None = None) -> Any:
+        """Run the model and compute something from its last hidden states.
+
+        The head runs inside the forward pass, where the output matrix is whole also under FSDP.
+
+        Args:
+            ids: (n, t) int64, each below `vocab_size`.
+            head: what to compute; logits (n, t, v) in float32 by default.
+            cache: for generation: attended to, and filled with these tokens.
+        """
+        t = ids.shape[1]
+        filled = 0 if cache is None else cache.length
+        positions = torch.arange(filled, filled + t, device=ids.device)
+        visible = None
+        if cache is not None:
+            visible = visible_positions(cache.starts, positions)
+            positions = (positions - cache.starts[:, None]).clamp(min=0).unsqueeze(1)
+        rotary = rotary_table(positions, self.shape.head_width, self.shape.rope_theta)
+        hidden = self.model.embed_tokens(ids)
+        for number, layer in enumerate(self.model.layers):
+            hidden = layer(hidden, rotary, visible, None if cache is None else cache.layers[number], filled)
+        if cache is not None:
+            cache.length += t
+        hidden = self.model.norm(hidden)
+        output = self.model.embed_tokens.weight if self.shape.tied_embeddings else self.lm_head.weight
+        return head(hidden, output[: self.shape.vocab_size])
+
+
+def visible_positions(starts: Tensor, positions: Tensor) -> Tensor:
+    """Which cached positions each new token may see: (n, 1, t, last position + 1) bool.
+
+    A token sees what is not left padding and not after itself; padding sees itself, so that no row of the
+    attention is empty.
+    """
+    columns = torch.arange(int(positions[-1]) + 1, device=positions.device)
+    causal = columns[None, :] <= positions[:, None]
+    real = columns[None, None, :] >= starts[:, None, None]
+    itself = columns[None, :] == positions[:, None]
+    return ((causal[None] & real) | itself[None]).unsqueeze(1)

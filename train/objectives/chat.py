@@ -1,0 +1,170 @@
+"""Conversations as tokens: the chat template rendered, cut where the assistant speaks, and encoded.
+
+The template is Jinja, as transformers reads it; `{% generation %}` marks enclose what the assistant generates. Each
+segment between two marks is encoded on its own, so that a trained token never reaches across the mark, and a prompt
+has the same ids in training and in generation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.nodes
+import numpy as np
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from gristmill.dataprep.files import read_json, sha256_file
+from gristmill.tokenize.encoding.chat import END_OF_TURN
+
+OPEN, CLOSE = "\x00<generation>\x00", "\x00</generation>\x00"
+"""What the marks render to. Text that holds one of these is refused."""
+TEMPLATE_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "chat_template.jinja", "tokenizer.json", "tokenizer_config.json"
+Message = Mapping[str, str]
+
+
+class ChatError(ValueError):
+    """A conversation or a template cannot be turned into tokens."""
+
+
+class _GenerationMarks(Extension):
+    """`{% generation %} ... {% endgeneration %}`: renders its content between OPEN and CLOSE."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's own interface
+
+    def parse(self, parser: Parser) -> jinja2.nodes.Node:
+        """Parse one block."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_enclose"), [], [], body).set_lineno(line)
+
+    def _enclose(self, caller: Any) -> str:
+        return OPEN + str(caller()) + CLOSE
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A rendered conversation.
+
+    Attributes:
+        ids: (t,) int64.
+        turns: (t,) int64: 0 where the assistant does not speak, else the number of its turn, from 1.
+    """
+
+    ids: np.ndarray
+    turns: np.ndarray
+
+
+class Chat:
+    """A tokenizer with a chat template.
+
+    Args:
+        folder: output of the tokenizer stage.
+
+    Raises:
+        ChatError: there is no chat template, or it marks nothing as generated.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from tokenizers import Tokenizer
+
+        self.folder = folder
+        if not (folder / TEMPLATE_FILE).exists():
+            raise ChatError(f"{folder}: no {TEMPLATE_FILE}; a tokenizer without a chat template cannot be tuned on "
+                            "conversations: remove `sft:` and `dpo:`, or use a trained tokenizer")
+        self.tokenizer = Tokenizer.from_str((folder / TOKENIZER_FILE).read_text(encoding="utf-8"))
+        self._config: dict[str, Any] = read_json(folder / TOKENIZER_CONFIG_FILE)
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationMarks, loopcontrols])
+        environment.globals["raise_exception"] = _raise
+        self._template = environment.from_string((folder / TEMPLATE_FILE).read_text(encoding="utf-8"))
+
+    @property
+    def digest(self) -> str:
+        """Names what conversations are rendered and encoded with."""
+        return sha256_file(self.folder / TEMPLATE_FILE) + sha256_file(self.folder / TOKENIZER_FILE)
+
+    @cached_property
+    def pad(self) -> int:
+        """The id that fills rows up; end of text where there is no padding token."""
+        return self._id("pad_token", "eos_token")
+
+    @cached_property
+    def stops(self) -> frozenset[int]:
+        """Ids that end an answer: end of turn and end of text."""
+        end = self.tokenizer.token_to_id(END_OF_TURN)
+        return frozenset({self._id("eos_token")} | (set() if end is None else {end}))
+
+    def segments(self, messages: Sequence[Message], prompt: bool = False) -> list[tuple[str, bool]]:
+        """Render a conversation: (text, whether the assistant generates it), in order; no empty ones.
+
+        Args:
+            messages: `role` and `content` each.
+            prompt: end with what invites the assistant to speak.
+
+        Raises:
+            ChatError: a content holds a special token, or the template refuses the messages.
+        """
+        for message in messages:
+            if found := self._special.search(message["content"]):
+                raise ChatError(f"content holds {found.group()!r}, which is no text here")
+        try:
+            text = self._template.render(messages=messages, add_generation_prompt=prompt, **self._named_tokens)
+        except jinja2.TemplateError as error:
+            raise ChatError(f"{self.folder / TEMPLATE_FILE}: {error}") from error
+        found_segments, generated = [], False
+        for part in re.split(f"({re.escape(OPEN)}|{re.escape(CLOSE)})", text):
+            if part in (OPEN, CLOSE):
+                generated = part == OPEN
+            elif part:
+                found_segments.append((part, generated))
+        return found_segments
+
+    def encode(self, messages: Sequence[Message], prompt: bool = False) -> Tokens:
+        """Tokens of a conversation, and whose they are. Arguments and errors as for `segments`."""
+        ids: list[int] = []
+        turns: list[int] = []
+        turn = 0
+        for text, generated in self.segments(messages, prompt):
+            turn += generated
+            encoded = self.tokenizer.encode(text, add_special_tokens=False).ids
+            ids += encoded
+            turns += [turn if generated else 0] * len(encoded)
+        return Tokens(np.array(ids, dtype=np.int64), np.array(turns, dtype=np.int64))
+
+    def decode(self, ids: Sequence[int], special: bool = False) -> str:
+        """Text of some ids, special tokens left out or shown."""
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=not special)
+        return text
+
+    @cached_property
+    def _special(self) -> re.Pattern[str]:
+        special = [token.content for token in self.tokenizer.get_added_tokens_decoder().values() if token.special]
+        return re.compile("|".join(re.escape(text) for text in (*special, OPEN, CLOSE)))
+
+    @cached_property
+    def _named_tokens(self) -> dict[str, str]:
+        return {name: text for name in ("bos_token", "eos_token", "pad_token") if (text := self._text_of(name))}
+
+    def _text_of(self, name: str) -> str | None:
+        value = self._config.get(name)
+        return value["content"] if isinstance(value, dict) else value
+
+    def _id(self, *names: str) -> int:
+        for name in names:
+            text = self._text_of(name)
+            number = None if text is None else self.tokenizer.token_to_id(text)
+            if number is not None:
+                return int(number)
+        raise ChatError(f"{self.folder / TOKENIZER_CONFIG_FILE}: names none of {', '.join(names)} of the vocabulary")
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)

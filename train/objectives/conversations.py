@@ -1,0 +1,118 @@
+"""Conversations made ready for training: ids, which of them are trained, and what had to be cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gristmill.train.objectives.chat import Chat, ChatError, Tokens
+
+PAD_MULTIPLE = 64
+"""Micro-batches are as long as their longest row, rounded up to this."""
+
+
+class NothingToTrainError(ValueError):
+    """A set of examples has no token to train on."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One example.
+
+    Attributes:
+        ids: (t,) int64, at most `sequence_length`.
+        trained: (t,) bool; the first token never is, since nothing precedes it.
+        truncated: whether its end was cut off.
+    """
+
+    ids: np.ndarray
+    trained: np.ndarray
+    truncated: bool
+
+
+def conversation(tokens: Tokens, first_turn: int, length: int) -> Conversation | None:
+    """Cut to `length` and train on the assistant's turns from `first_turn` (counted from 1) on.
+
+    Returns:
+        None where no trained token is left.
+    """
+    trained = tokens.turns[:length] >= first_turn
+    trained[:1] = False
+    if not trained.any():
+        return None
+    return Conversation(tokens.ids[:length], trained, len(tokens.ids) > length)
+
+
+def prepare_conversations(
+    examples: Sequence[Mapping[str, Any]], chat: Chat, length: int
+) -> tuple[list[Conversation], dict[str, Any]]:
+    """Encode examples of supervised fine-tuning.
+
+    Args:
+        examples: `messages` each.
+        chat: tokenizer and template.
+        length: most tokens per example.
+
+    Returns:
+        the examples that train at least one token, and counts: examples, used, truncated, dropped (no trained token
+        within `length`), refused (unrenderable, with the first reasons), example_tokens, trained_tokens, and the shares
+        trained and ending with their end of turn.
+    """
+    used: list[Conversation] = []
+    refused: list[str] = []
+    dropped = 0
+    for example in examples:
+        try:
+            found = conversation(chat.encode(example["messages"]), 1, length)
+        except ChatError as error:
+            refused.append(f"{example['id']}: {error}")
+            continue
+        if found is None:
+            dropped += 1
+        else:
+            used.append(found)
+    return used, {"examples": len(examples), "refused": len(refused), "refused_reasons": refused[:5],
+                  "dropped": dropped, **counts_of(used)}
+
+
+def counts_of(used: Sequence[Conversation]) -> dict[str, Any]:
+    """Counts and shares over some examples."""
+    tokens = sum(len(one.ids) for one in used)
+    trained = sum(int(one.trained.sum()) for one in used)
+    truncated = sum(one.truncated for one in used)
+    return {
+        "used": len(used), "truncated": truncated, "example_tokens": tokens, "trained_tokens": trained,
+        "trained_share": trained / tokens if tokens else 0.0,
+        "masked_share": 1.0 - trained / tokens if tokens else 0.0,
+        "whole_share": 1.0 - truncated / len(used) if used else 0.0,
+    }
+
+
+def padded(rows: Sequence[Conversation], pad: int, length: int) -> tuple[Tensor, Tensor]:
+    """A micro-batch: ids and trained, both (n, t), filled up on the right with untrained padding.
+
+    Args:
+        rows: n of them, at least one.
+        pad: the padding id.
+        length: the longest that a row may be; t is no longer than it needs to be.
+    """
+    longest = max(len(row.ids) for row in rows)
+    t = min(length, -(-longest // PAD_MULTIPLE) * PAD_MULTIPLE)
+    ids = torch.full((len(rows), t), pad, dtype=torch.int64)
+    trained = torch.zeros((len(rows), t), dtype=torch.bool)
+    for number, row in enumerate(rows):
+        ids[number, : len(row.ids)] = torch.from_numpy(row.ids)
+        trained[number, : len(row.ids)] = torch.from_numpy(row.trained)
+    return ids, trained
+
+
+def decoded_mask(chat: Chat, one: Conversation) -> list[tuple[str, bool]]:
+    """An example as text: (text, whether it is trained), special tokens shown."""
+    edges = np.flatnonzero(np.diff(one.trained.astype(np.int8))) + 1
+    return [(chat.decode(ids.tolist(), special=True), bool(trained[0]))
+            for ids, trained in zip(np.split(one.ids, edges), np.split(one.trained, edges), strict=True)]

@@ -1,0 +1,77 @@
+"""The objective of pre-training: the next token of every row of a packed set, told apart by source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.evaluation.held_out import loss_metrics
+from gristmill.train.objectives.losses import IGNORED, next_tokens, weighted_nll
+
+SUMS_PER_SOURCE = 3
+MOST_PIECES_DESCRIBED = 10_000
+
+
+class NextToken:
+    """Cross-entropy over packed rows (see loop.Objective).
+
+    Args:
+        packed: the training set.
+        seed: of the order.
+        token_bytes: (vocab,) bytes per id, on the device.
+        flops_per_token: model arithmetic.
+    """
+
+    def __init__(self, packed: PackedSet, seed: int, token_bytes: Tensor, flops_per_token: float) -> None:
+        self.packed = packed
+        self.order = packed.order(seed)
+        self.sums_length = 1 + SUMS_PER_SOURCE * len(packed.sources)
+        self.flops_per_token = flops_per_token
+        self._token_bytes = token_bytes
+
+    def weight(self, rows: np.ndarray) -> float:
+        """Predicted tokens: the first one of a row has nothing to be predicted from."""
+        return float(len(rows) * (self.packed.sequence_length - 1))
+
+    def num_tokens(self, rows: np.ndarray) -> int:
+        """All tokens of the rows."""
+        return len(rows) * self.packed.sequence_length
+
+    def loss(self, model: nn.Module, rows: np.ndarray, scale: float) -> tuple[Tensor, Tensor]:
+        """See loop.Objective; the sums are the total loss, then loss, tokens and bytes of each source."""
+        # An empty micro-batch computes on any row, with no weight: its passes are collective operations.
+        real = float(len(rows) > 0)
+        rows = rows if len(rows) else np.zeros(1, dtype=np.int64)
+        device = self._token_bytes.device
+        ids = torch.from_numpy(self.packed.read(rows)).to(device, non_blocking=True)
+        sources = torch.from_numpy(self.packed.source_of(rows)).to(device, non_blocking=True)
+        targets = next_tokens(ids)
+        counted = (targets != IGNORED).float() * real
+        loss, nll = model(ids, partial(weighted_nll, targets=targets, weights=counted * scale))
+        num_bytes = self._token_bytes[targets.clamp(min=0)]
+        per_row = torch.stack([(part * counted).double().sum(dim=1) for part in (nll, counted, num_bytes)], dim=1)
+        # A product with one-hot columns instead of index_add_, whose order is not fixed on GPUs.
+        one_hot = torch.nn.functional.one_hot(sources, len(self.packed.sources)).double()
+        per_source = one_hot.T @ per_row
+        return loss, torch.cat((per_source[:, :1].sum(dim=0), per_source.flatten()))
+
+    def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
+        """Loss over all sources; loss, bits per byte and tokens of each one that was read."""
+        by_source = {name: sums[1 + SUMS_PER_SOURCE * n : 1 + SUMS_PER_SOURCE * (n + 1)]
+                     for n, name in enumerate(self.packed.sources)}
+        num_bytes = sum(part[2] for part in by_source.values())
+        return {**loss_metrics(sums[0], weight, num_bytes),
+                "sources": {name: {**loss_metrics(*part), "tokens": int(part[1])}
+                            for name, part in by_source.items() if part[1]}}
+
+    def describe(self, rows: np.ndarray) -> dict[str, Any]:
+        """The documents behind some rows: id, source and tokens of each piece."""
+        pieces = self.packed.pieces(rows).slice(0, MOST_PIECES_DESCRIBED).to_pylist()
+        return {"documents": [{"id": piece["id"].hex(), "source": self.packed.sources[piece["source"]],
+                               "row": piece["row"], "tokens": piece["length"]} for piece in pieces]}

@@ -1,0 +1,123 @@
+"""Preference pairs made ready for training: two conversations that share a prompt, and who of them is held out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gristmill.dataprep.files import canonical_json
+from gristmill.train.loop.stream import micro_batches
+from gristmill.train.objectives.chat import Chat, ChatError
+from gristmill.train.objectives.conversations import Conversation, conversation, padded
+from gristmill.train.objectives.losses import next_tokens, sequence_logps
+from gristmill.train.parallel.sharding import evaluating
+from gristmill.train.parallel.world import World, sum_over_ranks
+
+HASH_BITS = 64
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prompt with a preferred and a rejected answer, of which only the answers are scored.
+
+    Attributes:
+        example: what it was made from: id, prompt, chosen, rejected.
+        chosen, rejected: the encoded conversations, prompt included.
+    """
+
+    example: Mapping[str, Any]
+    chosen: Conversation
+    rejected: Conversation
+
+
+def prepare_pairs(
+    examples: Sequence[Mapping[str, Any]], chat: Chat, length: int
+) -> tuple[list[Pair], dict[str, Any]]:
+    """Encode preference examples.
+
+    Args:
+        examples: `id`, and lists of messages `prompt`, `chosen`, `rejected`.
+        chat: tokenizer and template.
+        length: most tokens per conversation.
+
+    Returns:
+        the pairs of which both answers have a token within `length`, and counts: examples, used, truncated, dropped,
+        refused (with the first reasons).
+    """
+    used: list[Pair] = []
+    refused: list[str] = []
+    dropped = 0
+    for example in examples:
+        earlier_turns = sum(message["role"] == "assistant" for message in example["prompt"])
+        try:
+            chosen, rejected = (
+                conversation(chat.encode([*example["prompt"], *example[name]]), earlier_turns + 1, length)
+                for name in ("chosen", "rejected"))
+        except ChatError as error:
+            refused.append(f"{example['id']}: {error}")
+            continue
+        if chosen is None or rejected is None:
+            dropped += 1
+        else:
+            used.append(Pair(example, chosen, rejected))
+    truncated = sum(pair.chosen.truncated or pair.rejected.truncated for pair in used)
+    return used, {"examples": len(examples), "refused": len(refused), "refused_reasons": refused[:5],
+                  "dropped": dropped, "used": len(used), "truncated": truncated}
+
+
+def is_held_out(example: Mapping[str, Any], share: float, seed: int) -> bool:
+    """Whether a pair only measures: by a hash of seed and prompt, so that one prompt is never on both sides."""
+    prompt = [[message["role"], message["content"]] for message in example["prompt"]]
+    digest = hashlib.blake2b(canonical_json([seed, prompt]), digest_size=HASH_BITS // 8).digest()
+    return int.from_bytes(digest, "little") < share * 2**HASH_BITS
+
+
+def padded_pairs(pairs: Sequence[Pair], pad: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Ids and targets of n pairs, (2n, t) each: all chosen answers, then all rejected ones."""
+    rows = [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)]
+    ids, scored = (part.to(device) for part in padded(rows, pad, length))
+    return ids, next_tokens(ids, scored)
+
+
+def pair_logps(
+    model: nn.Module, pairs: Sequence[Pair], pad: int, length: int, micro_batch_size: int, world: World
+) -> np.ndarray:
+    """Summed log-probabilities of both answers of all pairs: (n, 2) float32, chosen first, the same on every rank."""
+    found = torch.zeros(len(pairs), 2, dtype=torch.float32, device=world.device)
+    with evaluating(model):
+        for part in micro_batches(np.arange(len(pairs)), world.rank, world.size, micro_batch_size):
+            # An empty share still takes part in the collectives of the forward pass.
+            chosen = [pairs[row] for row in (part if len(part) else [0])]
+            ids, targets = padded_pairs(chosen, pad, length, world.device)
+            logps = model(ids, partial(sequence_logps, targets=targets)).view(2, -1).T
+            if len(part):
+                found[torch.from_numpy(part).to(world.device)] = logps
+    summed: np.ndarray = sum_over_ranks(found, world).cpu().numpy()
+    return summed
+
+
+def reward_accuracy(logps: np.ndarray, reference: np.ndarray) -> float | None:
+    """Share of pairs whose chosen answer gained more than the rejected one; ties do not count (TRL).
+
+    Args:
+        logps, reference: (n, 2), as from `pair_logps`, under the policy and under the reference.
+
+    Returns:
+        None where there are no pairs.
+    """
+    if not len(logps):
+        return None
+    gained = logps - reference
+    return float((gained[:, 0] > gained[:, 1]).mean())
+
+
+def more_likely(logps: np.ndarray) -> float | None:
+    """Share of pairs whose chosen answer is the likelier one, without any reference."""
+    return float((logps[:, 0] > logps[:, 1]).mean()) if len(logps) else None

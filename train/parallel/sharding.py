@@ -1,0 +1,104 @@
+"""Sharding: one code path for one process and for many, on CPUs and on GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from gristmill.train.models.shape import Shape
+from gristmill.train.models.weights import TensorOf
+from gristmill.train.parallel.world import World
+
+
+def compute_dtype(precision: Literal["auto", "fp32", "bf16"], device: torch.device) -> torch.dtype:
+    """The dtype of matrix products: bf16 on a GPU and fp32 on a CPU, unless the manifest says otherwise."""
+    if precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+def sharded_model(shape: Shape, tensor_of: TensorOf, world: World, dtype: torch.dtype) -> nn.Module:
+    """A model whose parameters are spread over all processes, at world size 1 too (torchtitan #3148).
+
+    Master weights and the reduction of gradients are float32, compute is `dtype`. Every process gets its values from
+    `tensor_of`, tensor by tensor, so no process ever holds more than one whole tensor beside its share.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.tensor import distribute_tensor
+
+    from gristmill.train.models.llama import Llama
+
+    # Masks and loss weights that pass through `forward` must keep their dtype.
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    with torch.device("meta"):
+        model = Llama(shape)
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=world.mesh, mp_policy=policy)
+    fully_shard(model, mesh=world.mesh, mp_policy=policy)
+    model.to_empty(device=world.device)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            whole = tensor_of(name, parameter.shape).to(world.device)
+            parameter.copy_(distribute_tensor(whole, world.mesh, parameter.placements, src_data_rank=None))  # type: ignore[attr-defined]
+    assert_sharded(model)
+    assert_compute_dtype(model, dtype)
+    return model
+
+
+def assert_sharded(model: nn.Module) -> None:
+    """Refuse to go on with parameters that are not shares of float32 master weights.
+
+    Raises:
+        RuntimeError: a parameter is no float32 DTensor: sharding was not applied, or was undone by a forward pass
+            outside `evaluating`.
+    """
+    from torch.distributed.tensor import DTensor
+
+    for name, parameter in model.named_parameters():
+        if not isinstance(parameter, DTensor) or parameter.dtype != torch.float32:
+            raise RuntimeError(f"{name} is {type(parameter).__name__} of {parameter.dtype}, not a float32 DTensor: "
+                               "sharding was not applied to it, or a forward pass without `evaluating` undid it")
+
+
+def assert_compute_dtype(model: nn.Module, dtype: torch.dtype) -> None:
+    """On the first forward pass, refuse to go on if layers do not multiply in `dtype`.
+
+    Raises:
+        RuntimeError: (in that pass) the precision policy was not applied.
+    """
+    probe = next(module for module in model.modules() if isinstance(module, nn.Linear))
+
+    def check(module: nn.Linear, arguments: tuple[Tensor, ...]) -> None:
+        found = {module.weight.dtype, arguments[0].dtype}
+        handle.remove()
+        if found != {dtype}:
+            raise RuntimeError(f"layers compute in {found}, not in {dtype}: the precision policy was not applied")
+
+    handle = probe.register_forward_pre_hook(check)  # type: ignore[arg-type]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Forward passes without gradients, after which the model is sharded again.
+
+    FSDP shards the root's parameters again in the backward pass. Where there is none they would stay whole, in the
+    compute dtype, and an optimizer or an export would take them for the master weights.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    with torch.no_grad():
+        yield
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def whole_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """All master weights, gathered on every process, float32 on the CPU."""
+    assert_sharded(model)
+    return {name: parameter.full_tensor().detach().cpu()  # type: ignore[attr-defined]
+            for name, parameter in model.named_parameters()}
