@@ -67,6 +67,25 @@ class Order:
                 shuffled[chosen] = permute(index[chosen], int(self._counts[source]), key)
         return rank(self._counts, sources, shuffled).reshape(positions.shape)
 
+    def positions(self, rows: np.ndarray, epoch: int = 0) -> np.ndarray:
+        """The inverse of `rows`: at which global position an epoch reads each row.
+
+        Args:
+            rows: int64 in [0, R), any shape.
+            epoch: from 0.
+
+        Returns:
+            int64 in [epoch R, (epoch + 1) R), of the same shape.
+        """
+        rows = np.asarray(rows, dtype=np.int64)
+        sources, shuffled = unrank(self._counts, rows.ravel())
+        index = np.empty_like(shuffled)
+        for source in np.unique(sources):
+            chosen = sources == source
+            key = order_key(self.seed, "epoch", int(epoch), int(source))
+            index[chosen] = permute(shuffled[chosen], int(self._counts[source]), key, inverse=True)
+        return (rank(self._counts, sources, index) + epoch * self.total).reshape(rows.shape)
+
 
 @lru_cache(maxsize=4096)
 def order_key(seed: int, *parts: str | int) -> int:

@@ -56,6 +56,22 @@ def test_every_epoch_reads_every_row_exactly_once(counts: list[int], seed: int, 
     assert sorted(rows.tolist()) == list(range(total))
 
 
+@given(small_counts, seeds, st.integers(0, 3))
+def test_positions_are_where_the_order_reads_a_row(counts: list[int], seed: int, epoch: int) -> None:
+    order, total = Order(counts, seed), sum(counts)
+    positions = np.arange(epoch * total, (epoch + 1) * total)
+    assert np.array_equal(order.positions(order.rows(positions), epoch), positions)
+
+
+@given(st.lists(st.integers(1, 2**36), min_size=1, max_size=5), seeds, st.data())
+def test_positions_are_found_among_hundreds_of_billions_of_rows(
+    counts: list[int], seed: int, data: st.DataObject
+) -> None:
+    rows = np.array(data.draw(st.lists(st.integers(0, sum(counts) - 1), min_size=1, max_size=8)))
+    order = Order(counts, seed)
+    assert order.rows(order.positions(rows, 2)).tolist() == rows.tolist()
+
+
 @given(small_counts, seeds)
 def test_every_prefix_keeps_the_mixture_within_the_stated_bound(counts: list[int], seed: int) -> None:
     total, number = sum(counts), sum(1 for n in counts if n)
