@@ -4,7 +4,8 @@
     train-00000.bin             rows of `sequence_length` tokens, raw little-endian uint16 (uint32: large vocabularies)
     train-00000.docs.parquet    one row per document piece of that shard: row (of the whole set), start, length, id,
                                 source, copy, offset (within the document); an end-of-text counts to its document
-    val-<source>-00000.bin, .docs.parquet    held-out documents of one source; rows count from 0 per source
+    train-00000.cu              where the pieces of each row begin and end, for hot loops (`boundaries.py`)
+    val-<source>-00000.bin, .docs.parquet, .cu    held-out documents of one source; rows count from 0 per source
 
 A training row holds text of one source only, and row r belongs to the source at place r of the merged order
 (`order.unrank`), so the first n rows of the files are the mixture too.
@@ -23,6 +24,7 @@ import pyarrow.compute as pc
 
 from gristmill.dataprep.documents import ID_BYTES, read_table, write_table
 from gristmill.dataprep.files import as_path, atomic_write, is_local, read_json, sha256_file, write_json
+from gristmill.tokenize.boundaries import Boundaries, boundaries_of, join, read_boundaries, to_bytes
 from gristmill.tokenize.order import Order, checked_counts, unrank
 
 FORMAT = 1
@@ -59,21 +61,38 @@ def pieces_name(file: str) -> str:
     return f"{file.removesuffix('.bin')}.docs.parquet"
 
 
-def write_rows(path: Path, tokens: np.ndarray, pieces: pa.Table) -> dict[str, Any]:
-    """Write a shard and its table of pieces.
+def boundaries_name(file: str) -> str:
+    """File name of the boundaries of document pieces beside a shard."""
+    return f"{file.removesuffix('.bin')}.cu"
+
+
+def files_of(path: Path) -> list[Path]:
+    """A shard's `.bin` file and what lies beside it."""
+    return [path, path.with_name(pieces_name(path.name)), path.with_name(boundaries_name(path.name))]
+
+
+def write_rows(path: Path, tokens: np.ndarray, pieces: pa.Table, first: int = 0) -> dict[str, Any]:
+    """Write a shard, its table of pieces and their boundaries.
 
     Args:
         path: the `.bin` file.
         tokens: (rows, sequence_length) in the set's dtype.
-        pieces: PIECES_SCHEMA, ordered by row and start.
+        pieces: PIECES_SCHEMA, ordered by row and start; a row without any counts as one piece.
+        first: number of the shard's first row.
 
     Returns:
-        its entry in packed.json: file, rows, sha256.
+        its entry in packed.json: file, rows, sha256, and the sha256 of the files beside it.
     """
-    write_table(path.with_name(pieces_name(path.name)), pieces.cast(PIECES_SCHEMA))
+    pieces = pieces.cast(PIECES_SCHEMA)
+    _, table, boundaries = files_of(path)
+    write_table(table, pieces)
+    columns = {name: pieces[name].to_numpy() for name in ("row", "start", "length")}
+    with atomic_write(boundaries) as sink:
+        sink.write(to_bytes(boundaries_of(columns, first, *tokens.shape)))
     with atomic_write(path) as sink:
         sink.write(np.ascontiguousarray(tokens).data.cast("B") if tokens.size else b"")
-    return {"file": path.name, "rows": len(tokens), "sha256": sha256_file(path)}
+    return {"file": path.name, "rows": len(tokens), "sha256": sha256_file(path),
+            "beside": {beside.name: sha256_file(beside) for beside in (table, boundaries)}}
 
 
 def write_packed_set(
@@ -148,9 +167,10 @@ class PackedSet:
         self._shards: list[dict[str, Any]] = train["shards"]
         self._ends = np.cumsum([shard["rows"] for shard in self._shards], dtype=np.int64)
         self._open: dict[str, np.ndarray] = {}
+        self._bounds: dict[str, Boundaries] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": {}}
+        return {**self.__dict__, "_open": {}, "_bounds": {}}
 
     def order(self, seed: int) -> Order:
         """The order in which training with this seed reads the rows."""
@@ -175,6 +195,26 @@ class PackedSet:
     def source_of(self, rows: np.ndarray) -> np.ndarray:
         """Source numbers (int64, shape (n,)) of training rows."""
         return unrank(checked_counts(self.rows_per_source), self._locate(rows)[0])[0]
+
+    def boundaries(self, rows: np.ndarray) -> Boundaries:
+        """Where the document pieces of training rows (int64, shape (n,)) begin and end, in the order asked for."""
+        rows, shards = self._locate(rows)
+        if not len(rows):
+            return join([])
+        used = np.unique(shards).tolist()
+        parts = [self._boundaries_of(self._shards[shard], self._first(shard)).of(
+            rows[shards == shard] - self._first(shard)) for shard in used]
+        back = np.empty(len(rows), dtype=np.int64)
+        back[np.concatenate([np.flatnonzero(shards == shard) for shard in used])] = np.arange(len(rows))
+        return parts[0] if len(parts) == 1 else join(parts).of(back)
+
+    def positions(self, rows: np.ndarray) -> np.ndarray:
+        """Each token's number within its document piece (int32, shape (n, L)), boundaries.PADDING where it has none.
+
+        A 0 begins a piece: this is what masks attention between documents, restarts rotary positions and takes
+        padding out of the loss.
+        """
+        return self.boundaries(rows).positions(self.sequence_length)
 
     def validation(self, source: str) -> np.ndarray:
         """All held-out rows of a source: (n, L) in the files' dtype; n may be 0.
@@ -204,6 +244,10 @@ class PackedSet:
         """The document pieces of a source's held-out rows (PIECES_SCHEMA; rows count from 0)."""
         return self._read_pieces(self._held_out(source))
 
+    def validation_boundaries(self, source: str) -> Boundaries:
+        """Where the document pieces of a source's held-out rows begin and end."""
+        return self._boundaries_of(self._held_out(source), 0)
+
     def verify(self, deep: bool = False) -> None:
         """Check that all files are there with their sizes, and with `deep` their checksums.
 
@@ -212,9 +256,8 @@ class PackedSet:
         """
         for entry in (*self._shards, *self.manifest["validation"].values()):
             self._check_size(entry)
-            if deep and (found := sha256_file(self.folder / entry["file"])) != entry["sha256"]:
-                raise PackedSetError(f"{self.folder / entry['file']}: SHA-256 is {found}, but {MANIFEST} says "
-                                     f"{entry['sha256']}; the file is damaged: run the mix stage again")
+            if deep:
+                self._check_content({entry["file"]: entry["sha256"], **entry.get("beside", {})})
 
     def _locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rows = np.asarray(rows, dtype=np.int64).reshape(-1)
@@ -233,6 +276,24 @@ class PackedSet:
 
     def _read_pieces(self, entry: Mapping[str, Any]) -> pa.Table:
         return read_table(self.folder / pieces_name(entry["file"])).cast(PIECES_SCHEMA)
+
+    def _boundaries_of(self, entry: Mapping[str, Any], first: int) -> Boundaries:
+        name = entry["file"]
+        if name not in self._bounds:
+            path = self.folder / boundaries_name(name)
+            if path.name in entry.get("beside", {}):
+                self._bounds[name] = read_boundaries(path, entry["rows"])
+            else:  # a set from before there were such files
+                pieces = self._read_pieces(entry)
+                columns = {column: pieces[column].to_numpy() for column in ("row", "start", "length")}
+                self._bounds[name] = boundaries_of(columns, first, entry["rows"], self.sequence_length)
+        return self._bounds[name]
+
+    def _check_content(self, checksums: Mapping[str, str]) -> None:
+        for name, expected in checksums.items():
+            if (found := sha256_file(self.folder / name)) != expected:
+                raise PackedSetError(f"{self.folder / name}: SHA-256 is {found}, but {MANIFEST} says {expected}; the "
+                                     "file is damaged: run the mix stage again")
 
     def _check_size(self, entry: Mapping[str, Any]) -> None:
         path, expected = self.folder / entry["file"], entry["rows"] * self.sequence_length * self.dtype.itemsize

@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
         pieces = pa.table({"row": rows, "start": [0] * len(rows), "length": [8] * len(rows),
                            "id": [bytes([row] * 16) for row in rows], "source": sources[rows],
                            "copy": [0] * len(rows), "offset": [0] * len(rows)}).cast(PIECES_SCHEMA)
-        shards.append(write_rows(tmp_path / f"train-{number:05d}.bin", ROWS[rows].astype("<u2"), pieces))
+        shards.append(write_rows(tmp_path / f"train-{number:05d}.bin", ROWS[rows].astype("<u2"), pieces, first))
     manifest = read_json(tmp_path / "packed.json")
     write_json(tmp_path / "packed.json", {**manifest, "train": {**manifest["train"], "shards": shards}})
     return tmp_path
@@ -73,6 +73,29 @@ def test_pieces_name_the_documents_of_rows(folder: Path) -> None:
     assert packed.validation_pieces("prose").num_rows == 0
 
 
+def test_boundaries_follow_the_rows_asked_for_over_all_shards(folder: Path) -> None:
+    """Row k of the second shard has a piece of k - 2 tokens, one of a token, and padding."""
+    rows = np.arange(5, 10)
+    pieces = pa.table({"row": np.repeat(rows, 2), "start": np.stack([rows * 0, rows - 2], 1).ravel(),
+                       "length": np.stack([rows - 2, rows * 0 + 1], 1).ravel(), "id": [b"d" * 16] * 10,
+                       "source": [0] * 10, "copy": [0] * 10, "offset": [0] * 10}).cast(PIECES_SCHEMA)
+    entry = write_rows(folder / "train-00001.bin", ROWS[rows].astype("<u2"), pieces, first=5)
+    manifest = read_json(folder / "packed.json")
+    shards = manifest["train"]["shards"]
+    write_json(folder / "packed.json", {**manifest, "train": {**manifest["train"], "shards": [
+        shards[0], entry, shards[2]]}})
+    packed, wanted = PackedSet(folder), np.array([11, 6, 0, 9, 6])
+    expected = [[*range(8)], [0, 1, 2, 3, 0, -1, -1, -1], [*range(8)], [*range(7), 0], [0, 1, 2, 3, 0, -1, -1, -1]]
+    assert packed.positions(wanted).tolist() == expected
+    assert packed.boundaries(wanted).filled().tolist() == [8, 5, 8, 8, 5]
+    assert packed.positions(wanted[:0]).shape == (0, 8)
+    assert packed.validation_boundaries("prose").filled().tolist() == [8, 8]
+    for entry in shards:
+        del entry["beside"]
+    write_json(folder / "packed.json", manifest)
+    assert PackedSet(folder).positions(wanted).tolist() == expected
+
+
 def test_pieces_read_only_the_shards_of_their_rows(folder: Path) -> None:
     (folder / "train-00002.docs.parquet").unlink()
     assert PackedSet(folder).pieces(np.array([0, 9]))["row"].to_pylist() == [0, 9]
@@ -87,6 +110,13 @@ def test_damage_is_an_error_that_names_the_file(folder: Path) -> None:
     packed.verify()
     with pytest.raises(PackedSetError, match=r"train-00001\.bin: SHA-256 is"):
         packed.verify(deep=True)
+    path.write_bytes(content)
+    beside = folder / "train-00001.cu"
+    boundaries = beside.read_bytes()
+    beside.write_bytes(boundaries[:-1] + b"\x07")
+    with pytest.raises(PackedSetError, match=r"train-00001\.cu: SHA-256 is"):
+        packed.verify(deep=True)
+    beside.write_bytes(boundaries)
     path.write_bytes(content[:-1])
     with pytest.raises(PackedSetError, match=r"train-00001\.bin: has 79 bytes, but 5 rows take 80"):
         packed.verify()

@@ -16,7 +16,7 @@ from gristmill.dataprep.jobs.engine import Done, Task
 from gristmill.tokenize.mixing.draws import word_ids
 from gristmill.tokenize.mixing.streams import Pieces, Stream, cut_rows
 from gristmill.tokenize.order import order_key, permute, unrank
-from gristmill.tokenize.packed import DTYPES, PIECES_SCHEMA, pieces_name, read_tokens, write_rows
+from gristmill.tokenize.packed import DTYPES, PIECES_SCHEMA, files_of, read_tokens, write_rows
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,7 @@ def write_train_shard(task: Task, plan: Plan) -> Done:
         tables.append(_write_source(plan, train_stream(source), source, drawn, places, first, tokens))
     pieces = pa.concat_tables(tables).sort_by([("row", "ascending"), ("start", "ascending")])
     path = as_path(plan.out) / task.payload["file"]
-    entry = write_rows(path, tokens, pieces)
-    return Done([path, path.with_name(pieces_name(path.name))], entry)
+    return Done(files_of(path), write_rows(path, tokens, pieces, first))
 
 
 def write_validation_shard(task: Task, plan: Plan, token_bytes: str) -> Done:
@@ -107,7 +106,7 @@ def write_validation_shard(task: Task, plan: Plan, token_bytes: str) -> Done:
     with as_path(token_bytes).open("rb") as stream:
         sizes = np.load(stream)
     text_bytes = int(sizes[tokens].sum(dtype=np.int64))
-    return Done([path, path.with_name(pieces_name(path.name))], {**entry, "bytes": text_bytes})
+    return Done(files_of(path), {**entry, "bytes": text_bytes})
 
 
 def _write_source(

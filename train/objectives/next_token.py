@@ -1,4 +1,8 @@
-"""The objective of pre-training: the next token of every row of a packed set, told apart by source."""
+"""The objective of pre-training: the next token of every row of a packed set, told apart by source.
+
+Padding behind a row's documents is never trained on nor counted. It is known by the boundaries that lie beside the
+rows, never by its id, which a document may hold too.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +40,11 @@ class NextToken:
         self._token_bytes = token_bytes
 
     def weight(self, rows: np.ndarray) -> float:
-        """Predicted tokens: the first one of a row has nothing to be predicted from."""
-        return float(len(rows) * (self.packed.sequence_length - 1))
+        """Predicted tokens: the first one of a row has nothing to be predicted from, and padding does not count."""
+        return float(np.maximum(self.packed.boundaries(rows).filled() - 1, 0).sum())
 
     def num_tokens(self, rows: np.ndarray) -> int:
-        """All tokens of the rows."""
+        """All tokens of the rows, padding too: the model computes on them."""
         return len(rows) * self.packed.sequence_length
 
     def loss(self, model: nn.Module, rows: np.ndarray, scale: float) -> tuple[Tensor, Tensor]:
@@ -51,7 +55,8 @@ class NextToken:
         device = self._token_bytes.device
         ids = torch.from_numpy(self.packed.read(rows)).to(device, non_blocking=True)
         sources = torch.from_numpy(self.packed.source_of(rows)).to(device, non_blocking=True)
-        targets = next_tokens(ids)
+        filled = torch.from_numpy(self.packed.boundaries(rows).filled()).to(device, non_blocking=True)
+        targets = next_tokens(ids, torch.arange(ids.shape[1], device=device) < filled[:, None])
         counted = (targets != IGNORED).float() * real
         loss, nll = model(ids, partial(weighted_nll, targets=targets, weights=counted * scale))
         num_bytes = self._token_bytes[targets.clamp(min=0)]

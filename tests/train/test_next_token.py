@@ -1,0 +1,66 @@
+"""The objective of pre-training, on rows that end in padding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from gristmill.dataprep.files import read_json, write_json
+from gristmill.tokenize.packed import PIECES_SCHEMA, PackedSet, write_packed_set, write_rows
+from gristmill.train.objectives.next_token import NextToken
+
+PAD, EOS, LENGTH, VOCAB = 1, 0, 24, 100
+
+
+def padded_set(folder: Path, padding: int) -> PackedSet:
+    """Three rows of 24 tokens: two full ones and one of 10, whose document holds the padding's id itself."""
+    rows = np.random.default_rng(4).integers(2, VOCAB, (3, LENGTH))
+    rows[:, 5] = PAD
+    rows[1, 10:] = padding
+    write_packed_set(folder, rows, {"all": 3}, {"vocab_size": VOCAB, "eos": EOS, "pad": PAD, "sha256": ""})
+    pieces = pa.table({"row": [0, 1, 1, 2], "start": [0, 0, 4, 0], "length": [LENGTH, 4, 6, LENGTH],
+                       "id": [b"d" * 16] * 4, "source": [0] * 4, "copy": [0] * 4, "offset": [0] * 4})
+    manifest = read_json(folder / "packed.json")
+    entry = write_rows(folder / "train-00000.bin", rows.astype("<u2"), pieces.cast(PIECES_SCHEMA))
+    write_json(folder / "packed.json", {**manifest, "train": {**manifest["train"], "shards": [entry]}})
+    return PackedSet(folder)
+
+
+def loss_and_gradient(packed: PackedSet, model: Any, rows: np.ndarray) -> tuple[float, list[float], torch.Tensor]:
+    objective = NextToken(packed, 3, torch.ones(VOCAB), flops_per_token=1.0)
+    model.zero_grad()
+    loss, sums = objective.loss(model, rows, 1.0 / objective.weight(rows))
+    loss.backward()
+    return loss.item(), sums.tolist(), torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def test_padding_is_neither_trained_on_nor_counted_whatever_its_id(
+    tiny_shape: Any, make_model: Any, tmp_path: Path
+) -> None:
+    model, rows = make_model(tiny_shape), np.array([1, 0])
+    with_pad = loss_and_gradient(padded_set(tmp_path / "pad", PAD), model, rows)
+    with_text = loss_and_gradient(padded_set(tmp_path / "text", 57), model, rows)
+    assert with_pad[0] == with_text[0]
+    assert with_pad[1] == with_text[1]
+    assert torch.equal(with_pad[2], with_text[2])
+    predicted = (LENGTH - 1) + (10 - 1)
+    assert with_pad[1][2] == predicted
+    assert with_pad[0] == pytest.approx(with_pad[1][0] / predicted)
+
+
+def test_a_token_of_a_document_that_has_the_padding_s_id_is_trained_on(
+    tiny_shape: Any, make_model: Any, tmp_path: Path
+) -> None:
+    packed = padded_set(tmp_path, PAD)
+    objective = NextToken(packed, 3, torch.ones(VOCAB), flops_per_token=1.0)
+    assert objective.weight(np.array([0])) == LENGTH - 1
+    assert objective.weight(np.array([0, 1, 2])) == 2 * (LENGTH - 1) + 9
+    assert objective.weight(np.array([], dtype=np.int64)) == 0
+    assert objective.num_tokens(np.array([0, 1])) == 2 * LENGTH
+    _, sums = objective.loss(make_model(tiny_shape), np.array([0]), 1.0)
+    assert sums[2] == LENGTH - 1
