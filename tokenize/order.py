@@ -9,6 +9,9 @@ the whole, and among the first n rows source s has n n_s / R of them, give or ta
 which is half a row for two sources: up to time t a source has n_s t rows, rounded to half a row, and n is the sum of
 those. Within each source the rows are shuffled by a keyed permutation, anew in every epoch. Everything is computed
 from the position alone, exactly, in memory proportional to the number of sources.
+
+A staged set is read stage after stage, each in such an order over its own rows, so the bound holds within every stage.
+It is read once: after its last stage, which is there to end the training, its first has no place.
 """
 
 from __future__ import annotations
@@ -34,16 +37,35 @@ class Order:
         rows_per_source: rows of each source; the mixture's proportions.
         seed: another seed gives another order.
 
+    Attributes:
+        total: rows of an epoch.
+        staged: whether there are several stages, and so one epoch only.
+
     Raises:
         ValueError: a negative count, no rows at all, or more than 2**40.
     """
 
     def __init__(self, rows_per_source: Sequence[int], seed: int) -> None:
-        self._counts = checked_counts(rows_per_source)
+        self._stages = [checked_counts(rows_per_source)]
+        self._ends = checked_ends(self._stages)
         self.seed = int(seed)
-        self.total = int(self._counts.sum())
-        if not self.total:
-            raise ValueError("an order needs at least one row")
+        self.total = int(self._ends[-1])
+        self.staged = False
+
+    @classmethod
+    def of_stages(cls, stages: Sequence[Sequence[int]], seed: int) -> Order:
+        """The order of a staged set, whose stages lie one after another: the rows of each source, for each stage.
+
+        One stage is the same as none.
+
+        Raises:
+            ValueError: no stage, a stage without rows, other numbers of sources, or more than 2**40 rows.
+        """
+        order = cls([sum(column) for column in zip(*stages, strict=True)], seed)
+        order._stages = [checked_counts(counts) for counts in stages]
+        order._ends = checked_ends(order._stages)
+        order.staged = len(stages) > 1
+        return order
 
     def rows(self, positions: np.ndarray) -> np.ndarray:
         """The physical rows at global positions (position p is place p % R of epoch p // R).
@@ -53,38 +75,83 @@ class Order:
 
         Returns:
             int64 rows in [0, R), of the same shape; each epoch is a permutation of all rows.
+
+        Raises:
+            ValueError: a negative position, or one beyond the end of a staged set.
         """
         positions = np.asarray(positions, dtype=np.int64)
         if positions.size and positions.min() < 0:
             raise ValueError(f"positions start at 0, not {positions.min()}")
         epochs, places = np.divmod(positions.ravel(), self.total)
-        sources, index = unrank(self._counts, places)
-        shuffled = np.empty_like(index)
-        for epoch in np.unique(epochs):
-            for source in np.unique(sources[epochs == epoch]):
-                chosen = (epochs == epoch) & (sources == source)
-                key = order_key(self.seed, "epoch", int(epoch), int(source))
-                shuffled[chosen] = permute(index[chosen], int(self._counts[source]), key)
-        return rank(self._counts, sources, shuffled).reshape(positions.shape)
+        if self.staged and epochs.any():
+            raise ValueError(f"position {positions.max()} is beyond the {self.total} rows of a staged set, which is "
+                             "read once; train for fewer steps, or mix more tokens (mix.tokens)")
+        return self._shuffle(epochs, places, inverse=False).reshape(positions.shape)
 
     def positions(self, rows: np.ndarray, epoch: int = 0) -> np.ndarray:
         """The inverse of `rows`: at which global position an epoch reads each row.
 
         Args:
             rows: int64 in [0, R), any shape.
-            epoch: from 0.
+            epoch: from 0, which is the only one of a staged set.
 
         Returns:
             int64 in [epoch R, (epoch + 1) R), of the same shape.
+
+        Raises:
+            ValueError: a later epoch of a staged set.
         """
         rows = np.asarray(rows, dtype=np.int64)
-        sources, shuffled = unrank(self._counts, rows.ravel())
-        index = np.empty_like(shuffled)
-        for source in np.unique(sources):
-            chosen = sources == source
-            key = order_key(self.seed, "epoch", int(epoch), int(source))
-            index[chosen] = permute(shuffled[chosen], int(self._counts[source]), key, inverse=True)
-        return (rank(self._counts, sources, index) + epoch * self.total).reshape(rows.shape)
+        if self.staged and epoch:
+            raise ValueError(f"a staged set is read once: it has no epoch {epoch}")
+        epochs = np.full(rows.size, epoch, dtype=np.int64)
+        return epoch * self.total + self._shuffle(epochs, rows.ravel(), inverse=True).reshape(rows.shape)
+
+    def _shuffle(self, epochs: np.ndarray, places: np.ndarray, inverse: bool) -> np.ndarray:
+        """Permute the rows of each source among themselves, stage by stage; or undo it."""
+        stages = np.searchsorted(self._ends, places, side="right")
+        shuffled = np.empty_like(places)
+        for stage in np.unique(stages).tolist():
+            chosen = stages == stage
+            first = int(self._ends[stage - 1]) if stage else 0
+            shuffled[chosen] = first + self._shuffle_stage(stage, epochs[chosen], places[chosen] - first, inverse)
+        return shuffled
+
+    def _shuffle_stage(self, stage: int, epochs: np.ndarray, places: np.ndarray, inverse: bool) -> np.ndarray:
+        counts = self._stages[stage]
+        sources, index = unrank(counts, places)
+        shuffled = np.empty_like(index)
+        for epoch in np.unique(epochs):
+            for source in np.unique(sources[epochs == epoch]):
+                chosen = (epochs == epoch) & (sources == source)
+                key = order_key(self.seed, *stage_parts(stage), "epoch", int(epoch), int(source))
+                shuffled[chosen] = permute(index[chosen], int(counts[source]), key, inverse)
+        return rank(counts, sources, shuffled)
+
+
+def stage_parts(stage: int) -> tuple[str | int, ...]:
+    """What a stage adds to the key of its permutations; the first adds nothing, so that a set of one is as before."""
+    return ("stage", stage) if stage else ()
+
+
+def checked_ends(stages: Sequence[np.ndarray]) -> np.ndarray:
+    """Where each stage ends: int64 of shape (stages,); raises ValueError where one has no rows."""
+    rows = [int(counts.sum()) for counts in stages]
+    if not all(rows):
+        raise ValueError(f"an order needs at least one row in every stage, not {rows}")
+    return np.cumsum(rows, dtype=np.int64)
+
+
+def sources_of_rows(stages: Sequence[Sequence[int] | np.ndarray], rows: np.ndarray) -> np.ndarray:
+    """Source numbers (int64, shape (n,)) of physical rows of a staged set; `stages` as in `Order.of_stages`."""
+    counts = [checked_counts(stage) for stage in stages]
+    ends = np.cumsum([int(part.sum()) for part in counts], dtype=np.int64)
+    found, stage_of = np.empty(len(rows), dtype=np.int64), np.searchsorted(ends, rows, side="right")
+    for stage in np.unique(stage_of).tolist():
+        chosen = stage_of == stage
+        first = int(ends[stage - 1]) if stage else 0
+        found[chosen] = unrank(counts[stage], np.asarray(rows)[chosen] - first)[0]
+    return found
 
 
 @lru_cache(maxsize=4096)

@@ -8,7 +8,8 @@
     val-<source>-00000.bin, .docs.parquet, .cu    held-out documents of one source; rows count from 0 per source
 
 A training row holds text of one source only, and row r belongs to the source at place r of the merged order
-(`order.unrank`), so the first n rows of the files are the mixture too.
+(`order.unrank`), so the first n rows of the files are the mixture too. The rows of a staged set lie stage after stage,
+each in the merged order of its own: `train.stages` of packed.json has the rows of each source for every stage.
 """
 
 from __future__ import annotations
@@ -25,9 +26,12 @@ import pyarrow.compute as pc
 from gristmill.dataprep.documents import ID_BYTES, read_table, write_table
 from gristmill.dataprep.files import as_path, atomic_write, is_local, read_json, sha256_file, write_json
 from gristmill.tokenize.boundaries import Boundaries, boundaries_of, join, read_boundaries, to_bytes
-from gristmill.tokenize.order import Order, checked_counts, unrank
+from gristmill.tokenize.order import Order, sources_of_rows
 
 FORMAT = 1
+STAGED_FORMAT = 2
+"""Of a staged set: a reader that knows no stages would take its rows for another mixture's."""
+READABLE_FORMATS = (FORMAT, STAGED_FORMAT)
 MANIFEST = "packed.json"
 LARGEST_UINT16_VOCAB = 65_536
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
@@ -145,6 +149,7 @@ class PackedSet:
         sources: names, in the order of the source numbers.
         rows: training rows, R.
         rows_per_source: training rows of each source.
+        stages: the same for every stage of a staged set, in order; one stage otherwise.
 
     Raises:
         PackedSetError: the folder holds no packed set that this version reads.
@@ -155,15 +160,16 @@ class PackedSet:
         if not (self.folder / MANIFEST).exists():
             raise PackedSetError(f"{self.folder}: no {MANIFEST} there, so it is not a packed set")
         self.manifest: dict[str, Any] = read_json(self.folder / MANIFEST)
-        if self.manifest.get("format") != FORMAT:
+        if self.manifest.get("format") not in READABLE_FORMATS:
             raise PackedSetError(f"{self.folder / MANIFEST}: format {self.manifest.get('format')!r}, but this version "
-                                 f"reads format {FORMAT}; run the mix stage again")
+                                 f"reads formats {', '.join(map(str, READABLE_FORMATS))}; run the mix stage again")
         train = self.manifest["train"]
         self.dtype = DTYPES[self.manifest["dtype"]]
         self.sequence_length: int = self.manifest["sequence_length"]
         self.sources: list[str] = self.manifest["sources"]
         self.rows: int = train["rows"]
         self.rows_per_source: list[int] = train["rows_per_source"]
+        self.stages: list[list[int]] = train.get("stages") or [self.rows_per_source]
         self._shards: list[dict[str, Any]] = train["shards"]
         self._ends = np.cumsum([shard["rows"] for shard in self._shards], dtype=np.int64)
         self._open: dict[str, np.ndarray] = {}
@@ -173,8 +179,8 @@ class PackedSet:
         return {**self.__dict__, "_open": {}, "_bounds": {}}
 
     def order(self, seed: int) -> Order:
-        """The order in which training with this seed reads the rows."""
-        return Order(self.rows_per_source, seed)
+        """The order in which training with this seed reads the rows; a staged set is read stage after stage, once."""
+        return Order.of_stages(self.stages, seed)
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Tokens of training rows, in the order asked for.
@@ -194,7 +200,7 @@ class PackedSet:
 
     def source_of(self, rows: np.ndarray) -> np.ndarray:
         """Source numbers (int64, shape (n,)) of training rows."""
-        return unrank(checked_counts(self.rows_per_source), self._locate(rows)[0])[0]
+        return sources_of_rows(self.stages, self._locate(rows)[0])
 
     def boundaries(self, rows: np.ndarray) -> Boundaries:
         """Where the document pieces of training rows (int64, shape (n,)) begin and end, in the order asked for."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from fractions import Fraction
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.tokenize.order import Order, order_key, permute, rank, unrank
+from gristmill.tokenize.order import Order, order_key, permute, rank, sources_of_rows, unrank
 
 small_counts = st.lists(st.integers(0, 60), min_size=1, max_size=7).filter(any)
 seeds = st.integers(-(2**70), 2**70)
@@ -128,6 +129,56 @@ def test_a_huge_order_can_be_read_anywhere_without_storing_it(counts: list[int],
     rows = Order(counts, seed).rows(positions)
     assert ((rows >= 0) & (rows < total)).all()
     assert np.array_equal(unrank(counts, rows)[0], unrank(counts, positions % total)[0])
+
+
+staged_counts = st.integers(1, 5).flatmap(
+    lambda sources: st.lists(st.lists(st.integers(0, 30), min_size=sources, max_size=sources).filter(any),
+                             min_size=1, max_size=4))
+
+
+@given(staged_counts, seeds)
+def test_stages_are_read_one_after_another_each_whole_and_in_its_own_mixture(
+    stages: list[list[int]], seed: int
+) -> None:
+    order, first = Order.of_stages(stages, seed), 0
+    for counts in stages:
+        number = sum(counts)
+        rows = order.rows(np.arange(first, first + number))
+        assert sorted(rows.tolist()) == list(range(first, first + number))
+        assert np.array_equal(sources_of_rows(stages, rows), unrank(counts, np.arange(number))[0])
+        first += number
+    assert first == order.total
+
+
+@given(staged_counts, seeds, st.randoms(use_true_random=False))
+def test_any_positions_of_a_staged_order_can_be_asked_for_at_once(
+    stages: list[list[int]], seed: int, random: random.Random
+) -> None:
+    order = Order.of_stages(stages, seed)
+    expected = order.rows(np.arange(order.total))
+    asked = [random.randrange(order.total) for _ in range(12)]
+    assert order.rows(np.array(asked).reshape(3, 4)).tolist() == expected[asked].reshape(3, 4).tolist()
+    assert order.positions(expected[asked]).tolist() == asked
+
+
+def test_one_stage_is_the_order_without_stages_for_all_epochs() -> None:
+    positions = np.arange(30)
+    assert np.array_equal(Order.of_stages([[3, 5]], 7).rows(positions), Order([3, 5], 7).rows(positions))
+
+
+def test_two_stages_of_the_same_counts_are_shuffled_differently() -> None:
+    rows = Order.of_stages([[100], [100]], 1).rows(np.arange(200))
+    assert not np.array_equal(rows[:100], rows[100:] - 100)
+
+
+def test_a_staged_set_has_no_second_epoch() -> None:
+    order = Order.of_stages([[3, 1], [0, 4]], 7)
+    with pytest.raises(ValueError, match="position 8 is beyond the 8 rows of a staged set, which is read once"):
+        order.rows(np.array([0, 8]))
+    with pytest.raises(ValueError, match="it has no epoch 1"):
+        order.positions(np.array([0]), epoch=1)
+    with pytest.raises(ValueError, match=r"at least one row in every stage, not \[4, 0\]"):
+        Order.of_stages([[3, 1], [0, 0]], 7)
 
 
 def test_counts_that_cannot_be_ordered_are_refused() -> None:
