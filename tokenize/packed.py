@@ -14,6 +14,7 @@ each in the merged order of its own: `train.stages` of packed.json has the rows 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.documents import ID_BYTES, read_table, write_table
-from gristmill.dataprep.files import as_path, atomic_write, is_local, read_json, sha256_file, write_json
+from gristmill.dataprep.files import as_path, atomic_write, canonical_json, is_local, read_json, sha256_file, write_json
 from gristmill.tokenize.boundaries import Boundaries, boundaries_of, join, read_boundaries, to_bytes
 from gristmill.tokenize.order import Order, sources_of_rows
 
@@ -177,6 +178,19 @@ class PackedSet:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": {}, "_bounds": {}}
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits of what its training rows hold: their tokens' checksums, shape and tokenizer.
+
+        Two sets with the same fingerprint have the same tokens in the row of every number.
+        """
+        content = {
+            "dtype": self.manifest["dtype"], "sequence_length": self.sequence_length,
+            "tokenizer": self.manifest["tokenizer"].get("sha256"), "rows_per_source": self.rows_per_source,
+            "shards": [[shard["rows"], shard["sha256"]] for shard in self._shards],
+        }
+        return hashlib.blake2b(canonical_json(content), digest_size=16).hexdigest()
 
     def order(self, seed: int) -> Order:
         """The order in which training with this seed reads the rows; a staged set is read stage after stage, once."""

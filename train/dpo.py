@@ -1,7 +1,8 @@
 """Stage `dpo`: direct preference optimisation (Rafailov et al. 2023) of the tuned model.
 
 Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl` as of pre-training; `holdout.jsonl`, the pairs that were not
-trained on, with their log-probabilities under the model that the training started from.
+trained on, with their log-probabilities under the model that the training started from; `examples.txt`, the example
+of each row.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.objectives.chat import Chat
-from gristmill.train.objectives.conversations import NothingToTrainError
+from gristmill.train.objectives.conversations import EXAMPLE_IDS, NothingToTrainError, write_example_ids
 from gristmill.train.objectives.pairs import Pair, is_held_out, more_likely, pair_logps, prepare_pairs, reward_accuracy
 from gristmill.train.objectives.preferences import Preferences
 from gristmill.train.objectives.reference import cached_reference, certify_start, reference_key
@@ -57,6 +58,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         reference = cached_reference(context.work / f"reference-{key}.npy", lambda: measure(training + held_out), world)
         objective = Preferences(training, reference[: len(training)], section.beta, seed, chat.pad, length,
                                 shape.flops_per_token(length), world.device)
+        if world.is_first:
+            write_example_ids(out / EXAMPLE_IDS, [pair.example["id"] for pair in training])
         certificate = certify_start(model, objective, section, dtype, context.work / CERTIFICATE, world)
         record, summary = train(Job(section=section, objective=objective, model=model, world=world, context=context,
                                     peak_flops=peak_flops(world.device, dtype)))

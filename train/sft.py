@@ -1,6 +1,6 @@
 """Stage `sft`: supervised fine-tuning on conversations; only what the assistant says is trained.
 
-Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl`, as of pre-training.
+Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl`, as of pre-training; `examples.txt`: the example of each row.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.objectives.assistant_turns import AssistantTurns
 from gristmill.train.objectives.chat import Chat
 from gristmill.train.objectives.conversations import (
+    EXAMPLE_IDS,
     Conversation,
     NothingToTrainError,
     counts_of,
     decoded_mask,
     prepare_conversations,
+    write_example_ids,
 )
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model, whole_tensors
 from gristmill.train.parallel.world import process_group
@@ -49,6 +51,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         model = sharded_model(shape, stored(start), world, dtype)
         token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
         objective = AssistantTurns(used, seed, chat.pad, length, token_bytes, shape.flops_per_token(length))
+        if world.is_first:
+            write_example_ids(out / EXAMPLE_IDS, [one.example for one in used])
         job = Job(section=section, objective=objective, model=model, world=world, context=context,
                   peak_flops=peak_flops(world.device, dtype))
         record, summary = train(job)

@@ -69,6 +69,19 @@ def test_a_set_that_is_not_on_a_local_disk_reads_the_same(folder: Path) -> None:
     assert packed.rows_of_document(bytes([3] * 16))["row"].to_pylist() == [3]
 
 
+def test_the_fingerprint_names_what_the_training_rows_hold(tmp_path: Path) -> None:
+    def fingerprint(name: str, rows: np.ndarray, validation: np.ndarray) -> str:
+        write_packed_set(tmp_path / name, rows, {"prose": len(rows)}, TOKENIZER, {"prose": validation})
+        return PackedSet(tmp_path / name).fingerprint
+
+    first = fingerprint("first", ROWS, ROWS[:1])
+    assert first == fingerprint("again", ROWS, ROWS[:0])
+    other = ROWS.copy()
+    other[11, 7] = 5
+    assert len({first, fingerprint("other token", other, ROWS[:0]), fingerprint("fewer", ROWS[:11], ROWS[:0]),
+                fingerprint("shorter", ROWS.reshape(24, 4), ROWS[:0])}) == 4
+
+
 def test_validation_rows_belong_to_named_sources(folder: Path) -> None:
     packed = PackedSet(folder)
     assert np.array_equal(packed.validation("prose"), ROWS[:2])

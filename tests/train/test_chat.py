@@ -20,7 +20,7 @@ def chat(tokenizer_folder: Path) -> Chat:
 
 
 def test_exactly_the_answers_and_their_end_of_turn_are_trained(chat: Chat) -> None:
-    one = conversation(chat.encode(TURNS), 1, 1000)
+    one = conversation(chat.encode(TURNS), 1, 1000, "id")
     assert one is not None
     assert decoded_mask(chat, one) == [
         ("<|system|>\nBe brief.<|end|>\n<|user|>\nWhat does it do?<|end|>\n<|assistant|>\n", False),
@@ -32,7 +32,7 @@ def test_exactly_the_answers_and_their_end_of_turn_are_trained(chat: Chat) -> No
 
 
 def test_only_the_last_answer_is_scored_where_earlier_turns_belong_to_the_prompt(chat: Chat) -> None:
-    one = conversation(chat.encode(TURNS), 2, 1000)
+    one = conversation(chat.encode(TURNS), 2, 1000, "id")
     assert one is not None
     assert [text for text, trained in decoded_mask(chat, one) if trained] == [" Yes.<|end|>"]
 

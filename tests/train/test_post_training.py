@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from gristmill.dataprep.reading.examples import read_examples
 from gristmill.train.dpo import CERTIFICATE
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.conversations import NothingToTrainError
@@ -68,6 +69,8 @@ def test_fine_tuning_learns_the_answers_and_shows_its_mask(
     assert losses[-1] < losses[0] / 2
     assert summary["used"] == len(WORDS)
     assert summary["truncated"] == 0
+    ids = (tmp_path / "sft" / "data" / "examples.txt").read_text().split()
+    assert ids == [example["id"] for example in read_examples(sft_config["data"][0]["path"], "sft")]
     trained = [text for text, is_trained in summary["example"] if is_trained]
     assert trained in [[f"A {word}.<|end|>"] for word in WORDS]
 

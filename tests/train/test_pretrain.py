@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from gristmill.dataprep.context import Context
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train import parallel, pretrain
-from gristmill.train.loop.stream import EMPTY_DIGEST, extend_digest, rows_of_step
+from gristmill.train.loop.stream import extend_digest, rows_of_step
 from gristmill.train.objectives import next_token
 
 
@@ -55,7 +55,8 @@ def test_the_logged_digest_is_that_of_the_rows_that_the_order_gives(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
     run_stage("pretrain", inputs, {**pretrain_config, "steps": 3}, tmp_path)
-    packed, digest = PackedSet(inputs["mix"]), EMPTY_DIGEST
+    packed = PackedSet(inputs["mix"])
+    digest = packed.fingerprint
     for line in (line for line in read_metrics(tmp_path) if "loss" in line):
         digest = extend_digest(digest, rows_of_step(packed, 11, line["step"] - 1, 6))
         assert line["rows_digest"] == digest

@@ -19,7 +19,7 @@ from gristmill.train.loop.checkpoints import load_newest, save_checkpoint
 from gristmill.train.loop.record import Record
 from gristmill.train.loop.spikes import empty_window, is_bad_step, remember_loss
 from gristmill.train.loop.stopping import StoppedError, stop_requested
-from gristmill.train.loop.stream import EMPTY_DIGEST, extend_digest, micro_batches, rows_in_step
+from gristmill.train.loop.stream import extend_digest, micro_batches, rows_in_step
 from gristmill.train.loop.throughput import model_flops_utilisation
 from gristmill.train.optim.optimizer import clip_gradients, make_optimizer, update
 from gristmill.train.optim.schedules import learning_rate
@@ -33,6 +33,8 @@ class Objective(Protocol):
     """What a training optimises. Rows are numbers of rows, examples or pairs: whatever `order` orders."""
 
     order: Order
+    fingerprint: str
+    """Of what the rows hold: the same one, the same content under every number."""
     sums_length: int
     """Length of the vector that `loss` returns beside the loss."""
     flops_per_token: float
@@ -65,7 +67,7 @@ class Progress:
 
     Attributes:
         step: optimizer steps done, skipped ones included.
-        digest: rolling hash of the rows read.
+        digest: rolling hash of what was read, see stream.extend_digest.
         tokens: tokens read.
         skipped: updates that did not happen, up to the last look at the device.
         window: see spikes.empty_window.
@@ -75,8 +77,8 @@ class Progress:
 
     window: Tensor
     sums: Tensor
+    digest: str
     step: int = 0
-    digest: str = EMPTY_DIGEST
     tokens: int = 0
     skipped: int = 0
     flags: list[tuple[int, Tensor, Tensor, Tensor]] = field(default_factory=list)
@@ -126,7 +128,7 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
     optimizer = make_optimizer(job.model, job.section.optimizer)
     device = job.world.device
     progress = Progress(empty_window(device), torch.zeros(1 + job.objective.sums_length, dtype=torch.float64,
-                                                          device=device))
+                                                          device=device), job.objective.fingerprint)
     folder = job.context.work / CHECKPOINTS
     found = load_newest(folder, job.model, optimizer, progress.tensors(), job.world)
     if found is not None:

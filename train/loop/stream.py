@@ -13,8 +13,6 @@ import numpy as np
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet
 
-EMPTY_DIGEST = ""
-
 
 def rows_in_step(order: Order, step: int, global_batch_size: int) -> np.ndarray:
     """The rows (int64, shape (B,)) of one optimizer step, counted from 0; epochs follow one another."""
@@ -45,10 +43,13 @@ def micro_batches(rows: np.ndarray, rank: int, world_size: int, micro_batch_size
 
 
 def extend_digest(digest: str, rows: np.ndarray) -> str:
-    """The rolling hash of all rows read so far: two trainings with the same digest have read the same rows.
+    """The rolling hash of all that was read so far: two trainings with the same digest have read the same tokens.
+
+    It begins with the fingerprint of what the rows are numbers of (for a packed set: its tokens' checksums), so that it
+    speaks of content, not of numbers alone. Anybody who has the set and the seed can compute it anew.
 
     Args:
-        digest: of the steps before (EMPTY_DIGEST at the start).
+        digest: of the steps before; at the start the data's fingerprint.
         rows: the step's rows, in their order.
 
     Returns:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gristmill.tokenize.order import Order
 from gristmill.train.evaluation.held_out import loss_metrics
-from gristmill.train.objectives.conversations import Conversation, padded
+from gristmill.train.objectives.conversations import Conversation, fingerprint_of, padded
 from gristmill.train.objectives.losses import IGNORED, next_tokens, weighted_nll
 
 
@@ -35,6 +35,7 @@ class AssistantTurns:
         flops_per_token: float,
     ) -> None:
         self.order = Order([len(examples)], seed)
+        self.fingerprint = fingerprint_of(examples)
         self.flops_per_token = flops_per_token
         self._examples, self._pad, self._length, self._token_bytes = examples, pad, length, token_bytes
         self._trained = np.array([int(one.trained.sum()) for one in examples], dtype=np.int64)

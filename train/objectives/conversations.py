@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gristmill.dataprep.files import atomic_write
 from gristmill.train.objectives.chat import Chat, ChatError, Tokens
 
+EXAMPLE_IDS = "examples.txt"
+"""Of a training stage's output: the id of the example behind each row."""
 PAD_MULTIPLE = 64
 """Micro-batches are as long as their longest row, rounded up to this."""
 
@@ -28,14 +33,16 @@ class Conversation:
         ids: (t,) int64, at most `sequence_length`.
         trained: (t,) bool; the first token never is, since nothing precedes it.
         truncated: whether its end was cut off.
+        example: id of the example that it was made from.
     """
 
     ids: np.ndarray
     trained: np.ndarray
     truncated: bool
+    example: str
 
 
-def conversation(tokens: Tokens, first_turn: int, length: int) -> Conversation | None:
+def conversation(tokens: Tokens, first_turn: int, length: int, example: str) -> Conversation | None:
     """Cut to `length` and train on the assistant's turns from `first_turn` (counted from 1) on.
 
     Returns:
@@ -45,7 +52,7 @@ def conversation(tokens: Tokens, first_turn: int, length: int) -> Conversation |
     trained[:1] = False
     if not trained.any():
         return None
-    return Conversation(tokens.ids[:length], trained, len(tokens.ids) > length)
+    return Conversation(tokens.ids[:length], trained, len(tokens.ids) > length, example)
 
 
 def prepare_conversations(
@@ -68,7 +75,7 @@ def prepare_conversations(
     dropped = 0
     for example in examples:
         try:
-            found = conversation(chat.encode(example["messages"]), 1, length)
+            found = conversation(chat.encode(example["messages"]), 1, length, example["id"])
         except ChatError as error:
             refused.append(f"{example['id']}: {error}")
             continue
@@ -78,6 +85,21 @@ def prepare_conversations(
             used.append(found)
     return used, {"examples": len(examples), "refused": len(refused), "refused_reasons": refused[:5],
                   "dropped": dropped, **counts_of(used)}
+
+
+def fingerprint_of(conversations: Iterable[Conversation]) -> str:
+    """32 hexadecimal digits of conversations' ids and of which of them are trained, in their order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for one in conversations:
+        digest.update(len(one.ids).to_bytes(8, "little"))
+        digest.update(np.asarray(one.ids, dtype="<i8").tobytes() + np.asarray(one.trained, dtype=np.uint8).tobytes())
+    return digest.hexdigest()
+
+
+def write_example_ids(path: Path, examples: Sequence[str]) -> None:
+    """Write which example each row is, a line each, so that a step's examples can be named later."""
+    with atomic_write(path) as sink:
+        sink.write("".join(f"{example}\n" for example in examples).encode())
 
 
 def counts_of(used: Sequence[Conversation]) -> dict[str, Any]:

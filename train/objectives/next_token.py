@@ -35,6 +35,7 @@ class NextToken:
     def __init__(self, packed: PackedSet, seed: int, token_bytes: Tensor, flops_per_token: float) -> None:
         self.packed = packed
         self.order = packed.order(seed)
+        self.fingerprint = packed.fingerprint
         self.sums_length = 1 + SUMS_PER_SOURCE * len(packed.sources)
         self.flops_per_token = flops_per_token
         self._token_bytes = token_bytes

@@ -58,7 +58,8 @@ def prepare_pairs(
         earlier_turns = sum(message["role"] == "assistant" for message in example["prompt"])
         try:
             chosen, rejected = (
-                conversation(chat.encode([*example["prompt"], *example[name]]), earlier_turns + 1, length)
+                conversation(chat.encode([*example["prompt"], *example[name]]), earlier_turns + 1, length,
+                             example["id"])
                 for name in ("chosen", "rejected"))
         except ChatError as error:
             refused.append(f"{example['id']}: {error}")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.tokenize.order import Order
+from gristmill.train.objectives.conversations import fingerprint_of
 from gristmill.train.objectives.losses import dpo_loss, sequence_logps
 from gristmill.train.objectives.pairs import Pair, padded_pairs
 
@@ -36,6 +37,7 @@ class Preferences:
         flops_per_token: float, device: torch.device,
     ) -> None:
         self.order = Order([len(pairs)], seed)
+        self.fingerprint = fingerprint_of(part for pair in pairs for part in (pair.chosen, pair.rejected))
         self.flops_per_token = flops_per_token
         self._pairs, self._beta, self._pad, self._length, self._device = pairs, beta, pad, length, device
         self._reference = torch.from_numpy(reference).to(device)
