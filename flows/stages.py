@@ -265,13 +265,8 @@ STAGES: dict[str, Stage] = {
               _before("decontaminate")),
         Stage("tokenizer", 1, "gristmill.tokenize.encoding.tokenizer:run", _tokenizer, _documents()),
         Stage("tokenize", 1, "gristmill.tokenize.encoding.encode:run", _tokenize, _documents("tokenizer")),
-<<<<<<< HEAD
         Stage("mix", 2, "gristmill.tokenize.mixing.mix:run", _mix, _documents("tokenizer", "tokenize")),
-        Stage("pretrain", 1, "gristmill.train.pretrain:run", _training("pretrain"), _only("tokenizer", "mix"),
-=======
-        Stage("mix", 1, "gristmill.tokenize.mixing.mix:run", _mix, _documents("tokenizer", "tokenize")),
         Stage("pretrain", 2, "gristmill.train.pretrain:run", _training("pretrain"), _only("tokenizer", "mix"),
->>>>>>> 686d1e2 (Let the digest of what was read begin with the data's fingerprint, so that it speaks of content, and name the example of each row)
               "torchrun"),
         Stage("sft", 2, "gristmill.train.sft:run", _training("sft"), _only("tokenizer", "mix", "pretrain"), "torchrun"),
         Stage("dpo", 2, "gristmill.train.dpo:run", _training("dpo"), _start_of_dpo, "torchrun"),

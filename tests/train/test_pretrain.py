@@ -12,9 +12,10 @@ from safetensors.torch import load_file
 
 from gristmill.dataprep.context import Context
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train import parallel, pretrain
+from gristmill.train import pretrain
 from gristmill.train.loop.stream import extend_digest, rows_of_step
 from gristmill.train.objectives import next_token
+from gristmill.train.parallel import sharding
 
 
 @pytest.fixture
@@ -109,12 +110,12 @@ def test_sharding_is_applied_at_world_size_one_and_layers_compute_in_the_asked_d
 
 def test_a_model_that_is_not_sharded_is_refused() -> None:
     with pytest.raises(RuntimeError, match=r"weight is Parameter of torch.float32, not a float32 DTensor"):
-        parallel.assert_sharded(torch.nn.Linear(2, 2))
+        sharding.assert_sharded(torch.nn.Linear(2, 2))
 
 
 def test_layers_that_compute_in_another_dtype_are_refused() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2))
-    parallel.assert_compute_dtype(model, torch.bfloat16)
+    sharding.assert_compute_dtype(model, torch.bfloat16)
     with pytest.raises(RuntimeError, match=r"layers compute in \{torch.float32\}, not in torch.bfloat16"):
         model(torch.zeros(1, 2))
 
