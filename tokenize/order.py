@@ -22,6 +22,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from gristmill.tokenize.order_kernels import reorder, unrank_all
+
 MAX_ROWS = 2**40
 FEISTEL_ROUNDS = 6
 """Luby & Rackoff 1988 prove 4 enough for ideal round functions; two more because ours is only a good mixer."""
@@ -111,7 +113,7 @@ class Order:
         """Permute the rows of each source among themselves, stage by stage; or undo it."""
         stages = np.searchsorted(self._ends, places, side="right")
         shuffled = np.empty_like(places)
-        for stage in np.unique(stages).tolist():
+        for stage in _distinct(stages):
             chosen = stages == stage
             first = int(self._ends[stage - 1]) if stage else 0
             shuffled[chosen] = first + self._shuffle_stage(stage, epochs[chosen], places[chosen] - first, inverse)
@@ -119,14 +121,30 @@ class Order:
 
     def _shuffle_stage(self, stage: int, epochs: np.ndarray, places: np.ndarray, inverse: bool) -> np.ndarray:
         counts = self._stages[stage]
-        sources, index = unrank(counts, places)
-        shuffled = np.empty_like(index)
-        for epoch in np.unique(epochs):
-            for source in np.unique(sources[epochs == epoch]):
-                chosen = (epochs == epoch) & (sources == source)
-                key = order_key(self.seed, *stage_parts(stage), "epoch", int(epoch), int(source))
-                shuffled[chosen] = permute(index[chosen], int(counts[source]), key, inverse)
-        return rank(counts, sources, shuffled)
+        half_bits = np.array([half_bits_of(count) for count in counts.tolist()])
+        shuffled = np.empty_like(places)
+        for epoch in _distinct(epochs):
+            chosen = epochs == epoch
+            found = np.empty(int(chosen.sum()), dtype=np.int64)
+            reorder(counts, half_bits, _epoch_keys(self.seed, stage, epoch, len(counts), inverse), places[chosen],
+                    inverse, found)
+            shuffled[chosen] = found
+        return shuffled
+
+
+def _distinct(values: np.ndarray) -> list[int]:
+    """Distinct values; those of a batch's epochs or stages, nearly always one, are not sorted for it."""
+    if len(values) and values.min() == values.max():
+        return [int(values[0])]
+    distinct: list[int] = np.unique(values).tolist()
+    return distinct
+
+
+@lru_cache(maxsize=64)
+def _epoch_keys(seed: int, stage: int, epoch: int, sources: int, inverse: bool) -> np.ndarray:
+    """The round keys (uint64, (S, FEISTEL_ROUNDS)) of one epoch's permutations, in the order of their use."""
+    keys = [round_keys(order_key(seed, *stage_parts(stage), "epoch", epoch, source)) for source in range(sources)]
+    return np.array([part[::-1] if inverse else part for part in keys])
 
 
 def stage_parts(stage: int) -> tuple[str | int, ...]:
@@ -147,10 +165,12 @@ def sources_of_rows(stages: Sequence[Sequence[int] | np.ndarray], rows: np.ndarr
     counts = [checked_counts(stage) for stage in stages]
     ends = np.cumsum([int(part.sum()) for part in counts], dtype=np.int64)
     found, stage_of = np.empty(len(rows), dtype=np.int64), np.searchsorted(ends, rows, side="right")
-    for stage in np.unique(stage_of).tolist():
+    for stage in _distinct(stage_of):
         chosen = stage_of == stage
-        first = int(ends[stage - 1]) if stage else 0
-        found[chosen] = unrank(counts[stage], np.asarray(rows)[chosen] - first)[0]
+        places = np.asarray(rows, dtype=np.int64)[chosen] - (int(ends[stage - 1]) if stage else 0)
+        sources = np.empty_like(places)
+        unrank_all(counts[stage], places, sources, np.empty_like(places))
+        found[chosen] = sources
     return found
 
 
@@ -258,7 +278,7 @@ def permute(index: np.ndarray, n: int, key: int, inverse: bool = False) -> np.nd
         key: 64 bits, see `order_key`.
         inverse: undo it.
     """
-    half_bits = max(MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2)
+    half_bits = half_bits_of(n)
     values = np.asarray(index, dtype=np.int64).ravel().astype(np.uint64)
     outside = np.arange(len(values))
     while len(outside):
@@ -267,12 +287,21 @@ def permute(index: np.ndarray, n: int, key: int, inverse: bool = False) -> np.nd
     return values.astype(np.int64).reshape(np.shape(index))
 
 
+def half_bits_of(n: int) -> int:
+    """Half the width of the Feistel network that permutes [0, n)."""
+    return max(MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2)
+
+
+def round_keys(key: int) -> np.ndarray:
+    """The keys (uint64, (FEISTEL_ROUNDS,)) of a permutation's rounds."""
+    return np.array([order_key(key, number) for number in range(FEISTEL_ROUNDS)], dtype=np.uint64)
+
+
 def _feistel(values: np.ndarray, half_bits: int, key: int, inverse: bool) -> np.ndarray:
     bits, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
     left, right = values >> bits, values & mask
-    rounds = range(FEISTEL_ROUNDS)
-    for number in reversed(rounds) if inverse else rounds:
-        round_key = np.uint64(order_key(key, number))
+    keys = round_keys(key)
+    for round_key in reversed(keys) if inverse else keys:
         if inverse:
             left, right = right ^ (mix_bits(left, round_key) & mask), left
         else:

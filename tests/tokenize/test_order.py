@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from fractions import Fraction
 
 import numpy as np
@@ -119,6 +120,44 @@ def test_seeds_and_epochs_differ_and_the_same_seed_does_not() -> None:
 
 def test_the_order_of_a_seed_never_changes_between_releases() -> None:
     assert Order([3, 5], 7).rows(np.arange(16)).tolist() == GOLDEN
+
+
+def by_definition(counts: list[int], seed: int, epoch: int, places: np.ndarray) -> np.ndarray:
+    """Rows at places of an epoch, by the vectorised functions, one source after the other."""
+    sources, index = unrank(counts, places)
+    shuffled = np.empty_like(index)
+    for source in np.unique(sources).tolist():
+        chosen = sources == source
+        shuffled[chosen] = permute(index[chosen], counts[source], order_key(seed, "epoch", epoch, source))
+    return rank(counts, sources, shuffled)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 2**37), min_size=1, max_size=6).filter(any), seeds, st.integers(0, 2**20), st.data())
+def test_the_compiled_order_is_the_one_that_the_functions_define(
+    counts: list[int], seed: int, epoch: int, data: st.DataObject
+) -> None:
+    total = sum(counts)
+    places = np.array(data.draw(st.lists(st.integers(0, total - 1), min_size=1, max_size=20)))
+    order = Order(counts, seed)
+    rows = order.rows(places + epoch * total)
+    assert rows.tolist() == by_definition(counts, seed, epoch, places).tolist()
+    assert (order.positions(rows, epoch) - epoch * total).tolist() == places.tolist()
+    assert sources_of_rows([counts], rows).tolist() == unrank(counts, rows)[0].tolist()
+
+
+def test_a_million_million_rows_are_ordered_without_storing_anything_per_row() -> None:
+    counts = [600_000_000_000, 399_999_999_999, 1]
+    tracemalloc.start()
+    order = Order(counts, 3)
+    positions = np.linspace(0, 10**12 - 1, 500, dtype=np.int64)
+    rows = order.rows(positions)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 1_000_000
+    assert rows.tolist() == by_definition(counts, 3, 0, positions).tolist()
+    assert len(set(rows.tolist())) == 500
+    assert order.positions(rows).tolist() == positions.tolist()
 
 
 @settings(max_examples=20)

@@ -1,0 +1,108 @@
+"""The order of a training set, position by position: `order.unrank`, `permute` and `rank` in one compiled pass.
+
+The numpy functions of `order` are the definition that the tests hold these to; there is the reasoning too. All
+arithmetic is 64-bit: products wrap, quotients are guessed in floating point and corrected by their remainders.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from gristmill.dataprep.kernels import kernel
+
+
+@kernel
+def rank_row(counts, source, index):  # type: ignore[no-untyped-def]
+    """The place of a source's row in the merged order (`order.rank`)."""
+    own = counts[source]
+    time = 2 * index + 1
+    divisor = 2 * own
+    place = index
+    for other in range(len(counts)):
+        count = counts[other]
+        if other == source or count == 0:
+            continue
+        guess = np.int64(math.floor((float(time) * count - own) / divisor))
+        remainder = time * count - own - guess * divisor
+        if remainder >= divisor:
+            guess += 1
+            remainder -= divisor
+        elif remainder < 0:
+            guess -= 1
+            remainder += divisor
+        number = guess + 1 if remainder > 0 or other < source else guess
+        place += min(max(number, 0), count)
+    return place
+
+
+@kernel
+def unrank_place(counts, total, place):  # type: ignore[no-untyped-def]
+    """Source and row at a place of the merged order (`order.unrank`); (-1, -1) outside [0, total)."""
+    for source in range(len(counts)):
+        count = counts[source]
+        if count == 0:
+            continue
+        slack = len(counts) * count / (2 * total) + 2
+        centre = float(place) * count / total
+        low = min(max(np.int64(math.floor(centre - slack)), 0), count - 1)
+        high = min(max(np.int64(math.ceil(centre + slack)), 0), count - 1)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if rank_row(counts, source, middle) <= place:
+                low = middle
+            else:
+                high = middle - 1
+        if rank_row(counts, source, low) == place:
+            return source, low
+    return -1, -1
+
+
+@kernel
+def permuted(index, n, half_bits, round_keys, inverse):  # type: ignore[no-untyped-def]
+    """One number through the keyed permutation of [0, n) (`order.permute`); `round_keys` in the order of their use."""
+    bits = np.uint64(half_bits)
+    mask = (np.uint64(1) << bits) - np.uint64(1)
+    value = np.uint64(index)
+    while True:
+        left, right = value >> bits, value & mask
+        for number in range(len(round_keys)):
+            mixed = (left if inverse else right) ^ round_keys[number]
+            mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            mixed = (mixed ^ (mixed >> np.uint64(31))) & mask
+            if inverse:
+                left, right = right ^ mixed, left
+            else:
+                left, right = right, left ^ mixed
+        value = (left << bits) | right
+        if value < np.uint64(n):
+            return np.int64(value)
+
+
+@kernel
+def reorder(counts, half_bits, round_keys, places, inverse, found):  # type: ignore[no-untyped-def]
+    """Rows at places of one epoch of one stage; or, with `inverse`, the places of rows.
+
+    Args:
+        counts: int64 (S,), rows per source.
+        half_bits: int64 (S,), see `order.half_bits_of`.
+        round_keys: uint64 (S, rounds), of this epoch, in the order of their use.
+        places: int64 (n,), in [0, R).
+        inverse: undo it.
+        found: int64 (n,), filled.
+    """
+    total = counts.sum()
+    for number in range(len(places)):
+        source, index = unrank_place(counts, total, places[number])
+        shuffled = permuted(index, counts[source], half_bits[source], round_keys[source], inverse)
+        found[number] = rank_row(counts, source, shuffled)
+
+
+@kernel
+def unrank_all(counts, places, sources, index):  # type: ignore[no-untyped-def]
+    """`order.unrank` of many places: fills `sources` and `index` (int64 (n,) each)."""
+    total = counts.sum()
+    for number in range(len(places)):
+        sources[number], index[number] = unrank_place(counts, total, places[number])
