@@ -10,7 +10,7 @@ from gristmill.mixtures.optimizer import Optimizer
 from gristmill.train.loop.checkpoints import MARKER, complete_steps, load_newest, save_checkpoint, step_folder
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import drawn
-from gristmill.train.optim.optimizer import make_optimizer, update
+from gristmill.train.optim.optimizer import make_optimizers, update
 from gristmill.train.parallel.sharding import sharded_model
 from gristmill.train.parallel.world import World, process_group
 
@@ -23,20 +23,21 @@ class Training:
     def __init__(self, shape: Shape, world: World) -> None:
         self.world = world
         self.model = sharded_model(shape, drawn(shape, 0), world, torch.float32)
-        self.optimizer = make_optimizer(self.model, Optimizer())
+        self.optimizers = make_optimizers(self.model, Optimizer())
         self.tensors = {"window": torch.zeros(3)}
 
     def step(self) -> None:
         for parameter in self.model.parameters():
             parameter.grad = torch.ones_like(parameter)
-        update(self.optimizer, 0.1, GOOD)
+        update(self.optimizers, 0.1, GOOD)
         self.tensors["window"] += 1
 
     def save(self, folder: Path, step: int, keep: int = 2) -> None:
-        save_checkpoint(folder, step, self.model, self.optimizer, self.tensors, {"digest": str(step)}, keep, self.world)
+        save_checkpoint(folder, step, self.model, self.optimizers, self.tensors, {"digest": str(step)}, keep,
+                        self.world)
 
     def load(self, folder: Path) -> tuple[int, dict[str, str]] | None:
-        return load_newest(folder, self.model, self.optimizer, self.tensors, self.world)
+        return load_newest(folder, self.model, self.optimizers, self.tensors, self.world)
 
     def weights(self) -> list[torch.Tensor]:
         return [parameter.full_tensor().clone() for parameter in self.model.parameters()]  # type: ignore[attr-defined]
@@ -109,13 +110,13 @@ def test_an_update_is_held_back_by_a_flag_on_the_device(
         before = training.weights()
         for parameter in training.model.parameters():
             parameter.grad = torch.full_like(parameter, float("nan") if bad else 1.0)
-        update(training.optimizer, 0.1, torch.tensor(bad))
+        update(training.optimizers, 0.1, torch.tensor(bad))
         assert same(before, training.weights()) is bad
 
 
 def test_only_matrices_decay(one_process: None, tiny_shape: Shape) -> None:
     with process_group() as world:
-        decaying, others = Training(tiny_shape, world).optimizer.param_groups
+        decaying, others = Training(tiny_shape, world).optimizers[0].param_groups
     assert (decaying["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
     assert {parameter.ndim for parameter in decaying["params"]} == {2}
     assert {parameter.ndim for parameter in others["params"]} == {1}

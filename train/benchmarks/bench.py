@@ -23,7 +23,8 @@ from gristmill.train.models.sample import generate
 from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.next_token import NextToken
-from gristmill.train.optim.optimizer import clip_gradients, make_optimizer, update
+from gristmill.train.optim.clipping import clip_gradients
+from gristmill.train.optim.optimizer import make_optimizers, update
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
 from gristmill.train.parallel.world import World, process_group
 
@@ -63,14 +64,15 @@ def our_training_step(shape: Shape, world: World, folder: Path) -> Action:
     model = sharded_model(shape, drawn(shape, 0), world, compute_dtype("auto", world.device))
     token_bytes = torch.full((VOCAB,), 4.0, device=world.device)
     objective = NextToken(PackedSet(folder), 0, token_bytes, shape.flops_per_token(LENGTH))
-    optimizer = make_optimizer(model, Optimizer())
+    section = Optimizer()
+    optimizers = make_optimizers(model, section)
     never = torch.tensor(False, device=world.device)
     batch = np.arange(ROWS)
 
     def step() -> None:
         accumulate_gradients(model, objective, batch, objective.weight(batch), ROWS, world)
-        clip_gradients(model, 1.0)
-        update(optimizer, 1e-3, never)
+        clip_gradients(model, section)
+        update(optimizers, 1e-3, never)
 
     return step
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def step_folder(folder: Path, step: int) -> Path:
 
 
 def save_checkpoint(
-    folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor],
+    folder: Path, step: int, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], tensors: dict[str, Tensor],
     state: dict[str, Any], keep: int, world: World,
 ) -> None:
     """Write a checkpoint, then delete all but the newest `keep`. Every rank calls this together.
@@ -39,7 +40,7 @@ def save_checkpoint(
     Args:
         folder: holds all checkpoints.
         step: optimizer steps done.
-        model, optimizer: sharded; each rank writes its part.
+        model, optimizers: sharded; each rank writes its part.
         tensors: further tensors, the same on every rank.
         state: further JSON, the same on every rank.
         keep: how many complete checkpoints stay.
@@ -52,7 +53,7 @@ def save_checkpoint(
         remove_checkpoint(target)
         target.mkdir(parents=True)
     _wait_for_all(world)
-    dcp.save({**_sharded_state(model, optimizer), "loop": tensors}, checkpoint_id=target)  # type: ignore[attr-defined]
+    dcp.save({**_sharded_state(model, optimizers), "loop": tensors}, checkpoint_id=target)  # type: ignore[attr-defined]
     _wait_for_all(world)
     if world.is_first:
         write_json(target / MARKER, {"step": step, "files": digest_of_files(target), "state": state})
@@ -61,13 +62,14 @@ def save_checkpoint(
 
 
 def load_newest(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], world: World
+    folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], tensors: dict[str, Tensor],
+    world: World,
 ) -> tuple[int, dict[str, Any]] | None:
     """Continue from the newest complete checkpoint, and remove torn ones. Every rank calls this together.
 
     Args:
         folder: holds all checkpoints; may not exist.
-        model, optimizer: filled in place, at whatever world size.
+        model, optimizers: filled in place, at whatever world size.
         tensors: filled in place.
         world: the processes.
 
@@ -85,9 +87,9 @@ def load_newest(
     found = agree(found, world)
     if found is None:
         return None
-    sharded = _sharded_state(model, optimizer)
+    sharded = _sharded_state(model, optimizers)
     dcp.load({**sharded, "loop": tensors}, checkpoint_id=step_folder(folder, found["step"]))  # type: ignore[attr-defined]
-    set_state_dict(model, optimizer, model_state_dict=sharded["model"], optim_state_dict=sharded["optimizer"],
+    set_state_dict(model, optimizers, model_state_dict=sharded["model"], optim_state_dict=sharded["optimizer"],
                    options=StateDictOptions(strict=True))
     return found["step"], found["state"]
 
@@ -130,10 +132,10 @@ def _all_checkpoints(folder: Path) -> list[Path]:
     return list(folder.glob(f"{PREFIX}*"))
 
 
-def _sharded_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def _sharded_state(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
-    weights, moments = get_state_dict(model, optimizer)
+    weights, moments = get_state_dict(model, optimizers)
     return {"model": weights, "optimizer": moments}
 
 

@@ -21,7 +21,8 @@ from gristmill.train.loop.spikes import empty_window, is_bad_step, remember_loss
 from gristmill.train.loop.stopping import StoppedError, stop_requested
 from gristmill.train.loop.stream import extend_digest, micro_batches, rows_in_step
 from gristmill.train.loop.throughput import model_flops_utilisation
-from gristmill.train.optim.optimizer import clip_gradients, make_optimizer, update
+from gristmill.train.optim.clipping import clip_gradients
+from gristmill.train.optim.optimizer import make_optimizers, update
 from gristmill.train.optim.schedules import learning_rate
 from gristmill.train.parallel.sharding import assert_sharded
 from gristmill.train.parallel.world import World, any_rank, sum_over_ranks
@@ -125,26 +126,26 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
         StoppedError: SIGTERM came; the state is saved.
     """
     assert_sharded(job.model)
-    optimizer = make_optimizer(job.model, job.section.optimizer)
+    optimizers = make_optimizers(job.model, job.section.optimizer)
     device = job.world.device
     progress = Progress(empty_window(device), torch.zeros(1 + job.objective.sums_length, dtype=torch.float64,
                                                           device=device), job.objective.fingerprint)
     folder = job.context.work / CHECKPOINTS
-    found = load_newest(folder, job.model, optimizer, progress.tensors(), job.world)
+    found = load_newest(folder, job.model, optimizers, progress.tensors(), job.world)
     if found is not None:
         progress.step, plain = found
         progress.digest, progress.tokens, progress.skipped = plain["digest"], plain["tokens"], plain["skipped"]
     record = Record(job.context.work, progress.step) if job.world.is_first else None
     clock = _Clock()
     while progress.step < job.section.steps:
-        _one_step(job, optimizer, progress)
+        _one_step(job, optimizers, progress)
         _log(job, progress, record, clock)
         if (line := job.after_step(progress.step)) is not None and record is not None:
             record.metrics({"step": progress.step, **line})
         stopping = any_rank(stop_requested(), job.world)
         if progress.step < job.section.steps and (stopping or progress.step % job.context.checkpoint_every == 0):
             _look_at_flags(job, progress, record)
-            save_checkpoint(folder, progress.step, job.model, optimizer, progress.tensors(), progress.plain(),
+            save_checkpoint(folder, progress.step, job.model, optimizers, progress.tensors(), progress.plain(),
                             job.context.keep_checkpoints, job.world)
         if stopping:
             raise StoppedError(f"asked to stop after step {progress.step}")
@@ -154,23 +155,31 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
                     "rows_digest": progress.digest}
 
 
-def _one_step(job: Job, optimizer: torch.optim.AdamW, progress: Progress) -> None:
+def _one_step(job: Job, optimizers: Sequence[torch.optim.Optimizer], progress: Progress) -> None:
     """Read a batch, compute its gradients, and update the weights unless the step is a bad one."""
     section, objective, world = job.section, job.objective, job.world
     rows = rows_in_step(objective.order, progress.step, section.global_batch_size)
     weight = objective.weight(rows)
     sums = accumulate_gradients(job.model, objective, rows, weight, section.micro_batch_size, world)
-    norm = clip_gradients(job.model, section.optimizer.clip_norm)
+    norm = clip_gradients(job.model, section.optimizer)
     loss = (sums[0] / weight).float()
     bad = is_bad_step(loss, norm, progress.window, section.spike_sigma)
     progress.step += 1
-    update(optimizer, learning_rate(section.schedule, section.optimizer.learning_rate, progress.step, section.steps),
-           bad)
+    update(optimizers, scheduled_rate(job, progress.step), bad)
     remember_loss(progress.window, loss, progress.step)
     progress.sums += torch.where(bad, 0.0, torch.cat((sums.new_tensor([weight]), sums)))
     progress.flags.append((progress.step, bad, loss, norm))
     progress.digest = extend_digest(progress.digest, rows)
     progress.tokens += objective.num_tokens(rows)
+
+
+def scheduled_rate(job: Job, step: int) -> float:
+    """The learning rate of a step, counted from 1; a warm-up in tokens goes by the first step's tokens."""
+    section = job.section
+    step_tokens = 0
+    if section.schedule.warmup_tokens is not None:
+        step_tokens = job.objective.num_tokens(rows_in_step(job.objective.order, 0, section.global_batch_size))
+    return learning_rate(section.schedule, section.optimizer.learning_rate, step, section.steps, step_tokens)
 
 
 def accumulate_gradients(
@@ -225,7 +234,7 @@ def _log(job: Job, progress: Progress, record: Record | None, clock: _Clock) -> 
         rate, job.objective.flops_per_token, job.peak_flops, job.world.size)}
     record.metrics({
         "step": step, **measured, "grad_norm": norm,
-        "learning_rate": learning_rate(section.schedule, section.optimizer.learning_rate, step, section.steps),
+        "learning_rate": scheduled_rate(job, step),
         "tokens": progress.tokens, "skipped_steps": progress.skipped, "rows_digest": progress.digest, **speed,
     })
     extra = {name: value for name, value in (("loss", measured.get("loss")), ("tokens_per_second", rate))

@@ -1,42 +1,166 @@
-"""AdamW, its parameter groups, and an update that a flag on the device can hold back."""
+"""Optimizers by name, their parameter groups, and an update that a flag on the device can hold back."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gristmill.mixtures.optimizer import Optimizer
+from gristmill.train.optim.adafactor import Adafactor
+from gristmill.train.optim.lion import Lion
+from gristmill.train.optim.sharded import local
+from gristmill.train.optim.sophia import Sophia
+
+LAYERS = "layers."
+"""Part of the names of what lies inside the layers: Muon takes its matrices from there."""
 
 
-def make_optimizer(model: nn.Module, section: Optimizer) -> torch.optim.AdamW:
-    """Fused AdamW (Loshchilov & Hutter 2019) that decays matrices only, not the gains of norms."""
-    parameters = list(model.parameters())
-    groups = [
+def make_optimizers(model: nn.Module, section: Optimizer) -> list[torch.optim.Optimizer]:
+    """What updates a model: one optimizer, or Muon and AdamW side by side.
+
+    All of them decay matrices only, not the gains of norms; all keep their moments split as the parameters are.
+
+    Raises:
+        ModuleNotFoundError: `adamw8bit` where torchao is not installed.
+    """
+    named = list(model.named_parameters())
+    if section.kind == "muon":
+        inside = {name for name, parameter in named if LAYERS in name and parameter.ndim == 2}
+        return [_muon([parameter for name, parameter in named if name in inside], section),
+                _fused_adamw(_groups([parameter for name, parameter in named if name not in inside], section), section)]
+    groups = _groups([parameter for _, parameter in named], section)
+    match section.kind:
+        case "adafactor":
+            return [Adafactor(groups, section.learning_rate)]
+        case "lion":
+            return [Lion(groups, section.learning_rate, section.decays)]
+        case "sophia":
+            return [Sophia(groups, section.learning_rate, section.decays, section.gamma)]
+        case "adamw8bit":
+            return [_adamw_8bit(groups, section)]
+    return [_fused_adamw(groups, section)]
+
+
+@torch.no_grad()
+def update(optimizers: Sequence[torch.optim.Optimizer], learning_rate: float, bad: Tensor) -> None:
+    """Make one update, or none where `bad` (a scalar bool on the device) is true: the host need not wait to know.
+
+    Held back means exactly: weights, moments and step counts stay as they were, bit by bit. The fused AdamW looks at
+    the flag itself; for the other kinds copies of weights and moments are put back, which takes their memory once
+    more for the time of the update.
+    """
+    for optimizer in optimizers:
+        _set_rate(optimizer, learning_rate)
+        if isinstance(optimizer, torch.optim.AdamW):
+            # The flag that PyTorch's gradient scaler uses.
+            optimizer.grad_scale, optimizer.found_inf = None, bad.float()  # type: ignore[attr-defined]
+            optimizer.step()
+            del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+        else:
+            before = [(part, part.clone()) for part in _moving_parts(optimizer)]
+            with _eagerly_on_cpus(optimizer):
+                optimizer.step()
+            for part, old in before:
+                part.copy_(torch.where(bad, old, part))
+        optimizer.zero_grad(set_to_none=True)
+
+
+def _groups(parameters: Sequence[nn.Parameter], section: Optimizer) -> list[dict[str, Any]]:
+    return [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": section.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=section.learning_rate, betas=section.betas, eps=section.eps, fused=True)
 
 
-def clip_gradients(model: nn.Module, most: float) -> Tensor:
-    """Scale all gradients down together if their global norm exceeds `most`; returns the norm before (a scalar)."""
-    from torch.distributed.tensor import DTensor
-
-    parameters = list(model.parameters())
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
-    torch.nn.utils.clip_grads_with_norm_(parameters, most, norm, foreach=True)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+def _fused_adamw(groups: list[dict[str, Any]], section: Optimizer) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(groups, lr=section.learning_rate, betas=section.decays, eps=section.eps, fused=True)
 
 
-def update(optimizer: torch.optim.AdamW, learning_rate: float, bad: Tensor) -> None:
-    """Make one update, or none where `bad` (a scalar bool on the device) is true.
+def _muon(matrices: Sequence[nn.Parameter], section: Optimizer) -> torch.optim.Optimizer:
+    """PyTorch's Muon on sharded matrices: its products gather what they need.
 
-    The fused kernel itself looks at `found_inf`, the flag that PyTorch's gradient scaler uses: weights, moments and
-    step counts stay as they were, and the host need not wait to know.
+    Updates have the size of AdamW's (Liu et al. 2025, "Muon is scalable for LLM training", section 2.2), so that both
+    share the learning rate and the decay.
     """
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
-    optimizer.grad_scale, optimizer.found_inf = None, bad.float()  # type: ignore[attr-defined]
-    optimizer.step()
-    del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+    optimizer = torch.optim.Muon(matrices, lr=section.learning_rate, weight_decay=section.weight_decay,
+                                 momentum=section.momentum, adjust_lr_fn="match_rms_adamw")
+    for matrix in matrices:
+        optimizer.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+    return optimizer
+
+
+def _adamw_8bit(groups: list[dict[str, Any]], section: Optimizer) -> torch.optim.Optimizer:
+    """torchao's AdamW, moments in 8 bits by blocks of 256 (Dettmers et al. 2022).
+
+    A share that is small or does not divide into blocks keeps its moments in float32, so that results depend a
+    little on the number of processes.
+    """
+    try:
+        from torchao.optim import AdamW8bit
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("optimizer.kind is adamw8bit, but torchao is not installed; install "
+                                  "gristmill[quant], or choose another optimizer.kind") from error
+    optimizer = AdamW8bit(groups, lr=section.learning_rate, betas=section.decays, eps=section.eps)
+    _make_state(optimizer)
+    return optimizer  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def _make_state(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer make its moments now, as they are before the first step.
+
+    A step without gradient and learning rate leaves all moments at zero; the step counts are put back, and lie on
+    the device, so that an update can be held back there.
+    """
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    _set_rate(optimizer, 0.0)
+    for parameter in _parameters(optimizer):
+        parameter.grad = torch.zeros_like(parameter)
+    with _eagerly_on_cpus(optimizer):
+        optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+    for parameter in _parameters(optimizer):
+        optimizer.state[parameter]["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"].fill_(rate)
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _moving_parts(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """Plain tensors that hold this process's share of all that a step may change."""
+    for parameter in _parameters(optimizer):
+        yield local(parameter)
+        for value in optimizer.state[parameter].values():
+            if isinstance(value, Tensor):
+                yield from _plain_parts(local(value))
+
+
+def _plain_parts(tensor: Tensor) -> Iterator[Tensor]:
+    """A tensor itself, or the plain tensors inside one that is quantised."""
+    if type(tensor) is Tensor or not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor
+        return
+    names, _ = tensor.__tensor_flatten__()
+    yield from (getattr(tensor, name) for name in names)
+
+
+def _eagerly_on_cpus(optimizer: torch.optim.Optimizer) -> Any:
+    """torchao compiles its update; on a CPU that would need a C++ compiler and gain nothing."""
+    on_cpu = next(_parameters(optimizer)).device.type == "cpu"
+    return torch.compiler.set_stance("force_eager") if on_cpu else nullcontext()

@@ -3,40 +3,94 @@
 from __future__ import annotations
 
 import math
+from typing import assert_never
 
 from gristmill.mixtures.optimizer import Schedule
 
 
-def learning_rate(schedule: Schedule, peak: float, step: int, steps: int) -> float:
+def learning_rate(schedule: Schedule, peak: float, step: int, steps: int, step_tokens: int = 0) -> float:
     """The learning rate of one optimizer step.
 
     Args:
         schedule: kind, warm-up, decay.
         peak: the highest learning rate.
         step: counted from 1; step k of a warm-up of n has k/n of the peak.
-        steps: steps of the whole training; the last one has `final_fraction` of the peak (constant excepted).
+        steps: steps of the whole training; the last one has `final_fraction` of the peak (but for the kinds
+            `constant` and `inverse_sqrt`).
+        step_tokens: tokens of one step; needed for a warm-up in tokens.
+
+    Raises:
+        ValueError: the step is outside the training, or a warm-up in tokens does not know a step's tokens.
     """
     if not 1 <= step <= steps:
         raise ValueError(f"step {step} is not one of 1 to {steps}")
-    warmup = min(schedule.warmup_steps, steps)
+    if schedule.kind == "one_cycle":
+        return peak * _one_cycle(schedule, step, steps)
+    warmup = min(warmup_steps(schedule, step_tokens), steps)
     if step <= warmup:
         return peak * step / warmup
     return peak * _after_warmup(schedule, step, steps, warmup)
 
 
+def warmup_steps(schedule: Schedule, step_tokens: int) -> int:
+    """Steps of the warm-up; one that is given in tokens is rounded up."""
+    if schedule.warmup_tokens is None:
+        return schedule.warmup_steps
+    if step_tokens < 1:
+        raise ValueError("schedule.warmup_tokens needs the tokens of a step; give schedule.warmup_steps instead")
+    return -(-schedule.warmup_tokens // step_tokens)
+
+
 def _after_warmup(schedule: Schedule, step: int, steps: int, warmup: int) -> float:
     """Share of the peak after the warm-up."""
-    final = schedule.final_fraction
-    if schedule.kind == "constant":
-        return 1.0
-    if schedule.kind == "cosine":
-        progress = (step - warmup) / (steps - warmup)
-        return final + (1.0 - final) * 0.5 * (1.0 + math.cos(math.pi * progress))
-    # WSD (Hu et al. 2024) with a linear decay; `linear` is the same with all steps in the decay.
-    decay = steps - warmup
-    if schedule.kind == "wsd":
-        decay = min(decay, round(schedule.decay_fraction * steps))
+    progress = (step - warmup) / (steps - warmup)
+    match schedule.kind:
+        case "constant":
+            return 1.0
+        case "inverse_sqrt":
+            # Vaswani et al. 2017, equation 3, as a share of its peak at the end of the warm-up
+            return math.sqrt(max(warmup, 1) / step)
+        case "cosine":
+            return _between(schedule.final_fraction, _cosine(progress))
+        case "linear":
+            return _between(schedule.final_fraction, 1.0 - progress)
+        case "polynomial":
+            return _between(schedule.final_fraction, (1.0 - progress) ** schedule.power)
+        case "wsd":
+            return _wsd(schedule, step, steps, warmup)
+        case "one_cycle":
+            raise AssertionError("one cycle has no warm-up")
+    assert_never(schedule.kind)
+
+
+def _wsd(schedule: Schedule, step: int, steps: int, warmup: int) -> float:
+    """Warm-up, stable, decay (Hu et al. 2024), after the warm-up."""
+    decay = min(steps - warmup, round(schedule.decay_fraction * steps))
     into_decay = step - (steps - decay)
     if into_decay <= 0:
         return 1.0
-    return 1.0 - (1.0 - final) * into_decay / decay
+    progress = into_decay / decay
+    remaining = {"linear": 1.0 - progress, "cosine": _cosine(progress), "one_minus_sqrt": 1.0 - math.sqrt(progress)}
+    return _between(schedule.final_fraction, remaining[schedule.decay])
+
+
+def _one_cycle(schedule: Schedule, step: int, steps: int) -> float:
+    """Up along half a cosine, down along another (Smith & Topin 2019; cosines as PyTorch's OneCycleLR has them).
+
+    Step 1 has the initial share, the last one the final share, the peak lies at `rise_fraction` between them.
+    """
+    position, rise = step - 1, schedule.rise_fraction * steps - 1.0
+    if position <= rise:
+        return 1.0 + (schedule.initial_fraction - 1.0) * _cosine(position / rise if rise else 1.0)
+    fall = max(steps - 1 - max(rise, 0.0), 1.0)
+    return _between(schedule.final_fraction, _cosine((position - max(rise, 0.0)) / fall))
+
+
+def _cosine(progress: float) -> float:
+    """From 1 to 0 along half a period."""
+    return 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def _between(final: float, remaining: float) -> float:
+    """From 1 to `final` as `remaining` falls from 1 to 0."""
+    return final + (1.0 - final) * remaining

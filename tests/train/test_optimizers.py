@@ -1,0 +1,239 @@
+"""Every optimizer against the published update, in one process and on matrices that two processes share."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gristmill.mixtures.optimizer import Optimizer
+from gristmill.train.optim.clipping import clip_gradients, clip_units
+from gristmill.train.optim.lion import Lion
+from gristmill.train.optim.optimizer import make_optimizers, update
+from gristmill.train.optim.sophia import Sophia
+
+KINDS = ("adamw", "lion", "adafactor", "sophia", "adamw8bit", "muon")
+GOOD, BAD = torch.tensor(False), torch.tensor(True)
+
+
+class Small(nn.Module):
+    """The parts that optimizers tell apart: an embedding, a matrix inside a layer, a gain; one share is uneven."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed_tokens = nn.Embedding(33, 8)
+        self.layers = nn.ModuleList([nn.Linear(8, 24, bias=False)])
+        self.norm = nn.RMSNorm(8)
+
+
+def gradients(model: nn.Module, step: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return [torch.randn(parameter.shape, generator=generator) for parameter in model.parameters()]
+
+
+def run_steps(kind: str, steps: int, held_back: tuple[int, ...] = ()) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+    """A model after some steps with given gradients; before the steps in `held_back` comes one that is not made."""
+    if kind == "adamw8bit":
+        pytest.importorskip("torchao")
+    model = Small()
+    optimizers = make_optimizers(model, Optimizer(kind=kind))  # type: ignore[arg-type]
+    for step in range(steps):
+        if step in held_back:
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, math.nan)
+            update(optimizers, 0.5, BAD)
+        for parameter, gradient in zip(model.parameters(), gradients(model, step), strict=True):
+            parameter.grad = gradient.clone()
+        update(optimizers, 0.01, GOOD)
+    return model, optimizers
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_held_back_update_leaves_weights_moments_and_step_counts_as_they_were(kind: str) -> None:
+    """Also before the very first step, when there are no moments yet."""
+    (undisturbed, first), (disturbed, second) = run_steps(kind, 4), run_steps(kind, 4, held_back=(0, 2))
+    for a, b in zip(undisturbed.parameters(), disturbed.parameters(), strict=True):
+        assert torch.equal(a, b)
+    for ours, theirs in zip(first, second, strict=True):
+        a, b = ours.state_dict()["state"], theirs.state_dict()["state"]
+        for number in a:
+            assert a[number].keys() == b[number].keys()
+            for name in a[number]:
+                assert str(a[number][name]) == str(b[number][name]), (number, name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_matrices_decay(kind: str) -> None:
+    if kind == "adamw8bit":
+        pytest.importorskip("torchao")
+    model = Small()
+    decays = {parameter: group["weight_decay"]
+              for optimizer in make_optimizers(model, Optimizer(kind=kind))  # type: ignore[arg-type]
+              for group in optimizer.param_groups for parameter in group["params"]}
+    assert [decays[parameter] for parameter in model.parameters()] == [0.1, 0.1, 0.0]
+
+
+def test_lion_steps_along_the_sign_of_the_interpolated_mean() -> None:
+    """Chen et al. 2023, algorithm 2, twice, by hand: m = 0 and g = 2, then m = 0.02 and g = -0.1.
+
+    Step 1: c = 0.1 * 2 > 0. Step 2: c = 0.9 * 0.02 + 0.1 * -0.1 = 0.008 > 0 although the gradient is negative.
+    """
+    weight = nn.Parameter(torch.tensor([1.0]))
+    optimizer = Lion([{"params": [weight], "weight_decay": 0.5}], 0.1, (0.9, 0.99))
+    weight.grad = torch.tensor([2.0])
+    optimizer.step()
+    assert weight.item() == pytest.approx(1.0 * (1 - 0.05) - 0.1)
+    assert optimizer.state[weight]["exp_avg"].item() == pytest.approx(0.02)
+    weight.grad = torch.tensor([-0.1])
+    optimizer.step()
+    assert weight.item() == pytest.approx(0.85 * 0.95 - 0.1)
+    assert optimizer.state[weight]["exp_avg"].item() == pytest.approx(0.99 * 0.02 - 0.001)
+
+
+def test_sophia_divides_by_curvature_and_clips() -> None:
+    """Liu et al. 2023, algorithm 3, by hand: two weights of one gradient, one of them with curvature.
+
+    g = 0.5, m = 0.04 * 0.5 = 0.02. Drawn labels gave gradients (0, 3) over B = 2: h = 0.01 * 2 * (0, 9) = (0, 0.18).
+    Without curvature the step is clipped to 1; with it, it is 0.02 / (0.5 * 0.18).
+    """
+    weight = nn.Parameter(torch.zeros(2))
+    optimizer = Sophia([{"params": [weight]}], 0.1, (0.96, 0.99), 0.5)
+    weight.grad = torch.tensor([0.0, 3.0])
+    optimizer.estimate(2.0)
+    assert weight.grad is None
+    weight.grad = torch.tensor([0.5, 0.5])
+    optimizer.step()
+    assert weight.tolist() == pytest.approx([-0.1, -0.1 * 0.02 / 0.09])
+    assert optimizer.state[weight]["hessian"].tolist() == pytest.approx([0.0, 0.18])
+
+
+def test_adafactor_is_pytorchs_own() -> None:
+    """torch.optim.Adafactor on whole matrices is the referee for the one that also takes sharded ones."""
+    model, _ = run_steps("adafactor", 5)
+    peer = Small()
+    parameters = list(peer.parameters())
+    optimizer = torch.optim.Adafactor([{"params": parameters[:2], "weight_decay": 0.1},
+                                       {"params": parameters[2:], "weight_decay": 0.0}], lr=0.01)
+    for step in range(5):
+        for parameter, gradient in zip(parameters, gradients(peer, step), strict=True):
+            parameter.grad = gradient.clone()
+        optimizer.step()
+    for ours, theirs in zip(model.parameters(), parameters, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_muon_moves_matrices_of_the_layers_along_orthogonal_directions_and_the_rest_as_adamw() -> None:
+    """One step from zero momentum: B = g, the step is U S' V^T of it with all of S' near 1 (Jordan et al. 2024),
+    times 0.2 sqrt(24), which gives it AdamW's size (Liu et al. 2025)."""
+    (model, _), (adamw, _), before = run_steps("muon", 1), run_steps("adamw", 1), Small()
+    moved = (before.layers[0].weight * (1 - 0.01 * 0.1) - model.layers[0].weight) / (0.01 * 0.2 * math.sqrt(24))
+    singular = torch.linalg.svdvals(moved)
+    assert 0.5 < singular.min() <= singular.max() < 1.3
+    matrix = gradients(before, 0)[1]
+    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+    assert torch.nn.functional.cosine_similarity(moved.flatten(), (left @ right).flatten(), dim=0) > 0.95
+    assert torch.equal(model.embed_tokens.weight, adamw.embed_tokens.weight)
+    assert torch.equal(model.norm.weight, adamw.norm.weight)
+
+
+def test_eight_bits_hold_the_moments_of_large_matrices_and_the_update_stays_near_adamws() -> None:
+    pytest.importorskip("torchao")
+    torch.manual_seed(0)
+    start, gradient = torch.randn(64, 64), torch.randn(64, 64)
+    found = []
+    for kind in ("adamw8bit", "adamw"):
+        model = nn.Linear(64, 64, bias=False)
+        model.weight.data.copy_(start)
+        optimizers = make_optimizers(model, Optimizer(kind=kind))  # type: ignore[arg-type]
+        for step in range(3):
+            model.weight.grad = gradient * (1.0 + step)
+            update(optimizers, 0.01, GOOD)
+        found.append((model.weight.detach(), optimizers[0].state[model.weight]["exp_avg"]))
+    (eight, moment), (full, _) = found
+    assert moment.codes.dtype == torch.uint8
+    assert ((start - eight) - (start - full)).abs().mean() < 0.05 * (start - full).abs().mean()
+
+
+def test_adaptive_clipping_bounds_every_units_gradient_by_its_weights() -> None:
+    """Brock et al. 2021, equation 3: rows of norms (5, 0) have gradients of norm 10 and 10; lambda is 0.1."""
+    model = nn.Linear(2, 3, bias=True)
+    model.weight.data = torch.tensor([[3.0, 4.0], [0.0, 0.0], [300.0, 400.0]])
+    model.bias.data = torch.tensor([1.0, 2.0, 2.0])
+    model.weight.grad = torch.tensor([[6.0, 8.0], [6.0, 8.0], [6.0, 8.0]])
+    model.bias.grad = torch.tensor([0.0, 0.0, 9.0])
+    clip_units(model, 0.1)
+    # 10 -> 0.1 * 5; 10 -> 0.1 * 0.001, the least norm; 10 < 0.1 * 500 stays; a vector is one unit: 9 -> 0.1 * 3
+    assert model.weight.grad.norm(dim=1).tolist() == pytest.approx([0.5, 1e-4, 10.0])
+    assert model.bias.grad.tolist() == pytest.approx([0.0, 0.0, 0.3])
+
+
+def test_the_output_matrix_is_not_clipped_adaptively_and_the_norm_is_that_before() -> None:
+    model = nn.ModuleDict({"lm_head": nn.Linear(1, 1, bias=False)})
+    model["lm_head"].weight.grad = torch.tensor([[50.0]])
+    assert clip_gradients(model, Optimizer(clip="adaptive")).item() == 50.0
+    assert model["lm_head"].weight.grad.item() == 50.0
+    assert clip_gradients(model, Optimizer(clip_norm=2.0)).item() == 50.0
+    assert model["lm_head"].weight.grad.item() == pytest.approx(2.0)
+
+
+def test_betas_are_the_kinds_own_unless_the_manifest_says_otherwise() -> None:
+    assert Optimizer(kind="sophia").decays == (0.96, 0.99)
+    assert Optimizer(kind="sophia", betas=(0.9, 0.9)).decays == (0.9, 0.9)
+    with pytest.raises(ValueError, match="betas means nothing to adafactor"):
+        Optimizer(kind="adafactor", betas=(0.9, 0.9))
+
+
+def test_an_optimizer_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "torchao.optim", None)
+    with pytest.raises(ModuleNotFoundError, match=r"install gristmill\[quant\]"):
+        make_optimizers(Small(), Optimizer(kind="adamw8bit"))
+
+
+def _one_rank(rank: int, size: int, folder: str) -> None:
+    """What a rank of the test below does: every kind, sharded, three steps and adaptive clipping; rank 0 saves."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-{size}", rank=rank, world_size=size)
+    mesh, found = init_device_mesh("cpu", (size,)), {}
+    for kind in KINDS[:4] + KINDS[5:]:
+        model = Small()
+        for owner, name in ((model.embed_tokens, "weight"), (model.layers[0], "weight"), (model.norm, "weight")):
+            setattr(owner, name, nn.Parameter(distribute_tensor(getattr(owner, name).detach(), mesh, [Shard(0)])))
+        section = Optimizer(kind=kind, clip="adaptive", clip_factor=0.05)  # type: ignore[arg-type]
+        optimizers = make_optimizers(model, section)
+        for step in range(3):
+            for parameter, gradient in zip(model.parameters(), gradients(model, step), strict=True):
+                parameter.grad = distribute_tensor(gradient, mesh, [Shard(0)])
+            norm = clip_gradients(model, section)
+            update(optimizers, 0.01, torch.tensor(step == 1))
+        found[kind] = [norm, *(parameter.full_tensor().detach() for parameter in model.parameters())]
+    if rank == 0:
+        torch.save(found, f"{folder}/{size}.pt")
+    dist.destroy_process_group()
+
+
+def test_two_processes_that_share_the_matrices_move_them_as_one_does(tmp_path: Path) -> None:
+    ranks = [subprocess.Popen([sys.executable, __file__, str(rank), str(size), str(tmp_path)],
+                              env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"})
+             for size in (1, 2) for rank in range(size)]
+    assert [rank.wait() for rank in ranks] == [0, 0, 0]
+    one, two = (torch.load(tmp_path / f"{size}.pt") for size in (1, 2))
+    for kind in one:
+        # Muon's products are in bfloat16, and their parts are added up in another order.
+        tolerance = 2e-3 if kind == "muon" else 1e-6
+        for a, b in zip(one[kind], two[kind], strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=tolerance)
+
+
+if __name__ == "__main__":
+    _one_rank(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

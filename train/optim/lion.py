@@ -1,0 +1,44 @@
+"""Lion: the sign of an interpolated running mean (Chen et al. 2023, algorithm 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from gristmill.train.optim.sharded import local
+
+
+class Lion(torch.optim.Optimizer):
+    """One moment, elementwise; works on the shares of DTensors.
+
+    Args:
+        groups: parameter groups; `weight_decay` per group.
+        lr: learning rate.
+        betas: of the interpolation that is stepped along, and of the running mean.
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float]) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": 0.0})
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["exp_avg"] = torch.zeros_like(parameter)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            used = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not used:
+                continue
+            weights = [local(parameter) for parameter in used]
+            gradients = [local(parameter.grad) for parameter in used]
+            means = [local(self.state[parameter]["exp_avg"]) for parameter in used]
+            first, second = group["betas"]
+            # c = beta1 m + (1 - beta1) g; theta -= lr (sign(c) + decay theta); m = beta2 m + (1 - beta2) g
+            steps = torch._foreach_lerp(means, gradients, 1.0 - first)
+            torch._foreach_sign_(steps)
+            torch._foreach_mul_(weights, 1.0 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(weights, steps, alpha=-group["lr"])
+            torch._foreach_lerp_(means, gradients, 1.0 - second)

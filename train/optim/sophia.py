@@ -1,0 +1,63 @@
+"""Sophia-G: momentum over a diagonal of the Gauss-Newton matrix, clipped (Liu et al. 2023, algorithms 2 and 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from gristmill.train.optim.sharded import local
+
+SMALLEST_CURVATURE = 1e-12
+"""Section 3.1: epsilon."""
+
+
+class Sophia(torch.optim.Optimizer):
+    """Two moments, elementwise; works on the shares of DTensors.
+
+    The curvature comes from outside: gradients of the loss against labels that the model itself drew are handed to
+    `estimate`, and enter with the next step, so that a step which is held back leaves them out too.
+
+    Args:
+        groups: parameter groups; `weight_decay` per group.
+        lr: learning rate.
+        betas: of the running means of gradients and of curvatures.
+        gamma: scale of the curvature.
+    """
+
+    def __init__(
+        self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float], gamma: float
+    ) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "gamma": gamma, "weight_decay": 0.0})
+        self._estimates: list[torch.Tensor] = []
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter].update(exp_avg=torch.zeros_like(parameter),
+                                             hessian=torch.zeros_like(parameter))
+
+    @torch.no_grad()
+    def estimate(self, examples: float) -> None:
+        """Take the gradients that lie on the parameters for those of drawn labels, and clear them.
+
+        Args:
+            examples: over how many predictions their loss is a mean, B: the estimate is B g * g (algorithm 2).
+        """
+        self._estimates = [local(parameter.grad) ** 2 * examples for group in self.param_groups
+                           for parameter in group["params"]]
+        self.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update every parameter."""
+        parameters = [(group, parameter) for group in self.param_groups for parameter in group["params"]]
+        for number, (group, parameter) in enumerate(parameters):
+            state, lr = self.state[parameter], group["lr"]
+            mean, hessian, weight = local(state["exp_avg"]), local(state["hessian"]), local(parameter)
+            mean.lerp_(local(parameter.grad), 1.0 - group["betas"][0])
+            if self._estimates:
+                hessian.lerp_(self._estimates[number], 1.0 - group["betas"][1])
+            weight.mul_(1.0 - lr * group["weight_decay"])
+            # Algorithm 3, line 13: theta -= lr clip(m / max(gamma h, eps), 1)
+            weight.sub_((mean / (hessian * group["gamma"]).clamp(min=SMALLEST_CURVATURE)).clamp(-1.0, 1.0), alpha=lr)
+        self._estimates = []
