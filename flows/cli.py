@@ -76,9 +76,30 @@ def plan(
     predict: Annotated[bool, typer.Option(
         "--predict", help="Run a small sample, and say what time, memory and disk the preparation needs.")] = False,
     sample_mb: Annotated[float, typer.Option(help="Size of that sample, in MB of input.", min=0.1)] = 16.0,
+    gpus: Annotated[int | None, typer.Option(help="Plan the pre-training for so many GPUs.", min=1)] = None,
+    gpu: Annotated[str, typer.Option(help="Their kind, with --gpus.")] = "H100",
+    mfu: Annotated[float, typer.Option(help="Model FLOPs utilisation taken for granted, with --gpus.", min=0.01,
+                                       max=1.0)] = 0.4,
+    peak_tflops: Annotated[float | None, typer.Option(help="Of a GPU that is not in the table, with --memory-gb.",
+                                                      min=0.001)] = None,
+    memory_gb: Annotated[float | None, typer.Option(help="The same.", min=0.001)] = None,
+    prices: Annotated[Path | None, typer.Option(help="A table of prices per GPU and hour (YAML).")] = None,
+    measure: Annotated[int, typer.Option(help="With --gpus: train so many real steps here, and print how far off the "
+                                         "figures are.", min=0)] = 0,
 ) -> None:
-    """Show what a run would do, and why, without doing it."""
+    """Show what a run would do, and why, without doing it; or what its pre-training needs of GPUs."""
     session = open_or_exit(manifest, set_, store)
+    if gpus is not None:
+        from gristmill.flows.plan_gpus import GpuChoice, PlanError, measured_checks, plan_gpus
+        from gristmill.flows.plan_tables import print_plan_for_gpus
+
+        try:
+            found = plan_gpus(session, gpus, GpuChoice(gpu, peak_tflops, memory_gb), mfu, prices)
+            checks = measured_checks(session, measure, mfu) if measure else []
+        except PlanError as error:
+            fail(str(error), EXIT_USAGE)
+        print_json({**found, "checks": checks}) if as_json else print_plan_for_gpus(found, checks)
+        raise typer.Exit
     if predict:
         from gristmill.flows.predict import predict as predict_cost
         from gristmill.flows.predict import print_prediction

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +23,8 @@ from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.optim.clipping import clip_gradients
 from gristmill.train.optim.optimizer import make_optimizers, update
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
-from gristmill.train.parallel.world import World, process_group
+from gristmill.train.parallel.single import single_process
+from gristmill.train.parallel.world import World
 
 VOCAB, LENGTH, ROWS = 4096, 256, 16
 SECTION = Model(layers=4, width=128, heads=4)
@@ -40,7 +38,7 @@ Action = Callable[[], Any]
 def rows() -> Iterator[Row]:
     """Measure; every row has name, ours, peer, unit, ratio, both sides measured by turns here and now."""
     shape = shape_of(SECTION, VOCAB, LENGTH)
-    with _alone() as world, tempfile.TemporaryDirectory() as folder:
+    with single_process() as world, tempfile.TemporaryDirectory() as folder:
         step = our_training_step(shape, world, Path(folder))
         ours, peer = per_second(ROWS * LENGTH, world, step, peer_training_step(shape, world))
         yield row("training step, vs transformers Llama", ours, peer, "tokens/s")
@@ -130,15 +128,3 @@ def per_second(amount: float, world: World, ours: Action, peer: Action) -> tuple
                 torch.cuda.synchronize()
             measured.append(time.perf_counter() - started)
     return amount / min(times[ours][WARMUPS:]), amount / min(times[peer][WARMUPS:])
-
-
-@contextmanager
-def _alone() -> Iterator[World]:
-    """A process group of this process only."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1",
-                      MASTER_PORT=str(port))
-    with process_group() as world:
-        yield world

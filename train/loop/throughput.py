@@ -6,19 +6,15 @@ from typing import Literal
 
 import torch
 
-PEAK_BF16_FLOPS = (
-    ("H200 NVL", 836e12), ("H100 NVL", 835e12), ("H100 PCIe", 756e12), ("H200", 989e12), ("H100", 989e12),
-    ("A100", 312e12),
-)
-"""Dense bfloat16 peaks per second by device name, the first match counts (NVIDIA's data sheets)."""
+from gristmill.train.planning.devices import find_device
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     """The device's dense bfloat16 peak, or None where it is not known."""
     if device.type != "cuda" or dtype != torch.bfloat16:
         return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in PEAK_BF16_FLOPS if part in name), None)
+    found = find_device(torch.cuda.get_device_name(device))
+    return None if found is None else found.flops
 
 
 def model_flops_utilisation(

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from gristmill.mixtures.model import Model
+from gristmill.mixtures.optimizer import Optimizer
+from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.planning.compute import (
+    CHINCHILLA,
+    REPLICATION,
+    Law,
+    chinchilla_optimum,
+    flops_per_token,
+    kaplan_optimum,
+)
+from gristmill.train.planning.devices import UnknownDeviceError, find_device, named_device
+from gristmill.train.planning.forms import Step, forms, rank_forms
+from gristmill.train.planning.memory import Form, Load, rank_memory
+from gristmill.train.planning.prices import PricesError, read_prices
+
+
+def llama(layers: int, width: int, heads: int, kv_heads: int, ffn: int, vocab: int, tied: bool = False) -> Shape:
+    return shape_of(Model(layers=layers, width=width, heads=heads, kv_heads=kv_heads, ffn_width=ffn,
+                          tied_embeddings=tied), vocab, 2048)
+
+
+LLAMA_2_7B = llama(32, 4096, 32, 32, 11008, 32_000)
+LLAMA_3_8B = llama(32, 4096, 32, 8, 14336, 128_256)
+
+
+def test_published_models_have_their_published_parameters() -> None:
+    assert LLAMA_2_7B.parameters == 6_738_415_616
+    assert LLAMA_3_8B.parameters == 8_030_261_248
+
+
+def test_arithmetic_is_6n_without_the_lookup_and_12_l_d_t_for_attention() -> None:
+    flops = flops_per_token(LLAMA_2_7B, 2048)
+    lookup_and_norms = 32_000 * 4096 + 65 * 4096
+    assert flops.matrices == 6 * (LLAMA_2_7B.parameters - lookup_and_norms)
+    assert flops.attention == 12 * 32 * 4096 * 2048
+    # A causal mask leaves T (T + 1) / 2 of T squared pairs.
+    assert flops.causal == flops.matrices + flops.attention * 2049 / 4096
+    assert flops.six_n == 6 * LLAMA_2_7B.parameters
+
+
+def test_padding_rows_of_the_vocabulary_are_no_arithmetic() -> None:
+    assert flops_per_token(llama(2, 64, 4, 4, 128, 1000), 64).matrices < flops_per_token(
+        llama(2, 64, 4, 4, 128, 1024), 64).matrices
+
+
+@pytest.mark.parametrize(("parameters", "flops", "tokens"), [
+    # Hoffmann et al. 2022, table 3
+    (400e6, 1.92e19, 8.0e9), (1e9, 1.21e20, 20.2e9), (10e9, 1.23e22, 205.1e9), (67e9, 5.76e23, 1.5e12),
+])
+def test_twenty_tokens_per_parameter_is_chinchillas_table(parameters: float, flops: float, tokens: float) -> None:
+    size, number = chinchilla_optimum(flops)
+    assert size == pytest.approx(parameters, rel=0.04)
+    assert number == pytest.approx(tokens, rel=0.1)
+
+
+@pytest.mark.parametrize("law", [CHINCHILLA, REPLICATION], ids=lambda law: law.source)
+def test_the_optimum_of_a_law_has_less_loss_than_its_neighbours_of_the_same_compute(law: Law) -> None:
+    size, tokens = law.optimum(1e21)
+    assert 6 * size * tokens == pytest.approx(1e21)
+    for factor in (0.8, 0.97, 1.03, 1.25):
+        assert law.loss(size, tokens) < law.loss(size * factor, tokens / factor)
+
+
+def test_chinchilla_itself_lies_where_the_replication_says() -> None:
+    # 70 B parameters and 1.4 T tokens
+    size, _ = REPLICATION.optimum(6 * 70e9 * 1.4e12)
+    assert size == pytest.approx(70e9, rel=0.25)
+
+
+def test_kaplans_optimum_at_one_petaflop_day() -> None:
+    assert kaplan_optimum(1e15 * 86_400) == (pytest.approx(1.3e9), pytest.approx(2e10))
+
+
+def test_devices_are_found_by_what_people_and_drivers_write() -> None:
+    assert named_device("h100").flops == 989e12
+    assert named_device("NVIDIA H200 NVL").name == "H200 NVL"
+    found = find_device("NVIDIA H100 80GB HBM3")
+    assert found is not None
+    assert found.name == "H100"
+    assert find_device("NVIDIA A100-SXM4-40GB").memory == 40e9  # type: ignore[union-attr]
+    with pytest.raises(UnknownDeviceError, match=r"known are B200.*--peak-tflops"):
+        named_device("H900")
+
+
+def test_every_form_uses_all_gpus_and_cuts_model_and_batch_evenly() -> None:
+    found = list(forms(LLAMA_3_8B, 16, 64))
+    assert Form(1, 16) in found
+    assert Form(2, 8) in found
+    assert Form(1, 2, 8, 1) in found
+    assert all(form.world == 16 for form in found)
+    assert all(LLAMA_3_8B.kv_heads % form.tensor == 0 for form in found)
+    assert len(set(found)) == len(found)
+    # 10 rows are no whole number for each of 16 ranks
+    assert all(10 % form.data == 0 for form in forms(LLAMA_3_8B, 16, 10))
+
+
+def test_sharding_divides_what_is_kept_and_nothing_that_is_gathered() -> None:
+    load = Load(1, 2048, 8)
+    alone, eight = (rank_memory(LLAMA_2_7B, Form(shard=size), load) for size in (1, 8))
+    assert alone.parameters == 4 * LLAMA_2_7B.parameters
+    assert alone.optimizer == 8 * LLAMA_2_7B.parameters
+    assert eight.parameters == alone.parameters / 8
+    assert eight.gathered == alone.gathered
+    assert eight.activations == alone.activations
+
+
+def test_checkpointing_keeps_the_input_of_every_layer_and_one_layers_activations() -> None:
+    tokens, width = 2048, 4096
+    all_kept = rank_memory(LLAMA_2_7B, Form(), Load(1, tokens, 1)).activations
+    forgotten = rank_memory(LLAMA_2_7B, Form(), Load(1, tokens, 1, checkpointing=True)).activations
+    assert forgotten == 32 * tokens * width * 2 + all_kept / 32
+
+
+def test_seven_billion_fit_on_no_single_h100_and_on_eight() -> None:
+    h100 = named_device("H100")
+    alone = rank_forms(LLAMA_2_7B, Step(8, 2048), 1, h100, 0.4)
+    assert [one.fits for one in alone] == [False]
+    eight = rank_forms(LLAMA_2_7B, Step(64, 2048), 8, h100, 0.4)
+    assert eight[0].fits
+    assert eight[0].memory.total <= 80e9
+    fitting = [one.seconds for one in eight if one.fits]
+    assert fitting == sorted(fitting, key=lambda seconds: float(f"{seconds:.2g}"))
+
+
+def test_a_pipeline_waits_p_minus_1_of_m_plus_p_minus_1() -> None:
+    found = {one.form: one for one in rank_forms(LLAMA_2_7B, Step(32, 2048, most_micro_rows=1), 4,
+                                                 named_device("H200"), 0.4)}
+    one = found[Form(pipeline=4)]
+    assert one.load.micro_batches == 32
+    assert one.bubble == pytest.approx(3 / 35)
+
+
+def test_without_waiting_the_assumed_utilisation_is_reached() -> None:
+    one = rank_forms(llama(12, 768, 12, 12, 2048, 32_000), Step(8, 1024), 1, named_device("H200"), 0.45)[0]
+    assert one.utilisation == pytest.approx(0.45)
+    tokens = 8 * 1024
+    expected = flops_per_token(llama(12, 768, 12, 12, 2048, 32_000), 1024).whole * tokens / (989e12 * 0.45)
+    assert one.seconds == pytest.approx(expected)
+
+
+def test_the_figures_are_those_of_a_real_step(one_process: None) -> None:
+    from gristmill.train.planning.measured import check
+
+    found = {one.name: one for one in check(llama(2, 64, 4, 2, 96, 300, tied=True), 2, 32, Optimizer(), 1, 0.4)}
+    assert found["arithmetic"].error == 0
+    assert found["weights"].error == 0
+    assert found["gradients"].error == 0
+    assert found["optimizer"].error == 0
+    assert math.isclose(found["activations"].predicted, found["activations"].measured, rel_tol=0.2)
+    assert found["step"].measured > 0
+
+
+def test_prices_are_read_from_the_user_s_file_or_refused(tmp_path: Path) -> None:
+    assert read_prices().per_gpu_hour.keys() >= {"H100", "H200"}
+    own = tmp_path / "prices.yaml"
+    own.write_text("as_of: 2026-01-31\ncurrency: EUR\nper_gpu_hour: {H100: 1.5}\n")
+    assert (read_prices(own).currency, read_prices(own).per_gpu_hour) == ("EUR", {"H100": 1.5})
+    own.write_text("H100: 1.5\n")
+    with pytest.raises(PricesError, match=r"prices\.yaml: no table of prices"):
+        read_prices(own)

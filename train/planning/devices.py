@@ -1,0 +1,74 @@
+"""GPUs by name: peaks and memory from their makers' data sheets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GIGA, TERA = 1e9, 1e12
+
+
+class UnknownDeviceError(ValueError):
+    """A device was named that the table does not have."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One kind of GPU.
+
+    Attributes:
+        name: what people write, and a part of the name that the driver reports.
+        flops: dense bfloat16 operations per second, accumulated in float32, without sparsity.
+        memory: bytes.
+        link: bytes per second and direction to the other GPUs of its machine (NVLink, Infinity Fabric or PCIe).
+    """
+
+    name: str
+    flops: float
+    memory: float
+    link: float
+
+
+def _device(name: str, teraflops: float, gigabytes: float, link_gigabytes: float) -> Device:
+    return Device(name, teraflops * TERA, gigabytes * GIGA, link_gigabytes * GIGA)
+
+
+DEVICES = (
+    _device("B200", 2250, 180, 900),  # NVIDIA HGX B200 data sheet, 2025: 4.5 PFLOPS sparse
+    _device("H200 NVL", 836, 141, 450),  # NVIDIA H200 data sheet, 2024: 1,671 sparse
+    _device("H200", 989, 141, 450),  # the same: 1,979 sparse
+    _device("H100 NVL", 835, 94, 300),  # NVIDIA H100 data sheet, 2024: 1,671 sparse
+    _device("H100 PCIe", 756, 80, 300),  # NVIDIA H100 PCIe product brief, 2022: 1,513 sparse
+    _device("H100", 989, 80, 450),  # NVIDIA H100 data sheet, 2024: 1,979 sparse
+    _device("A100-SXM4-40GB", 312, 40, 300),  # NVIDIA A100 data sheet, 2021
+    _device("A100", 312, 80, 300),  # the same
+    _device("L40S", 362, 48, 32),  # NVIDIA L40S data sheet, 2023: 733 sparse
+    _device("L4", 121, 24, 32),  # NVIDIA L4 data sheet, 2023: 242 sparse
+    _device("RTX 4090", 165, 24, 32),  # NVIDIA Ada architecture white paper, appendix A
+    _device("MI300X", 1307, 192, 448),  # AMD MI300X data sheet, 2023
+)
+"""The first whose name is part of the driver's name is meant: longer names stand before shorter ones."""
+
+
+def find_device(name: str) -> Device | None:
+    """The device that a name, as people or drivers write it, means; None where the table has none."""
+    wanted = _plain(name)
+    exact = (device for device in DEVICES if _plain(device.name) == wanted)
+    within = (device for device in DEVICES if _plain(device.name) in wanted)
+    return next(exact, None) or next(within, None)
+
+
+def named_device(name: str) -> Device:
+    """The same.
+
+    Raises:
+        UnknownDeviceError: with the names that there are.
+    """
+    if (found := find_device(name)) is None:
+        known = ", ".join(device.name for device in DEVICES)
+        raise UnknownDeviceError(f"no GPU called {name!r} is known; known are {known}; for another one give "
+                                 "--peak-tflops and --memory-gb")
+    return found
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace(" ", "").replace("-", "").replace("_", "")

@@ -1,0 +1,155 @@
+"""Memory of one rank, part by part, for a model of some shape in some parallel form.
+
+What is counted is what this trainer keeps (FSDP2 with float32 master weights): a model of it, checked against
+measurements by `measured.py`. Framework, fragmentation and communication buffers are a margin on top.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from gristmill.train.models.shape import Shape
+
+MASTER_BYTES = 4
+OPTIMIZER_BYTES = {"adamw": 8, "lion": 4, "sophia": 8, "adafactor": 0, "adamw8bit": 2, "muon": 4}
+"""Per parameter: two float32 moments, one, two, factored ones (negligible), two of a byte, one of a matrix."""
+FRAMEWORK_BYTES = 1.5e9
+"""CUDA context, NCCL and cuBLAS workspaces: what a process that has done nothing yet takes on a GPU."""
+FRAGMENTATION = 0.05
+"""Share of the memory that an allocator cannot hand out as one piece."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a training is spread: the product is the number of GPUs.
+
+    Attributes:
+        replicate: copies of the sharded model (HSDP).
+        shard: ranks that share master weights, gradients and moments (FSDP).
+        tensor: ranks that share every matrix product, and by sequence parallelism the activations.
+        pipeline: groups of layers.
+    """
+
+    replicate: int = 1
+    shard: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+
+    @property
+    def world(self) -> int:
+        """GPUs."""
+        return self.replicate * self.shard * self.tensor * self.pipeline
+
+    @property
+    def data(self) -> int:
+        """Ranks that read different rows."""
+        return self.replicate * self.shard
+
+    def label(self) -> str:
+        """What people read: `shard 8`, `replicate 2 x shard 4`."""
+        parts = [f"{name} {size}" for name, size in vars(self).items() if size > 1]
+        return " x ".join(parts) or "one GPU"
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a step puts on every rank.
+
+    Attributes:
+        micro_rows: rows per forward pass.
+        length: tokens per row.
+        micro_batches: forward passes per step.
+        compute_bytes: of a number in matrix products: 2 for bfloat16, 4 for float32.
+        optimizer: its kind.
+        checkpointing: whether blocks forget their activations and compute them again.
+    """
+
+    micro_rows: int
+    length: int
+    micro_batches: int
+    compute_bytes: int = 2
+    optimizer: str = "adamw"
+    checkpointing: bool = False
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the fullest rank."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    gathered: float
+    """Whole weights and gradients of the blocks being computed, in the compute dtype."""
+    activations: float
+    loss: float
+    """A chunk of logits, and the gradients of the output matrix and of the last hidden states."""
+    overhead: float
+
+    @property
+    def total(self) -> float:
+        """All together."""
+        return sum(vars(self).values())
+
+
+def block_parameters(shape: Shape) -> float:
+    """Weights of one layer."""
+    return (shape.parameters - shape.width - _embeddings(shape)) / shape.layers
+
+
+def _embeddings(shape: Shape) -> float:
+    return shape.padded_vocab_size * shape.width * (1 if shape.tied_embeddings else 2)
+
+
+def block_activation_bytes(shape: Shape, compute_bytes: int) -> float:
+    """What one layer keeps for the backward pass, per token.
+
+    In widths: its input, both normed inputs, queries, the attention's output (with its log-sum-exp per head in
+    float32) and the residual after it; keys and values; gate, up, silu(gate) and their product. Attention itself keeps
+    no square of positions (FlashAttention, Dao et al. 2022). Korthikanti et al. 2022 count 34 bytes per width for a
+    GPT with dropout in the same way.
+    """
+    narrow = shape.kv_heads * shape.head_width
+    wide = shape.heads * shape.head_width
+    numbers = 4 * shape.width + 2 * wide + 2 * narrow + 4 * shape.ffn_width
+    return numbers * compute_bytes + 4 * shape.heads
+
+
+def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
+    """Estimate the fullest rank's memory; see `Memory`."""
+    # Brings torch, which a look at the tables need not wait for.
+    from gristmill.train.objectives.losses import CHUNK_LOGITS
+
+    layers = math.ceil(shape.layers / form.pipeline)
+    block = block_parameters(shape) / form.tensor
+    root = _root_parameters(shape, form) / form.tensor
+    here = layers * block + root
+    tokens = load.micro_rows * load.length
+    in_flight = min(form.pipeline, load.micro_batches)
+    kept = _kept_bytes(shape, load) * tokens * layers * in_flight / form.tensor
+    if load.checkpointing:
+        kept += block_activation_bytes(shape, load.compute_bytes) * tokens / form.tensor
+    # The block that is computed and the one that is fetched ahead, and what does not belong to a block.
+    gathered = (2 * block + root) * load.compute_bytes + 2 * block * load.compute_bytes
+    loss = (4 * shape.padded_vocab_size * shape.width / form.tensor + tokens * shape.width * load.compute_bytes
+            + 3 * 4 * CHUNK_LOGITS)
+    counted = Memory(
+        parameters=MASTER_BYTES * here / form.shard, gradients=MASTER_BYTES * here / form.shard,
+        optimizer=OPTIMIZER_BYTES[load.optimizer] * here / form.shard, gathered=gathered, activations=kept, loss=loss,
+        overhead=FRAMEWORK_BYTES)
+    return replace(counted, overhead=FRAMEWORK_BYTES + FRAGMENTATION * (counted.total - FRAMEWORK_BYTES))
+
+
+def _root_parameters(shape: Shape, form: Form) -> float:
+    """What lies outside the blocks, on the fullest rank: a pipeline has the two embeddings at its two ends."""
+    one = shape.padded_vocab_size * shape.width
+    whole = _embeddings(shape) if form.pipeline == 1 else one
+    return whole + shape.width
+
+
+def _kept_bytes(shape: Shape, load: Load) -> float:
+    """Per token and layer: everything, or with checkpointing the layer's input alone."""
+    if load.checkpointing:
+        return shape.width * load.compute_bytes
+    return block_activation_bytes(shape, load.compute_bytes)
