@@ -61,10 +61,10 @@ def hash_document(source: bytes, locator: bytes, text: bytes) -> bytes:
     return digest.digest()
 
 
-def write_table(path: Path, table: pa.Table) -> None:
+def write_table(path: Path, table: pa.Table, row_group_rows: int = ROW_GROUP_ROWS) -> None:
     """Write a Parquet file, whole or not at all; the same table gives the same bytes."""
     with atomic_write(path) as sink:
-        pq.write_table(table, sink, compression="zstd", row_group_size=ROW_GROUP_ROWS)
+        pq.write_table(table, sink, compression="zstd", row_group_size=row_group_rows)
 
 
 @contextmanager

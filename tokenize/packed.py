@@ -4,8 +4,10 @@
     train-00000.bin             rows of `sequence_length` tokens, raw little-endian uint16 (uint32: large vocabularies)
     train-00000.docs.parquet    one row per document piece of that shard: row (of the whole set), start, length, id,
                                 source, copy, offset (within the document); an end-of-text counts to its document
+    train-00000.ids.parquet     the rows of each document in that shard, by id, so that it is found without a search
     train-00000.cu              where the pieces of each row begin and end, for hot loops (`boundaries.py`)
-    val-<source>-00000.bin, .docs.parquet, .cu    held-out documents of one source; rows count from 0 per source
+    val-<source>-00000.bin, .docs.parquet, .ids.parquet, .cu    held-out documents of one source; rows count from 0
+    documents.parquet           every tokenised document by id: where it is, and why no row has it (`mixing/ledger.py`)
 
 A training row holds text of one source only, and row r belongs to the source at place r of the merged order
 (`order.unrank`), so the first n rows of the files are the mixture too. The rows of a staged set lie stage after stage,
@@ -15,7 +17,7 @@ each in the merged order of its own: `train.stages` of packed.json has the rows 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -26,6 +28,7 @@ import pyarrow.compute as pc
 
 from gristmill.dataprep.documents import ID_BYTES, read_table, write_table
 from gristmill.dataprep.files import as_path, atomic_write, canonical_json, is_local, read_json, sha256_file, write_json
+from gristmill.dataprep.row_groups import read_matching
 from gristmill.tokenize.boundaries import Boundaries, boundaries_of, join, read_boundaries, to_bytes
 from gristmill.tokenize.order import Order, sources_of_rows
 
@@ -34,6 +37,8 @@ STAGED_FORMAT = 2
 """Of a staged set: a reader that knows no stages would take its rows for another mixture's."""
 READABLE_FORMATS = (FORMAT, STAGED_FORMAT)
 MANIFEST = "packed.json"
+INDEX_GROUP_ROWS = 16_384
+"""Larger than those of the other tables: an index is read for a few rows of it, and its groups are looked through."""
 LARGEST_UINT16_VOCAB = 65_536
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 PIECES_SCHEMA = pa.schema([
@@ -71,13 +76,18 @@ def boundaries_name(file: str) -> str:
     return f"{file.removesuffix('.bin')}.cu"
 
 
+def ids_name(file: str) -> str:
+    """File name of the index by document beside a shard."""
+    return f"{file.removesuffix('.bin')}.ids.parquet"
+
+
 def files_of(path: Path) -> list[Path]:
     """A shard's `.bin` file and what lies beside it."""
-    return [path, path.with_name(pieces_name(path.name)), path.with_name(boundaries_name(path.name))]
+    return [path, *(path.with_name(name(path.name)) for name in (pieces_name, boundaries_name, ids_name))]
 
 
 def write_rows(path: Path, tokens: np.ndarray, pieces: pa.Table, first: int = 0) -> dict[str, Any]:
-    """Write a shard, its table of pieces and their boundaries.
+    """Write a shard, its table of pieces, their boundaries and their index by document.
 
     Args:
         path: the `.bin` file.
@@ -89,15 +99,22 @@ def write_rows(path: Path, tokens: np.ndarray, pieces: pa.Table, first: int = 0)
         its entry in packed.json: file, rows, sha256, and the sha256 of the files beside it.
     """
     pieces = pieces.cast(PIECES_SCHEMA)
-    _, table, boundaries = files_of(path)
+    _, table, boundaries, index = files_of(path)
     write_table(table, pieces)
+    write_table(index, index_of(pieces), INDEX_GROUP_ROWS)
     columns = {name: pieces[name].to_numpy() for name in ("row", "start", "length")}
     with atomic_write(boundaries) as sink:
         sink.write(to_bytes(boundaries_of(columns, first, *tokens.shape)))
     with atomic_write(path) as sink:
         sink.write(np.ascontiguousarray(tokens).data.cast("B") if tokens.size else b"")
     return {"file": path.name, "rows": len(tokens), "sha256": sha256_file(path),
-            "beside": {beside.name: sha256_file(beside) for beside in (table, boundaries)}}
+            "beside": {beside.name: sha256_file(beside) for beside in (table, boundaries, index)}}
+
+
+def index_of(pieces: pa.Table) -> pa.Table:
+    """Each document's rows (`id`, `row`, once each), ordered by id, from a table of pieces."""
+    pairs = pieces.select(["id", "row"]).group_by(["id", "row"]).aggregate([])
+    return pairs.sort_by([("id", "ascending"), ("row", "ascending")])
 
 
 def write_packed_set(
@@ -247,18 +264,21 @@ class PackedSet:
     def pieces(self, rows: np.ndarray) -> pa.Table:
         """The document pieces of training rows (PIECES_SCHEMA), ordered by row and start; reads only their shards."""
         rows, shards = self._locate(rows)
-        parts = [PIECES_SCHEMA.empty_table()]
-        for shard in np.unique(shards).tolist():
-            table = self._read_pieces(self._shards[shard])
-            parts.append(table.filter(pc.is_in(table["row"], value_set=pa.array(np.unique(rows[shards == shard])))))
-        return pa.concat_tables(parts)
+        return pa.concat_tables([PIECES_SCHEMA.empty_table(), *(
+            self._pieces_of_rows(self._shards[shard], rows[shards == shard]) for shard in np.unique(shards).tolist())])
+
+    def rows_of_documents(self, documents: Collection[bytes]) -> pa.Table:
+        """Where documents were put: their pieces in the training rows (PIECES_SCHEMA), of all copies, by row."""
+        return pa.concat_tables([PIECES_SCHEMA.empty_table(),
+                                 *(self._pieces_of_documents(shard, documents) for shard in self._shards)])
 
     def rows_of_document(self, document: bytes) -> pa.Table:
         """Where a document was put: its pieces in the training rows (PIECES_SCHEMA), of all copies."""
-        wanted = pa.scalar(document, pa.binary(ID_BYTES))
-        parts = (self._read_pieces(shard) for shard in self._shards)
-        return pa.concat_tables([PIECES_SCHEMA.empty_table(),
-                                 *(table.filter(pc.equal(table["id"], wanted)) for table in parts)])
+        return self.rows_of_documents([document])
+
+    def validation_rows_of_documents(self, source: str, documents: Collection[bytes]) -> pa.Table:
+        """Where documents are held out: their pieces in a source's held-out rows (PIECES_SCHEMA)."""
+        return self._pieces_of_documents(self._held_out(source), documents)
 
     def validation_pieces(self, source: str) -> pa.Table:
         """The document pieces of a source's held-out rows (PIECES_SCHEMA; rows count from 0)."""
@@ -296,6 +316,14 @@ class PackedSet:
 
     def _read_pieces(self, entry: Mapping[str, Any]) -> pa.Table:
         return read_table(self.folder / pieces_name(entry["file"])).cast(PIECES_SCHEMA)
+
+    def _pieces_of_rows(self, entry: Mapping[str, Any], rows: np.ndarray) -> pa.Table:
+        return read_matching(self.folder / pieces_name(entry["file"]), "row", rows.tolist()).cast(PIECES_SCHEMA)
+
+    def _pieces_of_documents(self, entry: Mapping[str, Any], documents: Collection[bytes]) -> pa.Table:
+        found = read_matching(self.folder / ids_name(entry["file"]), "id", list(documents), ["row"])["row"]
+        pieces = self._pieces_of_rows(entry, np.unique(found.to_numpy()))
+        return pieces.filter(pc.is_in(pieces["id"], value_set=pa.array(list(documents), pa.binary(ID_BYTES))))
 
     def _boundaries_of(self, entry: Mapping[str, Any], first: int) -> Boundaries:
         name = entry["file"]

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from gristmill.dataprep.counts import check_conservation
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.mixing.draws import id_words
+from gristmill.tokenize.mixing.ledger import DOCUMENTS, read_ledger
 from gristmill.tokenize.mixing.quotas import MixError
 from gristmill.tokenize.order import unrank
 from gristmill.tokenize.packed import PackedSet
@@ -277,9 +279,49 @@ def test_the_bytes_do_not_depend_on_workers_or_on_how_documents_came_in_shards(
     resharded = prepare(module_stages, "other-", documents, shards=2)
     module_stages.mix("resharded", resharded, MIXTURE, tokens=4000, sequence_length=LENGTH, validation=0.15,
                       shard_rows=50)
-    expected = module_stages.files("mix")
+    expected, others = module_stages.files("mix"), module_stages.files("resharded")
     assert module_stages.files("parallel") == expected
-    assert module_stages.files("resharded") == expected
+    # The ledger alone says where the documents lie.
+    assert {**others, DOCUMENTS: b""} == {**expected, DOCUMENTS: b""}
+    whereabouts = ["shard", "row"]
+    assert pq.read_table(module_stages.root / "resharded" / DOCUMENTS).drop_columns(whereabouts).equals(
+        pq.read_table(module_stages.root / "mix" / DOCUMENTS).drop_columns(whereabouts))
+
+
+def test_the_ledger_says_where_every_document_is_and_why_it_is_in_no_row(
+    module_stages: Any, prepared: dict[str, Path]
+) -> None:
+    packed = mixed(module_stages, prepared)
+    shards = sorted(prepared["ingest"].glob("part-*"))
+    ledger = pq.read_table(packed.folder / DOCUMENTS).to_pylist()
+    assert len(ledger) == 130 - 13
+    assert [entry["id"] for entry in ledger] == sorted(entry["id"] for entry in ledger)
+    for entry in ledger:
+        document = pq.read_table(shards[entry["shard"]]).slice(entry["row"], 1).to_pylist()[0]
+        assert (document["id"], document["source"]) == (entry["id"], packed.sources[entry["source"]])
+    trained = {*packed.pieces(np.arange(packed.rows))["id"].to_pylist()}
+    held_out = {one for source in packed.sources for one in packed.validation_pieces(source)["id"].to_pylist()}
+    used = {entry["id"]: entry["held_out"] for entry in ledger if entry["reason"] is None}
+    assert used == {**dict.fromkeys(trained, False), **dict.fromkeys(held_out, True)}
+    unused = {entry["reason"] for entry in ledger} - {None}
+    assert unused <= {"quota", "validation_rest"}
+    wanted = [ledger[40]["id"], b"?" * 16]
+    assert read_ledger(packed.folder, wanted).to_pylist() == [ledger[40]]
+
+
+def test_a_documents_rows_are_found_through_the_index_of_each_shard(
+    module_stages: Any, prepared: dict[str, Path]
+) -> None:
+    packed = mixed(module_stages, prepared)
+    pieces = packed.pieces(np.arange(packed.rows))
+    assert len({*pieces["id"].to_pylist()}) > 40
+    for one in {*pieces["id"].to_pylist()}:
+        assert packed.rows_of_document(one).equals(pieces.filter(pc.equal(pieces["id"], pa.scalar(one, pa.binary(16)))))
+    held_out = packed.validation_pieces("prose")
+    one = held_out["id"][0].as_py()
+    assert packed.validation_rows_of_documents("prose", [one])["row"].to_pylist() == [
+        piece["row"] for piece in held_out.to_pylist() if piece["id"] == one]
+    assert len(packed.validation_rows_of_documents("code", [one])) == 0
 
 
 def test_an_interrupted_attempt_ends_with_the_same_bytes(module_stages: Any, prepared: dict[str, Path]) -> None:

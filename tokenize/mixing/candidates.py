@@ -30,6 +30,7 @@ class Candidates:
     Attributes:
         documents: their ids and where their tokens lie.
         source: int64 of shape (n,), source numbers.
+        row: int64 of shape (n,), row within the document shard.
         text_bytes: int64 of shape (n,).
         held_out: bool of shape (n,): meets its source's condition, and belongs to validation.
         trains: bool of shape (n,): meets its source's condition, and may be trained on.
@@ -38,6 +39,7 @@ class Candidates:
 
     documents: Documents
     source: np.ndarray
+    row: np.ndarray
     text_bytes: np.ndarray
     held_out: np.ndarray
     trains: np.ndarray
@@ -63,14 +65,29 @@ def collect(
     parts = [_read_shard(inputs, shard, number, conditions)
              for number, shard in enumerate(shard_names(inputs["ingest"]))]
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    words, clusters, source, part, offset, tokens, text_bytes, verdicts = columns
+    words, clusters, source, row, part, offset, tokens, text_bytes, verdicts = columns
     order = np.lexsort((words[:, 1], words[:, 0]))
     split = drawn_below(clusters, VALIDATION_KEY, validation)
     met = verdicts == MET
     return Candidates(
-        Documents(words[order], part[order], offset[order], tokens[order]), source[order], text_bytes[order],
+        Documents(words[order], part[order], offset[order], tokens[order]), source[order], row[order],
+        text_bytes[order],
         (met & split)[order], (met & ~split)[order], (verdicts == UNKNOWN)[order],
     )
+
+
+def unused(candidates: Candidates, used: np.ndarray) -> dict[str, np.ndarray]:
+    """Why documents are in no row: rule -> bool of shape (n,).
+
+    The rules are `where` (its condition is not met), `where_unknown` (the condition asks for what was not measured),
+    `quota` (may train, but its source's share was full) and `validation_rest` (held out, but the validation rows were
+    full, or too little for one more).
+    """
+    ruled_out = ~candidates.held_out & ~candidates.trains
+    return {
+        "where": ruled_out & ~candidates.unknown, "where_unknown": ruled_out & candidates.unknown,
+        "quota": candidates.trains & ~used, "validation_rest": candidates.held_out & ~used,
+    }
 
 
 def count(candidates: Candidates, used: np.ndarray, sources: Sequence[str]) -> Counts:
@@ -82,15 +99,9 @@ def count(candidates: Candidates, used: np.ndarray, sources: Sequence[str]) -> C
         sources: names by number.
 
     Returns:
-        counts with the rules `where` (its condition is not met), `where_unknown` (the condition asks for what was not
-        measured), `quota` (may train, but its source's share was full) and `validation_rest` (held out, but the
-        validation rows were full, or too little for one more).
+        counts with the rules of `unused`.
     """
-    ruled_out = ~candidates.held_out & ~candidates.trains
-    rules = {
-        "where": ruled_out & ~candidates.unknown, "where_unknown": ruled_out & candidates.unknown,
-        "quota": candidates.trains & ~used, "validation_rest": candidates.held_out & ~used,
-    }
+    rules = unused(candidates, used)
 
     def ledger(these: np.ndarray) -> Counts:
         dropped = {rule: int((mask & these).sum()) for rule, mask in rules.items()}
@@ -117,8 +128,9 @@ def _read_shard(
                        f"mixture (sources: {', '.join(conditions)})")
     numbers = source.to_numpy().astype(np.int64)
     return (
-        id_words(docs["id"]), _cluster_words(inputs, shard, docs), numbers, np.full(len(docs), number, dtype=np.int64),
-        docs["offset"].to_numpy(), docs["tokens"].to_numpy(), docs["bytes"].to_numpy(),
+        id_words(docs["id"]), _cluster_words(inputs, shard, docs), numbers, docs["row"].to_numpy(),
+        np.full(len(docs), number, dtype=np.int64), docs["offset"].to_numpy(), docs["tokens"].to_numpy(),
+        docs["bytes"].to_numpy(),
         _verdicts(inputs, shard, docs, numbers, conditions),
     )
 

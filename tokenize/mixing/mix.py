@@ -25,6 +25,7 @@ from gristmill.mixtures.mix import Mix
 from gristmill.tokenize.encoding.encode import tokens_name
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.mixing.candidates import VALIDATION_KEY, Candidates, collect, count
+from gristmill.tokenize.mixing.ledger import write_ledger
 from gristmill.tokenize.mixing.pack import (
     Plan,
     save,
@@ -89,6 +90,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     validation = run_tasks("validation", _validation_tasks(held_out),
                            partial(write_validation_shard, plan=plan, token_bytes=token_bytes), context)
     shards = run_tasks("train", _train_tasks(plan, section), partial(write_train_shard, plan=plan), context)
+    write_ledger(out, candidates, _used(candidates, train, held_out))
     summary = _describe(candidates, sources, train, held_out, validation, length)
     write_json(out / MANIFEST, {
         "format": FORMAT, "dtype": plan.dtype, "sequence_length": length, "seed": seed, "sources": list(sources),
@@ -164,10 +166,7 @@ def _describe(
     held_out: Mapping[str, Laid], validation: list[dict[str, Any]], length: int,
 ) -> dict[str, Any]:
     """The summary: the ledger, and per source what was asked for and what came of it."""
-    used = np.zeros(len(candidates.source), dtype=bool)
-    for laid in (*train.values(), *held_out.values()):
-        used[laid.stream.document] = True
-    counts = count(candidates, used, list(sources))
+    counts = count(candidates, _used(candidates, train, held_out), list(sources))
     check_conservation(counts, "mix")
     total = sum(laid.rows for laid in train.values())
     weights = sum(Fraction(source["weight"]) for source in sources.values())
@@ -182,6 +181,14 @@ def _describe(
                               "cut_tokens": laid.pass_tokens - laid.rows * length}
                        for (name, laid), written in zip(held_out.items(), validation, strict=True)},
     }
+
+
+def _used(candidates: Candidates, train: Mapping[str, Laid], held_out: Mapping[str, Laid]) -> np.ndarray:
+    """Which documents are in a row: bool of shape (n,)."""
+    used = np.zeros(len(candidates.source), dtype=bool)
+    for laid in (*train.values(), *held_out.values()):
+        used[laid.stream.document] = True
+    return used
 
 
 def _realised(laid: Laid, total_rows: int, length: int) -> dict[str, Any]:

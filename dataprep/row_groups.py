@@ -1,0 +1,47 @@
+"""Reading of a Parquet file only what can hold what is asked for: row groups say the least and the greatest of each."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from gristmill.dataprep.documents import open_parquet
+from gristmill.dataprep.files import is_local
+
+
+def read_matching(path: Path, column: str, values: Sequence[Any], columns: Sequence[str] | None = None) -> pa.Table:
+    """The rows of a table whose `column` is one of some values, in the order of the file.
+
+    Row groups whose range holds none of the values are not read: in a file that is sorted by the column these are all
+    but a few, so that a look-up takes as long in a large file as in a small one.
+
+    Args:
+        path: a Parquet file.
+        column: whole numbers, or binary of one length.
+        values: what to look for, of the column's Python type.
+        columns: what to return of the rows; everything if absent.
+    """
+    wanted = sorted(set(values))
+    with open_parquet(path) as file:
+        groups = [number for number in range(file.metadata.num_row_groups)
+                  if _may_hold(file.metadata.row_group(number), column, wanted)]
+        read = None if columns is None else list(dict.fromkeys((column, *columns)))
+        table = file.read_row_groups(groups, read, use_threads=is_local(path))
+    hits = table.filter(pc.is_in(table[column], value_set=pa.array(wanted, table.schema.field(column).type)))
+    return hits if columns is None else hits.select(list(columns))
+
+
+def _may_hold(group: pq.RowGroupMetaData, column: str, wanted: Sequence[Any]) -> bool:
+    """Whether a row group's statistics admit one of the sorted values; without statistics it may hold any."""
+    place = next(number for number in range(group.num_columns) if group.column(number).path_in_schema == column)
+    statistics = group.column(place).statistics
+    if statistics is None or not statistics.has_min_max:
+        return True
+    first = bisect_left(wanted, statistics.min)
+    return first < len(wanted) and bool(wanted[first] <= statistics.max)

@@ -1,0 +1,56 @@
+"""Look-ups that read no more of a file than they need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gristmill.dataprep import row_groups
+from gristmill.dataprep.documents import write_table
+from gristmill.dataprep.files import as_path
+from gristmill.dataprep.row_groups import read_matching
+
+
+@pytest.fixture(scope="module")
+def sorted_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """10,000 even numbers with their ids, in row groups of 100."""
+    path = tmp_path_factory.mktemp("row-groups") / "numbers.parquet"
+    numbers = np.arange(10_000) * 2
+    ids = [int(number).to_bytes(16, "big") for number in numbers]
+    write_table(path, pa.table({"number": numbers, "id": pa.array(ids, pa.binary(16))}), row_group_rows=100)
+    return path
+
+
+@given(st.lists(st.integers(-3, 20_003), max_size=6))
+def test_what_is_found_is_what_a_whole_reading_would_find(sorted_file: Path, wanted: list[int]) -> None:
+    expected = sorted({number for number in wanted if number % 2 == 0 and 0 <= number < 20_000})
+    assert read_matching(sorted_file, "number", wanted)["number"].to_pylist() == expected
+    ids = [number.to_bytes(16, "big") for number in wanted if number >= 0]
+    assert read_matching(sorted_file, "id", ids, ["number"]).to_pydict() == {"number": expected}
+
+
+def test_only_the_row_groups_that_may_hold_a_value_are_read(
+    sorted_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[list[int]] = []
+    original = row_groups.pq.ParquetFile.read_row_groups
+
+    def spy(self: object, groups: list[int], *rest: object, **options: object) -> pa.Table:
+        read.append(groups)
+        return original(self, groups, *rest, **options)
+
+    monkeypatch.setattr(row_groups.pq.ParquetFile, "read_row_groups", spy)
+    read_matching(sorted_file, "number", [198, 200, 19_998])
+    read_matching(sorted_file, "id", [(12_345).to_bytes(16, "big"), b"\xff" * 16])
+    assert read == [[0, 1, 99], [61]]
+
+
+def test_unsorted_files_and_files_elsewhere_are_read_all_the_same() -> None:
+    path = as_path("memory://row-groups/mixed.parquet")
+    write_table(path, pa.table({"number": [5, 1, 9, 1, 7], "name": list("abcde")}), row_group_rows=2)
+    assert read_matching(path, "number", [1, 7])["name"].to_pylist() == ["b", "d", "e"]
