@@ -33,6 +33,7 @@ class Context:
         options: Beam pipeline options for a runner other than `local`.
         checkpoint_every: training steps between checkpoints.
         keep_checkpoints: how many checkpoints are kept.
+        permanent_every: training steps between checkpoints that are never deleted; none are if absent.
         emit: receives events (progress, metrics, warnings).
     """
 
@@ -45,6 +46,7 @@ class Context:
     options: Mapping[str, Any] = field(default_factory=dict)
     checkpoint_every: int = 100
     keep_checkpoints: int = 2
+    permanent_every: int | None = None
     emit: Callable[[dict[str, Any]], None] = print_event
 
     def progress(self, done: float, total: float, unit: str, **extra: Any) -> None:

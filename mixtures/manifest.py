@@ -61,6 +61,9 @@ class Engine(Section):
     """Training steps between checkpoints."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 2
     """Checkpoints that are kept, the newest ones."""
+    permanent_every: Positive | None = None
+    """Checkpoints of steps that are multiples of this are never deleted; none are kept so if absent. A training saves
+    only every `checkpoint_every` steps, so this should be a multiple of it."""
 
     @model_validator(mode="after")
     def _fits_the_runner(self) -> Engine:

@@ -57,7 +57,8 @@ def run_stage(folder: Path, description: dict[str, Any], is_first: bool) -> dict
         raise ValueError(f"{folder / 'stage.json'}: stage {stage!r} is not trained; known: {TRAINING_STAGES}")
     context = Context(
         work=folder / "work", stage=stage, checkpoint_every=engine["checkpoint_every"],
-        keep_checkpoints=engine["keep_checkpoints"], emit=print_event if is_first else lambda event: None,
+        keep_checkpoints=engine["keep_checkpoints"], permanent_every=engine.get("permanent_every"),
+        emit=print_event if is_first else lambda event: None,
     )
     context.work.mkdir(parents=True, exist_ok=True)
     inputs = {name: as_path(path) for name, path in description["inputs"].items()}

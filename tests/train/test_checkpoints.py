@@ -2,12 +2,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gristmill.mixtures.optimizer import Optimizer
-from gristmill.train.loop.checkpoints import MARKER, complete_steps, load_newest, save_checkpoint, step_folder
+from gristmill.mixtures.optimizer import Optimizer, OptimizerKind
+from gristmill.train.loop.checkpoints import (
+    MARKER,
+    Checkpoints,
+    Keeping,
+    complete_steps,
+    is_complete,
+    outdated,
+    step_folder,
+)
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import drawn
 from gristmill.train.optim.optimizer import make_optimizers, update
@@ -20,11 +31,16 @@ GOOD = torch.tensor(False)
 class Training:
     """A model that only ever subtracts from its weights."""
 
-    def __init__(self, shape: Shape, world: World) -> None:
-        self.world = world
+    def __init__(
+        self, shape: Shape, world: World, folder: Path, kind: OptimizerKind = "adamw",
+        keeping: Keeping | None = None,
+    ) -> None:
         self.model = sharded_model(shape, drawn(shape, 0), world, torch.float32)
-        self.optimizers = make_optimizers(self.model, Optimizer())
+        self.optimizers = make_optimizers(self.model, Optimizer(kind=kind))
         self.tensors = {"window": torch.zeros(3)}
+        self.warnings: list[str] = []
+        self.checkpoints = Checkpoints(folder, self.model, self.optimizers, world, keeping or Keeping(),
+                                       self.warnings.append)
 
     def step(self) -> None:
         for parameter in self.model.parameters():
@@ -32,12 +48,15 @@ class Training:
         update(self.optimizers, 0.1, GOOD)
         self.tensors["window"] += 1
 
-    def save(self, folder: Path, step: int, keep: int = 2) -> None:
-        save_checkpoint(folder, step, self.model, self.optimizers, self.tensors, {"digest": str(step)}, keep,
-                        self.world)
+    def save(self, step: int) -> None:
+        self.checkpoints.save(step, self.tensors, {"digest": str(step)})
 
-    def load(self, folder: Path) -> tuple[int, dict[str, str]] | None:
-        return load_newest(folder, self.model, self.optimizers, self.tensors, self.world)
+    def saved(self, step: int) -> None:
+        self.save(step)
+        self.checkpoints.join()
+
+    def load(self) -> tuple[int, dict[str, Any]] | None:
+        return self.checkpoints.load_newest(self.tensors)
 
     def weights(self) -> list[torch.Tensor]:
         return [parameter.full_tensor().clone() for parameter in self.model.parameters()]  # type: ignore[attr-defined]
@@ -47,19 +66,24 @@ def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_a_checkpoint_holds_all_that_the_next_step_depends_on(
-    one_process: None, tiny_shape: Shape, tmp_path: Path
+@pytest.mark.parametrize("kind", ["adamw", "lion", "adafactor", "sophia", "adamw8bit", "muon"])
+def test_a_checkpoint_holds_all_that_the_next_step_depends_on_and_later_steps_do_not_reach_it(
+    one_process: None, tiny_shape: Shape, tmp_path: Path, kind: OptimizerKind
 ) -> None:
+    """The next step is made while the checkpoint is still being written."""
+    if kind == "adamw8bit":
+        pytest.importorskip("torchao")
     with process_group() as world:
-        training = Training(tiny_shape, world)
+        training = Training(tiny_shape, world, tmp_path, kind)
         training.step()
         training.step()
-        training.save(tmp_path, 2)
+        training.save(2)
         training.step()
-        resumed = Training(tiny_shape, world)
-        assert resumed.load(tmp_path) == (2, {"digest": "2"})
+        training.checkpoints.close()
+        resumed = Training(tiny_shape, world, tmp_path, kind)
+        assert resumed.load() == (2, {"digest": "2"})
         assert resumed.tensors["window"].tolist() == [2.0] * 3
-        resumed.step()  # Adam's moments and step count decide this one
+        resumed.step()  # moments and step counts decide this one
         assert same(resumed.weights(), training.weights())
 
 
@@ -67,30 +91,79 @@ def test_the_newest_complete_checkpoint_wins_and_torn_ones_are_removed(
     one_process: None, tiny_shape: Shape, tmp_path: Path
 ) -> None:
     with process_group() as world:
-        training = Training(tiny_shape, world)
+        training = Training(tiny_shape, world, tmp_path, keeping=Keeping(newest=4))
         for step in (1, 2, 3, 4):
             training.step()
-            training.save(tmp_path, step, keep=4)
+            training.saved(step)
         (step_folder(tmp_path, 4) / MARKER).unlink()  # the kill came before the marker
         shard = next(step_folder(tmp_path, 3).glob("*.distcp"))
         shard.write_bytes(shard.read_bytes()[:-1])  # the disk lost a byte
-        found = Training(tiny_shape, world).load(tmp_path)
+        found = training.load()
     assert found == (2, {"digest": "2"})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
 
 
+def test_a_flipped_bit_makes_the_next_older_checkpoint_the_newest_with_a_warning(
+    one_process: None, tiny_shape: Shape, tmp_path: Path
+) -> None:
+    with process_group() as world:
+        training = Training(tiny_shape, world, tmp_path)
+        for step in (1, 2):
+            training.step()
+            training.saved(step)
+        shard = next(step_folder(tmp_path, 2).glob("*.distcp"))
+        content = bytearray(shard.read_bytes())
+        content[len(content) // 2] ^= 1
+        shard.write_bytes(content)
+        assert is_complete(step_folder(tmp_path, 2))  # by names and sizes
+        assert training.load() == (1, {"digest": "1"})
+    (warning,) = training.warnings
+    assert f"step-00000002 is damaged: {shard.name} differ from the checksums" in warning
+    assert not step_folder(tmp_path, 2).exists()
+
+
+def test_what_a_save_raises_is_raised_where_it_is_joined(
+    one_process: None, tiny_shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path) -> str:
+        raise OSError("no space left on device")
+
+    with process_group() as world:
+        training = Training(tiny_shape, world, tmp_path)
+        monkeypatch.setattr("gristmill.train.loop.checkpoints.sha256_file", full)
+        training.save(1)
+        with pytest.raises(OSError, match="no space left"):
+            training.checkpoints.join()
+    assert complete_steps(tmp_path) == []
+
+
 def test_the_newest_few_are_kept(one_process: None, tiny_shape: Shape, tmp_path: Path) -> None:
     with process_group() as world:
-        training = Training(tiny_shape, world)
+        training = Training(tiny_shape, world, tmp_path, keeping=Keeping(newest=2))
         for step in (5, 10, 100):
             training.step()
-            training.save(tmp_path, step, keep=2)
+            training.saved(step)
     assert complete_steps(tmp_path) == [10, 100]
     assert not step_folder(tmp_path, 5).exists()
 
 
-def test_a_marker_that_is_no_json_makes_a_checkpoint_torn(tmp_path: Path) -> None:
-    for content in ("", "{}", json.dumps({"step": 1, "files": "0"})):
+def test_permanent_ones_and_two_to_roll_back_to_stay_beside_the_newest() -> None:
+    steps = [10, 20, 30, 40, 50, 60, 70]
+    assert outdated(steps, Keeping(2)) == [10, 20, 30, 40, 50]
+    assert outdated(steps, Keeping(2, permanent_every=20)) == [10, 30, 50]
+    assert outdated(steps, Keeping(1, rollback_every=30)) == [10, 20, 40, 50]
+
+
+@given(st.lists(st.integers(1, 200), unique=True, max_size=20), st.integers(1, 4))
+def test_the_newest_are_never_outdated(steps: list[int], newest: int) -> None:
+    steps.sort()
+    gone = outdated(steps, Keeping(newest, permanent_every=7))
+    assert not set(gone) & set(steps[-newest:])
+    assert all(step % 7 for step in gone)
+
+
+def test_a_marker_that_names_nothing_makes_a_checkpoint_torn(tmp_path: Path) -> None:
+    for content in ("", "{}", json.dumps({"step": 1, "files": "0"}), json.dumps({"files": {"a": {"bytes": 1}}})):
         step_folder(tmp_path, 1).mkdir(exist_ok=True)
         (step_folder(tmp_path, 1) / MARKER).write_text(content)
         assert complete_steps(tmp_path) == []
@@ -98,25 +171,17 @@ def test_a_marker_that_is_no_json_makes_a_checkpoint_torn(tmp_path: Path) -> Non
 
 def test_there_may_be_no_checkpoint_yet(one_process: None, tiny_shape: Shape, tmp_path: Path) -> None:
     with process_group() as world:
-        assert Training(tiny_shape, world).load(tmp_path / "none") is None
+        assert Training(tiny_shape, world, tmp_path / "none").load() is None
 
 
 @pytest.mark.parametrize("bad", [True, False])
 def test_an_update_is_held_back_by_a_flag_on_the_device(
-    one_process: None, tiny_shape: Shape, bad: bool
+    one_process: None, tiny_shape: Shape, tmp_path: Path, bad: bool
 ) -> None:
     with process_group() as world:
-        training = Training(tiny_shape, world)
+        training = Training(tiny_shape, world, tmp_path)
         before = training.weights()
         for parameter in training.model.parameters():
             parameter.grad = torch.full_like(parameter, float("nan") if bad else 1.0)
         update(training.optimizers, 0.1, torch.tensor(bad))
         assert same(before, training.weights()) is bad
-
-
-def test_only_matrices_decay(one_process: None, tiny_shape: Shape) -> None:
-    with process_group() as world:
-        decaying, others = Training(tiny_shape, world).optimizers[0].param_groups
-    assert (decaying["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
-    assert {parameter.ndim for parameter in decaying["params"]} == {2}
-    assert {parameter.ndim for parameter in others["params"]} == {1}

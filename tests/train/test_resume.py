@@ -91,12 +91,14 @@ def undisturbed(run_stage: Any, inputs: dict[str, Path], config: dict[str, Any],
 def test_a_killed_training_resumes_to_the_same_bits(
     run_stage: Any, undisturbed: Path, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:
+    """It saves after every step, so that each kill comes while a checkpoint is being copied, written or committed."""
     folder = tmp_path / "killed"
-    write_stage(folder, "pretrain", inputs, config, every=10)
-    with torchrun(folder, 1) as process:
-        wait_for_step(process, 24)
-        process.send_signal(signal.SIGKILL)
-        finish(process)  # standard output closes only when the rank has died with torchrun
+    write_stage(folder, "pretrain", inputs, config, every=1)
+    for step in (12, 36):
+        with torchrun(folder, 1) as process:
+            wait_for_step(process, step)
+            process.send_signal(signal.SIGKILL)
+            finish(process)  # standard output closes only when the rank has died with torchrun
     assert not (folder / "data").exists()
     assert not (folder / "work" / "result.json").exists()
     assert len(list((folder / "work" / "checkpoints").glob("step-*/complete.json"))) >= 1

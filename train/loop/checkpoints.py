@@ -1,29 +1,166 @@
 """Saving and finding the state of a training: valid only with a marker that is written last.
 
     checkpoints/step-00000100/    what torch.distributed.checkpoint writes; loads at any world size
-        complete.json             the step, the loop's plain state, and a digest of all other files' names and sizes
+        complete.json             the step, the loop's plain state, and every other file's size and SHA-256
 
-A checkpoint without its marker, or whose files are not those that the marker names, is torn: it is ignored, and
-removed when the training resumes. The marker is removed first when an old checkpoint is deleted.
+A save returns when the state is copied; writing goes on in a thread while the training does, and is joined before the
+next save, before a load and at the end. A checkpoint without its marker, or whose files are not those that the marker
+names, is torn: it is ignored, and removed when the training resumes. Contents are compared with their checksums before
+they are loaded; where they differ the next older checkpoint is taken. The marker is removed first when an old
+checkpoint is deleted.
+
+Nothing in a training draws from a global random generator, so none has a state to save: weights are drawn by name,
+rows by (seed, position).
 """
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from gristmill.dataprep.files import canonical_json, read_json, write_json
+from gristmill.dataprep.files import read_json, sha256_file, write_json
+from gristmill.train.optim.optimizer import has_plain_state
 from gristmill.train.parallel.world import World, agree
 
 MARKER = "complete.json"
 PREFIX = "step-"
+ROLLBACK_POINTS = 2
+"""Checkpoints to roll back to that are kept: spikes may begin right after the newest one."""
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """Which complete checkpoints stay.
+
+    Attributes:
+        newest: so many of the newest ones.
+        permanent_every: those of steps that are multiples of this.
+        rollback_every: the newest two of steps that are multiples of this.
+    """
+
+    newest: int = 2
+    permanent_every: int | None = None
+    rollback_every: int | None = None
+
+
+class Checkpoints:
+    """The checkpoints of one training. Every rank makes one, and calls each method together with the others.
+
+    Args:
+        folder: holds all checkpoints; may not exist.
+        model, optimizers: sharded; each rank writes its part, and fills it in place at whatever world size.
+        world: the processes.
+        keeping: which ones stay.
+        warn: told of what a person should know.
+    """
+
+    def __init__(
+        self, folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], world: World,
+        keeping: Keeping, warn: Callable[[str], None],
+    ) -> None:
+        self.folder = folder
+        self._model, self._optimizers, self._world, self._keeping, self._warn = model, optimizers, world, keeping, warn
+        # The thread that writes must not meet the training's own collectives.
+        self._group = dist.new_group(backend="gloo")
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: Future[None] | None = None
+
+    def save(self, step: int, tensors: dict[str, Any], state: dict[str, Any]) -> None:
+        """Copy the state now and write it in a thread; delete outdated checkpoints when it is written.
+
+        Args:
+            step: optimizer steps done.
+            tensors: further tensors, nested; plain ones are the same on every rank.
+            state: further JSON, the same on every rank.
+        """
+        from torch.distributed.checkpoint.state_dict_saver import async_save, save
+
+        self.join()
+        target = step_folder(self.folder, step)
+        if self._world.is_first:
+            remove_checkpoint(target)
+            target.mkdir(parents=True)
+        _wait_for_all(self._world)
+        # Quantised moments cannot be copied to staging buffers: those are written before this returns.
+        write = async_save if all(map(has_plain_state, self._optimizers)) else save
+        written = write(self._state(tensors), checkpoint_id=target, process_group=self._group)
+        self._pending = self._thread.submit(self._commit, written, target, step, state)
+
+    def join(self) -> None:
+        """Wait until the last save is complete; raises what it raised."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    def close(self) -> None:
+        """Wait for the last save, and let its thread go."""
+        self.join()
+        self._thread.shutdown()
+
+    def load_newest(self, tensors: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
+        """Continue from the newest checkpoint whose contents are sound, and remove torn ones.
+
+        Args:
+            tensors: filled in place.
+
+        Returns:
+            steps done and the loop's plain state, or None where there is no complete checkpoint.
+        """
+        self.join()
+        step = agree(self._newest_sound() if self._world.is_first else None, self._world)
+        return None if step is None else (step, self.load(step, tensors))
+
+    def load(self, step: int, tensors: dict[str, Any]) -> dict[str, Any]:
+        """Go to the complete checkpoint of one step; returns the loop's plain state."""
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
+
+        self.join()
+        _wait_for_all(self._world)
+        target, state = step_folder(self.folder, step), self._state(tensors)
+        dcp.load(state, checkpoint_id=target)  # type: ignore[attr-defined]
+        set_state_dict(self._model, self._optimizers, model_state_dict=state["model"],
+                       optim_state_dict=state["optimizer"], options=StateDictOptions(strict=True))
+        marker = agree(read_json(target / MARKER) if self._world.is_first else None, self._world)
+        found: dict[str, Any] = marker["state"]
+        return found
+
+    def _state(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+
+        weights, moments = get_state_dict(self._model, self._optimizers)
+        return {"model": weights, "optimizer": moments, "loop": tensors}
+
+    def _commit(self, written: Any, target: Path, step: int, state: dict[str, Any]) -> None:
+        """Once every rank has written its part: checksums, the marker, and room for the next ones."""
+        if isinstance(written, Future):
+            written.result()
+        if not self._world.is_first:
+            return
+        write_json(target / MARKER, {"step": step, "files": checksums(target), "state": state})
+        for old in outdated(complete_steps(self.folder), self._keeping):
+            remove_checkpoint(step_folder(self.folder, old))
+
+    def _newest_sound(self) -> int | None:
+        for checkpoint in _all_checkpoints(self.folder):
+            if not is_complete(checkpoint):
+                remove_checkpoint(checkpoint)
+        for step in reversed(complete_steps(self.folder)):
+            checkpoint = step_folder(self.folder, step)
+            if not (damaged := damaged_files(checkpoint)):
+                return step
+            self._warn(f"{checkpoint} is damaged: {', '.join(damaged)} differ from the checksums in {MARKER}; it is "
+                       "removed, and the training goes on from an older checkpoint, or from the start")
+            remove_checkpoint(checkpoint)
+        return None
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -31,89 +168,40 @@ def step_folder(folder: Path, step: int) -> Path:
     return folder / f"{PREFIX}{step:08d}"
 
 
-def save_checkpoint(
-    folder: Path, step: int, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], tensors: dict[str, Tensor],
-    state: dict[str, Any], keep: int, world: World,
-) -> None:
-    """Write a checkpoint, then delete all but the newest `keep`. Every rank calls this together.
-
-    Args:
-        folder: holds all checkpoints.
-        step: optimizer steps done.
-        model, optimizers: sharded; each rank writes its part.
-        tensors: further tensors, the same on every rank.
-        state: further JSON, the same on every rank.
-        keep: how many complete checkpoints stay.
-        world: the processes.
-    """
-    import torch.distributed.checkpoint as dcp
-
-    target = step_folder(folder, step)
-    if world.is_first:
-        remove_checkpoint(target)
-        target.mkdir(parents=True)
-    _wait_for_all(world)
-    dcp.save({**_sharded_state(model, optimizers), "loop": tensors}, checkpoint_id=target)  # type: ignore[attr-defined]
-    _wait_for_all(world)
-    if world.is_first:
-        write_json(target / MARKER, {"step": step, "files": digest_of_files(target), "state": state})
-        for old in complete_steps(folder)[:-keep]:
-            remove_checkpoint(step_folder(folder, old))
-
-
-def load_newest(
-    folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], tensors: dict[str, Tensor],
-    world: World,
-) -> tuple[int, dict[str, Any]] | None:
-    """Continue from the newest complete checkpoint, and remove torn ones. Every rank calls this together.
-
-    Args:
-        folder: holds all checkpoints; may not exist.
-        model, optimizers: filled in place, at whatever world size.
-        tensors: filled in place.
-        world: the processes.
-
-    Returns:
-        steps done and the loop's plain state, or None where there is no complete checkpoint.
-    """
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
-
-    found = None
-    if world.is_first:
-        _remove_torn(folder)
-        steps = complete_steps(folder)
-        found = read_json(step_folder(folder, steps[-1]) / MARKER) if steps else None
-    found = agree(found, world)
-    if found is None:
-        return None
-    sharded = _sharded_state(model, optimizers)
-    dcp.load({**sharded, "loop": tensors}, checkpoint_id=step_folder(folder, found["step"]))  # type: ignore[attr-defined]
-    set_state_dict(model, optimizers, model_state_dict=sharded["model"], optim_state_dict=sharded["optimizer"],
-                   options=StateDictOptions(strict=True))
-    return found["step"], found["state"]
-
-
 def complete_steps(folder: Path) -> list[int]:
     """Steps of which there is a complete checkpoint, ascending."""
     return sorted(int(path.name.removeprefix(PREFIX)) for path in _all_checkpoints(folder) if is_complete(path))
 
 
+def outdated(steps: Sequence[int], keeping: Keeping) -> list[int]:
+    """Those of the complete checkpoints (ascending) that nothing keeps any longer."""
+    kept = set(steps[-keeping.newest :])
+    if keeping.permanent_every is not None:
+        kept |= {step for step in steps if step % keeping.permanent_every == 0}
+    if keeping.rollback_every is not None:
+        kept |= set([step for step in steps if step % keeping.rollback_every == 0][-ROLLBACK_POINTS:])
+    return [step for step in steps if step not in kept]
+
+
 def is_complete(checkpoint: Path) -> bool:
-    """Whether the marker is there and names exactly the files that are."""
-    marker = checkpoint / MARKER
-    if not marker.exists():
-        return False
+    """Whether the marker is there and names exactly the files that are, with their sizes."""
     try:
-        return bool(read_json(marker)["files"] == digest_of_files(checkpoint))
-    except (ValueError, KeyError):
+        named = read_json(checkpoint / MARKER)["files"]
+        return {name: entry["bytes"] for name, entry in named.items()} == _sizes(checkpoint)
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
-def digest_of_files(checkpoint: Path) -> str:
-    """A hash of the names and sizes of a checkpoint's files, the marker left out."""
-    listing = sorted((path.name, path.stat().st_size) for path in checkpoint.iterdir() if path.name != MARKER)
-    return hashlib.sha256(canonical_json(listing)).hexdigest()
+def checksums(checkpoint: Path) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 of a checkpoint's files by name, the marker left out."""
+    return {name: {"bytes": size, "sha256": sha256_file(checkpoint / name)}
+            for name, size in sorted(_sizes(checkpoint).items())}
+
+
+def damaged_files(checkpoint: Path) -> list[str]:
+    """Names of files of a complete checkpoint whose contents are not what was written."""
+    named, found = read_json(checkpoint / MARKER)["files"], checksums(checkpoint)
+    return [name for name in found if found[name] != named[name]]
 
 
 def remove_checkpoint(checkpoint: Path) -> None:
@@ -122,21 +210,12 @@ def remove_checkpoint(checkpoint: Path) -> None:
     shutil.rmtree(checkpoint, ignore_errors=True)
 
 
-def _remove_torn(folder: Path) -> None:
-    for checkpoint in _all_checkpoints(folder):
-        if not is_complete(checkpoint):
-            remove_checkpoint(checkpoint)
+def _sizes(checkpoint: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in checkpoint.iterdir() if path.name != MARKER}
 
 
 def _all_checkpoints(folder: Path) -> list[Path]:
     return list(folder.glob(f"{PREFIX}*"))
-
-
-def _sharded_state(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
-    from torch.distributed.checkpoint.state_dict import get_state_dict
-
-    weights, moments = get_state_dict(model, optimizers)
-    return {"model": weights, "optimizer": moments}
 
 
 def _wait_for_all(world: World) -> None:

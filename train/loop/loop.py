@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gristmill.dataprep.context import Context
 from gristmill.mixtures.training import Training
 from gristmill.tokenize.order import Order
-from gristmill.train.loop.checkpoints import load_newest, save_checkpoint
+from gristmill.train.loop.checkpoints import Checkpoints, Keeping
 from gristmill.train.loop.record import Record
 from gristmill.train.loop.spikes import empty_window, is_bad_step, remember_loss
 from gristmill.train.loop.stopping import StoppedError, stop_requested
@@ -130,8 +130,9 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
     device = job.world.device
     progress = Progress(empty_window(device), torch.zeros(1 + job.objective.sums_length, dtype=torch.float64,
                                                           device=device), job.objective.fingerprint)
-    folder = job.context.work / CHECKPOINTS
-    found = load_newest(folder, job.model, optimizers, progress.tensors(), job.world)
+    checkpoints = Checkpoints(job.context.work / CHECKPOINTS, job.model, optimizers, job.world,
+                              Keeping(job.context.keep_checkpoints, job.context.permanent_every), job.context.warn)
+    found = checkpoints.load_newest(progress.tensors())
     if found is not None:
         progress.step, plain = found
         progress.digest, progress.tokens, progress.skipped = plain["digest"], plain["tokens"], plain["skipped"]
@@ -145,10 +146,11 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
         stopping = any_rank(stop_requested(), job.world)
         if progress.step < job.section.steps and (stopping or progress.step % job.context.checkpoint_every == 0):
             _look_at_flags(job, progress, record)
-            save_checkpoint(folder, progress.step, job.model, optimizers, progress.tensors(), progress.plain(),
-                            job.context.keep_checkpoints, job.world)
+            checkpoints.save(progress.step, progress.tensors(), progress.plain())
         if stopping:
+            checkpoints.close()
             raise StoppedError(f"asked to stop after step {progress.step}")
+    checkpoints.close()
     if record is not None:
         record.close()
     return record, {"steps": progress.step, "tokens": progress.tokens, "skipped_steps": progress.skipped,

@@ -69,6 +69,12 @@ def update(optimizers: Sequence[torch.optim.Optimizer], learning_rate: float, ba
         optimizer.zero_grad(set_to_none=True)
 
 
+def has_plain_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether all moments are ordinary tensors, none of them quantised."""
+    values = (value for parameter in _parameters(optimizer) for value in optimizer.state[parameter].values())
+    return all(_is_plain(local(value)) for value in values if isinstance(value, Tensor))
+
+
 def _groups(parameters: Sequence[nn.Parameter], section: Optimizer) -> list[dict[str, Any]]:
     return [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": section.weight_decay},
@@ -153,11 +159,15 @@ def _moving_parts(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 
 def _plain_parts(tensor: Tensor) -> Iterator[Tensor]:
     """A tensor itself, or the plain tensors inside one that is quantised."""
-    if type(tensor) is Tensor or not hasattr(tensor, "__tensor_flatten__"):
+    if _is_plain(tensor):
         yield tensor
         return
-    names, _ = tensor.__tensor_flatten__()
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
     yield from (getattr(tensor, name) for name in names)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return not hasattr(tensor, "__tensor_flatten__")
 
 
 def _eagerly_on_cpus(optimizer: torch.optim.Optimizer) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from gristmill.mixtures.optimizer import Optimizer
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.losses import next_tokens, weighted_nll
-from gristmill.train.optim.optimizer import make_optimizer
+from gristmill.train.optim.optimizer import make_optimizers
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
 from gristmill.train.parallel.single import single_process
 from gristmill.train.planning.compute import flops_per_token
@@ -52,15 +53,17 @@ def check(shape: Shape, rows: int, length: int, optimizer: Optimizer, steps: int
     with single_process() as world:
         dtype = compute_dtype("auto", world.device)
         model = sharded_model(shape, drawn(shape, 0), world, dtype)
-        stepper = make_optimizer(model, optimizer)
+        steppers = make_optimizers(model, optimizer)
         ids = torch.randint(0, shape.vocab_size, (rows, length), device=world.device)
         counted, kept = _count(model, ids)
-        stepper.step()
+        for stepper in steppers:
+            stepper.step()
         gradients = sum(_local(p.grad).nbytes for p in model.parameters() if p.grad is not None)
-        moments = sum(_local(value).nbytes for state in stepper.state.values() for value in state.values()
+        moments = sum(_local(value).nbytes for stepper in steppers for state in stepper.state.values()
+                      for value in state.values()
                       if isinstance(value, Tensor) and value.numel() > 1)
         weights = sum(_local(p).nbytes for p in model.parameters())
-        seconds = _fastest_step(model, stepper, ids, steps)
+        seconds = _fastest_step(model, steppers, ids, steps)
         rate = _matmul_rate(world.device, dtype)
         tokens = rows * length
         flops = flops_per_token(shape, length)
@@ -140,13 +143,14 @@ def uncounted() -> dict[Any, Any]:
             ops._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward, ops.addmm_: addmm}
 
 
-def _fastest_step(model: nn.Module, stepper: torch.optim.Optimizer, ids: Tensor, steps: int) -> float:
+def _fastest_step(model: nn.Module, steppers: Sequence[torch.optim.Optimizer], ids: Tensor, steps: int) -> float:
     best = float("inf")
     for number in range(WARMUPS + steps):
         started = time.perf_counter()
         _forward(model, ids).backward()
-        stepper.step()
-        stepper.zero_grad(set_to_none=True)
+        for stepper in steppers:
+            stepper.step()
+            stepper.zero_grad(set_to_none=True)
         if ids.device.type == "cuda":
             torch.cuda.synchronize()
         if number >= WARMUPS:
