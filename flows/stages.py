@@ -190,7 +190,8 @@ def _training(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | N
             return None
         recipe = {**_dump(section), "seed": _seed(section, manifest)}
         if name == "pretrain":
-            return recipe, {}
+            named = name_outside_files(recipe, section, verify)
+            return named, {"model": recipe["model"]}
         from gristmill.dataprep.reading.examples import examples_listing
 
         data = recipe.pop("data")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.optimizer import Optimizer, Schedule
 from gristmill.mixtures.section import Positive, PositiveFloat, Section
@@ -37,5 +39,8 @@ class Pretrain(Training):
 
     model: Model = Model()
     """The decoder that is trained."""
+    z_loss: float = Field(default=0.0, ge=0.0)
+    """Weight of the squared log of the softmax's normaliser, which keeps logits from drifting (PaLM, Chowdhery et al.
+    2022, section 5: 1e-4)."""
     validate_every: Positive = 100
     """Steps between validations."""

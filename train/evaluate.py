@@ -67,10 +67,13 @@ def measure_sources(
         rows = packed.validation(source)
         if not len(rows):
             continue
+        positions = packed.validation_boundaries(source).positions(rows.shape[1]) if model.shape.document_mask else None
         sums = torch.zeros(4, dtype=torch.float64, device=device)
         for start in range(0, len(rows), ROWS_PER_FORWARD):
-            ids = torch.from_numpy(rows[start : start + ROWS_PER_FORWARD].astype(np.int64)).to(device)
-            sums += score_rows(model, ids, token_bytes)
+            part = slice(start, start + ROWS_PER_FORWARD)
+            ids = torch.from_numpy(rows[part].astype(np.int64)).to(device)
+            places = None if positions is None else torch.from_numpy(positions[part]).to(device)
+            sums += score_rows(model, ids, token_bytes, places)
         found[source] = metrics_of(sums.tolist())
     return found
 

@@ -1,4 +1,4 @@
-"""Stage `export`: the final model as a folder that transformers loads as Llama, with a card that says where it is from.
+"""Stage `export`: the final model as a folder that transformers loads, with a card that says where it is from.
 
 Output: config.json, model.safetensors, generation_config.json, the tokenizer's files, README.md.
 """
@@ -17,6 +17,7 @@ from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import atomic_write, write_json
 from gristmill.mixtures.evaluation import Export
 from gristmill.train.evaluate import MODELS
+from gristmill.train.models.families import family_of, hf_config, split_for_hf
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import WEIGHTS_FILE, read_shape
 from gristmill.train.objectives.chat import TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Chat
@@ -36,7 +37,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     name, dtype = DTYPES[section.dtype]
     eos = sorted(chat.stops)
     tensors = exported_tensors(source, shape, dtype)
-    write_json(out / "config.json", llama_config(shape, name, eos, chat.pad))
+    write_json(out / "config.json", hf_config(shape, name, eos, chat.pad))
     write_json(out / "generation_config.json", {"eos_token_id": eos, "pad_token_id": chat.pad})
     write_weights(out / WEIGHTS_FILE, tensors)
     for file in (TOKENIZER_FILE, TEMPLATE_FILE):
@@ -49,32 +50,16 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     return {"model": stage, "parameters": parameters, "dtype": section.dtype, "vocab_size": shape.vocab_size}
 
 
-def llama_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, Any]:
-    """The config.json of a LlamaForCausalLM; the vocabulary has its true size, without the rows that pad it.
-
-    The rotary base stands under both names: `rope_parameters` is what transformers 5 reads, `rope_theta` what
-    earlier ones and other engines do.
-    """
-    return {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": shape.vocab_size,
-        "hidden_size": shape.width, "intermediate_size": shape.ffn_width, "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_width,
-        "hidden_act": "silu", "max_position_embeddings": shape.sequence_length, "rms_norm_eps": shape.norm_eps,
-        "rope_theta": shape.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
-        "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0,
-        "tie_word_embeddings": shape.tied_embeddings, "dtype": dtype, "torch_dtype": dtype,
-        "bos_token_id": None, "eos_token_id": eos, "pad_token_id": pad,
-    }
-
-
 def exported_tensors(source: Path, shape: Shape, dtype: torch.dtype) -> dict[str, Tensor]:
     """The model's tensors under Hugging Face's names, in the export's dtype, padding rows cut off."""
     from safetensors.torch import load
 
     tensors = load((source / WEIGHTS_FILE).read_bytes())
-    return {name: (tensor[: shape.vocab_size] if name in VOCABULARY_TENSORS else tensor).to(dtype).contiguous()
-            for name, tensor in tensors.items()}
+    exported: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        kept = tensor[: shape.vocab_size] if name in VOCABULARY_TENSORS else tensor
+        exported |= {inner: part.to(dtype).contiguous() for inner, part in split_for_hf(name, kept, shape).items()}
+    return exported
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -99,9 +84,9 @@ def model_card(lineage: Mapping[str, Any], stage: str, shape: Shape, parameters:
     sources = ["## Sources", "", "| source | weight | licence |", "| --- | --- | --- |", *rows, ""] if rows else []
     return "\n".join([
         "---", "library_name: transformers", "pipeline_tag: text-generation", "---", "", f"# {name}", "",
-        f"A Llama decoder of {parameters:,} parameters ({shape.layers} layers, width {shape.width}, vocabulary "
-        f"{shape.vocab_size:,}, {shape.sequence_length} tokens of context), trained by gristmill; last stage: {stage}; "
-        f"weights in {dtype}.", "",
+        f"A {family_of(shape)} decoder of {parameters:,} parameters ({shape.layers} layers, width {shape.width}, "
+        f"vocabulary {shape.vocab_size:,}, {shape.sequence_length} tokens of context), trained by gristmill; "
+        f"last stage: {stage}; weights in {dtype}.", "",
         "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", "",
         'model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")',
         'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")', "```", "",

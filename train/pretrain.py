@@ -6,6 +6,7 @@ Output: `model/config.json`, `model/model.safetensors` (float32), `metrics.jsonl
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.dataprep.context import Context
+from gristmill.dataprep.files import as_path
+from gristmill.mixtures.model import Model
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.evaluation.held_out import measure
@@ -21,7 +24,7 @@ from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.record import Record
 from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.shape import Shape, shape_of
-from gristmill.train.models.weights import drawn, save_model
+from gristmill.train.models.weights import TensorOf, WeightsError, drawn, read_shape, save_model, stored
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model, whole_tensors
 from gristmill.train.parallel.world import World, process_group
@@ -39,15 +42,15 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     section = Pretrain.model_validate(config)
     seed = section.seed or 0
     packed = PackedSet(inputs["mix"])
-    shape = shape_of(section.model, packed.manifest["tokenizer"]["vocab_size"], packed.sequence_length)
+    shape, tensor_of = starting_model(section.model, packed, seed)
     with process_group() as world:
         dtype = compute_dtype(section.precision, world.device)
-        model = sharded_model(shape, drawn(shape, seed), world, dtype)
+        model = sharded_model(shape, tensor_of, world, dtype)
         token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
         job = Job(
             section=section, model=model, world=world, context=context, peak_flops=peak_flops(world.device, dtype),
-            objective=NextToken(packed, seed, token_bytes, shape.flops_per_token(packed.sequence_length)),
-            after_step=_Validation(section, packed, model, token_bytes, world),
+            objective=NextToken(packed, seed, token_bytes, shape, section.z_loss),
+            after_step=_Validation(section, packed, shape, model, token_bytes, world),
         )
         record, summary = train(job)
         tensors = whole_tensors(model)
@@ -56,10 +59,32 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     return {**summary, **describe_model(shape), "dtype": str(dtype).removeprefix("torch."), "world_size": world.size}
 
 
+def starting_model(model: Model, packed: PackedSet, seed: int) -> tuple[Shape, TensorOf]:
+    """The shape of the model to train, and where its first weights come from: drawn, or a checkpoint.
+
+    Raises:
+        WeightsError: the mixture's tokenizer has ids that the checkpoint does not.
+        gristmill.train.models.families.UnknownArchitectureError: this decoder cannot run the checkpoint.
+    """
+    vocab_size = packed.manifest["tokenizer"]["vocab_size"]
+    if model.init_from is None:
+        shape = shape_of(model, vocab_size, packed.sequence_length)
+        return shape, drawn(shape, seed, model.init)
+    folder = as_path(model.init_from)
+    shape = read_shape(folder)
+    if vocab_size > shape.vocab_size:
+        raise WeightsError(f"pretrain.model.init_from {folder}: the model has {shape.vocab_size} ids, but the mixture "
+                           f"was tokenised with {vocab_size}; give its own tokenizer as tokenizer.path")
+    return replace(shape, sequence_length=packed.sequence_length, document_mask=model.document_mask), stored(folder)
+
+
 class _Validation:
     """Measures every source's held-out rows, every `validate_every` steps and at the end."""
 
-    def __init__(self, section: Pretrain, packed: PackedSet, model: nn.Module, token_bytes: Tensor, world: World):
+    def __init__(
+        self, section: Pretrain, packed: PackedSet, shape: Shape, model: nn.Module, token_bytes: Tensor, world: World
+    ) -> None:
+        self._documents = shape.document_mask
         self._every, self._last = section.validate_every, section.steps
         self._packed, self._model, self._token_bytes, self._world = packed, model, token_bytes, world
 
@@ -70,7 +95,10 @@ class _Validation:
         for source in self._packed.manifest["validation"]:
             rows = self._packed.validation(source)
             if len(rows):
-                found[source] = measure(self._model, rows, self._token_bytes, self._world)
+                positions = None
+                if self._documents:
+                    positions = self._packed.validation_boundaries(source).positions(rows.shape[1])
+                found[source] = measure(self._model, rows, self._token_bytes, self._world, positions)
         return {"validation": found} if found else None
 
 

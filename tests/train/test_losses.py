@@ -108,3 +108,26 @@ def test_the_gradient_of_the_preference_loss_is_that_of_the_paper() -> None:
 def test_an_extreme_margin_gives_no_infinity() -> None:
     loss, *_ = dpo_loss(torch.tensor([-1e6]), torch.tensor([0.0]), torch.tensor([0.0]), torch.tensor([0.0]), 1.0)
     assert loss.item() == pytest.approx(1e6)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(1, 40), st.sampled_from([1e-4, 0.3]), st.integers(0, 2**31))
+def test_the_z_loss_and_its_gradients_are_those_of_the_squared_log_of_the_normaliser(
+    chunk: int, z_loss: float, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    hidden, matrix, weights = (torch.randn(size, generator=generator) for size in ((2, 3, 5), (7, 5), (2, 3)))
+    targets = torch.tensor([[1, IGNORED, 6], [0, 3, 2]])
+    ours, theirs = ([part.clone().requires_grad_() for part in (hidden, matrix)] for _ in range(2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(losses, "CHUNK_LOGITS", chunk)
+        total, nll = weighted_nll(*ours, targets, weights, z_loss)
+    logits = F.linear(*theirs)
+    plain = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(2, 3)
+    expected = ((plain + z_loss * logits.logsumexp(-1).square() * (targets != IGNORED)) * weights).sum()
+    torch.testing.assert_close(nll, plain, atol=1e-5, rtol=1e-5)  # what is reported has no z-loss in it
+    torch.testing.assert_close(total, expected, atol=1e-4, rtol=1e-5)
+    total.backward()
+    expected.backward()
+    for mine, reference in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.grad, reference.grad, atol=1e-4, rtol=1e-4)

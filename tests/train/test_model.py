@@ -2,14 +2,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from gristmill.mixtures.model import Model
+from gristmill.mixtures.model import Initialisation, Model
+from gristmill.mixtures.model_presets import PRESETS
+from gristmill.train.models.initialisation import initial_tensor
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape, shape_of
-from gristmill.train.models.weights import initial_tensor
 
 MakeModel = Callable[[Shape], Llama]
 
@@ -46,9 +48,12 @@ def test_a_token_never_sees_what_follows_it(tiny_shape: Shape, make_model: MakeM
     assert not torch.allclose(model(ids)[:, 20:], model(changed)[:, 20:])
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_the_number_of_parameters_is_counted_right(tied: bool, tiny_shape: Shape) -> None:
-    shape = replace(tiny_shape, tied_embeddings=tied)
+@pytest.mark.parametrize("changes", [
+    {"tied_embeddings": True}, {"tied_embeddings": False}, {"head_width": 16, "qk_norm": True}, {"qkv_bias": True},
+    {"experts": 3, "experts_per_token": 2},
+])
+def test_the_number_of_parameters_is_counted_right(changes: dict[str, Any], tiny_shape: Shape) -> None:
+    shape = replace(tiny_shape, **changes)
     assert shape.parameters == sum(parameter.numel() for parameter in Llama(shape).parameters())
 
 
@@ -56,15 +61,80 @@ def test_the_feed_forward_width_is_eight_thirds_rounded_up() -> None:
     assert shape_of(Model(width=128, heads=4), 10, 8).ffn_width == 384  # 341.3 -> 6 * 64
 
 
-def test_initial_weights_depend_on_name_and_seed_alone() -> None:
+def test_arithmetic_counts_the_experts_that_a_token_goes_through(tiny_shape: Shape) -> None:
+    """Two of five experts are two dense layers and a router of 5 x 32, in each of two layers."""
+    two_of_five = replace(tiny_shape, experts=5, experts_per_token=2)
+    more = 2 * (3 * 32 * 48 + 5 * 32)
+    assert two_of_five.flops_per_token(8) - tiny_shape.flops_per_token(8) == 6 * more
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_preset_is_a_model_and_explicit_keys_override_it(name: str) -> None:
+    preset = shape_of(Model(preset=name), 1000, 8)
+    assert preset.width == PRESETS[name]["width"]
+    assert shape_of(Model(preset=name, layers=2), 1000, 8) == replace(preset, layers=2)
+
+
+@pytest.mark.parametrize(("name", "vocab_size", "parameters"), [
+    ("llama-1b", 128_256, 1_235_814_400), ("llama-3b", 128_256, 3_212_749_824), ("llama-8b", 128_256, 8_030_261_248),
+    ("moe-8x7b", 32_000, 46_702_792_704),
+])
+def test_large_presets_have_the_parameters_of_their_models(name: str, vocab_size: int, parameters: int) -> None:
+    """meta-llama's Llama-3.2-1B, Llama-3.2-3B and Meta-Llama-3-8B, mistralai's Mixtral-8x7B: as their files count."""
+    assert shape_of(Model(preset=name), vocab_size, 8).parameters == parameters
+
+
+def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="preset 'llama-2m' is none of llama-1m, llama-10m"):
+        Model(preset="llama-2m")
+
+
+def test_a_preset_leaves_no_trace_but_its_keys() -> None:
+    assert Model(preset="llama-10m").model_dump() == Model(layers=6, width=384, heads=6).model_dump()
+
+
+def test_what_the_checkpoint_decides_cannot_be_given_beside_it() -> None:
+    with pytest.raises(ValueError, match=r"the checkpoint's config.json decides layers, preset; remove it"):
+        Model.model_validate({"init_from": "somewhere", "layers": 3, "preset": "llama-1m"})
+    section = Model.model_validate({"init_from": "somewhere", "document_mask": True})
+    assert Model.model_validate(section.model_dump()) == section
+
+
+@pytest.mark.parametrize("init", ["gpt2", "llama", "neox", "mitchell"])
+def test_initial_weights_depend_on_name_and_seed_alone(init: Initialisation, tiny_shape: Shape) -> None:
     name, size = "model.layers.0.self_attn.q_proj.weight", torch.Size([64, 64])
-    assert torch.equal(initial_tensor(name, size, 2, 1), initial_tensor(name, size, 2, 1))
-    assert not torch.equal(initial_tensor(name, size, 2, 1), initial_tensor(name, size, 2, 2))
-    assert not torch.equal(initial_tensor(name, size, 2, 1), initial_tensor(name.replace("0", "1"), size, 2, 1))
+
+    def first(name: str, seed: int) -> torch.Tensor:
+        return initial_tensor(name, size, tiny_shape, init, seed)
+
+    assert torch.equal(first(name, 1), first(name, 1))
+    assert not torch.equal(first(name, 1), first(name, 2))
+    assert not torch.equal(first(name, 1), first(name.replace("0", "1"), 1))
 
 
-def test_initial_deviations_are_gpt_2s() -> None:
-    size = torch.Size([256, 256])
-    assert initial_tensor("a.q_proj.weight", size, 8, 0).std().item() == pytest.approx(0.02, rel=0.02)
-    assert initial_tensor("a.o_proj.weight", size, 8, 0).std().item() == pytest.approx(0.02 / 4, rel=0.02)
-    assert initial_tensor("a.norm.weight", torch.Size([4]), 8, 0).tolist() == [1.0] * 4
+@pytest.mark.parametrize(("init", "name", "deviation"), [
+    ("gpt2", "model.layers.1.self_attn.q_proj.weight", 0.02),
+    ("gpt2", "model.layers.1.self_attn.o_proj.weight", 0.02 / 4),
+    ("gpt2", "model.embed_tokens.weight", 0.02),
+    ("llama", "model.layers.1.self_attn.q_proj.weight", 0.02),
+    ("llama", "model.layers.1.mlp.up_proj.weight", 0.02 / 2),
+    ("llama", "model.layers.7.mlp.down_proj.weight", 0.02 / 4),
+    ("llama", "model.embed_tokens.weight", 1.0),
+    ("llama", "lm_head.weight", 0.9866 / 16),
+    ("neox", "model.layers.1.self_attn.q_proj.weight", (2 / 5 / 256) ** 0.5),
+    ("neox", "model.layers.1.mlp.down_proj.weight", 2 / 8 / 16),
+    ("mitchell", "model.layers.1.self_attn.q_proj.weight", 0.9866 / 16),
+    ("mitchell", "model.layers.7.mlp.down_proj.weight", 0.9866 / 16 / 4),
+])
+def test_initial_deviations_are_those_of_their_sources(
+    init: Initialisation, name: str, deviation: float, tiny_shape: Shape
+) -> None:
+    """With 8 layers of width 256; a normal distribution cut at 3 deviations keeps 0.9866 of its own."""
+    shape = replace(tiny_shape, layers=8, width=256, tied_embeddings=False)
+    drawn = initial_tensor(name, torch.Size([256, 256]), shape, init, 0)
+    assert drawn.std().item() == pytest.approx(deviation, rel=0.02)
+
+
+def test_norms_start_at_one_and_biases_at_nought(tiny_shape: Shape) -> None:
+    assert initial_tensor("a.norm.weight", torch.Size([4]), tiny_shape, "gpt2", 0).tolist() == [1.0] * 4
+    assert initial_tensor("a.q_proj.bias", torch.Size([4]), tiny_shape, "gpt2", 0).tolist() == [0.0] * 4

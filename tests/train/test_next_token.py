@@ -32,7 +32,7 @@ def padded_set(folder: Path, padding: int) -> PackedSet:
 
 
 def loss_and_gradient(packed: PackedSet, model: Any, rows: np.ndarray) -> tuple[float, list[float], torch.Tensor]:
-    objective = NextToken(packed, 3, torch.ones(VOCAB), flops_per_token=1.0)
+    objective = NextToken(packed, 3, torch.ones(VOCAB), model.shape)
     model.zero_grad()
     loss, sums = objective.loss(model, rows, 1.0 / objective.weight(rows))
     loss.backward()
@@ -57,7 +57,7 @@ def test_a_token_of_a_document_that_has_the_padding_s_id_is_trained_on(
     tiny_shape: Any, make_model: Any, tmp_path: Path
 ) -> None:
     packed = padded_set(tmp_path, PAD)
-    objective = NextToken(packed, 3, torch.ones(VOCAB), flops_per_token=1.0)
+    objective = NextToken(packed, 3, torch.ones(VOCAB), tiny_shape)
     assert objective.weight(np.array([0])) == LENGTH - 1
     assert objective.weight(np.array([0, 1, 2])) == 2 * (LENGTH - 1) + 9
     assert objective.weight(np.array([], dtype=np.int64)) == 0

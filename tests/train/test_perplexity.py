@@ -20,9 +20,10 @@ from gristmill.dataprep.judges import quality
 from gristmill.mixtures.model import Model
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.train.evaluation.perplexity import ModelFolderError, load_scorer, score_document
-from gristmill.train.export import exported_tensors, llama_config, write_weights
+from gristmill.train.export import exported_tensors, write_weights
+from gristmill.train.models.families import hf_config, shape_from_hf
 from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import Shape, shape_from_llama, shape_of
+from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import load_model, save_model
 
 TEXTS = ["Return the text of a module.", "def close(self):\n    return None\n", "x", "", "Socket é中 " * 60]
@@ -38,7 +39,7 @@ def exported(tmp_path: Path, shape: Shape, make_model: Callable[[Shape], Llama],
     """A model as the stage `export` writes it."""
     save_model(tmp_path / "trained", shape, dict(make_model(shape).named_parameters()))
     folder = tmp_path / "exported"
-    write_json(folder / "config.json", llama_config(shape, "float32", [0], 1))
+    write_json(folder / "config.json", hf_config(shape, "float32", [0], 1))
     write_weights(folder / "model.safetensors", exported_tensors(tmp_path / "trained", shape, torch.float32))
     (folder / "tokenizer.json").write_bytes((tokenizer_folder / "tokenizer.json").read_bytes())
     return folder
@@ -60,13 +61,13 @@ def plain_nll(model: Llama, ids: list[int]) -> float:
 
 
 def test_an_exported_shape_comes_back(shape: Shape) -> None:
-    assert shape_from_llama(llama_config(shape, "float32", [0], 1)) == Shape(
+    assert shape_from_hf(hf_config(shape, "float32", [0], 1)) == Shape(
         **{**shape.__dict__, "padded_vocab_size": shape.vocab_size})  # fmt: skip
-    config = llama_config(shape, "float32", [0], 1)
-    for change in ({"model_type": "mistral"}, {"attention_bias": True}, {"head_dim": 16},
-                   {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}):  # fmt: skip
-        with pytest.raises(ValueError, match=f"its {next(iter(change))} is not"):
-            shape_from_llama({**config, **change})
+    config = hf_config(shape, "float32", [0], 1)
+    for change in ({"model_type": "gpt2"}, {"attention_bias": True}, {"hidden_act": "gelu"},
+                   {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}):  # fmt: skip
+        with pytest.raises(ValueError, match=next(iter(change))):
+            shape_from_hf({**config, **change})
 
 
 def test_every_token_is_scored_once_from_its_window(exported: Path, tokenizer_folder: Path) -> None:

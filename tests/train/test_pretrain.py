@@ -11,9 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from gristmill.dataprep.context import Context
+from gristmill.mixtures.model import Model
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train import pretrain
 from gristmill.train.loop.stream import extend_digest, rows_of_step
+from gristmill.train.models.weights import WeightsError, save_model
 from gristmill.train.objectives import next_token
 from gristmill.train.parallel import sharding
 
@@ -169,3 +171,47 @@ def test_a_repeated_training_gives_the_same_bytes(
 def test_the_stage_needs_a_packed_set(one_process: None, tmp_path: Path, tokenizer_folder: Path) -> None:
     with pytest.raises(Exception, match=r"no packed\.json there"):
         pretrain.run({"tokenizer": tokenizer_folder, "mix": tmp_path}, {"steps": 1}, tmp_path, Context(tmp_path))
+
+
+def test_experts_document_masks_and_the_z_loss_train_alike_whatever_the_micro_batches(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    model = {**pretrain_config["model"], "moe": {"experts": 4}, "document_mask": True, "qk_norm": True}
+    config = {**pretrain_config, "model": model, "z_loss": 1e-3, "steps": 4, "validate_every": 4}
+    for size in (6, 1):
+        run_stage("pretrain", inputs, {**config, "micro_batch_size": size}, tmp_path / str(size))
+    whole, cut = (read_metrics(tmp_path / str(size)) for size in (6, 1))
+    for line, expected in zip(whole, cut, strict=True):
+        assert line.get("loss") == pytest.approx(expected.get("loss"), abs=1e-4)
+        if "loss" in line:
+            assert 0 <= line["experts"]["smallest_load"] <= 1 <= line["experts"]["largest_load"] <= 2
+            assert line["experts"] == expected["experts"]
+
+
+def test_training_goes_on_from_a_checkpoint_of_transformers(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    """Its first validation, after an update too small to matter, is what transformers says of the same rows."""
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    torch.manual_seed(0)
+    peer = AutoModelForCausalLM.from_config(Qwen2Config(
+        vocab_size=400, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.3)).float().eval()
+    peer.save_pretrained(tmp_path / "peer")
+    config = {**pretrain_config, "model": {"init_from": str(tmp_path / "peer")}, "steps": 1,
+              "optimizer": {"learning_rate": 1e-12}}
+    summary = run_stage("pretrain", inputs, config, tmp_path)
+    rows = torch.from_numpy(PackedSet(inputs["mix"]).validation("code").astype(np.int64))
+    with torch.no_grad():
+        expected = float(peer(rows, labels=rows).loss)
+    assert expected > 6.5  # it knows nothing of this text, and is sure of it
+    assert summary["validation"]["code"]["loss"] == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_checkpoint_with_fewer_ids_than_the_tokenizer_is_refused(
+    inputs: dict[str, Path], tiny_shape: Any, make_model: Any, tmp_path: Path
+) -> None:
+    save_model(tmp_path, tiny_shape, dict(make_model(tiny_shape).named_parameters()))
+    with pytest.raises(WeightsError, match="the model has 100 ids, but the mixture was tokenised with 400"):
+        pretrain.starting_model(Model.model_validate({"init_from": str(tmp_path)}), PackedSet(inputs["mix"]), 0)

@@ -61,7 +61,7 @@ def our_training_step(shape: Shape, world: World, folder: Path) -> Action:
     write_packed_set(folder, ids, {"all": len(ids)}, {"vocab_size": VOCAB, "eos": 0, "pad": 1, "sha256": ""})
     model = sharded_model(shape, drawn(shape, 0), world, compute_dtype("auto", world.device))
     token_bytes = torch.full((VOCAB,), 4.0, device=world.device)
-    objective = NextToken(PackedSet(folder), 0, token_bytes, shape.flops_per_token(LENGTH))
+    objective = NextToken(PackedSet(folder), 0, token_bytes, shape)
     section = Optimizer()
     optimizers = make_optimizers(model, section)
     never = torch.tensor(False, device=world.device)

@@ -21,29 +21,37 @@ LARGEST_EXPONENT = 700.0
 
 
 @torch.no_grad()
-def score_rows(model: nn.Module, ids: Tensor, token_bytes: Tensor) -> Tensor:
+def score_rows(model: nn.Module, ids: Tensor, token_bytes: Tensor, positions: Tensor | None = None) -> Tensor:
     """Sums over rows of tokens: (4,) float64: loss, predicted tokens, their bytes, correct ones.
 
     Args:
         model: predicts ids.
         ids: (n, t) int64.
         token_bytes: (vocab,) bytes that each id stands for.
+        positions: (n, t) in their documents, for a model whose tokens see their own document only.
     """
     targets = next_tokens(ids)
-    nll, correct = model(ids, partial(score_tokens, targets=targets))
+    nll, correct = model(ids, partial(score_tokens, targets=targets), positions=positions)
     counted = targets != IGNORED
     num_bytes = token_bytes[targets.clamp(min=0)] * counted
     return torch.stack([part.double().sum() for part in (nll, counted, num_bytes, correct)])
 
 
-def measure(model: nn.Module, rows: np.ndarray, token_bytes: Tensor, world: World) -> dict[str, float]:
-    """Metrics of a model on rows (n, t), spread over the ranks; all of them call this together."""
+def measure(
+    model: nn.Module, rows: np.ndarray, token_bytes: Tensor, world: World, positions: np.ndarray | None = None
+) -> dict[str, float]:
+    """Metrics of a model on rows (n, t), spread over the ranks; all of them call this together.
+
+    `positions` (n, t) in their documents are for a model whose tokens see their own document only.
+    """
     sums = torch.zeros(4, dtype=torch.float64, device=world.device)
     with evaluating(model):
         for part in micro_batches(np.arange(len(rows)), world.rank, world.size, ROWS_PER_FORWARD):
             # An empty share still takes part in the collectives of the forward pass.
-            ids = torch.from_numpy(rows[part if len(part) else [0]].astype(np.int64)).to(world.device)
-            scored = score_rows(model, ids, token_bytes)
+            chosen = part if len(part) else [0]
+            ids = torch.from_numpy(rows[chosen].astype(np.int64)).to(world.device)
+            places = None if positions is None else torch.from_numpy(positions[chosen]).to(world.device)
+            scored = score_rows(model, ids, token_bytes, places)
             sums += scored if len(part) else 0.0
     return metrics_of(sum_over_ranks(sums, world).tolist())
 

@@ -1,6 +1,7 @@
 """The decoder: Llama's (Touvron et al. 2023) with RMSNorm, rotary positions, grouped-query attention and SwiGLU.
 
-Parameter names and the rotate-half layout of the rotary embedding are those of Hugging Face's Llama, so that an
+Options make it Qwen2's (biases of queries, keys and values), Qwen3's (queries and keys normalised) and Mixtral's
+(experts). Parameter names and the rotate-half layout of the rotary embedding are those of Hugging Face, so that an
 export copies tensors and permutes nothing. Shapes below: n rows, t tokens, d width, h heads, k key/value heads,
 c channels per head, v ids.
 """
@@ -15,6 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gristmill.train.models.attention import Visible, attend, see_documents
+from gristmill.train.models.experts import MixtureOfExperts
+from gristmill.train.models.rotary import rotary_table, rotate
 from gristmill.train.models.shape import Shape
 
 Head = Callable[[Tensor, Tensor], Any]
@@ -57,29 +61,6 @@ def empty_cache(shape: Shape, starts: Tensor, capacity: int, dtype: torch.dtype)
     return Cache(layers, 0, starts)
 
 
-def rotary_table(positions: Tensor, head_width: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the rotary embedding (Su et al. 2021), each half repeated as rotate-half wants it.
-
-    Args:
-        positions: (..., t) integers.
-        head_width: channels per head, even.
-        theta: base of the frequencies.
-
-    Returns:
-        two float32 tensors (..., t, head_width).
-    """
-    exponents = torch.arange(0, head_width, 2, dtype=torch.float32, device=positions.device) / head_width
-    angles = positions.float().unsqueeze(-1) * (1.0 / theta**exponents)
-    angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos(), angles.sin()
-
-
-def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Turn queries or keys (n, h, t, c) by their positions' angles (broadcast over heads)."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cosines + torch.cat((-second, first), dim=-1) * sines
-
-
 class RMSNorm(nn.Module):
     """x / rms(x) * weight (Zhang & Sennrich 2019)."""
 
@@ -98,38 +79,40 @@ class Attention(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        narrow = shape.kv_heads * shape.head_width
+        wide, narrow = shape.attention_width, shape.kv_heads * shape.head_width
         self.shape = shape
-        self.q_proj = nn.Linear(shape.width, shape.width, bias=False)
-        self.k_proj = nn.Linear(shape.width, narrow, bias=False)
-        self.v_proj = nn.Linear(shape.width, narrow, bias=False)
-        self.o_proj = nn.Linear(shape.width, shape.width, bias=False)
+        self.q_proj = nn.Linear(shape.width, wide, bias=shape.qkv_bias)
+        self.k_proj = nn.Linear(shape.width, narrow, bias=shape.qkv_bias)
+        self.v_proj = nn.Linear(shape.width, narrow, bias=shape.qkv_bias)
+        self.o_proj = nn.Linear(wide, shape.width, bias=False)
+        if shape.qk_norm:
+            self.q_norm = RMSNorm(shape.head_width, shape.norm_eps)
+            self.k_norm = RMSNorm(shape.head_width, shape.norm_eps)
 
     def forward(
-        self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Tensor | None, cache: LayerCache | None, filled: int
+        self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible, cache: LayerCache | None, filled: int
     ) -> Tensor:
         """Attend (n, t, d) -> (n, t, d).
 
         Args:
             x: normalised input.
             rotary: cosines and sines that broadcast to (n, h, t, c).
-            visible: (n, 1, t, filled + t) bool, or None for plain causal attention without a cache.
+            visible: which tokens may see each other (see attention.attend); None for plain causal attention.
             cache: where keys and values of earlier positions are, and where the new ones go.
             filled: positions already in the cache.
         """
         n, t, _ = x.shape
         channels = self.shape.head_width
-        queries = rotate(self.q_proj(x).view(n, t, -1, channels).transpose(1, 2), *rotary)
-        keys = rotate(self.k_proj(x).view(n, t, -1, channels).transpose(1, 2), *rotary)
-        values = self.v_proj(x).view(n, t, -1, channels).transpose(1, 2)
+        queries, keys, values = (project(x).view(n, t, -1, channels).transpose(1, 2)
+                                 for project in (self.q_proj, self.k_proj, self.v_proj))
+        if self.shape.qk_norm:
+            queries, keys = self.q_norm(queries), self.k_norm(keys)
+        queries, keys = rotate(queries, *rotary), rotate(keys, *rotary)
         if cache is not None:
             cache.keys[:, :, filled : filled + t] = keys
             cache.values[:, :, filled : filled + t] = values
             keys, values = cache.keys[:, :, : filled + t], cache.values[:, :, : filled + t]
-        mixed = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=visible, is_causal=visible is None,
-            enable_gqa=self.shape.kv_heads != self.shape.heads,
-        )
+        mixed = attend(queries, keys, values, visible)
         return self.o_proj(mixed.transpose(1, 2).reshape(n, t, -1))
 
 
@@ -148,23 +131,25 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention and feed-forward, each behind a norm and a residual connection."""
+    """One layer: attention and feed-forward (or experts), each behind a norm and a residual connection."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(shape.width, shape.norm_eps)
         self.self_attn = Attention(shape)
         self.post_attention_layernorm = RMSNorm(shape.width, shape.norm_eps)
-        self.mlp = FeedForward(shape)
+        self.mlp = MixtureOfExperts(shape) if shape.experts else FeedForward(shape)
 
     def forward(
-        self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Tensor | None, cache: LayerCache | None, filled: int
+        self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible = None, trained: Tensor | None = None,
+        cache: LayerCache | None = None, filled: int = 0,
     ) -> Tensor:
-        """(n, t, d) -> (n, t, d); see Attention.forward for the arguments."""
+        """(n, t, d) -> (n, t, d); see Attention.forward for the arguments, and Llama.forward for `trained`."""
         cosines, sines = rotary
         rotary = (cosines.to(x.dtype), sines.to(x.dtype))
         x = x + self.self_attn(self.input_layernorm(x), rotary, visible, cache, filled)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        normal = self.post_attention_layernorm(x)
+        return x + (self.mlp(normal, trained) if isinstance(self.mlp, MixtureOfExperts) else self.mlp(normal))
 
 
 class Decoder(nn.Module):
@@ -187,7 +172,10 @@ class Llama(nn.Module):
         if not shape.tied_embeddings:
             self.lm_head = nn.Linear(shape.width, shape.padded_vocab_size, bias=False)
 
-    def forward(self, ids: Tensor, head: Head = logits_head, cache: Cache | None = None) -> Any:
+    def forward(
+        self, ids: Tensor, head: Head = logits_head, cache: Cache | None = None, positions: Tensor | None = None,
+        trained: Tensor | None = None,
+    ) -> Any:
         """Run the model and compute something from its last hidden states.
 
         The head runs inside the forward pass, where the output matrix is whole also under FSDP.
@@ -196,18 +184,24 @@ class Llama(nn.Module):
             ids: (n, t) int64, each below `vocab_size`.
             head: what to compute; logits (n, t, v) in float32 by default.
             cache: for generation: attended to, and filled with these tokens.
+            positions: (n, t) of each token in its document, which is all that it sees then; negative for padding.
+                Without them a token sees its whole row up to itself. Not together with a cache.
+            trained: (n,) each row's weight in the loss that keeps experts equally busy, which is then added to
+                whatever is minimised; nothing is without it, or in a dense model.
         """
         t = ids.shape[1]
         filled = 0 if cache is None else cache.length
-        positions = torch.arange(filled, filled + t, device=ids.device)
-        visible = None
+        places = torch.arange(filled, filled + t, device=ids.device)
+        visible: Visible = None
         if cache is not None:
-            visible = visible_positions(cache.starts, positions)
-            positions = (positions - cache.starts[:, None]).clamp(min=0).unsqueeze(1)
-        rotary = rotary_table(positions, self.shape.head_width, self.shape.rope_theta)
+            visible = visible_positions(cache.starts, places)
+            places = (places - cache.starts[:, None]).clamp(min=0).unsqueeze(1)
+        elif positions is not None:
+            visible, places = see_documents(positions), positions.clamp(min=0).unsqueeze(1)
+        rotary = rotary_table(places, self.shape.head_width, self.shape.rope_theta, self.shape.rope_scaling)
         hidden = self.model.embed_tokens(ids)
         for number, layer in enumerate(self.model.layers):
-            hidden = layer(hidden, rotary, visible, None if cache is None else cache.layers[number], filled)
+            hidden = layer(hidden, rotary, visible, trained, None if cache is None else cache.layers[number], filled)
         if cache is not None:
             cache.length += t
         hidden = self.model.norm(hidden)

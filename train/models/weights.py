@@ -2,67 +2,91 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from gristmill.dataprep.files import atomic_write, read_json, write_json
-from gristmill.train.models.shape import Shape, shape_from_json, shape_from_llama, shape_to_json
+from gristmill.mixtures.model import Initialisation
+from gristmill.train.models.families import shape_from_hf, tensors_behind
+from gristmill.train.models.initialisation import initial_tensor
+from gristmill.train.models.shape import Shape, shape_from_json, shape_to_json
 
 if TYPE_CHECKING:
     from gristmill.train.models.llama import Llama
 
-INIT_STD = 0.02
-RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight")
 WEIGHTS_FILE, SHAPE_FILE = "model.safetensors", "config.json"
+INDEX_FILE = "model.safetensors.index.json"
 TensorOf = Callable[[str, torch.Size], Tensor]
 """(parameter name, its whole shape) -> its float32 value on the CPU."""
 
 
-def initial_tensor(name: str, size: torch.Size, layers: int, seed: int) -> Tensor:
-    """A parameter's first value: normal with deviation 0.02, ones for norms.
-
-    What ends in a residual connection is smaller by sqrt(2 * layers) (GPT-2, Radford et al. 2019, section 2.3).
-    The generator is keyed by the parameter's name, so the value depends on nothing else in the model.
-    """
-    if len(size) < 2:
-        return torch.ones(size)
-    key = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
-    deviation = INIT_STD / math.sqrt(2 * layers) if name.endswith(RESIDUAL_OUTPUTS) else INIT_STD
-    return torch.empty(size).normal_(0.0, deviation, generator=generator)
+class WeightsError(ValueError):
+    """A folder's tensors are not those of the model that its config.json describes."""
 
 
-def drawn(shape: Shape, seed: int) -> TensorOf:
+def drawn(shape: Shape, seed: int, init: Initialisation = "gpt2") -> TensorOf:
     """Where the tensors of a new model come from."""
-    return lambda name, size: initial_tensor(name, size, shape.layers, seed)
+    return lambda name, size: initial_tensor(name, size, shape, init, seed)
 
 
 def stored(folder: Path) -> TensorOf:
-    """Where the tensors of a saved model come from."""
-    from safetensors import safe_open
+    """Where the tensors of a saved model come from: our own, or one that transformers wrote, in one file or several.
 
-    file = safe_open(str(folder / WEIGHTS_FILE), framework="pt")
+    Raises:
+        WeightsError: (when called) a tensor is missing or has another shape than the model wants.
+    """
+    config = read_json(folder / SHAPE_FILE)
+    shape, family = read_shape(folder), config.get("model_type", "gristmill")
+    find = _finder(folder)
 
     def tensor_of(name: str, size: torch.Size) -> Tensor:
-        tensor: Tensor = file.get_tensor(name)
+        parts = [torch.cat([find(inner) for inner in names]) if len(names) > 1 else find(names[0])
+                 for names in tensors_behind(name, shape, family)]
+        tensor = torch.stack(parts) if len(parts) > 1 else parts[0].reshape(size) if len(size) == 3 else parts[0]
         if tensor.shape != size:
-            raise ValueError(f"{folder / WEIGHTS_FILE}: {name} is {tuple(tensor.shape)}, the model wants "
-                             f"{tuple(size)}: weights and {SHAPE_FILE} do not belong together")
+            raise WeightsError(f"{folder}: {name} is {tuple(tensor.shape)}, the model wants {tuple(size)}: weights and "
+                               f"{SHAPE_FILE} do not belong together")
         return tensor.float()
 
     return tensor_of
 
 
+def _finder(folder: Path) -> Callable[[str], Tensor]:
+    """A function that reads a tensor from whichever safetensors file of a folder holds it."""
+    from safetensors import safe_open
+
+    index = folder / INDEX_FILE
+    where: dict[str, str] | None = read_json(index)["weight_map"] if index.exists() else None
+
+    @cache
+    def opened(file: str) -> Any:
+        if not (folder / file).exists():
+            raise WeightsError(f"{folder} has no {file}; a model is {WEIGHTS_FILE}, or {INDEX_FILE} and its parts")
+        return safe_open(str(folder / file), framework="pt")
+
+    def find(name: str) -> Tensor:
+        file = WEIGHTS_FILE if where is None else where.get(name)
+        if file is None or name not in opened(file).keys():  # noqa: SIM118 - safe_open's handles are no mappings
+            raise WeightsError(f"{folder / (file or INDEX_FILE)} has no tensor {name}, which {SHAPE_FILE} asks for")
+        tensor: Tensor = opened(file).get_tensor(name)
+        return tensor
+
+    return find
+
+
 def read_shape(folder: Path) -> Shape:
-    """The sizes of a model that a training stage saved, or that was exported as Llama."""
+    """The sizes of a model that a training stage saved, or that transformers can load.
+
+    Raises:
+        gristmill.train.models.families.UnknownArchitectureError: this decoder cannot run it.
+    """
     config = read_json(folder / SHAPE_FILE)
-    return shape_from_llama(config) if "model_type" in config else shape_from_json(config)
+    return shape_from_hf(config) if "model_type" in config else shape_from_json(config)
 
 
 def save_model(folder: Path, shape: Shape, tensors: dict[str, Tensor]) -> None:

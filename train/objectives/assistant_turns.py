@@ -57,7 +57,8 @@ class AssistantTurns:
         ids, trained = (part.to(self._token_bytes.device) for part in padded(chosen, self._pad, self._length))
         targets = next_tokens(ids, trained)
         counted = (targets != IGNORED).float() * real
-        loss, nll = model(ids, partial(weighted_nll, targets=targets, weights=counted * scale))
+        weights = counted * scale
+        loss, nll = model(ids, partial(weighted_nll, targets=targets, weights=weights), trained=weights.sum(dim=1))
         num_bytes = self._token_bytes[targets.clamp(min=0)]
         return loss, torch.stack([(part * counted).double().sum() for part in (nll, counted, num_bytes)])
 

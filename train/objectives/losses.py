@@ -35,10 +35,13 @@ class _WeightedNll(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor, z_loss: float
+    ) -> tuple[Tensor, Tensor]:
         nll = torch.zeros(len(hidden), dtype=torch.float32, device=hidden.device)
         hidden_gradient = torch.empty_like(hidden)
         matrix_gradient = torch.zeros(matrix.shape, dtype=torch.float32, device=matrix.device)
+        squares = torch.zeros_like(nll)
         size = max(1, CHUNK_LOGITS // len(matrix))
         for start in range(0, len(hidden), size):
             part = slice(start, start + size)
@@ -49,10 +52,15 @@ class _WeightedNll(torch.autograd.Function):
             # One exponential per logit serves both the loss and its gradient.
             gradient = logits.sub_(largest).exp_()
             total = gradient.sum(dim=-1, keepdim=True)
-            nll[part] = ((total.log() + largest - target) * valid).squeeze(1)
-            # d nll / d logits = softmax - onehot
+            normaliser = total.log() + largest
+            nll[part] = ((normaliser - target) * valid).squeeze(1)
             factor = valid * weights[part][:, None]
-            gradient.mul_(factor / total)
+            # d nll / d logits = softmax - onehot, d normaliser^2 / d logits = 2 normaliser softmax
+            softmax_factor = factor
+            if z_loss:
+                squares[part] = (normaliser.square() * valid).squeeze(1)
+                softmax_factor = factor * (1.0 + 2.0 * z_loss * normaliser)
+            gradient.mul_(softmax_factor / total)
             gradient.scatter_(1, index, gradient.gather(1, index) - factor)
             gradient = gradient.to(hidden.dtype)
             hidden_gradient[part] = gradient @ matrix
@@ -62,15 +70,17 @@ class _WeightedNll(torch.autograd.Function):
                 matrix_gradient += gradient.T @ hidden[part]
         ctx.save_for_backward(hidden_gradient, matrix_gradient.to(matrix.dtype))
         ctx.mark_non_differentiable(nll)
-        return (nll * weights).sum(), nll
+        return ((nll + z_loss * squares) * weights).sum(), nll
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         hidden_gradient, matrix_gradient = ctx.saved_tensors
-        return hidden_gradient * gradients[0], matrix_gradient * gradients[0], None, None
+        return hidden_gradient * gradients[0], matrix_gradient * gradients[0], None, None, None
 
 
-def weighted_nll(hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def weighted_nll(
+    hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor, z_loss: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """Cross-entropy of next tokens, in float32, without ever holding all logits.
 
     Args:
@@ -78,11 +88,14 @@ def weighted_nll(hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tenso
         matrix: (v, d), the output matrix.
         targets: (n, t) int64, IGNORED where nothing is trained.
         weights: (n, t) float32, what each token's loss is multiplied with (one over the step's tokens).
+        z_loss: adds so much of the squared log of the softmax's normaliser, which keeps logits from drifting (PaLM,
+            Chowdhery et al. 2022, section 5: 1e-4).
 
     Returns:
-        the weighted sum (a scalar to call backward on) and the plain loss per token (n, t), which has no gradient.
+        the weighted sum with the z-loss (a scalar to call backward on) and the plain loss per token (n, t), which has
+        no gradient.
     """
-    total, nll = _WeightedNll.apply(hidden.flatten(0, 1), matrix, targets.flatten(), weights.flatten())
+    total, nll = _WeightedNll.apply(hidden.flatten(0, 1), matrix, targets.flatten(), weights.flatten(), z_loss)
     return total, nll.view(targets.shape)
 
 

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.evaluation.held_out import loss_metrics
+from gristmill.train.models.experts import expert_loads, report_loads
+from gristmill.train.models.shape import Shape
 from gristmill.train.objectives.losses import IGNORED, next_tokens, weighted_nll
 
 SUMS_PER_SOURCE = 3
@@ -29,15 +31,20 @@ class NextToken:
         packed: the training set.
         seed: of the order.
         token_bytes: (vocab,) bytes per id, on the device.
-        flops_per_token: model arithmetic.
+        shape: of the model.
+        z_loss: see losses.weighted_nll.
     """
 
-    def __init__(self, packed: PackedSet, seed: int, token_bytes: Tensor, flops_per_token: float) -> None:
+    def __init__(
+        self, packed: PackedSet, seed: int, token_bytes: Tensor, shape: Shape, z_loss: float = 0.0
+    ) -> None:
         self.packed = packed
         self.order = packed.order(seed)
         self.fingerprint = packed.fingerprint
-        self.sums_length = 1 + SUMS_PER_SOURCE * len(packed.sources)
-        self.flops_per_token = flops_per_token
+        self._source_sums = 1 + SUMS_PER_SOURCE * len(packed.sources)
+        self.sums_length = self._source_sums + shape.layers * shape.experts
+        self.flops_per_token: float = shape.flops_per_token(packed.sequence_length)
+        self._shape, self._z_loss = shape, z_loss
         self._token_bytes = token_bytes
 
     def weight(self, rows: np.ndarray) -> float:
@@ -49,32 +56,43 @@ class NextToken:
         return len(rows) * self.packed.sequence_length
 
     def loss(self, model: nn.Module, rows: np.ndarray, scale: float) -> tuple[Tensor, Tensor]:
-        """See loop.Objective; the sums are the total loss, then loss, tokens and bytes of each source."""
+        """See loop.Objective.
+
+        The sums are the total loss; loss, tokens and bytes of each source; tokens of each expert, layer by layer.
+        """
         # An empty micro-batch computes on any row, with no weight: its passes are collective operations.
         real = float(len(rows) > 0)
         rows = rows if len(rows) else np.zeros(1, dtype=np.int64)
         device = self._token_bytes.device
         ids = torch.from_numpy(self.packed.read(rows)).to(device, non_blocking=True)
         sources = torch.from_numpy(self.packed.source_of(rows)).to(device, non_blocking=True)
-        filled = torch.from_numpy(self.packed.boundaries(rows).filled()).to(device, non_blocking=True)
+        boundaries = self.packed.boundaries(rows)
+        filled = torch.from_numpy(boundaries.filled()).to(device, non_blocking=True)
+        positions = None
+        if self._shape.document_mask:
+            positions = torch.from_numpy(boundaries.positions(ids.shape[1])).to(device, non_blocking=True)
         targets = next_tokens(ids, torch.arange(ids.shape[1], device=device) < filled[:, None])
         counted = (targets != IGNORED).float() * real
-        loss, nll = model(ids, partial(weighted_nll, targets=targets, weights=counted * scale))
+        weights = counted * scale
+        loss, nll = model(ids, partial(weighted_nll, targets=targets, weights=weights, z_loss=self._z_loss),
+                          positions=positions, trained=weights.sum(dim=1))
+        loads = [load.double() * real for load in expert_loads(model)]
         num_bytes = self._token_bytes[targets.clamp(min=0)]
         per_row = torch.stack([(part * counted).double().sum(dim=1) for part in (nll, counted, num_bytes)], dim=1)
         # A product with one-hot columns instead of index_add_, whose order is not fixed on GPUs.
         one_hot = torch.nn.functional.one_hot(sources, len(self.packed.sources)).double()
         per_source = one_hot.T @ per_row
-        return loss, torch.cat((per_source[:, :1].sum(dim=0), per_source.flatten()))
+        return loss, torch.cat((per_source[:, :1].sum(dim=0), per_source.flatten(), *loads))
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
-        """Loss over all sources; loss, bits per byte and tokens of each one that was read."""
+        """Loss over all sources; loss, bits per byte and tokens of each one that was read; how busy experts are."""
         by_source = {name: sums[1 + SUMS_PER_SOURCE * n : 1 + SUMS_PER_SOURCE * (n + 1)]
                      for n, name in enumerate(self.packed.sources)}
         num_bytes = sum(part[2] for part in by_source.values())
         return {**loss_metrics(sums[0], weight, num_bytes),
                 "sources": {name: {**loss_metrics(*part), "tokens": int(part[1])}
-                            for name, part in by_source.items() if part[1]}}
+                            for name, part in by_source.items() if part[1]},
+                **report_loads(sums[self._source_sums :], self._shape.experts)}
 
     def describe(self, rows: np.ndarray) -> dict[str, Any]:
         """The documents behind some rows: id, source and tokens of each piece."""

@@ -1,0 +1,84 @@
+"""Attention within documents: a packed row gives what its documents give on their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from gristmill.mixtures.model import RopeScaling
+from gristmill.train.models import attention
+from gristmill.train.models.attention import Segments, attend, block_mask, document_numbers, see_documents
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.shape import Shape
+
+MakeModel = Callable[[Shape], Llama]
+ROWS = ((5, 12, 7), (24,), (1, 1, 22), (10, 4))
+"""Lengths of the documents of each row of 24 tokens; the last one has ten tokens of padding."""
+
+
+def positions_of(rows: Sequence[Sequence[int]], length: int = 24) -> torch.Tensor:
+    """Each token's number in its document, -1 for padding, as PackedSet gives them."""
+    found = torch.full((len(rows), length), -1, dtype=torch.int32)
+    for row, lengths in enumerate(rows):
+        counted = torch.cat([torch.arange(one) for one in lengths])
+        found[row, : len(counted)] = counted
+    return found
+
+
+@pytest.fixture
+def ids() -> torch.Tensor:
+    return torch.randint(0, 100, (len(ROWS), 24), generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize("least_mean_length", [1, 1000])
+@pytest.mark.parametrize("changes", [
+    {}, {"qk_norm": True}, {"rope_scaling": RopeScaling(kind="yarn", factor=2.0, original_length=8)},
+])
+def test_a_packed_row_gives_the_logits_and_gradients_of_its_documents(
+    least_mean_length: int, changes: dict[str, Any], ids: torch.Tensor, tiny_shape: Shape, make_model: MakeModel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attention, "LEAST_MEAN_LENGTH", least_mean_length)
+    form = see_documents(positions_of(ROWS))
+    assert isinstance(form, Segments) == (least_mean_length == 1)
+    model = make_model(replace(tiny_shape, **changes)).double()  # so that rounding hides nothing
+    packed = model(ids, positions=positions_of(ROWS))
+    together, apart = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for row, lengths in enumerate(ROWS):
+        start = 0
+        for length in lengths:
+            part = slice(start, start + length)
+            alone = model(ids[row : row + 1, part])[0]
+            torch.testing.assert_close(packed[row, part], alone, atol=1e-6, rtol=1e-6)
+            together, apart = together + packed[row, part].square().sum(), apart + alone.square().sum()
+            start += length
+    parameters = list(model.parameters())
+    for ours, theirs in zip(torch.autograd.grad(together, parameters), torch.autograd.grad(apart, parameters),
+                            strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_without_positions_a_token_sees_the_documents_before_its_own(
+    ids: torch.Tensor, tiny_shape: Shape, make_model: MakeModel
+) -> None:
+    model = make_model(tiny_shape)
+    assert not torch.allclose(model(ids)[0, 5:], model(ids, positions=positions_of(ROWS))[0, 5:], atol=1e-3)
+
+
+def test_documents_are_told_apart_by_positions_and_padding_is_one_of_its_own() -> None:
+    assert document_numbers(torch.tensor([[0, 1, 2, 0, 0, 1, -1, -1]])).tolist() == [[1, 1, 1, 2, 3, 3, 4, 4]]
+
+
+def test_flex_attention_computes_the_same() -> None:
+    """As on a GPU, but not compiled: the whole products of blocks, masked."""
+    generator = torch.Generator().manual_seed(2)
+    queries = torch.randn(len(ROWS), 4, 24, 8, generator=generator)
+    keys, values = (torch.randn(len(ROWS), 2, 24, 8, generator=generator) for _ in range(2))
+    positions = positions_of(ROWS)
+    plain = attend(queries, keys, values, see_documents(positions, dense=True))
+    flexible = attend(queries, keys, values, block_mask(document_numbers(positions)))
+    torch.testing.assert_close(flexible, plain, atol=1e-6, rtol=1e-5)

@@ -1,0 +1,154 @@
+"""Models of other families: the same logits as transformers, from its files and back into them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gristmill.dataprep.files import write_json
+from gristmill.mixtures.model import RopeScaling
+from gristmill.train.export import exported_tensors, write_weights
+from gristmill.train.models.families import UnknownArchitectureError, family_of, hf_config, shape_from_hf
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.rotary import frequencies
+from gristmill.train.models.shape import Shape, shape_from_json, shape_to_json
+from gristmill.train.models.weights import WeightsError, load_model, read_shape, save_model
+
+VOCAB, LENGTH = 100, 24
+SIZES = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": LENGTH, "rms_norm_eps": 1e-3,
+         "tie_word_embeddings": False}  # fmt: skip
+PLAIN = {"rope_type": "default", "rope_theta": 500.0}
+LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 16}
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
+FAMILIES = {
+    "llama": ("LlamaConfig", {"rope_parameters": PLAIN}),
+    "llama-linear": ("LlamaConfig", {"rope_parameters": LINEAR}),
+    "llama-3.1": ("LlamaConfig", {"rope_parameters": LLAMA3, "head_dim": 16}),
+    "llama-yarn": ("LlamaConfig", {"rope_parameters": YARN}),
+    "mistral": ("MistralConfig", {"rope_parameters": PLAIN, "sliding_window": None}),
+    "qwen2": ("Qwen2Config", {"rope_parameters": PLAIN}),
+    "qwen3": ("Qwen3Config", {"rope_parameters": PLAIN, "head_dim": 16}),
+    "mixtral": ("MixtralConfig", {"rope_parameters": PLAIN, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3-moe": ("Qwen3MoeConfig", {"rope_parameters": PLAIN, "head_dim": 16, "num_experts": 5,
+                                     "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": True}),
+}  # fmt: skip
+
+
+@pytest.fixture
+def ids() -> torch.Tensor:
+    return torch.randint(0, VOCAB, (3, LENGTH), generator=torch.Generator().manual_seed(0))
+
+
+def peer(name: str) -> Any:
+    """transformers' model of a family, with weights large enough for a mistake to show in the logits."""
+    import transformers
+
+    kind, further = FAMILIES[name]
+    torch.manual_seed(1)
+    config = getattr(transformers, kind)(**SIZES, **further)
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm" in parameter_name else 0.0, 0.2)
+    return model
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_model_of_transformers_gives_the_same_logits_here_and_after_its_export(
+    name: str, ids: torch.Tensor, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    theirs = peer(name)
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
+    assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1  # the weights lie in several files
+    ours = load_model(tmp_path / "theirs")
+    with torch.no_grad():
+        expected = theirs(ids).logits
+        torch.testing.assert_close(ours(ids), expected, atol=1e-5, rtol=1e-4)
+    save_model(tmp_path / "ours", ours.shape, dict(ours.named_parameters()))
+    assert read_shape(tmp_path / "ours") == ours.shape
+    exported = tmp_path / "exported"
+    write_json(exported / "config.json", hf_config(ours.shape, "float32", [0], 1))
+    write_weights(exported / "model.safetensors", exported_tensors(tmp_path / "ours", ours.shape, torch.float32))
+    with torch.no_grad():
+        back, report = AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
+        assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        torch.testing.assert_close(back.eval()(ids).logits, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("rope", [LINEAR, LLAMA3, YARN, {**YARN, "beta_fast": 8.0, "attention_factor": 1.5}])
+@pytest.mark.parametrize("channels", [8, 64])
+def test_frequencies_are_those_of_transformers(rope: dict[str, Any], channels: int) -> None:
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    config = LlamaConfig(**{**SIZES, "head_dim": channels}, rope_parameters={**rope, "rope_theta": 10_000.0})
+    expected, warmth = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
+    scaling = shape_from_hf(config.to_dict()).rope_scaling
+    found, ours = frequencies(channels, 10_000.0, scaling, torch.device("cpu"))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    assert ours == pytest.approx(warmth)
+
+
+@pytest.mark.parametrize(("change", "named"), [
+    ({"model_type": "gemma2"}, "model_type 'gemma2'"),
+    ({"attention_bias": True}, "attention_bias"),
+    ({"hidden_act": "gelu"}, "hidden_act"),
+    ({"model_type": "mistral", "sliding_window": 8}, "sliding_window"),
+    ({"rope_parameters": {**LINEAR, "rope_type": "dynamic"}}, r"rope_parameters.rope_type"),
+    ({"rope_parameters": {**YARN, "mscale": 1.0}}, "rope_parameters"),
+    ({"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    ({"rms_norm_eps": None}, "has no rms_norm_eps"),
+])
+def test_a_model_that_computes_something_else_is_refused_by_the_name_of_its_key(
+    change: dict[str, Any], named: str
+) -> None:
+    config = {"model_type": "llama", **SIZES, "rope_parameters": PLAIN}
+    shape_from_hf(config)
+    with pytest.raises(UnknownArchitectureError, match=named):
+        shape_from_hf({**config, **change})
+
+
+def test_a_window_that_no_row_fills_changes_nothing() -> None:
+    shape_from_hf({"model_type": "mistral", **SIZES, "rope_parameters": PLAIN, "sliding_window": LENGTH})
+
+
+def test_the_config_of_older_versions_of_transformers_is_read() -> None:
+    scaling = {name: value for name, value in LLAMA3.items() if name != "rope_theta"}
+    older = {"model_type": "llama", **SIZES, "rope_theta": 500.0, "rope_scaling": scaling}
+    newer = {"model_type": "llama", **SIZES, "rope_parameters": LLAMA3}
+    assert shape_from_hf(older) == shape_from_hf(newer)
+
+
+@pytest.mark.parametrize(("changes", "family"), [
+    ({}, "llama"), ({"qkv_bias": True}, "qwen2"), ({"qk_norm": True}, "qwen3"),
+    ({"experts": 4, "experts_per_token": 2}, "mixtral"),
+    ({"experts": 4, "experts_per_token": 2, "qk_norm": True}, "qwen3_moe"),
+    ({"rope_scaling": RopeScaling(kind="yarn", factor=2.0, original_length=8, beta_fast=16.0)}, "llama"),
+])
+def test_a_shape_survives_both_of_its_files(changes: dict[str, Any], family: str, tiny_shape: Shape) -> None:
+    shape = replace(tiny_shape, padded_vocab_size=VOCAB, **changes)
+    assert family_of(shape) == family
+    assert shape_from_json(json.loads(json.dumps(shape_to_json(shape)))) == shape
+    assert shape_from_hf(json.loads(json.dumps(hf_config(shape, "float32", [0], 1)))) == shape
+
+
+def test_weights_that_do_not_fit_their_config_are_refused(
+    tiny_shape: Shape, make_model: Callable[[Shape], Llama], tmp_path: Path
+) -> None:
+    save_model(tmp_path, tiny_shape, dict(make_model(tiny_shape).named_parameters()))
+    for changes, message in (({"ffn_width": 64}, "gate_proj.weight is .48, 32., the model wants .64, 32."),
+                             ({"layers": 3}, "has no tensor model.layers.2.")):
+        write_json(tmp_path / "config.json", shape_to_json(replace(tiny_shape, **changes)))
+        with pytest.raises(WeightsError, match=message):
+            load_model(tmp_path)

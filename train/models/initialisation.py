@@ -1,0 +1,73 @@
+"""First values of weights, keyed by their names, so that they depend on nothing else in the model."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gristmill.mixtures.model import Initialisation
+from gristmill.train.models.shape import Shape
+
+INIT_STD = 0.02
+CUT = 3.0
+"""Deviations at which `llama` and `mitchell` cut a normal distribution off."""
+RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight", "experts.down_proj")
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+Deviation = tuple[float, float | None]
+"""Standard deviation, and at how many of them the distribution is cut off, if anywhere."""
+
+
+def initial_tensor(name: str, size: torch.Size, shape: Shape, init: Initialisation, seed: int) -> Tensor:
+    """A parameter's first value: ones for norms, zeros for biases, matrices as `mixtures.model.Model.init` says."""
+    if len(size) < 2:
+        return torch.zeros(size) if name.endswith("bias") else torch.ones(size)
+    key = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
+    deviation, cut = SCHEMES[init](name, size, shape)
+    if cut is None:
+        return torch.empty(size).normal_(0.0, deviation, generator=generator)
+    edge = cut * deviation
+    return torch.nn.init.trunc_normal_(torch.empty(size), 0.0, deviation, -edge, edge, generator=generator)
+
+
+def _gpt2(name: str, size: torch.Size, shape: Shape) -> Deviation:
+    """Radford et al. 2019, section 2.3."""
+    return INIT_STD / (math.sqrt(2 * shape.layers) if name.endswith(RESIDUAL_OUTPUTS) else 1.0), None
+
+
+def _llama(name: str, size: torch.Size, shape: Shape) -> Deviation:
+    """torchtitan, models/llama3, whose depth scales the up projection too."""
+    if name == HEAD:
+        return 1 / math.sqrt(shape.width), CUT
+    if name == EMBEDDING:
+        # A tied embedding is the output layer too, whose logits would start with a deviation of sqrt(width).
+        return (1 / math.sqrt(shape.width), CUT) if shape.tied_embeddings else (1.0, None)
+    return INIT_STD / (_depth(name) if name.endswith((*RESIDUAL_OUTPUTS, ".up_proj.weight")) else 1.0), None
+
+
+def _neox(name: str, size: torch.Size, shape: Shape) -> Deviation:
+    """GPT-NeoX, megatron/model/init_functions.py: small_init, and wang_init at residual ends."""
+    if name.endswith(RESIDUAL_OUTPUTS):
+        return 2 / shape.layers / math.sqrt(shape.width), None
+    return math.sqrt(2 / (5 * shape.width)), None
+
+
+def _mitchell(name: str, size: torch.Size, shape: Shape) -> Deviation:
+    """OLMo, olmo/initialization.py; the last dimension is what a matrix sums over."""
+    return 1 / math.sqrt(size[-1]) / (_depth(name) if name.endswith(RESIDUAL_OUTPUTS) else 1.0), CUT
+
+
+def _depth(name: str) -> float:
+    """sqrt(2 (layer + 1)), layers counted from 0."""
+    found = re.search(r"layers\.(\d+)\.", name)
+    return math.sqrt(2 * (int(found[1]) + 1)) if found else 1.0
+
+
+SCHEMES: dict[Initialisation, Callable[[str, torch.Size, Shape], Deviation]] = {
+    "gpt2": _gpt2, "llama": _llama, "neox": _neox, "mitchell": _mitchell,
+}  # fmt: skip

@@ -1,0 +1,86 @@
+"""Rotary positions (Su et al. 2021), plain or stretched to longer contexts.
+
+The frequencies are those of transformers' modeling_rope_utils, so that its models give the same logits here.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from gristmill.mixtures.model import RopeScaling
+
+
+def frequencies(
+    head_width: int, theta: float, scaling: RopeScaling | None, device: torch.device
+) -> tuple[Tensor, float]:
+    """Radians per position of each pair of channels, (head_width / 2,) float32, and what cosines are multiplied with.
+
+    Args:
+        head_width: channels per head, even.
+        theta: base of the frequencies.
+        scaling: how positions are stretched.
+        device: where to.
+    """
+    exponents = torch.arange(0, head_width, 2, dtype=torch.float32, device=device) / head_width
+    plain = 1.0 / theta**exponents
+    if scaling is None:
+        return plain, 1.0
+    if scaling.kind == "linear":
+        return plain / scaling.factor, 1.0
+    length = float(scaling.original_length or 0)
+    if scaling.kind == "llama3":
+        return _llama3(plain, scaling, length), 1.0
+    warmth = scaling.attention_factor or max(0.1 * math.log(scaling.factor) + 1.0, 1.0)
+    return _yarn(plain, scaling, length, head_width, theta), warmth
+
+
+def _llama3(plain: Tensor, scaling: RopeScaling, length: float) -> Tensor:
+    """Llama 3.1: long wavelengths stretched, short ones kept, those between mixed by a ramp."""
+    rotations = length * plain / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((rotations - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - kept) * plain / scaling.factor + kept * plain
+
+
+def _yarn(plain: Tensor, scaling: RopeScaling, length: float, head_width: int, theta: float) -> Tensor:
+    """YaRN, section 3.2 of Peng et al. 2023: a linear ramp over channels between two numbers of rotations."""
+
+    def channel(rotations: float) -> float:
+        """The pair of channels that turns so often in the original length."""
+        return head_width * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    first = max(math.floor(channel(scaling.beta_fast)), 0)
+    last = min(math.ceil(channel(scaling.beta_slow)), head_width - 1)
+    # A ramp of no width would divide by zero.
+    width = (last - first) or 0.001
+    stretched = ((torch.arange(len(plain), device=plain.device) - first) / width).clamp(0.0, 1.0)
+    return stretched * plain / scaling.factor + (1 - stretched) * plain
+
+
+def rotary_table(
+    positions: Tensor, head_width: int, theta: float, scaling: RopeScaling | None = None
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the rotary embedding, each half repeated as rotate-half wants it.
+
+    Args:
+        positions: (..., t) integers.
+        head_width: channels per head, even.
+        theta: base of the frequencies.
+        scaling: how positions are stretched.
+
+    Returns:
+        two float32 tensors (..., t, head_width).
+    """
+    per_position, warmth = frequencies(head_width, theta, scaling, positions.device)
+    angles = positions.float().unsqueeze(-1) * per_position
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos() * warmth, angles.sin() * warmth
+
+
+def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Turn queries or keys (n, h, t, c) by their positions' angles (broadcast over heads)."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cosines + torch.cat((-second, first), dim=-1) * sines
