@@ -35,11 +35,15 @@ def is_local(path: Path) -> bool:
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[BinaryIO]:
+def atomic_write(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
     """Open a file that appears under its final name whole, or not at all.
 
     On a local disk the bytes go to a temporary name beside it, are flushed to the disk and renamed. On an object
     store the write itself is a single put, which is atomic there.
+
+    Args:
+        durable: whether to wait for the disk. Without, the file is as whole to every process, whatever is killed, but
+            where the whole machine crashes within seconds it may be found empty or cut.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if not is_local(path):
@@ -51,16 +55,17 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         with open(temporary, "wb") as sink:
             yield sink
             sink.flush()
-            os.fsync(sink.fileno())
+            if durable:
+                os.fsync(sink.fileno())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a value as readable JSON, atomically."""
-    with atomic_write(path) as sink:
+def write_json(path: Path, value: Any, durable: bool = True) -> None:
+    """Write a value as readable JSON, atomically (`durable`: see `atomic_write`)."""
+    with atomic_write(path, durable) as sink:
         sink.write(json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True).encode() + b"\n")
 
 

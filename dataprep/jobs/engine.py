@@ -1,4 +1,4 @@
-"""How every Beam job here looks: one linear chain whose only element is the name of a shard.
+"""How every Beam job here looks: one linear chain whose elements are batches of the names of shards.
 
 A job maps tasks (a name and a JSON payload, usually a shard's address) through one function that does its own
 reading and writing. Each finished task leaves a record with what it counted and the sizes of what it wrote; a
@@ -7,6 +7,7 @@ rerun skips the tasks whose record and files are there. Nothing depends on how t
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ from typing import Any, cast
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import shard_names
-from gristmill.dataprep.files import as_path, read_json, write_json
+from gristmill.dataprep.files import as_path, write_json
+from gristmill.dataprep.jobs.batches import deal
 from gristmill.dataprep.jobs.chain import check_linear
 from gristmill.dataprep.jobs.dask_cluster import wait_for
 from gristmill.dataprep.jobs.fork_server import fork_server, module_of
@@ -119,11 +121,14 @@ def choose_mode(mode: str, workers: int, tasks: Sequence[Task], holds_gil: bool)
 
 
 def read_record(records: Path, name: str) -> dict[str, Any] | None:
-    """The result of a finished task, or None where it is not finished or its files are gone."""
-    path = records / f"{name}.json"
-    if not path.exists():
+    """The result of a finished task, or None where it is not finished or its files are gone.
+
+    A record that is not whole, as a crash of the machine may leave it, is of a task that did not finish.
+    """
+    try:
+        record = json.loads((records / f"{name}.json").read_bytes())
+    except (FileNotFoundError, ValueError):
         return None
-    record = read_json(path)
     for file, size in record["files"].items():
         target = as_path(file)
         if not target.exists() or target.stat().st_size != size:
@@ -133,10 +138,14 @@ def read_record(records: Path, name: str) -> dict[str, Any] | None:
 
 
 def finish_task(task: Task, process: Process, records: Path) -> dict[str, Any]:
-    """Run one task and leave its record, which is written last."""
+    """Run one task and leave its record, which is written last.
+
+    The task's files are on the disk by then. The record is not forced there: should the machine crash before it gets
+    there by itself, the task is done once more.
+    """
     done = process(task)
     files = {str(path): path.stat().st_size for path in done.files}
-    write_json(records / f"{task.name}.json", {"files": files, "result": dict(done.result)})
+    write_json(records / f"{task.name}.json", {"files": files, "result": dict(done.result)}, durable=False)
     return dict(done.result)
 
 
@@ -161,17 +170,21 @@ def _run_pipeline(
 ) -> None:
     if (context.runner, mode) == ("local", "processes"):
         fork_server()  # which imports Beam at the same time as this process
-    beam = import_beam()
-    from gristmill.dataprep.jobs.task_dofn import DoTask
+    beam = import_beam(whole=context.runner != "local")
+    from gristmill.dataprep.jobs.task_dofn import Deal, DoTasks
 
     workers = min(context.workers, len(tasks))
     pipeline = make_pipeline(
         context.runner, workers, context.options, mode, context.address, len(tasks), module_of(process)
     )
-    largest_first = sorted(tasks, key=lambda task: (-task.size_bytes, task.name))
-    elements = [(task.name, dict(task.payload)) for task in largest_first]
-    do_task = DoTask(context.stage, process, str(records))
-    _ = pipeline | f"{job}: shards" >> beam.Create(elements) | f"{job}: process" >> beam.ParDo(do_task)
+    do_tasks = f"{job}: process" >> beam.ParDo(DoTasks(context.stage, process, str(records)))
+    if context.runner == "local":
+        numbered = Deal(deal(tasks, workers))
+        deals = f"{job}: shards" >> beam.ParDo(numbered).with_output_types(tuple[int, list[Any]])
+        _ = pipeline | beam.Impulse() | deals | beam.GroupByKey() | do_tasks
+    else:  # a cluster's engine has its own way with what was created, and may retry each element
+        elements = [(number, [batch]) for number, batch in enumerate(deal(tasks, len(tasks)))]
+        _ = pipeline | f"{job}: shards" >> beam.Create(elements) | do_tasks
     check_linear(pipeline)
     wait_for(pipeline.run())
 

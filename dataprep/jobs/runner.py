@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import nullcontext
 from typing import Any, Literal
 
 from gristmill.dataprep.jobs.dask_cluster import check_cluster, dask_options
@@ -19,23 +21,53 @@ TRACEBACK_LOGGERS = (
     "apache_beam.runners.common", "apache_beam.runners.worker.sdk_worker", "apache_beam.runners.worker.sdk_worker_main",
     "apache_beam.runners.worker.data_plane",
 )  # fmt: skip
+SELDOM_NEEDED = ("boto3", "bson", "pandas", "pymongo", "requests")
+"""Packages that Beam imports where they are installed, for its sources, its sinks and its data frames."""
+COMPLAINING_LOGGERS = ("root", "apache_beam.io.mongodbio")
+"""Which say so where one of them is missing."""
 BEAM_NAMES = {"dask": "apache_beam.runners.dask.dask_runner.DaskRunner"}
 _loopback_lock = threading.Lock()
 
 
-def import_beam() -> Any:
-    """Import Beam without its warning about Google's optional libraries, which concerns nobody here."""
-    root = logging.getLogger()
+def import_beam(whole: bool = False) -> Any:
+    """Import Beam without its warnings about optional libraries, which concern nobody here.
 
-    def is_about_beam(record: logging.LogRecord) -> bool:
-        return "apitools" not in record.getMessage()
-
-    root.addFilter(is_about_beam)
+    Args:
+        whole: also with what its own sources and sinks need, which no job here uses: it takes as long as all the rest.
+    """
+    seldom_needed = nullcontext() if whole or "apache_beam" in sys.modules else _Without(SELDOM_NEEDED)
+    loggers = [logging.getLogger(name) for name in COMPLAINING_LOGGERS]
+    for logger in loggers:
+        logger.addFilter(_is_about_beam)
     try:
-        import apache_beam
+        with seldom_needed:
+            import apache_beam
     finally:
-        root.removeFilter(is_about_beam)
+        for logger in loggers:
+            logger.removeFilter(_is_about_beam)
     return apache_beam
+
+
+def _is_about_beam(record: logging.LogRecord) -> bool:
+    return not any(package in record.getMessage() for package in ("apitools", "bson"))
+
+
+class _Without:
+    """Within it, importing some packages fails in this thread as if they were not installed, unless they are there."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names, self._thread = names, threading.get_ident()
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """What Python asks before any other finder."""
+        if name in self._names and threading.get_ident() == self._thread:
+            raise ModuleNotFoundError(f"{name} is not imported with Beam", name=name)
+
+    def __enter__(self) -> None:
+        sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+
+    def __exit__(self, *error: object) -> None:
+        sys.meta_path.remove(self)  # type: ignore[arg-type]
 
 
 def quieten_beam() -> None:
@@ -84,7 +116,7 @@ def make_pipeline(
     Raises:
         WorkerError: the cluster does not answer.
     """
-    beam = import_beam()
+    beam = import_beam(whole=runner != "local")
     from apache_beam.options.pipeline_options import PipelineOptions
 
     quieten_beam()

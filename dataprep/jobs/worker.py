@@ -7,6 +7,7 @@ lost or broken in its forks. (Of native threads it has the one of Arrow's jemall
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -36,6 +37,7 @@ def main(argv: list[str]) -> None:
     quieten_beam()
     for name in PRELOADED:
         importlib.import_module(name)
+    gc.freeze()  # what is imported stays: a worker that looks for garbage in it would copy all of its memory
     with socket.socket(fileno=int(descriptor)) as requests:
         Server(requests).serve()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -61,6 +62,29 @@ def test_a_second_attempt_does_only_what_is_missing(tmp_path: Path) -> None:
     results = run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work"))
     assert [result["n"] for result in results] == list(range(7))
     assert sorted(calls(tmp_path)) == ["t1", "t2", "t4", "t5", "t6"]
+
+
+@pytest.mark.parametrize("left", [b"", b'{"files": {"', bytes(40)], ids=["empty", "cut", "zeros"])
+def test_a_task_whose_record_a_crash_of_the_machine_damaged_is_done_again(tmp_path: Path, left: bytes) -> None:
+    run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work"))
+    (tmp_path / "work/job/t5.json").write_bytes(left)
+    (tmp_path / "calls.log").unlink()
+    results = run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work"))
+    assert [result["n"] for result in results] == list(range(7))
+    assert calls(tmp_path) == ["t5"]
+
+
+@pytest.mark.parametrize("mode", ["memory", "threads", "processes"])
+def test_tasks_that_are_dealt_together_are_done_one_by_one(tmp_path: Path, mode: str) -> None:
+    """Of 12 tasks of equal size the first three are one batch; the third fails, and the others of it are kept."""
+    tasks = [Task(f"t{n:02d}", {"n": n + 1}, size_bytes=100) for n in range(12)]
+    work = context(tmp_path / "work", workers=2, mode=mode)
+    with pytest.raises(ValueError, match="t02: ValueError: three is not allowed"):
+        run_tasks("job", tasks, partial(fail_on_three, tmp_path), work)
+    assert {"t00", "t01"} <= set(calls(tmp_path))
+    results = run_tasks("job", tasks, partial(square, tmp_path), work)
+    assert [result["n"] for result in results] == list(range(1, 13))
+    assert sorted(calls(tmp_path)) == [task.name for task in tasks]
 
 
 def fail_on_three(out: Path, task: Task) -> Done:
@@ -213,3 +237,27 @@ def test_a_beam_with_another_inside_is_an_error_that_names_the_version_to_instal
     monkeypatch.setitem(sys.modules, "gristmill.dataprep.jobs.local_runner", None)
     with pytest.raises(TaskError, match=r"Apache Beam 2[\d.]+ has another inside .*'apache-beam>=2.77,<2.78'"):
         run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work"))
+
+
+IMPORTS_BEAM = """
+import importlib, sys, threading
+from gristmill.dataprep.jobs.runner import SELDOM_NEEDED, _Without, import_beam
+
+import_beam()
+assert not set(SELDOM_NEEDED) & set(sys.modules), set(SELDOM_NEEDED) & set(sys.modules)
+import requests, pandas  # now as ever
+
+del sys.modules["requests"]
+found = []
+with _Without(SELDOM_NEEDED):
+    thread = threading.Thread(target=lambda: found.append(importlib.import_module("requests").__name__))
+    thread.start()
+    thread.join()
+assert found == ["requests"], "other threads import what they like"
+assert not [finder for finder in sys.meta_path if isinstance(finder, _Without)]
+"""
+
+
+def test_beam_is_imported_without_what_no_job_needs_and_without_a_word() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORTS_BEAM], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
