@@ -34,6 +34,22 @@ def add_counts(parts: Iterable[Mapping[str, Any]]) -> Counts:
     return total
 
 
+def balance(results: Iterable[Mapping[str, Any]], max_quarantined: float, stage: str) -> Counts:
+    """Add the `counts` of a stage's results, and check that they balance.
+
+    Args:
+        max_quarantined: the share of the documents that may be quarantined.
+
+    Raises:
+        ConservationError: documents were lost or counted twice.
+        QuarantineError: more documents than allowed raised an error.
+    """
+    counts = add_counts(result["counts"] for result in results)
+    check_conservation(counts, stage)
+    check_quarantine(counts, max_quarantined, stage)
+    return counts
+
+
 def check_conservation(counts: Mapping[str, Any], stage: str) -> None:
     """Raise ConservationError unless kept + dropped + quarantined = read, in total and for every source."""
     for name, part in [("all sources", counts), *counts.get("sources", {}).items()]:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from gristmill.dataprep.cleaning.clean import RULE_PREFIX, WORDS_LEFT
 from gristmill.dataprep.documents import annotation_stages, read_annotations, read_documents
 from gristmill.dataprep.edits import EDITS
 from gristmill.flows.lookup import DocumentNotFoundError, committed_inputs, find_document
@@ -164,8 +165,13 @@ def describe_values(judged: Mapping[str, Any]) -> list[str]:
                      f"{edits['bytes_added']:,} added")
         lines += [f"  {shorten_text(edit['removed'])} -> {shorten_text(edit['added'])}" for edit in edits["first"]]
     values = (f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-              for name, value in judged["values"].items())
+              for name, value in judged["values"].items() if not _is_idle_rule(name, value))
     return [*lines, ", ".join(values)]
+
+
+def _is_idle_rule(name: str, value: Any) -> bool:
+    """Whether a value says no more than that a rule of `clean` changed nothing."""
+    return value == 0 and name.startswith(RULE_PREFIX) and name != WORDS_LEFT
 
 
 def shorten_text(text: str) -> str:

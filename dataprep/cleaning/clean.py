@@ -21,7 +21,7 @@ from gristmill.dataprep.cleaning.edit_composition import then
 from gristmill.dataprep.cleaning.newlines import cap_newlines
 from gristmill.dataprep.cleaning.unicode_repair import fix_unicode, normalise
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import add_counts, check_conservation, check_quarantine
+from gristmill.dataprep.counts import add_counts, balance
 from gristmill.dataprep.documents import annotate, judged_rows, kept_rows, read_documents, write_table
 from gristmill.dataprep.edits import EDITS, apply_edits, edits_array
 from gristmill.dataprep.histograms import SHARE_EDGES, add_histograms, histogram
@@ -36,6 +36,8 @@ from gristmill.mixtures.clean import Clean
 EMPTY = "clean/empty"
 REMOVED = "clean/max_removed_word_ratio"
 WORDS_LEFT, REMOVED_RATIO = "clean_words", "removed_word_ratio"
+RULE_PREFIX = "clean_"
+"""How the names of columns begin that say how often a rule was applied to a document."""
 SIZES = "bytes of "
 """How the names of columns begin that say how many bytes a rule took or replaced; they are not stored."""
 
@@ -77,9 +79,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     tasks = shard_tasks(inputs["ingest"])
     process = partial(clean_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), out=out)
     results = run_tasks("clean", tasks, process, context)
-    counts = add_counts(result["counts"] for result in results)
-    check_conservation(counts, context.stage)
-    check_quarantine(counts, section.max_quarantined, context.stage)
+    counts = balance(results, section.max_quarantined, context.stage)
     return {
         "counts": counts,
         "edits": add_counts(result["edits"] for result in results),
@@ -96,8 +96,8 @@ def clean_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], 
     measured, errors = measure_texts(documents["text"].take(judged), partial(clean_texts, section=section))
     reasons = spread(judge(measured, section), errors)
     applied = {
-        rule: {"documents": int(np.count_nonzero(measured[f"clean_{rule}"])),
-               "times": int(measured[f"clean_{rule}"].sum()), "bytes": int(measured.pop(SIZES + rule).sum())}
+        rule: {"documents": int(np.count_nonzero(measured[RULE_PREFIX + rule])),
+               "times": int(measured[RULE_PREFIX + rule].sum()), "bytes": int(measured.pop(SIZES + rule).sum())}
         for step in steps(section) for rule in step.rules
     }  # fmt: skip
     columns = {name: spread(values, errors) for name, values in measured.items()}
@@ -137,7 +137,7 @@ def clean_texts(texts: pa.Array, section: Clean) -> dict[str, Any]:
         edits = then(edits, made)
         shape = (len(texts), len(step.rules))
         for rule, count, size in zip(step.rules, counts.reshape(shape).T, sizes.reshape(shape).T, strict=True):
-            columns[f"clean_{rule}"], columns[SIZES + rule] = count.copy(), size.copy()
+            columns[RULE_PREFIX + rule], columns[SIZES + rule] = count.copy(), size.copy()
         if step.rules is lines_dclm.RULES:
             columns[REMOVED_RATIO] = removed_share(count_words(texts), count_words(cleaned))
         texts = cleaned

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import add_counts, check_conservation, check_quarantine
+from gristmill.dataprep.counts import balance
 from gristmill.dataprep.documents import annotate, judged_rows, kept_rows, read_documents, shard_names, write_table
 from gristmill.dataprep.duplicates.clusters import parse_keep
 from gristmill.dataprep.duplicates.dedup_index import import_shard, open_index, write_header, write_index_shard
@@ -87,9 +87,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     decided = run_tasks("decide", tasks, partial(decide, plan=plan, keys=keys, tasks=tasks), context)
     applying = [replace(task, payload=result) for task, result in zip(shards, sketched, strict=False)]
     applied = run_tasks("apply", applying, partial(apply, plan=plan, tasks=tasks), context)
-    counts = add_counts(result["counts"] for result in applied)
-    check_conservation(counts, context.stage)
-    check_quarantine(counts, section.max_quarantined, context.stage)
+    counts = balance(applied, section.max_quarantined, context.stage)
     write_twins(plan, tasks)
     buckets = [bucket for result in found for bucket in result["largest"]]
     return {

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from gristmill.dataprep import histograms
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import add_counts, check_conservation, check_quarantine
+from gristmill.dataprep.counts import add_counts, balance
 from gristmill.dataprep.documents import (
     annotate,
     judged_rows,
@@ -50,9 +50,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     tasks = shard_tasks(inputs["ingest"])
     process = partial(filter_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), out=out)
     results = run_tasks("filter", tasks, process, context)
-    counts = add_counts(result["counts"] for result in results)
-    check_conservation(counts, context.stage)
-    check_quarantine(counts, section.max_quarantined, context.stage)
+    counts = balance(results, section.max_quarantined, context.stage)
     by_source = histograms.add_by_source(result["histograms_by_source"] for result in results)
     return {
         "counts": counts,

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import add_counts, check_conservation, check_quarantine
+from gristmill.dataprep.counts import add_counts, balance
 from gristmill.dataprep.documents import annotate, judged_rows, kept_rows, read_documents, write_table
 from gristmill.dataprep.edits import EDITS, edits_array
 from gristmill.dataprep.files import sha256_file
@@ -74,9 +74,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         identify_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), out=out, sha256=sha256
     )
     results = run_tasks("langid", tasks, process, context, holds_gil=True)
-    counts = add_counts(result["counts"] for result in results)
-    check_conservation(counts, context.stage)
-    check_quarantine(counts, section.max_quarantined, context.stage)
+    counts = balance(results, section.max_quarantined, context.stage)
     summary = {
         "counts": counts,
         "languages": add_counts(result["languages"] for result in results),

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import add_counts, check_conservation, check_quarantine
+from gristmill.dataprep.counts import add_counts, balance
 from gristmill.dataprep.documents import (
     annotate,
     judged_rows,
@@ -84,9 +84,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     judge = partial(judge_shard, inputs=told["inputs"], config=told["config"], scores=scores, out=out, cuts=cuts,
                     buckets=buckets)  # fmt: skip
     results = run_tasks("judge", tasks, judge, context)
-    counts = add_counts(result["counts"] for result in results)
-    check_conservation(counts, context.stage)
-    check_quarantine(counts, section.max_quarantined, context.stage)
+    counts = balance(results, section.max_quarantined, context.stage)
     summary: dict[str, Any] = {
         "counts": counts,
         "rules": add_counts(result["rules"] for result in results),

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import add_counts, check_conservation, check_quarantine
+from gristmill.dataprep.counts import balance
 from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.edits import EDITS, cuts_array
 from gristmill.dataprep.filtering.rules import first_failures
@@ -99,9 +99,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     frequent = frequent > section.max_document_frequency
     _write_columns(plan.path("index", "frequent"), {"frequent": frequent})
     done = run_tasks("apply", tasks, partial(apply, plan=plan), context)
-    counts = add_counts(result["counts"] for result in done)
-    check_conservation(counts, context.stage)
-    check_quarantine(counts, section.max_quarantined, context.stage)
+    counts = balance(done, section.max_quarantined, context.stage)
     matches = write_matches(out / MATCHES_FILE, [plan.path("matches", task.name) for task in tasks])
     return {
         "counts": counts,

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import add_counts, check_conservation, check_quarantine
+from gristmill.dataprep.counts import balance
 from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.duplicates.numbering import Numbering, number_documents
 from gristmill.dataprep.edits import EDITS, cuts_array
@@ -86,9 +86,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     top = sorted((row for result in found for row in result["top"]), key=lambda row: (-row["documents"], row["key"]))
     applying = [replace(task, payload={**task.payload, "show": top[:MOST_REPEATED]}) for task in shards]
     done = run_tasks("apply", applying, partial(apply, plan=plan), context)
-    counts = add_counts(result["counts"] for result in done)
-    check_conservation(counts, context.stage)
-    check_quarantine(counts, section.max_quarantined, context.stage)
+    counts = balance(done, section.max_quarantined, context.stage)
     shown = {key: value for result in done for key, value in result["shown"].items()}
     return {
         "counts": counts,

@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import add_counts, check_conservation, check_quarantine
+from gristmill.dataprep.counts import balance
 from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.duplicates.numbering import number_documents
 from gristmill.dataprep.edits import EDITS, cuts_array
@@ -90,9 +90,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     repeated = run_tasks("repeated_windows", partitions, partial(find_repeated_windows, plan=plan), context)
     run_tasks("lend", shards, partial(lend, plan=plan), context)
     done = run_tasks("apply", shards, partial(apply, plan=plan), context)
-    counts = add_counts(result["counts"] for result in done)
-    check_conservation(counts, context.stage)
-    check_quarantine(counts, section.max_quarantined, context.stage)
+    counts = balance(done, section.max_quarantined, context.stage)
     return {
         "counts": counts,
         "windows": {

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import Counts, add_counts, check_conservation, check_quarantine
+from gristmill.dataprep.counts import add_counts, balance
 from gristmill.dataprep.documents import read_table
 from gristmill.dataprep.files import as_path
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
@@ -76,10 +76,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     limits = Limits(section.extract_seconds, section.extract_memory_bytes)
     process = partial(ingest_task, str(out), section.shard_bytes, limits)
     results = run_tasks("read", tasks, process, context, holds_gil=True)
-    counts = add_counts(result["counts"] for result in results)
-    _check_every_source(sources, counts, results)
-    check_conservation(counts, context.stage)
-    check_quarantine(counts, section.max_quarantined, context.stage)
+    _check_every_source(sources, results)
+    counts = balance(results, section.max_quarantined, context.stage)
     warnings = [*_ignored_files(listings), *(warning for result in results for warning in result["warnings"])]
     for warning in warnings:
         context.warn(warning)
@@ -175,11 +173,10 @@ def ingest_task(out: str, shard_bytes: int, limits: Limits, task: Task) -> Done:
     return Done(writer.files, result)
 
 
-def _check_every_source(
-    sources: Mapping[str, Source], counts: Counts, results: Sequence[Mapping[str, Any]]
-) -> None:
+def _check_every_source(sources: Mapping[str, Source], results: Sequence[Mapping[str, Any]]) -> None:
+    counts = add_counts(result["counts"]["sources"] for result in results)
     for name, source in sources.items():
-        part = counts["sources"].get(name, {})
+        part = counts.get(name, {})
         if part.get("kept"):
             continue
         shown = next((row for result in results for row in result["quarantined"] if row["source"] == name), None)

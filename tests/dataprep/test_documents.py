@@ -16,6 +16,7 @@ from gristmill.dataprep.counts import (
     ConservationError,
     QuarantineError,
     add_counts,
+    balance,
     check_conservation,
     check_quarantine,
 )
@@ -159,6 +160,15 @@ def test_a_lost_document_fails_the_stage_and_names_the_source() -> None:
     check_conservation({**good, "sources": {"x": good}}, "toy")
     with pytest.raises(ConservationError, match="toy: x: 3 documents were read but 2 are accounted for"):
         check_conservation({**good, "sources": {"x": {**good, "read": 3}}}, "toy")
+
+
+def test_the_results_of_a_stage_are_added_up_and_must_balance() -> None:
+    shards = [{"counts": {"read": 3, "kept": 2, "quarantined": 1}}, {"counts": {"read": 2, "dropped": {"r": 2}}}]
+    assert balance(shards, 0.2, "toy") == {"read": 5, "kept": 2, "quarantined": 1, "dropped": {"r": 2}}
+    with pytest.raises(QuarantineError, match="1 of 5 records"):
+        balance(shards, 0.1, "toy")
+    with pytest.raises(ConservationError, match="toy: all sources: 6 documents were read but 5"):
+        balance([*shards, {"counts": {"read": 1}}], 0.2, "toy")
 
 
 def test_more_quarantine_than_allowed_fails_the_stage() -> None:

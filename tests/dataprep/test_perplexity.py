@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gzip
 import math
 import random
+import struct
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,7 +25,14 @@ from gristmill.dataprep.judges.arpa import ArpaError, read_arpa
 from gristmill.dataprep.judges.kneser_ney import FALLBACK_DISCOUNTS, read_sentences, train_entries
 from gristmill.dataprep.judges.labelled_examples import QualityError
 from gristmill.dataprep.judges.ngram_tables import NgramTables, make_tables, read_entries, score_texts, write_entries
-from gristmill.dataprep.judges.perplexity import NGRAM_FILES, PerplexityError, load_scores, normalise, perplexities
+from gristmill.dataprep.judges.perplexity import (
+    KENLM_MAGIC,
+    NGRAM_FILES,
+    PerplexityError,
+    load_scores,
+    normalise,
+    perplexities,
+)
 from gristmill.mixtures.quality import Quality
 
 Gram = tuple[str, ...]
@@ -267,6 +276,43 @@ def test_a_binary_model_goes_through_kenlm(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "kenlm", types.SimpleNamespace(Model=Model))
     scores, sizes = load_scores(str(path), "there")(as_array(["a b\n \nc", ""]))
     assert (scores.tolist(), sizes.tolist()) == ([-5.0, 0.0], [5, 0])
+
+
+def write_kenlm_binary(arpa: Path, binary: Path) -> None:
+    """Have KenLM's own library write the binary form of an ARPA file, as its program build_binary does.
+
+    The Python package loads models and does not build them; the library beside it does both. Of its `lm::ngram::Config`
+    (lm/config.hh) as version 0.3.0 lays it out, `write_mmap` names the file to write.
+    """
+    kenlm = pytest.importorskip("kenlm")
+    place = Path(kenlm.__file__).with_name("libkenlm.so")
+    if not place.exists():
+        pytest.skip("this kenlm has its library inside the Python module")
+    library = ctypes.CDLL(str(place))
+    config = ctypes.create_string_buffer(512)
+    library._ZN2lm5ngram6ConfigC1Ev(config)
+    probing_multiplier, building_memory = struct.unpack_from("<f4xQ", config, 40)
+    (write_mmap,) = struct.unpack_from("<Q", config, 96)
+    if (probing_multiplier, building_memory, write_mmap) != (1.5, 1 << 30, 0):
+        pytest.skip("this kenlm lays its settings out in another way")
+    name = ctypes.create_string_buffer(str(binary).encode())
+    struct.pack_into("<8xQ", config, 0, 0)  # show_progress and messages: silence
+    struct.pack_into("<Q", config, 96, ctypes.addressof(name))
+    load = library._ZN2lm5ngram11LoadVirtualEPKcRKNS0_6ConfigENS0_9ModelTypeE
+    load.restype, probing = ctypes.c_void_p, 0
+    assert load(str(arpa).encode(), config, probing)
+
+
+def test_a_binary_model_of_kenlm_scores_as_the_arpa_file_that_it_was_made_from(tmp_path: Path) -> None:
+    arpa, binary = tmp_path / "model.arpa", tmp_path / "model.bin"
+    arpa.write_text(PlainModel(random_texts(3, 50), 4).arpa())
+    write_kenlm_binary(arpa, binary)
+    assert binary.read_bytes().startswith(KENLM_MAGIC)
+    seen = as_array([*random_texts(4, 20), "an unknown word", "a\tcat \n\n  sat", "", "\n \n"])
+    (logs, sizes), (expected_logs, expected_sizes) = (load_scores(str(path), "x")(seen) for path in (binary, arpa))
+    assert logs.tolist() == pytest.approx(expected_logs.tolist(), abs=1e-4)
+    assert sizes.tolist() == expected_sizes.tolist()
+    assert min(logs) < -10 < 0 == logs[-1]
 
 
 FIELDS = "the cat sat on the mat and the dog ran to the big red house by the sea".split()

@@ -40,6 +40,13 @@ def test_edits_are_shown_in_the_text_that_their_stage_saw(tmp_path: Path) -> Non
     assert lines[1] == "  'Écrivez ' -> (nothing)"
 
 
+def test_rules_that_changed_nothing_are_left_out() -> None:
+    values = {"clean_words": 0, "clean_fix_unicode": 0, "clean_email": 2, "removed_word_ratio": 0.0, "words": 0}
+    assert describe_values({"values": values, "reason": "clean/empty"}) == [
+        "clean_words 0, clean_email 2, removed_word_ratio 0, words 0"
+    ]
+
+
 def test_a_missing_peer_is_a_dash_and_its_note_is_kept() -> None:
     row = {"name": "x", "ours": 2.5, "peer": None, "unit": "MB/s", "ratio": None, "note": "peer is not installed"}
     assert describe(row).split() == ["x", "2.5", "-", "MB/s", "-", "peer", "is", "not", "installed"]

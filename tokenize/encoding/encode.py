@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import add_counts, check_conservation, check_quarantine
+from gristmill.dataprep.counts import add_counts, balance
 from gristmill.dataprep.documents import (
     ID_BYTES,
     QUARANTINE_REASON,
@@ -77,9 +77,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         for task in shard_tasks(inputs["ingest"])
     ]
     results = run_tasks("encode", tasks, process, context)
-    counts = add_counts(result["counts"] for result in results)
-    check_conservation(counts, "tokenize")
-    check_quarantine(counts, Judging().max_quarantined, "tokenize")
+    counts = balance(results, Judging().max_quarantined, "tokenize")
     tokens = add_counts(result["tokens"] for result in results)
     tokenizer = load(inputs["tokenizer"])
     return {"counts": counts, "tokens": sum(tokens.values()), "tokens_per_source": tokens,
