@@ -2,7 +2,7 @@
 
 Every rule of a preparing stage that compares one measured number with one setting is a `Rule` here: it can be judged
 again without reading any text. A setting that changes what is measured (a dialect, a model, a band) has no rule, and
-changing it needs a run.
+changing it needs a run. `keep_top`, which compares documents with each other, is in `replay_ranking.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.dataprep.documents import read_annotations
+from gristmill.dataprep.documents import read_annotations, read_documents
 from gristmill.dataprep.judges.langid import best_match, wanted_languages
 from gristmill.dataprep.judges.language_codes import Language
 from gristmill.mixtures.decontaminate import Decontaminate
@@ -26,6 +26,7 @@ from gristmill.mixtures.rules import Filter
 from gristmill.mixtures.section import Judging
 
 JUDGEMENT_COLUMNS = ("keep", "reason")
+SOURCE = "source"
 Columns = Mapping[str, np.ndarray]
 
 
@@ -43,7 +44,8 @@ class Rule:
         statistic: the measured column that is held against the bound.
         bound: the setting's value.
         fails: columns (float64, NaN where there is no value; text as objects) -> bool; a missing value never fails.
-        reads: all columns that it looks at.
+        reads: all columns that it looks at; `source` and `id` are those of the documents.
+        margins: how far each document is from the cut, where that is not the distance to `bound`.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Rule:
     bound: Any
     fails: Callable[[Columns], np.ndarray]
     reads: tuple[str, ...]
+    margins: Callable[[Columns], np.ndarray] | None = None
 
 
 @dataclass
@@ -155,7 +158,10 @@ def judge_shard(
         after: the same rules with other bounds, or more of them.
     """
     wanted = sorted({name for rule in [*before, *after] for name in rule.reads})
-    table = read_annotations(inputs, shard, stage, [*JUDGEMENT_COLUMNS, *wanted])
+    stored = [name for name in wanted if name != SOURCE]
+    table = read_annotations(inputs, shard, stage, [*JUDGEMENT_COLUMNS, *stored])
+    if SOURCE in wanted:
+        table = table.append_column(SOURCE, read_documents(inputs, shard, [SOURCE])[SOURCE])
     seen = pc.is_valid(table["keep"]).to_numpy(zero_copy_only=False).astype(bool)
     rows = np.flatnonzero(seen).astype(np.int64)
     table = table.take(pa.array(rows))
@@ -178,8 +184,10 @@ def _verdicts(rows: np.ndarray, columns: Columns, rules: list[Rule], fixed: np.n
 
 
 def measured(column: pa.ChunkedArray) -> np.ndarray:
-    """A measured column as float64 with NaN for null; text as objects with None."""
+    """A measured column as float64 with NaN for null; text as objects with None, and so are ids."""
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_fixed_size_binary(kind):
+        return np.array(column.to_pylist(), object)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return np.array(column.cast(pa.string()).to_pylist(), object)
     values: np.ndarray = pc.fill_null(column.cast(pa.float64()), math.nan).to_numpy(zero_copy_only=False)
@@ -199,7 +207,7 @@ def nearest(verdicts: Verdicts, rule: Rule, most: int) -> dict[str, list[tuple[f
     found = {}
     for name, mask in sides.items():
         places = np.flatnonzero(mask)
-        distance = np.abs(values[places] - rule.bound)
+        distance = (np.abs(values - rule.bound) if rule.margins is None else rule.margins(verdicts.columns))[places]
         order = np.lexsort((verdicts.rows[places], distance))[:most]
         found[name] = [(float(distance[at]), int(verdicts.rows[places[at]]), float(values[places[at]]))
                        for at in order]

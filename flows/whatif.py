@@ -1,7 +1,8 @@
 """`gristmill whatif`: what other thresholds would keep, from the stored measurements alone.
 
 Exact for the stages that saw a document. A document that only the new thresholds let through was never seen by the
-stages behind: it is counted as `unseen`, since they might drop it. Duplicates are not searched again.
+stages behind: it is counted as `unseen`, since they might drop it. Duplicates are not searched again. The best share
+by a score (`keep_top`) is found anew among the documents that the stages before it leave and whose score is known.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.dataprep.documents import annotation_stages, read_documents, read_table, shard_names
+from gristmill.dataprep.documents import annotation_stages, column_names, read_documents, read_table, shard_names
 from gristmill.dataprep.replay import NotReplayableError, Rule, Tally, Verdicts, judge_shard, nearest
+from gristmill.dataprep.replay_ranking import keep_top_rule
 from gristmill.flows.cuts import Found, merge_nearest, show, stored_rules
 from gristmill.flows.lookup import committed_inputs
 from gristmill.flows.session import Session
@@ -66,7 +68,8 @@ def compare(before: Session, after: Session) -> Comparison:
         last = (stages or ["ingest"])[-1]
         raise NotReplayableError(
             f"{missing[0]} is not committed, so nothing is measured yet; run: {before.command('run', '--until', last)}")
-    old_rules, new_rules = (stored_rules(session, inputs) for session in (before, after))
+    old_rules = _replayable(before, inputs, None)
+    new_rules = _replayable(after, inputs, old_rules)
     others = sorted(_differing_keys(before, after) - _keys(old_rules) - _keys(new_rules))
     if others:
         raise NotReplayableError(
@@ -76,6 +79,25 @@ def compare(before: Session, after: Session) -> Comparison:
     if not comparison.changed:
         raise NotReplayableError("nothing differs; name a threshold, e.g. --set filter.gopher_quality.min_words=40")
     return comparison
+
+
+def _replayable(
+    session: Session, inputs: Mapping[str, Path], ran: Mapping[str, list[Rule]] | None
+) -> dict[str, list[Rule]]:
+    """The replayable rules of every preparing stage, `keep_top` included: it is found from the stages before it.
+
+    Args:
+        ran: the rules that the stages ran with; None: the very ones of this session.
+    """
+    rules = stored_rules(session, inputs)
+    shards = shard_names(inputs["ingest"])
+    for step in session.manifest.prepare if shards else ():
+        stage = step.stage
+        seed = session.plan[stage].config.get("seed", 0)
+        columns = column_names(inputs[stage] / shards[0])
+        ranking = keep_top_rule(inputs, stage, step.config, seed, ran or rules, rules, columns)
+        rules[stage] += [] if ranking is None else [ranking]
+    return rules
 
 
 def _keys(rules: Mapping[str, list[Rule]]) -> set[str]:

@@ -48,7 +48,7 @@ def rank_documents(read: ReadScores, score: str, higher_is_better: bool, share: 
     """Find where the best `share` of each group ends: its ceil(share * documents)-th document."""
     sizes: dict[str, int] = {}
     for sources, _, _ in read():
-        names, numbers = np.unique(_groups(sources, per_source).astype(str), return_counts=True)
+        names, numbers = np.unique(group_names(sources, per_source).astype(str), return_counts=True)
         for name, number in zip(names.tolist(), numbers.tolist(), strict=True):
             sizes[name] = sizes.get(name, 0) + number
     numbers_of = {name: number for number, name in enumerate(sorted(sizes))}
@@ -56,7 +56,7 @@ def rank_documents(read: ReadScores, score: str, higher_is_better: bool, share: 
 
     def keyed() -> Iterator[Ranked]:
         for sources, scores, ties in read():
-            groups = _groups(sources, per_source).tolist()
+            groups = group_names(sources, per_source).tolist()
             numbers = np.fromiter(map(numbers_of.__getitem__, groups), np.int64, len(groups))
             yield Ranked(numbers, rank_keys(scores, higher_is_better), ties)
 
@@ -72,14 +72,15 @@ def kept_by_rank(cuts: Cuts, sources: Sequence[str], scores: np.ndarray, ties: n
     kept = np.zeros(len(scores), bool)
     known = ~np.isnan(scores)
     keys = rank_keys(scores, cuts.higher_is_better)
-    groups = _groups(sources, cuts.per_source)
+    groups = group_names(sources, cuts.per_source)
     for name, group in cuts.found.items():
         own = known & (groups == name)
         kept[own] = group.cut.keeps(keys[own], ties[own])
     return kept
 
 
-def _groups(sources: Sequence[str], per_source: bool) -> np.ndarray:
+def group_names(sources: Sequence[str], per_source: bool) -> np.ndarray:
+    """The group of each of n documents: strings as objects of shape (n,)."""
     return np.array(list(sources) if per_source else [ALL] * len(sources), object)
 
 

@@ -1,0 +1,99 @@
+"""Replaying `keep_top` gives what a run with another share gives, also where earlier stages are replayed with it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from gristmill.dataprep.documents import column_names, read_annotations, shard_names
+from gristmill.dataprep.filtering import filter as filter_stage
+from gristmill.dataprep.judges import quality
+from gristmill.dataprep.replay import Rule, judge_shard, nearest, rules_of
+from gristmill.dataprep.replay_ranking import keep_top_rule
+from gristmill.mixtures.quality import Quality
+from gristmill.mixtures.rules import Filter
+
+SEED = 5
+WORDS = "the river of and stone table under morning to letter garden with #tag 17 a-very-long-compound-word".split()
+Settings = Mapping[str, Any]
+
+
+def make_documents() -> list[list[tuple[str, str, str]]]:
+    """Three shards of two sources; every fourth text is a copy, so that cuts go through equal scores."""
+    source = random.Random(2)
+    texts = [" ".join(source.choices(WORDS, k=source.randint(3, 90))) for _ in range(60)]
+    rows = [("web" if n % 3 else "books", str(n), texts[n % 45 if n % 4 == 0 else n % 60]) for n in range(120)]
+    return [rows[:50], rows[50:51], rows[51:]]
+
+
+def run_stages(ingest: Path, out: Path, make_context: Callable, min_words: int, ranking: Settings) -> dict[str, Path]:
+    inputs = {"ingest": ingest}
+    rules = {"rules": {"gopher_quality": {"min_words": min_words}}}
+    filter_stage.run(inputs, rules, out / "filter", make_context(f"{out.name}-filter"))
+    inputs["filter"] = out / "filter"
+    config = {"heuristics": True, "seed": SEED, **ranking}
+    quality.run(inputs, config, out / "quality", make_context(f"{out.name}-quality"))
+    return {**inputs, "quality": out / "quality"}
+
+
+def all_rules(
+    inputs: dict[str, Path], min_words: int, ranking: Settings, ran: dict[str, list[Rule]] | None
+) -> dict[str, list[Rule]]:
+    shard = shard_names(inputs["ingest"])[0]
+    sections = {"filter": Filter.model_validate({"rules": {"gopher_quality": {"min_words": min_words}}}),
+                "quality": Quality.model_validate({"heuristics": True, **ranking})}
+    columns = {stage: column_names(inputs[stage] / shard) for stage in sections}
+    rules = {stage: rules_of(stage, section, columns[stage]) for stage, section in sections.items()}
+    found = keep_top_rule(inputs, "quality", sections["quality"], SEED, ran or rules, rules, columns["quality"])
+    assert found is not None
+    assert keep_top_rule(inputs, "filter", sections["filter"], SEED, rules, rules, columns["filter"]) is None
+    return {**rules, "quality": [*rules["quality"], found]}
+
+
+@pytest.mark.parametrize(("min_words", "ranking"), [
+    (20, {"keep_top": 0.3}), (20, {"keep_top": 1.0}), (40, {"keep_top": 0.8}), (40, {"keep_top": 0.3}),
+    (20, {"keep_top": 0.3, "per_source": True}), (40, {"keep_top": 0.5, "min_heuristic_score": 0.4}),
+])
+def test_another_share_replayed_equals_another_share_run(
+    min_words: int, ranking: Settings, write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    ingest = write_ingest("ingest", make_documents())
+    first = {"keep_top": 0.8}
+    stored = run_stages(ingest, tmp_path / "stored", make_context, 20, first)
+    truth = run_stages(ingest, tmp_path / "truth", make_context, min_words, ranking)
+    before = all_rules(stored, 20, first, None)
+    after = all_rules(stored, min_words, ranking, before)
+    dropped = 0
+    for shard in shard_names(ingest):
+        passed: set[int] | None = None
+        for stage in ("filter", "quality"):
+            old, new = judge_shard(stored, shard, stage, before[stage], after[stage])
+            kept = read_annotations(stored, shard, stage)["keep"].to_pylist()
+            assert [kept[row] for row in old.rows] == old.keep.tolist()
+            verdicts = set(new.rows[new.keep].tolist())
+            passed = verdicts if passed is None else passed & verdicts
+        table = read_annotations(truth, shard, "quality", ["keep", "reason"])
+        assert passed == {row for row, keep in enumerate(table["keep"].to_pylist()) if keep}
+        dropped += table["reason"].cast(pa.string()).to_pylist().count("quality/keep_top")
+    assert (dropped == 0) == (ranking["keep_top"] == 1.0)
+
+
+def test_the_samples_are_nearest_to_the_score_at_which_their_group_ends(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    ingest = write_ingest("ingest", make_documents())
+    share = {"keep_top": 0.5}
+    stored = run_stages(ingest, tmp_path / "stored", make_context, 20, share)
+    rules = all_rules(stored, 20, share, None)
+    shard = shard_names(ingest)[0]
+    verdicts, _ = judge_shard(stored, shard, "quality", rules["quality"], rules["quality"])
+    found = nearest(verdicts, rules["quality"][-1], 3)
+    assert max(value for _, _, value in found["failing"]) <= min(value for _, _, value in found["passing"])
+    scores = verdicts.columns["heuristic_score"]
+    worst_kept = min(scores[verdicts.keep])
+    assert min(distance for distance, _, _ in found["passing"]) <= worst_kept - max(scores[~verdicts.keep])
