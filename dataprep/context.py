@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gristmill.mixtures.streaming import Stream
+
 EVENT_PREFIX = "@gristmill "
 """Lines of a stage process that begin so are events in JSON; all others are log."""
 
@@ -34,6 +36,7 @@ class Context:
         checkpoint_every: training steps between checkpoints.
         keep_checkpoints: how many checkpoints are kept.
         permanent_every: training steps between checkpoints that are never deleted; none are if absent.
+        stream: how training reads its rows.
         emit: receives events (progress, metrics, warnings).
     """
 
@@ -47,6 +50,7 @@ class Context:
     checkpoint_every: int = 100
     keep_checkpoints: int = 2
     permanent_every: int | None = None
+    stream: Stream = field(default_factory=Stream)
     emit: Callable[[dict[str, Any]], None] = print_event
 
     def progress(self, done: float, total: float, unit: str, **extra: Any) -> None:

@@ -139,14 +139,17 @@ def places_in_mix(session: Session, mix: Path, source: str, document: bytes) -> 
 
 def steps_that_read(session: Session, packed: PackedSet, rows: np.ndarray) -> list[int]:
     """The pre-training steps, counted from 1, that read any of these rows."""
+    from gristmill.train.loop.stream import plan_of
+
     pretrain = session.manifest.pretrain
     if pretrain is None:
         return []
     order = packed.order(session.plan["pretrain"].config["seed"])
-    total, batch, found = pretrain.steps * pretrain.global_batch_size, pretrain.global_batch_size, set()
+    plan, found = plan_of(pretrain, packed.sequence_length), set()
+    total = plan.positions(pretrain.steps)[0]
     for start in range(0, total, POSITIONS_AT_ONCE):
         positions = np.arange(start, min(start + POSITIONS_AT_ONCE, total))
-        found |= set((positions[np.isin(order.rows(positions), rows)] // batch + 1).tolist())
+        found |= set((plan.steps_of(positions[np.isin(order.rows(positions), rows)]) + 1).tolist())
     return sorted(found)
 
 

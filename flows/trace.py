@@ -28,7 +28,7 @@ def trace_step(session: Session, step: int) -> dict[str, Any]:
         TraceError: the manifest does not train, has fewer steps, or its mixture is not packed yet.
     """
     from gristmill.tokenize.packed import PackedSet
-    from gristmill.train.loop.stream import rows_of_step
+    from gristmill.train.loop.stream import plan_of
 
     pretrain = session.manifest.pretrain
     if pretrain is None:
@@ -40,7 +40,7 @@ def trace_step(session: Session, step: int) -> dict[str, Any]:
         raise TraceError(f"the mixture is not packed yet; run: {session.command('run', '--until', 'mix')}")
     packed = PackedSet(inputs["mix"])
     seed = session.plan["pretrain"].config["seed"]
-    rows = rows_of_step(packed, seed, step - 1, pretrain.global_batch_size)
+    rows = plan_of(pretrain, packed.sequence_length).rows(packed.order(seed), step - 1)
     pieces = packed.pieces(rows)
     locators = locators_of(inputs, {piece["id"] for piece in pieces.select(["id"]).to_pylist()})
     documents: dict[bytes, dict[str, Any]] = {}

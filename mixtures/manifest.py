@@ -17,6 +17,7 @@ from gristmill.mixtures.posttraining import Dpo, Sft
 from gristmill.mixtures.prepare import Step
 from gristmill.mixtures.section import NAME_PATTERN, Positive, Section
 from gristmill.mixtures.sources import Ingest, Source
+from gristmill.mixtures.streaming import Stream
 from gristmill.mixtures.tokenizer import Tokenizer
 from gristmill.mixtures.training import Pretrain
 
@@ -64,6 +65,8 @@ class Engine(Section):
     permanent_every: Positive | None = None
     """Checkpoints of steps that are multiples of this are never deleted; none are kept so if absent. A training saves
     only every `checkpoint_every` steps, so this should be a multiple of it."""
+    stream: Stream = Stream()
+    """How training reads its rows."""
 
     @model_validator(mode="after")
     def _fits_the_runner(self) -> Engine:

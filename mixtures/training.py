@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.optimizer import Optimizer, Schedule
@@ -34,8 +35,42 @@ class Training(Section):
     """Of initialisation and order; the manifest's if absent."""
 
 
+class BatchStage(Section):
+    """The size of a batch up to a step, or until so many tokens were read; exactly one of the two."""
+
+    until_step: Positive | None = None
+    """The last step, counted from 1, of this size."""
+    until_tokens: Positive | None = None
+    """This size holds for the steps that begin before so many tokens have been read."""
+    global_batch_size: Positive
+    """Rows per optimizer step."""
+
+    @model_validator(mode="after")
+    def _one_end(self) -> BatchStage:
+        if (self.until_step is None) == (self.until_tokens is None):
+            raise ValueError("a stage of batch_ramp ends at `until_step` or at `until_tokens`: give one of the two")
+        return self
+
+
+class LengthStage(Section):
+    """The length of rows up to a step."""
+
+    until_step: Positive
+    """The last step, counted from 1, of this length."""
+    sequence_length: Positive
+    """Tokens per row; divides the packed set's."""
+
+
 class Pretrain(Training):
     """Next-token training on the packed set."""
+
+    batch_ramp: tuple[BatchStage, ...] = ()
+    """Batch sizes of the first steps, in order; `global_batch_size` holds after the last stage. The rows are read in
+    the same order as without a ramp, none twice and none skipped; the learning rate goes on by steps."""
+    length_ramp: tuple[LengthStage, ...] = ()
+    """Shorter rows for the first steps, in order; the packed set's length holds after the last stage. A row of the
+    set is cut into equal parts that are read side by side, so a step has as many tokens as without a ramp (short
+    rows first: Li et al. 2022, "The Stability-Efficiency Dilemma")."""
 
     model: Model = Model()
     """The decoder that is trained."""
@@ -44,3 +79,13 @@ class Pretrain(Training):
     2022, section 5: 1e-4)."""
     validate_every: Positive = 100
     """Steps between validations."""
+
+    @model_validator(mode="after")
+    def _ramps_ascend(self) -> Pretrain:
+        for name, key, stages in (("batch_ramp", "until_step", self.batch_ramp),
+                                  ("batch_ramp", "until_tokens", self.batch_ramp),
+                                  ("length_ramp", "until_step", self.length_ramp)):
+            ends = [end for stage in stages if (end := getattr(stage, key)) is not None]
+            if any(after <= before for before, after in pairwise(ends)):
+                raise ValueError(f"{name}: {key} must ascend from stage to stage, not {ends}")
+        return self

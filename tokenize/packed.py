@@ -30,6 +30,7 @@ from gristmill.dataprep.documents import ID_BYTES, read_table, write_table
 from gristmill.dataprep.files import as_path, atomic_write, canonical_json, is_local, read_json, sha256_file, write_json
 from gristmill.dataprep.row_groups import read_matching
 from gristmill.tokenize.boundaries import Boundaries, boundaries_of, join, read_boundaries, to_bytes
+from gristmill.tokenize.gather import by_shard, gather_rows
 from gristmill.tokenize.order import Order, sources_of_rows
 
 FORMAT = 1
@@ -222,11 +223,14 @@ class PackedSet:
         Returns:
             int64 of shape (n, L).
         """
+        return self.tokens(rows).astype(np.int64)
+
+    def tokens(self, rows: np.ndarray) -> np.ndarray:
+        """The same as `read`, in the files' dtype."""
         rows, shards = self._locate(rows)
-        tokens = np.empty((len(rows), self.sequence_length), dtype=np.int64)
-        for shard in np.unique(shards).tolist():
-            chosen = shards == shard
-            tokens[chosen] = self._load(self._shards[shard])[rows[chosen] - self._first(shard)]
+        tokens = np.empty((len(rows), self.sequence_length), dtype=self.dtype)
+        for shard, places in by_shard(shards):
+            gather_rows(self._load(self._shards[shard]), rows[places] - self._first(shard), places, tokens)
         return tokens
 
     def source_of(self, rows: np.ndarray) -> np.ndarray:
@@ -364,7 +368,7 @@ def read_tokens(path: Path, dtype: np.dtype) -> np.ndarray:
         return np.frombuffer(path.read_bytes(), dtype=dtype)
     if not path.stat().st_size:
         return np.empty(0, dtype=dtype)
-    return np.memmap(path, dtype=dtype, mode="r")
+    return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
 
 
 def _list(names: Sequence[str]) -> str:

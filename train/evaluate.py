@@ -90,7 +90,8 @@ def accuracy_on_holdout(model: Llama, inputs: Mapping[str, Path]) -> float | Non
     device = model.model.embed_tokens.weight.device
     logps = []
     for start in range(0, len(pairs), ROWS_PER_FORWARD):
-        ids, targets = padded_pairs(pairs[start : start + ROWS_PER_FORWARD], chat.pad, length, device)
+        ids, targets = (part.to(device) for part in padded_pairs(pairs[start : start + ROWS_PER_FORWARD], chat.pad,
+                                                                 length))
         logps.append(model(ids, partial(sequence_logps, targets=targets)).view(2, -1).T.cpu().numpy())
     reference = np.array([[one["reference_chosen"], one["reference_rejected"]] for one in examples], dtype=np.float32)
     return reward_accuracy(np.concatenate(logps), reference)

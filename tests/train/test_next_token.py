@@ -34,7 +34,7 @@ def padded_set(folder: Path, padding: int) -> PackedSet:
 def loss_and_gradient(packed: PackedSet, model: Any, rows: np.ndarray) -> tuple[float, list[float], torch.Tensor]:
     objective = NextToken(packed, 3, torch.ones(VOCAB), model.shape)
     model.zero_grad()
-    loss, sums = objective.loss(model, rows, 1.0 / objective.weight(rows))
+    loss, sums = objective.loss(model, objective.prepare(rows), 1.0 / objective.weight(rows))
     loss.backward()
     return loss.item(), sums.tolist(), torch.cat([p.grad.flatten() for p in model.parameters()])
 
@@ -62,5 +62,5 @@ def test_a_token_of_a_document_that_has_the_padding_s_id_is_trained_on(
     assert objective.weight(np.array([0, 1, 2])) == 2 * (LENGTH - 1) + 9
     assert objective.weight(np.array([], dtype=np.int64)) == 0
     assert objective.num_tokens(np.array([0, 1])) == 2 * LENGTH
-    _, sums = objective.loss(make_model(tiny_shape), np.array([0]), 1.0)
+    _, sums = objective.loss(make_model(tiny_shape), objective.prepare(np.array([0])), 1.0)
     assert sums[2] == LENGTH - 1

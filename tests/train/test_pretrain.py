@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ from safetensors.torch import load_file
 
 from gristmill.dataprep.context import Context
 from gristmill.mixtures.model import Model
-from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed import PackedSet, write_packed_set
 from gristmill.train import pretrain
-from gristmill.train.loop.stream import extend_digest, rows_of_step
+from gristmill.train.loop.loop import OtherRowsError
+from gristmill.train.loop.stream import Plan, extend_digest
 from gristmill.train.models.weights import WeightsError, save_model
 from gristmill.train.objectives import next_token
 from gristmill.train.parallel import sharding
+
+SIXES = Plan(((0, 0, 6),))
 
 
 @pytest.fixture
@@ -61,7 +65,7 @@ def test_the_logged_digest_is_that_of_the_rows_that_the_order_gives(
     packed = PackedSet(inputs["mix"])
     digest = packed.fingerprint
     for line in (line for line in read_metrics(tmp_path) if "loss" in line):
-        digest = extend_digest(digest, rows_of_step(packed, 11, line["step"] - 1, 6))
+        digest = extend_digest(digest, SIXES.rows(packed.order(11), line["step"] - 1))
         assert line["rows_digest"] == digest
 
 
@@ -71,7 +75,7 @@ def test_bits_per_byte_is_loss_over_the_bytes_of_the_predicted_tokens(
     run_stage("pretrain", inputs, {**pretrain_config, "steps": 1}, tmp_path)
     (line, *_) = read_metrics(tmp_path)
     packed = PackedSet(inputs["mix"])
-    rows = rows_of_step(packed, 11, 0, 6)
+    rows = SIXES.rows(packed.order(11), 0)
     num_bytes = np.load(inputs["tokenizer"] / "token_bytes.npy")[packed.read(rows)[:, 1:]].sum()
     assert line["bits_per_byte"] == pytest.approx(line["loss"] * 6 * 31 / math.log(2) / num_bytes)
 
@@ -138,12 +142,12 @@ def test_a_bad_step_changes_nothing_and_its_documents_are_written_down(
     """Step 3 of 3 has a loss that is not a number: the weights end as those of two steps."""
     config = {**pretrain_config, "schedule": {"kind": "constant", "warmup_steps": 0}}
     run_stage("pretrain", inputs, {**config, "steps": 2}, tmp_path / "two")
-    third = rows_of_step(PackedSet(inputs["mix"]), 11, 2, 6)
-    original = next_token.NextToken.loss
+    third = SIXES.rows(PackedSet(inputs["mix"]).order(11), 2)
+    original, poison = next_token.NextToken.loss, PackedSet(inputs["mix"]).read(third).tolist()
 
-    def loss(self: Any, model: Any, rows: np.ndarray, scale: float) -> Any:
-        found, sums = original(self, model, rows, scale)
-        bad = float("nan") if len(rows) and set(rows) <= set(third) else 1.0
+    def loss(self: Any, model: Any, batch: Any, scale: float) -> Any:
+        found, sums = original(self, model, batch, scale)
+        bad = float("nan") if all(row in poison for row in batch.tokens.tolist()) else 1.0
         return found * bad, sums * bad
 
     monkeypatch.setattr(next_token.NextToken, "loss", loss)
@@ -215,3 +219,44 @@ def test_a_checkpoint_with_fewer_ids_than_the_tokenizer_is_refused(
     save_model(tmp_path, tiny_shape, dict(make_model(tiny_shape).named_parameters()))
     with pytest.raises(WeightsError, match="the model has 100 ids, but the mixture was tokenised with 400"):
         pretrain.starting_model(Model.model_validate({"init_from": str(tmp_path)}), PackedSet(inputs["mix"]), 0)
+
+
+def test_a_checkpoint_goes_on_with_no_other_set_of_rows(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    run_stage("pretrain", inputs, pretrain_config, tmp_path / "run")
+    other = tmp_path / "mix"
+    shutil.copytree(inputs["mix"], other)
+    shard = PackedSet(inputs["mix"]).read(np.arange(80))
+    shard[3, 5] += 1
+    tokenizer = PackedSet(inputs["mix"]).manifest["tokenizer"]
+    write_packed_set(other, shard, {"prose": 40, "code": 40}, tokenizer)
+    before, after = PackedSet(inputs["mix"]).fingerprint, PackedSet(other).fingerprint
+    with pytest.raises(OtherRowsError, match=f"has read rows of {before}, but the rows now are of {after}"):
+        run_stage("pretrain", {**inputs, "mix": other}, pretrain_config, tmp_path / "run")
+
+
+def test_ramps_train_on_the_same_rows_and_tokens_as_no_ramp_and_resume_in_their_middle(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    """Batches of 2, 2, 3, 3 and then 6 rows; the first 5 steps read rows of 16, then 32 tokens."""
+    ramps = {**pretrain_config, "steps": 6, "batch_ramp": [{"until_step": 2, "global_batch_size": 2},
+                                                           {"until_step": 4, "global_batch_size": 3}],
+             "length_ramp": [{"until_step": 5, "sequence_length": 16}]}
+    run_stage("pretrain", inputs, ramps, tmp_path / "whole", checkpoint_every=3)
+    lines = [line for line in read_metrics(tmp_path / "whole") if "loss" in line]
+    assert [line["tokens"] // 32 for line in lines] == [2, 4, 7, 10, 16, 22]
+    trained = [sum(part["tokens"] for part in line["sources"].values()) for line in lines]
+    assert trained == [2 * 30, 2 * 30, 3 * 30, 3 * 30, 6 * 30, 6 * 31]
+    assert all(line["data_wait_seconds"] >= 0 and 0 <= line["data_wait_share"] <= 1 for line in lines[1:])
+    order, digest = PackedSet(inputs["mix"]).order(11), PackedSet(inputs["mix"]).fingerprint
+    for first, last, line in zip((0, 2, 4, 7, 10, 16), (2, 4, 7, 10, 16, 22), lines, strict=True):
+        digest = extend_digest(digest, order.rows(np.arange(first, last)))
+        assert line["rows_digest"] == digest
+    # The checkpoint of step 3 lies in the middle of both ramps.
+    (tmp_path / "again" / "work").mkdir(parents=True)
+    shutil.copytree(tmp_path / "whole" / "work" / "checkpoints" / "step-00000003",
+                    tmp_path / "again" / "work" / "checkpoints" / "step-00000003")
+    run_stage("pretrain", inputs, ramps, tmp_path / "again")
+    assert ((tmp_path / "again" / "data" / "model" / "model.safetensors").read_bytes()
+            == (tmp_path / "whole" / "data" / "model" / "model.safetensors").read_bytes())

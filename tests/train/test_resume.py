@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 STEPS = 60
+TIMINGS = ("tokens_per_second", "mfu", "data_wait_seconds", "data_wait_share")
 
 
 def write_stage(folder: Path, stage: str, inputs: dict[str, Path], config: dict[str, Any], every: int) -> None:
@@ -22,7 +23,7 @@ def write_stage(folder: Path, stage: str, inputs: dict[str, Path], config: dict[
     (folder / "work").mkdir(parents=True, exist_ok=True)
     (folder / "stage.json").write_text(json.dumps({
         "stage": stage, "config": config, "inputs": {name: str(path) for name, path in inputs.items()},
-        "engine": {"checkpoint_every": every, "keep_checkpoints": 2}}))
+        "engine": {"checkpoint_every": every, "keep_checkpoints": 2, "stream": {}}}))
 
 
 @contextlib.contextmanager
@@ -65,7 +66,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 def without_timing(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Metrics without what differs between two runs of the same training."""
-    return [{name: value for name, value in line.items() if name not in ("tokens_per_second", "mfu")}
+    return [{name: value for name, value in line.items() if name not in TIMINGS}
             for line in lines]
 
 

@@ -1,13 +1,40 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.order import Order
-from gristmill.train.loop.stream import extend_digest, micro_batches, rows_in_step
+from gristmill.train.loop.stream import Plan, PlanError, extend_digest, micro_batches, plan_of
 
 rows_per_source = st.lists(st.integers(1, 50), min_size=1, max_size=4)
+LENGTH = 12
+
+
+def constant(batch: int) -> Plan:
+    return Plan(((0, 0, batch),))
+
+
+def pretrain(**keys: Any) -> Pretrain:
+    return Pretrain.model_validate({"steps": 100, "global_batch_size": 4, **keys})
+
+
+@st.composite
+def ramps(draw: st.DrawFn) -> Pretrain:
+    """Any ramps of up to three stages each, ends given as steps or as tokens."""
+    by_tokens = draw(st.booleans())
+    ends = draw(st.lists(st.integers(1, 40), unique=True, max_size=3).map(sorted))
+    batches = [{"until_tokens": end * 40 * LENGTH} if by_tokens else {"until_step": end} for end in ends]
+    lengths = draw(st.lists(st.integers(1, 40), unique=True, max_size=3).map(sorted))
+    return pretrain(
+        global_batch_size=draw(st.integers(1, 30)),
+        batch_ramp=[{**end, "global_batch_size": draw(st.integers(1, 30))} for end in batches],
+        length_ramp=[{"until_step": end, "sequence_length": draw(st.sampled_from([1, 2, 3, 4, 6]))}
+                     for end in lengths])
 
 
 @settings(deadline=None)
@@ -15,7 +42,7 @@ rows_per_source = st.lists(st.integers(1, 50), min_size=1, max_size=4)
 def test_a_batch_is_the_same_rows_for_every_world_size_and_micro_batch(
     counts: list[int], seed: int, batch: int, step: int, micro: int
 ) -> None:
-    rows = rows_in_step(Order(counts, seed), step, batch)
+    rows = constant(batch).rows(Order(counts, seed), step)
     for world_size in (1, 2, 4):
         shares = [micro_batches(rows, rank, world_size, micro) for rank in range(world_size)]
         read = np.concatenate([part for share in shares for part in share])
@@ -29,7 +56,7 @@ def test_a_batch_is_the_same_rows_for_every_world_size_and_micro_batch(
 def test_an_epoch_reads_every_row_once(counts: list[int], seed: int, batch: int) -> None:
     total = sum(counts)
     order = Order(counts, seed)
-    read = np.concatenate([rows_in_step(order, step, batch) for step in range(-(-total // batch))])
+    read = np.concatenate([constant(batch).rows(order, step) for step in range(-(-total // batch))])
     assert sorted(read[:total]) == list(range(total))
 
 
@@ -40,3 +67,48 @@ def test_the_digest_depends_on_every_row_and_on_the_order() -> None:
     assert forward != extend_digest(extend_digest("", second), first)
     assert forward != extend_digest(extend_digest("", first), np.array([4, 3]))
     assert forward != extend_digest(extend_digest("another set", first), second)
+
+
+@settings(deadline=None, max_examples=60)
+@given(rows_per_source, st.integers(0, 99), ramps(), st.integers(0, 60))
+def test_any_ramp_reads_every_row_of_an_epoch_once_and_in_the_order_without_a_ramp(
+    counts: list[int], seed: int, section: Pretrain, resumed: int
+) -> None:
+    order, plan = Order(counts, seed), plan_of(section, LENGTH)
+    steps = next(step for step in range(10_000) if plan.positions(step)[0] >= order.total)
+    read = np.concatenate([plan.rows(order, step) for step in range(steps)])
+    assert read.tolist() == order.rows(np.arange(len(read))).tolist()
+    assert sorted(read[: order.total].tolist()) == list(range(order.total))
+    # A step's rows depend on its number alone: a training that resumes there goes on without a gap.
+    first, size = plan.positions(resumed)
+    assert plan_of(section, LENGTH).rows(order, resumed).tolist() == order.rows(np.arange(first, first + size)).tolist()
+    assert plan.positions(resumed + 1)[0] == first + size
+    assert plan.steps_of(np.arange(first, first + size)).tolist() == [resumed] * size
+
+
+def test_a_ramp_by_steps_and_one_by_tokens_that_mean_the_same_are_the_same_plan() -> None:
+    by_steps = pretrain(batch_ramp=[{"until_step": 10, "global_batch_size": 2},
+                                    {"until_step": 15, "global_batch_size": 3}])
+    by_tokens = pretrain(batch_ramp=[{"until_tokens": 20 * LENGTH, "global_batch_size": 2},
+                                     {"until_tokens": 35 * LENGTH - 7, "global_batch_size": 3}])
+    assert plan_of(by_steps, LENGTH) == plan_of(by_tokens, LENGTH)
+    assert plan_of(by_steps, LENGTH).batches == ((0, 0, 2), (10, 20, 3), (15, 35, 4))
+    assert plan_of(by_steps, LENGTH).positions(14) == (32, 3)
+    assert plan_of(by_steps, LENGTH).positions(17) == (43, 4)
+
+
+def test_a_length_ramp_cuts_rows_up_to_its_steps_and_leaves_the_others_whole() -> None:
+    section = pretrain(length_ramp=[{"until_step": 2, "sequence_length": 3}, {"until_step": 5, "sequence_length": 6}])
+    assert [plan_of(section, LENGTH).cuts_in_step(step) for step in range(7)] == [4, 4, 2, 2, 2, 1, 1]
+
+
+def test_ramps_that_cannot_be_followed_are_refused_with_what_to_change() -> None:
+    with pytest.raises(PlanError, match="sequence_length 5 does not divide the 12 tokens"):
+        plan_of(pretrain(length_ramp=[{"until_step": 2, "sequence_length": 5}]), LENGTH)
+    mixed = [{"until_step": 9, "global_batch_size": 2}, {"until_tokens": 10 * LENGTH, "global_batch_size": 4}]
+    with pytest.raises(PlanError, match="stage 2: ends before step 10"):
+        plan_of(pretrain(batch_ramp=mixed), LENGTH)
+    with pytest.raises(ValueError, match="until_step must ascend from stage to stage, not \\[9, 9\\]"):
+        pretrain(length_ramp=[{"until_step": 9, "sequence_length": 3}, {"until_step": 9, "sequence_length": 6}])
+    with pytest.raises(ValueError, match="give one of the two"):
+        pretrain(batch_ramp=[{"global_batch_size": 3}])

@@ -68,7 +68,7 @@ def our_training_step(shape: Shape, world: World, folder: Path) -> Action:
     batch = np.arange(ROWS)
 
     def step() -> None:
-        accumulate_gradients(model, objective, batch, objective.weight(batch), ROWS, world)
+        accumulate_gradients(model, objective, [objective.prepare(batch)], objective.weight(batch), world)
         clip_gradients(model, section)
         update(optimizers, 1e-3, never)
 

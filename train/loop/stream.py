@@ -1,28 +1,107 @@
-"""Which rows each step reads, and which process computes them: a pure function of (set, seed, step).
+"""Which rows each step reads, and which process computes them: a pure function of (set, seed, plan, step).
 
-Batch b holds positions [b B, (b+1) B) of the keyed order, whatever the number of processes or micro-batches; those
-only cut it. So the state of the stream is one integer, and a resumed training reads what it would have read.
+Step b of a plan with one batch size B holds positions [b B, (b+1) B) of the keyed order, whatever the number of
+processes or micro-batches; those only cut it. A ramp changes how many positions a step takes, and into how many
+shorter rows a row is cut; the positions still follow one another without a gap. So the state of the stream is one
+integer, and a resumed training reads what it would have read.
 """
 
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
+from dataclasses import dataclass
 
 import numpy as np
 
+from gristmill.mixtures.training import BatchStage, Pretrain, Training
 from gristmill.tokenize.order import Order
-from gristmill.tokenize.packed import PackedSet
 
 
-def rows_in_step(order: Order, step: int, global_batch_size: int) -> np.ndarray:
-    """The rows (int64, shape (B,)) of one optimizer step, counted from 0; epochs follow one another."""
-    first = step * global_batch_size
-    return order.rows(np.arange(first, first + global_batch_size, dtype=np.int64))
+class PlanError(ValueError):
+    """A ramp does not fit the packed set, or does not ascend."""
 
 
-def rows_of_step(packed: PackedSet, seed: int, step: int, global_batch_size: int) -> np.ndarray:
-    """The training rows of a packed set that one optimizer step reads; `step` counts from 0."""
-    return rows_in_step(packed.order(seed), step, global_batch_size)
+@dataclass(frozen=True)
+class Plan:
+    """How many positions each step takes, and how long its rows are.
+
+    Attributes:
+        batches: (first step, its first position, rows per step) of each stretch of steps, ascending from (0, 0, B).
+        cuts: (first step, shorter rows per row) of each stretch of steps, ascending from step 0.
+    """
+
+    batches: tuple[tuple[int, int, int], ...]
+    cuts: tuple[tuple[int, int], ...] = ((0, 1),)
+
+    def positions(self, step: int) -> tuple[int, int]:
+        """The first position of a step (counted from 0), and how many it takes."""
+        first_step, first, size = self.batches[bisect_right(self.batches, step, key=lambda part: part[0]) - 1]
+        return first + (step - first_step) * size, size
+
+    def cuts_in_step(self, step: int) -> int:
+        """Into how many rows of equal length each row of the set is cut in a step."""
+        return self.cuts[bisect_right(self.cuts, step, key=lambda part: part[0]) - 1][1]
+
+    def rows(self, order: Order, step: int) -> np.ndarray:
+        """The rows (int64, shape (B,)) of one optimizer step, counted from 0; epochs follow one another."""
+        first, size = self.positions(step)
+        return order.rows(np.arange(first, first + size, dtype=np.int64))
+
+    def steps_of(self, positions: np.ndarray) -> np.ndarray:
+        """The steps (int64, counted from 0) that read some positions: the inverse of `positions`."""
+        first_steps, firsts, sizes = (np.array(column, dtype=np.int64) for column in zip(*self.batches, strict=True))
+        stretch = np.searchsorted(firsts, positions, side="right") - 1
+        steps: np.ndarray = first_steps[stretch] + (positions - firsts[stretch]) // sizes[stretch]
+        return steps
+
+
+def plan_of(section: Training, sequence_length: int) -> Plan:
+    """The plan that a training's section asks for.
+
+    Args:
+        section: batch size, and for pre-training its ramps.
+        sequence_length: tokens per row of the packed set, L.
+
+    Raises:
+        PlanError: a ramp names a length that does not divide L, or a stage of it ends before it begins.
+    """
+    if not isinstance(section, Pretrain):
+        return Plan(((0, 0, section.global_batch_size),))
+    return Plan(_batches(section, sequence_length), _cuts(section, sequence_length))
+
+
+def _batches(section: Pretrain, sequence_length: int) -> tuple[tuple[int, int, int], ...]:
+    found: list[tuple[int, int, int]] = []
+    step = position = 0
+    for number, stage in enumerate(section.batch_ramp):
+        steps = _steps_of_stage(stage, step, position, sequence_length)
+        if steps <= 0:
+            raise PlanError(f"pretrain.batch_ramp, stage {number + 1}: ends before step {step + 1}, where the stages "
+                            "before it have come; let every stage end later than the one before")
+        found.append((step, position, stage.global_batch_size))
+        step, position = step + steps, position + steps * stage.global_batch_size
+    return (*found, (step, position, section.global_batch_size))
+
+
+def _steps_of_stage(stage: BatchStage, step: int, position: int, sequence_length: int) -> int:
+    """Steps of a stage that begins at a step and position; a number of tokens is reached, not cut short."""
+    if stage.until_step is not None:
+        return stage.until_step - step
+    assert stage.until_tokens is not None
+    return -((position * sequence_length - stage.until_tokens) // (stage.global_batch_size * sequence_length))
+
+
+def _cuts(section: Pretrain, sequence_length: int) -> tuple[tuple[int, int], ...]:
+    found = []
+    step = 0
+    for stage in section.length_ramp:
+        if sequence_length % stage.sequence_length:
+            raise PlanError(f"pretrain.length_ramp: sequence_length {stage.sequence_length} does not divide the "
+                            f"{sequence_length} tokens of a row of the packed set (mix.sequence_length)")
+        found.append((step, sequence_length // stage.sequence_length))
+        step = stage.until_step
+    return (*found, (step, 1))
 
 
 def micro_batches(rows: np.ndarray, rank: int, world_size: int, micro_batch_size: int) -> list[np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,8 +13,18 @@ from torch import Tensor, nn
 
 from gristmill.tokenize.order import Order
 from gristmill.train.evaluation.held_out import loss_metrics
+from gristmill.train.loop.batches import pinned
 from gristmill.train.objectives.conversations import Conversation, fingerprint_of, padded
 from gristmill.train.objectives.losses import IGNORED, next_tokens, weighted_nll
+
+
+@dataclass(frozen=True)
+class Turns:
+    """A micro-batch in host memory: ids and which of them are trained, both (n, t), and whether it counts."""
+
+    ids: Tensor
+    trained: Tensor
+    real: bool
 
 
 class AssistantTurns:
@@ -37,11 +48,12 @@ class AssistantTurns:
         self.order = Order([len(examples)], seed)
         self.fingerprint = fingerprint_of(examples)
         self.flops_per_token = flops_per_token
-        self._examples, self._pad, self._length, self._token_bytes = examples, pad, length, token_bytes
+        self.sequence_length = length
+        self._examples, self._pad, self._token_bytes = examples, pad, token_bytes
         self._trained = np.array([int(one.trained.sum()) for one in examples], dtype=np.int64)
         self._lengths = np.array([len(one.ids) for one in examples], dtype=np.int64)
 
-    def weight(self, rows: np.ndarray) -> float:
+    def weight(self, rows: np.ndarray, cuts: int = 1) -> float:
         """Trained tokens."""
         return float(self._trained[rows].sum())
 
@@ -49,12 +61,17 @@ class AssistantTurns:
         """All tokens but padding."""
         return int(self._lengths[rows].sum())
 
-    def loss(self, model: nn.Module, rows: np.ndarray, scale: float) -> tuple[Tensor, Tensor]:
-        """See loop.Objective; the sums are loss, trained tokens and their bytes."""
-        # An empty micro-batch computes on any row, with no weight: its passes are collective operations.
-        real = float(len(rows) > 0)
+    def prepare(self, rows: np.ndarray, cuts: int = 1) -> Turns:
+        """Pad a micro-batch; for no rows any one, with no weight."""
+        # An empty micro-batch computes too: its passes are collective operations.
         chosen = [self._examples[row] for row in (rows if len(rows) else [0])]
-        ids, trained = (part.to(self._token_bytes.device) for part in padded(chosen, self._pad, self._length))
+        ids, trained = padded(chosen, self._pad, self.sequence_length)
+        return Turns(pinned(ids), pinned(trained), bool(len(rows)))
+
+    def loss(self, model: nn.Module, batch: Turns, scale: float) -> tuple[Tensor, Tensor]:
+        """See loop.Objective; the sums are loss, trained tokens and their bytes."""
+        device, real = self._token_bytes.device, float(batch.real)
+        ids, trained = (part.to(device, non_blocking=True) for part in (batch.ids, batch.trained))
         targets = next_tokens(ids, trained)
         counted = (targets != IGNORED).float() * real
         weights = counted * scale

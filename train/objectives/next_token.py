@@ -7,6 +7,7 @@ rows, never by its id, which a document may hold too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,12 +17,32 @@ from torch import Tensor, nn
 
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.evaluation.held_out import loss_metrics
+from gristmill.train.loop.batches import pinned
 from gristmill.train.models.experts import expert_loads, report_loads
 from gristmill.train.models.shape import Shape
 from gristmill.train.objectives.losses import IGNORED, next_tokens, weighted_nll
 
 SUMS_PER_SOURCE = 3
 MOST_PIECES_DESCRIBED = 10_000
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A micro-batch in host memory.
+
+    Attributes:
+        tokens: (n, t) in the packed set's dtype.
+        sources: (n,) int64 source numbers.
+        filled: (n,) int64, tokens of documents in each row; padding is behind them.
+        positions: (n, t) int32, each token's number within its document piece; None where documents are not masked.
+        real: whether it counts.
+    """
+
+    tokens: Tensor
+    sources: Tensor
+    filled: Tensor
+    positions: Tensor | None
+    real: bool
 
 
 class NextToken:
@@ -40,37 +61,52 @@ class NextToken:
     ) -> None:
         self.packed = packed
         self.order = packed.order(seed)
-        self.fingerprint = packed.fingerprint
+        self.fingerprint, self.sequence_length = packed.fingerprint, packed.sequence_length
         self._source_sums = 1 + SUMS_PER_SOURCE * len(packed.sources)
         self.sums_length = self._source_sums + shape.layers * shape.experts
         self.flops_per_token: float = shape.flops_per_token(packed.sequence_length)
         self._shape, self._z_loss = shape, z_loss
         self._token_bytes = token_bytes
 
-    def weight(self, rows: np.ndarray) -> float:
+    def weight(self, rows: np.ndarray, cuts: int = 1) -> float:
         """Predicted tokens: the first one of a row has nothing to be predicted from, and padding does not count."""
-        return float(np.maximum(self.packed.boundaries(rows).filled() - 1, 0).sum())
+        return float(np.maximum(self._filled(rows, cuts) - 1, 0).sum())
 
     def num_tokens(self, rows: np.ndarray) -> int:
         """All tokens of the rows, padding too: the model computes on them."""
-        return len(rows) * self.packed.sequence_length
+        return len(rows) * self.sequence_length
 
-    def loss(self, model: nn.Module, rows: np.ndarray, scale: float) -> tuple[Tensor, Tensor]:
+    def prepare(self, rows: np.ndarray, cuts: int = 1) -> Rows:
+        """Read rows, each cut into `cuts` shorter ones; for no rows any one, with no weight."""
+        # An empty micro-batch computes too: its passes are collective operations.
+        real, rows = bool(len(rows)), rows if len(rows) else np.zeros(1, dtype=np.int64)
+        length = self.sequence_length // cuts
+        tokens, sources = self.packed.tokens(rows).reshape(-1, length), np.repeat(self.packed.source_of(rows), cuts)
+        positions = None
+        if self._shape.document_mask:
+            # A piece that was cut begins anew with its row.
+            found = np.minimum(self.packed.positions(rows).reshape(-1, length), np.arange(length, dtype=np.int32))
+            positions = pinned(torch.from_numpy(found))
+        return Rows(pinned(torch.from_numpy(tokens)), pinned(torch.from_numpy(sources)),
+                    pinned(torch.from_numpy(self._filled(rows, cuts))), positions, real)
+
+    def _filled(self, rows: np.ndarray, cuts: int) -> np.ndarray:
+        """Tokens of documents in each row, after it was cut (int64, shape (n cuts,))."""
+        length = self.sequence_length // cuts
+        filled = self.packed.boundaries(rows).filled()[:, None] - np.arange(cuts) * length
+        cut: np.ndarray = np.clip(filled, 0, length).ravel()
+        return cut
+
+    def loss(self, model: nn.Module, batch: Rows, scale: float) -> tuple[Tensor, Tensor]:
         """See loop.Objective.
 
         The sums are the total loss; loss, tokens and bytes of each source; tokens of each expert, layer by layer.
         """
-        # An empty micro-batch computes on any row, with no weight: its passes are collective operations.
-        real = float(len(rows) > 0)
-        rows = rows if len(rows) else np.zeros(1, dtype=np.int64)
-        device = self._token_bytes.device
-        ids = torch.from_numpy(self.packed.read(rows)).to(device, non_blocking=True)
-        sources = torch.from_numpy(self.packed.source_of(rows)).to(device, non_blocking=True)
-        boundaries = self.packed.boundaries(rows)
-        filled = torch.from_numpy(boundaries.filled()).to(device, non_blocking=True)
-        positions = None
-        if self._shape.document_mask:
-            positions = torch.from_numpy(boundaries.positions(ids.shape[1])).to(device, non_blocking=True)
+        device, real = self._token_bytes.device, float(batch.real)
+        # Tokens cross to the device as they lie on disk, and are widened there.
+        ids = batch.tokens.to(device, non_blocking=True).to(torch.int64)
+        sources, filled = (part.to(device, non_blocking=True) for part in (batch.sources, batch.filled))
+        positions = None if batch.positions is None else batch.positions.to(device, non_blocking=True)
         targets = next_tokens(ids, torch.arange(ids.shape[1], device=device) < filled[:, None])
         counted = (targets != IGNORED).float() * real
         weights = counted * scale

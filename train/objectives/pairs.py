@@ -80,10 +80,9 @@ def is_held_out(example: Mapping[str, Any], share: float, seed: int) -> bool:
     return int.from_bytes(digest, "little") < share * 2**HASH_BITS
 
 
-def padded_pairs(pairs: Sequence[Pair], pad: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def padded_pairs(pairs: Sequence[Pair], pad: int, length: int) -> tuple[Tensor, Tensor]:
     """Ids and targets of n pairs, (2n, t) each: all chosen answers, then all rejected ones."""
-    rows = [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)]
-    ids, scored = (part.to(device) for part in padded(rows, pad, length))
+    ids, scored = padded([*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)], pad, length)
     return ids, next_tokens(ids, scored)
 
 
@@ -96,7 +95,7 @@ def pair_logps(
         for part in micro_batches(np.arange(len(pairs)), world.rank, world.size, micro_batch_size):
             # An empty share still takes part in the collectives of the forward pass.
             chosen = [pairs[row] for row in (part if len(part) else [0])]
-            ids, targets = padded_pairs(chosen, pad, length, world.device)
+            ids, targets = (part.to(world.device) for part in padded_pairs(chosen, pad, length))
             logps = model(ids, partial(sequence_logps, targets=targets)).view(2, -1).T
             if len(part):
                 found[torch.from_numpy(part).to(world.device)] = logps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,9 +12,26 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.tokenize.order import Order
+from gristmill.train.loop.batches import pinned
 from gristmill.train.objectives.conversations import fingerprint_of
 from gristmill.train.objectives.losses import dpo_loss, sequence_logps
 from gristmill.train.objectives.pairs import Pair, padded_pairs
+
+
+@dataclass(frozen=True)
+class PaddedPairs:
+    """A micro-batch of n pairs in host memory.
+
+    Attributes:
+        ids, targets: (2n, t) each, all chosen answers first.
+        reference: (n, 2) float32, see Preferences.
+        real: whether it counts.
+    """
+
+    ids: Tensor
+    targets: Tensor
+    reference: Tensor
+    real: bool
 
 
 class Preferences:
@@ -39,11 +57,12 @@ class Preferences:
         self.order = Order([len(pairs)], seed)
         self.fingerprint = fingerprint_of(part for pair in pairs for part in (pair.chosen, pair.rejected))
         self.flops_per_token = flops_per_token
-        self._pairs, self._beta, self._pad, self._length, self._device = pairs, beta, pad, length, device
-        self._reference = torch.from_numpy(reference).to(device)
+        self.sequence_length = length
+        self._pairs, self._beta, self._pad, self._device = pairs, beta, pad, device
+        self._reference = reference
         self._lengths = np.array([len(pair.chosen.ids) + len(pair.rejected.ids) for pair in pairs], dtype=np.int64)
 
-    def weight(self, rows: np.ndarray) -> float:
+    def weight(self, rows: np.ndarray, cuts: int = 1) -> float:
         """Pairs: every one counts the same, however long its answers are."""
         return float(len(rows))
 
@@ -51,14 +70,20 @@ class Preferences:
         """All tokens of both conversations but padding."""
         return int(self._lengths[rows].sum())
 
-    def loss(self, model: nn.Module, rows: np.ndarray, scale: float) -> tuple[Tensor, Tensor]:
+    def prepare(self, rows: np.ndarray, cuts: int = 1) -> PaddedPairs:
+        """Pad a micro-batch of pairs; for no rows any one, with no weight."""
+        # An empty micro-batch computes too: its passes are collective operations.
+        chosen = [int(row) for row in rows] if len(rows) else [0]
+        ids, targets = padded_pairs([self._pairs[row] for row in chosen], self._pad, self.sequence_length)
+        return PaddedPairs(pinned(ids), pinned(targets), pinned(torch.from_numpy(self._reference[chosen])),
+                           bool(len(rows)))
+
+    def loss(self, model: nn.Module, batch: PaddedPairs, scale: float) -> tuple[Tensor, Tensor]:
         """See loop.Objective; the sums are loss, rewards (chosen, rejected), ranked right, log-probs (both)."""
-        # An empty micro-batch computes on any pair, with no weight: its passes are collective operations.
-        real = float(len(rows) > 0)
-        rows = rows if len(rows) else np.zeros(1, dtype=np.int64)
-        ids, targets = padded_pairs([self._pairs[row] for row in rows], self._pad, self._length, self._device)
+        real = float(batch.real)
+        ids, targets, reference = (part.to(self._device, non_blocking=True)
+                                   for part in (batch.ids, batch.targets, batch.reference))
         chosen, rejected = model(ids, partial(sequence_logps, targets=targets)).chunk(2)
-        reference = self._reference[torch.from_numpy(rows).to(self._device)]
         losses, chosen_rewards, rejected_rewards = dpo_loss(
             chosen, rejected, reference[:, 0], reference[:, 1], self._beta)
         measured = (losses, chosen_rewards, rejected_rewards, chosen_rewards > rejected_rewards, chosen, rejected)

@@ -13,7 +13,8 @@ from torch import nn
 
 from gristmill.dataprep.files import atomic_write, canonical_json, read_json, sha256_file, write_json
 from gristmill.mixtures.posttraining import Dpo
-from gristmill.train.loop.stream import micro_batches, rows_in_step
+from gristmill.train.loop.batches import read_batch
+from gristmill.train.loop.stream import plan_of
 from gristmill.train.models.weights import WEIGHTS_FILE
 from gristmill.train.objectives.chat import Chat
 from gristmill.train.objectives.pairs import Pair
@@ -60,12 +61,13 @@ def certify_start(
     if agree(file.exists(), world):
         certificate: dict[str, float] = agree(read_json(file) if world.is_first else None, world)
         return certificate
-    rows = rows_in_step(objective.order, 0, section.global_batch_size)
+    plan = plan_of(section, objective.sequence_length)
+    batch = read_batch(objective, plan, 0, section.micro_batch_size, world.rank, world.size)
     sums = torch.zeros(objective.sums_length, dtype=torch.float64, device=world.device)
     with evaluating(model):
-        for part in micro_batches(rows, world.rank, world.size, section.micro_batch_size):
+        for part in batch.parts:
             sums += objective.loss(model, part, 1.0)[1]
-    measured = objective.report(sum_over_ranks(sums, world).tolist(), objective.weight(rows))
+    measured = objective.report(sum_over_ranks(sums, world).tolist(), batch.weight)
     certificate = {"loss": measured["loss"], "margin": measured["rewards/margins"]}
     most = LARGEST_MARGIN[dtype]
     if not (abs(certificate["margin"]) <= most and abs(certificate["loss"] - math.log(2.0)) <= most):

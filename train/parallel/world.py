@@ -99,6 +99,15 @@ def any_rank(flag: bool, world: World) -> bool:
     return bool(box.item())
 
 
+def max_over_ranks(value: float, world: World) -> float:
+    """The largest of all ranks' values. Travels over the CPU: a GPU's queue is not waited for."""
+    if world.size == 1:
+        return value
+    box = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(box, op=dist.ReduceOp.MAX)
+    return float(box.item())
+
+
 def sum_over_ranks(values: Tensor, world: World) -> Tensor:
     """The sum of a tensor over all ranks, in place where there are several."""
     if world.size > 1:

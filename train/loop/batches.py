@@ -1,0 +1,69 @@
+"""The batches of coming steps, read and laid out in host memory by threads while the device computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gristmill.tokenize.order import Order
+from gristmill.tokenize.streaming.ahead import ReadAhead
+from gristmill.train.loop.stream import Plan, micro_batches
+from gristmill.train.parallel.world import World
+
+READING_THREADS = 4
+"""Steps that are read at a time: where rows come over a network, each waits for answers most of the time."""
+
+
+class Readable(Protocol):
+    """What of an objective reading needs (see loop.Objective)."""
+
+    order: Order
+
+    def weight(self, rows: np.ndarray, cuts: int = 1) -> float:
+        """See loop.Objective."""
+
+    def prepare(self, rows: np.ndarray, cuts: int = 1) -> Any:
+        """See loop.Objective."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's reading.
+
+    Attributes:
+        rows: (B,) the whole batch, the same on every rank.
+        weight: of the whole batch.
+        parts: this rank's micro-batches as `Objective.prepare` made them.
+    """
+
+    rows: np.ndarray
+    weight: float
+    parts: Sequence[Any]
+
+
+def read_batch(objective: Readable, plan: Plan, step: int, micro_batch_size: int, rank: int, size: int) -> Batch:
+    """What one rank of `size` reads in a step; `step` counts from 0."""
+    rows, cuts = plan.rows(objective.order, step), plan.cuts_in_step(step)
+    parts = [objective.prepare(part, cuts) for part in micro_batches(rows, rank, size, micro_batch_size)]
+    return Batch(rows, objective.weight(rows, cuts), parts)
+
+
+def batches_ahead(
+    objective: Readable, plan: Plan, steps: int, micro_batch_size: int, world: World, depth: int
+) -> ReadAhead[Batch]:
+    """This rank's batches up to step `steps`, `depth` of them ahead."""
+
+    def read(step: int) -> Batch:
+        return read_batch(objective, plan, step, micro_batch_size, world.rank, world.size)
+
+    return ReadAhead(read, steps, depth, READING_THREADS)
+
+
+def pinned(tensor: Tensor) -> Tensor:
+    """The tensor in page-locked memory where there is a GPU, so that its copy to it overlaps with computing."""
+    return tensor.pin_memory() if torch.cuda.is_available() else tensor
