@@ -57,7 +57,6 @@ def _measure(name: str, texts: Sequence[str], cold: bool = False) -> Iterator[di
     tokenizer = train(Sample({name: texts[::7]}, {}), VOCAB_SIZE)
     tokenizer.encode_special_tokens = True
     encoder = FastEncoder.for_tokenizer(tokenizer)
-    assert encoder is not None
     half = len(texts) // 2
     batches = [pa.array(texts[at : at + BATCH_DOCUMENTS], pa.large_string())
                for at in range(half, len(texts), BATCH_DOCUMENTS)]
@@ -66,7 +65,6 @@ def _measure(name: str, texts: Sequence[str], cold: bool = False) -> Iterator[di
     library = _rate(_bytes(some), lambda: tokenizer.encode_batch_fast(some, add_special_tokens=False), REPEATS)
     if cold:
         fresh = FastEncoder.for_tokenizer(tokenizer)
-        assert fresh is not None
         yield _row(f"encode_{name}_cold_vs_tokenizers", _rate(size, lambda: [*map(fresh.encode, batches)], 1), library)
     for at in range(0, half, BATCH_DOCUMENTS):
         encoder.encode(pa.array(texts[at : min(at + BATCH_DOCUMENTS, half)], pa.large_string()))

@@ -34,6 +34,7 @@ from gristmill.dataprep.files import as_path, atomic_write
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.mixtures.section import Judging
 from gristmill.tokenize.encoding.fast_encode import FastEncoder
+from gristmill.tokenize.encoding.patterns import NotKnownError
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, TokenizerError, load
 from gristmill.tokenize.packed import DTYPES, dtype_name
 
@@ -140,7 +141,7 @@ def encode_batch(tokenizer: TextTokenizer, texts: pa.ChunkedArray) -> tuple[np.n
     encoder = _encoder(tokenizer)
     if encoder is not None:
         flat, lengths = encoder.encode(texts)
-        return check_ids(flat, tokenizer), lengths.tolist(), {}
+        return flat, lengths.tolist(), {}
     return encode_with_library(tokenizer, texts.to_pylist())
 
 
@@ -171,7 +172,10 @@ def _encoder(tokenizer: TextTokenizer) -> FastEncoder | None:
     """This thread's fast encoder of a tokenizer; None where only the library can encode with it."""
     known = getattr(_of_thread, "encoders", {})
     if tokenizer.sha256 not in known:
-        known = {tokenizer.sha256: FastEncoder.for_tokenizer(tokenizer.tokenizer)}
+        try:
+            known = {tokenizer.sha256: FastEncoder.for_tokenizer(tokenizer.tokenizer)}
+        except NotKnownError:
+            known = {tokenizer.sha256: None}
         _of_thread.encoders = known
     encoder: FastEncoder | None = known[tokenizer.sha256]
     return encoder

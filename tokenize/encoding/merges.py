@@ -1,64 +1,59 @@
-"""Byte-pair encoding of one piece: merge the adjacent pair of the lowest rank, the leftmost first, until none is left.
-
-Sennrich et al. 2016, on bytes as GPT-2 has it. The merges are those of the tokenizer.json; the ids are the same as
-the `tokenizers` library's, which tests and a check at the start of every use hold against each other.
-"""
+"""The merges of a byte-level BPE as a table of pairs (Sennrich et al. 2016, on bytes as GPT-2 has it)."""
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gristmill.dataprep.hashing import fmix64
 from gristmill.dataprep.kernels import kernel
+from gristmill.tokenize.encoding.patterns import NotKnownError
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-LONGEST_PIECE = 1024
-"""Bytes. Merging takes up to the square of a piece's length here; the library, which takes longer ones, has a heap."""
-NO_RANK = np.int32(2**31 - 1)
+NO_MERGE = np.uint64(2**64 - 1)
 _FREE = np.uint64(2**64 - 1)
+CELLS_PER_MERGE = 3
+"""At least so many, up to the next power of two: most pairs that text has are no merge, and a search for them should
+end at once."""
 
 
 class Merges(NamedTuple):
     """The merges of a byte-level BPE.
 
     Attributes:
-        byte_ids: int32 of shape (256,), the id of every byte.
-        pairs: uint64, open addressing: left id << 32 | right id, or all ones.
-        ranks: int32 beside it: lower merges first.
-        merged: int32 beside it: the id of the two together.
+        byte_ids: uint32 of shape (256,), the id of every byte.
+        pairs: uint64 of shape (2 * cells,), open addressing: left id << 32 | right id, or all ones; and behind it
+            rank << 32 | id of the two together, so that the lower value is the earlier merge.
     """
 
     byte_ids: np.ndarray
     pairs: np.ndarray
-    ranks: np.ndarray
-    merged: np.ndarray
 
 
-def read_merges(tokenizer: Tokenizer) -> Merges | None:
-    """The merges of a tokenizer; None where a byte has no id, or a merge is not made of known tokens."""
-    model = json.loads(tokenizer.to_str())["model"]
+def read_merges(model: Mapping[str, Any]) -> Merges:
+    """The merges of a tokenizer.json's `model`.
+
+    Raises:
+        NotKnownError: a byte has no id, or a merge is not made of known tokens.
+    """
     vocabulary: dict[str, int] = model["vocab"]
     characters = byte_characters()
-    if model.get("ignore_merges") or any(character not in vocabulary for character in characters):
-        return None
+    if missing := [byte for byte, character in enumerate(characters) if character not in vocabulary]:
+        raise NotKnownError(f"its vocabulary lacks {len(missing)} of the 256 bytes")
     pairs = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
     if any(left not in vocabulary or right not in vocabulary or left + right not in vocabulary
            for left, right in pairs):
-        return None
+        raise NotKnownError("its merges are made of tokens that its vocabulary lacks")
     left = np.array([vocabulary[pair[0]] for pair in pairs], np.uint64)
     right = np.array([vocabulary[pair[1]] for pair in pairs], np.uint64)
-    together = np.array([vocabulary["".join(pair)] for pair in pairs], np.int32)
-    size = 4
-    while size < 3 * len(pairs):
-        size *= 2
-    table = Merges(np.array([vocabulary[character] for character in characters], np.int32), np.full(size, _FREE),
-                   np.empty(size, np.int32), np.empty(size, np.int32))
-    _fill(left << np.uint64(32) | right, together, table.pairs, table.ranks, table.merged)
+    together = np.array([vocabulary["".join(pair)] for pair in pairs], np.uint64)
+    cells = 4
+    while cells < CELLS_PER_MERGE * len(pairs):
+        cells *= 2
+    table = Merges(np.array([vocabulary[character] for character in characters], np.uint32),
+                   np.full(2 * cells, _FREE))
+    _fill(left << np.uint64(32) | right, together, table.pairs)
     return table
 
 
@@ -70,72 +65,27 @@ def byte_characters() -> list[str]:
 
 
 @kernel
-def _fill(keys: np.ndarray, together: np.ndarray, pairs: np.ndarray, ranks: np.ndarray, merged: np.ndarray) -> None:
-    mask = np.uint64(len(pairs) - 1)
+def _fill(keys: np.ndarray, together: np.ndarray, pairs: np.ndarray) -> None:
+    mask = np.uint64(len(pairs) // 2 - 1)
     for rank in range(len(keys)):
-        slot = fmix64(keys[rank]) & mask
-        while pairs[slot] != _FREE and pairs[slot] != keys[rank]:
-            slot = (slot + np.uint64(1)) & mask
+        cell = fmix64(keys[rank]) & mask
+        while pairs[cell << np.uint64(1)] != _FREE and pairs[cell << np.uint64(1)] != keys[rank]:
+            cell = (cell + np.uint64(1)) & mask
         # A merge that is listed twice has the later rank, as in the library's own table.
-        pairs[slot], ranks[slot], merged[slot] = keys[rank], rank, together[rank]
+        pairs[cell << np.uint64(1)] = keys[rank]
+        pairs[(cell << np.uint64(1)) + np.uint64(1)] = np.uint64(rank) << np.uint64(32) | together[rank]
 
 
 @kernel
-def _find(left: int, right: int, pairs: np.ndarray) -> int:
-    """The slot of a pair, or -1."""
-    mask = np.uint64(len(pairs) - 1)
-    key = np.uint64(left) << np.uint64(32) | np.uint64(right)
-    slot = fmix64(key) & mask
-    while pairs[slot] != _FREE:
-        if pairs[slot] == key:
-            return int(slot)
-        slot = (slot + np.uint64(1)) & mask
-    return -1
-
-
-@kernel
-def merge_entries(
-    first: int, last: int, starts: np.ndarray, arena: np.ndarray, id_starts: np.ndarray, ids: np.ndarray,
-    byte_ids: np.ndarray, pairs: np.ndarray, ranks: np.ndarray, merged: np.ndarray,
-) -> int:  # fmt: skip
-    """Give cache entries (see `piece_cache.PieceCache`) their ids.
-
-    Args:
-        first, last: entries from `first` up to `last`; those before have their ids.
-
-    Returns:
-        the first entry that is longer than LONGEST_PIECE and was not encoded; `last` if there is none.
-    """
-    tokens = np.empty(LONGEST_PIECE, np.int32)
-    rank_of = np.empty(LONGEST_PIECE, np.int32)
-    slot_of = np.empty(LONGEST_PIECE, np.int64)
-    for entry in range(first, last):
-        begin, length = starts[entry], starts[entry + 1] - starts[entry]
-        if length > LONGEST_PIECE:
-            return entry
-        for at in range(length):
-            tokens[at] = byte_ids[arena[begin + at]]
-        for at in range(length - 1):
-            slot_of[at] = _find(tokens[at], tokens[at + 1], pairs)
-            rank_of[at] = ranks[slot_of[at]] if slot_of[at] >= 0 else NO_RANK
-        while length > 1:
-            best, place = NO_RANK, 0
-            for at in range(length - 1):
-                if rank_of[at] < best:
-                    best, place = rank_of[at], at
-            if best == NO_RANK:
-                break
-            tokens[place] = merged[slot_of[place]]
-            length -= 1
-            for at in range(place + 1, length):
-                tokens[at] = tokens[at + 1]
-            for at in range(place, length - 1):
-                rank_of[at], slot_of[at] = rank_of[at + 1], slot_of[at + 1]
-            for at in range(max(place - 1, 0), min(place + 1, length - 1)):
-                slot_of[at] = _find(tokens[at], tokens[at + 1], pairs)
-                rank_of[at] = ranks[slot_of[at]] if slot_of[at] >= 0 else NO_RANK
-        to = id_starts[entry]
-        for at in range(length):
-            ids[to + at] = tokens[at]
-        id_starts[entry + 1] = to + length
-    return last
+def find_merge(left: np.uint64, right: np.uint64, pairs: np.ndarray) -> np.uint64:
+    """Rank << 32 | id of a pair of ids, or NO_MERGE."""
+    mask = np.uint64(len(pairs) // 2 - 1)
+    key = left << np.uint64(32) | right
+    cell = fmix64(key) & mask
+    while True:
+        found = pairs[cell << np.uint64(1)]
+        if found == key:
+            return pairs[(cell << np.uint64(1)) + np.uint64(1)]
+        if found == _FREE:
+            return NO_MERGE
+        cell = (cell + np.uint64(1)) & mask
