@@ -14,7 +14,7 @@ from gristmill.dataprep.benchmarks import bench
 def test_machine_code_of_changed_kernels_is_not_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sources = Path(kernels.__file__).parents[1]
     for name in ("dataprep/kernels.py", "dataprep/hashing.py", "tokenize/encoding/pretokens.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(sources / name, tmp_path / name)
     monkeypatch.setattr(kernels, "__file__", str(tmp_path / "dataprep" / "kernels.py"))
     before = kernels.cache_folder()
@@ -24,7 +24,7 @@ def test_machine_code_of_changed_kernels_is_not_used_again(tmp_path: Path, monke
     callee.write_text(callee.read_text().replace("0x85EBCA6B", "0x85EBCA6D"))
     changed = kernels.cache_folder()
     assert changed != before
-    caller = tmp_path / "tokenize" / "pretokens.py"
+    caller = tmp_path / "tokenize" / "encoding" / "pretokens.py"
     caller.write_text(caller.read_text().replace("0x80", "0x7F"))
     assert kernels.cache_folder() not in (before, changed)
 
