@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -35,6 +36,20 @@ def read_matching(path: Path, column: str, values: Sequence[Any], columns: Seque
         table = file.read_row_groups(groups, read, use_threads=is_local(path))
     hits = table.filter(pc.is_in(table[column], value_set=pa.array(wanted, table.schema.field(column).type)))
     return hits if columns is None else hits.select(list(columns))
+
+
+def read_rows(path: Path, rows: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
+    """Rows of a table by their number, in the order asked for; reads only the row groups that hold them."""
+    with open_parquet(path) as file:
+        sizes = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
+        ends = np.cumsum([0, *sizes])
+        numbers = np.asarray(rows, dtype=np.int64)
+        groups = np.searchsorted(ends, numbers, side="right") - 1
+        used = np.unique(groups)
+        table = file.read_row_groups(used.tolist(), None if columns is None else list(columns),
+                                     use_threads=is_local(path))
+    starts = np.cumsum([0, *(sizes[group] for group in used.tolist())])
+    return table.take(pa.array(starts[np.searchsorted(used, groups)] + numbers - ends[groups]))
 
 
 def _may_hold(group: pq.RowGroupMetaData, column: str, wanted: Sequence[Any]) -> bool:

@@ -145,23 +145,6 @@ def explain(
 
 
 @app.command()
-def trace(
-    manifest: ManifestArgument,
-    step: Annotated[int, typer.Option(help="A pre-training step, counted from 1.", min=1)],
-    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
-) -> None:
-    """List the documents that a pre-training step read."""
-    from gristmill.flows.trace import TraceError, print_step, trace_step
-
-    session = open_or_exit(manifest, set_, store)
-    try:
-        found = trace_step(session, step)
-    except TraceError as error:
-        fail(str(error), EXIT_USAGE)
-    print_json(found) if as_json else print_step(found)
-
-
-@app.command()
 def whatif(
     manifest: ManifestArgument,
     set_: SetOption = None,
@@ -373,5 +356,11 @@ def main() -> None:
         sys.exit(128 + signal.SIGPIPE)
 
 
+# The commands of these modules register themselves on `app`, which is whole by now.
+import gristmill.flows.cli_provenance  # noqa: E402, F401
+
 if __name__ == "__main__":
-    main()
+    # Run as a script, this file is another module than the one that the others have registered with.
+    from gristmill.flows import cli
+
+    cli.main()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -19,17 +19,21 @@ from gristmill.flows.lookup import DocumentNotFoundError, committed_inputs, find
 from gristmill.flows.session import Session
 from gristmill.flows.stages import Plan
 
-if TYPE_CHECKING:
-    from gristmill.tokenize.packed import PackedSet
-
 SHOWN_NUMBERS = 8
 SHOWN_EDITS = 3
 SHOWN_CHARS = 60
-POSITIONS_AT_ONCE = 1 << 20
 EXCERPT_CHARS = 300
 INDENT = 10
 NEAR_DUPLICATES = ("near_duplicate", "against_near_duplicate", "chained_duplicate")
 """Reasons of `dedup` that its threshold explains."""
+NOT_DRAWN = {
+    "where": "it does not meet its source's condition (`where`)",
+    "where_unknown": "its source's condition (`where`) asks for what was not measured of it",
+    "quota": "its source's share was filled by others",
+    "validation_rest": "it is held out, but the validation rows were filled by others",
+    None: "the mixture has not seen it: it belongs to no source of it",
+}
+"""What the mixture's reasons mean (tokenize.mixing.candidates.unused)."""
 
 
 def journey(session: Session, wanted: str) -> dict[str, Any]:
@@ -118,39 +122,31 @@ def places_in_mix(session: Session, mix: Path, source: str, document: bytes) -> 
     """Where the packed set holds a document, and which pre-training steps read it.
 
     Returns:
-        `use` (trained, held out or not drawn), and the rows, pieces, tokens, copies and steps (counted from 1).
+        `use` (trained, held out or not drawn), `reason` (why it is not drawn), and the rows, pieces, tokens, copies and
+        steps (counted from 1).
     """
-    import pyarrow.compute as pc
-
     from gristmill.tokenize.packed import PackedSet
 
     packed = PackedSet(mix)
     pieces = packed.rows_of_document(document)
     use = "trained" if len(pieces) else "not drawn"
     if not len(pieces) and source in packed.manifest["validation"]:
-        held_out = packed.validation_pieces(source)
-        pieces = held_out.filter(pc.equal(held_out["id"], document))
+        pieces = packed.validation_rows_of_documents(source, [document])
         use = "held out" if len(pieces) else use
+    reasons = packed.ledger([document])["reason"].to_pylist() if use == "not drawn" else []
     rows = pieces["row"].to_numpy()
-    return {"use": use, "pieces": len(pieces), "tokens": int(pieces["length"].to_numpy().sum()),
-            "copies": len(set(pieces["copy"].to_pylist())), "rows": rows.tolist(),
-            "steps": steps_that_read(session, packed, rows) if use == "trained" else []}
+    return {"use": use, "reason": reasons[0] if reasons else None, "pieces": len(pieces),
+            "tokens": int(pieces["length"].to_numpy().sum()), "copies": len(set(pieces["copy"].to_pylist())),
+            "rows": rows.tolist(), "steps": steps_that_read(session, rows) if use == "trained" else []}
 
 
-def steps_that_read(session: Session, packed: PackedSet, rows: np.ndarray) -> list[int]:
+def steps_that_read(session: Session, rows: np.ndarray) -> list[int]:
     """The pre-training steps, counted from 1, that read any of these rows."""
-    from gristmill.train.loop.stream import plan_of
+    from gristmill.flows.provenance.readings import reading_of
 
-    pretrain = session.manifest.pretrain
-    if pretrain is None:
+    if session.manifest.pretrain is None:
         return []
-    order = packed.order(session.plan["pretrain"].config["seed"])
-    plan, found = plan_of(pretrain, packed.sequence_length), set()
-    total = plan.positions(pretrain.steps)[0]
-    for start in range(0, total, POSITIONS_AT_ONCE):
-        positions = np.arange(start, min(start + POSITIONS_AT_ONCE, total))
-        found |= set((plan.steps_of(positions[np.isin(order.rows(positions), rows)]) + 1).tolist())
-    return sorted(found)
+    return list(reading_of(session).steps_that_read(np.unique(rows)))
 
 
 def describe_values(judged: Mapping[str, Any]) -> list[str]:
@@ -206,7 +202,7 @@ def describe_use(mix: Mapping[str, Any] | None) -> list[str]:
     if mix is None:
         return []
     if mix["use"] == "not drawn":
-        return ["not drawn: its source's quota was met by others, or its source's condition excludes it"]
+        return [f"not drawn: {NOT_DRAWN.get(mix['reason'], mix['reason'])}"]
     rows = f"{mix['pieces']} pieces, {mix['tokens']} tokens, in rows {shorten(mix['rows'])}"
     if mix["use"] == "held out":
         return [f"held out for validation: {rows}"]

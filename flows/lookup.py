@@ -26,6 +26,9 @@ def committed_inputs(session: Session, plan: Plan) -> dict[str, Path]:
 
 def find_document(inputs: Mapping[str, Path], wanted: str) -> tuple[str, int]:
     """The shard and row of the one document with this id, id prefix or locator."""
+    direct = _find_in_ledger(inputs, wanted)
+    if direct is not None:
+        return direct
     hits: list[tuple[str, int]] = []
     prefix = bytes.fromhex(wanted[: len(wanted) // 2 * 2]) if _is_hex(wanted) else None
     for shard in shard_names(inputs["ingest"]):
@@ -45,6 +48,16 @@ def find_document(inputs: Mapping[str, Path], wanted: str) -> tuple[str, int]:
     if len(hits) > 1:
         raise DocumentNotFoundError(f"{len(hits)} documents fit {wanted!r}; give an id: {_ids(inputs, hits)}")
     return hits[0]
+
+
+def _find_in_ledger(inputs: Mapping[str, Path], wanted: str) -> tuple[str, int] | None:
+    """Where a tokenised document is by its whole id, without a search through the shards."""
+    if "mix" not in inputs or not _is_hex(wanted) or len(wanted) != 2 * ID_BYTES:
+        return None
+    from gristmill.tokenize.packed import PackedSet
+
+    found = PackedSet(inputs["mix"]).ledger([bytes.fromhex(wanted)]).to_pylist()
+    return (shard_names(inputs["ingest"])[found[0]["shard"]], found[0]["row"]) if found else None
 
 
 def _ids(inputs: Mapping[str, Path], hits: list[tuple[str, int]]) -> str:

@@ -46,6 +46,13 @@ PIECES_SCHEMA = pa.schema([
     ("row", pa.int64()), ("start", pa.int32()), ("length", pa.int32()), ("id", pa.binary(ID_BYTES)),
     ("source", pa.int32()), ("copy", pa.int32()), ("offset", pa.int64()),
 ])
+LEDGER = "documents.parquet"
+LEDGER_SCHEMA = pa.schema([
+    ("id", pa.binary(ID_BYTES)), ("shard", pa.int32()), ("row", pa.int64()), ("source", pa.int32()),
+    ("held_out", pa.bool_()), ("reason", pa.dictionary(pa.int8(), pa.string())),
+])
+"""`shard` and `row` say where ingest's document is, `shard` counting its sorted files; `source` is the number in
+packed.json; `reason` is why no row holds it (`mixing.candidates.unused`), null where one does."""
 
 
 class PackedSetError(RuntimeError):
@@ -291,6 +298,10 @@ class PackedSet:
     def validation_boundaries(self, source: str) -> Boundaries:
         """Where the document pieces of a source's held-out rows begin and end."""
         return self._boundaries_of(self._held_out(source), 0)
+
+    def ledger(self, documents: Collection[bytes]) -> pa.Table:
+        """What is known of documents (LEDGER_SCHEMA), by id; those that were never tokenised are not there."""
+        return read_matching(self.folder / LEDGER, "id", list(documents))
 
     def verify(self, deep: bool = False) -> None:
         """Check that all files are there with their sizes, and with `deep` their checksums.

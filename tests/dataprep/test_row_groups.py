@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gristmill.dataprep import row_groups
 from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.files import as_path
-from gristmill.dataprep.row_groups import read_matching
+from gristmill.dataprep.row_groups import read_matching, read_rows
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +48,11 @@ def test_only_the_row_groups_that_may_hold_a_value_are_read(
     read_matching(sorted_file, "number", [198, 200, 19_998])
     read_matching(sorted_file, "id", [(12_345).to_bytes(16, "big"), b"\xff" * 16])
     assert read == [[0, 1, 99], [61]]
+
+
+@given(st.lists(st.integers(0, 9_999), max_size=8))
+def test_rows_are_read_by_number_in_the_order_asked_for(sorted_file: Path, rows: list[int]) -> None:
+    assert read_rows(sorted_file, rows, ["number"])["number"].to_pylist() == [2 * row for row in rows]
 
 
 def test_unsorted_files_and_files_elsewhere_are_read_all_the_same() -> None:

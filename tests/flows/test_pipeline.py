@@ -22,6 +22,7 @@ import pytest
 
 from gristmill.flows.session import Session, open_session
 from gristmill.flows.store import StageFolder
+from gristmill.tokenize.packed import PackedSet
 
 pytestmark = pytest.mark.xdist_group("pipeline")
 
@@ -128,6 +129,47 @@ def test_explain_and_trace_agree_on_what_a_step_read(undisturbed: Session) -> No
     assert set(read["rows"]) <= set(found["mix"]["rows"])
     assert 3 in found["mix"]["steps"]
     assert found["mix"]["use"] == "trained"
+
+
+def traced(undisturbed: Session, *arguments: str) -> dict[str, Any]:
+    run = gristmill("trace", undisturbed.manifest_file, *arguments, "--store", str(undisturbed.store.root), "--json")
+    found: dict[str, Any] = json.loads(run.stdout)
+    return found
+
+
+def test_trace_follows_documents_and_examples_through_every_training(undisturbed: Session) -> None:
+    step = traced(undisturbed, "--step", "3")
+    assert step["use"] == "read"
+    read = step["documents"][0]
+    assert set(read["quality"]) == {"quality"}
+    assert read["cluster_size"] == 1
+    document = traced(undisturbed, "--document", read["id"])
+    assert {entry["step"]: entry["rows"] for entry in document["steps"]}[3] == read["rows"]
+    assert {entry["use"] for entry in document["steps"]} == {"read"}
+    dropped = traced(undisturbed, "--document", "b.jsonl#33")
+    assert (dropped["fate"], dropped["steps"]) == ("dropped by filter: gopher_quality/min_words", [])
+    packed = PackedSet(undisturbed.folder("mix").data)
+    held_out = traced(undisturbed, "--document", packed.validation_pieces("web")["id"][0].as_py().hex())
+    assert (held_out["use"], held_out["steps"]) == ("held out", [])
+    for stage in ("sft", "dpo"):
+        seen = traced(undisturbed, "--step", "2", "--stage", stage)
+        example = traced(undisturbed, "--document", seen["examples"][0])
+        assert (stage, 2) in {(entry["stage"], entry["step"]) for entry in example["steps"]}
+    same = traced(undisturbed, "--against", undisturbed.manifest_file)
+    assert (same["first_difference"], same["recorded"]["agree"], same["attested"]) == (None, 24, [True, True])
+
+
+def test_trace_refuses_what_there_is_not(undisturbed: Session) -> None:
+    for arguments, complaint in (
+        (("--step", "25"), "pretrain has 24 steps; there is no step 25"),
+        (("--step", "3", "--rank", "1"), "there is no rank 1: engine.ranks is 1, so ranks are 0 to 0"),
+        (("--step", "3", "--document", "x"), "give one of --step N, --document ID and --against RUN"),
+        (("--against", "yesterday"), "'yesterday' is neither a manifest nor a run of"),
+    ):
+        refused = gristmill("trace", undisturbed.manifest_file, *arguments, "--store", str(undisturbed.store.root),
+                            check=False)
+        assert refused.returncode == 2
+        assert complaint in refused.stderr
 
 
 def test_whatif_foretells_what_a_run_with_other_thresholds_keeps(undisturbed: Session, tmp_path: Path) -> None:

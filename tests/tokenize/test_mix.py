@@ -16,10 +16,9 @@ import pytest
 from gristmill.dataprep.counts import check_conservation
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.mixing.draws import id_words
-from gristmill.tokenize.mixing.ledger import DOCUMENTS, read_ledger
 from gristmill.tokenize.mixing.quotas import MixError
 from gristmill.tokenize.order import unrank
-from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed import LEDGER, PackedSet
 
 LENGTH = 32
 MIXTURE = {"prose": {"weight": 0.7}, "code": {"weight": 0.3, "max_epochs": 4.0}}
@@ -282,10 +281,10 @@ def test_the_bytes_do_not_depend_on_workers_or_on_how_documents_came_in_shards(
     expected, others = module_stages.files("mix"), module_stages.files("resharded")
     assert module_stages.files("parallel") == expected
     # The ledger alone says where the documents lie.
-    assert {**others, DOCUMENTS: b""} == {**expected, DOCUMENTS: b""}
+    assert {**others, LEDGER: b""} == {**expected, LEDGER: b""}
     whereabouts = ["shard", "row"]
-    assert pq.read_table(module_stages.root / "resharded" / DOCUMENTS).drop_columns(whereabouts).equals(
-        pq.read_table(module_stages.root / "mix" / DOCUMENTS).drop_columns(whereabouts))
+    assert pq.read_table(module_stages.root / "resharded" / LEDGER).drop_columns(whereabouts).equals(
+        pq.read_table(module_stages.root / "mix" / LEDGER).drop_columns(whereabouts))
 
 
 def test_the_ledger_says_where_every_document_is_and_why_it_is_in_no_row(
@@ -293,7 +292,7 @@ def test_the_ledger_says_where_every_document_is_and_why_it_is_in_no_row(
 ) -> None:
     packed = mixed(module_stages, prepared)
     shards = sorted(prepared["ingest"].glob("part-*"))
-    ledger = pq.read_table(packed.folder / DOCUMENTS).to_pylist()
+    ledger = pq.read_table(packed.folder / LEDGER).to_pylist()
     assert len(ledger) == 130 - 13
     assert [entry["id"] for entry in ledger] == sorted(entry["id"] for entry in ledger)
     for entry in ledger:
@@ -306,7 +305,7 @@ def test_the_ledger_says_where_every_document_is_and_why_it_is_in_no_row(
     unused = {entry["reason"] for entry in ledger} - {None}
     assert unused <= {"quota", "validation_rest"}
     wanted = [ledger[40]["id"], b"?" * 16]
-    assert read_ledger(packed.folder, wanted).to_pylist() == [ledger[40]]
+    assert packed.ledger(wanted).to_pylist() == [ledger[40]]
 
 
 def test_a_documents_rows_are_found_through_the_index_of_each_shard(

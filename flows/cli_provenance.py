@@ -1,0 +1,64 @@
+"""The commands about provenance: `trace`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gristmill.flows.cli import (
+    EXIT_USAGE,
+    JsonOption,
+    ManifestArgument,
+    SetOption,
+    StoreOption,
+    app,
+    fail,
+    open_or_exit,
+    print_json,
+)
+
+
+@app.command()
+def trace(
+    manifest: ManifestArgument,
+    step: Annotated[int | None, typer.Option(help="A training step, counted from 1: what it read.", min=1)] = None,
+    document: Annotated[str | None, typer.Option(
+        metavar="ID", help="A document's id, first digits of it, or locator, or a fine-tuning example's id: which "
+        "steps read it.")] = None,
+    against: Annotated[str | None, typer.Option(
+        metavar="RUN", help="Another manifest, or a run of the store: the first step that read other tokens.")] = None,
+    stage: Annotated[str, typer.Option(help="The training that --step is of: pretrain, sft or dpo.")] = "pretrain",
+    rank: Annotated[int | None, typer.Option(help="Only what this process read, of engine.ranks.", min=0)] = None,
+    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+) -> None:
+    """Follow data through training: what a step read, which steps read a document, whether two runs read the same."""
+    if (step is not None) + (document is not None) + (against is not None) != 1:
+        fail("give one of --step N, --document ID and --against RUN", EXIT_USAGE)
+    if rank is not None and step is None:
+        fail("--rank goes with --step", EXIT_USAGE)
+    from gristmill.flows.lookup import DocumentNotFoundError
+    from gristmill.flows.provenance import printing
+    from gristmill.flows.provenance.readings import SECTIONS, TraceError, reading_of
+
+    if stage not in SECTIONS:
+        fail(f"no such training: {stage!r}; trainings are {', '.join(SECTIONS)}", EXIT_USAGE)
+    session = open_or_exit(manifest, set_, store)
+    try:
+        if step is not None:
+            from gristmill.flows.provenance.steps import trace_step
+
+            found = trace_step(session, step, stage, rank)
+            print_json(found) if as_json else printing.print_step(found)
+        elif document is not None:
+            from gristmill.flows.provenance.whereabouts import trace_document
+
+            found = trace_document(session, document)
+            print_json(found) if as_json else printing.print_document(found)
+        elif against is not None:
+            from gristmill.flows.provenance.against import compare_readings, other_reading
+
+            found = compare_readings(reading_of(session), other_reading(session, against))
+            print_json(found) if as_json else printing.print_comparison([manifest, against], found)
+    except (TraceError, DocumentNotFoundError) as error:
+        fail(str(error), EXIT_USAGE)

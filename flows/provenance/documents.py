@@ -1,0 +1,86 @@
+"""What is known of the documents behind some rows: source, address, quality and cluster, each read where it lies."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.documents import MisalignedError, column_names, shard_names
+from gristmill.dataprep.row_groups import read_rows
+from gristmill.tokenize.packed import PackedSet
+
+JUDGEMENTS = ("id", "keep", "reason", "error", "edits")
+CLUSTER_COLUMNS = ("cluster", "cluster_size")
+RECORD_ID = re.compile(r"#[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")
+"""Of a WARC record, which stands behind the address in the locator of a page."""
+URL_KEYS = ("url", "URL", "uri")
+
+
+def describe_documents(
+    packed: PackedSet, inputs: Mapping[str, Path], ids: Iterable[bytes]
+) -> dict[bytes, dict[str, Any]]:
+    """Where documents are from and how they were judged.
+
+    Reads the row groups of the shards that hold them, not the shards.
+
+    Args:
+        packed: the set whose ledger knows where each one is.
+        inputs: `ingest`, and `dedup` and `quality` where they ran.
+        ids: of tokenised documents.
+
+    Returns:
+        id -> `id` (hexadecimal), `source`, `locator`, `url` (where it has one), `quality` (measured name -> value),
+        `cluster` and `cluster_size`.
+
+    Raises:
+        MisalignedError: a shard holds another document where the ledger points.
+    """
+    ledger = packed.ledger(list(ids))
+    shards = ledger["shard"].to_numpy()
+    names = shard_names(inputs["ingest"])
+    found: dict[bytes, dict[str, Any]] = {}
+    for shard in np.unique(shards).tolist():
+        entries = ledger.filter(pa.array(shards == shard)).to_pylist()
+        described = _describe_shard(inputs, names[shard], [entry["row"] for entry in entries])
+        for entry, description in zip(entries, described, strict=True):
+            if description["id"] != entry["id"].hex():
+                raise MisalignedError(
+                    f"{inputs['ingest'] / names[shard]}: row {entry['row']} is document {description['id']}, but the "
+                    f"packed set {packed.folder} says {entry['id'].hex()}; run the mix stage again")
+            found[entry["id"]] = description
+    return found
+
+
+def _describe_shard(inputs: Mapping[str, Path], shard: str, rows: Sequence[int]) -> list[dict[str, Any]]:
+    documents = read_rows(inputs["ingest"] / shard, rows, ["id", "source", "locator", "metadata"]).to_pylist()
+    described = [{"id": document["id"].hex(), "source": document["source"], "locator": document["locator"],
+                  **_address(document)} for document in documents]
+    if "quality" in inputs:
+        for one, values in zip(described, _measured(inputs["quality"] / shard, rows), strict=True):
+            one["quality"] = values
+    if "dedup" in inputs:
+        for one, values in zip(described, _measured(inputs["dedup"] / shard, rows, CLUSTER_COLUMNS), strict=True):
+            one.update(values)
+    return described
+
+
+def _measured(path: Path, rows: Sequence[int], only: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """What an annotation table says of some rows, without what is null."""
+    names = [name for name in column_names(path) if name not in JUDGEMENTS and (only is None or name in only)]
+    return [{name: value.hex() if isinstance(value, bytes) else value for name, value in row.items()
+             if value is not None} for row in read_rows(path, rows, names).to_pylist()]
+
+
+def _address(document: Mapping[str, Any]) -> dict[str, str]:
+    """The URL that a document came from, where its locator or its metadata has one."""
+    metadata = json.loads(document["metadata"] or "{}")
+    url = next((metadata[key] for key in URL_KEYS if isinstance(metadata.get(key), str)), None)
+    if url is None and "://" in document["locator"]:
+        url = RECORD_ID.sub("", document["locator"])
+    return {} if url is None else {"url": url}

@@ -1,0 +1,97 @@
+"""Provenance printed for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gristmill.flows.explain import NOT_DRAWN, describe_values, shorten
+
+SHOWN_STEPS = 12
+
+
+def new_table(*columns: tuple[str, bool]) -> Table:
+    """A table without lines; columns are (name, whether it holds numbers)."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, numeric in columns:
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+    return table
+
+
+def print_step(found: Mapping[str, Any]) -> None:
+    """Print what a step read."""
+    console = Console(highlight=False)
+    rank = "" if found["rank"] is None else f" on rank {found['rank']} of {found['ranks']}"
+    what = f"{len(found['examples'])} examples" if "examples" in found else (
+        f"{found['tokens']} tokens, {len(found['documents'])} documents")
+    console.print(Text(f"{found['stage']} step {found['step']} {found['use']}{rank}: {len(found['rows'])} rows, {what}",
+                       style="bold"))
+    if "examples" in found:
+        for row, example in zip(found["rows"], found["examples"], strict=True):
+            console.print(f"{row:>8}  {example}")
+        return
+    table = new_table(("tokens", True), ("source", False), ("id", False), ("quality", False), ("cluster", False),
+                      ("from", False))
+    for entry in found["documents"]:
+        quality = " ".join(f"{value:.3g}" if isinstance(value, float) else str(value)
+                           for value in entry.get("quality", {}).values())
+        size = entry.get("cluster_size")
+        cluster = "" if size is None else "alone" if size == 1 else f"{entry['cluster'][:8]} of {size}"
+        table.add_row(str(entry["tokens"]), entry["source"], entry["id"][:16], quality, cluster,
+                      entry.get("url", entry["locator"]))
+    console.print(table)
+
+
+def print_document(found: Mapping[str, Any]) -> None:
+    """Print where a document or an example went."""
+    console = Console(highlight=False)
+    if found["kind"] == "example":
+        console.print(Text.assemble((found["id"], "bold"), "  example"))
+    else:
+        console.print(Text.assemble((found["id"], "bold"), f"  {found['source']}  {found['locator']}"))
+    console.print(Text.assemble(("fate  ", "bold"), describe_fate(found)))
+    for judged in found.get("stages", [])[-1:]:
+        for line in describe_values(judged):
+            console.print(Text(f"      {line}", style="dim"))
+    if not found["steps"]:
+        return
+    table = new_table(("stage", False), ("step", True), ("", False), ("rows", False))
+    for entry in found["steps"][:SHOWN_STEPS]:
+        table.add_row(entry["stage"], str(entry["step"]), entry["use"], shorten(entry["rows"]))
+    console.print(table)
+    if len(found["steps"]) > SHOWN_STEPS:
+        console.print(Text(f"... and {len(found['steps']) - SHOWN_STEPS} more steps (--json has them)", style="dim"))
+    after = [f"{one['stage']} {one['step']}" for one in found["checkpoints_after"]]
+    console.print(Text.assemble(("checkpoints that know it  ", "bold"), ", ".join(after) or "none is kept"))
+
+
+def describe_fate(found: Mapping[str, Any]) -> str:
+    """In a sentence, what became of a document."""
+    use = found.get("use")
+    if use == "not drawn":
+        return f"not drawn: {NOT_DRAWN.get(found['reason'], found['reason'])}; no step reads it"
+    if use == "held out":
+        return f"held out, never trained: {found['tokens']} tokens in validation rows {shorten(found['rows'])}"
+    if found["fate"] not in ("kept", "trained"):
+        return f"{found['fate']}; no step reads it"
+    read = sum(step["use"] == "read" for step in found["steps"])
+    to_come = len(found["steps"]) - read
+    return f"{read} steps have read it, {to_come} will" if found["steps"] else "no step reads it"
+
+
+def print_comparison(names: Sequence[str], found: Mapping[str, Any]) -> None:
+    """Print from which step on two trainings read other tokens."""
+    console = Console(highlight=False)
+    first, shared = found["first_difference"], min(found["steps"])
+    verdict, style = (f"the same tokens in all {shared} steps that both have", "green") if first is None else (
+        f"the same tokens up to step {first - 1}, other tokens from step {first} on", "yellow")
+    console.print(Text(verdict, style=f"bold {style}"))
+    table = new_table(("", False), ("set", False), ("steps", True), ("record", False))
+    attested = {True: "proves its order", False: "is NOT what its order gives", None: "none yet"}
+    for name, fingerprint, steps, proved in zip(names, found["sets"], found["steps"], found["attested"], strict=True):
+        table.add_row(name, fingerprint[:16], str(steps), attested[proved])
+    console.print(table)

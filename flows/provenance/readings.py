@@ -1,0 +1,149 @@
+"""What a training stage reads, step by step, whether it has been trained or not: from its settings and its data alone.
+
+No log is kept of it, and none is needed: the order is a function of the data, the seed and the step.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from gristmill.dataprep.files import as_path, read_json
+from gristmill.flows.lookup import committed_inputs
+from gristmill.flows.session import Session
+from gristmill.flows.store import StageFolder
+from gristmill.mixtures.posttraining import Dpo, Sft
+from gristmill.mixtures.training import Pretrain, Training
+from gristmill.tokenize.order import Order
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.loop.stream import Plan, plan_of
+
+SECTIONS: dict[str, type[Training]] = {"pretrain": Pretrain, "sft": Sft, "dpo": Dpo}
+EXAMPLE_IDS = "examples.txt"
+"""What a fine-tuning stage calls the list of its examples, row by row."""
+Use = Literal["read", "will read"]
+
+
+class TraceError(LookupError):
+    """There is no such step, document or training, or what it reads is not made yet."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A training stage and the order in which it reads.
+
+    Attributes:
+        stage: pretrain, sft or dpo.
+        folder: the stage's output, finished or not.
+        section: its settings.
+        plan: which positions each step takes.
+        order: which row is read at each position.
+        packed: the set that the rows are of, in pre-training.
+        examples: the id of the example that each row is, in fine-tuning.
+    """
+
+    stage: str
+    folder: StageFolder
+    section: Training
+    plan: Plan
+    order: Order
+    packed: PackedSet | None = None
+    examples: tuple[str, ...] = ()
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Of what the rows hold; only a packed set's is known without reading the data."""
+        return None if self.packed is None else self.packed.fingerprint
+
+    def rows(self, step: int) -> np.ndarray:
+        """The rows (int64, shape (B,)) of a step, counted from 1.
+
+        Raises:
+            TraceError: there is no such step.
+        """
+        if not 1 <= step <= self.section.steps:
+            raise TraceError(f"{self.stage} has {self.section.steps} steps; there is no step {step}")
+        return self.plan.rows(self.order, step - 1)
+
+    def steps_that_read(self, rows: np.ndarray) -> dict[int, list[int]]:
+        """Step (counted from 1) -> those of some rows that it reads, in the order of the steps."""
+        end = self.plan.positions(self.section.steps)[0]
+        found: dict[int, list[int]] = {}
+        for epoch in range(-(-end // self.order.total)):
+            positions = self.order.positions(rows, epoch)
+            within = positions < end
+            steps = self.plan.steps_of(positions[within]) + 1
+            for step, row in zip(steps.tolist(), rows[within].tolist(), strict=True):
+                found.setdefault(step, []).append(row)
+        return {step: sorted(found[step]) for step in sorted(found)}
+
+    def steps_done(self) -> int:
+        """How many steps have certainly been trained: by the commit, the record or the checkpoints."""
+        if self.folder.state() == "committed":
+            return self.section.steps
+        recorded = [line["step"] for line in self.metrics()]
+        return max([0, *recorded, *self.checkpoints()])
+
+    def checkpoints(self) -> list[int]:
+        """The steps of which there is a complete checkpoint, ascending."""
+        # The marker, which is written last, says so; loading one checks its files too.
+        return sorted(int(path.parent.name.removeprefix("step-"))
+                      for path in (self.folder.work / "checkpoints").glob("step-*/complete.json"))
+
+    def use(self, step: int, done: int) -> Use:
+        """Whether a step has been trained."""
+        return "read" if step <= done else "will read"
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines that the training has recorded so far; none where it has not begun."""
+        for place in (self.folder.data, self.folder.work):
+            path = place / "metrics.jsonl"
+            if path.exists():
+                return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return []
+
+
+def reading_of(session: Session, stage: str = "pretrain") -> Reading:
+    """What a training stage of a manifest reads.
+
+    Raises:
+        TraceError: the manifest has no such stage, or its data is not made yet.
+    """
+    if stage not in session.plan:
+        raise TraceError(f"{session.manifest_file} has no `{stage}:` section, so it has no such steps")
+    node, folder = session.plan[stage], session.folder(stage)
+    section = SECTIONS[stage].model_validate(node.config)
+    if stage == "pretrain":
+        inputs = committed_inputs(session, session.plan)
+        if "mix" not in inputs:
+            raise TraceError(f"the mixture is not packed yet; run: {session.command('run', '--until', 'mix')}")
+        return _pre_training(folder, section, inputs["mix"])
+    if not (folder.data / EXAMPLE_IDS).exists():
+        raise TraceError(f"which examples {stage} reads is known once it has begun; run: "
+                         f"{session.command('run', '--until', stage)}")
+    examples = tuple((folder.data / EXAMPLE_IDS).read_text().split())
+    return Reading(stage, folder, section, plan_of(section, 0), Order([len(examples)], section.seed or 0),
+                   examples=examples)
+
+
+def reading_of_folder(folder: StageFolder) -> Reading:
+    """What a pre-training reads that has been started, from its own folder.
+
+    Raises:
+        TraceError: it has not been started, or its packed set is gone.
+    """
+    description = folder.path / "stage.json"
+    if not description.exists():
+        raise TraceError(f"{folder.path}: this pre-training has not been started")
+    told = read_json(description)
+    return _pre_training(folder, Pretrain.model_validate(told["config"]), as_path(told["inputs"]["mix"]))
+
+
+def _pre_training(folder: StageFolder, section: Training, mix: Path) -> Reading:
+    packed = PackedSet(mix)
+    return Reading("pretrain", folder, section, plan_of(section, packed.sequence_length),
+                   packed.order(section.seed or 0), packed)

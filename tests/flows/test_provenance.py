@@ -1,0 +1,162 @@
+"""Following data through training, on packed sets that are made by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gristmill.dataprep.documents import DOCUMENT_SCHEMA, MisalignedError, document_id, write_table
+from gristmill.flows.provenance.against import compare_readings
+from gristmill.flows.provenance.documents import describe_documents
+from gristmill.flows.provenance.readings import Reading, TraceError
+from gristmill.flows.store import StageFolder
+from gristmill.mixtures.training import Pretrain
+from gristmill.tokenize.order import Order
+from gristmill.tokenize.packed import LEDGER, LEDGER_SCHEMA, PackedSet, write_packed_set
+from gristmill.train.loop.stream import Plan, extend_digest, plan_of
+
+TOKENIZER = {"vocab_size": 1000, "eos": 0, "pad": 1, "sha256": "0" * 64}
+ROWS = np.arange(40 * 8).reshape(40, 8)
+
+
+def reading(folder: Path, packed: PackedSet | None = None, order: Order | None = None, **section: Any) -> Reading:
+    """A pre-training of 6 steps of 4 rows that has not begun."""
+    settings_ = Pretrain.model_validate({"steps": 6, "global_batch_size": 4, "seed": 1, **section})
+    if order is None:
+        assert packed is not None
+        order = packed.order(settings_.seed or 0)
+    return Reading("pretrain", StageFolder(folder), settings_, plan_of(settings_, 8), order, packed)
+
+
+def packed_set(folder: Path, rows: np.ndarray = ROWS) -> PackedSet:
+    write_packed_set(folder, rows, {"prose": len(rows) - 10, "code": 10}, TOKENIZER)
+    return PackedSet(folder)
+
+
+def record(one: Reading, steps: range, work: Path) -> None:
+    """Write the metrics that a training records at some steps."""
+    digest = one.fingerprint or ""
+    lines = []
+    for step in range(1, steps.stop):
+        digest = extend_digest(digest, one.rows(step))
+        if step in steps:
+            lines.append(json.dumps({"step": step, "rows_digest": digest}) + "\n")
+    work.mkdir(parents=True)
+    (work / "metrics.jsonl").write_text("".join(lines))
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=3), st.integers(1, 7), st.integers(1, 9), st.data())
+def test_the_steps_of_a_row_are_all_those_whose_batch_has_it(
+    counts: list[int], batch: int, steps: int, data: st.DataObject
+) -> None:
+    one = reading(Path("nowhere"), order=Order(counts, 3), steps=steps, global_batch_size=batch)
+    wanted = data.draw(st.lists(st.integers(0, sum(counts) - 1), min_size=1, max_size=3, unique=True))
+    expected: dict[int, list[int]] = {}
+    for step in range(1, steps + 1):
+        hits = sorted(row for row in one.rows(step).tolist() if row in wanted)
+        if hits:
+            expected[step] = hits
+    assert one.steps_that_read(np.array(wanted)) == expected
+
+
+def test_a_step_is_read_once_it_was_trained_and_checkpoints_count_from_their_marker(tmp_path: Path) -> None:
+    one = reading(tmp_path, packed_set(tmp_path / "set"))
+    assert one.steps_done() == 0
+    for step, name in ((2, "complete.json"), (4, "half.bin")):
+        folder = tmp_path / "work" / "checkpoints" / f"step-{step:08d}"
+        folder.mkdir(parents=True)
+        (folder / name).write_text("{}")
+    assert one.checkpoints() == [2]
+    assert one.steps_done() == 2
+    (tmp_path / "work" / "metrics.jsonl").write_text('{"step": 3}\n{"step": 4')
+    assert one.steps_done() == 3
+    assert [one.use(step, 3) for step in (3, 4)] == ["read", "will read"]
+    with pytest.raises(TraceError, match="pretrain has 6 steps; there is no step 7"):
+        one.rows(7)
+
+
+def test_two_trainings_of_one_set_are_compared_row_by_row(tmp_path: Path) -> None:
+    packed = packed_set(tmp_path / "set")
+    one, longer = reading(tmp_path / "a", packed), reading(tmp_path / "b", packed, steps=9)
+    assert compare_readings(one, longer) == {
+        "first_difference": None, "same_steps": 6, "steps": [6, 9], "same_set": True,
+        "sets": [packed.fingerprint] * 2, "recorded": {"agree": None, "differ": None}, "attested": [None, None]}
+    other_batch = reading(tmp_path / "c", packed, batch_ramp=[{"until_step": 3, "global_batch_size": 4}],
+                          global_batch_size=5)
+    assert compare_readings(one, other_batch)["first_difference"] == 4
+    assert compare_readings(one, reading(tmp_path / "d", packed, seed=2))["first_difference"] == 1
+
+
+def test_sets_that_were_cut_into_other_shards_are_compared_by_their_tokens(tmp_path: Path) -> None:
+    changed = ROWS.copy()
+    one = reading(tmp_path / "a", packed_set(tmp_path / "set"))
+    changed[one.rows(5)[2], 7] += 1
+    found = compare_readings(one, reading(tmp_path / "b", packed_set(tmp_path / "changed", changed)))
+    assert (found["same_set"], found["first_difference"]) == (False, 5)
+
+
+def test_recorded_digests_narrow_the_search_and_a_record_that_is_not_its_orders_is_told(tmp_path: Path) -> None:
+    packed = packed_set(tmp_path / "set")
+    ramp = [{"until_step": 3, "global_batch_size": 4}]
+    one = reading(tmp_path / "a", packed)
+    other = reading(tmp_path / "b", packed, batch_ramp=ramp, global_batch_size=5)
+    record(one, range(2, 7, 2), tmp_path / "a" / "work")
+    record(other, range(2, 7, 2), tmp_path / "b" / "work")
+    looked_at: list[int] = []
+    original = Plan.rows
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Plan, "rows", lambda self, order, step: looked_at.append(step + 1) or original(
+            self, order, step))
+        patch.setattr("gristmill.flows.provenance.against._is_attested", lambda reading, record: True)
+        found = compare_readings(one, other)
+    assert (found["first_difference"], found["recorded"]) == (4, {"agree": 2, "differ": 4})
+    assert sorted(set(looked_at)) == [3, 4]
+    assert compare_readings(one, other)["attested"] == [True, True]
+    (tmp_path / "b" / "work" / "metrics.jsonl").write_text('{"step": 2, "rows_digest": "0"}\n')
+    assert compare_readings(one, other)["attested"] == [True, False]
+
+
+def test_documents_are_described_from_where_the_ledger_points(tmp_path: Path) -> None:
+    """5,000 documents in two shards; the described ones lie in different row groups."""
+    uuid = "0" * 8 + "-0000-0000-0000-" + "0" * 12
+    inputs = {name: tmp_path / name for name in ("ingest", "dedup", "quality")}
+    ids = []
+    for shard in range(2):
+        locators = [f"https://site.example/{shard}/{n}#part#{uuid}" if n == 7 else f"{shard}.jsonl#{n}"
+                    for n in range(2500)]
+        metadata = ['{"url": "https://other.example"}' if n == 2400 else "{}" for n in range(2500)]
+        own = [document_id("web", locator, "text") for locator in locators]
+        ids.append(own)
+        write_table(inputs["ingest"] / f"part-{shard}.parquet", pa.table([
+            pa.array(own, pa.binary(16)), pa.array(["web"] * 2500).dictionary_encode(), pa.array(locators),
+            pa.array(["text"] * 2500, pa.large_string()), pa.array(metadata)], schema=DOCUMENT_SCHEMA))
+        judged = {"id": pa.array(own, pa.binary(16)), "keep": [True] * 2500}
+        write_table(inputs["quality"] / f"part-{shard}.parquet", pa.table({
+            **judged, "quality": np.arange(2500) / 2500}))
+        write_table(inputs["dedup"] / f"part-{shard}.parquet", pa.table({
+            **judged, "cluster": pa.array(own, pa.binary(16)), "cluster_size": [3] * 2500,
+            "jaccard": pa.nulls(2500, pa.float64())}))
+    packed = packed_set(tmp_path / "set")
+    entries = sorted((one, shard, row, 0, False, None) for shard, own in enumerate(ids)
+                     for row, one in enumerate(own))
+    write_table(packed.folder / LEDGER, pa.table([list(column) for column in zip(*entries)], schema=LEDGER_SCHEMA))
+    wanted = [ids[1][2400], ids[0][7]]
+    found = describe_documents(packed, inputs, wanted)
+    assert found == {
+        wanted[0]: {"id": wanted[0].hex(), "source": "web", "locator": "1.jsonl#2400", "url": "https://other.example",
+                    "quality": {"quality": 0.96}, "cluster": wanted[0].hex(), "cluster_size": 3},
+        wanted[1]: {"id": wanted[1].hex(), "source": "web", "locator": f"https://site.example/0/7#part#{uuid}",
+                    "url": "https://site.example/0/7#part", "quality": {"quality": 0.0028},
+                    "cluster": wanted[1].hex(), "cluster_size": 3}}
+    swapped = [(one, 1 - shard, *rest) for one, shard, *rest in entries]
+    write_table(packed.folder / LEDGER, pa.table([list(column) for column in zip(*swapped)], schema=LEDGER_SCHEMA))
+    with pytest.raises(MisalignedError, match=r"part-0.parquet: row 2400 is document .* run the mix stage again"):
+        describe_documents(packed, inputs, wanted)
