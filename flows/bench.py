@@ -41,6 +41,7 @@ AREAS = {
     "tokenize": (
         "gristmill.tokenize.benchmarks.bench_encode",
         "gristmill.tokenize.benchmarks.bench",
+        "gristmill.tokenize.benchmarks.bench_packing",
     ),
     "train": ("gristmill.train.benchmarks.bench",),
 }  # fmt: skip

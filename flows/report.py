@@ -14,7 +14,14 @@ from gristmill.flows.report_documents import document_sections
 from gristmill.flows.runs import RunRecord
 from gristmill.flows.session import Session
 from gristmill.flows.store import read_runs
-from gristmill.flows.summary import all_samples, evaluated_models, evaluation_rows, loss_rows, mixture_rows
+from gristmill.flows.summary import (
+    all_samples,
+    evaluated_models,
+    evaluation_rows,
+    loss_rows,
+    mixture_rows,
+    packing_rows,
+)
 
 
 def write_report(session: Session, record: RunRecord) -> Path:
@@ -87,7 +94,21 @@ def tokens(facts: Facts) -> str:
                  "Shares of tokens, requested and realised.")
         + table(["source", "tokens", "share", "asked for", "epochs"], [
             [row["source"], f"{row['tokens']:,}", f"{row['share']:.3%}", f"{row['requested']:.3%}",
-             f"{row['epochs']:.2f}"] for row in rows], {1, 2, 3, 4}))
+             f"{row['epochs']:.2f}"] for row in rows], {1, 2, 3, 4})
+        + packing(facts))
+
+
+def packing(facts: Facts) -> str:
+    """What the packing cuts, drops and pads, beside the other ones."""
+    rows = packing_rows(facts)
+    if not rows:
+        return ""
+    return (
+        '<h3>Packing</h3><p class="note">The same documents in rows of every kind: the share of tokens that belong to '
+        "documents cut by a row's end, the share that no row holds, and the share of the rows that is padding.</p>"
+        + table(["packing", "rows", "in cut documents", "dropped", "padding"], [
+            [row["packing"] + (" (used)" if row["used"] else ""), f"{row['rows']:,}", f"{row['split']:.3%}",
+             f"{row['dropped']:.3%}", f"{row['padding']:.3%}"] for row in rows], {1, 2, 3, 4}))
 
 
 def training(facts: Facts) -> str:

@@ -20,6 +20,7 @@ def print_summary(session: Session, console: Console) -> None:
     facts = gather_facts(session)
     print_funnel(facts, console)
     print_mixture(facts, console)
+    print_packing(facts, console)
     print_losses(facts, console)
     print_samples(facts, console)
     print_next(session, facts, console)
@@ -59,6 +60,36 @@ def print_mixture(facts: Facts, console: Console) -> None:
         table.add_row(row["source"], f"{row['tokens']:,}", f"{row['share']:.2%}", f"{row['requested']:.2%}",
                       f"{row['epochs']:.2f}")
     console.print(table)
+
+
+def print_packing(facts: Facts, console: Console) -> None:
+    """What the rows cost in cut, dropped and padded tokens, beside what the other packings would."""
+    rows = packing_rows(facts)
+    if not rows:
+        return
+    section(console, "Packing")
+    table = plain_table(("packing", False), ("rows", True), ("documents cut", True), ("dropped", True),
+                        ("padding", True))
+    for row in rows:
+        table.add_row(row["packing"] + (" (used)" if row["used"] else ""), f"{row['rows']:,}", f"{row['split']:.2%}",
+                      f"{row['dropped']:.2%}", f"{row['padding']:.2%}")
+    console.print(table)
+
+
+def packing_rows(facts: Facts) -> list[dict[str, Any]]:
+    """One row per packing, made of the same tokens of documents: which is used, its rows, and three shares of tokens.
+
+    `split` is the share of tokens that belong to documents which a row's end cuts, `dropped` the share that no row
+    holds, `padding` the share of all rows that holds no token of a document.
+    """
+    packed = facts.get("packed", {})
+    rows = []
+    for name, costs in packed.get("packings", {}).items():
+        read, space = costs["tokens"] + costs["dropped_tokens"], costs["tokens"] + costs["padding_tokens"]
+        rows.append({"packing": name, "used": name == packed["packing"], "rows": costs["rows"],
+                     "split": costs["split_tokens"] / max(read, 1), "dropped": costs["dropped_tokens"] / max(read, 1),
+                     "padding": costs["padding_tokens"] / max(space, 1)})
+    return rows
 
 
 def mixture_rows(facts: Facts) -> list[dict[str, Any]]:

@@ -133,6 +133,73 @@ def test_training_orders_keep_the_mixture_and_read_every_row_once(
     assert np.array_equal(packed.source_of(rows), unrank(packed.rows_per_source, np.arange(packed.rows))[0])
 
 
+def packed_as(stages: Any, prepared: dict[str, Path], length: int, **section: Any) -> tuple[PackedSet, dict[str, Any]]:
+    name = "-".join([str(length), *map(str, section.values())])
+    sources = {"prose": {"weight": 0.7}, "code": {"weight": 0.3, "max_epochs": 8.0}}
+    summary = stages.mix(name, prepared, sources, tokens=40 * length, sequence_length=length, validation=0.15,
+                         shard_rows=30, **section)
+    return PackedSet(stages.root / name), summary
+
+
+@pytest.mark.parametrize("starts", ["any", "aligned"])
+@pytest.mark.parametrize("packing", ["stream", "best_fit"])
+def test_every_packing_has_the_exact_quotas_and_rows_that_its_pieces_tell(
+    module_stages: Any, prepared: dict[str, Path], packing: str, starts: str
+) -> None:
+    length = 200
+    packed, summary = packed_as(module_stages, prepared, length, packing=packing, document_starts=starts)
+    tokenizer, originals, rows = load(prepared["tokenizer"]), texts(prepared), np.arange(packed.rows)
+    tokens, boundaries, positions = packed.read(rows), packed.boundaries(rows), packed.positions(rows)
+    packed.verify(deep=True)
+    held = dict.fromkeys(packed.sources, 0)
+    filled, splits = [0] * packed.rows, 0
+    for piece in packed.pieces(rows).to_pylist():
+        row, end = piece["row"], piece["start"] + piece["length"]
+        whole = [*tokenizer.encode([originals[piece["id"]]])[0].ids, tokenizer.eos]
+        assert tokens[row, piece["start"] : end].tolist() == whole[piece["offset"] : piece["offset"] + piece["length"]]
+        assert positions[row, piece["start"] : end].tolist() == list(range(piece["length"]))
+        assert piece["start"] == filled[row]
+        if starts == "aligned" and not piece["start"]:
+            assert piece["offset"] == 0
+        held[packed.sources[piece["source"]]] += piece["length"]
+        filled[row] = end
+        splits += piece["offset"] + piece["length"] < len(whole)
+    assert boundaries.filled().tolist() == filled
+    padding = positions < 0
+    assert (tokens[padding] == tokenizer.pad).all()
+    assert held == {"prose": 28 * length, "code": 12 * length}
+    assert (summary["tokens"], summary["rows"]) == (40 * length, packed.rows)
+    assert summary["padding_tokens"] == padding.sum() == packed.rows * length - 40 * length
+    assert summary["realised"]["prose"]["share"] == pytest.approx(0.7)
+    if packing == "stream":
+        assert packed.rows == 40
+    else:
+        assert splits <= sum(len(tokenizer.encode([originals[i]])[0].ids) >= length for i in originals) + 2
+    name = packing + ("_aligned" if starts == "aligned" else "")
+    assert summary["packing"] == name
+    for key in ("rows", "padding_tokens", "dropped_tokens", "split_documents"):
+        assert summary["packings"][name][key] == sum(part[key] for part in summary["realised"].values())
+    assert (summary["packings"][name]["dropped_tokens"] > 0) == (starts == "aligned" and packing == "stream")
+    assert summary["packings"]["best_fit"]["split_documents"] < summary["packings"]["stream"]["split_documents"]
+
+
+def test_held_out_rows_are_the_same_in_every_packing(module_stages: Any, prepared: dict[str, Path]) -> None:
+    sets = [packed_as(module_stages, prepared, 200, packing=packing, document_starts="any")[0]
+            for packing in ("stream", "best_fit")]
+    for source in ("prose", "code"):
+        assert np.array_equal(sets[0].validation(source), sets[1].validation(source))
+        assert (sets[0].validation_boundaries(source).filled() == 200).all()
+
+
+def test_rows_that_drop_too_much_to_fill_the_quota_are_an_error(
+    module_stages: Any, prepared: dict[str, Path]
+) -> None:
+    available = mixed(module_stages, prepared).manifest["realised"]["prose"]["available_tokens"]
+    with pytest.raises(MixError, match=r"sources\.prose: \d+ tokens may be read .* set mix\.packing to best_fit"):
+        module_stages.mix("dropped", prepared, {"prose": {"weight": 1.0}, "code": {"weight": 0.0}},
+                          tokens=available // 64 * 64, sequence_length=64, validation=0.15, document_starts="aligned")
+
+
 def test_near_duplicates_never_lie_on_both_sides_of_the_validation_split(
     module_stages: Any, prepared: dict[str, Path]
 ) -> None:

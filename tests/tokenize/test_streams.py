@@ -1,4 +1,4 @@
-"""Virtual streams: rows cut from documents that are nowhere written back to back."""
+"""Virtual streams: runs cut from documents that are nowhere written back to back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.tokenize.mixing.streams import count_split, cut_rows, make_stream
+from gristmill.tokenize.mixing.streams import cut_runs, make_stream, upto
 
 
 def words(number: int, seed: int) -> np.ndarray:
@@ -16,24 +16,24 @@ def words(number: int, seed: int) -> np.ndarray:
 documents = st.lists(st.integers(0, 30), min_size=1, max_size=12)
 
 
-@given(documents, st.integers(1, 12), st.integers(0, 5), st.integers(0, 100))
-def test_rows_are_the_stream_cut_at_their_length(
-    lengths: list[int], length: int, rows: int, key: int
+@given(documents, st.lists(st.tuples(st.integers(0, 80), st.integers(1, 20)), max_size=5), st.integers(0, 100))
+def test_pieces_are_the_documents_that_a_run_goes_through(
+    lengths: list[int], runs: list[tuple[int, int]], key: int
 ) -> None:
     tokens = np.array(lengths)
-    stream = make_stream(np.arange(len(tokens)), words(len(tokens), key), tokens, key, rows * length)
+    stream = make_stream(np.arange(len(tokens)), words(len(tokens), key), tokens, key, 100)
     flat = [(document, copy, offset) for document, copy in zip(stream.document, stream.copy, strict=True)
             for offset in range(lengths[document] + 1)]
-    assert stream.tokens == len(flat) >= rows * length
-    asked = np.random.default_rng(key).permutation(rows)
-    pieces = cut_rows(stream, asked, length)
-    for place, row in enumerate(asked.tolist()):
-        mine = np.flatnonzero(pieces.place == place)
+    assert stream.tokens == len(flat) >= 100
+    at, length = (np.array([run[part] for run in runs], dtype=np.int64) for part in (0, 1))
+    pieces = cut_runs(stream, np.arange(len(runs)) * 3, at * 7, at, length)
+    for number, (begin, size) in enumerate(runs):
+        mine = np.flatnonzero(pieces.place == number * 3)
         cut = [(stream.document[entry], stream.copy[entry], offset + step)
-               for entry, offset, size in zip(pieces.entry[mine], pieces.offset[mine], pieces.length[mine], strict=True)
-               for step in range(size)]
-        assert cut == flat[row * length : (row + 1) * length]
-        assert pieces.start[mine].tolist() == [0, *np.cumsum(pieces.length[mine])[:-1].tolist()]
+               for entry, offset, part in zip(pieces.entry[mine], pieces.offset[mine], pieces.length[mine], strict=True)
+               for step in range(part)]
+        assert cut == flat[begin : begin + size]
+        assert pieces.start[mine].tolist() == [begin * 7, *(begin * 7 + np.cumsum(pieces.length[mine])[:-1]).tolist()]
 
 
 @given(documents, st.integers(1, 200), st.integers(0, 100))
@@ -49,6 +49,16 @@ def test_every_pass_has_every_document_once_and_the_last_stops_where_enough_is_t
         assert len(members) == len(tokens) or copy == stream.copy[-1]
 
 
+@given(documents, st.integers(1, 100), st.integers(1, 100))
+def test_a_longer_stream_begins_as_the_shorter_one(lengths: list[int], least: int, key: int) -> None:
+    tokens = np.array(lengths)
+    short, long = (make_stream(np.arange(len(tokens)), words(len(tokens), key), tokens, key, wanted)
+                   for wanted in (least, 3 * least))
+    cut = upto(long, least)
+    for field in ("starts", "document", "copy"):
+        assert np.array_equal(getattr(cut, field), getattr(short, field))
+
+
 def test_the_order_depends_on_ids_and_key_alone_and_differs_between_passes() -> None:
     ids, tokens = words(50, 1), np.full(50, 3)
     one = make_stream(np.arange(50), ids, tokens, 7, 400)
@@ -57,12 +67,3 @@ def test_the_order_depends_on_ids_and_key_alone_and_differs_between_passes() -> 
     assert np.array_equal(one.document, other.document)
     assert not np.array_equal(one.document[:50], one.document[50:100])
     assert not np.array_equal(one.document, make_stream(np.arange(50), ids, tokens, 8, 400).document)
-
-
-def test_split_documents_are_those_in_several_rows() -> None:
-    """Lengths with their ends 4, 4, 6, 2 in rows of 8: the third begins at 8 and ends with row 1; none is split."""
-    ids = words(4, 0)
-    stream = make_stream(np.arange(4), ids, np.array([3, 3, 3, 3]), 1, 16)
-    assert count_split(stream, 2, 8) == 0
-    assert count_split(stream, 2, 7) == 2
-    assert count_split(stream, 1, 7) == 1

@@ -14,7 +14,8 @@ from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.jobs.engine import Task
 from gristmill.tokenize.encoding.sample import Sample
 from gristmill.tokenize.encoding.tokenizer import load, train, write_tokenizer
-from gristmill.tokenize.mixing.pack import Documents, Plan, gather, save, train_stream, write_train_shard
+from gristmill.tokenize.mixing.layouts import Packing, lay_out
+from gristmill.tokenize.mixing.pack import Documents, Plan, gather, layout_of, save, train_stream, write_train_shard
 from gristmill.tokenize.mixing.streams import make_stream
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet, write_packed_set
@@ -64,9 +65,11 @@ def _mixing(folder: Path) -> dict[str, Any]:
     counts = {"a": ROWS * 3 // 4, "b": ROWS // 4}
     halves = np.array_split(np.arange(number), [number * 3 // 4])
     for source, (members, count) in enumerate(zip(halves, counts.values(), strict=True)):
-        save(folder, train_stream(source),
-             make_stream(members, words[members], tokens[members], source, count * LENGTH))
-    plan = Plan(str(folder), str(folder), (str(folder / "part.bin"),), "uint16", LENGTH, 0, 1, counts)
+        stream = make_stream(members, words[members], tokens[members], source, count * LENGTH)
+        save(folder, train_stream(source), stream)
+        save(folder, layout_of(train_stream(source)), lay_out(stream, 0, count * LENGTH, Packing(LENGTH)))
+    plan = Plan(folder=str(folder), out=str(folder), parts=(str(folder / "part.bin"),), dtype="uint16", eos=0, pad=1,
+                sequence_length=LENGTH, seed=1, rows_per_source=counts)
     task = Task("train-00000", {"file": "train-00000.bin", "first": 0, "rows": ROWS})
     size = ROWS * LENGTH * 2
     ours = _rate(size, lambda: write_train_shard(task, plan))

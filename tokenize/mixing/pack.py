@@ -14,7 +14,8 @@ from numba import njit
 from gristmill.dataprep.files import as_path, atomic_write, is_local
 from gristmill.dataprep.jobs.engine import Done, Task
 from gristmill.tokenize.mixing.draws import word_ids
-from gristmill.tokenize.mixing.streams import Pieces, Stream, cut_rows
+from gristmill.tokenize.mixing.layouts import Layout
+from gristmill.tokenize.mixing.streams import Pieces, Stream, cut_runs
 from gristmill.tokenize.order import order_key, permute, unrank
 from gristmill.tokenize.packed import DTYPES, PIECES_SCHEMA, files_of, read_tokens, write_rows
 
@@ -47,6 +48,7 @@ class Plan:
         dtype: of all tokens, by name.
         sequence_length: tokens per row.
         eos: id that ends a document.
+        pad: id behind the last document of a row that is not full.
         seed: of the order of the rows.
         rows_per_source: training rows by source, in the order of the source numbers.
     """
@@ -57,11 +59,12 @@ class Plan:
     dtype: str
     sequence_length: int
     eos: int
+    pad: int
     seed: int
     rows_per_source: Mapping[str, int]
 
 
-def save(folder: Path, name: str, record: Documents | Stream) -> None:
+def save(folder: Path, name: str, record: Documents | Stream | Layout) -> None:
     """Write the arrays of a record, each as a file."""
     for field, array in vars(record).items():
         with atomic_write(folder / f"{name}.{field}.npy") as sink:
@@ -78,11 +81,16 @@ def validation_stream(source: int) -> str:
     return f"validation-{source}"
 
 
+def layout_of(stream: str) -> str:
+    """The saved name of the layout of a stream that is saved under some name."""
+    return f"{stream}-layout"
+
+
 def write_train_shard(task: Task, plan: Plan) -> Done:
     """Write training rows [first, first + rows): payload `file`, `first`, `rows`."""
     first, rows = task.payload["first"], task.payload["rows"]
     names, counts = list(plan.rows_per_source), list(plan.rows_per_source.values())
-    tokens = np.empty((rows, plan.sequence_length), dtype=DTYPES[plan.dtype])
+    tokens = np.full((rows, plan.sequence_length), plan.pad, dtype=DTYPES[plan.dtype])
     tables = []
     sources, ranked = unrank(counts, np.arange(first, first + rows))
     for source in np.unique(sources).tolist():
@@ -98,7 +106,7 @@ def write_train_shard(task: Task, plan: Plan) -> Done:
 def write_validation_shard(task: Task, plan: Plan, token_bytes: str) -> Done:
     """Write all held-out rows of a source: payload `file`, `source`, `rows`; also counts the text that they hold."""
     source, rows = task.payload["source"], task.payload["rows"]
-    tokens = np.empty((rows, plan.sequence_length), dtype=DTYPES[plan.dtype])
+    tokens = np.full((rows, plan.sequence_length), plan.pad, dtype=DTYPES[plan.dtype])
     order = np.arange(rows)
     pieces = _write_source(plan, validation_stream(source), source, order, order, 0, tokens)
     path = as_path(plan.out) / task.payload["file"]
@@ -115,7 +123,7 @@ def _write_source(
     """Fill `tokens[places]` with rows of a stream; returns their pieces as PIECES_SCHEMA."""
     stream = Stream(**_load(plan.folder, name, Stream))
     documents = Documents(**_load(plan.folder, "documents", Documents))
-    pieces = cut_rows(stream, rows, plan.sequence_length)
+    pieces = _pieces(stream, Layout(**_load(plan.folder, layout_of(name), Layout)), rows)
     document = stream.document[pieces.entry]
     _gather_parts(plan, documents, document, pieces, places, tokens)
     return pa.table({
@@ -124,6 +132,18 @@ def _write_source(
         "source": np.full(len(document), source, dtype=np.int32), "copy": stream.copy[pieces.entry],
         "offset": pieces.offset,
     }, schema=PIECES_SCHEMA)
+
+
+def _pieces(stream: Stream, layout: Layout, rows: np.ndarray) -> Pieces:
+    """The pieces of rows (int64 of shape (n,)), in the order asked for."""
+    first = layout.first[rows]
+    counts = layout.first[rows + 1] - first
+    before = np.cumsum(counts) - counts
+    run = np.arange(counts.sum()) + np.repeat(first - before, counts)
+    length = layout.length[run].astype(np.int64)
+    passed = np.concatenate([[0], np.cumsum(length)])
+    start = passed[:-1] - np.repeat(passed[before], counts)
+    return cut_runs(stream, np.repeat(np.arange(len(rows)), counts), start, layout.at[run], length)
 
 
 def _gather_parts(
@@ -160,7 +180,7 @@ def gather(source: np.ndarray, origin: np.ndarray, target: np.ndarray, length: n
         out[target[i] : target[i] + length[i]] = source[origin[i] : origin[i] + length[i]]
 
 
-def _load(folder: str, name: str, kind: type[Documents] | type[Stream]) -> dict[str, Any]:
+def _load(folder: str, name: str, kind: type[Documents] | type[Stream] | type[Layout]) -> dict[str, Any]:
     arrays = {}
     for field in kind.__dataclass_fields__:
         path = as_path(folder) / f"{name}.{field}.npy"

@@ -1,7 +1,7 @@
 """A source's virtual token stream: its documents in drawn order, pass after pass, each followed by an end of text.
 
-Row j of a source is tokens [j L, (j + 1) L) of its stream. Nothing is written: a stream is three arrays from which
-any row's pieces are computed.
+Rows are made of runs of it (`layouts.py`). Nothing is written: a stream is three arrays from which any run's pieces
+are computed.
 """
 
 from __future__ import annotations
@@ -75,21 +75,28 @@ def make_stream(documents: np.ndarray, words: np.ndarray, tokens: np.ndarray, ke
     return Stream(starts[: used + 1], documents[order[:used]], copies[:used])
 
 
-def cut_rows(stream: Stream, rows: np.ndarray, sequence_length: int) -> Pieces:
-    """The pieces of rows (int64 of shape (n,)) of a stream, which is long enough for all of them."""
-    begin = rows * sequence_length
-    first = np.searchsorted(stream.starts, begin, side="right") - 1
-    last = np.searchsorted(stream.starts, begin + sequence_length, side="left")
+def upto(stream: Stream, end: int) -> Stream:
+    """The documents of a stream that begin before a token."""
+    used = int(np.searchsorted(stream.starts[:-1], end))
+    return Stream(stream.starts[: used + 1], stream.document[:used], stream.copy[:used])
+
+
+def cut_runs(stream: Stream, place: np.ndarray, start: np.ndarray, at: np.ndarray, length: np.ndarray) -> Pieces:
+    """The pieces of runs of a stream, which lie in it whole.
+
+    Args:
+        stream: the documents.
+        place: int64 of shape (n,), number of the row that a run is in.
+        start: int64 of shape (n,), first token within the row.
+        at: int64 of shape (n,), first token within the stream.
+        length: of shape (n,), tokens.
+    """
+    end = at + length
+    first = np.searchsorted(stream.starts, at, side="right") - 1
+    last = np.searchsorted(stream.starts, end, side="left")
     counts = last - first
-    place = np.repeat(np.arange(len(rows)), counts)
-    entry = np.arange(len(place)) - np.repeat(np.cumsum(counts) - counts - first, counts)
-    start = np.maximum(stream.starts[entry], begin[place])
-    end = np.minimum(stream.starts[entry + 1], begin[place] + sequence_length)
-    return Pieces(place, start - begin[place], end - start, entry, start - stream.starts[entry])
-
-
-def count_split(stream: Stream, rows: int, sequence_length: int) -> int:
-    """How many of the documents in the first `rows` rows lie in more than one row or are cut at the end."""
-    first_row = stream.starts[:-1] // sequence_length
-    last_row = (stream.starts[1:] - 1) // sequence_length
-    return int(((first_row != last_row) & (first_row < rows)).sum())
+    run = np.repeat(np.arange(len(at)), counts)
+    entry = np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts - first, counts)
+    begin = np.maximum(stream.starts[entry], at[run])
+    size = np.minimum(stream.starts[entry + 1], end[run]) - begin
+    return Pieces(place[run], start[run] + begin - at[run], size, entry, begin - stream.starts[entry])
