@@ -357,7 +357,8 @@ def main() -> None:
 
 
 # The commands of these modules register themselves on `app`, which is whole by now.
-import gristmill.flows.cli_provenance  # noqa: E402, F401
+import gristmill.flows.cli_provenance  # noqa: E402
+import gristmill.flows.cli_tokens  # noqa: E402, F401
 
 if __name__ == "__main__":
     # Run as a script, this file is another module than the one that the others have registered with.

@@ -17,7 +17,9 @@ each in the merged order of its own: `train.stages` of packed.json has the rows 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -163,6 +165,23 @@ def write_packed_set(
     })
 
 
+@dataclass(frozen=True)
+class OpenShard:
+    """A shard with what lies beside it.
+
+    Attributes:
+        name: of its file.
+        tokens: (rows, L) in the set's dtype, memory-mapped where it is local.
+        boundaries: of its rows' document pieces.
+        pieces: reads its table of pieces (PIECES_SCHEMA).
+    """
+
+    name: str
+    tokens: np.ndarray
+    boundaries: Boundaries
+    pieces: Callable[[], pa.Table]
+
+
 class PackedSet:
     """A committed packed set, read by row.
 
@@ -303,6 +322,15 @@ class PackedSet:
         """What is known of documents (LEDGER_SCHEMA), by id; those that were never tokenised are not there."""
         return read_matching(self.folder / LEDGER, "id", list(documents))
 
+    def open_training(self) -> list[OpenShard]:
+        """The shards of the training rows, one after another."""
+        return [self._open_shard(shard, self._first(number)) for number, shard in enumerate(self._shards)]
+
+    def open_validation(self) -> list[OpenShard]:
+        """The shards of the held-out rows, source by source."""
+        return [self._open_shard(entry, 0) for source in self.sources
+                if (entry := self.manifest["validation"].get(source)) and entry["rows"]]
+
     def verify(self, deep: bool = False) -> None:
         """Check that all files are there with their sizes, and with `deep` their checksums.
 
@@ -328,6 +356,10 @@ class PackedSet:
         if source not in entries:
             raise PackedSetError(f"{self.folder}: no held-out rows of {source!r} (sources: {_list(list(entries))})")
         return entries[source]
+
+    def _open_shard(self, entry: Mapping[str, Any], first: int) -> OpenShard:
+        return OpenShard(entry["file"], self._load(entry), self._boundaries_of(entry, first),
+                         partial(self._read_pieces, entry))
 
     def _read_pieces(self, entry: Mapping[str, Any]) -> pa.Table:
         return read_table(self.folder / pieces_name(entry["file"])).cast(PIECES_SCHEMA)

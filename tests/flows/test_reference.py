@@ -17,7 +17,7 @@ def test_every_key_has_a_kind_a_default_and_a_meaning() -> None:
     page = markdown()
     rows = [line for line in page.splitlines() if line.startswith("| `")]
     assert "| `min_words` | whole number | `50` |" in page
-    assert "| `packing` | `stream` |" in page
+    assert "| `packing` | `stream`, `best_fit` | `stream` |" in page
     assert "## `prepare[].dedup.minhash`" in page
     assert "## `sources.<name>`" in page
     assert len(rows) > 250

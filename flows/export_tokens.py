@@ -1,0 +1,48 @@
+"""`gristmill export-tokens`: the packed set of a manifest, in the formats that other trainers read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gristmill.flows.lookup import committed_inputs
+from gristmill.flows.session import Session
+
+
+class NothingToExportError(LookupError):
+    """The manifest has no packed set, or no training whose order could be exported."""
+
+
+def export_from(session: Session, form: str, out: str, order: str, split: str, shard_tokens: int) -> dict[str, Any]:
+    """Export the tokens of a manifest's mixture.
+
+    Args:
+        session: the opened manifest.
+        form: see `exporting.export.FORMATS`.
+        out: folder or URL.
+        order: `trained` (one epoch in the order of pre-training; held-out rows have no such order), or `stored`.
+        split: `train` or `validation`.
+        shard_tokens: most tokens per file.
+
+    Raises:
+        NothingToExportError: the mixture is not packed yet, or `trained` is asked for where nothing is trained.
+    """
+    from gristmill.dataprep.files import as_path
+    from gristmill.tokenize.exporting.export import export_tokens
+    from gristmill.tokenize.packed import PackedSet
+
+    inputs = committed_inputs(session, session.plan)
+    if "mix" not in inputs:
+        raise NothingToExportError(
+            f"the mixture is not packed yet; run: {session.command('run', '--until', 'mix')}")
+    folder: Path = as_path(out)
+    return export_tokens(PackedSet(inputs["mix"]), folder, form, split, _seed(session, order, split), shard_tokens)
+
+
+def _seed(session: Session, order: str, split: str) -> int | None:
+    if order == "stored" or split == "validation":
+        return None
+    if "pretrain" not in session.plan:
+        raise NothingToExportError(f"{session.manifest_file} has no `pretrain:` section, whose seed gives the training "
+                                   "order; use --order stored")
+    return int(session.plan["pretrain"].config["seed"])

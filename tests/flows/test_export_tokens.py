@@ -1,0 +1,84 @@
+"""`gristmill export-tokens`, on a store whose mixture is committed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from gristmill.flows import cli, cli_tokens, export_tokens
+from gristmill.tokenize.packed import PackedSet, write_packed_set
+
+LENGTH = 8
+
+
+@pytest.fixture
+def mix(tmp_path: Path) -> Path:
+    """A set of 12 rows whose pieces are whole rows."""
+    import pyarrow as pa
+
+    from gristmill.dataprep.files import read_json, write_json
+    from gristmill.tokenize.packed import PIECES_SCHEMA, write_rows
+
+    rows = np.arange(12 * LENGTH).reshape(12, LENGTH) + 2
+    folder = tmp_path / "mix"
+    write_packed_set(folder, rows, {"a": 12}, {"vocab_size": 200, "eos": 0, "pad": 1, "sha256": ""})
+    pieces = pa.table({"row": np.arange(12), "start": [0] * 12, "length": [LENGTH] * 12, "id": [b"i" * 16] * 12,
+                       "source": [0] * 12, "copy": [0] * 12, "offset": [0] * 12}).cast(PIECES_SCHEMA)
+    manifest = read_json(folder / "packed.json")
+    manifest["train"]["shards"] = [write_rows(folder / "train-00000.bin", rows.astype("<u2"), pieces)]
+    write_json(folder / "packed.json", manifest)
+    return folder
+
+
+def opened(monkeypatch: pytest.MonkeyPatch, committed: dict[str, Path], **plan: Any) -> None:
+    """Let the command find these committed stages and this plan."""
+    session = SimpleNamespace(plan=plan, manifest_file="m.yaml", command=lambda *words: " ".join(("gristmill", *words)))
+    monkeypatch.setattr(cli_tokens, "open_or_exit", lambda *given: session)
+    monkeypatch.setattr(export_tokens, "committed_inputs", lambda *given: committed)
+
+
+def invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(cli.app, ["export-tokens", "m.yaml", *arguments])
+
+
+def test_rows_are_written_in_the_order_that_pre_training_reads_them(
+    monkeypatch: pytest.MonkeyPatch, mix: Path, tmp_path: Path
+) -> None:
+    opened(monkeypatch, {"mix": mix}, pretrain=SimpleNamespace(config={"seed": 9}))
+    packed = PackedSet(mix)
+    done = invoke("--format", "memmap", "--out", str(tmp_path / "out"))
+    assert done.exit_code == 0, done.output
+    assert "96 tokens of 12 document pieces in 12 rows, order trained, uint16" in done.output
+    written = np.fromfile(tmp_path / "out" / "train.bin", dtype="<u2").reshape(12, LENGTH)
+    assert np.array_equal(written, packed.read(packed.order(9).rows(np.arange(12))))
+    done = invoke("--format", "memmap", "--out", str(tmp_path / "stored"), "--order", "stored", "--json")
+    assert json.loads(done.output)["order"] == "stored"
+    written = np.fromfile(tmp_path / "stored" / "train.bin", dtype="<u2").reshape(12, LENGTH)
+    assert np.array_equal(written, packed.read(np.arange(12)))
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, mix: Path, tmp_path: Path) -> None:
+    opened(monkeypatch, {})
+    done = invoke("--format", "llmc", "--out", str(tmp_path / "out"))
+    assert (done.exit_code, done.output) == (
+        2, "the mixture is not packed yet; run: gristmill run --until mix\n")
+    opened(monkeypatch, {"mix": mix})
+    done = invoke("--format", "llmc", "--out", str(tmp_path / "out"))
+    assert done.exit_code == 2
+    assert "m.yaml has no `pretrain:` section, whose seed gives the training order; use --order stored" in done.output
+    done = invoke("--format", "memmap", "--out", str(tmp_path / "out"), "--split", "validation")
+    assert done.exit_code == 2
+    assert "no rows of this split to export" in done.output
+
+
+def test_the_formats_of_the_command_are_those_that_there_are() -> None:
+    from gristmill.tokenize.exporting.export import FORMATS, SPLITS
+
+    assert tuple(form.value for form in cli_tokens.TokenFormat) == FORMATS
+    assert {split.value for split in cli_tokens.SplitName} == set(SPLITS)

@@ -1,0 +1,211 @@
+"""Exported tokens, read back as other trainers read them."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gristmill.dataprep.files import read_json, write_json
+from gristmill.tokenize.exporting import split as split_module
+from gristmill.tokenize.exporting.export import FORMATS, ExportError, export_tokens
+from gristmill.tokenize.packed import DTYPES, PIECES_SCHEMA, PackedSet, dtype_name, write_rows
+
+from .token_readers import (
+    llmc_batches,
+    modded_nanogpt_documents,
+    olmo_documents,
+    olmo_instances,
+    read_llmc,
+    read_megatron,
+    read_nanogpt,
+)
+
+EOS, PAD, LENGTH, SHARDS, SEED = 0, 1, 16, (14, 9, 2), 5
+
+
+def random_rows(
+    rng: np.random.Generator, rows: int, first: int, vocab: int, padded: bool
+) -> tuple[np.ndarray, pa.Table]:
+    """Rows of documents of 2 to 8 tokens that all end in EOS; some rows end in padding, if so wanted."""
+    tokens, pieces = rng.integers(2, vocab, (rows, LENGTH)), []
+    for row in range(rows):
+        filled = LENGTH - (int(rng.integers(0, 4)) if padded else 0)
+        cuts = [0, *sorted({int(cut) for cut in rng.integers(1, filled, 3)}), filled]
+        for start, end in pairwise(cuts):
+            tokens[row, end - 1] = EOS
+            pieces.append({"row": first + row, "start": start, "length": end - start, "id": rng.bytes(16),
+                           "source": row % 2, "copy": row % 3, "offset": 7 * row})
+        tokens[row, filled:] = PAD
+    return tokens.astype(DTYPES[dtype_name(vocab)]), pa.Table.from_pylist(pieces, PIECES_SCHEMA)
+
+
+def packed_set(folder: Path, vocab: int, padded: bool) -> PackedSet:
+    """Three shards of two sources, and held-out rows of the second."""
+    rng, shards, first = np.random.default_rng(vocab), [], 0
+    for number, rows in enumerate(SHARDS):
+        tokens, pieces = random_rows(rng, rows, first, vocab, padded)
+        shards.append(write_rows(folder / f"train-{number:05d}.bin", tokens, pieces, first))
+        first += rows
+    held_out = {name: write_rows(folder / f"val-{name}-00000.bin", *random_rows(rng, rows, 0, vocab, False))
+                for name, rows in (("a", 0), ("b", 3))}
+    write_json(folder / "packed.json", {
+        "format": 1, "dtype": dtype_name(vocab), "sequence_length": LENGTH, "sources": ["a", "b"],
+        "tokenizer": {"vocab_size": vocab, "eos": EOS, "pad": PAD, "sha256": "0" * 64}, "validation": held_out,
+        "packing": "best_fit" if padded else "stream",
+        "train": {"rows": first, "rows_per_source": [15, 10], "shards": shards}})
+    return PackedSet(folder)
+
+
+@pytest.fixture(params=["stream", "padded", "wide"])
+def packed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackedSet:
+    """A set without padding, one with it, and one of a large vocabulary; exported in blocks of four rows."""
+    monkeypatch.setattr(split_module, "BLOCK_TOKENS", 4 * LENGTH)
+    vocab = 100_000 if request.param == "wide" else 500
+    return packed_set(tmp_path / "set", vocab, request.param != "stream")
+
+
+def expected(packed: PackedSet, seed: int | None) -> tuple[list[list[int]], list[dict[str, Any]]]:
+    """The tokens of every document piece in the order, and its entry in the table of pieces."""
+    rows = np.arange(packed.rows) if seed is None else packed.order(seed).rows(np.arange(packed.rows))
+    by_row: dict[int, list[dict[str, Any]]] = {}
+    for piece in packed.pieces(np.arange(packed.rows)).to_pylist():
+        by_row.setdefault(piece["row"], []).append(piece)
+    pieces = [piece for row in rows.tolist() for piece in by_row[row]]
+    tokens = packed.read(np.arange(packed.rows)).tolist()
+    return [tokens[piece["row"]][piece["start"] : piece["start"] + piece["length"]] for piece in pieces], pieces
+
+
+def flat(documents: list[list[int]]) -> list[int]:
+    return [token for document in documents for token in document]
+
+
+@pytest.mark.parametrize("seed", [None, SEED])
+def test_llmc_reads_our_tokens_and_modded_nanogpt_our_documents(
+    packed: PackedSet, tmp_path: Path, seed: int | None
+) -> None:
+    export_tokens(packed, tmp_path / "out", "llmc", seed=seed, shard_tokens=100)
+    files = sorted((tmp_path / "out").glob("train_*.bin"))
+    documents, _ = expected(packed, seed)
+    assert len(files) >= 4
+    parts = [read_llmc(path) for path in files]
+    assert all(len(part) <= 100 for part in parts)
+    assert np.concatenate(parts).tolist() == flat(documents)
+    assert {part.dtype.itemsize for part in parts} == {packed.dtype.itemsize}
+    found = [document for path in files for document in modded_nanogpt_documents(path, EOS)]
+    begun = [[EOS, *document[:-1]] for document in documents]  # what ends a document here, begins the next one there
+    assert set(map(tuple, found)) - {(EOS,)} <= set(map(tuple, begun))
+    assert len(found) == len(documents)
+
+
+def test_llmc_s_batches_are_our_rows_in_training_order(tmp_path: Path) -> None:
+    packed = packed_set(tmp_path / "set", 500, padded=False)
+    export_tokens(packed, tmp_path / "out", "llmc", seed=SEED)
+    batches = llmc_batches(tmp_path / "out" / "train_000000.bin", 4, LENGTH)
+    ours = packed.read(packed.order(SEED).rows(np.arange(24)))
+    assert np.array_equal(np.concatenate([inputs for inputs, _ in batches]), ours)
+    assert all(np.array_equal(inputs[:, 1:], targets[:, :-1]) for inputs, targets in batches)
+
+
+@pytest.mark.parametrize("seed", [None, SEED])
+def test_megatron_reads_our_documents(packed: PackedSet, tmp_path: Path, seed: int | None) -> None:
+    export_tokens(packed, tmp_path / "out", "megatron", seed=seed)
+    sequences, indices = read_megatron(tmp_path / "out" / "train_text_document")
+    documents, _ = expected(packed, seed)
+    assert [sequence.tolist() for sequence in sequences] == documents
+    assert indices.tolist() == list(range(len(documents) + 1))
+
+
+@pytest.mark.parametrize("seed", [None, SEED])
+def test_nanogpt_maps_our_tokens(packed: PackedSet, tmp_path: Path, seed: int | None) -> None:
+    described = export_tokens(packed, tmp_path / "out", "memmap", seed=seed)
+    tokens = read_nanogpt(tmp_path / "out" / "train.bin", described["dtype"])
+    assert tokens.tolist() == flat(expected(packed, seed)[0])
+    assert described["dtype"] == packed.dtype.name
+
+
+@pytest.mark.parametrize("seed", [None, SEED])
+def test_olmo_reads_our_rows_and_documents(packed: PackedSet, tmp_path: Path, seed: int | None) -> None:
+    export_tokens(packed, tmp_path / "out", "olmo", seed=seed, shard_tokens=7 * LENGTH)
+    files = sorted((tmp_path / "out").glob("train-*.npy"))
+    documents, _ = expected(packed, seed)
+    assert len(files) >= 3
+    assert [document for path in files for document in olmo_documents(path, packed.dtype.name)] == documents
+    if packed.manifest["packing"] == "stream":
+        order = np.arange(packed.rows) if seed is None else packed.order(seed).rows(np.arange(packed.rows))
+        rows = np.concatenate([olmo_instances(path, LENGTH, packed.dtype.name) for path in files])
+        assert np.array_equal(rows, packed.read(order))
+
+
+@pytest.mark.parametrize("seed", [None, SEED])
+def test_mosaicml_streaming_reads_our_rows(packed: PackedSet, tmp_path: Path, seed: int | None) -> None:
+    streaming = pytest.importorskip("streaming", reason="mosaicml-streaming is not installed")
+    export_tokens(packed, tmp_path / "out", "mds", seed=seed)
+    dataset = streaming.StreamingDataset(local=str(tmp_path / "out" / "train"), shuffle=False, batch_size=1)
+    order = np.arange(packed.rows) if seed is None else packed.order(seed).rows(np.arange(packed.rows))
+    tokens, bounds = packed.read(order), packed.boundaries(order)
+    for row in range(packed.rows):
+        entries = bounds.bounds[bounds.offsets[row] : bounds.offsets[row + 1]]
+        assert dataset[row]["tokens"].tolist() == tokens[row, : entries[-1]].tolist()
+        assert dataset[row]["starts"].tolist() == entries[:-1].tolist()
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS if form != "mds"])
+def test_every_stretch_names_its_document_and_every_file_its_checksum(
+    packed: PackedSet, tmp_path: Path, form: str
+) -> None:
+    out = tmp_path / "out"
+    described = export_tokens(packed, out, form, seed=SEED, shard_tokens=150)
+    documents, pieces = expected(packed, SEED)
+    tables = [pq.read_table(out / f"{entry['name']}.docs.parquet").to_pylist() for entry in described["files"]]
+    found = [row for table in tables for row in table]
+    for field in ("row", "length", "id", "source", "copy", "offset"):
+        assert [row[field] for row in found] == [piece[field] for piece in pieces]
+    for table, entry in zip(tables, described["files"], strict=True):
+        assert [row["start"] for row in table] == [sum(row["length"] for row in table[:place])
+                                                   for place in range(len(table))]
+        assert entry["tokens"] == sum(row["length"] for row in table)
+    assert described["documents"] == len(documents)
+    assert described["tokens"] == len(flat(documents))
+    assert described["padding_left_out"] == packed.rows * LENGTH - described["tokens"]
+    lines = (out / "train.sha256").read_text().splitlines()
+    data = {path.name for path in out.iterdir() if path.name not in ("train.json", "train.sha256", f"README.{form}.md")}
+    assert {line.split("  ")[1] for line in lines} == data
+    for line in lines:
+        digest, name = line.split("  ")
+        assert hashlib.sha256((out / name).read_bytes()).hexdigest() == digest
+    assert read_json(out / "train.json")["packed_set"] == packed.fingerprint
+    assert "sha256sum -c" in (out / f"README.{form}.md").read_text()
+
+
+def test_held_out_rows_are_exported_beside_the_training_ones(packed: PackedSet, tmp_path: Path) -> None:
+    for split in ("train", "validation"):
+        export_tokens(packed, tmp_path / "out", "memmap", split)
+    tokens = read_nanogpt(tmp_path / "out" / "val.bin", packed.dtype.name)
+    assert np.array_equal(tokens, packed.validation("b").reshape(-1))
+    assert (tmp_path / "out" / "train.bin").exists()
+
+
+def test_what_cannot_be_exported_is_refused(packed: PackedSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    export_tokens(packed, out, "memmap")
+    with pytest.raises(ExportError, match=r"already holds train\.bin"):
+        export_tokens(packed, out, "memmap")
+    with pytest.raises(ExportError, match="no format 'tfrecord'; there are llmc, megatron, memmap, olmo, mds"):
+        export_tokens(packed, tmp_path / "other", "tfrecord")
+    with pytest.raises(ExportError, match="at least a row of 16; 8 per file are not possible"):
+        export_tokens(packed, tmp_path / "other", "llmc", shard_tokens=8)
+    packed.manifest["validation"]["b"]["rows"] = 0
+    with pytest.raises(ExportError, match="no rows of this split"):
+        export_tokens(packed, tmp_path / "other", "memmap", "validation")
+    monkeypatch.setitem(sys.modules, "streaming", None)
+    with pytest.raises(RuntimeError, match=r"mosaicml-streaming, which is not installed .*gristmill\[mds\]"):
+        export_tokens(packed, tmp_path / "other", "mds")
+    assert not (tmp_path / "other" / "train").exists()

@@ -1,0 +1,72 @@
+"""Readers of other trainers' token files, each written from the reader that its docstring names."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+
+
+def read_llmc(path: Path) -> np.ndarray:
+    """llm.c: the checks of `dataloader_load_shard_` in llmc/dataloader.h; 32 bits: HEADERS_INFO in data_common.py."""
+    raw = path.read_bytes()
+    header = struct.unpack("<256i", raw[:1024])
+    dtype = {(20240520, 1): "<u2", (20240801, 7): "<u4"}[header[0], header[1]]
+    assert header[3:] == (0,) * 253
+    assert len(raw) == 256 * 4 + header[2] * np.dtype(dtype).itemsize
+    return np.frombuffer(raw, dtype=dtype, offset=1024)
+
+
+def llmc_batches(path: Path, rows: int, length: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The inputs and targets of `dataloader_load_batch` there, of one process: B T + 1 tokens, moving by B T."""
+    tokens = read_llmc(path).astype(np.int64)
+    size = rows * length
+    return [(tokens[at : at + size].reshape(rows, length), tokens[at + 1 : at + 1 + size].reshape(rows, length))
+            for at in range(0, len(tokens) - size, size)]
+
+
+def modded_nanogpt_documents(path: Path, delimiter: int) -> list[list[int]]:
+    """`Shard.bos_idx` in modded-nanogpt's train_gpt.py: a document goes from one delimiter up to the next."""
+    tokens = read_llmc(path)
+    found = np.flatnonzero(tokens == delimiter).tolist()
+    return [tokens[begin:end].tolist() for begin, end in zip(found, [*found[1:], len(tokens)], strict=True)]
+
+
+def read_megatron(prefix: Path) -> tuple[list[np.ndarray], np.ndarray]:
+    """Sequences and document indices: `_IndexReader` in megatron/core/datasets/indexed_dataset.py."""
+    raw = Path(f"{prefix}.idx").read_bytes()
+    assert raw[:9] == b"MMIDIDX\x00\x00"
+    version, code, sequences, documents = struct.unpack_from("<QBQQ", raw, 9)
+    assert version == 1
+    dtype = np.dtype({1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}[code])
+    at = 9 + 8 + 1 + 8 + 8
+    lengths = np.frombuffer(raw, "<i4", sequences, at)
+    pointers = np.frombuffer(raw, "<i8", sequences, at + lengths.nbytes)
+    indices = np.frombuffer(raw, "<i8", documents, at + lengths.nbytes + pointers.nbytes)
+    assert at + lengths.nbytes + pointers.nbytes + indices.nbytes == len(raw)
+    data = Path(f"{prefix}.bin").read_bytes()
+    assert len(data) == lengths.sum() * dtype.itemsize
+    return [np.frombuffer(data, dtype, length, pointer)
+            for length, pointer in zip(lengths.tolist(), pointers.tolist(), strict=True)], indices
+
+
+def read_nanogpt(path: Path, dtype: str = "uint16") -> np.ndarray:
+    """`get_batch` in nanoGPT's train.py: a memory map of raw tokens."""
+    return np.memmap(path, dtype=np.dtype(dtype), mode="r")
+
+
+def olmo_instances(path: Path, length: int, dtype: str) -> np.ndarray:
+    """`NumpyFSLDataset` in OLMo-core's data/numpy_dataset.py: whole instances, what is left over is not read."""
+    tokens = np.memmap(path, dtype=np.dtype(dtype), mode="r")
+    return tokens[: len(tokens) // length * length].reshape(-1, length)
+
+
+def olmo_documents(path: Path, dtype: str) -> list[list[int]]:
+    """`iter_document_indices` in OLMo-core's data/utils.py, by the metadata file."""
+    tokens = np.memmap(path, dtype=np.dtype(dtype), mode="r")
+    with gzip.open(str(path).replace(".npy", ".csv.gz"), "rt") as lines:
+        places = [tuple(int(cell) for cell in line.split(",")[:2]) for line in lines]
+    assert all(begin < end <= len(tokens) for begin, end in places)
+    return [tokens[begin:end].tolist() for begin, end in places]

@@ -1,0 +1,189 @@
+"""Writing a packed set in the formats that other trainers read, with checksums and a word on how to read it.
+
+    llmc        train_000000.bin ...                 llm.c, modded-nanogpt
+    megatron    train_text_document.bin and .idx     Megatron-LM
+    memmap      train.bin                            nanoGPT, and whatever maps raw tokens
+    olmo        train-00000.npy and .csv.gz ...      OLMo-core
+    mds         train/                               MosaicML Streaming
+
+Beside each file lies `<name>.docs.parquet` (`documents.py`), and per split `train.json` (what was exported) and
+`train.sha256` (written last; `sha256sum -c` reads it). The held-out rows have `val` in place of `train`.
+
+Padding is left out: no other trainer would know that it is not text. The tokens of documents, their ends of text
+counted, are exactly ours and in the order that was asked for, so a set packed as `stream` keeps its rows, too.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gristmill.dataprep.files import atomic_write, is_local, sha256_file, write_json
+from gristmill.tokenize.exporting import formats
+from gristmill.tokenize.exporting.documents import write_documents
+from gristmill.tokenize.exporting.mds import write_mds
+from gristmill.tokenize.exporting.readme import readme
+from gristmill.tokenize.exporting.split import Split, split_of
+from gristmill.tokenize.packed import PackedSet
+
+FORMATS = ("llmc", "megatron", "memmap", "olmo", "mds")
+SHARDED = ("llmc", "olmo")
+SPLITS = {"train": "train", "validation": "val"}
+"""Side of the packed set -> what its files are called."""
+SHARD_TOKENS = 100_000_000
+"""Tokens per file, where there are several: as dev/data/fineweb.py of llm.c cuts them."""
+
+
+class ExportError(RuntimeError):
+    """The export that was asked for cannot be written."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one file holds.
+
+    Attributes:
+        name: of the file, without its ending.
+        first: first position in the order.
+        stop: the one after the last.
+        tokens: of documents.
+    """
+
+    name: str
+    first: int
+    stop: int
+    tokens: int
+
+
+def export_tokens(
+    packed: PackedSet, out: Path, form: str, split: str = "train", seed: int | None = None,
+    shard_tokens: int = SHARD_TOKENS,
+) -> dict[str, Any]:
+    """Export one side of a packed set.
+
+    Args:
+        packed: the set.
+        out: folder, where nothing of this split may lie yet.
+        form: one of FORMATS.
+        split: one of SPLITS.
+        seed: of the training order, of which one epoch is written; absent: the rows as they are stored.
+        shard_tokens: most tokens per file, where the format has several files; a file holds whole rows.
+
+    Returns:
+        what `<split>.json` says.
+
+    Raises:
+        ExportError: there is nothing to export, something is in the way, or the format cannot hold it.
+    """
+    prefix, rows = SPLITS[split], split_of(packed, split, seed)
+    _check(packed, out, form, prefix, rows, shard_tokens)
+    shards = plan(rows, form, prefix, shard_tokens)
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=out if is_local(out) else None) as folder:
+        scratch = rows.scratch(Path(folder))
+        documents = 0
+        for shard in shards:
+            _write(out, form, rows, shard, Path(folder))
+            documents += write_documents(out / f"{shard.name}.docs.parquet", rows, scratch, shard.first, shard.stop)
+        del scratch
+    files = sorted(path for shard in shards for path in _written(out, shard.name))
+    checksums = {path.relative_to(out).as_posix(): sha256_file(path) for path in files}
+    described = {
+        "format": form, "split": split, "order": "stored" if seed is None else "trained", "seed": seed,
+        "rows": rows.rows, "sequence_length": rows.sequence_length, "tokens": sum(shard.tokens for shard in shards),
+        "documents": documents, "dtype": _dtype(form, rows.dtype).name, "packing": packed.manifest.get("packing"),
+        "padding_left_out": rows.rows * rows.sequence_length - sum(shard.tokens for shard in shards),
+        "sources": packed.sources, "tokenizer": packed.manifest["tokenizer"], "packed_set": packed.fingerprint,
+        "files": [{"name": shard.name, "rows": shard.stop - shard.first, "tokens": shard.tokens} for shard in shards],
+    }
+    write_json(out / f"{prefix}.json", described)
+    with atomic_write(out / f"README.{form}.md") as sink:
+        sink.write(readme(form, packed.manifest["tokenizer"], _dtype(form, rows.dtype).name).encode())
+    with atomic_write(out / f"{prefix}.sha256") as sink:
+        sink.write("".join(f"{digest}  {name}\n" for name, digest in checksums.items()).encode())
+    return {**described, "sha256": checksums}
+
+
+def plan(rows: Split, form: str, prefix: str, shard_tokens: int) -> list[Shard]:
+    """Which rows go into which file: as many whole ones as `shard_tokens` hold, in order."""
+    shards: list[Shard] = []
+    several, first, held, at = form in SHARDED, 0, 0, 0
+    for part in rows.filled():
+        for filled in part.tolist():
+            if several and held + filled > shard_tokens:
+                shards.append(Shard(_name(form, prefix, len(shards)), first, at, held))
+                first, held = at, 0
+            held, at = held + filled, at + 1
+    return [*shards, Shard(_name(form, prefix, len(shards)), first, at, held)]
+
+
+def _name(form: str, prefix: str, number: int) -> str:
+    return {"llmc": f"{prefix}_{number:06d}", "olmo": f"{prefix}-{number:05d}",
+            "megatron": f"{prefix}_text_document"}.get(form, prefix)
+
+
+def _write(out: Path, form: str, rows: Split, shard: Shard, scratch: Path) -> None:
+    dtype, blocks = _dtype(form, rows.dtype), rows.blocks(shard.first, shard.stop)
+    if form == "mds":
+        write_mds(scratch / "mds", _samples(rows), dtype)
+        (scratch / "mds").rename(out / shard.name)
+        return
+    with atomic_write(out / f"{shard.name}{'.npy' if form == 'olmo' else '.bin'}") as sink:
+        if form == "llmc":
+            sink.write(formats.llmc_header(shard.tokens, dtype))
+        formats.write_tokens(sink, blocks, dtype)
+    if form == "megatron":
+        with atomic_write(out / f"{shard.name}.idx") as sink:
+            formats.write_megatron_index(sink, lambda: _lengths(rows, shard), dtype)
+    if form == "olmo":
+        with atomic_write(out / f"{shard.name}.csv.gz") as sink:
+            formats.write_olmo_documents(sink, _lengths(rows, shard))
+
+
+def _lengths(rows: Split, shard: Shard) -> Iterator[np.ndarray]:
+    return (places.lengths for places in rows.places(shard.first, shard.stop))
+
+
+def _samples(rows: Split) -> Iterator[dict[str, Any]]:
+    """One sample per row: its tokens, and where its document pieces begin (see `mds.columns`)."""
+    for block in rows.blocks():
+        ends = np.cumsum(block.lengths)
+        begins, last = ends - block.lengths, np.cumsum(block.counts)
+        row_ends = np.cumsum(block.filled)
+        for row, stop in enumerate(row_ends.tolist()):
+            start = stop - int(block.filled[row])
+            pieces = begins[int(last[row] - block.counts[row]) : int(last[row])] - start
+            yield {"tokens": block.tokens[start:stop], "starts": pieces.astype(np.int32)}
+
+
+def _dtype(form: str, dtype: np.dtype) -> np.dtype:
+    return formats.megatron_dtype(dtype) if form == "megatron" else dtype
+
+
+def _written(out: Path, name: str) -> Iterator[Path]:
+    for ending in (".bin", ".idx", ".npy", ".csv.gz", ".docs.parquet"):
+        if (out / f"{name}{ending}").exists():
+            yield out / f"{name}{ending}"
+    if (out / name).is_dir():
+        yield from (path for path in (out / name).iterdir() if path.is_file())
+
+
+def _check(packed: PackedSet, out: Path, form: str, prefix: str, rows: Split, shard_tokens: int) -> None:
+    if form not in FORMATS:
+        raise ExportError(f"there is no format {form!r}; there are {', '.join(FORMATS)}")
+    if not rows.rows:
+        raise ExportError(f"{packed.folder}: there are no rows of this split to export; raise mix.validation")
+    if form == "mds" and not is_local(out):
+        raise ExportError(f"{out}: mds is written to a local folder only; copy it from there")
+    if form == "llmc" and not rows.sequence_length <= shard_tokens <= formats.MOST_LLMC_TOKENS:
+        raise ExportError(f"a file of llm.c holds at most {formats.MOST_LLMC_TOKENS} tokens and at least a row of "
+                          f"{rows.sequence_length}; {shard_tokens} per file are not possible")
+    found = sorted(path.name for path in out.iterdir() if path.name.startswith(prefix)) if out.exists() else []
+    if found:
+        raise ExportError(f"{out} already holds {found[0]}; a trainer would read old files among new ones: choose "
+                          "another folder or remove what begins with the name of the split")
