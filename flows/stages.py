@@ -16,9 +16,10 @@ from typing import Any, Literal
 
 from gristmill.dataprep.files import as_path, canonical_json, sha256_file
 from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.mix_problems import uses_own_weights
 from gristmill.mixtures.section import Section, outside_paths
 
-MIXTURE_KEYS = ("weight", "max_epochs", "where")
+MIXTURE_KEYS = ("weight", "max_epochs", "min_tokens", "max_tokens", "where", "epochs")
 """Keys of a source that only the mixture reads; all others belong to its reading."""
 NOTE_KEYS = ("licence",)
 """Keys of a source that change nothing."""
@@ -188,7 +189,12 @@ def _mix(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
         return None
     sources = {name: source.model_dump(mode="json", include=set(MIXTURE_KEYS))
                for name, source in manifest.sources.items()}
-    return {"mix": _dump(manifest.mix, "seed"), "sources": sources, "seed": _seed(manifest.mix, manifest)}, {}
+    recipe = {"mix": _dump(manifest.mix, "seed"), "sources": sources, "seed": _seed(manifest.mix, manifest)}
+    if uses_own_weights(recipe["mix"]):
+        return recipe, {}
+    weighed = {name: {key: value for key, value in source.items() if key != "weight"}
+               for name, source in sources.items()}
+    return {**recipe, "sources": weighed}, {"sources": sources}
 
 
 def _training(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | None]:
@@ -274,7 +280,7 @@ STAGES: dict[str, Stage] = {
               _before("decontaminate")),
         Stage("tokenizer", 2, "gristmill.tokenize.encoding.tokenizer:run", _tokenizer, _documents()),
         Stage("tokenize", 1, "gristmill.tokenize.encoding.encode:run", _tokenize, _documents("tokenizer")),
-        Stage("mix", 3, "gristmill.tokenize.mixing.mix:run", _mix, _documents("tokenizer", "tokenize")),
+        Stage("mix", 5, "gristmill.tokenize.mixing.mix:run", _mix, _documents("tokenizer", "tokenize")),
         Stage("pretrain", 2, "gristmill.train.pretrain:run", _training("pretrain"), _only("tokenizer", "mix"),
               "torchrun"),
         Stage("sft", 2, "gristmill.train.sft:run", _training("sft"), _only("tokenizer", "mix", "pretrain"), "torchrun"),

@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.mix_problems import mix_problems, weighed_sources
 from gristmill.mixtures.prepare import PREPARE_SECTIONS
 from gristmill.mixtures.rules import Rules
 from gristmill.mixtures.section import OutsidePath
@@ -242,9 +243,8 @@ def _contradictions(raw: Mapping[str, Any], lines: Mapping[Location, int], file:
 
     sources = raw.get("sources")
     names = list(sources) if isinstance(sources, dict) else []
-    weights = [_weight(source) for source in sources.values()] if isinstance(sources, dict) else []
-    if raw.get("mix") is not None and weights and not any(weights):
-        problem(("sources",), "every weight is 0, so the mixture is empty; give at least one source a weight")
+    for location, message in mix_problems(raw):
+        problem(location, message)
     for location, name in _source_references(raw):
         if names and name not in names:
             near = difflib.get_close_matches(str(name), names, n=1)
@@ -265,10 +265,6 @@ def _contradictions(raw: Mapping[str, Any], lines: Mapping[Location, int], file:
         if location and str(location[-1]).lower() in KEPT_TOKEN_NAMES:
             problem(location, "secrets do not belong into a manifest: it is kept with every run; use the environment")
     return problems
-
-
-def _weight(source: Any) -> Any:
-    return source.get("weight", 1) if isinstance(source, dict) else 1
 
 
 def _source_references(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
@@ -292,6 +288,7 @@ def _source_references(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]
     weights = tokenizer.get("weights") if isinstance(tokenizer, dict) else None
     for name in weights if isinstance(weights, dict) else ():
         yield ("tokenizer", "weights", name), name
+    yield from weighed_sources(raw.get("mix"))
 
 
 def _anchor_paths(value: Any, folder: Path) -> Any:

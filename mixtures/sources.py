@@ -66,9 +66,21 @@ class Source(Section):
     weight: Annotated[float, Field(ge=0.0)] = 1.0
     """Share of the mixture's tokens, relative to the other weights."""
     max_epochs: PositiveFloat = 1.0
-    """How often a document may be repeated in the mixture."""
+    """How many passes over its documents the mixture may take, over all stages together."""
+    min_tokens: Positive | None = None
+    """Least tokens that the mixture takes, rounded up to whole rows; see `mix.short`."""
+    max_tokens: Positive | None = None
+    """Most tokens that the mixture takes, rounded down to whole rows; see `mix.short`."""
     where: str | None = None
-    """SQL condition over the measured columns, evaluated when mixing: `"quality >= 0.6"`."""
+    """SQL condition over the measured columns, evaluated when mixing: `"quality >= 0.6"`. What `dedup` found out is
+    among them: `cluster_size` is how many duplicates a document stands for, itself counted."""
+    epochs: str | None = None
+    """SQL expression over the same columns: how often each document is in one pass, once if absent. `"min(cluster_size,
+    4)"` gives a text that the web repeats up to four times its place; `min` and `max` of two values are NULL where
+    either is. A part of one is a chance that the document's hash decides: 1.5 is once for half of the documents and
+    twice for the others. 0 leaves a document out. One of which the expression is NULL is left out too, and counted as
+    `epochs_unknown`: `"coalesce(min(cluster_size, 4), 1)"` keeps it. The tokens of a source count with these
+    repeats, and `max_epochs` limits the passes."""
 
     @field_validator("encoding")
     @classmethod
@@ -83,6 +95,8 @@ class Source(Section):
 
     @model_validator(mode="after")
     def _only_what_applies(self) -> Source:
+        if self.min_tokens is not None and self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
         if self.split is not None and self.format != "hf":
             raise ValueError("`split` belongs to `format: hf`; remove it or set the format")
         if self.extract_options.favor == "precision" and self.extract != "trafilatura":

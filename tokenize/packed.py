@@ -240,6 +240,16 @@ class PackedSet:
         """The order in which training with this seed reads the rows; a staged set is read stage after stage, once."""
         return Order.of_stages(self.stages, seed)
 
+    def check_reads(self, positions: int) -> None:
+        """See that so many positions of the order can be read: a staged set has one epoch only.
+
+        Raises:
+            PackedSetError: it has fewer.
+        """
+        if len(self.stages) > 1 and positions > self.rows:
+            raise PackedSetError(f"{self.folder}: {positions} rows would be read, but the staged set has {self.rows}, "
+                                 "and is read once; train for fewer steps, or mix more tokens (mix.tokens)")
+
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Tokens of training rows, in the order asked for.
 

@@ -22,6 +22,7 @@ from gristmill.tokenize.packed import PackedSet
 from gristmill.train.evaluation.held_out import measure
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.record import Record
+from gristmill.train.loop.stream import plan_of
 from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import TensorOf, WeightsError, drawn, read_shape, save_model, stored
@@ -42,6 +43,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     section = Pretrain.model_validate(config)
     seed = section.seed or 0
     packed = PackedSet(inputs["mix"])
+    check_stages(packed, section)
     shape, tensor_of = starting_model(section.model, packed, seed)
     with process_group(context.parallel) as world:
         dtype = compute_dtype(section.precision, world.device)
@@ -57,6 +59,16 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         if record is not None:
             summary |= publish(out, shape, tensors, record)
     return {**summary, **describe_model(shape), "dtype": str(dtype).removeprefix("torch."), "world_size": world.size}
+
+
+def check_stages(packed: PackedSet, section: Pretrain) -> None:
+    """See that a training with these settings reads a staged set no further than its end, before it begins.
+
+    Raises:
+        gristmill.tokenize.packed.PackedSetError: it would.
+    """
+    first, size = plan_of(section, packed.sequence_length).positions(section.steps - 1)
+    packed.check_reads(first + size)
 
 
 def starting_model(model: Model, packed: PackedSet, seed: int) -> tuple[Shape, TensorOf]:

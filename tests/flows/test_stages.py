@@ -37,6 +37,12 @@ def test_the_demo_has_every_stage_in_order() -> None:
     ("tokenizer.vocab_size=5000", "tokenizer"),
     ("sources.code.weight=0.4", "mix"),
     ("sources.prose.where=quality > 0.5", "mix"),
+    ("sources.code.epochs=min(cluster_size, 4)", "mix"),
+    ("sources.code.max_tokens=9_000_000", "mix"),
+    ("mix.weights={alpha: 0.7}", "mix"),
+    ("mix.stages=[{until: 0.8}, {weights: {prose: 1}}]", "mix"),
+    ("mix.short=redistribute", "mix"),
+    ("mix.sequence_length=128", "mix"),
     ("mix.seed=8", "mix"),
     ("pretrain.steps=10", "pretrain"),
     ("sft.steps=10", "sft"),
@@ -48,6 +54,13 @@ def test_a_key_changes_its_own_stage_and_those_behind_it_only(override: str, fir
     order = list(opened().plan)
     assert changed[0] == first_changed
     assert changed == order[order.index(first_changed):]
+
+
+def test_weights_that_the_mixture_overrides_are_in_no_recipe() -> None:
+    weights = "mix.weights={prose: 0.5, code: 0.5}"
+    one, other = (opened(weights, f"sources.code.weight={weight}").plan["mix"] for weight in (0.1, 0.9))
+    assert one.fingerprint == other.fingerprint
+    assert (one.config["sources"]["code"]["weight"], other.config["sources"]["code"]["weight"]) == (0.1, 0.9)
 
 
 @pytest.mark.parametrize("override", [

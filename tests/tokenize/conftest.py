@@ -79,8 +79,8 @@ class Stages:
 
     def mix(self, name: str, inputs: Mapping[str, Path], sources: Mapping[str, Mapping[str, Any]], workers: int = 1,
             seed: int = 3, **section: Any) -> dict[str, Any]:
-        full = {source: {"weight": 1.0, "max_epochs": 1.0, "where": None, **given}
-                for source, given in sources.items()}
+        absent = {"weight": 1.0, "max_epochs": 1.0, **dict.fromkeys(("where", "min_tokens", "max_tokens", "epochs"))}
+        full = {source: {**absent, **given} for source, given in sources.items()}
         return mix.run(inputs, {"mix": section, "sources": full, "seed": seed}, self.root / name,
                        self.context(name, workers))
 

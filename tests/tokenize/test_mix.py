@@ -16,7 +16,7 @@ import pytest
 from gristmill.dataprep.counts import check_conservation
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.mixing.draws import id_words
-from gristmill.tokenize.mixing.quotas import MixError
+from gristmill.tokenize.mixing.shares import MixError
 from gristmill.tokenize.order import unrank
 from gristmill.tokenize.packed import LEDGER, PackedSet
 

@@ -1,66 +1,241 @@
-"""Exact shares, and errors that say by how much."""
+"""Exact shares, limits with or without redistribution, and errors that say by how much."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gristmill.tokenize.mixing.quotas import MixError, Supply, largest_remainder, plan_rows
+from gristmill.tokenize.mixing.quotas import Quotas, Request, Supply, plan_rows
+from gristmill.tokenize.mixing.shares import MixError, Stage, exact
+from gristmill.tokenize.order import Order, sources_of_rows
 
-weights = st.lists(st.floats(0, 1e6), min_size=1, max_size=8).filter(any)
-
-
-@given(st.integers(0, 10**12), weights)
-def test_parts_are_the_shares_rounded_down_or_up_and_sum_exactly(total: int, shares: list[float]) -> None:
-    parts = largest_remainder(total, shares)
-    assert sum(parts) == total
-    for part, weight in zip(parts, shares, strict=True):
-        assert abs(part - total * Fraction(weight) / sum(map(Fraction, shares))) < 1
+LENGTH = 10
 
 
-def test_the_largest_remainders_get_the_rest() -> None:
-    """10 by 5 : 3 : 1 is 5.56, 3.33, 1.11: the one row left goes to the first."""
-    assert largest_remainder(10, [5, 3, 1]) == [6, 3, 1]
-    assert largest_remainder(3, [1, 1]) == [2, 1]
-    assert largest_remainder(7, [0, 2.5]) == [0, 7]
-    with pytest.raises(MixError, match="weights of all sources are 0"):
-        largest_remainder(5, [0, 0])
+def stages_of(*weights: Sequence[float], ends: Sequence[float] = (1.0,)) -> list[Stage]:
+    return [Stage(exact(end), tuple(map(exact, line))) for end, line in zip(ends, weights, strict=True)]
+
+
+def plan(
+    tokens: int, weights: Sequence[float], supplies: Mapping[str, Supply], redistribute: bool = False
+) -> dict[str, int]:
+    """Rows of a mixture of one stage."""
+    quotas = plan_rows(Request(tokens, LENGTH, stages_of(weights), supplies), redistribute)
+    return dict(zip(supplies, quotas.per_source(), strict=True))
+
+
+weight = st.one_of(st.just(0.0), st.floats(0, 100).map(lambda value: round(value, 3)))
+
+
+@st.composite
+def requests(draw: st.DrawFn, limited: bool = True) -> Request:
+    """Mixtures of up to 4 stages and 5 sources; `limited` by limits of every kind, many of which cannot be met."""
+    sources, number = draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    ends = sorted(draw(st.sets(st.integers(1, 19), min_size=number - 1, max_size=number - 1)))
+    lines = draw(st.lists(st.lists(weight, min_size=sources, max_size=sources).filter(any),
+                          min_size=number, max_size=number))
+    stages = stages_of(*lines, ends=[*(end / 20 for end in ends), 1.0])
+    supplies = {f"s{k}": draw(st.builds(
+        Supply, st.sampled_from([0.5, 1.0, 2.5, 50.0]), st.integers(0, 3000),
+        st.one_of(st.none(), st.integers(1, 300)), st.one_of(st.none(), st.integers(300, 3000)),
+    ) if limited else st.just(Supply(1.0, 5000))) for k in range(sources)}
+    return Request(draw(st.integers(200, 4000)), LENGTH, stages, supplies)
+
+
+def planned(request: Request) -> Quotas:
+    """The quotas with redistribution; examples that cannot be are not looked at."""
+    try:
+        return plan_rows(request, redistribute=True)
+    except MixError:
+        assume(False)
+        raise
+
+
+@given(requests())
+def test_quotas_fill_every_stage_exactly_and_keep_every_limit(request_: Request) -> None:
+    quotas, total = planned(request_), request_.tokens // LENGTH
+    borders = [0, *(int(stage.until * total + Fraction(1, 2)) for stage in request_.stages)]
+    assert [sum(line) for line in quotas.rows] == np.diff(borders).tolist()
+    for rows, supply in zip(quotas.per_source(), request_.supplies.values(), strict=True):
+        assert rows * LENGTH <= exact(supply.max_epochs) * supply.pass_tokens
+        assert (supply.min_tokens or 0) <= rows * LENGTH <= (supply.max_tokens or rows * LENGTH)
+
+
+@given(requests(limited=False))
+def test_without_redistribution_every_quota_is_its_share_rounded_down_or_up(request_: Request) -> None:
+    quotas = plan_rows(request_)
+    for line, rows, stage in zip(quotas.asked, quotas.rows, request_.stages, strict=True):
+        assert list(line) == [sum(rows) * share for share in stage.shares()]
+        assert all(abs(number - share) < 1 for number, share in zip(rows, line, strict=True))
+    for rows, asked in zip(quotas.per_source(), quotas.asked_per_source(), strict=True):
+        assert abs(rows - asked) < 1
+
+
+@given(requests(limited=False))
+def test_redistribution_changes_nothing_where_no_limit_is_broken(request_: Request) -> None:
+    assert plan_rows(request_) == plan_rows(request_, redistribute=True)
+
+
+@given(requests())
+def test_sources_within_their_limits_keep_their_proportions_in_every_stage(request_: Request) -> None:
+    """Two sources that no limit holds are to each other as their weights, to within a row of each."""
+    quotas = planned(request_)
+    limits = [(supply.least_rows(LENGTH), supply.most_rows(LENGTH)) for supply in request_.supplies.values()]
+    free = [k for k, (rows, (least, most)) in enumerate(zip(quotas.per_source(), limits, strict=True))
+            if least + 1 < rows < most - 1]
+    for stage, rows in zip(request_.stages, quotas.rows, strict=True):
+        for one in free:
+            for other in free:
+                slack = stage.weights[one] + stage.weights[other]
+                difference = rows[one] * stage.weights[other] - rows[other] * stage.weights[one]
+                assert abs(difference) < slack or not slack
+
+
+@given(requests(limited=False), st.integers(0, 2**32))
+def test_every_prefix_of_the_stream_keeps_the_weights_of_its_stage_within_the_stated_bound(
+    request_: Request, seed: int
+) -> None:
+    """Off by the bound of `order.py` within the stage, and by less than a row for each stage's rounding."""
+    quotas = plan_rows(request_)
+    order = Order.of_stages(quotas.rows, seed)
+    sources = sources_of_rows(quotas.rows, order.rows(np.arange(order.total)))
+    first, asked_before = 0, np.zeros(len(request_.supplies))
+    for number, (rows, asked) in enumerate(zip(quotas.rows, quotas.asked, strict=True)):
+        size, present = sum(rows), sum(1 for part in rows if part)
+        for source, (part, share) in enumerate(zip(rows, asked, strict=True)):
+            taken = np.cumsum(sources == source)[first : first + size]
+            wanted = asked_before[source] + np.arange(1, size + 1) * float(share) / size
+            portion = part / size
+            bound = (1 - portion) / 2 + portion * (present - 1) / 2 + (number + 1)
+            assert (np.abs(taken - wanted) <= bound + 1e-9).all()
+        first, asked_before = first + size, asked_before + np.array([float(share) for share in asked])
+
+
+@given(st.lists(weight, min_size=1, max_size=6).filter(any), st.lists(st.integers(0, 400), min_size=6, max_size=6),
+       st.integers(1, 300))
+def test_redistribution_in_one_stage_is_water_filling(weights: list[float], caps: list[int], total: int) -> None:
+    """Sources at their caps would have as much or more at the level of the others; the sum is the whole."""
+    supplies = {str(k): Supply(1, caps[k] * LENGTH) for k in range(len(weights))}
+    weighed = sum(cap for share, cap in zip(weights, caps, strict=False) if share)
+    if weighed < total:
+        with pytest.raises(MixError, match="left without a source"):
+            plan(total * LENGTH, weights, supplies, redistribute=True)
+        return
+    rows = list(plan(total * LENGTH, weights, supplies, redistribute=True).values())
+    assert sum(rows) == total
+    levels = [(Fraction(number - 1) / exact(share), Fraction(number + 1) / exact(share))
+              for number, share, cap in zip(rows, weights, caps, strict=False) if share and number < cap]
+    for number, share, cap in zip(rows, weights, caps, strict=False):
+        assert number <= cap if share else number == 0
+        if share and number == cap:
+            assert all(number < level[1] * exact(share) + 1 for level in levels)
+    for low, _ in levels:
+        assert all(low < high for _, high in levels)
+
+
+def test_what_a_capped_source_leaves_goes_to_the_others_by_their_weights() -> None:
+    """100 rows by 2 : 1 : 1 are 50, 25, 25; the first has 20, so the others share 80; b's limit of 30 leaves c 50."""
+    supplies = {"a": Supply(1, 200), "b": Supply(1, 1000), "c": Supply(1, 1000)}
+    assert plan(1000, [2, 1, 1], supplies, redistribute=True) == {"a": 20, "b": 40, "c": 40}
+    limited = {**supplies, "b": Supply(1, 1000, max_tokens=309)}
+    assert plan(1000, [2, 1, 1], limited, redistribute=True) == {"a": 20, "b": 30, "c": 50}
+
+
+def test_a_minimum_is_taken_from_the_others_by_their_weights() -> None:
+    """100 rows by 90 : 9 : 1 with at least 19 of the last: 81 rows by 10 : 1 are 73.6 and 7.4; a weight of 0 too."""
+    supplies = {"a": Supply(1, 5000), "b": Supply(1, 5000), "c": Supply(1, 5000, min_tokens=181)}
+    assert plan(1000, [90, 9, 1], supplies, redistribute=True) == {"a": 74, "b": 7, "c": 19}
+    assert plan(1000, [90, 9, 0], supplies, redistribute=True)["c"] == 19
+
+
+def test_a_source_that_is_short_is_short_in_every_stage_in_proportion() -> None:
+    """`a` asks for 40 of 80 and 10 of 20 rows and has 25: half of each; the rest goes to the others there."""
+    stages = stages_of([1, 1, 0], [1, 0, 1], ends=(0.8, 1.0))
+    supplies = {"a": Supply(1, 250), "b": Supply(1, 1000), "c": Supply(1, 1000)}
+    quotas = plan_rows(Request(1000, LENGTH, stages, supplies), redistribute=True)
+    assert quotas.rows == ((20, 60, 0), (5, 0, 15))
+    assert quotas.asked == ((40, 40, 0), (10, 0, 10))
+
+
+def test_copies_are_limited_over_all_stages_together() -> None:
+    stages = stages_of([1.0, 1.0], [0.0, 1.0], ends=(0.5, 1.0))
+    supplies = {"a": Supply(1, 1000), "b": Supply(2, 370)}
+    request = Request(1000, LENGTH, stages, supplies)
+    with pytest.raises(MixError, match=r"b: its share of 2 stages asks for 750 tokens, but 370 tokens x max_epochs 2 "
+                                       r"fill 740, 10 too few; raise its max_epochs to 2\.028\n"
+                                       r"or ask for at most 990 tokens"):
+        plan_rows(request)
+    assert plan_rows(Request(990, LENGTH, stages, supplies)).per_source() == [25, 74]
+
+
+def test_a_stage_that_nobody_can_fill_is_named() -> None:
+    stages = stages_of([0, 1], [1, 1], ends=(0.5, 1.0))
+    supplies = {"a": Supply(1, 5000), "b": Supply(1, 100)}
+    with pytest.raises(MixError, match=r"stage 1 of 2 has 50 rows, of which 43\.3 are left without a source"):
+        plan_rows(Request(1000, LENGTH, stages, supplies), redistribute=True)
+
+
+def test_minimums_that_do_not_fit_are_refused() -> None:
+    supplies = {"a": Supply(1, 5000, min_tokens=600), "b": Supply(1, 5000, min_tokens=500)}
+    with pytest.raises(MixError, match=r"the mixture has 100 rows, and the sources' min_tokens need 110\.0"):
+        plan(1000, [1, 1], supplies, redistribute=True)
+    with pytest.raises(MixError, match=r"sources\.a: min_tokens 600 needs 60 rows of 10 tokens, but 300 tokens x "
+                                       r"max_epochs 1 fill 300; lower min_tokens"):
+        plan(1000, [1, 1], {"a": Supply(1, 300, min_tokens=600), "b": Supply(1, 5000)})
 
 
 def test_max_epochs_allows_exactly_so_many_tokens() -> None:
-    supply = {"a": Supply(1, 2.5, 40)}
-    assert plan_rows(100, 10, supply) == {"a": 10}
+    supply = {"a": Supply(2.5, 40)}
+    assert plan(100, [1], supply) == {"a": 10}
     with pytest.raises(MixError, match=r"asks for 110 tokens, but 40 tokens x max_epochs 2\.5 fill 100, 10 too few"):
-        plan_rows(110, 10, supply)
+        plan(110, [1], supply)
+
+
+def test_limits_of_tokens_are_named_with_what_would_help() -> None:
+    supplies = {"a": Supply(1, 1000, max_tokens=305), "b": Supply(1, 9000), "c": Supply(1, 900, min_tokens=290)}
+    with pytest.raises(MixError) as caught:
+        plan(1000, [0.5, 0.3, 0.2], supplies)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "the mixture of 1000 tokens (100 rows of 10) breaks the limits of its sources:"
+    assert lines[1] == ("  a: weight 0.5 asks for 500 tokens, but its max_tokens 305 is 300 in whole rows, 200 too few;"
+                        " raise its max_tokens to 500, or lower its weight to 0.214")
+    assert lines[2] == ("  c: weight 0.2 asks for 200 tokens, but its min_tokens is 290; raise its weight, or lower "
+                        "min_tokens")
+    assert lines[3] == "or let the other sources have the difference: mix.short: redistribute"
 
 
 def test_the_advice_of_an_unreachable_quota_works() -> None:
-    supplies = {"a": Supply(0.5, 1, 1000), "b": Supply(0.5, 1, 10_000), "none": Supply(0.0, 1, 0)}
+    weights, supplies = [0.5, 0.5, 0], {"a": Supply(1, 1000), "b": Supply(1, 10_000), "none": Supply(1, 0)}
     with pytest.raises(MixError) as caught:
-        plan_rows(4000, 10, supplies)
+        plan(4000, weights, supplies)
     message = str(caught.value)
     assert "a: weight 0.5 asks for 2000 tokens, but 1000 tokens x max_epochs 1 fill 1000, 1000 too few" in message
     assert "raise its max_epochs to 2, or lower its weight to 0.166" in message
     assert "at most 2000 tokens" in message
-    plan_rows(4000, 10, {**supplies, "a": Supply(0.5, 2, 1000)})
-    plan_rows(4000, 10, {**supplies, "a": Supply(0.166, 1, 1000)})
-    plan_rows(2000, 10, supplies)
+    plan(4000, weights, {**supplies, "a": Supply(2, 1000)})
+    plan(4000, [0.166, 0.5, 0], supplies)
+    plan(2000, weights, supplies)
+    plan(4000, weights, supplies, redistribute=True)
     with pytest.raises(MixError):
-        plan_rows(2020, 10, supplies)
+        plan(2020, weights, supplies)
 
 
 def test_every_short_source_is_named() -> None:
     with pytest.raises(MixError) as caught:
-        plan_rows(1000, 10, {"a": Supply(1, 1, 10), "b": Supply(1, 1, 20), "c": Supply(1, 1, 9000),
-                             "empty": Supply(1, 1, 0)})
+        plan(1000, [1, 1, 1, 1], {"a": Supply(1, 10), "b": Supply(1, 20), "c": Supply(1, 9000), "empty": Supply(1, 0)})
     lines = str(caught.value).splitlines()
-    assert [line.split(":")[0].strip() for line in lines[1:-1]] == ["a", "b", "empty"]
+    assert [line.split(":")[0].strip() for line in lines[1:4]] == ["a", "b", "empty"]
     assert "no document of it is left" in lines[3]
 
 
-def test_less_than_a_row_is_refused() -> None:
+def test_less_than_a_row_is_refused_and_so_is_a_stage_without_one() -> None:
     with pytest.raises(MixError, match=r"mix\.tokens is 9, which is less than one row of 10 tokens"):
-        plan_rows(9, 10, {"a": Supply(1, 1, 1000)})
+        plan(9, [1], {"a": Supply(1, 1000)})
+    stages = stages_of([1], [1], ends=(0.96, 1.0))
+    with pytest.raises(MixError, match=r"mix\.stages\[1\] has no row: the stages have \[10, 0\] of 10 rows"):
+        plan_rows(Request(100, LENGTH, stages, {"a": Supply(1, 1000)}))

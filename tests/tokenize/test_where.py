@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from gristmill.tokenize.mixing.quotas import MixError
+from gristmill.tokenize.mixing.shares import MixError
 from gristmill.tokenize.mixing.where import MET, NOT_MET, UNKNOWN, judge
 
 MEASURED = pa.table({"quality": pa.array([0.2, None, 0.9]), "tokens": pa.array([5, 6, 7])})

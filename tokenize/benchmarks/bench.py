@@ -70,7 +70,7 @@ def _mixing(folder: Path) -> dict[str, Any]:
         save(folder, train_stream(source), stream)
         save(folder, layout_of(train_stream(source)), lay_out(stream, 0, count * LENGTH, Packing(LENGTH)))
     plan = Plan(folder=str(folder), out=str(folder), parts=(str(folder / "part.bin"),), dtype="uint16", eos=0, pad=1,
-                sequence_length=LENGTH, seed=1, rows_per_source=counts)
+                sequence_length=LENGTH, seed=1, sources=tuple(counts), stages=(tuple(counts.values()),))
     task = Task("train-00000", {"file": "train-00000.bin", "first": 0, "rows": ROWS})
     size = ROWS * LENGTH * 2
     ours = _rate(size, lambda: write_train_shard(task, plan))

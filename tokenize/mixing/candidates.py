@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +16,8 @@ from gristmill.dataprep.documents import ID_BYTES, read_annotations, read_table,
 from gristmill.tokenize.encoding.encode import docs_name
 from gristmill.tokenize.mixing.draws import drawn_below, id_words
 from gristmill.tokenize.mixing.pack import Documents
-from gristmill.tokenize.mixing.quotas import MixError
-from gristmill.tokenize.mixing.where import MET, UNKNOWN, judge, measured_columns
+from gristmill.tokenize.mixing.shares import MixError
+from gristmill.tokenize.mixing.where import MET, UNKNOWN, judge, measured_columns, repeat
 from gristmill.tokenize.order import order_key
 
 VALIDATION_KEY = order_key(0, "validation")
@@ -33,8 +34,10 @@ class Candidates:
         row: int64 of shape (n,), row within the document shard.
         text_bytes: int64 of shape (n,).
         held_out: bool of shape (n,): meets its source's condition, and belongs to validation.
-        trains: bool of shape (n,): meets its source's condition, and may be trained on.
+        trains: bool of shape (n,): meets its source's condition, and is not held out.
         unknown: bool of shape (n,): its source's condition asks for what was not measured of it.
+        repeats: int64 of shape (n,): how often it is in one pass over its source's training documents (UNKNOWN where
+            its source's `epochs` ask for what was not measured of it; such a document does not train).
     """
 
     documents: Documents
@@ -44,35 +47,40 @@ class Candidates:
     held_out: np.ndarray
     trains: np.ndarray
     unknown: np.ndarray
+    repeats: np.ndarray
+
+    def training(self, source: int) -> np.ndarray:
+        """The documents (int64 numbers) of a source that may be trained on."""
+        return np.flatnonzero(self.trains & (self.repeats > 0) & (self.source == source))
 
 
 def collect(
-    inputs: Mapping[str, Path], conditions: Mapping[str, str | None], validation: float
+    inputs: Mapping[str, Path], sources: Mapping[str, Mapping[str, Any]], validation: float, seed: int
 ) -> Candidates:
-    """Read the tables of all tokenised documents, judge the conditions and split off the validation set.
+    """Read the tables of all tokenised documents, evaluate the sources' expressions and split off the validation set.
 
     A document is held out if the hash of its duplicate cluster (of its id, where no cluster was found out) is below
     the share: near-duplicates never lie on both sides.
 
     Args:
         inputs: `ingest`, the annotating stages, `tokenize`.
-        conditions: source -> its `where`, all sources in order.
+        sources: name -> `where` and `epochs`, all sources in order.
         validation: share of clusters that is held out.
+        seed: of the draws that decide parts of an epoch.
 
     Raises:
-        MixError: a condition is wrong, or documents belong to a source that is not among `conditions`.
+        MixError: an expression is wrong, or documents belong to a source that is not among `sources`.
     """
-    parts = [_read_shard(inputs, shard, number, conditions)
+    parts = [_read_shard(inputs, shard, number, sources, order_key(seed, "mix", "repeats"))
              for number, shard in enumerate(shard_names(inputs["ingest"]))]
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    words, clusters, source, row, part, offset, tokens, text_bytes, verdicts = columns
+    words, clusters, source, row, part, offset, tokens, text_bytes, verdicts, repeats = columns
     order = np.lexsort((words[:, 1], words[:, 0]))
     split = drawn_below(clusters, VALIDATION_KEY, validation)
     met = verdicts == MET
     return Candidates(
         Documents(words[order], part[order], offset[order], tokens[order]), source[order], row[order],
-        text_bytes[order],
-        (met & split)[order], (met & ~split)[order], (verdicts == UNKNOWN)[order],
+        text_bytes[order], (met & split)[order], (met & ~split)[order], (verdicts == UNKNOWN)[order], repeats[order],
     )
 
 
@@ -80,13 +88,15 @@ def unused(candidates: Candidates, used: np.ndarray) -> dict[str, np.ndarray]:
     """Why documents are in no row: rule -> bool of shape (n,).
 
     The rules are `where` (its condition is not met), `where_unknown` (the condition asks for what was not measured),
-    `quota` (may train, but its source's share was full) and `validation_rest` (held out, but the validation rows were
-    full, or too little for one more).
+    `epochs` and `epochs_unknown` (its source takes it no times, or by what was not measured), `quota` (may train, but
+    its source's share was full) and `validation_rest` (held out, but the validation rows were full, or too little for
+    one more).
     """
-    ruled_out = ~candidates.held_out & ~candidates.trains
+    ruled_out, repeats = ~candidates.held_out & ~candidates.trains, candidates.repeats
     return {
         "where": ruled_out & ~candidates.unknown, "where_unknown": ruled_out & candidates.unknown,
-        "quota": candidates.trains & ~used, "validation_rest": candidates.held_out & ~used,
+        "epochs": candidates.trains & (repeats == 0), "epochs_unknown": candidates.trains & (repeats == UNKNOWN),
+        "quota": candidates.trains & (repeats > 0) & ~used, "validation_rest": candidates.held_out & ~used,
     }
 
 
@@ -117,21 +127,21 @@ def count(candidates: Candidates, used: np.ndarray, sources: Sequence[str]) -> C
 
 
 def _read_shard(
-    inputs: Mapping[str, Path], shard: str, number: int, conditions: Mapping[str, str | None]
+    inputs: Mapping[str, Path], shard: str, number: int, sources: Mapping[str, Mapping[str, Any]], key: int
 ) -> tuple[np.ndarray, ...]:
     docs = read_table(inputs["tokenize"] / docs_name(shard))
     names = docs["source"].cast(pa.string())
-    source = pc.index_in(names, value_set=pa.array(list(conditions), pa.string()))
+    source = pc.index_in(names, value_set=pa.array(list(sources), pa.string()))
     if source.null_count:
         stranger = names.filter(pc.is_null(source))[0].as_py()
         raise MixError(f"{inputs['tokenize'] / docs_name(shard)}: documents of {stranger!r}, which is no source of the "
-                       f"mixture (sources: {', '.join(conditions)})")
-    numbers = source.to_numpy().astype(np.int64)
+                       f"mixture (sources: {', '.join(sources)})")
+    numbers, words = source.to_numpy().astype(np.int64), id_words(docs["id"])
+    verdicts, repeats = _judge_shard(inputs, shard, docs, numbers, words, sources, key)
     return (
-        id_words(docs["id"]), _cluster_words(inputs, shard, docs), numbers, docs["row"].to_numpy(),
+        words, _cluster_words(inputs, shard, docs), numbers, docs["row"].to_numpy(),
         np.full(len(docs), number, dtype=np.int64), docs["offset"].to_numpy(), docs["tokens"].to_numpy(),
-        docs["bytes"].to_numpy(),
-        _verdicts(inputs, shard, docs, numbers, conditions),
+        docs["bytes"].to_numpy(), verdicts, repeats,
     )
 
 
@@ -142,15 +152,20 @@ def _cluster_words(inputs: Mapping[str, Path], shard: str, docs: pa.Table) -> np
     return id_words(pc.coalesce(clusters.cast(pa.binary(ID_BYTES)), docs["id"]))
 
 
-def _verdicts(
-    inputs: Mapping[str, Path], shard: str, docs: pa.Table, source: np.ndarray, conditions: Mapping[str, str | None]
-) -> np.ndarray:
-    verdicts = np.full(len(docs), MET, dtype=np.int8)
-    if not any(conditions.values()):
-        return verdicts
+def _judge_shard(
+    inputs: Mapping[str, Path], shard: str, docs: pa.Table, source: np.ndarray, words: np.ndarray,
+    sources: Mapping[str, Mapping[str, Any]], key: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Verdicts (int8) and repeats (int64) of a shard's documents."""
+    verdicts, repeats = np.full(len(docs), MET, dtype=np.int8), np.ones(len(docs), dtype=np.int64)
+    if not any(config["where"] or config["epochs"] for config in sources.values()):
+        return verdicts, repeats
     measured = measured_columns(inputs, shard, docs)
-    for number, (name, condition) in enumerate(conditions.items()):
-        if condition is not None:
-            own = source == number
-            verdicts[own] = judge(name, condition, measured.filter(pa.array(own)))
-    return verdicts
+    for number, (name, config) in enumerate(sources.items()):
+        own = source == number
+        table = measured.filter(pa.array(own))
+        if config["where"] is not None:
+            verdicts[own] = judge(name, config["where"], table)
+        if config["epochs"] is not None:
+            repeats[own] = repeat(name, config["epochs"], table, words[own], key)
+    return verdicts, repeats

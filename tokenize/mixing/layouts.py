@@ -10,6 +10,7 @@ does not fit into the row that a document begins in is dropped, and counted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +98,15 @@ def lay_out(stream: Stream, begin: int, end: int, packing: Packing) -> Layout:
     at = aligned_rows(stream.starts, begin, end, length) if packing.aligned else np.arange(begin, end, length)
     return Layout(np.arange(len(at) + 1, dtype=np.int64), at.astype(np.int64),
                   np.minimum(length, end - at).astype(np.int32))
+
+
+def join_layouts(layouts: Sequence[Layout]) -> Layout:
+    """The rows of several layouts of one stream, one after another."""
+    runs = np.cumsum([0, *(len(layout.at) for layout in layouts)])
+    firsts = [layout.first[:-1] + before for layout, before in zip(layouts, runs, strict=False)]
+    return Layout(np.concatenate([*firsts, runs[-1:]]).astype(np.int64),
+                  np.concatenate([layout.at for layout in layouts]),
+                  np.concatenate([layout.length for layout in layouts]))
 
 
 def account(stream: Stream, begin: int, end: int, layout: Layout, packing: Packing) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from gristmill.dataprep.jobs.engine import Done, Task
 from gristmill.tokenize.mixing.draws import word_ids
 from gristmill.tokenize.mixing.layouts import Layout
 from gristmill.tokenize.mixing.streams import Pieces, Stream, cut_runs
-from gristmill.tokenize.order import order_key, permute, unrank
+from gristmill.tokenize.order import order_key, permute, stage_parts, unrank
 from gristmill.tokenize.packed import DTYPES, PIECES_SCHEMA, files_of, read_tokens, write_rows
 
 
@@ -50,7 +49,8 @@ class Plan:
         eos: id that ends a document.
         pad: id behind the last document of a row that is not full.
         seed: of the order of the rows.
-        rows_per_source: training rows by source, in the order of the source numbers.
+        sources: names, in the order of the source numbers.
+        stages: training rows of each source, for every stage in order.
     """
 
     folder: str
@@ -61,7 +61,8 @@ class Plan:
     eos: int
     pad: int
     seed: int
-    rows_per_source: Mapping[str, int]
+    sources: tuple[str, ...]
+    stages: tuple[tuple[int, ...], ...]
 
 
 def save(folder: Path, name: str, record: Documents | Stream | Layout) -> None:
@@ -89,18 +90,31 @@ def layout_of(stream: str) -> str:
 def write_train_shard(task: Task, plan: Plan) -> Done:
     """Write training rows [first, first + rows): payload `file`, `first`, `rows`."""
     first, rows = task.payload["first"], task.payload["rows"]
-    names, counts = list(plan.rows_per_source), list(plan.rows_per_source.values())
     tokens = np.full((rows, plan.sequence_length), plan.pad, dtype=DTYPES[plan.dtype])
+    sources, drawn = _rows_of_places(plan, np.arange(first, first + rows))
     tables = []
-    sources, ranked = unrank(counts, np.arange(first, first + rows))
     for source in np.unique(sources).tolist():
         places = np.flatnonzero(sources == source)
-        key = order_key(plan.seed, "mix", "rows", names[source])
-        drawn = permute(ranked[places], counts[source], key, inverse=True)
-        tables.append(_write_source(plan, train_stream(source), source, drawn, places, first, tokens))
+        tables.append(_write_source(plan, train_stream(source), source, drawn[places], places, first, tokens))
     pieces = pa.concat_tables(tables).sort_by([("row", "ascending"), ("start", "ascending")])
     path = as_path(plan.out) / task.payload["file"]
     return Done(files_of(path), write_rows(path, tokens, pieces, first))
+
+
+def _rows_of_places(plan: Plan, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which source is at each place of the files, and which of the rows that it was laid out in; both int64."""
+    ends = np.cumsum([sum(counts) for counts in plan.stages])
+    stages = np.searchsorted(ends, places, side="right")
+    sources, drawn = np.empty_like(places), np.empty_like(places)
+    for stage in np.unique(stages).tolist():
+        counts, chosen = plan.stages[stage], np.flatnonzero(stages == stage)
+        sources[chosen], ranked = unrank(counts, places[chosen] - (ends[stage] - sum(counts)))
+        for source in np.unique(sources[chosen]).tolist():
+            own = sources[chosen] == source
+            key = order_key(plan.seed, "mix", "rows", *stage_parts(stage), plan.sources[source])
+            before = sum(earlier[source] for earlier in plan.stages[:stage])
+            drawn[chosen[own]] = before + permute(ranked[own], counts[source], key, inverse=True)
+    return sources, drawn
 
 
 def write_validation_shard(task: Task, plan: Plan, token_bytes: str) -> Done:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gristmill.tokenize.mixing.draws import drawn_order
+from gristmill.tokenize.mixing.draws import draw
 from gristmill.tokenize.order import order_key
 
 
@@ -53,7 +53,10 @@ class Pieces:
     offset: np.ndarray
 
 
-def make_stream(documents: np.ndarray, words: np.ndarray, tokens: np.ndarray, key: int, least_tokens: int) -> Stream:
+def make_stream(
+    documents: np.ndarray, words: np.ndarray, tokens: np.ndarray, key: int, least_tokens: int,
+    repeats: np.ndarray | None = None,
+) -> Stream:
     """Lay out whole passes over some documents until at least `least_tokens` tokens are there.
 
     Args:
@@ -62,17 +65,39 @@ def make_stream(documents: np.ndarray, words: np.ndarray, tokens: np.ndarray, ke
         tokens: int64 of shape (n,), without ends of text.
         key: 64 bits; every pass draws anew.
         least_tokens: where to stop; documents that begin after it are left out.
+        repeats: int64 of shape (n,): how often each document is in a pass, all of them in one drawn order; once if
+            None. The k-th of at most r in pass p is copy p r + k.
     """
-    orders, total, passes = [np.empty(0, dtype=np.int64)], 0, 0
-    while len(documents) and total < least_tokens:
-        orders.append(drawn_order(words, order_key(key, "pass", passes)))
-        total += int(tokens.sum()) + len(tokens)
-        passes += 1
+    entries, repeat = _entries(len(documents), repeats)
+    most, size = int(repeat.max(initial=0)) + 1, int((tokens[entries] + 1).sum())
+    orders, copies, total = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int32)], 0
+    while len(entries) and total < least_tokens:
+        drawn = _drawn_pass(words, key, len(orders) - 1, entries, repeat)
+        orders.append(entries[drawn])
+        copies.append(((len(copies) - 1) * most + repeat[drawn]).astype(np.int32))
+        total += size
     order = np.concatenate(orders)
     starts = np.concatenate([[0], np.cumsum(tokens[order] + 1)]).astype(np.int64)
     used = int(np.searchsorted(starts[:-1], least_tokens))
-    copies = np.repeat(np.arange(passes, dtype=np.int32), len(documents))
-    return Stream(starts[: used + 1], documents[order[:used]], copies[:used])
+    return Stream(starts[: used + 1], documents[order[:used]], np.concatenate(copies)[:used])
+
+
+def _entries(number: int, repeats: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """A pass before it is drawn: places of documents, and which time each of them is (from 0); both int64."""
+    if repeats is None:
+        return np.arange(number), np.zeros(number, dtype=np.int64)
+    entries = np.repeat(np.arange(number), repeats)
+    return entries, np.arange(len(entries)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+
+
+def _drawn_pass(words: np.ndarray, key: int, number: int, entries: np.ndarray, repeat: np.ndarray) -> np.ndarray:
+    """The order (int64) of a pass: each time of a document has a draw of its own."""
+    draws = np.empty(len(entries), dtype=np.uint64)
+    for time in np.unique(repeat).tolist():
+        parts = (number, time) if time else (number,)
+        chosen = repeat == time
+        draws[chosen] = draw(words[entries[chosen]], order_key(key, "pass", *parts))
+    return np.lexsort((repeat, words[entries, 1], words[entries, 0], draws))
 
 
 def upto(stream: Stream, end: int) -> Stream:

@@ -1,4 +1,4 @@
-"""The condition of a source: which of its documents the mixture may take, by what the preparing stages measured."""
+"""The expressions of a source: which of its documents the mixture may take, and how often, by what was measured."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.documents import annotation_stages, read_annotations
-from gristmill.tokenize.mixing.quotas import MixError
+from gristmill.tokenize.mixing.draws import draw, word_ids
+from gristmill.tokenize.mixing.shares import MixError
 
 JUDGEMENT_COLUMNS = ("id", "keep", "reason", "error")
 MET, NOT_MET, UNKNOWN = 1, 0, -1
+MAX_REPEATS = 1000
+"""Far more than is of use (Muennighoff et al. 2023, section 5: after 40 repetitions nothing is learned): a mistake."""
 
 
 def measured_columns(inputs: Mapping[str, Path], shard: str, docs: pa.Table) -> pa.Table:
@@ -56,24 +59,65 @@ def judge(source: str, condition: str, measured: pa.Table) -> np.ndarray:
     Raises:
         MixError: the condition does not parse, is no condition, or names a column that there is not.
     """
+    known, values = _evaluate(f"sources.{source}.where", condition, "BOOLEAN", measured)
+    verdicts = np.full(len(measured), UNKNOWN, dtype=np.int8)
+    verdicts[known] = np.where(values[known].astype(bool), MET, NOT_MET)
+    return verdicts
+
+
+def repeat(source: str, expression: str, measured: pa.Table, words: np.ndarray, key: int) -> np.ndarray:
+    """Evaluate how often each document of a source is in one pass.
+
+    A part of one is a chance: of documents with 1.5, those whose draw is below a half are there twice.
+
+    Args:
+        source: its name, for the error.
+        expression: SQL over the columns of `measured`, as DuckDB reads it; `min` and `max` take two values.
+        measured: see `measured_columns`.
+        words: (n, 2) id words of the same documents (`draws.id_words`).
+        key: 64 bits of the draws.
+
+    Returns:
+        int64 per row: a number of times, or UNKNOWN where SQL says NULL because a value was not measured.
+
+    Raises:
+        MixError: the expression does not parse, names a column that there is not, or gives a number that is negative,
+            infinite or above MAX_REPEATS.
+    """
+    known, values = _evaluate(f"sources.{source}.epochs", expression, "DOUBLE", measured)
+    numbers = np.where(known, values, 0.0).astype(np.float64)
+    wrong = np.flatnonzero(~((numbers >= 0) & (numbers <= MAX_REPEATS)))
+    if len(wrong):
+        raise MixError(f"sources.{source}.epochs: {expression!r} is {numbers[wrong[0]]:g} for document "
+                       f"{word_ids(words[wrong[:1]])[0].as_py().hex()}; it must be between 0 and {MAX_REPEATS}")
+    whole = np.floor(numbers)
+    chance = ((numbers - whole) * 2.0**64).astype(np.uint64)
+    repeats = whole.astype(np.int64) + (draw(words, key) < chance)
+    return np.where(known, repeats, UNKNOWN)
+
+
+def _evaluate(key: str, expression: str, kind: str, measured: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """Which rows have a value (bool), and the values, of an SQL type; no file and no network can be reached."""
     import duckdb
 
     with duckdb.connect(config={"threads": 1, "enable_external_access": False}) as connection:
-        rows = pa.array(range(len(measured)), pa.int64())
+        for name, function in (("min", "least"), ("max", "greatest")):
+            # DuckDB's own are aggregates; its least() passes over NULL, which would make up a value.
+            connection.execute(f"CREATE MACRO {name}(a, b) AS CASE WHEN a IS NULL OR b IS NULL THEN NULL "
+                               f"ELSE {function}(a, b) END")
+        rows = pa.array(np.arange(len(measured)))
         connection.register("documents", measured.append_column("gristmill_row", rows))
         try:
-            # The line break ends a comment in the condition before the bracket is closed.
+            # The line break ends a comment in the expression before the bracket is closed.
             found = connection.execute(
-                f"SELECT gristmill_row, CAST((\n{condition}\n) AS BOOLEAN) FROM documents"
+                f"SELECT gristmill_row, CAST((\n{expression}\n) AS {kind}) FROM documents"
             ).fetchnumpy()
         except duckdb.Error as error:
-            raise MixError(f"sources.{source}.where: {condition!r}: {str(error).splitlines()[0]} (columns: "
+            raise MixError(f"{key}: {expression!r}: {str(error).splitlines()[0]} (columns: "
                            f"{', '.join(sorted(measured.column_names))})") from error
-    return _as_verdicts(*found.values())
+    return _in_order(*found.values())
 
 
-def _as_verdicts(rows: Any, values: Any) -> np.ndarray:
-    verdicts = np.full(len(rows), UNKNOWN, dtype=np.int8)
-    known = ~np.ma.getmaskarray(values)
-    verdicts[np.asarray(rows)[known]] = np.where(np.ma.getdata(values)[known].astype(bool), MET, NOT_MET)
-    return verdicts
+def _in_order(rows: Any, values: Any) -> tuple[np.ndarray, np.ndarray]:
+    order = np.argsort(np.asarray(rows), kind="stable")
+    return ~np.ma.getmaskarray(values)[order], np.asarray(np.ma.getdata(values))[order]

@@ -1,0 +1,220 @@
+"""The stage `mix` with stages, limits, redistribution and repeats, on documents whose tokens are known."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from gristmill.dataprep.counts import check_conservation
+from gristmill.tokenize.mixing.shares import MixError
+from gristmill.tokenize.packed import PackedSet
+
+LENGTH = 16
+STAGES = [{"until": 0.75, "weights": {"web": 3, "books": 1}}, {"weights": {"books": 1, "code": 1}}]
+
+
+def clusters(documents: pa.Table) -> dict[str, Any]:
+    """The last digit of a web page's locator is the size of its cluster; nothing else was judged."""
+    sizes = [int(locator[-1]) if locator.startswith("web") else None for locator in documents["locator"].to_pylist()]
+    return {"cluster": pa.nulls(len(sizes), pa.binary(16)), "cluster_size": pa.array(sizes, pa.int32())}
+
+
+@pytest.fixture(scope="module")
+def prepared(module_stages: Any) -> dict[str, Path]:
+    """120 web pages, 40 books and 20 files of code, in 2 shards."""
+    documents = [*module_stages.documents("web", 120), *module_stages.documents("books", 40),
+                 *module_stages.documents("code", 20)]
+    inputs = {"ingest": module_stages.ingest("ingest", documents, 2)}
+    inputs["dedup"] = module_stages.annotate("dedup", inputs["ingest"], clusters)
+    module_stages.tokenizer("tokenizer", inputs, ["web", "books", "code"])
+    inputs["tokenizer"] = module_stages.root / "tokenizer"
+    module_stages.tokenize("tokenize", inputs)
+    return {**inputs, "tokenize": module_stages.root / "tokenize"}
+
+
+def mix(made: Any, prepared: dict[str, Path], name: str, sources: dict[str, Any] | None = None,
+        **section: Any) -> tuple[dict[str, Any], PackedSet]:
+    """Summary and set of a mixture without held-out rows, made anew."""
+    for folder in (name, f"{name}.work"):
+        shutil.rmtree(made.root / folder, ignore_errors=True)
+    given = {"web": {}, "books": {}, "code": {}, **(sources or {})}
+    summary = made.mix(name, prepared, given, **{"sequence_length": LENGTH, "validation": 0.0, "shard_rows": 60,
+                                                   **section})
+    return summary, PackedSet(made.root / name)
+
+
+def copies(packed: PackedSet, source: int) -> Counter[bytes]:
+    """How often each document of a source is in the rows."""
+    pieces = packed.pieces(np.arange(packed.rows)).to_pylist()
+    return Counter(document for document, _ in {(piece["id"], piece["copy"]) for piece in pieces
+                                                if piece["source"] == source})
+
+
+def test_stages_lie_one_after_another_each_with_its_own_weights(module_stages: Any, prepared: dict[str, Path]) -> None:
+    """3,200 tokens are 200 rows: 150 by 3 : 1 : 0 and 50 by 0 : 1 : 1, the half row of 112.5 going to the first."""
+    summary, packed = mix(module_stages, prepared, "staged", tokens=3200, stages=STAGES)
+    assert packed.stages == [[113, 37, 0], [0, 25, 25]]
+    assert packed.rows_per_source == [113, 62, 25]
+    sources = packed.source_of(np.arange(200))
+    assert np.bincount(sources[:150], minlength=3).tolist() == [113, 37, 0]
+    pieces = packed.pieces(np.arange(200))
+    assert np.array_equal(sources, pieces["source"].to_numpy()[np.unique(pieces["row"], return_index=True)[1]])
+    rows = packed.order(4).rows(np.arange(200))
+    assert set(rows[:150].tolist()) == set(range(150))
+    assert summary["stages"][0] == {
+        "until": 0.75, "rows": 150, "tokens": 2400, "rows_per_source": [113, 37, 0],
+        "requested": {"web": 0.75, "books": 0.25, "code": 0.0},
+        "realised": {"web": 113 / 150, "books": 37 / 150, "code": 0.0}}
+    assert summary["requested"]["books"] == {"share": 0.3125, "tokens": 1000.0, "max_epochs": 1.0}
+    assert packed.manifest["shares"] == summary["stages"]
+    packed.verify(deep=True)
+
+
+def test_a_source_goes_on_in_a_stage_where_it_stopped_in_the_one_before(
+    module_stages: Any, prepared: dict[str, Path]
+) -> None:
+    _, packed = mix(module_stages, prepared, "staged", tokens=3200, stages=STAGES)
+    parts: dict[bytes, list[tuple[int, int]]] = {}
+    for piece in packed.pieces(np.arange(200)).to_pylist():
+        parts.setdefault(piece["id"], []).append((piece["offset"], piece["length"]))
+    for found in parts.values():
+        ends = np.cumsum([length for _, length in sorted(found)])
+        assert [offset for offset, _ in sorted(found)] == [0, *ends[:-1].tolist()]
+
+
+def test_staged_rows_do_not_depend_on_workers_or_shard_sizes(module_stages: Any, prepared: dict[str, Path]) -> None:
+    _, packed = mix(module_stages, prepared, "staged", tokens=3200, stages=STAGES)
+    _, other = mix(module_stages, prepared, "other", tokens=3200, stages=STAGES, workers=2, shard_rows=37)
+    rows = np.arange(200)
+    assert np.array_equal(packed.read(rows), other.read(rows))
+    assert packed.pieces(rows).equals(other.pieces(rows))
+
+
+def test_one_stage_for_the_whole_set_is_the_mixture_without_stages(
+    module_stages: Any, prepared: dict[str, Path]
+) -> None:
+    weights = {"web": 2, "books": 1, "code": 1}
+    _, plain = mix(module_stages, prepared, "plain", tokens=1600, weights=weights)
+    _, staged = mix(module_stages, prepared, "whole", tokens=1600, stages=[{"weights": weights}])
+    assert np.array_equal(plain.read(np.arange(100)), staged.read(np.arange(100)))
+    assert plain.rows_per_source == [50, 25, 25]
+
+
+@pytest.mark.parametrize("packing", ["stream", "best_fit"])
+def test_every_stage_has_its_tokens_in_every_packing(
+    module_stages: Any, prepared: dict[str, Path], packing: str
+) -> None:
+    summary, packed = mix(module_stages, prepared, packing, tokens=3200, stages=STAGES, packing=packing)
+    assert [stage["tokens"] for stage in summary["stages"]] == [2400, 800]
+    assert [sum(rows) for rows in packed.stages] == [stage["rows"] for stage in summary["stages"]]
+    lengths, borders = packed.pieces(np.arange(packed.rows)), np.cumsum([0, *map(sum, packed.stages)])
+    by_stage = np.searchsorted(borders, lengths["row"].to_numpy(), side="right")
+    assert np.bincount(by_stage, lengths["length"].to_numpy())[1:].tolist() == [2400, 800]
+
+
+def test_shares_by_size_come_from_the_tokens_that_there_are(module_stages: Any, prepared: dict[str, Path]) -> None:
+    for alpha in (1.0, 0.5, 0.0):
+        summary, packed = mix(module_stages, prepared, "alpha", tokens=1600, weights={"alpha": alpha})
+        powers = np.array([part["available_tokens"] for part in summary["realised"].values()]) ** alpha
+        assert np.abs(np.array(packed.rows_per_source) - 100 * powers / powers.sum()).max() < 1
+
+
+def test_what_a_source_cannot_give_is_given_by_the_others_and_said(
+    module_stages: Any, prepared: dict[str, Path]
+) -> None:
+    """Code may give 160 tokens, 10 rows, of the 50 that its weight asks for; the other 40 go 3 : 1 to the others."""
+    weights = {"web": 3, "books": 1, "code": 4}
+    limited = {"code": {"max_tokens": 170}}
+    with pytest.raises(MixError, match="code: weight 4 asks for 800 tokens, but its max_tokens 170 is 160"):
+        mix(module_stages, prepared, "short", limited, tokens=1600, weights=weights)
+    summary, packed = mix(module_stages, prepared, "short", limited, tokens=1600, weights=weights,
+                          short="redistribute")
+    assert packed.rows_per_source == [68, 22, 10]
+    assert summary["redistributed"] == {"web": 488, "books": 152, "code": -640}
+    assert packed.manifest["redistributed"] == summary["redistributed"]
+    assert summary["requested"]["code"] == {"share": 0.5, "tokens": 800.0, "max_epochs": 1.0, "max_tokens": 170}
+    assert module_stages.warnings("short") == [
+        "limits of sources are met, so tokens were redistributed (mix.short): 640 from code; 488 to web, 152 to books"]
+
+
+def test_a_source_that_no_weight_names_gives_no_row_and_is_warned_of(
+    module_stages: Any, prepared: dict[str, Path]
+) -> None:
+    summary, packed = mix(module_stages, prepared, "unnamed", tokens=800, weights={"web": 1, "code": 1})
+    assert packed.rows_per_source == [25, 0, 25]
+    assert summary["counts"]["sources"]["books"]["dropped"] == {"quota": 40}
+    assert module_stages.warnings("unnamed") == [
+        "no training rows of books: the weights of the mixture give them no row"]
+
+
+def test_documents_are_repeated_as_often_as_their_cluster_is_large(
+    module_stages: Any, prepared: dict[str, Path]
+) -> None:
+    """Clusters of 0 to 9 pages: those of 0 are left out, the others are there once to four times in a pass."""
+    summary, packed = mix(module_stages, prepared, "repeats", {"web": {"epochs": "min(cluster_size, 4)"}},
+                          weights={"web": 1}, tokens=1600)
+    tokens = summary["realised"]["web"]["available_tokens"]
+    summary, packed = mix(module_stages, prepared, "repeats", {"web": {"epochs": "min(cluster_size, 4)"}},
+                          weights={"web": 1}, tokens=tokens)
+    found, locators = copies(packed, 0), locators_of(prepared)
+    expected = {document: min(int(locator[-1]), 4) for document, locator in locators.items()
+                if locator.startswith("web") and locator[-1] != "0"}
+    partly = {document for document in expected if found[document] != expected[document]}
+    assert len(partly) <= 1  # The last row of the pass is not full, so that it is not there.
+    assert all(found[document] == expected[document] - 1 for document in partly)
+    assert summary["counts"]["sources"]["web"]["dropped"] == {"epochs": 12}
+    assert summary["requested"]["web"]["epochs"] == "min(cluster_size, 4)"
+    check_conservation(summary["counts"], "mix")
+
+
+def test_repeats_are_spread_over_a_pass_and_are_copies_of_their_own(
+    module_stages: Any, prepared: dict[str, Path]
+) -> None:
+    """Of a pass with every document four times, the first 40 % hold a document 1.6 times, and a few four times."""
+    _, packed = mix(module_stages, prepared, "spread", {"web": {"epochs": "4"}}, weights={"web": 1}, tokens=16_000)
+    found = copies(packed, 0)
+    assert 1.6 < sum(found.values()) / len(found) < 2.2
+    assert max(found.values()) == 4
+    pieces = packed.pieces(np.arange(packed.rows))
+    keys = set(zip(pieces["id"].to_pylist(), pieces["copy"].to_pylist(), pieces["offset"].to_pylist(), strict=True))
+    assert len(keys) == len(pieces)
+
+
+def test_a_part_of_a_repeat_is_a_chance_and_what_was_not_measured_is_left_out(
+    module_stages: Any, prepared: dict[str, Path]
+) -> None:
+    sources = {"web": {"epochs": "0.5"}, "books": {"epochs": "min(cluster_size, 4)"}}
+    summary, _ = mix(module_stages, prepared, "chance", sources, weights={"web": 1}, tokens=320)
+    dropped = summary["counts"]["sources"]
+    assert 40 < dropped["web"]["dropped"]["epochs"] < 80
+    assert dropped["books"]["dropped"] == {"epochs_unknown": 40}
+    again, _ = mix(module_stages, prepared, "chance", sources, weights={"web": 1}, tokens=320)
+    assert again == summary
+
+
+@pytest.mark.parametrize(("expression", "complaint"), [
+    ("cluster_sizes", "cluster_sizes"), ("0 - cluster_size", r"is -\d for document [0-9a-f]{32}; it must be between 0"),
+    ("1 / (cluster_size - cluster_size)", "is inf for document"), ("'web'", "web"),
+    ("length(read_text('/etc/hostname'))", "read_text"),
+])
+def test_a_wrong_repeat_names_source_expression_and_document(
+    module_stages: Any, prepared: dict[str, Path], expression: str, complaint: str
+) -> None:
+    with pytest.raises(MixError, match=complaint) as caught:
+        mix(module_stages, prepared, "wrong", {"web": {"epochs": expression}}, tokens=320)
+    assert str(caught.value).startswith(f"sources.web.epochs: {expression!r}")
+
+
+def locators_of(prepared: dict[str, Path]) -> dict[bytes, str]:
+    """Every document's locator."""
+    from gristmill.dataprep.documents import read_table, shard_names
+
+    tables = [read_table(prepared["ingest"] / name, ["id", "locator"]) for name in shard_names(prepared["ingest"])]
+    table = pa.concat_tables(tables)
+    return dict(zip(table["id"].to_pylist(), table["locator"].to_pylist(), strict=True))
