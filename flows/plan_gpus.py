@@ -85,7 +85,7 @@ def plan_gpus(
         raise PlanError(str(error)) from error
     section, shape, length = _training(session)
     tokens = section.steps * section.global_batch_size * length
-    step = Step(section.global_batch_size, length, getattr(section.optimizer, "kind", "adamw"))
+    step = Step(section.global_batch_size, length, section.optimizer.kind)
     ranked = rank_forms(shape, step, gpus, device, utilisation)
     price = prices.per_gpu_hour.get(device.name)
     return {

@@ -11,17 +11,11 @@ from gristmill.dataprep.files import atomic_write
 from gristmill.flows.facts import Facts, gather_facts
 from gristmill.flows.html import STYLE, figure, table
 from gristmill.flows.report_documents import document_sections
+from gristmill.flows.report_evaluation import evaluation_sections
 from gristmill.flows.runs import RunRecord
 from gristmill.flows.session import Session
 from gristmill.flows.store import read_runs
-from gristmill.flows.summary import (
-    all_samples,
-    evaluated_models,
-    evaluation_rows,
-    loss_rows,
-    mixture_rows,
-    packing_rows,
-)
+from gristmill.flows.summary import all_samples, loss_rows, mixture_rows, packing_rows
 
 
 def write_report(session: Session, record: RunRecord) -> Path:
@@ -44,7 +38,7 @@ def render_report(session: Session, record: dict[str, Any] | None) -> str:
     facts = gather_facts(session)
     sections = [
         header(facts, record), *document_sections(facts), tokens(facts), training(facts),
-        masks(facts), held_out(facts), samples(facts), lineage(facts, record),
+        masks(facts), *evaluation_sections(facts), samples(facts), lineage(facts, record),
     ]
     body = "\n".join(section for section in sections if section)
     return (
@@ -153,19 +147,6 @@ def masks(facts: Facts) -> str:
                     for text, trained in example)
     return ('<h2>What fine-tuning trains on</h2><p class="note">Marked text is trained on; the rest is context.</p>'
             f"<pre>{spans}</pre>")
-
-
-def held_out(facts: Facts) -> str:
-    """Measurements on held-out text and pairs."""
-    rows = [[row["model"], row["source"], f"{row['bits_per_byte']:.4f}", f"{row['perplexity']:.2f}",
-             f"{row['token_accuracy']:.2%}"] for row in evaluation_rows(facts)]
-    if not rows:
-        return ""
-    accuracy = [f"{model}: {measured['reward_accuracy']:.1%}" for model, measured in evaluated_models(facts)
-                if measured.get("reward_accuracy") is not None]
-    note = f'<p class="note">Reward accuracy on held-out pairs: {escape(", ".join(accuracy))}</p>' if accuracy else ""
-    return "<h2>Held-out text</h2>" + table(
-        ["model", "source", "bits per byte", "perplexity", "token accuracy"], rows, {2, 3, 4}) + note
 
 
 def samples(facts: Facts) -> str:

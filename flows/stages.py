@@ -166,18 +166,10 @@ def _tokenizer(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None
     if section is None:
         return None
     if section.path is not None:
-        chat = _dump_only(section, verify, "special_tokens", "chat_template", "chat_template_path")
-        return ({"external": {"sha256": sha256_file(as_path(section.path))}, **chat},
+        return ({"external": {"sha256": sha256_file(as_path(section.path))}},
                 {"tokenizer": _dump(section), "sources": list(manifest.sources), "seed": 0})
-    dumped = _dump(section, "seed", "path")
-    return {"tokenizer": name_outside_files(dumped, section, verify), "sources": list(manifest.sources),
-            "seed": _seed(section, manifest)}, {"tokenizer": dumped}
-
-
-def _dump_only(section: Section, verify: bool, *keys: str) -> Recipe:
-    """Some settings of a section, outside files by what identifies them."""
-    named = name_outside_files(_dump(section), section, verify)
-    return {key: named[key] for key in keys}
+    return {"tokenizer": _dump(section, "seed", "path"), "sources": list(manifest.sources),
+            "seed": _seed(section, manifest)}, {}
 
 
 def _tokenize(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
@@ -205,7 +197,7 @@ def _training(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | N
         recipe = {**_dump(section), "seed": _seed(section, manifest)}
         if name == "pretrain":
             named = name_outside_files(recipe, section, verify)
-            return named, {"model": recipe["model"]}
+            return named, {key: value for key, value in recipe.items() if named[key] != value}
         from gristmill.dataprep.reading.examples import examples_listing
 
         data = recipe.pop("data")
@@ -220,7 +212,8 @@ def _evaluate(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     if section is None:
         return None
     beta = {} if manifest.dpo is None else {"beta": manifest.dpo.beta}
-    return {**_dump(section), "seed": _seed(section, manifest), **beta}, {}
+    recipe = {**_dump(section), "seed": _seed(section, manifest), **beta}
+    return name_outside_files(recipe, section, verify), {"tasks": recipe["tasks"]}
 
 
 def _export(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
@@ -278,14 +271,14 @@ STAGES: dict[str, Stage] = {
         Stage("quality", 3, "gristmill.dataprep.judges.quality:run", _prepare("quality"), _before("quality")),
         Stage("decontaminate", 1, "gristmill.dataprep.passages.decontaminate:run", _prepare("decontaminate"),
               _before("decontaminate")),
-        Stage("tokenizer", 2, "gristmill.tokenize.encoding.tokenizer:run", _tokenizer, _documents()),
+        Stage("tokenizer", 1, "gristmill.tokenize.encoding.tokenizer:run", _tokenizer, _documents()),
         Stage("tokenize", 1, "gristmill.tokenize.encoding.encode:run", _tokenize, _documents("tokenizer")),
         Stage("mix", 5, "gristmill.tokenize.mixing.mix:run", _mix, _documents("tokenizer", "tokenize")),
         Stage("pretrain", 2, "gristmill.train.pretrain:run", _training("pretrain"), _only("tokenizer", "mix"),
               "torchrun"),
         Stage("sft", 2, "gristmill.train.sft:run", _training("sft"), _only("tokenizer", "mix", "pretrain"), "torchrun"),
         Stage("dpo", 2, "gristmill.train.dpo:run", _training("dpo"), _start_of_dpo, "torchrun"),
-        Stage("evaluate", 1, "gristmill.train.evaluate:run", _evaluate,
+        Stage("evaluate", 2, "gristmill.train.evaluate:run", _evaluate,
               _only("tokenizer", "mix", "pretrain", "sft", "dpo")),
         Stage("export", 1, "gristmill.train.export:run", _export, _final_model),
     )

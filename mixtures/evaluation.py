@@ -4,13 +4,86 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from gristmill.mixtures.section import Positive, Section
+from gristmill.mixtures.section import NAME_PATTERN, OutsidePath, Positive, Section
+
+GENERATION_METRICS = ("exact_match", "contains", "f1", "bleu", "chrf", "rouge1", "rouge2", "rougeL")
+GenerationMetric = Literal["exact_match", "contains", "f1", "bleu", "chrf", "rouge1", "rouge2", "rougeL"]
+
+
+class Task(Section):
+    """Questions with known answers, from a local file.
+
+    Scores are those of lm-evaluation-harness for the same texts (its `multiple_choice`, `loglikelihood`,
+    `loglikelihood_rolling` and `generate_until`). `prompt`, `choices` and `answer` are Jinja templates over the fields
+    of an item, or the bare name of a field.
+    """
+
+    name: Annotated[str, Field(pattern=NAME_PATTERN)]
+    """What the results are called by."""
+    path: OutsidePath
+    """JSONL, JSON, CSV, TSV, Parquet or text, compressed or not; a glob is all its files in order."""
+    kind: Literal["multiple_choice", "cloze", "rolling", "generate"]
+    """`multiple_choice`: the likeliest of some answers; `cloze`: the likelihood of the one answer; `rolling`: that of
+    a whole text; `generate`: what the model writes, compared with one or more references."""
+    prompt: str = "prompt"
+    """What stands before the answer; the whole text for `rolling`."""
+    choices: str | tuple[str, ...] = "choices"
+    """The answers to choose from: a field that is a list (or an object with the list `text`), or texts, fields or
+    templates, one for each."""
+    answer: str = "answer"
+    """The right one: for `multiple_choice` its place from 0, its letter or its text; a text for `cloze`; a text or a
+    list of texts for `generate`."""
+    delimiter: str = " "
+    """Between prompt and answer (lm-evaluation-harness: target_delimiter)."""
+    shots: Annotated[int, Field(ge=0)] = 0
+    """So many solved items stand before each prompt: the first ones of `shots_path`, or of `path`, which are then not
+    asked."""
+    shots_path: OutsidePath | None = None
+    """Another file to take them from."""
+    shot_delimiter: str = "\n\n"
+    """Between solved items (lm-evaluation-harness: fewshot_delimiter)."""
+    metrics: tuple[GenerationMetric, ...] = ("exact_match",)
+    """For `generate`: `bleu` and `chrf` by sacrebleu over the corpus, `rouge*` by rouge-score, `f1` over words."""
+    stop: tuple[str, ...] = ("\n",)
+    """For `generate`: texts that end what the model writes."""
+    max_new_tokens: Positive = 64
+    """For `generate`: longest answer."""
+    limit: Positive | None = None
+    """Ask at most this many items, the first ones."""
+
+    @model_validator(mode="after")
+    def _fits_the_kind(self) -> Task:
+        if self.kind == "rolling" and self.shots:
+            raise ValueError("a task of kind rolling has no prompts, so it has no shots; remove them")
+        return self
+
+
+class Memorisation(Section):
+    """Whether the model continues training documents by heart (Carlini et al. 2022)."""
+
+    documents: Positive = 200
+    """Of the training set, chosen by hash, per number of copies; as many held-out ones are the control."""
+    prefix_tokens: Positive = 32
+    """Tokens of a document that the model is given."""
+    suffix_tokens: Positive = 32
+    """Tokens that it must continue with, each the likeliest, to count as memorised."""
+
+
+class Contamination(Section):
+    """Whether items of the tasks stand in the training set, and how much better the model is at those."""
+
+    ngram: Positive = 13
+    """Words of a passage that item and training set share (Brown et al. 2020, appendix C)."""
+    min_coverage: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
+    """Share of an item's words in shared passages from which on it counts as contaminated."""
+    rows: Positive = 20_000
+    """Rows of the training set that are searched at most, chosen by hash."""
 
 
 class Evaluate(Section):
-    """Measurements on held-out data, and samples."""
+    """Measurements on held-out data, on tasks, and samples."""
 
     prompts: tuple[str, ...] = ("The", "def", "Return")
     """Continued by the pre-trained model, and asked of the tuned ones."""
@@ -18,8 +91,23 @@ class Evaluate(Section):
     """Longest continuation."""
     temperature: Annotated[float, Field(ge=0.0)] = 0.8
     """Of sampling; 0 takes the likeliest token."""
+    tasks: tuple[Task, ...] = ()
+    """Questions with known answers."""
+    resamples: Positive = 1000
+    """Of the bootstrap that every interval is from."""
+    memorisation: Memorisation | None = None
+    """Absent: not measured."""
+    contamination: Contamination | None = None
+    """Absent: not measured."""
     seed: int | None = None
-    """Of initialisation and order; the manifest's if absent."""
+    """Of sampling and of the bootstrap; the manifest's if absent."""
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Evaluate:
+        names = [task.name for task in self.tasks]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"two tasks are called {min(twice)!r}; give each its own name")
+        return self
 
 
 class Export(Section):

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from gristmill.mixtures.evaluation import Task
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.optimizer import Optimizer, Schedule
 from gristmill.mixtures.section import Positive, PositiveFloat, Section
@@ -79,6 +80,17 @@ class Pretrain(Training):
     2022, section 5: 1e-4)."""
     validate_every: Positive = 100
     """Steps between validations."""
+    tasks: tuple[Task, ...] = ()
+    """Asked while training; those of kind `generate` are for the stage `evaluate` alone."""
+    evaluate_every: Positive | None = None
+    """Steps between these; as often as validations if absent."""
+
+    @model_validator(mode="after")
+    def _tasks_are_likelihoods(self) -> Pretrain:
+        if writing := [task.name for task in self.tasks if task.kind == "generate"]:
+            raise ValueError(f"tasks: {writing[0]} is of kind generate, which is not asked while training; move it to "
+                             "`evaluate:`")
+        return self
 
     @model_validator(mode="after")
     def _ramps_ascend(self) -> Pretrain:

@@ -1,14 +1,16 @@
 """Stage `evaluate`: every model of the run on the same held-out rows, on held-out preferences, and in its own words.
 
-Output: `evaluation.json`: per model its measurements per source, its reward accuracy on held-out pairs (of the model
-that preferences were optimised for), and samples.
+Output: `evaluation.json`: per model its measurements per source and per task, what it knows by heart, its reward
+accuracy on held-out pairs (of the model that preferences were optimised for), and samples; between models the paired
+differences per task; and which items of the tasks stand in the training set.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,14 @@ from gristmill.mixtures.evaluation import Evaluate
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.dpo import HOLDOUT
-from gristmill.train.evaluation.held_out import ROWS_PER_FORWARD, metrics_of, score_rows
+from gristmill.train.evaluation.answering import Reader, Result
+from gristmill.train.evaluation.documents import score_documents, source_metrics
+from gristmill.train.evaluation.held_out import ROWS_PER_FORWARD
+from gristmill.train.evaluation.intervals import paired_difference
+from gristmill.train.evaluation.leaks import effect, item_coverage
+from gristmill.train.evaluation.memorisation import probe_memorisation
+from gristmill.train.evaluation.readers import answer_tasks, open_reader
+from gristmill.train.evaluation.tasks import Item, read_task
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.sample import generate
 from gristmill.train.models.weights import load_model
@@ -41,41 +50,67 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     make_deterministic(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     packed = PackedSet(inputs["mix"])
+    asked = {task.name: read_task(task) for task in section.tasks}
     names = [name for name in MODELS if name in inputs]
     found: dict[str, Any] = {}
+    answered: dict[str, dict[str, Result]] = {}
     for number, name in enumerate(names):
-        model = load_model(inputs[name] / MODEL, str(device))
+        reader = open_reader(load_model(inputs[name] / MODEL, str(device)), inputs["tokenizer"])
+        answered[name] = answer_tasks(reader, section, asked)
         found[name] = {
-            "sources": measure_sources(model, packed, inputs["tokenizer"], device),
-            "reward_accuracy": accuracy_on_holdout(model, inputs) if name == "dpo" else None,
-            "samples": sample(model, inputs["tokenizer"], section, asked=name != "pretrain"),
+            "sources": measure_sources(reader.model, packed, inputs["tokenizer"], section),
+            "tasks": {task: result.summary for task, result in answered[name].items()},
+            "reward_accuracy": accuracy_on_holdout(reader.model, inputs) if name == "dpo" else None,
+            "samples": sample(reader.model, inputs["tokenizer"], section, asked=name != "pretrain"),
+            **_memorised(reader, packed, section),
         }
         context.progress(number + 1, len(names), "models")
-    write_json(out / "evaluation.json", {"models": found})
-    return {"models": {name: {key: value for key, value in measured.items() if key != "samples"}
-                       for name, measured in found.items()}}
+    measured = {
+        "models": found, "differences": differences(answered, section),
+        **_contaminated(packed, inputs["tokenizer"], section, asked, answered),
+    }
+    write_json(out / "evaluation.json", measured)
+    return {**measured, "models": {name: {key: value for key, value in one.items() if key != "samples"}
+                                   for name, one in found.items()}}
 
 
-@torch.no_grad()
+def differences(answered: Mapping[str, Mapping[str, Result]], section: Evaluate) -> list[dict[str, Any]]:
+    """Each later model against the one before it, on the same items."""
+    names = list(answered)
+    return [{"task": task, "metric": metric, "from": before, "to": after,
+             **paired_difference(values, answered[after][task].per_item[metric], section.seed or 0, section.resamples)}
+            for before, after in pairwise(names) for task, result in answered[before].items()
+            for metric, values in result.per_item.items()]
+
+
+def _memorised(reader: Reader, packed: PackedSet, section: Evaluate) -> dict[str, Any]:
+    if section.memorisation is None:
+        return {}
+    return {"memorisation": probe_memorisation(reader, packed, section.memorisation, section.seed or 0,
+                                               section.resamples)}
+
+
+def _contaminated(
+    packed: PackedSet, tokenizer: Path, section: Evaluate, asked: Mapping[str, Sequence[Item]],
+    answered: Mapping[str, Mapping[str, Result]],
+) -> dict[str, Any]:
+    if section.contamination is None or not asked:
+        return {}
+    decode = Chat(tokenizer).tokenizer.decode_batch
+    share = item_coverage(packed, decode, asked, section.contamination, section.seed or 0)
+    return {"contamination": {model: {task: effect(share[task], result.per_item, section.contamination,
+                                                   section.seed or 0, section.resamples)
+                                      for task, result in results.items()} for model, results in answered.items()}}
+
+
 def measure_sources(
-    model: Llama, packed: PackedSet, tokenizer: Path, device: torch.device
-) -> dict[str, dict[str, float]]:
-    """Loss, perplexity, bits per byte and token accuracy on each source's held-out rows; sources without are absent."""
-    token_bytes = read_token_bytes(tokenizer, device)
-    found = {}
-    for source in packed.manifest["validation"]:
-        rows = packed.validation(source)
-        if not len(rows):
-            continue
-        positions = packed.validation_boundaries(source).positions(rows.shape[1]) if model.shape.document_mask else None
-        sums = torch.zeros(4, dtype=torch.float64, device=device)
-        for start in range(0, len(rows), ROWS_PER_FORWARD):
-            part = slice(start, start + ROWS_PER_FORWARD)
-            ids = torch.from_numpy(rows[part].astype(np.int64)).to(device)
-            places = None if positions is None else torch.from_numpy(positions[part]).to(device)
-            sums += score_rows(model, ids, token_bytes, places)
-        found[source] = metrics_of(sums.tolist())
-    return found
+    model: Llama, packed: PackedSet, tokenizer: Path, section: Evaluate
+) -> dict[str, dict[str, Any]]:
+    """Metrics on each source's held-out documents (see `documents.source_metrics`); sources without are absent."""
+    token_bytes = read_token_bytes(tokenizer, model.model.embed_tokens.weight.device)
+    return {source: source_metrics(score_documents(model, packed, source, token_bytes), section.seed or 0,
+                                   section.resamples)
+            for source in packed.manifest["validation"] if len(packed.validation(source))}
 
 
 @torch.no_grad()

@@ -20,6 +20,7 @@ from gristmill.mixtures.model import Model
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.evaluation.held_out import measure
+from gristmill.train.evaluation.readers import InLoopTasks, open_reader
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.record import Record
 from gristmill.train.loop.stream import plan_of
@@ -45,14 +46,17 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     packed = PackedSet(inputs["mix"])
     check_stages(packed, section)
     shape, tensor_of = starting_model(section.model, packed, seed)
-    with process_group(context.parallel) as world:
+    with process_group() as world:
         dtype = compute_dtype(section.precision, world.device)
         model = sharded_model(shape, tensor_of, world, dtype)
         token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
         job = Job(
             section=section, model=model, world=world, context=context, peak_flops=peak_flops(world.device, dtype),
             objective=NextToken(packed, seed, token_bytes, shape, section.z_loss),
-            after_step=_Validation(section, packed, shape, model, token_bytes, world),
+            after_step=_InLoop(
+                _Validation(section, packed, shape, model, token_bytes, world),
+                InLoopTasks(section.tasks, open_reader(model, inputs["tokenizer"], world),  # type: ignore[arg-type]
+                            section.evaluate_every or section.validate_every, section.steps)),
         )
         record, summary = train(job)
         tensors = whole_tensors(model)
@@ -88,6 +92,18 @@ def starting_model(model: Model, packed: PackedSet, seed: int) -> tuple[Shape, T
         raise WeightsError(f"pretrain.model.init_from {folder}: the model has {shape.vocab_size} ids, but the mixture "
                            f"was tokenised with {vocab_size}; give its own tokenizer as tokenizer.path")
     return replace(shape, sequence_length=packed.sequence_length, document_mask=model.document_mask), stored(folder)
+
+
+class _InLoop:
+    """What is measured between steps: held-out rows and tasks, each at its own steps, on one line."""
+
+    def __init__(self, validation: _Validation, tasks: InLoopTasks) -> None:
+        self._validation, self._tasks = validation, tasks
+
+    def __call__(self, step: int) -> dict[str, Any] | None:
+        answered = self._tasks(step)
+        line = {**(self._validation(step) or {}), **({"tasks": answered} if answered else {})}
+        return line or None
 
 
 class _Validation:

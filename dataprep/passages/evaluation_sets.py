@@ -82,7 +82,7 @@ def _read_file(called: str, name: str, path: Path, fields: Sequence[str] | None)
     parts: list[Part] = []
     seen: dict[str, None] = {}
     number = 0
-    for number, record in enumerate(_records(name, path), start=1):
+    for number, record in enumerate(read_items(name, path), start=1):
         seen.update(dict.fromkeys(record))
         chosen = [key for key, value in record.items() if isinstance(value, str)] if fields is None else fields
         for field in chosen:
@@ -105,7 +105,16 @@ def _texts(field: str, value: Any) -> Iterator[tuple[str, str]]:
         yield from ((f"{field}[{place}]", text) for place, text in enumerate(value) if isinstance(text, str))
 
 
-def _records(name: str, path: Path) -> Iterator[Mapping[str, Any]]:
+def read_items(name: str, path: Path) -> Iterator[Mapping[str, Any]]:
+    """The items of a file, whatever its form is (Parquet, CSV, JSON lines, JSON, lines of text; compressed or not).
+
+    Args:
+        name: tells the form by its extension.
+        path: where the file lies.
+
+    Raises:
+        EvaluationSetError: it cannot be read, with the line.
+    """
     extension, compression = split_compression(name)
     if extension == ".parquet":
         with open_parquet(path) as table:

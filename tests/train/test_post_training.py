@@ -151,12 +151,22 @@ def test_the_whole_chain_is_evaluated_and_exported(
     tuned = run_stage("dpo", dpo_inputs, dpo_config, tmp_path / "dpo")
     inputs["dpo"] = tmp_path / "dpo" / "data"
 
-    config = {"prompts": ["The", "What is a json?"], "max_new_tokens": 6, "temperature": 0.8, "seed": 3, "beta": 0.1}
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("".join(
+        json.dumps({"prompt": f"Return the {word}", "choices": ["text", "a", "json"], "answer": number}) + "\n"
+        for number, word in enumerate(("module", "name", "object"))))
+    config = {"prompts": ["The", "What is a json?"], "max_new_tokens": 6, "temperature": 0.8, "seed": 3, "beta": 0.1,
+              "tasks": [{"name": "words", "path": str(questions), "kind": "multiple_choice"}], "resamples": 50,
+              "contamination": {"ngram": 3}, "memorisation": {"documents": 4, "prefix_tokens": 4, "suffix_tokens": 2}}
     for name in ("first", "second"):
         run_stage("evaluate", inputs, config, tmp_path / name)
     first, second = ((tmp_path / name / "data" / "evaluation.json").read_bytes() for name in ("first", "second"))
     assert first == second
-    models = json.loads(first)["models"]
+    found = json.loads(first)
+    models = found["models"]
+    assert models["dpo"]["tasks"]["words"]["items"] == 3
+    assert {(one["from"], one["to"]) for one in found["differences"]} == {("pretrain", "sft"), ("sft", "dpo")}
+    assert found["contamination"]["sft"]["words"]["items"] == 3
     assert list(models) == ["dpo", "pretrain", "sft"]  # sorted keys
     assert set(models["sft"]["sources"]) == {"prose", "code"}
     assert models["dpo"]["reward_accuracy"] == tuned["held_out"]["reward_accuracy"]
@@ -164,7 +174,10 @@ def test_the_whole_chain_is_evaluated_and_exported(
     assert [sample["prompt"] for sample in models["pretrain"]["samples"]] == config["prompts"]
     last = json.loads((tmp_path / "pretrain" / "work" / "metrics.jsonl").read_text().splitlines()[-1])
     for source, measured in models["pretrain"]["sources"].items():
-        assert measured == pytest.approx(last["validation"][source])
+        whole = last["validation"][source]
+        assert {name: measured[name] for name in whole} == pytest.approx(whole)
+        interval = measured["bits_per_byte_interval"]
+        assert interval["low"] <= measured["bits_per_byte"] <= interval["high"]
 
     lineage = {"name": "tiny", "sources": {"prose": {"weight": 1.0, "licence": "PSF-2.0"}}}
     summary = run_stage("export", {"tokenizer": inputs["tokenizer"], "dpo": inputs["dpo"]},

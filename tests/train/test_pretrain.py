@@ -17,7 +17,7 @@ from gristmill.tokenize.packed import PackedSet, write_packed_set
 from gristmill.train import pretrain
 from gristmill.train.loop.loop import OtherRowsError
 from gristmill.train.loop.stream import Plan, extend_digest
-from gristmill.train.models.weights import WeightsError, save_model
+from gristmill.train.models.weights import WeightsError, load_model, save_model
 from gristmill.train.objectives import next_token
 from gristmill.train.parallel import sharding
 
@@ -260,3 +260,25 @@ def test_ramps_train_on_the_same_rows_and_tokens_as_no_ramp_and_resume_in_their_
     run_stage("pretrain", inputs, ramps, tmp_path / "again")
     assert ((tmp_path / "again" / "data" / "model" / "model.safetensors").read_bytes()
             == (tmp_path / "whole" / "data" / "model" / "model.safetensors").read_bytes())
+
+
+def test_tasks_asked_while_training_are_answered_as_by_the_saved_model(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    from gristmill.mixtures.evaluation import Task
+    from gristmill.train.evaluation.answering import answer_task
+    from gristmill.train.evaluation.readers import open_reader
+    from gristmill.train.evaluation.tasks import read_task
+
+    texts = tmp_path / "texts.txt"
+    texts.write_text("Return the text of a module.\nA line that is longer than the thirty-two tokens of a row, twice "
+                     "over: a line that is longer than the thirty-two tokens of a row.\n")
+    task = {"name": "texts", "path": str(texts), "kind": "rolling", "prompt": "text"}
+    run_stage("pretrain", inputs, {**pretrain_config, "tasks": [task], "evaluate_every": 4}, tmp_path)
+    lines = {line["step"]: line["tasks"]["texts"] for line in read_metrics(tmp_path) if "tasks" in line}
+    assert list(lines) == [4, 8, 12]
+    assert lines[12]["bits_per_byte"] < lines[4]["bits_per_byte"]
+    reader = open_reader(load_model(tmp_path / "data" / "model"), inputs["tokenizer"])
+    asked = Task.model_validate(task)
+    expected = answer_task(reader, asked, read_task(asked), 0, 10).summary["bits_per_byte"]["value"]
+    assert lines[12]["bits_per_byte"] == pytest.approx(expected, rel=1e-6)

@@ -76,10 +76,14 @@ def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
 
 
 @pytest.fixture
-def config(pretrain_config: dict[str, Any]) -> dict[str, Any]:
-    """Batches of 7 rows do not divide among 2 or 4 ranks."""
-    return {**pretrain_config, "steps": STEPS, "global_batch_size": 7, "micro_batch_size": 2, "validate_every": 30,
-            "log_every": 3, "optimizer": {"learning_rate": 0.002}}
+def config(pretrain_config: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """Batches of 7 rows do not divide among 2 or 4 ranks, nor do the questions."""
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("".join(json.dumps({"prompt": f"Return the {word}", "choices": ["text", "a", "json"],
+                                             "answer": 1}) + "\n" for word in ("module", "name", "object")))
+    tasks = [{"name": "words", "path": str(questions), "kind": "multiple_choice"}]
+    return {**pretrain_config, "steps": STEPS, "tasks": tasks, "global_batch_size": 7, "micro_batch_size": 2,
+            "validate_every": 30, "log_every": 3, "optimizer": {"learning_rate": 0.002}}
 
 
 @pytest.fixture
@@ -137,6 +141,7 @@ def test_two_ranks_stopped_and_resumed_as_four_read_the_same_rows_and_learn_the_
         for source, measured in line.get("validation", {}).items():
             assert measured["loss"] == pytest.approx(expected["validation"][source]["loss"], abs=1e-4)
             assert measured["tokens"] == expected["validation"][source]["tokens"]
+    assert ours[-1]["tasks"]["words"]["brier"] == pytest.approx(theirs[-1]["tasks"]["words"]["brier"], abs=1e-4)
 
 
 def test_an_error_is_written_down_and_ends_the_process(

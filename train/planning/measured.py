@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,11 +14,11 @@ from gristmill.mixtures.optimizer import Optimizer
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.losses import next_tokens, weighted_nll
-from gristmill.train.optim.optimizer import make_optimizers
+from gristmill.train.optim.optimizer import make_optimizers, update
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
 from gristmill.train.parallel.single import single_process
 from gristmill.train.planning.compute import flops_per_token
-from gristmill.train.planning.memory import MASTER_BYTES, OPTIMIZER_BYTES, block_activation_bytes
+from gristmill.train.planning.memory import MASTER_BYTES, block_activation_bytes, optimizer_bytes
 
 MATMUL = 1024
 WARMUPS = 2
@@ -56,14 +55,11 @@ def check(shape: Shape, rows: int, length: int, optimizer: Optimizer, steps: int
         steppers = make_optimizers(model, optimizer)
         ids = torch.randint(0, shape.vocab_size, (rows, length), device=world.device)
         counted, kept = _count(model, ids)
-        for stepper in steppers:
-            stepper.step()
         gradients = sum(_local(p.grad).nbytes for p in model.parameters() if p.grad is not None)
+        seconds = _fastest_step(model, steppers, optimizer.learning_rate, ids, steps)
         moments = sum(_local(value).nbytes for stepper in steppers for state in stepper.state.values()
-                      for value in state.values()
-                      if isinstance(value, Tensor) and value.numel() > 1)
+                      for value in state.values() if isinstance(value, Tensor) and value.numel() > 1)
         weights = sum(_local(p).nbytes for p in model.parameters())
-        seconds = _fastest_step(model, steppers, ids, steps)
         rate = _matmul_rate(world.device, dtype)
         tokens = rows * length
         flops = flops_per_token(shape, length)
@@ -71,8 +67,7 @@ def check(shape: Shape, rows: int, length: int, optimizer: Optimizer, steps: int
             Check("arithmetic", flops.whole * tokens, counted, "flops"),
             Check("weights", MASTER_BYTES * shape.parameters, weights, "bytes"),
             Check("gradients", MASTER_BYTES * shape.parameters, gradients, "bytes"),
-            Check("optimizer", OPTIMIZER_BYTES[getattr(optimizer, "kind", "adamw")] * shape.parameters, moments,
-                  "bytes"),
+            Check("optimizer", optimizer_bytes(shape, optimizer.kind), moments, "bytes"),
             Check("activations", shape.layers * tokens * block_activation_bytes(shape, dtype.itemsize), kept, "bytes"),
             Check("step", flops.whole * tokens / (rate * utilisation), seconds, "seconds"),
         ]
@@ -143,14 +138,14 @@ def uncounted() -> dict[Any, Any]:
             ops._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward, ops.addmm_: addmm}
 
 
-def _fastest_step(model: nn.Module, steppers: Sequence[torch.optim.Optimizer], ids: Tensor, steps: int) -> float:
-    best = float("inf")
+def _fastest_step(
+    model: nn.Module, steppers: list[torch.optim.Optimizer], rate: float, ids: Tensor, steps: int
+) -> float:
+    best, never = float("inf"), torch.tensor(False, device=ids.device)
     for number in range(WARMUPS + steps):
         started = time.perf_counter()
         _forward(model, ids).backward()
-        for stepper in steppers:
-            stepper.step()
-            stepper.zero_grad(set_to_none=True)
+        update(steppers, rate, never)
         if ids.device.type == "cuda":
             torch.cuda.synchronize()
         if number >= WARMUPS:

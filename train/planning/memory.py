@@ -13,7 +13,7 @@ from gristmill.train.models.shape import Shape
 
 MASTER_BYTES = 4
 OPTIMIZER_BYTES = {"adamw": 8, "lion": 4, "sophia": 8, "adafactor": 0, "adamw8bit": 2, "muon": 4}
-"""Per parameter: two float32 moments, one, two, factored ones (negligible), two of a byte, one of a matrix."""
+"""Per parameter: two float32 moments, one, two, factored ones (negligible), two of a byte; Muon's one, in layers."""
 FRAMEWORK_BYTES = 1.5e9
 """CUDA context, NCCL and cuBLAS workspaces: what a process that has done nothing yet takes on a GPU."""
 FRAGMENTATION = 0.05
@@ -102,6 +102,14 @@ def _embeddings(shape: Shape) -> float:
     return shape.padded_vocab_size * shape.width * (1 if shape.tied_embeddings else 2)
 
 
+def optimizer_bytes(shape: Shape, kind: str, layers: float | None = None, root: float | None = None) -> float:
+    """What an optimizer keeps for some weights of the layers and some outside them; all of them if not said."""
+    layers = shape.layers * block_parameters(shape) if layers is None else layers
+    root = _embeddings(shape) + shape.width if root is None else root
+    outside = OPTIMIZER_BYTES["adamw" if kind == "muon" else kind]
+    return OPTIMIZER_BYTES[kind] * layers + outside * root
+
+
 def block_activation_bytes(shape: Shape, compute_bytes: int) -> float:
     """What one layer keeps for the backward pass, per token.
 
@@ -136,7 +144,8 @@ def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
             + 3 * 4 * CHUNK_LOGITS)
     counted = Memory(
         parameters=MASTER_BYTES * here / form.shard, gradients=MASTER_BYTES * here / form.shard,
-        optimizer=OPTIMIZER_BYTES[load.optimizer] * here / form.shard, gathered=gathered, activations=kept, loss=loss,
+        optimizer=optimizer_bytes(shape, load.optimizer, layers * block, root) / form.shard, gathered=gathered,
+        activations=kept, loss=loss,
         overhead=FRAMEWORK_BYTES)
     return replace(counted, overhead=FRAMEWORK_BYTES + FRAGMENTATION * (counted.total - FRAMEWORK_BYTES))
 

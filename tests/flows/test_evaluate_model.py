@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from gristmill.flows.cli import app
+from gristmill.mixtures.model import Model
+from gristmill.tokenize.encoding.sample import Sample
+from gristmill.tokenize.encoding.tokenizer import train, write_tokenizer
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.shape import shape_of
+from gristmill.train.models.weights import drawn, save_model
+
+TASKS = """
+tasks:
+  - {name: colours, path: colours.jsonl, kind: multiple_choice, prompt: "Q: {{q}} A:", choices: [red, blue, one],
+     answer: a}
+  - {name: lines, path: lines.txt, kind: rolling, prompt: text}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that knows nothing, and a file of tasks beside it."""
+    folder = tmp_path_factory.mktemp("model")
+    write_tokenizer(train(Sample({"all": ["red blue one two sky grass rose " * 20]}, {}), 270), folder)
+    shape = shape_of(Model(layers=1, width=16, heads=2), 270, 32)
+    with torch.device("meta"):
+        parameters = {name: one.shape for name, one in Llama(shape).named_parameters()}
+    save_model(folder, shape, {name: drawn(shape, 0)(name, size) for name, size in parameters.items()})
+    (folder / "colours.jsonl").write_text('{"q": "rose", "a": "red"}\n{"q": "sky", "a": "B"}\n')
+    (folder / "lines.txt").write_text("red blue\nsky grass rose\n")
+    (folder / "tasks.yaml").write_text(TASKS)
+    return folder
+
+
+def test_a_folder_is_asked_the_tasks_of_a_file(folder: Path) -> None:
+    done = CliRunner().invoke(app, ["evaluate", str(folder), "--tasks", str(folder / "tasks.yaml"), "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["colours"]["items"] == 2
+    # A model that knows nothing gives every byte about as much as every id: log2(270) bits a token.
+    tokens, size = found["lines"]["tokens"], len("red blue") + len("sky grass rose")
+    assert found["lines"]["bits_per_byte"]["value"] == pytest.approx(8.077 * tokens / size, rel=0.02)
+
+
+def test_the_table_shows_values_with_intervals_in_eighty_columns(folder: Path) -> None:
+    done = CliRunner().invoke(app, ["evaluate", str(folder), "--tasks", str(folder / "tasks.yaml")],
+                              env={"COLUMNS": "80"})
+    assert done.exit_code == 0, done.output
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "acc_norm" in done.stdout
+    assert " to " in done.stdout
+
+
+@pytest.mark.parametrize(("text", "sentence"), [
+    ("tasks: [{name: a, kind: rolling}]", "tasks.0.path: Field required"),
+    ("tasks: [{name: a, path: absent.jsonl, kind: rolling}]", "absent.jsonl"),
+    ("questions: []", "tasks: Field required"),
+])
+def test_what_cannot_be_asked_is_said(folder: Path, tmp_path: Path, text: str, sentence: str) -> None:
+    (tmp_path / "tasks.yaml").write_text(text)
+    done = CliRunner().invoke(app, ["evaluate", str(folder), "--tasks", str(tmp_path / "tasks.yaml")])
+    assert done.exit_code == 2
+    assert sentence in done.output
+
+
+def test_a_folder_without_a_model_is_named(folder: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["evaluate", str(tmp_path), "--tasks", str(folder / "tasks.yaml")])
+    assert done.exit_code == 2
+    assert str(tmp_path / "config.json") in done.output.replace("\n", "")

@@ -1,0 +1,138 @@
+"""lm-evaluation-harness on the exported folder against our own scores of the same model, metric by metric."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gristmill.dataprep.files import write_json
+from gristmill.mixtures.evaluation import Task
+from gristmill.mixtures.model import Model
+from gristmill.train.evaluation.answering import answer_task
+from gristmill.train.evaluation.readers import open_reader
+from gristmill.train.evaluation.tasks import read_task
+from gristmill.train.export import exported_tensors, write_weights
+from gristmill.train.models.families import hf_config
+from gristmill.train.models.shape import shape_of
+from gristmill.train.models.weights import drawn, load_model, save_model
+
+lm_eval = pytest.importorskip("lm_eval")
+
+LENGTH = 32
+# Their Brier score wants as many choices in every item.
+CHOICES = [
+    {"q": "Return the text of", "options": ["a module", "it", "the whole of the source file"], "gold": 2},
+    {"q": "def close(self):", "options": ["pass", "return self.close()", "None"], "gold": 0},
+    {"q": "A name that ends in a blank ", "options": ["and goes on", "ééé", "?"], "gold": 1},
+    {"q": "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen " * 2,
+     "options": ["sixteen", "a", "b"], "gold": 1},
+]
+TEXTS = [{"text": "Short."}, {"text": "Lines of text that is longer than the model can read at once. " * 6},
+         {"text": "def function(value):\n    return value + 1\n"}]
+METRICS = ("acc", "acc_norm", "acc_bytes", "brier_score")
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A little model with a little tokenizer, as the stage `export` writes them."""
+    from gristmill.tokenize.encoding.sample import Sample
+    from gristmill.tokenize.encoding.tokenizer import train, write_tokenizer
+
+    folder = tmp_path_factory.mktemp("exported")
+    texts = [one["text"] for one in TEXTS] + [one["q"] for one in CHOICES]
+    write_tokenizer(train(Sample({"all": texts}, {}), 300), folder)
+    shape = shape_of(Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48), 300, LENGTH)
+    tensor_of = drawn(shape, 3)
+    from gristmill.train.models.llama import Llama
+
+    with torch.device("meta"):
+        names = {name: parameter.shape for name, parameter in Llama(shape).named_parameters()}
+    save_model(folder / "trained", shape, {name: tensor_of(name, size) * (8.0 if len(size) > 1 else 1.0)
+                                           for name, size in names.items()})
+    write_json(folder / "config.json", hf_config(shape, "float32", [0], 1))
+    write_weights(folder / "model.safetensors", exported_tensors(folder / "trained", shape, torch.float32))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def theirs(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What lm-evaluation-harness finds, offline, without bootstrap."""
+    patch = pytest.MonkeyPatch()
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        patch.setenv(name, "1")
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("tasks")
+    for name, items in (("choices", CHOICES), ("texts", TEXTS)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    (folder / "choices.yaml").write_text(f"""
+task: gristmill_choices
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {folder}/choices.jsonl}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{q}}}}"
+doc_to_choice: options
+doc_to_target: gold
+metric_list: [{", ".join(f"{{metric: {name}}}" for name in METRICS)}]
+metadata: {{version: 1.0}}
+""")
+    (folder / "texts.yaml").write_text(f"""
+task: gristmill_texts
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {folder}/texts.jsonl}}}}
+test_split: test
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: text
+metric_list: [{{metric: bits_per_byte}}, {{metric: byte_perplexity}}, {{metric: word_perplexity}}]
+metadata: {{version: 1.0}}
+""")
+    patch.setenv("HF_HOME", str(folder / "cache"))
+    model = HFLM(pretrained=AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32),
+                 tokenizer=AutoTokenizer.from_pretrained(exported), batch_size=2, max_length=LENGTH)
+    found = lm_eval.simple_evaluate(
+        model=model, tasks=["gristmill_choices", "gristmill_texts"], bootstrap_iters=0,
+        task_manager=TaskManager(include_path=str(folder), include_defaults=False))
+    patch.undo()
+    results: dict[str, Any] = found["results"]
+    return results
+
+
+@pytest.fixture(scope="module")
+def ours(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    reader = open_reader(load_model(exported), exported)
+    folder = tmp_path_factory.mktemp("ours")
+
+    def ask(settings: dict[str, Any]) -> dict[str, Any]:
+        items = settings.pop("items")
+        path = folder / f"{settings['kind']}.jsonl"
+        path.write_text("".join(json.dumps(item) + "\n" for item in items))
+        task = Task.model_validate({"name": "t", "path": str(path), **settings})
+        return answer_task(reader, task, read_task(task), 0, 10).summary
+
+    return ask
+
+
+def test_multiple_choice_scores_are_theirs(
+    theirs: dict[str, Any], ours: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    found = ours({"kind": "multiple_choice", "prompt": "q", "choices": "options", "answer": "gold", "items": CHOICES})
+    for name in METRICS:
+        own = found[name.removesuffix("_score")]["value"]
+        assert own == pytest.approx(theirs["gristmill_choices"][f"{name},none"], abs=1e-6), name
+
+
+def test_rolling_scores_are_theirs_beyond_the_context_too(
+    theirs: dict[str, Any], ours: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    found = ours({"kind": "rolling", "prompt": "text", "items": TEXTS})
+    for name in ("bits_per_byte", "byte_perplexity", "word_perplexity"):
+        assert found[name]["value"] == pytest.approx(theirs["gristmill_texts"][f"{name},none"], rel=1e-6), name

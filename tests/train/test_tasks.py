@@ -1,0 +1,239 @@
+"""Tasks: reading them, and what a model scores, against plain definitions."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from gristmill.dataprep.files import read_json, write_json
+from gristmill.mixtures.evaluation import Contamination, Memorisation, Task
+from gristmill.mixtures.model import Model
+from gristmill.tokenize.packed import (
+    MANIFEST,
+    PIECES_SCHEMA,
+    PackedSet,
+    train_name,
+    validation_name,
+    write_packed_set,
+    write_rows,
+)
+from gristmill.train.evaluation.answering import Reader, answer_task, until
+from gristmill.train.evaluation.leaks import effect, item_coverage
+from gristmill.train.evaluation.likelihood import Request, Score, continuation, score_requests, windows
+from gristmill.train.evaluation.memorisation import HELD_OUT, probe_memorisation
+from gristmill.train.evaluation.metrics import choice_metrics, generation_metrics
+from gristmill.train.evaluation.readers import open_reader
+from gristmill.train.evaluation.tasks import Item, TaskError, read_task
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.shape import Shape, shape_of
+
+QUESTIONS = [
+    {"question": "What is close to one?", "options": ["two", "a hundred"], "answer": 0, "note": "n"},
+    {"question": "Which is a colour?", "options": ["socket", "red", "seven"], "answer": "B", "note": "n"},
+    {"question": "Which one opens?", "options": ["open", "close"], "answer": "close", "note": "n"},
+]
+
+
+def task(path: Path, **settings: Any) -> Task:
+    return Task.model_validate({"name": "t", "path": str(path), "kind": "multiple_choice", "prompt": "question",
+                                "choices": "options", **settings})
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in QUESTIONS))
+    return path
+
+
+@pytest.fixture(scope="module")
+def reader(make_model: Callable[[Shape], Llama], tokenizer_folder: Path) -> Reader:
+    shape = shape_of(Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48), vocab_size=400, sequence_length=32)
+    return open_reader(make_model(shape).eval(), tokenizer_folder)
+
+
+@pytest.fixture(scope="module")
+def packed_documents(tmp_path_factory: pytest.TempPathFactory, reader: Reader, texts: dict[str, str]) -> PackedSet:
+    """Rows of one document each, 24 tokens long; the first two documents stand twice. Two more are held out."""
+    folder = tmp_path_factory.mktemp("documents")
+    ids = reader.encode(texts["prose"])
+    documents = np.array([ids[40 * k : 40 * k + 24] for k in range(10)])
+    rows, held_out = np.concatenate([documents[:8], documents[:2]]), documents[8:]
+    tokenizer = {"vocab_size": 400, "eos": reader.prefix, "pad": 1, "sha256": ""}
+    write_packed_set(folder, rows, {"prose": len(rows)}, tokenizer, {"prose": held_out})
+    manifest = read_json(folder / MANIFEST)
+    copies = [0] * 8 + [1] * 2
+    manifest["train"]["shards"] = [write_rows(
+        folder / train_name(0), rows.astype("<u2"), pieces_of([*range(8), 0, 1], copies))]
+    manifest["validation"]["prose"] = write_rows(
+        folder / validation_name("prose"), held_out.astype("<u2"), pieces_of([8, 9], [0, 0]))
+    write_json(folder / MANIFEST, manifest)
+    return PackedSet(folder)
+
+
+def pieces_of(documents: list[int], copies: list[int]) -> pa.Table:
+    """A row for each document."""
+    return pa.table({
+        "row": np.arange(len(documents)), "start": np.zeros(len(documents), np.int32),
+        "length": np.full(len(documents), 24, np.int32), "id": pa.array([bytes([k]) * 16 for k in documents],
+                                                                        pa.binary(16)),
+        "source": np.zeros(len(documents), np.int32), "copy": np.array(copies, np.int32),
+        "offset": np.zeros(len(documents), np.int64),
+    }, schema=PIECES_SCHEMA)
+
+
+def plain_logp(reader: Reader, context: list[int], scored: list[int]) -> float:
+    """One sequence at a time, all logits."""
+    row = (context + scored)[-(reader.length + 1) :]
+    with torch.no_grad():
+        logs = torch.log_softmax(reader.model(torch.tensor([row[:-1]])), dim=-1)[0]
+    return float(sum(logs[place, row[place + 1]] for place in range(len(row) - 1 - len(scored), len(row) - 1)))
+
+
+def test_right_answers_are_places_letters_or_texts(questions: Path) -> None:
+    assert [item.right for item in read_task(task(questions))] == [0, 1, 1]
+
+
+def test_shots_are_solved_items_that_are_not_asked(questions: Path) -> None:
+    items = read_task(task(questions, shots=1, prompt="Q: {{question}}\nA:"))
+    assert [item.number for item in items] == [2, 3]
+    assert items[0].context == "Q: What is close to one?\nA: two\n\nQ: Which is a colour?\nA:"
+    assert items[0].question == "Q: Which is a colour?\nA: red"
+
+
+@pytest.mark.parametrize(("settings", "sentence"), [
+    ({"prompt": "query"}, "task t, item 1: no field 'query'; it has question, options"),
+    ({"prompt": "{{query}}"}, "cannot be rendered: 'query' is undefined"),
+    ({"answer": "note"}, "the answer 'n' is none of its 2 choices"),
+    ({"choices": "question"}, "is no list of at least two choices"),
+    ({"shots": 3}, r"has no item left to ask \(it has 3, of which 3 are shots\)"),
+    ({"shots": 4}, "has 3 items, fewer than the 4 shots"),
+    ({"prompt": "{{ ''.__class__.__mro__ }}"}, "unsafe"),
+])
+def test_what_cannot_be_asked_is_said_with_task_and_item(
+    questions: Path, settings: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(TaskError, match=sentence):
+        read_task(task(questions, **settings))
+
+
+def test_blanks_at_the_end_of_the_context_belong_to_the_answer(reader: Reader) -> None:
+    request = continuation(reader.encode, reader.prefix, "def close ", "it")
+    assert list(request.context) == reader.encode("def close")
+    assert list(request.context + request.scored) == reader.encode("def close it")
+    assert continuation(reader.encode, reader.prefix, "", "it").context == (reader.prefix,)
+
+
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 64, 70])
+def test_windows_score_every_id_once_and_give_it_context(size: int) -> None:
+    ids = list(range(100, 100 + size))
+    found = list(windows(ids, 0, 32))
+    assert [one for window in found for one in window.scored] == ids
+    assert found[0].context == (0,)
+    assert all(window.context[-1] == window.scored[0] - 1 for window in found[1:])
+    assert all(len(window.context) + len(window.scored) <= 33 for window in found)
+
+
+def test_scores_are_those_of_one_sequence_at_a_time(reader: Reader) -> None:
+    rng = np.random.default_rng(0)
+    requests = [Request(tuple(rng.integers(6, 390, c).tolist()), tuple(rng.integers(6, 390, s).tolist()))
+                for c, s in ((1, 1), (5, 3), (40, 2), (20, 30), (3, 0), (31, 1))]
+    found = score_requests(reader.model, requests, reader.length, reader.device)
+    for one, score in zip(requests, found, strict=True):
+        scored = list(one.scored)
+        assert score.tokens == len(scored)
+        assert score.logp == pytest.approx(plain_logp(reader, list(one.context), scored) if scored else 0.0, abs=1e-4)
+
+
+def test_choices_by_hand() -> None:
+    item = Item(1, "q", ("ab", "abcd"), 1, "q")
+    scores = [Score(-2.0, True, 1), Score(-3.0, False, 3)]
+    found, confidence = choice_metrics([item], [scores])
+    # -2 > -3, but per character -1 < -0.75
+    assert found["acc"].tolist() == [0.0]
+    assert found["acc_norm"].tolist() == found["acc_bytes"].tolist() == found["acc_token"].tolist() == [1.0]
+    share = 1 / (1 + math.exp(-1.0))
+    assert confidence.tolist() == [pytest.approx(share)]
+    assert found["brier"].tolist() == [pytest.approx(share**2 + (1 - share - 1) ** 2)]
+
+
+def test_generated_texts_are_compared_with_the_best_reference() -> None:
+    items = [Item(1, "", ("the red fox", "a dog"), 0, ""), Item(2, "", ("42",), 0, "")]
+    found = generation_metrics(("exact_match", "contains", "f1"), items, [" a dog ", "it is 42 or 43"])
+    assert found["exact_match"].tolist() == [1.0, 0.0]
+    assert found["contains"].tolist() == [1.0, 1.0]
+    assert found["f1"].tolist() == [1.0, pytest.approx(2 / 6)]
+
+
+def test_an_answer_ends_at_the_first_stop() -> None:
+    assert until("one\ntwo. three", (".", "\n")) == "one"
+    assert until("one", (".",)) == "one"
+
+
+@pytest.mark.parametrize("kind", ["multiple_choice", "cloze", "rolling", "generate"])
+def test_every_kind_gives_values_with_their_intervals(kind: str, questions: Path, reader: Reader) -> None:
+    asked = task(questions, kind=kind, answer="question" if kind in ("cloze", "generate") else "answer",
+                 max_new_tokens=8)
+    result = answer_task(reader, asked, read_task(asked), 0, 50)
+    names = {"multiple_choice": "acc", "cloze": "perplexity", "rolling": "bits_per_byte", "generate": "exact_match"}
+    found = result.summary[names[kind]]
+    assert found["low"] <= found["value"] <= found["high"]
+    assert result.summary["items"] == 3
+    json.dumps(result.summary, allow_nan=False)
+
+
+def test_generation_tasks_refuse_answers_that_leave_no_room(questions: Path, reader: Reader) -> None:
+    asked = task(questions, kind="generate", answer="question", max_new_tokens=32)
+    with pytest.raises(ValueError, match="max_new_tokens 32 leave no room for a prompt in the model's 32 tokens"):
+        answer_task(reader, asked, read_task(asked), 0, 10)
+
+
+def parrot(reader: Reader, rows: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that continues every row it was trained on, and writes zeros elsewhere."""
+    known = [row.tolist() for row in rows]
+
+    def generate(model: Llama, prompts: list[list[int]], most: int, stops: object) -> list[list[int]]:
+        found = []
+        for prompt in prompts:
+            text = prompt[1:]
+            row = next((row for row in known for at in range(len(row)) if row[at : at + len(text)] == text), None)
+            at = -1 if row is None else next(k for k in range(len(row)) if row[k : k + len(text)] == text)
+            found.append([0] * most if row is None else row[at + len(text) : at + len(text) + most])
+        return found
+
+    monkeypatch.setattr("gristmill.train.evaluation.memorisation.generate", generate)
+
+
+def test_what_is_known_by_heart_is_told_from_what_was_never_seen(
+    packed_documents: PackedSet, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = packed_documents
+    parrot(reader, packed.read(np.arange(packed.rows)), monkeypatch)
+    found = probe_memorisation(reader, packed, Memorisation(documents=5, prefix_tokens=6, suffix_tokens=4), 0, 50)
+    assert found["1 copy"]["memorised"]["value"] == 1.0
+    assert found["1 copy"]["mean_right_tokens"] == 4.0
+    assert found["2 to 3 copies"]["documents"] >= 1
+    assert found[HELD_OUT]["memorised"]["value"] == 0.0
+
+
+def test_items_that_were_trained_on_are_found_in_the_rows(packed_documents: PackedSet, reader: Reader) -> None:
+    packed = packed_documents
+    text = reader.decode(packed.read(np.arange(1))[0].tolist())
+    words = text.split()
+    leaked = " ".join(words[1:-1])
+    items = {"a": [Item(1, leaked, ("x",), 0, leaked),
+                   Item(2, "", ("x",), 0, "none of these words was ever in the training set of this little model")]}
+    section = Contamination(ngram=min(8, len(words) - 2), min_coverage=0.9)
+    share = item_coverage(packed, lambda rows: [reader.decode(row) for row in rows], items, section, 0)["a"]
+    assert share.tolist() == [1.0, 0.0]
+    found = effect(share, {"acc": np.array([1.0, 0.0])}, section, 0, 10)
+    assert (found["contaminated"], found["worst"][0]) == (1, 1)
+    assert (found["acc"]["contaminated"]["value"], found["acc"]["clean"]["value"]) == (1.0, 0.0)

@@ -1,0 +1,156 @@
+"""A model asked the items of tasks, and the results with how sure they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from gristmill.mixtures.evaluation import Task
+from gristmill.train.evaluation.calibration import calibration
+from gristmill.train.evaluation.intervals import interval, mean_with_interval
+from gristmill.train.evaluation.likelihood import Encode, Request, Score, continuation, score_requests, windows
+from gristmill.train.evaluation.metrics import (
+    PerItem,
+    bits_per_byte,
+    choice_metrics,
+    cloze_metrics,
+    corpus_metrics,
+    generation_metrics,
+    rolling_columns,
+)
+from gristmill.train.evaluation.tasks import Item
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.sample import generate
+from gristmill.train.parallel.world import World
+
+PROMPTS_PER_BATCH = 16
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A model that can be asked.
+
+    Attributes:
+        model: whole in this process, or sharded over `world`.
+        encode: text -> ids without special tokens.
+        decode: ids -> text without special tokens.
+        prefix: id that stands before a text that nothing precedes.
+        stops: ids that end an answer.
+        world: the processes that a sharded model is spread over; it can score, not write.
+    """
+
+    model: Llama
+    encode: Encode
+    decode: Callable[[Sequence[int]], str]
+    prefix: int
+    stops: frozenset[int]
+    world: World | None = None
+
+    @property
+    def length(self) -> int:
+        """Most ids of a row."""
+        return self.model.shape.sequence_length
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes."""
+        return self.model.model.embed_tokens.weight.device
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a task.
+
+    Attributes:
+        summary: metric -> value, with `stderr`, `low` and `high` where it is a mean over items or a ratio of sums.
+        per_item: what paired comparisons are made of.
+    """
+
+    summary: dict[str, Any]
+    per_item: PerItem
+
+
+def answer_task(reader: Reader, task: Task, items: Sequence[Item], seed: int, resamples: int) -> Result:
+    """Ask one model all items of a task."""
+    ask = {"multiple_choice": _multiple_choice, "cloze": _cloze, "rolling": _rolling, "generate": _generate}
+    return ask[task.kind](reader, task, items, seed, resamples)
+
+
+def _score(reader: Reader, requests: Sequence[Request]) -> list[Score]:
+    return score_requests(reader.model, requests, reader.length, reader.device, reader.world)
+
+
+def _multiple_choice(reader: Reader, task: Task, items: Sequence[Item], seed: int, resamples: int) -> Result:
+    requests = [continuation(reader.encode, reader.prefix, item.context, task.delimiter + answer)
+                for item in items for answer in item.answers]
+    scores = iter(_score(reader, requests))
+    answered = [[next(scores) for _ in item.answers] for item in items]
+    per_item, confidence = choice_metrics(items, answered)
+    return Result({"items": len(items), **_means(per_item, seed, resamples),
+                   "calibration": calibration(confidence, per_item["acc"] > 0)}, per_item)
+
+
+def _cloze(reader: Reader, task: Task, items: Sequence[Item], seed: int, resamples: int) -> Result:
+    requests = [continuation(reader.encode, reader.prefix, item.context, task.delimiter + item.answers[0])
+                for item in items]
+    per_item = cloze_metrics(_score(reader, requests))
+    logp = per_item["logp"]
+    perplexity = {"value": float(np.exp(-logp.mean())),
+                  **interval(logp[:, None], lambda means: np.exp(-means[:, 0]), seed, resamples)}
+    return Result({"items": len(items), **_means({"acc": per_item["acc"]}, seed, resamples),
+                   "perplexity": perplexity}, per_item)
+
+
+def _rolling(reader: Reader, task: Task, items: Sequence[Item], seed: int, resamples: int) -> Result:
+    encoded = [reader.encode(item.answers[0]) for item in items]
+    requests = [list(windows(ids, reader.prefix, reader.length)) for ids in encoded]
+    scores = iter(_score(reader, [one for text in requests for one in text]))
+    totals = []
+    for text in requests:
+        parts = [next(scores) for _ in text]
+        totals.append(Score(sum(part.logp for part in parts), all(part.greedy for part in parts),
+                            sum(part.tokens for part in parts)))
+    columns = rolling_columns(items, totals)
+    nats, num_bytes, words = columns.sum(axis=0)
+    summary = {
+        "items": len(items), "tokens": sum(map(len, encoded)),
+        "bits_per_byte": {"value": float(bits_per_byte(columns.sum(axis=0))),
+                          **interval(columns, bits_per_byte, seed, resamples)},
+        "byte_perplexity": {"value": float(np.exp(-nats / num_bytes))},
+        "word_perplexity": {"value": float(np.exp(-nats / words)) if words and -nats / words < 700 else None},
+    }
+    return Result(summary, {"bits_per_byte": bits_per_byte(columns)})
+
+
+def _generate(reader: Reader, task: Task, items: Sequence[Item], seed: int, resamples: int) -> Result:
+    answers = [""] * len(items)
+    room = reader.length - task.max_new_tokens
+    if room < 1:
+        raise ValueError(f"task {task.name}: max_new_tokens {task.max_new_tokens} leave no room for a prompt in the "
+                         f"model's {reader.length} tokens; lower it")
+    prompts = [(reader.encode(item.context) or [reader.prefix])[-room:] for item in items]
+    order = sorted(range(len(items)), key=lambda number: -len(prompts[number]))
+    for start in range(0, len(order), PROMPTS_PER_BATCH):
+        batch = order[start : start + PROMPTS_PER_BATCH]
+        found = generate(reader.model, [prompts[number] for number in batch], task.max_new_tokens, reader.stops)
+        for number, ids in zip(batch, found, strict=True):
+            answers[number] = until(reader.decode(ids), task.stop)
+    per_item = generation_metrics(task.metrics, items, answers)
+    corpus = {name: {"value": value} for name, value in corpus_metrics(task.metrics, items, answers).items()}
+    samples = [{"prompt": item.context[-400:], "answer": answer, "reference": item.answers[0]}
+               for item, answer in list(zip(items, answers, strict=True))[:5]]
+    return Result({"items": len(items), **_means(per_item, seed, resamples), **corpus, "samples": samples}, per_item)
+
+
+def until(text: str, stops: Sequence[str]) -> str:
+    """A text up to the first of some others in it."""
+    ends = [place for stop in stops if (place := text.find(stop)) >= 0]
+    return text[: min(ends)] if ends else text
+
+
+def _means(per_item: PerItem, seed: int, resamples: int) -> dict[str, Any]:
+    return {name: mean_with_interval(values, seed, resamples) for name, values in per_item.items()}

@@ -1,0 +1,148 @@
+"""Log-likelihoods of texts under a model, by the definitions of lm-evaluation-harness 0.4.13 (lm_eval/api/model.py).
+
+Batches are sorted by length and padded on the right, where causal attention does not see; every logarithm is of a
+float32 softmax, every sum float64. The result of a request depends on the request alone, up to the rounding that
+another padded length brings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gristmill.train.objectives.losses import IGNORED, score_tokens
+from gristmill.train.parallel.sharding import evaluating
+from gristmill.train.parallel.world import World, sum_over_ranks
+
+TOKENS_PER_FORWARD = 8192
+Encode = Callable[[str], list[int]]
+"""Text -> ids, no special token added."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Ids to score after others.
+
+    Attributes:
+        context: at least one id.
+        scored: the ids whose likelihood is asked for.
+    """
+
+    context: tuple[int, ...]
+    scored: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Score:
+    """What came of a request.
+
+    Attributes:
+        logp: sum of the natural logarithms.
+        greedy: whether every scored id was the likeliest.
+        tokens: how many were scored.
+    """
+
+    logp: float
+    greedy: bool
+    tokens: int
+
+
+def continuation(encode: Encode, prefix: int, context: str, answer: str) -> Request:
+    """The request for an answer behind a context.
+
+    Blanks at the end of the context belong to the answer; both are encoded together, and the answer's ids are those
+    behind as many as the context alone has.
+
+    Args:
+        encode: the tokenizer.
+        prefix: id that stands for an empty context (beginning or end of text).
+        context, answer: the delimiter belongs to the answer.
+    """
+    if not context:
+        return Request((prefix,), tuple(encode(answer)))
+    blanks = len(context) - len(context.rstrip())
+    if blanks:
+        context, answer = context[:-blanks], context[-blanks:] + answer
+    whole = encode(context + answer)
+    size = len(encode(context))
+    return Request(tuple(whole[:size]) or (prefix,), tuple(whole[size:]))
+
+
+def windows(ids: Sequence[int], prefix: int, length: int) -> Iterator[Request]:
+    """A whole text as requests, each id scored once (lm-evaluation-harness: rolling windows with a context of one).
+
+    The first window starts from the prefix; a later one has one id of context; the last one is filled up with
+    preceding ids.
+    """
+    first = min(length, len(ids))
+    yield Request((prefix,), tuple(ids[:first]))
+    done = first
+    while done < len(ids):
+        scored = min(len(ids) - done, length)
+        end = done + scored
+        yield Request(tuple(ids[end - length - 1 : done]), tuple(ids[done:end]))
+        done = end
+
+
+def score_requests(
+    model: nn.Module, requests: Sequence[Request], length: int, device: torch.device, world: World | None = None
+) -> list[Score]:
+    """Score requests, on all ranks together where the model is sharded.
+
+    Args:
+        model: predicts ids.
+        requests: contexts are cut from the left where both together exceed `length` + 1 ids.
+        length: most ids per row.
+        device: of the model.
+        world: the processes; None for a model that is whole in this one. All of them get all scores.
+    """
+    rows = [((*one.context, *one.scored)[-(length + 1) :], min(len(one.scored), length)) for one in requests]
+    order = sorted((number for number, (_, scored) in enumerate(rows) if scored), key=lambda k: -len(rows[k][0]))
+    batches = list(_batches(order, [len(row) for row, _ in rows]))
+    rank, size = (0, 1) if world is None else (world.rank, world.size)
+    found = torch.zeros(len(rows), 2, dtype=torch.float64, device=device)
+    with torch.no_grad() if world is None else evaluating(model):
+        for first in range(0, len(batches), size):
+            # A rank without a batch of its own still takes part in the collectives of the forward pass.
+            mine = first + rank < len(batches)
+            batch = batches[first + rank if mine else first]
+            scored = _score(model, [rows[number] for number in batch], device)
+            found[batch] = scored if mine else 0.0
+    if world is not None:
+        found = sum_over_ranks(found, world)
+    return [Score(logp, not scored or bool(greedy), scored)
+            for (logp, greedy), (_, scored) in zip(found.tolist(), rows, strict=True)]
+
+
+def _score(model: nn.Module, rows: list[tuple[Sequence[int], int]], device: torch.device) -> Tensor:
+    """Sum of the logarithms, and whether all ids were the likeliest: (n, 2) float64."""
+    ids, targets = _padded(rows)
+    nll, correct = model(ids.to(device), partial(score_tokens, targets=targets.to(device)))
+    counted = (targets != IGNORED).to(device)
+    return torch.stack([-(nll.double() * counted).sum(dim=1), (correct | ~counted).all(dim=1).double()], dim=1)
+
+
+def _batches(order: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
+    """Numbers, longest first, in batches of at most TOKENS_PER_FORWARD tokens with their padding."""
+    start = 0
+    while start < len(order):
+        count = max(1, TOKENS_PER_FORWARD // sizes[order[start]])
+        yield list(order[start : start + count])
+        start += count
+
+
+def _padded(rows: Sequence[tuple[Sequence[int], int]]) -> tuple[Tensor, Tensor]:
+    """Ids (n, t) without each row's last one, and what each position must predict; IGNORED where it is not asked."""
+    longest = max(len(row) for row, _ in rows) - 1
+    ids = torch.zeros(len(rows), longest, dtype=torch.int64)
+    targets = torch.full((len(rows), longest), IGNORED, dtype=torch.int64)
+    for number, (row, scored) in enumerate(rows):
+        values = torch.from_numpy(np.asarray(row, dtype=np.int64))
+        ids[number, : len(row) - 1] = values[:-1]
+        targets[number, len(row) - 1 - scored : len(row) - 1] = values[-scored:]
+    return ids, targets

@@ -1,0 +1,127 @@
+"""From scores of answers to the metrics of a task, by the definitions of lm-evaluation-harness 0.4.13.
+
+Every function returns metric -> (n,) values per item: means, errors and intervals are made of these.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gristmill.train.evaluation.likelihood import Score
+from gristmill.train.evaluation.tasks import Item
+
+PerItem = dict[str, np.ndarray]
+
+
+class MissingLibraryError(RuntimeError):
+    """A metric needs software that is not installed."""
+
+
+def choice_metrics(items: Sequence[Item], scores: Sequence[Sequence[Score]]) -> tuple[PerItem, np.ndarray]:
+    """acc (largest sum), acc_norm (per character), acc_bytes (per UTF-8 byte), acc_token (per token), brier.
+
+    Ties go to the first choice. Brier is the sum over the choices of (share - right)^2, between 0 and 2; a choice's
+    share is the softmax of the sums (all choices of an item together are 1).
+
+    Returns:
+        the metrics, and (n,) the share of each item's chosen answer.
+    """
+    found: dict[str, list[float]] = {name: [] for name in ("acc", "acc_norm", "acc_bytes", "acc_token", "brier")}
+    confidence = []
+    for item, answered in zip(items, scores, strict=True):
+        sums = np.array([score.logp for score in answered])
+        lengths = {"acc": np.ones(len(sums)), "acc_norm": np.array([len(text) for text in item.answers]),
+                   "acc_bytes": np.array([len(text.encode()) for text in item.answers]),
+                   "acc_token": np.array([score.tokens for score in answered])}
+        for name, length in lengths.items():
+            found[name].append(float(np.argmax(sums / np.maximum(length, 1)) == item.right))
+        shares = np.exp(sums - sums.max())
+        shares /= shares.sum()
+        found["brier"].append(float(((shares - np.eye(len(sums))[item.right]) ** 2).sum()))
+        confidence.append(float(shares.max()))
+    return {name: np.array(values) for name, values in found.items()}, np.array(confidence)
+
+
+def cloze_metrics(scores: Sequence[Score]) -> PerItem:
+    """acc (every token the likeliest), and the log-probability that perplexity is made of."""
+    return {"acc": np.array([float(score.greedy) for score in scores]),
+            "logp": np.array([score.logp for score in scores])}
+
+
+def rolling_columns(items: Sequence[Item], scores: Sequence[Score]) -> np.ndarray:
+    """(n, 3): log-probability, UTF-8 bytes and words of each text.
+
+    Words as lm-evaluation-harness counts them: the parts that white space cuts a text into, empty ones at its ends too.
+    """
+    return np.array([[score.logp, len(item.answers[0].encode()), len(re.split(r"\s+", item.answers[0]))]
+                     for item, score in zip(items, scores, strict=True)], dtype=np.float64)
+
+
+def bits_per_byte(sums: np.ndarray) -> np.ndarray:
+    """From sums or means (..., 3) of `rolling_columns`."""
+    ratio: np.ndarray = -sums[..., 0] / sums[..., 1] / math.log(2.0)
+    return ratio
+
+
+def generation_metrics(names: Sequence[str], items: Sequence[Item], answers: Sequence[str]) -> PerItem:
+    """The metrics that are means over items; the best of an item's references counts."""
+    return {name: np.array([max(_compare(name)(answer, reference) for reference in item.answers)
+                            for item, answer in zip(items, answers, strict=True)])
+            for name in names if name not in CORPUS}
+
+
+def corpus_metrics(names: Sequence[str], items: Sequence[Item], answers: Sequence[str]) -> dict[str, float]:
+    """BLEU and chrF of sacrebleu (Post 2018), with its defaults, over all items together.
+
+    Raises:
+        MissingLibraryError: sacrebleu is not installed.
+    """
+    wanted = [name for name in names if name in CORPUS]
+    if not wanted:
+        return {}
+    try:
+        import sacrebleu
+    except ImportError as error:
+        raise MissingLibraryError("bleu and chrf need sacrebleu: pip install 'gristmill[evaluate]'") from error
+    most = max(len(item.answers) for item in items)
+    # An item with fewer references repeats its first one, which changes no score.
+    references = [[(item.answers + item.answers[:1] * most)[place] for item in items] for place in range(most)]
+    scorers: dict[str, Any] = {"bleu": sacrebleu.corpus_bleu, "chrf": sacrebleu.corpus_chrf}
+    return {name: float(scorers[name](list(answers), references).score) for name in wanted}
+
+
+def _exact(answer: str, reference: str) -> float:
+    return float(answer.strip() == reference.strip())
+
+
+def _contains(answer: str, reference: str) -> float:
+    return float(reference.strip() in answer)
+
+
+def _f1(answer: str, reference: str) -> float:
+    """Over lower-cased words, as sets with counts (SQuAD, without its removal of articles and punctuation)."""
+    ours, theirs = answer.lower().split(), reference.lower().split()
+    common = sum(min(ours.count(word), theirs.count(word)) for word in set(ours))
+    return 2 * common / (len(ours) + len(theirs)) if common else 0.0
+
+
+def _rouge(name: str) -> Callable[[str, str], float]:
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError as error:
+        raise MissingLibraryError("rouge needs rouge-score: pip install 'gristmill[evaluate]'") from error
+    scorer = RougeScorer([name])
+    return lambda answer, reference: float(scorer.score(reference, answer)[name].fmeasure)
+
+
+CORPUS = ("bleu", "chrf")
+
+
+def _compare(name: str) -> Callable[[str, str], float]:
+    known: dict[str, Callable[[str, str], float]] = {"exact_match": _exact, "contains": _contains, "f1": _f1}
+    return known[name] if name in known else _rouge(name)

@@ -1,0 +1,147 @@
+"""Tasks as items: what is asked, what the answers are, and which one is right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from gristmill.dataprep.files import as_path
+from gristmill.dataprep.passages.evaluation_sets import read_items
+from gristmill.dataprep.reading.sources import outside_files
+from gristmill.mixtures.evaluation import Task
+
+FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class TaskError(ValueError):
+    """A task cannot be asked: its file or an item of it is not what the manifest says."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One question.
+
+    Attributes:
+        number: of the item in its file, from 1.
+        context: all that stands before an answer, solved examples included; empty for `rolling`.
+        answers: `multiple_choice`: all choices; `cloze`: the one answer; `rolling`: the whole text; `generate`: the
+            references. Without the delimiter.
+        right: place of the right answer.
+        question: the item's own text without the shots, its right answer included: what a leak would hold.
+    """
+
+    number: int
+    context: str
+    answers: tuple[str, ...]
+    right: int
+    question: str
+
+
+def read_task(task: Task) -> list[Item]:
+    """Read and render all items of a task.
+
+    Raises:
+        TaskError: an item lacks a field, its right answer is none of its choices, or nothing is left to ask.
+        gristmill.dataprep.passages.evaluation_sets.EvaluationSetError: a file cannot be read.
+        gristmill.dataprep.reading.sources.SourceError: the path matches nothing.
+    """
+    records = _records(task, task.path)
+    shots, first = _shots(task, records)
+    asked = list(islice(records[first:], task.limit))
+    if not asked:
+        raise TaskError(f"task {task.name}: {task.path} has no item left to ask (it has {len(records)}, of which "
+                        f"{first} are shots)")
+    return [_item(task, number, record, shots) for number, record in enumerate(asked, start=first + 1)]
+
+
+def _records(task: Task, path: str) -> list[Mapping[str, Any]]:
+    files = outside_files(f"task {task.name}", path)
+    return [record for name, location in files for record in read_items(name, as_path(location))]
+
+
+def _shots(task: Task, records: Sequence[Mapping[str, Any]]) -> tuple[str, int]:
+    """The solved items as text, and how many items of the task's own file they are."""
+    if not task.shots:
+        return "", 0
+    own = task.shots_path is None
+    solved = records[: task.shots] if own else _records(task, str(task.shots_path))[: task.shots]
+    if len(solved) < task.shots:
+        raise TaskError(f"task {task.name}: {task.shots_path or task.path} has {len(solved)} items, fewer than the "
+                        f"{task.shots} shots")
+    texts = []
+    for number, record in enumerate(solved, start=1):
+        item = _item(task, number, record, "")
+        texts.append(item.context + task.delimiter + item.answers[item.right] + task.shot_delimiter)
+    return "".join(texts), len(solved) if own else 0
+
+
+def _item(task: Task, number: int, record: Mapping[str, Any], shots: str) -> Item:
+    at = f"task {task.name}, item {number}"
+    if task.kind == "rolling":
+        text = _text(at, task.prompt, record)
+        return Item(number, "", (text,), 0, text)
+    prompt = _text(at, task.prompt, record)
+    if task.kind == "multiple_choice":
+        choices = _choices(at, task.choices, record)
+        right = _right(at, _value(at, task.answer, record), choices)
+        return Item(number, shots + prompt, choices, right, prompt + task.delimiter + choices[right])
+    answer = _value(at, task.answer, record)
+    answers = tuple(answer) if isinstance(answer, list) else (str(answer),)
+    if not answers or not all(isinstance(one, str) for one in answers):
+        raise TaskError(f"{at}: the answer {answer!r} is no text and no list of texts")
+    return Item(number, shots + prompt, answers, 0, prompt + task.delimiter + answers[0])
+
+
+def _choices(at: str, choices: str | tuple[str, ...], record: Mapping[str, Any]) -> tuple[str, ...]:
+    if not isinstance(choices, str):
+        return tuple(one if FIELD.fullmatch(one) and one not in record else _text(at, one, record) for one in choices)
+    value = _value(at, choices, record)
+    if isinstance(value, Mapping):  # as of ARC on the hub: {"text": [...], "label": [...]}
+        value = value.get("text")
+    if not isinstance(value, list) or len(value) < 2:
+        raise TaskError(f"{at}: {choices!r} is no list of at least two choices: {value!r}")
+    return tuple(str(one) for one in value)
+
+
+def _right(at: str, value: Any, choices: Sequence[str]) -> int:
+    """The place of the right choice, from a place, a letter or the text itself."""
+    text = str(value).strip()
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(choices):
+        return value
+    if value in choices:
+        return choices.index(value)
+    if text.isdecimal() and int(text) < len(choices):
+        return int(text)
+    if len(text) == 1 and 0 <= ord(text.upper()) - ord("A") < len(choices):
+        return ord(text.upper()) - ord("A")
+    raise TaskError(f"{at}: the answer {value!r} is none of its {len(choices)} choices (a place from 0, a letter from "
+                    "A, or a text)")
+
+
+def _value(at: str, template: str, record: Mapping[str, Any]) -> Any:
+    """A field's value for a bare name, else the rendered text."""
+    if FIELD.fullmatch(template):
+        if template not in record:
+            raise TaskError(f"{at}: no field {template!r}; it has {', '.join(record)}")
+        return record[template]
+    return _text(at, template, record)
+
+
+def _text(at: str, template: str, record: Mapping[str, Any]) -> str:
+    if FIELD.fullmatch(template):
+        return str(_value(at, template, record))
+    try:
+        return _environment().from_string(template).render(**record)
+    except jinja2.TemplateError as error:
+        raise TaskError(f"{at}: the template {template!r} cannot be rendered: {error}") from error
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    return ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+
