@@ -42,6 +42,7 @@ AREAS = {
         "gristmill.tokenize.benchmarks.bench_encode",
         "gristmill.tokenize.benchmarks.bench",
         "gristmill.tokenize.benchmarks.bench_packing",
+        "gristmill.tokenize.benchmarks.bench_export",
     ),
     "train": ("gristmill.train.benchmarks.bench",),
 }  # fmt: skip

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ import numpy as np
 from gristmill.dataprep.files import atomic_write, is_local, sha256_file, write_json
 from gristmill.tokenize.exporting import formats
 from gristmill.tokenize.exporting.documents import write_documents
+from gristmill.tokenize.exporting.hashed import HashedSink, hashed_write
 from gristmill.tokenize.exporting.mds import write_mds
 from gristmill.tokenize.exporting.readme import readme
 from gristmill.tokenize.exporting.split import Split, split_of
@@ -86,13 +88,12 @@ def export_tokens(
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=out if is_local(out) else None) as folder:
         scratch = rows.scratch(Path(folder))
-        documents = 0
+        documents, checksums = 0, dict[str, str]()
         for shard in shards:
-            _write(out, form, rows, shard, Path(folder))
-            documents += write_documents(out / f"{shard.name}.docs.parquet", rows, scratch, shard.first, shard.stop)
-        del scratch
-    files = sorted(path for shard in shards for path in _written(out, shard.name))
-    checksums = {path.relative_to(out).as_posix(): sha256_file(path) for path in files}
+            checksums |= _write(out, form, rows, shard, Path(folder))
+            table = out / f"{shard.name}.docs.parquet"
+            documents += write_documents(table, rows, scratch, shard.first, shard.stop)
+            checksums[table.name] = sha256_file(table)
     described = {
         "format": form, "split": split, "order": "stored" if seed is None else "trained", "seed": seed,
         "rows": rows.rows, "sequence_length": rows.sequence_length, "tokens": sum(shard.tokens for shard in shards),
@@ -105,7 +106,7 @@ def export_tokens(
     with atomic_write(out / f"README.{form}.md") as sink:
         sink.write(readme(form, packed.manifest["tokenizer"], _dtype(form, rows.dtype).name).encode())
     with atomic_write(out / f"{prefix}.sha256") as sink:
-        sink.write("".join(f"{digest}  {name}\n" for name, digest in checksums.items()).encode())
+        sink.write("".join(f"{digest}  {name}\n" for name, digest in sorted(checksums.items())).encode())
     return {**described, "sha256": checksums}
 
 
@@ -127,22 +128,29 @@ def _name(form: str, prefix: str, number: int) -> str:
             "megatron": f"{prefix}_text_document"}.get(form, prefix)
 
 
-def _write(out: Path, form: str, rows: Split, shard: Shard, scratch: Path) -> None:
-    dtype, blocks = _dtype(form, rows.dtype), rows.blocks(shard.first, shard.stop)
+def _write(out: Path, form: str, rows: Split, shard: Shard, scratch: Path) -> dict[str, str]:
+    """Write a shard's files; returns their checksums by name."""
+    dtype, checksums = _dtype(form, rows.dtype), dict[str, str]()
+
+    def opened(ending: str) -> AbstractContextManager[HashedSink]:
+        name = f"{shard.name}{ending}"
+        return hashed_write(out / name, checksums, name)
+
     if form == "mds":
         write_mds(scratch / "mds", _samples(rows), dtype)
         (scratch / "mds").rename(out / shard.name)
-        return
-    with atomic_write(out / f"{shard.name}{'.npy' if form == 'olmo' else '.bin'}") as sink:
+        return {f"{shard.name}/{path.name}": sha256_file(path) for path in sorted((out / shard.name).iterdir())}
+    with opened(".npy" if form == "olmo" else ".bin") as sink:
         if form == "llmc":
             sink.write(formats.llmc_header(shard.tokens, dtype))
-        formats.write_tokens(sink, blocks, dtype)
+        formats.write_tokens(sink, rows.blocks(shard.first, shard.stop), dtype)
     if form == "megatron":
-        with atomic_write(out / f"{shard.name}.idx") as sink:
+        with opened(".idx") as sink:
             formats.write_megatron_index(sink, lambda: _lengths(rows, shard), dtype)
     if form == "olmo":
-        with atomic_write(out / f"{shard.name}.csv.gz") as sink:
+        with opened(".csv.gz") as sink:
             formats.write_olmo_documents(sink, _lengths(rows, shard))
+    return checksums
 
 
 def _lengths(rows: Split, shard: Shard) -> Iterator[np.ndarray]:
@@ -163,14 +171,6 @@ def _samples(rows: Split) -> Iterator[dict[str, Any]]:
 
 def _dtype(form: str, dtype: np.dtype) -> np.dtype:
     return formats.megatron_dtype(dtype) if form == "megatron" else dtype
-
-
-def _written(out: Path, name: str) -> Iterator[Path]:
-    for ending in (".bin", ".idx", ".npy", ".csv.gz", ".docs.parquet"):
-        if (out / f"{name}{ending}").exists():
-            yield out / f"{name}{ending}"
-    if (out / name).is_dir():
-        yield from (path for path in (out / name).iterdir() if path.is_file())
 
 
 def _check(packed: PackedSet, out: Path, form: str, prefix: str, rows: Split, shard_tokens: int) -> None:

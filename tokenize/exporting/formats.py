@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable, Iterable, Iterator
-from typing import BinaryIO
+from typing import Protocol
 
 import numpy as np
 
@@ -23,6 +23,18 @@ MOST_LLMC_TOKENS = 2**31 - 1
 """The number of tokens is an int32 of the header."""
 
 
+class Sink(Protocol):
+    """Takes the bytes of a file; what was given is not changed afterwards."""
+
+    def write(self, data: bytes | memoryview, /) -> int:
+        """Append some bytes."""
+        ...
+
+    def flush(self) -> None:
+        """Hand on what is buffered."""
+        ...
+
+
 def llmc_header(tokens: int, dtype: np.dtype) -> bytes:
     """256 int32 before the tokens: magic, version, number of tokens, zeros (llm.c, modded-nanogpt's train_gpt.py)."""
     header = np.zeros(LLMC_HEADER_INTS, dtype="<i4")
@@ -36,13 +48,13 @@ def megatron_dtype(dtype: np.dtype) -> np.dtype:
     return np.dtype("<u2") if dtype.itemsize == 2 else np.dtype("<i4")
 
 
-def write_tokens(sink: BinaryIO, blocks: Iterable[Block], dtype: np.dtype) -> None:
+def write_tokens(sink: Sink, blocks: Iterable[Block], dtype: np.dtype) -> None:
     """Write the tokens of blocks back to back."""
     for block in blocks:
         sink.write(np.ascontiguousarray(block.tokens, dtype=dtype).data.cast("B") if len(block.tokens) else b"")
 
 
-def write_megatron_index(sink: BinaryIO, lengths: Callable[[], Iterator[np.ndarray]], dtype: np.dtype) -> None:
+def write_megatron_index(sink: Sink, lengths: Callable[[], Iterator[np.ndarray]], dtype: np.dtype) -> None:
     """Write the index beside a Megatron `.bin` file, in which every document piece is a document of one sequence.
 
     Magic, version (uint64), dtype code (uint8), number of sequences and of document indices (uint64 each), then of all
@@ -71,7 +83,7 @@ def write_megatron_index(sink: BinaryIO, lengths: Callable[[], Iterator[np.ndarr
     sink.write(np.array([count], dtype="<i8").tobytes())
 
 
-def write_olmo_documents(sink: BinaryIO, lengths: Iterable[np.ndarray]) -> None:
+def write_olmo_documents(sink: Sink, lengths: Iterable[np.ndarray]) -> None:
     """Write begin and end of every document piece, as `iter_document_indices` in OLMo-core's data/utils.py reads it."""
     at = 0
     with gzip.GzipFile(filename="", mode="wb", fileobj=sink, mtime=0) as packed:
