@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gristmill.mixtures.parallel import Parallel
 from gristmill.mixtures.streaming import Stream
 
 EVENT_PREFIX = "@gristmill "
@@ -35,6 +36,7 @@ class Context:
         options: Beam pipeline options for a runner other than `local`.
         checkpoint_every: training steps between checkpoints.
         keep_checkpoints: how many checkpoints are kept.
+        parallel: how a training is spread over its processes.
         permanent_every: training steps between checkpoints that are never deleted; none are if absent.
         stream: how training reads its rows.
         emit: receives events (progress, metrics, warnings).
@@ -49,6 +51,7 @@ class Context:
     options: Mapping[str, Any] = field(default_factory=dict)
     checkpoint_every: int = 100
     keep_checkpoints: int = 2
+    parallel: Parallel = field(default_factory=Parallel)
     permanent_every: int | None = None
     stream: Stream = field(default_factory=Stream)
     emit: Callable[[dict[str, Any]], None] = print_event

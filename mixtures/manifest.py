@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from gristmill.mixtures.evaluation import Evaluate, Export
 from gristmill.mixtures.mix import Mix
+from gristmill.mixtures.parallel import Parallel
 from gristmill.mixtures.posttraining import Dpo, Sft
 from gristmill.mixtures.prepare import Step
 from gristmill.mixtures.section import NAME_PATTERN, Positive, Section
@@ -58,6 +59,7 @@ class Engine(Section):
     """Parallel workers of the local runner; a cluster has its own."""
     ranks: Positive = 1
     """Training processes (torchrun's --nproc-per-node)."""
+    parallel: Parallel = Parallel()
     checkpoint_every: Positive = 100
     """Training steps between checkpoints."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 2
@@ -78,6 +80,7 @@ class Engine(Section):
             raise ValueError(f"mode is for runner local, not for {self.runner}; remove it")
         if self.runner == "local" and self.options:
             raise ValueError(f"options ({', '.join(self.options)}) are for a runner other than local; remove them")
+        self.parallel.sizes(self.ranks)
         return self
 
 

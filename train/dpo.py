@@ -49,7 +49,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     shape, chat = read_shape(start), Chat(inputs["tokenizer"])
     length = section.sequence_length or shape.sequence_length
     training, held_out, sets = read_pairs(section, seed, chat, length)
-    with process_group() as world:
+    with process_group(context.parallel, pipelined=False) as world:
         dtype = compute_dtype(section.precision, world.device)
         model = sharded_model(shape, stored(start), world, dtype)
         measure = partial(pair_logps, model, pad=chat.pad, length=length, micro_batch_size=section.micro_batch_size,

@@ -46,7 +46,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     packed = PackedSet(inputs["mix"])
     check_stages(packed, section)
     shape, tensor_of = starting_model(section.model, packed, seed)
-    with process_group() as world:
+    with process_group(context.parallel) as world:
         dtype = compute_dtype(section.precision, world.device)
         model = sharded_model(shape, tensor_of, world, dtype)
         token_bytes = read_token_bytes(inputs["tokenizer"], world.device)

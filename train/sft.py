@@ -46,7 +46,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     shape, chat = read_shape(start), Chat(inputs["tokenizer"])
     length = section.sequence_length or shape.sequence_length
     used, sets = read_sets(section.data, chat, length)
-    with process_group() as world:
+    with process_group(context.parallel, pipelined=False) as world:
         dtype = compute_dtype(section.precision, world.device)
         model = sharded_model(shape, stored(start), world, dtype)
         token_bytes = read_token_bytes(inputs["tokenizer"], world.device)

@@ -46,7 +46,7 @@ def measure(
     """
     sums = torch.zeros(4, dtype=torch.float64, device=world.device)
     with evaluating(model):
-        for part in micro_batches(np.arange(len(rows)), world.rank, world.size, ROWS_PER_FORWARD):
+        for part in micro_batches(np.arange(len(rows)), world.data_rank, world.data_size, ROWS_PER_FORWARD):
             # An empty share still takes part in the collectives of the forward pass.
             chosen = part if len(part) else [0]
             ids = torch.from_numpy(rows[chosen].astype(np.int64)).to(world.device)

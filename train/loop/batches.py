@@ -59,7 +59,7 @@ def batches_ahead(
     """This rank's batches up to step `steps`, `depth` of them ahead."""
 
     def read(step: int) -> Batch:
-        return read_batch(objective, plan, step, micro_batch_size, world.rank, world.size)
+        return read_batch(objective, plan, step, micro_batch_size, world.data_rank, world.data_size)
 
     return ReadAhead(read, steps, depth, READING_THREADS)
 

@@ -230,9 +230,9 @@ def accumulate_gradients(
     """Gradients of a whole batch's mean loss, and its sums over all ranks; `parts` as in batches.Batch.
 
     Every loss is divided by the weight of the whole batch, so that neither the cut into micro-batches nor uneven
-    shares of the ranks matter. FSDP averages over ranks: that is undone by the factor world size.
+    shares of the ranks matter. FSDP averages over ranks: that is undone by the number of shares.
     """
-    scale = world.size / weight
+    scale = world.data_size / weight
     sums = torch.zeros(objective.sums_length, dtype=torch.float64, device=world.device)
     for number, part in enumerate(parts):
         model.set_requires_gradient_sync(number == len(parts) - 1)  # type: ignore[operator]

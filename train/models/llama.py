@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,10 @@ from gristmill.train.models.attention import Visible, attend, see_documents
 from gristmill.train.models.experts import MixtureOfExperts
 from gristmill.train.models.rotary import rotary_table, rotate
 from gristmill.train.models.shape import Shape
+from gristmill.train.parallel.tensor import padded_to_multiple, whole
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 Head = Callable[[Tensor, Tensor], Any]
 """(hidden (n, t, d), output matrix (v, d)) -> anything: what the model computes at its end."""
@@ -163,11 +167,17 @@ class Decoder(nn.Module):
 
 
 class Llama(nn.Module):
-    """The whole model. Padding rows of the vocabulary never take part: what they would predict is not computed."""
+    """The whole model. Padding rows of the vocabulary never take part: what they would predict is not computed.
+
+    Attributes:
+        shape: its sizes.
+        tensor_mesh: the processes that split its matrices, if they are split (see parallel.tensor).
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
+        self.tensor_mesh: DeviceMesh | None = None
         self.model = Decoder(shape)
         if not shape.tied_embeddings:
             self.lm_head = nn.Linear(shape.width, shape.padded_vocab_size, bias=False)
@@ -190,8 +200,10 @@ class Llama(nn.Module):
                 whatever is minimised; nothing is without it, or in a dense model.
         """
         t = ids.shape[1]
+        if self.tensor_mesh is not None:
+            ids, positions = padded_to_multiple(self.tensor_mesh.size(), ids, positions)
         filled = 0 if cache is None else cache.length
-        places = torch.arange(filled, filled + t, device=ids.device)
+        places = torch.arange(filled, filled + ids.shape[1], device=ids.device)
         visible: Visible = None
         if cache is not None:
             visible = visible_positions(cache.starts, places)
@@ -206,7 +218,9 @@ class Llama(nn.Module):
             cache.length += t
         hidden = self.model.norm(hidden)
         output = self.model.embed_tokens.weight if self.shape.tied_embeddings else self.lm_head.weight
-        return head(hidden, output[: self.shape.vocab_size])
+        if self.tensor_mesh is not None:
+            hidden, output = whole(hidden), whole(output)
+        return head(hidden[:, :t], output[: self.shape.vocab_size])
 
 
 def visible_positions(starts: Tensor, positions: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ def pair_logps(
     """Summed log-probabilities of both answers of all pairs: (n, 2) float32, chosen first, the same on every rank."""
     found = torch.zeros(len(pairs), 2, dtype=torch.float32, device=world.device)
     with evaluating(model):
-        for part in micro_batches(np.arange(len(pairs)), world.rank, world.size, micro_batch_size):
+        for part in micro_batches(np.arange(len(pairs)), world.data_rank, world.data_size, micro_batch_size):
             # An empty share still takes part in the collectives of the forward pass.
             chosen = [pairs[row] for row in (part if len(part) else [0])]
             ids, targets = (part.to(world.device) for part in padded_pairs(chosen, pad, length))

@@ -62,7 +62,7 @@ def certify_start(
         certificate: dict[str, float] = agree(read_json(file) if world.is_first else None, world)
         return certificate
     plan = plan_of(section, objective.sequence_length)
-    batch = read_batch(objective, plan, 0, section.micro_batch_size, world.rank, world.size)
+    batch = read_batch(objective, plan, 0, section.micro_batch_size, world.data_rank, world.data_size)
     sums = torch.zeros(objective.sums_length, dtype=torch.float64, device=world.device)
     with evaluating(model):
         for part in batch.parts:

@@ -31,19 +31,22 @@ def sharded_model(shape: Shape, tensor_of: TensorOf, world: World, dtype: torch.
     from torch.distributed.tensor import distribute_tensor
 
     from gristmill.train.models.llama import Llama
+    from gristmill.train.parallel.tensor import split_matrices
 
     # Masks and loss weights that pass through `forward` must keep their dtype.
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     with torch.device("meta"):
         model = Llama(shape)
+    if world.tensor_mesh is not None:
+        split_matrices(model, world.tensor_mesh)
     for layer in model.model.layers:
-        fully_shard(layer, mesh=world.mesh, mp_policy=policy)
-    fully_shard(model, mesh=world.mesh, mp_policy=policy)
+        fully_shard(layer, mesh=world.data_mesh, mp_policy=policy)
+    fully_shard(model, mesh=world.data_mesh, mp_policy=policy)
     model.to_empty(device=world.device)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             whole = tensor_of(name, parameter.shape).to(world.device)
-            parameter.copy_(distribute_tensor(whole, world.mesh, parameter.placements, src_data_rank=None))  # type: ignore[attr-defined]
+            parameter.copy_(distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None))  # type: ignore[attr-defined]
     assert_sharded(model)
     assert_compute_dtype(model, dtype)
     return model

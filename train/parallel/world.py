@@ -14,6 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from gristmill.mixtures.parallel import Parallel
+
+DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
+"""Of the mesh: neighbours along the last one exchange most, and are neighbours on the machine."""
+
 
 @dataclass(frozen=True)
 class World:
@@ -23,7 +28,7 @@ class World:
         rank: this process, 0 to size - 1.
         size: number of processes.
         device: where this process computes.
-        mesh: all processes in one dimension.
+        mesh: all processes, in the dimensions pipeline, replicate, shard and tensor.
     """
 
     rank: int
@@ -36,10 +41,45 @@ class World:
         """Whether this process writes the files and reports."""
         return self.rank == 0
 
+    @property
+    def data_size(self) -> int:
+        """Into how many shares a batch is cut: processes along tensor and pipeline compute the same rows."""
+        return self._along("replicate") * self._along("shard")
+
+    @property
+    def data_rank(self) -> int:
+        """Which share this process computes."""
+        return self._place("replicate") * self._along("shard") + self._place("shard")
+
+    @property
+    def data_mesh(self) -> DeviceMesh:
+        """Where FSDP splits weights (its last dimension) and replicates them (its first of two)."""
+        return self.mesh["replicate", "shard"] if self._along("replicate") > 1 else self.mesh["shard"]
+
+    @property
+    def tensor_mesh(self) -> DeviceMesh | None:
+        """The processes that split each matrix, if there are several."""
+        return self.mesh["tensor"] if self._along("tensor") > 1 else None
+
+    @property
+    def is_first_of_tensor(self) -> bool:
+        """Whether what this process counts is to be counted: the others of its tensor group compute the same."""
+        return self._place("tensor") == 0
+
+    def _along(self, dimension: str) -> int:
+        return self.mesh.size(DIMENSIONS.index(dimension))
+
+    def _place(self, dimension: str) -> int:
+        return self.mesh.get_local_rank(dimension)
+
 
 @contextmanager
-def process_group() -> Iterator[World]:
+def process_group(parallel: Parallel | None = None, pipelined: bool = True) -> Iterator[World]:
     """Join the process group that torchrun's environment describes; leave it at the end.
+
+    Args:
+        parallel: how the training is spread; all processes shard if absent.
+        pipelined: whether this training may be pipelined; otherwise those processes shard.
 
     CPU tensors travel by gloo, GPU tensors by NCCL. The number of CPU threads per process is fixed, and algorithms
     are deterministic, so that the same world size gives the same bits.
@@ -53,12 +93,18 @@ def process_group() -> Iterator[World]:
         torch.set_float32_matmul_precision("high")
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
     try:
-        rank, size = dist.get_rank(), dist.get_world_size()
-        yield World(rank, size, device, init_device_mesh(device.type, (size,)))
+        yield make_world(parallel or Parallel(), device, pipelined)
     finally:
         # After an error the other ranks may hang in a collective: leave at once, torchrun ends them.
         if sys.exc_info()[0] is None:
             dist.destroy_process_group()
+
+
+def make_world(parallel: Parallel, device: torch.device, pipelined: bool = True) -> World:
+    """The processes of the group that was joined, in one form."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh(device.type, parallel.sizes(size, pipelined), mesh_dim_names=DIMENSIONS)
+    return World(rank, size, device, mesh)
 
 
 def make_deterministic(processes: int) -> None:
@@ -109,7 +155,9 @@ def max_over_ranks(value: float, world: World) -> float:
 
 
 def sum_over_ranks(values: Tensor, world: World) -> Tensor:
-    """The sum of a tensor over all ranks, in place where there are several."""
+    """The sum of a tensor over all shares of a batch, in place where there are several processes."""
     if world.size > 1:
+        if not world.is_first_of_tensor:
+            values.zero_()
         dist.all_reduce(values)
     return values

@@ -1,0 +1,45 @@
+"""The part of `engine` that says how a training is spread over its processes."""
+
+from __future__ import annotations
+
+from gristmill.mixtures.section import Positive, Section
+
+
+class Parallel(Section):
+    """How a training is spread over its `ranks`: their product is `ranks`.
+
+    Changes no result but by rounding: sums are taken in another order. A checkpoint of any form continues in any
+    other one.
+    """
+
+    replicate: Positive = 1
+    """Groups that each hold the whole model, and exchange gradients only (HSDP; of machines whose links are slow)."""
+    shard: Positive | None = None
+    """Processes over which a group's weights, gradients and optimizer state are split (FSDP); all that the other keys
+    leave if absent."""
+    tensor: Positive = 1
+    """Processes that split every matrix, and the activations between them along the sequence (Korthikanti et al. 2022);
+    of one machine."""
+    pipeline: Positive = 1
+    """Processes that each hold some of the layers, and pass activations on (1F1B, Narayanan et al. 2019); only
+    `pretrain` has this form, the other trainings use these processes to shard."""
+
+    def sizes(self, ranks: int, pipelined: bool = True) -> tuple[int, int, int, int]:
+        """Processes along pipeline, replicate, shard and tensor.
+
+        Args:
+            ranks: all processes.
+            pipelined: whether the training may be; otherwise those processes shard.
+
+        Raises:
+            ValueError: the product is not `ranks`.
+        """
+        fixed = self.pipeline * self.replicate * self.tensor
+        shard = self.shard or max(ranks // fixed, 1)
+        if fixed * shard != ranks:
+            raise ValueError(
+                f"parallel: pipeline {self.pipeline} x replicate {self.replicate} x shard {shard} x tensor "
+                f"{self.tensor} are {fixed * shard} processes, but ranks is {ranks}")
+        if not pipelined:
+            return 1, self.replicate, shard * self.pipeline, self.tensor
+        return self.pipeline, self.replicate, shard, self.tensor

@@ -1,0 +1,136 @@
+"""Every parallel form learns what one process learns, and continues from any other form's checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gristmill.mixtures.manifest import Engine
+from gristmill.mixtures.parallel import Parallel
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.shape import Shape
+from gristmill.train.parallel.tensor import UnevenSplitError, padded_to_multiple, split_matrices
+
+WORKER = Path(__file__).parent / "parallel_worker.py"
+STEPS, CHECKPOINT = 4, 2
+FORMS: dict[int, list[dict[str, int]]] = {
+    2: [{"shard": 2}, {"replicate": 2}, {"tensor": 2}],
+    4: [{"replicate": 2, "shard": 2}, {"shard": 2, "tensor": 2}, {"replicate": 2, "tensor": 2}],
+}
+
+
+@pytest.fixture
+def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
+    return {"tokenizer": tokenizer_folder, "mix": mix_folder}
+
+
+@pytest.fixture
+def config(pretrain_config: dict[str, Any]) -> dict[str, Any]:
+    """Batches of 7 rows in micro-batches of 2 divide among no number of processes."""
+    model = {**pretrain_config["model"], "qk_norm": True, "document_mask": True, "tied_embeddings": False}
+    return {**pretrain_config, "model": model, "steps": STEPS, "global_batch_size": 7, "micro_batch_size": 2,
+            "validate_every": STEPS, "optimizer": {"learning_rate": 0.002}, "z_loss": 1e-3}
+
+
+@pytest.fixture
+def alone(run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path) -> Path:
+    """The training in one process, with its checkpoint."""
+    run_stage("pretrain", inputs, config, tmp_path / "alone", checkpoint_every=CHECKPOINT)
+    return tmp_path / "alone"
+
+
+def torchrun(ranks: int, jobs: list[dict[str, Any]], folder: Path) -> None:
+    """Run trainings one after the other on so many processes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={ranks}",
+         "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", str(WORKER),
+         str(folder / "jobs.json")],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}, capture_output=True, text=True,
+        check=False, timeout=240)
+    assert done.returncode == 0, done.stderr[-6000:]
+
+
+def assert_same(folder: Path, expected: Path, first_step: int) -> None:
+    """Losses and gradient norms from a step on, validations and weights are equal but for rounding."""
+    ours, theirs = ([json.loads(line) for line in (one / "data" / "metrics.jsonl").read_text().splitlines()]
+                    for one in (folder, expected))
+    theirs = [line for line in theirs if line["step"] >= first_step]
+    assert [line["step"] for line in ours] == [line["step"] for line in theirs]
+    for line, reference in zip(ours, theirs, strict=True):
+        assert line.get("rows_digest") == reference.get("rows_digest")
+        if "loss" in line:
+            assert line["loss"] == pytest.approx(reference["loss"], abs=1e-5)
+            assert line["grad_norm"] == pytest.approx(reference["grad_norm"], rel=1e-4)
+        for source, measured in line.get("validation", {}).items():
+            assert measured["loss"] == pytest.approx(reference["validation"][source]["loss"], abs=1e-5)
+            assert measured["tokens"] == reference["validation"][source]["tokens"]
+    weights = Path("data", "model", "model.safetensors")
+    ours_weights, their_weights = load_file(folder / weights), load_file(expected / weights)
+    assert ours_weights.keys() == their_weights.keys()
+    for name, tensor in their_weights.items():
+        # AdamW moves a weight whose gradient is nearly nought by its learning rate, whatever sign rounding gives it.
+        torch.testing.assert_close(ours_weights[name], tensor, atol=2e-3, rtol=0)
+        assert (ours_weights[name] - tensor).abs().mean() < 1e-5, name
+
+
+@pytest.mark.parametrize("ranks", FORMS)
+def test_every_form_learns_the_same_and_goes_on_from_the_checkpoints_of_the_others(
+    ranks: int, alone: Path, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
+) -> None:
+    """Each form trains from the start, and from the checkpoint of the form before it, the first from one process's."""
+    jobs, before = [], alone
+    for number, parallel in enumerate(FORMS[ranks]):
+        fresh, resumed = (tmp_path / f"{kind}-{number}" for kind in ("fresh", "resumed"))
+        common = {"parallel": parallel, "config": config, "checkpoint_every": CHECKPOINT,
+                  "inputs": {name: str(path) for name, path in inputs.items()}}
+        jobs += [{**common, "folder": str(fresh), "continue": None},
+                 {**common, "folder": str(resumed), "continue": str(before)}]
+        before = fresh
+    torchrun(ranks, jobs, tmp_path)
+    for number in range(len(FORMS[ranks])):
+        assert_same(tmp_path / f"fresh-{number}", alone, first_step=1)
+        assert_same(tmp_path / f"resumed-{number}", alone, first_step=CHECKPOINT + 1)
+
+
+def test_a_product_other_than_the_number_of_ranks_is_refused() -> None:
+    assert Parallel(tensor=2).sizes(8) == (1, 1, 4, 2)
+    assert Parallel(pipeline=2, replicate=2, tensor=2).sizes(8) == (2, 2, 1, 2)
+    assert Parallel(pipeline=2, tensor=2).sizes(8, pipelined=False) == (1, 1, 4, 2)
+    with pytest.raises(ValueError, match="pipeline 1 x .* x shard 1 x tensor 4 are 4 processes, but ranks is 2"):
+        Engine(ranks=2, parallel=Parallel(tensor=4))
+    with pytest.raises(ValueError, match="are 6 processes, but ranks is 4"):
+        Engine(ranks=4, parallel=Parallel(replicate=2, shard=3))
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"kv_heads": 1}, r"tensor is 2, but the model's kv_heads \(1\) does not divide by it"),
+    ({"experts": 2, "experts_per_token": 1}, "a mixture of experts is not split so; use shard"),
+])
+def test_a_model_that_cannot_be_split_is_refused(changes: dict[str, int], message: str, tiny_shape: Shape) -> None:
+    from dataclasses import replace
+
+    class Mesh:
+        @staticmethod
+        def size() -> int:
+            return 2
+
+    with torch.device("meta"), pytest.raises(UnevenSplitError, match=message):
+        split_matrices(Llama(replace(tiny_shape, **changes)), Mesh)  # type: ignore[arg-type]
+
+
+def test_rows_are_lengthened_until_they_divide_among_the_processes() -> None:
+    ids, positions = padded_to_multiple(4, torch.ones(2, 5), torch.zeros(2, 5))
+    assert ids.shape == (2, 8)
+    assert positions is not None
+    assert positions[:, 5:].tolist() == [[-1.0] * 3] * 2
+    assert padded_to_multiple(4, torch.ones(2, 8), None)[1] is None

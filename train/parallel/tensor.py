@@ -1,0 +1,101 @@
+"""Tensor parallelism with sequence parallelism (Korthikanti et al. 2022), as plans for PyTorch's DTensor.
+
+Within a block, matrices are split by heads and by channels of the feed-forward; between them, activations are split
+along the sequence, so that norms and residual connections hold a share of the tokens only. The embedding is split by
+ids. At the model's end the sequence and the output matrix are gathered, since what is computed there may be anything.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from gristmill.train.models.llama import Llama
+
+SEQUENCE, HEADS = 1, 1
+"""Dimension of tokens in (n, t, d), and of heads in (n, h, t, c)."""
+
+
+class UnevenSplitError(ValueError):
+    """A model cannot be split among so many processes."""
+
+
+def split_matrices(model: Llama, mesh: DeviceMesh) -> None:
+    """Split a model's matrices over the processes of a mesh, before it is sharded.
+
+    Raises:
+        UnevenSplitError: heads or channels do not divide among the processes, or the model has experts.
+    """
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    shape, size = model.shape, mesh.size()
+    if shape.experts:
+        raise UnevenSplitError(f"engine.parallel.tensor is {size}, but a mixture of experts is not split so; use shard")
+    for name in ("heads", "kv_heads", "ffn_width"):
+        if getattr(shape, name) % size:
+            raise UnevenSplitError(f"engine.parallel.tensor is {size}, but the model's {name} ({getattr(shape, name)}) "
+                                   "does not divide by it; use a divisor, or shard instead")
+    parallelize_module(model, mesh, _plan_of_ends(model))
+    for layer in model.model.layers:
+        parallelize_module(layer, mesh, _plan_of_block(model))
+    model.tensor_mesh = mesh
+
+
+def _plan_of_ends(model: Llama) -> dict[str, Any]:
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
+
+    plan: dict[str, Any] = {
+        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(SEQUENCE)),
+        "model.norm": SequenceParallel(use_local_output=False),
+    }  # fmt: skip
+    return plan if model.shape.tied_embeddings else {**plan, "lm_head": ColwiseParallel()}
+
+
+def _plan_of_block(model: Llama) -> dict[str, Any]:
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+    )
+
+    others = (None,) * 4  # rotary, visible, cache, filled
+    norm_of_heads = SequenceParallel(sequence_dim=HEADS, use_local_output=True)
+    norms = {"self_attn.q_norm": norm_of_heads, "self_attn.k_norm": norm_of_heads}
+    return {
+        "input_layernorm": SequenceParallel(),
+        "self_attn": PrepareModuleInput(input_layouts=(Shard(SEQUENCE), *others),
+                                        desired_input_layouts=(Replicate(), *others)),
+        **{f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"},
+        **(norms if model.shape.qk_norm else {}),
+        "self_attn.o_proj": RowwiseParallel(output_layouts=Shard(SEQUENCE)),
+        "post_attention_layernorm": SequenceParallel(),
+        "mlp": PrepareModuleInput(input_layouts=(Shard(SEQUENCE),), desired_input_layouts=(Replicate(),)),
+        "mlp.gate_proj": ColwiseParallel(),
+        "mlp.up_proj": ColwiseParallel(),
+        "mlp.down_proj": RowwiseParallel(output_layouts=Shard(SEQUENCE)),
+    }  # fmt: skip
+
+
+def padded_to_multiple(size: int, ids: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Rows lengthened at their end, which no token before it sees, until they divide among `size` processes."""
+    missing = -ids.shape[1] % size
+    if not missing:
+        return ids, positions
+    return F.pad(ids, (0, missing)), None if positions is None else F.pad(positions, (0, missing), value=-1)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A split tensor, gathered; every process goes on to compute the same with it, so its gradient counts once."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    assert isinstance(tensor, DTensor)
+    gathered: Tensor = tensor.redistribute(placements=[Replicate()]).to_local(grad_placements=[Replicate()])
+    return gathered
