@@ -106,7 +106,7 @@ def test_a_product_other_than_the_number_of_ranks_is_refused() -> None:
     assert Parallel(tensor=2).sizes(8) == (1, 1, 4, 2)
     assert Parallel(pipeline=2, replicate=2, tensor=2).sizes(8) == (2, 2, 1, 2)
     assert Parallel(pipeline=2, tensor=2).sizes(8, pipelined=False) == (1, 1, 4, 2)
-    with pytest.raises(ValueError, match="pipeline 1 x .* x shard 1 x tensor 4 are 4 processes, but ranks is 2"):
+    with pytest.raises(ValueError, match=r"pipeline 1 x .* x shard 1 x tensor 4 are 4 processes, but ranks is 2"):
         Engine(ranks=2, parallel=Parallel(tensor=4))
     with pytest.raises(ValueError, match="are 6 processes, but ranks is 4"):
         Engine(ranks=4, parallel=Parallel(replicate=2, shard=3))
