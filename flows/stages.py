@@ -166,10 +166,18 @@ def _tokenizer(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None
     if section is None:
         return None
     if section.path is not None:
-        return ({"external": {"sha256": sha256_file(as_path(section.path))}},
+        chat = _dump_only(section, verify, "special_tokens", "chat_template", "chat_template_path")
+        return ({"external": {"sha256": sha256_file(as_path(section.path))}, **chat},
                 {"tokenizer": _dump(section), "sources": list(manifest.sources), "seed": 0})
-    return {"tokenizer": _dump(section, "seed", "path"), "sources": list(manifest.sources),
-            "seed": _seed(section, manifest)}, {}
+    dumped = _dump(section, "seed", "path")
+    return {"tokenizer": name_outside_files(dumped, section, verify), "sources": list(manifest.sources),
+            "seed": _seed(section, manifest)}, {"tokenizer": dumped}
+
+
+def _dump_only(section: Section, verify: bool, *keys: str) -> Recipe:
+    """Some settings of a section, outside files by what identifies them."""
+    named = name_outside_files(_dump(section), section, verify)
+    return {key: named[key] for key in keys}
 
 
 def _tokenize(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
@@ -271,7 +279,7 @@ STAGES: dict[str, Stage] = {
         Stage("quality", 3, "gristmill.dataprep.judges.quality:run", _prepare("quality"), _before("quality")),
         Stage("decontaminate", 1, "gristmill.dataprep.passages.decontaminate:run", _prepare("decontaminate"),
               _before("decontaminate")),
-        Stage("tokenizer", 1, "gristmill.tokenize.encoding.tokenizer:run", _tokenizer, _documents()),
+        Stage("tokenizer", 2, "gristmill.tokenize.encoding.tokenizer:run", _tokenizer, _documents()),
         Stage("tokenize", 1, "gristmill.tokenize.encoding.encode:run", _tokenize, _documents("tokenizer")),
         Stage("mix", 5, "gristmill.tokenize.mixing.mix:run", _mix, _documents("tokenizer", "tokenize")),
         Stage("pretrain", 2, "gristmill.train.pretrain:run", _training("pretrain"), _only("tokenizer", "mix"),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from gristmill.mixtures.section import OutsidePath, Positive, Section
+
+BYTES, OWN_SPECIAL_TOKENS = 256, 6
+"""What every vocabulary has: all bytes; end of text, padding, three roles and the end of a turn."""
 
 
 class Tokenizer(Section):
@@ -16,9 +19,36 @@ class Tokenizer(Section):
     """A tokenizer.json to use instead of training one."""
     vocab_size: Annotated[int, Field(ge=264)] = 8192
     """256 bytes, the special tokens and the merges together."""
+    pretokenizer: Literal["gpt2", "llama3", "digits"] = "gpt2"
+    """What no token reaches across. `gpt2`: words with the blank in front of them, runs of numbers, runs of marks
+    (Radford et al. 2019). `llama3`: numbers in groups of up to three, any mark in front of a word, line breaks with
+    the marks before them (tiktoken's cl100k_base, as Llama 3 has it). `digits`: `gpt2` with every digit a token."""
+    special_tokens: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Further special tokens, behind those that every tokenizer here has; text never becomes one."""
+    chat_template: Annotated[str, Field(min_length=1)] | None = None
+    """How conversations are written, in Jinja as transformers reads it; the answers between `{% generation %}` and
+    `{% endgeneration %}`. A template with the roles as special tokens if absent."""
+    chat_template_path: OutsidePath | None = None
+    """A file that holds the template."""
     sample_bytes: Positive = 50_000_000
     """Text that the merges are learnt from."""
     weights: dict[str, Annotated[float, Field(ge=0.0)]] | None = None
     """Shares of the sample per source; equal shares if absent (so that a new mixture keeps the tokenizer)."""
     seed: int | None = None
     """Of the hashes that choose documents; the manifest's if absent."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Tokenizer:
+        if self.chat_template is not None and self.chat_template_path is not None:
+            raise ValueError("chat_template and chat_template_path both give a template; leave one out")
+        if self.path is not None and self.pretokenizer != "gpt2":
+            raise ValueError(f"pretokenizer {self.pretokenizer} is for a tokenizer that is trained here; the file of "
+                             "path has its own")
+        if len(set(self.special_tokens)) < len(self.special_tokens):
+            twice = next(token for token in self.special_tokens if self.special_tokens.count(token) > 1)
+            raise ValueError(f"special_tokens names {twice!r} twice")
+        least = BYTES + OWN_SPECIAL_TOKENS + len(self.special_tokens)
+        if self.path is None and self.vocab_size < least:
+            raise ValueError(f"vocab_size {self.vocab_size} has no room for the bytes and the special tokens: {least} "
+                             "is the least")
+        return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +15,13 @@ import pytest
 import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from gristmill.mixtures.tokenizer import Tokenizer
 from gristmill.tokenize.encoding.chat import SPECIAL_TOKENS
 from gristmill.tokenize.encoding.sample import HELD_OUT, SampleError, draw_sample, share_bytes
-from gristmill.tokenize.encoding.tokenizer import TextTokenizer, TokenizerError, load
+from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
+from gristmill.tokenize.encoding.vocabulary import TokenizerError
 
 CONVERSATION = [
     {"role": "system", "content": "Answer briefly."},
@@ -223,3 +227,129 @@ def test_sentencepiece_tokens_count_their_blank_and_their_bytes(stages: Any) -> 
     loaded = load(stages.root / "tokenizer")
     assert (loaded.eos, loaded.pad) == (1, 1)
     assert loaded.token_bytes[1:7].tolist() == [0, 1, 1, 1, 2, 2]
+
+
+CHATML = """\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message['role'] + '\\n' -}}
+{%- if message['role'] == 'assistant' -%}
+{%- generation -%}{{- message['content'] + '<|im_end|>' -}}{%- endgeneration -%}
+{%- else -%}{{- message['content'] + '<|im_end|>' -}}{%- endif -%}
+{{- '\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+CHATML_TOKENS = ["<|im_start|>", "<|im_end|>"]
+
+
+@pytest.mark.parametrize(("name", "pieces"), [
+    ("gpt2", ["pay", " 12345", "\n\n", "\t", "now", "!!", "\n"]),
+    ("llama3", ["pay", " ", "123", "45", "\n\n", "\tnow", "!!\n"]),
+    ("digits", ["pay", " ", "1", "2", "3", "4", "5", "\n\n", "\t", "now", "!!", "\n"]),
+])
+def test_no_token_reaches_across_what_the_pretokenizer_cuts(stages: Any, name: str, pieces: list[str]) -> None:
+    text = "pay 12345\n\n\tnow!!\n"
+    ingest = stages.ingest("ingest", [("prose", str(number), text) for number in range(40)])
+    summary = stages.tokenizer("tokenizer", {"ingest": ingest}, ["prose"], pretokenizer=name)
+    loaded = load(stages.root / "tokenizer")
+    ids = loaded.encode([text])[0].ids
+    assert [loaded.decode([number]) for number in ids] == pieces  # the sample is so uniform that every piece is a token
+    assert summary["pretokenizer"] == name
+
+
+@given(text=st.text())
+@example("<|im_start|>1234\0\u0378\U000e0fff  \r\n\t5\u00a06 'LL")
+@pytest.mark.parametrize("name", ["llama3", "digits"])
+def test_every_string_comes_back_whatever_the_pretokenizer(other_tokenizers: dict[str, TextTokenizer], name: str,
+                                                           text: str) -> None:
+    loaded = other_tokenizers[name]
+    ids = loaded.encode([text])[0].ids
+    assert loaded.decode(ids) == text
+    assert not set(ids) & set(loaded.special_ids.values())
+    assert int(loaded.token_bytes[ids].sum()) == len(text.encode())
+
+
+@pytest.fixture(scope="module")
+def other_tokenizers(module_stages: Any) -> dict[str, TextTokenizer]:
+    ingest = module_stages.ingest("few", module_stages.documents("prose", 20))
+    for name in ("llama3", "digits"):
+        module_stages.tokenizer(name, {"ingest": ingest}, ["prose"], pretokenizer=name, special_tokens=CHATML_TOKENS,
+                                chat_template=CHATML)
+    return {name: load(module_stages.root / name) for name in ("llama3", "digits")}
+
+
+def test_further_special_tokens_and_another_template_are_stored_and_rendered_as_transformers_does(
+    module_stages: Any, other_tokenizers: dict[str, TextTokenizer]
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    from gristmill.train.objectives.chat import Chat
+
+    folder, loaded = module_stages.root / "llama3", other_tokenizers["llama3"]
+    assert [loaded.special_ids[token] for token in (*SPECIAL_TOKENS, *CHATML_TOKENS)] == list(range(8))
+    assert loaded.token_bytes[:8].tolist() == [0] * 8
+    chat, auto = Chat(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    expected = "<|im_start|>user\nHow?<|im_end|>\n<|im_start|>assistant\nSo.<|im_end|>\n"
+    messages = [{"role": "user", "content": "How?"}, {"role": "assistant", "content": "So."}]
+    assert auto.apply_chat_template(messages, tokenize=False) == expected
+    assert "".join(text for text, _ in chat.segments(messages)) == expected
+    assert [text for text, generated in chat.segments(messages) if generated] == ["So.<|im_end|>"]
+    assert chat.stops >= {loaded.special_ids["<|im_end|>"], loaded.eos}
+
+
+def test_a_template_is_read_from_a_file_too(stages: Any) -> None:
+    path = stages.root / "chatml.jinja"
+    path.write_text(CHATML)
+    ingest = {"ingest": stages.ingest("ingest", stages.documents("prose", 5))}
+    stages.tokenizer("tokenizer", ingest, ["prose"], special_tokens=CHATML_TOKENS, chat_template_path=str(path))
+    assert (stages.root / "tokenizer" / "chat_template.jinja").read_text() == CHATML
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(TokenizerError, match=r"tokenizer.chat_template_path: .*chatml.jinja cannot be read as text"):
+        stages.tokenizer("other", ingest, ["prose"], chat_template_path=str(path))
+
+
+@pytest.mark.parametrize(("template", "reason"), [
+    ("{% for message in messages %}", "it cannot be rendered: line 1: "),
+    ("{{ messages[0]['content'] + 1 }}", "it cannot be rendered: TypeError"),
+    ("{{ raise_exception('only users may speak') }}", "it cannot be rendered: only users may speak"),
+    (CHATML.replace("{%- generation -%}", "").replace("{%- endgeneration -%}", ""), "does not mark what the assistant"),
+    (CHATML.replace("in messages", "in messages if message['role'] != 'system'"), "leaves out what the system says"),
+    (CHATML.replace("'<|im_start|>assistant\\n'", "'<|im_start|>assistant: '"), "asked in another way"),
+    (CHATML.replace("im_end", "end_of_turn"), r"writes <\|end_of_turn\|>, which the tokenizer has no special token"),
+])
+def test_a_template_that_cannot_be_trained_is_refused(stages: Any, template: str, reason: str) -> None:
+    ingest = {"ingest": stages.ingest("ingest", stages.documents("prose", 5))}
+    with pytest.raises(TokenizerError, match=rf"tokenizer.chat_template: .*{reason}"):
+        stages.tokenizer("tokenizer", ingest, ["prose"], special_tokens=CHATML_TOKENS, chat_template=template)
+
+
+@pytest.mark.parametrize(("token", "reason"), [
+    ("word", "'word': a text could become that token"), ("<|user|>", "every tokenizer here has it")])
+def test_a_special_token_that_text_could_become_is_refused(stages: Any, token: str, reason: str) -> None:
+    ingest = {"ingest": stages.ingest("ingest", stages.documents("prose", 5))}
+    with pytest.raises(TokenizerError, match=reason):
+        stages.tokenizer("tokenizer", ingest, ["prose"], special_tokens=[token])
+
+
+def test_a_published_tokenizer_takes_special_tokens_but_not_its_own_plain_ones(stages: Any, folder: Path) -> None:
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["added_tokens"] = content["added_tokens"][:1]
+    path = stages.root / "own.json"
+    path.write_text(json.dumps(content))
+    ingest = {"ingest": stages.ingest("ingest", stages.documents("prose", 5))}
+    stages.tokenizer("tokenizer", ingest, ["prose"], path=str(path), special_tokens=CHATML_TOKENS, chat_template=CHATML)
+    loaded = load(stages.root / "tokenizer")
+    assert loaded.special_ids == {"<|endoftext|>": 0, "<|im_start|>": 320, "<|im_end|>": 321}
+    with pytest.raises(TokenizerError, match=r"'Ġgr' is a plain token of .*own.json"):
+        stages.tokenizer("other", ingest, ["prose"], path=str(path), special_tokens=["Ġgr"])
+
+
+def test_a_manifest_with_settings_that_do_not_fit_together_is_refused() -> None:
+    for section, message in (
+        ({"chat_template": "a", "chat_template_path": "b"}, "leave one out"),
+        ({"path": "a.json", "pretokenizer": "digits"}, "pretokenizer digits is for a tokenizer that is trained here"),
+        ({"special_tokens": ["<|a|>", "<|a|>"]}, "names '<|a|>' twice"),
+        ({"vocab_size": 264, "special_tokens": ["<|a|>", "<|b|>", "<|c|>"]}, "265 is the least"),
+        ({"pretokenizer": "gpt4"}, "Input should be 'gpt2', 'llama3' or 'digits'"),
+    ):
+        with pytest.raises(ValidationError, match=re.escape(message)):
+            Tokenizer.model_validate(section)

@@ -13,7 +13,8 @@ import numpy as np
 from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.jobs.engine import Task
 from gristmill.tokenize.encoding.sample import Sample
-from gristmill.tokenize.encoding.tokenizer import load, train, write_tokenizer
+from gristmill.tokenize.encoding.tokenizer import load, write_tokenizer
+from gristmill.tokenize.encoding.vocabulary import train
 from gristmill.tokenize.mixing.layouts import Packing, lay_out
 from gristmill.tokenize.mixing.pack import Documents, Plan, gather, layout_of, save, train_stream, write_train_shard
 from gristmill.tokenize.mixing.streams import make_stream

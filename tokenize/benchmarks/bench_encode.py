@@ -23,7 +23,7 @@ from gristmill.dataprep.benchmarks.public_data import data_folder
 from gristmill.tokenize.encoding.fast_encode import FastEncoder
 from gristmill.tokenize.encoding.merges import byte_characters
 from gristmill.tokenize.encoding.sample import Sample
-from gristmill.tokenize.encoding.tokenizer import train
+from gristmill.tokenize.encoding.vocabulary import train
 
 VOCAB_SIZE = 32_000
 DOCUMENT_CHARACTERS = 8000

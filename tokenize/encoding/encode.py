@@ -35,7 +35,8 @@ from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.mixtures.section import Judging
 from gristmill.tokenize.encoding.fast_encode import FastEncoder
 from gristmill.tokenize.encoding.patterns import NotKnownError
-from gristmill.tokenize.encoding.tokenizer import TextTokenizer, TokenizerError, load
+from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
+from gristmill.tokenize.encoding.vocabulary import TokenizerError
 from gristmill.tokenize.packed import DTYPES, dtype_name
 
 BATCH_BYTES = 1 << 20

@@ -18,24 +18,18 @@ import numpy as np
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import as_path, atomic_write, sha256_file, write_json
 from gristmill.mixtures import tokenizer as sections
-from gristmill.tokenize.encoding.chat import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
-from gristmill.tokenize.encoding.sample import Sample, draw_sample
+from gristmill.tokenize.encoding.chat import CHAT_TEMPLATE, PAD
+from gristmill.tokenize.encoding.chat_template import TemplateRefusedError, check_template
+from gristmill.tokenize.encoding.sample import draw_sample
+from gristmill.tokenize.encoding.vocabulary import END_OF_TEXT_NAMES, TokenizerError, first_known, read_external, train
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
-END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<|eot_id|>", "[EOS]")
-"""What published tokenizers call it: GPT-2 and NeoX, Llama 2, Llama 3, Gemma, Llama 3 Instruct, others."""
 PAD_NAMES = (PAD, "<pad>", "[PAD]", "<|finetune_right_pad_id|>", "<|padding|>")
-MIN_PAIR_COUNT = 2
-"""A merge that occurs once in the sample says nothing about other text."""
 UNBOUNDED_LENGTH = 10**9
 """The model decides how long a text may be, not the tokenizer."""
-
-
-class TokenizerError(ValueError):
-    """A tokenizer.json that cannot be used, or text that it cannot encode."""
 
 
 @dataclass(frozen=True)
@@ -85,15 +79,18 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """
     section = sections.Tokenizer.model_validate(config["tokenizer"])
     os.environ.setdefault("RAYON_NUM_THREADS", str(context.workers))
-    sample = draw_sample(inputs, config["sources"], section.sample_bytes, section.weights, config["seed"])
+    template = read_template(section)
     if section.path is not None:
-        tokenizer = read_external(as_path(section.path))
-    else:
-        tokenizer = train(sample, section.vocab_size)
+        tokenizer = read_external(as_path(section.path), section.special_tokens, own_template=template is not None)
+        check(tokenizer, template or CHAT_TEMPLATE)
+    sample = draw_sample(inputs, config["sources"], section.sample_bytes, section.weights, config["seed"])
+    if section.path is None:
+        tokenizer = train(sample, section.vocab_size, section.pretokenizer, section.special_tokens)
+        check(tokenizer, template or CHAT_TEMPLATE)
         if tokenizer.get_vocab_size() < section.vocab_size:
             context.warn(f"the sample holds only {tokenizer.get_vocab_size()} of the {section.vocab_size} tokens asked "
                          "for; the vocabulary is smaller than tokenizer.vocab_size, which changes nothing else")
-    write_tokenizer(tokenizer, out)
+    write_tokenizer(tokenizer, out, template or CHAT_TEMPLATE)
     loaded = load(out)
     measured = [text for texts in sample.measure.values() for text in texts]
     changed = sum(loaded.decode(encoding.ids) != text
@@ -104,62 +101,52 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     return {
         "vocab_size": loaded.vocab_size, "sha256": loaded.sha256, "eos": loaded.eos, "pad": loaded.pad,
         "external": section.path is not None, "changed_documents": changed,
+        "pretokenizer": None if section.path else section.pretokenizer,
         "sample_bytes": {source: _text_bytes(texts) for source, texts in sample.learn.items()},
         "bytes_per_token": {source: _bytes_per_token(loaded, texts) for source, texts in sample.measure.items()},
     }
 
 
-def train(sample: Sample, vocab_size: int) -> Tokenizer:
-    """Learn a byte-level BPE (Sennrich et al. 2016; bytes and split pattern as GPT-2, Radford et al. 2019).
-
-    Special tokens have the first ids, then come all 256 bytes, then the merges. The result depends on the words of
-    the sample and how often each occurs, not on their order or the number of threads.
-    """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, min_frequency=MIN_PAIR_COUNT, special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
-    )
-    tokenizer.train_from_iterator((text for texts in sample.learn.values() for text in texts), trainer)
-    return tokenizer
-
-
-def read_external(path: Path) -> Tokenizer:
-    """Read somebody else's tokenizer.json; chat tokens that it lacks are added behind its vocabulary.
+def read_template(section: sections.Tokenizer) -> str | None:
+    """The template that a manifest gives, or None.
 
     Raises:
-        TokenizerError: it does not parse, or has no token that ends a text.
+        TokenizerError: its file cannot be read.
     """
-    from tokenizers import Tokenizer
-
+    if section.chat_template_path is None:
+        return section.chat_template
     try:
-        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # the library raises bare Exception for every malformed file
-        raise TokenizerError(f"tokenizer.path: {path} is not a tokenizer.json that the tokenizers library reads: "
+        return as_path(section.chat_template_path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"tokenizer.chat_template_path: {section.chat_template_path} cannot be read as text: "
                              f"{error}") from error
-    if _first_known(tokenizer, END_OF_TEXT_NAMES) is None:
-        raise TokenizerError(f"tokenizer.path: {path} has no token that ends a text; one of "
-                             f"{', '.join(END_OF_TEXT_NAMES)} is needed")
-    chat_tokens = [token for token in SPECIAL_TOKENS[2:] if tokenizer.token_to_id(token) is None]
-    if chat_tokens:
-        tokenizer.add_special_tokens(chat_tokens)
-    return tokenizer
 
 
-def write_tokenizer(tokenizer: Tokenizer, out: Path) -> None:
+def check(tokenizer: Tokenizer, template: str) -> None:
+    """Whether conversations can be written with a template and a tokenizer.
+
+    Raises:
+        TokenizerError: not so.
+    """
+    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    eos = first_known(tokenizer, END_OF_TEXT_NAMES)
+    names = {"eos_token": eos, "pad_token": first_known(tokenizer, PAD_NAMES) or eos}
+    try:
+        check_template(template, special, **names)
+    except TemplateRefusedError as error:
+        raise TokenizerError(f"tokenizer.chat_template: {error}") from error
+
+
+def write_tokenizer(tokenizer: Tokenizer, out: Path, template: str = CHAT_TEMPLATE) -> None:
     """Write the four files of the stage."""
-    eos = _first_known(tokenizer, END_OF_TEXT_NAMES)
-    pad = _first_known(tokenizer, PAD_NAMES) or eos
+    eos = first_known(tokenizer, END_OF_TEXT_NAMES)
+    pad = first_known(tokenizer, PAD_NAMES) or eos
     write_json(out / "tokenizer_config.json", {
         "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eos, "pad_token": pad,
         "model_max_length": UNBOUNDED_LENGTH, "clean_up_tokenization_spaces": False,
     })
     with atomic_write(out / "chat_template.jinja") as sink:
-        sink.write(CHAT_TEMPLATE.encode())
+        sink.write(template.encode())
     with atomic_write(out / "token_bytes.npy") as sink:
         np.save(sink, count_token_bytes(tokenizer))
     with atomic_write(out / TOKENIZER_FILE) as sink:
@@ -179,12 +166,12 @@ def load(folder: Path) -> TextTokenizer:
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    eos = _first_known(tokenizer, END_OF_TEXT_NAMES)
+    eos = first_known(tokenizer, END_OF_TEXT_NAMES)
     if eos is None:
         raise TokenizerError(f"{path} has no token that ends a text; run the tokenizer stage again")
     special_ids = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()
                    if token.special}
-    pad = _first_known(tokenizer, PAD_NAMES) or eos
+    pad = first_known(tokenizer, PAD_NAMES) or eos
     ids = tokenizer.get_vocab(with_added_tokens=True)
     with (folder / "token_bytes.npy").open("rb") as stream:
         token_bytes = np.load(stream)
@@ -215,10 +202,6 @@ def count_token_bytes(tokenizer: Tokenizer) -> np.ndarray:
 
 def _vocab_size(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-
-
-def _first_known(tokenizer: Tokenizer, names: Sequence[str]) -> str | None:
-    return next((name for name in names if tokenizer.token_to_id(name) is not None), None)
 
 
 def _text_bytes(texts: Sequence[str]) -> int:

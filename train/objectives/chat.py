@@ -15,38 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import jinja2.nodes
 import numpy as np
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gristmill.dataprep.files import read_json, sha256_file
 from gristmill.tokenize.encoding.chat import END_OF_TURN
+from gristmill.tokenize.encoding.chat_template import CLOSE, OPEN, PROBE, compile_template, render_segments
 
-OPEN, CLOSE = "\x00<generation>\x00", "\x00</generation>\x00"
-"""What the marks render to. Text that holds one of these is refused."""
 TEMPLATE_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "chat_template.jinja", "tokenizer.json", "tokenizer_config.json"
 Message = Mapping[str, str]
 
 
 class ChatError(ValueError):
     """A conversation or a template cannot be turned into tokens."""
-
-
-class _GenerationMarks(Extension):
-    """`{% generation %} ... {% endgeneration %}`: renders its content between OPEN and CLOSE."""
-
-    tags = {"generation"}  # noqa: RUF012 - Jinja's own interface
-
-    def parse(self, parser: Parser) -> jinja2.nodes.Node:
-        """Parse one block."""
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_enclose"), [], [], body).set_lineno(line)
-
-    def _enclose(self, caller: Any) -> str:
-        return OPEN + str(caller()) + CLOSE
 
 
 @dataclass(frozen=True)
@@ -81,10 +61,7 @@ class Chat:
                             "conversations: remove `sft:` and `dpo:`, or use a trained tokenizer")
         self.tokenizer = Tokenizer.from_str((folder / TOKENIZER_FILE).read_text(encoding="utf-8"))
         self._config: dict[str, Any] = read_json(folder / TOKENIZER_CONFIG_FILE)
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationMarks, loopcontrols])
-        environment.globals["raise_exception"] = _raise
-        self._template = environment.from_string((folder / TEMPLATE_FILE).read_text(encoding="utf-8"))
+        self._template = compile_template((folder / TEMPLATE_FILE).read_text(encoding="utf-8"))
 
     @property
     def digest(self) -> str:
@@ -98,9 +75,14 @@ class Chat:
 
     @cached_property
     def stops(self) -> frozenset[int]:
-        """Ids that end an answer: end of turn and end of text."""
+        """Ids that end an answer: end of text, end of turn, and the special token that the template ends answers with.
+        """
         end = self.tokenizer.token_to_id(END_OF_TURN)
-        return frozenset({self._id("eos_token")} | (set() if end is None else {end}))
+        answers = [text for text, generated in self.segments(PROBE) if generated]
+        last = self.tokenizer.encode(answers[-1], add_special_tokens=False).ids[-1:] if answers else []
+        added = self.tokenizer.get_added_tokens_decoder()
+        special = {number for number in last if number in added and added[number].special}
+        return frozenset({self._id("eos_token")} | special | (set() if end is None else {end}))
 
     def segments(self, messages: Sequence[Message], prompt: bool = False) -> list[tuple[str, bool]]:
         """Render a conversation: (text, whether the assistant generates it), in order; no empty ones.
@@ -116,16 +98,9 @@ class Chat:
             if found := self._special.search(message["content"]):
                 raise ChatError(f"content holds {found.group()!r}, which is no text here")
         try:
-            text = self._template.render(messages=messages, add_generation_prompt=prompt, **self._named_tokens)
+            return render_segments(self._template, messages, prompt, **self._named_tokens)
         except jinja2.TemplateError as error:
             raise ChatError(f"{self.folder / TEMPLATE_FILE}: {error}") from error
-        found_segments, generated = [], False
-        for part in re.split(f"({re.escape(OPEN)}|{re.escape(CLOSE)})", text):
-            if part in (OPEN, CLOSE):
-                generated = part == OPEN
-            elif part:
-                found_segments.append((part, generated))
-        return found_segments
 
     def encode(self, messages: Sequence[Message], prompt: bool = False) -> Tokens:
         """Tokens of a conversation, and whose they are. Arguments and errors as for `segments`."""
@@ -165,6 +140,3 @@ class Chat:
                 return int(number)
         raise ChatError(f"{self.folder / TOKENIZER_CONFIG_FILE}: names none of {', '.join(names)} of the vocabulary")
 
-
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)
