@@ -115,3 +115,5 @@ class Export(Section):
 
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Of the exported weights."""
+    weights: Literal["raw", "average"] = "raw"
+    """`raw`: the trained weights; `average`: their running mean, which the last training's `average` keeps."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from gristmill.mixtures.optimizer import Optimizer
 from gristmill.mixtures.section import OutsidePath, Positive, PositiveFloat, Section
@@ -28,7 +28,7 @@ class Sft(Training):
     sequence_length: Annotated[int, Field(ge=8)] | None = None
     """The mixture's if absent."""
     optimizer: Optimizer = Optimizer(learning_rate=3e-4, weight_decay=0.0)
-    """AdamW's settings."""
+    """What an update is."""
 
 
 class Dpo(Training):
@@ -43,4 +43,11 @@ class Dpo(Training):
     holdout: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     """Share of pairs, chosen by hash of the prompt, that only measure the reward accuracy."""
     optimizer: Optimizer = Optimizer(learning_rate=5e-5, weight_decay=0.0)
-    """AdamW's settings."""
+    """What an update is; `sophia` needs labels to draw, which pairs have not."""
+
+    @model_validator(mode="after")
+    def _has_no_labels_to_draw(self) -> Dpo:
+        if self.optimizer.kind == "sophia":
+            raise ValueError("dpo.optimizer.kind cannot be sophia, which estimates curvature from labels that the "
+                             "model draws: a loss over pairs has none; choose another kind")
+        return self

@@ -3,14 +3,53 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from gristmill.mixtures.evaluation import Task
 from gristmill.mixtures.model import Model
-from gristmill.mixtures.optimizer import Optimizer, Schedule
+from gristmill.mixtures.optimizer import Average, Optimizer, Schedule
 from gristmill.mixtures.section import Positive, PositiveFloat, Section
+
+LOOK_EVERY_STEPS = 16
+"""Steps after which the loop asks the device at the latest whether any of them was skipped."""
+
+
+class Spikes(Section):
+    """What a bad step is: one whose loss or gradient is no number, or whose loss lies far above the last ones.
+
+    Its update does not happen. What it had read is written down, ordered by loss, in `autopsies/`: a page and JSON per
+    step, and `exclude.txt`, the ids of the worst documents, one per line.
+    """
+
+    sigma: PositiveFloat = 6.0
+    """Deviations over the running mean from which on a loss is a spike (OLMo-core: 6)."""
+    window: Annotated[int, Field(ge=4)] = 128
+    """Steps whose losses the mean is of; spikes are judged once there are half of them (OLMo-core: 128)."""
+    rollback_after: Positive | None = None
+    """After so many bad steps in a row the training goes back to a checkpoint from before them, and reads on behind
+    what it has read: those rows are never read again. It never goes back if absent."""
+    rollback_steps: Positive = 100
+    """Steps between the checkpoints to go back to; they are saved beside those of `engine.checkpoint_every`, so that
+    results do not depend on the latter."""
+
+    @model_validator(mode="after")
+    def _has_a_point_before(self) -> Spikes:
+        least = (self.rollback_after or 0) + LOOK_EVERY_STEPS
+        if self.rollback_after is not None and self.rollback_steps < least:
+            raise ValueError(f"spikes.rollback_steps must be at least rollback_after + {LOOK_EVERY_STEPS} = {least}, "
+                             f"not {self.rollback_steps}: a streak must not outlast the checkpoints before it")
+        return self
+
+
+class EarlyStopping(Section):
+    """When a training ends before its last step."""
+
+    patience: Positive
+    """Validations in a row without a better loss (per token, over all sources) after which it ends."""
+    least_improvement: Annotated[float, Field(ge=0.0)] = 0.0
+    """How much lower than the best so far a loss must be to count as better, in nats per token."""
 
 
 class Training(Section):
@@ -23,15 +62,22 @@ class Training(Section):
     micro_batch_size: Positive = 16
     """Rows (or pairs) per forward pass on one rank at the most."""
     optimizer: Optimizer = Optimizer()
-    """AdamW's settings."""
+    """What an update is."""
     schedule: Schedule = Schedule()
     """Learning rate as a function of the step."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Compute dtype; `auto` is bf16 on a GPU and fp32 on a CPU."""
+    average: Average | None = None
+    """A running mean of the weights: validated beside them, saved as `model-average`, exported where
+    `export.weights` is `average`. None is kept if absent."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Compute dtype; `auto` is bf16 on a GPU and fp32 on a CPU; `fp16` scales the loss dynamically."""
     log_every: Positive = 10
     """Steps between records of loss and speed."""
-    spike_sigma: PositiveFloat = 6.0
-    """A step whose loss lies so many deviations over the running mean is skipped (OLMo-core: 6)."""
+    spikes: Spikes = Spikes()
+    """Which steps are skipped, and when the training goes back."""
+    noise_scale_every: Positive | None = None
+    """Steps between measurements of the gradient noise scale (McCandlish et al. 2018), the batch in rows from which
+    on a larger one pays less. It takes a batch of several micro-batches, whose gradients are then reduced one by one;
+    nothing is measured if absent."""
     seed: int | None = None
     """Of initialisation and order; the manifest's if absent."""
 
@@ -80,6 +126,8 @@ class Pretrain(Training):
     2022, section 5: 1e-4)."""
     validate_every: Positive = 100
     """Steps between validations."""
+    early_stopping: EarlyStopping | None = None
+    """Ends the training where the held-out loss no longer falls; it runs to its last step if absent."""
     tasks: tuple[Task, ...] = ()
     """Asked while training; those of kind `generate` are for the stage `evaluate` alone."""
     evaluate_every: Positive | None = None

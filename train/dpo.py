@@ -27,9 +27,9 @@ from gristmill.train.objectives.conversations import EXAMPLE_IDS, NothingToTrain
 from gristmill.train.objectives.pairs import Pair, is_held_out, more_likely, pair_logps, prepare_pairs, reward_accuracy
 from gristmill.train.objectives.preferences import Preferences
 from gristmill.train.objectives.reference import cached_reference, certify_start, reference_key
-from gristmill.train.parallel.sharding import compute_dtype, sharded_model, whole_tensors
+from gristmill.train.parallel.sharding import compute_dtype, sharded_model
 from gristmill.train.parallel.world import process_group
-from gristmill.train.pretrain import MODEL, describe_model, publish
+from gristmill.train.pretrain import MODEL, all_tensors, averaged, causal_share, describe_model, publish
 
 HOLDOUT = "holdout.jsonl"
 CERTIFICATE = "step-0.json"
@@ -61,10 +61,12 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         if world.is_first:
             write_example_ids(out / EXAMPLE_IDS, [pair.example["id"] for pair in training])
         certificate = certify_start(model, objective, section, dtype, context.work / CERTIFICATE, world)
-        record, summary = train(Job(section=section, objective=objective, model=model, world=world, context=context,
-                                    peak_flops=peak_flops(world.device, dtype)))
+        average = averaged(model, section)
+        record, summary = train(Job(
+            section=section, objective=objective, model=model, world=world, context=context, average=average,
+            peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length)))
         before, after = reference[len(training) :], measure(held_out)
-        tensors = whole_tensors(model)
+        tensors = all_tensors(model, average)
         if record is not None:
             summary |= publish(out, shape, tensors, record)
             write_holdout(out / HOLDOUT, held_out, before, length)

@@ -21,7 +21,7 @@ from gristmill.train.models.families import family_of, hf_config, split_for_hf
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import WEIGHTS_FILE, read_shape
 from gristmill.train.objectives.chat import TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Chat
-from gristmill.train.pretrain import MODEL
+from gristmill.train.pretrain import MODEL, MODEL_AVERAGE
 
 DTYPES = {"fp32": ("float32", torch.float32), "bf16": ("bfloat16", torch.bfloat16)}
 VOCABULARY_TENSORS = ("model.embed_tokens.weight", "lm_head.weight")
@@ -32,7 +32,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     lineage = config.get("lineage", {})
     section = Export.model_validate({key: value for key, value in config.items() if key != "lineage"})
     stage = next(name for name in reversed(MODELS) if name in inputs)
-    source, tokenizer = inputs[stage] / MODEL, inputs["tokenizer"]
+    source, tokenizer = weights_folder(inputs[stage], stage, section), inputs["tokenizer"]
     shape, chat = read_shape(source), Chat(tokenizer)
     name, dtype = DTYPES[section.dtype]
     eos = sorted(chat.stops)
@@ -48,6 +48,20 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     with atomic_write(out / "README.md") as sink:
         sink.write(model_card(lineage, stage, shape, parameters, section.dtype).encode())
     return {"model": stage, "parameters": parameters, "dtype": section.dtype, "vocab_size": shape.vocab_size}
+
+
+def weights_folder(training: Path, stage: str, section: Export) -> Path:
+    """The model that the section asks for.
+
+    Raises:
+        ValueError: an average is asked for, but the training kept none.
+    """
+    if section.weights == "raw":
+        return training / MODEL
+    if not (training / MODEL_AVERAGE).exists():
+        raise ValueError(f"export.weights is `average`, but {stage} kept no running mean of its weights; set "
+                         f"{stage}.average, or export.weights: raw")
+    return training / MODEL_AVERAGE
 
 
 def exported_tensors(source: Path, shape: Shape, dtype: torch.dtype) -> dict[str, Tensor]:

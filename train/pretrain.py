@@ -1,11 +1,12 @@
 """Stage `pretrain`: a new decoder learns the packed set.
 
-Output: `model/config.json`, `model/model.safetensors` (float32), `metrics.jsonl`, `skipped_steps.jsonl`.
+Output: `model/config.json`, `model/model.safetensors` (float32), `metrics.jsonl`, `skipped_steps.jsonl`; where the
+section asks for them or a step was skipped `model-average/` and `autopsies/`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import as_path
 from gristmill.mixtures.model import Model
-from gristmill.mixtures.training import Pretrain
+from gristmill.mixtures.training import Pretrain, Training
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.evaluation.held_out import measure
 from gristmill.train.evaluation.readers import InLoopTasks, open_reader
@@ -28,11 +29,13 @@ from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import TensorOf, WeightsError, drawn, read_shape, save_model, stored
 from gristmill.train.objectives.next_token import NextToken
+from gristmill.train.optim.averaging import AveragedWeights
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model, whole_tensors
 from gristmill.train.parallel.world import World, process_group
+from gristmill.train.planning.compute import flops_per_token
 
 TOKEN_BYTES = "token_bytes.npy"
-MODEL = "model"
+MODEL, MODEL_AVERAGE = "model", "model-average"
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
@@ -50,16 +53,19 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         dtype = compute_dtype(section.precision, world.device)
         model = sharded_model(shape, tensor_of, world, dtype)
         token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
+        average = averaged(model, section)
         job = Job(
             section=section, model=model, world=world, context=context, peak_flops=peak_flops(world.device, dtype),
+            causal_share=causal_share(shape, packed.sequence_length),
             objective=NextToken(packed, seed, token_bytes, shape, section.z_loss),
             after_step=_InLoop(
-                _Validation(section, packed, shape, model, token_bytes, world),
+                _Validation(section, packed, shape, model, average, token_bytes, world),
                 InLoopTasks(section.tasks, open_reader(model, inputs["tokenizer"], world),  # type: ignore[arg-type]
                             section.evaluate_every or section.validate_every, section.steps)),
+            average=average, decode=decoder(inputs["tokenizer"]),
         )
         record, summary = train(job)
-        tensors = whole_tensors(model)
+        tensors = all_tensors(model, average)
         if record is not None:
             summary |= publish(out, shape, tensors, record)
     return {**summary, **describe_model(shape), "dtype": str(dtype).removeprefix("torch."), "world_size": world.size}
@@ -110,15 +116,23 @@ class _Validation:
     """Measures every source's held-out rows, every `validate_every` steps and at the end."""
 
     def __init__(
-        self, section: Pretrain, packed: PackedSet, shape: Shape, model: nn.Module, token_bytes: Tensor, world: World
+        self, section: Pretrain, packed: PackedSet, shape: Shape, model: nn.Module, average: AveragedWeights | None,
+        token_bytes: Tensor, world: World,
     ) -> None:
-        self._documents = shape.document_mask
+        self._documents, self._average = shape.document_mask, average
         self._every, self._last = section.validate_every, section.steps
         self._packed, self._model, self._token_bytes, self._world = packed, model, token_bytes, world
 
     def __call__(self, step: int) -> dict[str, Any] | None:
         if step != self._last and step % self._every:
             return None
+        found = {"validation": self._measure()}
+        if self._average is not None:
+            with self._average.in_place():
+                found["validation_average"] = self._measure()
+        return found if found["validation"] else None
+
+    def _measure(self) -> dict[str, dict[str, float]]:
         found = {}
         for source in self._packed.manifest["validation"]:
             rows = self._packed.validation(source)
@@ -127,7 +141,7 @@ class _Validation:
                 if self._documents:
                     positions = self._packed.validation_boundaries(source).positions(rows.shape[1])
                 found[source] = measure(self._model, rows, self._token_bytes, self._world, positions)
-        return {"validation": found} if found else None
+        return found
 
 
 def read_token_bytes(tokenizer: Path, device: torch.device) -> Tensor:
@@ -141,9 +155,42 @@ def describe_model(shape: Shape) -> dict[str, Any]:
     return {"parameters": shape.parameters, "flops_per_token": shape.flops_per_token(shape.sequence_length)}
 
 
-def publish(out: Path, shape: Shape, tensors: dict[str, Tensor], record: Record) -> dict[str, Any]:
-    """Write a training stage's model and record into its data folder; returns its last measurements."""
-    save_model(out / MODEL, shape, tensors)
+def causal_share(shape: Shape, length: int) -> float:
+    """What remains of a decoder's arithmetic where attention to later positions is not counted."""
+    flops = flops_per_token(shape, length)
+    return 1.0 - (flops.attention - flops.causal_attention) / shape.flops_per_token(length)
+
+
+def averaged(model: nn.Module, section: Training) -> AveragedWeights | None:
+    """The running mean of a model's weights that the section asks for, if it does."""
+    return None if section.average is None else AveragedWeights(model, section.average, section.steps)
+
+
+def decoder(tokenizer: Path) -> Callable[[Sequence[int]], str]:
+    """From token ids to text; the tokenizer is read when it is first needed."""
+
+    def decode(ids: Sequence[int]) -> str:
+        from gristmill.tokenize.encoding.tokenizer import load
+
+        return load(tokenizer).decode(ids)
+
+    return decode
+
+
+def all_tensors(model: nn.Module, average: AveragedWeights | None) -> dict[str, dict[str, Tensor]]:
+    """Whole master weights by the folder that they go to, on every rank; every rank calls this together."""
+    tensors = {MODEL: whole_tensors(model)}
+    if average is not None:
+        with average.in_place():
+            # In one process the whole tensors are the model's own, which gets its own weights back.
+            tensors[MODEL_AVERAGE] = {name: tensor.clone() for name, tensor in whole_tensors(model).items()}
+    return tensors
+
+
+def publish(out: Path, shape: Shape, tensors: dict[str, dict[str, Tensor]], record: Record) -> dict[str, Any]:
+    """Write a training stage's models and record into its data folder; returns its last measurements."""
+    for name, weights in tensors.items():
+        save_model(out / name, shape, weights)
     record.publish(out)
     return final_measurements(record.lines())
 
@@ -152,5 +199,7 @@ def final_measurements(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """First and last training loss, and the last validation, for a stage's summary."""
     losses = [line["loss"] for line in lines if "loss" in line]
     validations = [line["validation"] for line in lines if "validation" in line]
+    averages = [line["validation_average"] for line in lines if "validation_average" in line]
     return {"first_loss": losses[0] if losses else None, "last_loss": losses[-1] if losses else None,
-            **({"validation": validations[-1]} if validations else {})}
+            **({"validation": validations[-1]} if validations else {}),
+            **({"validation_average": averages[-1]} if averages else {})}

@@ -28,9 +28,18 @@ from gristmill.train.objectives.conversations import (
     prepare_conversations,
     write_example_ids,
 )
-from gristmill.train.parallel.sharding import compute_dtype, sharded_model, whole_tensors
+from gristmill.train.parallel.sharding import compute_dtype, sharded_model
 from gristmill.train.parallel.world import process_group
-from gristmill.train.pretrain import MODEL, describe_model, publish, read_token_bytes
+from gristmill.train.pretrain import (
+    MODEL,
+    all_tensors,
+    averaged,
+    causal_share,
+    decoder,
+    describe_model,
+    publish,
+    read_token_bytes,
+)
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
@@ -53,10 +62,12 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         objective = AssistantTurns(used, seed, chat.pad, length, token_bytes, shape.flops_per_token(length))
         if world.is_first:
             write_example_ids(out / EXAMPLE_IDS, [one.example for one in used])
+        average = averaged(model, section)
         job = Job(section=section, objective=objective, model=model, world=world, context=context,
-                  peak_flops=peak_flops(world.device, dtype))
+                  peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length),
+                  average=average, decode=decoder(inputs["tokenizer"]))
         record, summary = train(job)
-        tensors = whole_tensors(model)
+        tensors = all_tensors(model, average)
         if record is not None:
             summary |= publish(out, shape, tensors, record)
     return {**summary, **describe_model(shape), "sequence_length": length, "sets": sets, **counts_of(used),

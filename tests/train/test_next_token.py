@@ -12,6 +12,7 @@ import torch
 
 from gristmill.dataprep.files import read_json, write_json
 from gristmill.tokenize.packed import PIECES_SCHEMA, PackedSet, write_packed_set, write_rows
+from gristmill.train.loop.objective import UNTRAINED
 from gristmill.train.objectives.next_token import NextToken
 
 PAD, EOS, LENGTH, VOCAB = 1, 0, 24, 100
@@ -34,7 +35,7 @@ def padded_set(folder: Path, padding: int) -> PackedSet:
 def loss_and_gradient(packed: PackedSet, model: Any, rows: np.ndarray) -> tuple[float, list[float], torch.Tensor]:
     objective = NextToken(packed, 3, torch.ones(VOCAB), model.shape)
     model.zero_grad()
-    loss, sums = objective.loss(model, objective.prepare(rows), 1.0 / objective.weight(rows))
+    loss, sums, _ = objective.loss(model, objective.prepare(rows), 1.0 / objective.weight(rows))
     loss.backward()
     return loss.item(), sums.tolist(), torch.cat([p.grad.flatten() for p in model.parameters()])
 
@@ -62,5 +63,23 @@ def test_a_token_of_a_document_that_has_the_padding_s_id_is_trained_on(
     assert objective.weight(np.array([0, 1, 2])) == 2 * (LENGTH - 1) + 9
     assert objective.weight(np.array([], dtype=np.int64)) == 0
     assert objective.num_tokens(np.array([0, 1])) == 2 * LENGTH
-    _, sums = objective.loss(make_model(tiny_shape), objective.prepare(np.array([0])), 1.0)
+    _, sums, _ = objective.loss(make_model(tiny_shape), objective.prepare(np.array([0])), 1.0)
     assert sums[2] == LENGTH - 1
+
+
+def test_every_document_is_blamed_for_the_losses_of_its_own_tokens(
+    tiny_shape: Any, make_model: Any, tmp_path: Path
+) -> None:
+    """Row 1 holds a piece of 4 tokens and one of 6, then padding; its losses lie one position before each token."""
+    objective = NextToken(padded_set(tmp_path, PAD), 3, torch.ones(VOCAB), tiny_shape)
+    rows = np.array([2, 1])
+    measured = objective.loss(make_model(tiny_shape), objective.prepare(rows), 1.0)
+    losses = measured.row_losses.numpy()
+    assert (losses[1, 9:] == UNTRAINED).all()
+    assert losses[losses != UNTRAINED].sum() == pytest.approx(measured.sums[0].item(), rel=1e-6)
+    found = {(one["row"], one["start"]): one for one in objective.blame(rows, losses)}
+    assert found[1, 0]["loss"] == pytest.approx(losses[1, :3].mean(), rel=1e-6)
+    assert found[1, 4]["loss"] == pytest.approx(losses[1, 3:9].mean(), rel=1e-6)
+    assert found[2, 0]["loss"] == pytest.approx(losses[0, : LENGTH - 1].mean(), rel=1e-6)
+    assert (found[1, 4]["id"], found[1, 4]["source"], found[1, 4]["tokens"]) == (b"d".hex() * 16, "all", 6)
+    assert found[1, 4]["head"] == objective.packed.read(np.array([1]))[0, 4:10].tolist()

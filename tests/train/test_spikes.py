@@ -4,14 +4,18 @@ import math
 
 import torch
 
-from gristmill.train.loop.spikes import empty_window, is_bad_step, remember_loss
+from gristmill.train.loop.spikes import Streak, empty_window, judge, remember_loss, rollback_step
 
 CPU = torch.device("cpu")
 FINE = torch.tensor(1.0)
 
 
+def is_bad_step(loss: torch.Tensor, norm: torch.Tensor, window: torch.Tensor, sigma: float) -> bool:
+    return bool(judge(loss, norm, window, sigma)[0])
+
+
 def window_of(losses: list[float]) -> torch.Tensor:
-    window = empty_window(CPU)
+    window = empty_window(CPU, 128)
     for step, loss in enumerate(losses):
         remember_loss(window, torch.tensor(loss), step)
     return window
@@ -19,9 +23,9 @@ def window_of(losses: list[float]) -> torch.Tensor:
 
 def test_a_loss_or_gradient_that_is_no_number_is_bad_from_the_first_step() -> None:
     for bad in (math.nan, math.inf):
-        assert is_bad_step(torch.tensor(bad), FINE, empty_window(CPU), 6.0)
-        assert is_bad_step(FINE, torch.tensor(bad), empty_window(CPU), 6.0)
-    assert not is_bad_step(FINE, FINE, empty_window(CPU), 6.0)
+        assert is_bad_step(torch.tensor(bad), FINE, empty_window(CPU, 128), 6.0)
+        assert is_bad_step(FINE, torch.tensor(bad), empty_window(CPU, 128), 6.0)
+    assert not is_bad_step(FINE, FINE, empty_window(CPU, 128), 6.0)
 
 
 def test_a_spike_is_judged_once_there_are_64_losses() -> None:
@@ -42,3 +46,22 @@ def test_what_is_no_number_is_not_remembered() -> None:
     window = window_of([1.0, 3.0] * 32 + [math.inf, math.nan])
     assert is_bad_step(torch.tensor(9.0), FINE, window, 6.0)
     assert int((~window.isnan()).sum()) == 64
+
+
+def streak_after(bad: str, enough: int | None = 3) -> Streak:
+    """`x` is a bad step, `.` a good one; the first is step 1."""
+    streak = Streak()
+    for step, mark in enumerate(bad, start=1):
+        streak = streak.after(step, mark == "x", enough)
+    return streak
+
+
+def test_enough_bad_steps_in_a_row_make_a_rollback_due_to_before_the_first_of_them() -> None:
+    assert streak_after("xx.xx") == Streak(2, None)
+    assert streak_after("xx.xxx") == Streak(3, 4)
+    assert streak_after("xx.xxx..x") == Streak(1, 4)  # due until it is done, whatever comes after
+    assert streak_after("xxxxxx", enough=None) == Streak(6, None)
+
+
+def test_the_step_to_go_back_to_is_the_last_multiple_before() -> None:
+    assert [rollback_step(due, 10) for due in (1, 10, 11, 12, 21)] == [0, 0, 10, 10, 20]

@@ -20,15 +20,15 @@ READING_THREADS = 4
 
 
 class Readable(Protocol):
-    """What of an objective reading needs (see loop.Objective)."""
+    """What of an objective reading needs (see objective.Objective)."""
 
     order: Order
 
     def weight(self, rows: np.ndarray, cuts: int = 1) -> float:
-        """See loop.Objective."""
+        """See objective.Objective."""
 
     def prepare(self, rows: np.ndarray, cuts: int = 1) -> Any:
-        """See loop.Objective."""
+        """See objective.Objective."""
 
 
 @dataclass(frozen=True)

@@ -105,16 +105,21 @@ class Checkpoints:
         self.join()
         self._thread.shutdown()
 
-    def load_newest(self, tensors: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
+    def load_newest(
+        self, tensors: dict[str, Any], is_given_up: Callable[[int, dict[str, Any]], bool] = lambda step, state: False
+    ) -> tuple[int, dict[str, Any]] | None:
         """Continue from the newest checkpoint whose contents are sound, and remove torn ones.
 
         Args:
             tensors: filled in place.
+            is_given_up: from a step and its plain state to whether that checkpoint is to be removed too.
 
         Returns:
             steps done and the loop's plain state, or None where there is no complete checkpoint.
         """
         self.join()
+        if self._world.is_first:
+            self.remove(is_given_up)
         step = agree(self._newest_sound() if self._world.is_first else None, self._world)
         return None if step is None else (step, self.load(step, tensors))
 
@@ -132,6 +137,12 @@ class Checkpoints:
         marker = agree(read_json(target / MARKER) if self._world.is_first else None, self._world)
         found: dict[str, Any] = marker["state"]
         return found
+
+    def remove(self, unwanted: Callable[[int, dict[str, Any]], bool]) -> None:
+        """Delete complete checkpoints by their step and plain state; on the first rank alone."""
+        for step in complete_steps(self.folder):
+            if unwanted(step, read_json(step_folder(self.folder, step) / MARKER)["state"]):
+                remove_checkpoint(step_folder(self.folder, step))
 
     def _state(self, tensors: dict[str, Any]) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import get_state_dict

@@ -2,116 +2,46 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from gristmill.dataprep.context import Context
-from gristmill.mixtures.training import Training
-from gristmill.tokenize.order import Order
+from gristmill.mixtures.training import LOOK_EVERY_STEPS, EarlyStopping, Training
 from gristmill.tokenize.streaming.ahead import ReadAhead
 from gristmill.train.loop.batches import Batch, batches_ahead
 from gristmill.train.loop.checkpoints import Checkpoints, Keeping
+from gristmill.train.loop.examination import Decode, finite, look_at_device
+from gristmill.train.loop.gradients import accumulate_gradients, measuring_parts
+from gristmill.train.loop.log import Clock, UpdateSize, peak_memory_bytes, speed_metrics
+from gristmill.train.loop.objective import Objective
+from gristmill.train.loop.progress import Part, Progress, Seen
 from gristmill.train.loop.record import Record
-from gristmill.train.loop.spikes import empty_window, is_bad_step, remember_loss
-from gristmill.train.loop.stopping import StoppedError, stop_requested
+from gristmill.train.loop.rollback import describe_rollback, is_given_up, plan_after, read_rollbacks, write_rollbacks
+from gristmill.train.loop.spikes import Streak, empty_window, judge, remember_loss, rollback_step
+from gristmill.train.loop.stopping import StoppedError, held_out_loss, no_longer_improves, stop_requested
 from gristmill.train.loop.stream import Plan, extend_digest, plan_of
-from gristmill.train.loop.throughput import model_flops_utilisation
+from gristmill.train.optim.averaging import AveragedWeights
 from gristmill.train.optim.clipping import clip_gradients
+from gristmill.train.optim.loss_scale import LossScale
+from gristmill.train.optim.noise_scale import NoiseScale
 from gristmill.train.optim.optimizer import make_optimizers, update
 from gristmill.train.optim.schedules import learning_rate
+from gristmill.train.optim.sophia import Sophia
 from gristmill.train.parallel.sharding import assert_sharded
-from gristmill.train.parallel.world import World, any_rank, max_over_ranks, sum_over_ranks
+from gristmill.train.parallel.world import World, agree, any_rank
 
 CHECKPOINTS = "checkpoints"
 
 
 class OtherRowsError(RuntimeError):
     """A checkpoint was made with other rows than there are now."""
-
-
-class Objective(Protocol):
-    """What a training optimises. Rows are numbers of rows, examples or pairs: whatever `order` orders."""
-
-    order: Order
-    fingerprint: str
-    """Of what the rows hold: the same one, the same content under every number."""
-    sums_length: int
-    """Length of the vector that `loss` returns beside the loss."""
-    flops_per_token: float
-    """Model arithmetic per token that `num_tokens` counts."""
-    sequence_length: int
-    """Tokens of the longest row."""
-
-    def weight(self, rows: np.ndarray, cuts: int = 1) -> float:
-        """What the summed loss of these rows (a whole batch) is divided by: their trained tokens, or pairs.
-
-        `cuts`: into how many shorter rows each row is cut (1 wherever there is no ramp of lengths).
-        """
-
-    def num_tokens(self, rows: np.ndarray) -> int:
-        """Tokens that go through the model for these rows."""
-
-    def prepare(self, rows: np.ndarray, cuts: int = 1) -> Any:
-        """Read the rows of a micro-batch (perhaps an empty one) into host memory, as `loss` wants them.
-
-        Called ahead of time in a thread, so it touches neither the model nor the device; on a machine with a GPU its
-        tensors are pinned.
-        """
-
-    def loss(self, model: nn.Module, batch: Any, scale: float) -> tuple[Tensor, Tensor]:
-        """The loss of a micro-batch, from what `prepare` made of its rows.
-
-        Returns:
-            `scale` times the summed loss, to call backward on, and a float64 vector of sums on the device, whose
-            first entry is the plain summed loss. They are added up over micro-batches, ranks and logged steps.
-        """
-
-    def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
-        """Metrics from the sums of some steps, and the sum of their weights (positive)."""
-
-    def describe(self, rows: np.ndarray) -> dict[str, Any]:
-        """Names what a step read, for the record of skipped steps."""
-
-
-@dataclass
-class Progress:
-    """The loop's own state. The tensors are on the device and the same on every rank.
-
-    Attributes:
-        step: optimizer steps done, skipped ones included.
-        digest: rolling hash of what was read, see stream.extend_digest.
-        tokens: tokens read.
-        skipped: updates that did not happen, up to the last look at the device.
-        window: see spikes.empty_window.
-        sums: since the last logged step, without skipped steps: weight, then the objective's sums.
-        flags: (step, bad, loss, gradient norm) of the steps since the last look at the device.
-    """
-
-    window: Tensor
-    sums: Tensor
-    digest: str
-    step: int = 0
-    tokens: int = 0
-    skipped: int = 0
-    flags: list[tuple[int, Tensor, Tensor, Tensor]] = field(default_factory=list)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The part of the state that lies on the device."""
-        return {"window": self.window, "sums": self.sums}
-
-    def plain(self, fingerprint: str) -> dict[str, Any]:
-        """The part of the state that is JSON, with the name of what the rows are of."""
-        return {"digest": self.digest, "tokens": self.tokens, "skipped": self.skipped, "rows_of": fingerprint}
 
 
 @dataclass(frozen=True)
@@ -125,7 +55,10 @@ class Job:
         world: the processes.
         context: working folder, checkpoint policy, where progress goes.
         peak_flops: of one device, if known.
+        causal_share: of the objective's arithmetic, what remains where masked attention is not counted.
         after_step: called on every rank after each step; what it returns is logged as a line of that step.
+        average: the running mean of the weights, if one is kept.
+        decode: from token ids to text, for autopsies.
     """
 
     section: Training
@@ -134,57 +67,190 @@ class Job:
     world: World
     context: Context
     peak_flops: float | None = None
+    causal_share: float = 1.0
     after_step: Callable[[int], dict[str, Any] | None] = lambda step: None
+    average: AveragedWeights | None = None
+    decode: Decode | None = None
 
     @cached_property
     def plan(self) -> Plan:
-        """Which positions each step reads."""
+        """Which positions each step reads, as long as the training does not go back."""
         return plan_of(self.section, self.objective.sequence_length)
+
+    @cached_property
+    def early_stopping(self) -> EarlyStopping | None:
+        """When to end before the last step."""
+        return getattr(self.section, "early_stopping", None)
+
+
+class Attempt:
+    """One attempt at a job: what lives from its start, or from a checkpoint, to its end or the next kill."""
+
+    def __init__(self, job: Job) -> None:
+        section, context, device = job.section, job.context, job.world.device
+        self.job = job
+        self.optimizers = make_optimizers(job.model, section.optimizer)
+        self.loss_scale = LossScale(device) if section.precision == "fp16" else None
+        self.noise_scale = None if section.noise_scale_every is None else NoiseScale(device)
+        parts: dict[str, Part | None] = {
+            "loss_scale": self.loss_scale, "noise_scale": self.noise_scale, "average": job.average}
+        self.progress = Progress(
+            empty_window(device, section.spikes.window),
+            torch.zeros(1 + job.objective.sums_length, dtype=torch.float64, device=device),
+            job.objective.fingerprint, {name: part for name, part in parts.items() if part is not None})
+        goes_back = section.spikes.rollback_after is not None
+        keeping = Keeping(context.keep_checkpoints, context.permanent_every,
+                          section.spikes.rollback_steps if goes_back else None)
+        self.checkpoints = Checkpoints(context.work / CHECKPOINTS, job.model, self.optimizers, job.world, keeping,
+                                       context.warn)
+        self.rollbacks: list[dict[str, Any]] = agree(read_rollbacks(context.work), job.world)
+        self.progress.rollbacks = len(self.rollbacks)
+        self._resume()
+        if goes_back and self.progress.step == 0:
+            self.save()
+        self.record = Record(context.work, self.progress.step, len(self.rollbacks)) if job.world.is_first else None
+        self.clock = Clock()
+
+    @property
+    def plan(self) -> Plan:
+        """Which positions each step reads, after all rollbacks."""
+        return plan_after(self.job.plan, self.rollbacks)
+
+    def save(self) -> None:
+        """Begin to write a checkpoint of the step that is done."""
+        self.checkpoints.save(self.progress.step, self.progress.tensors(),
+                              self.progress.plain(self.job.objective.fingerprint))
+
+    def look(self) -> None:
+        """Ask the device which steps were bad."""
+        look_at_device(self.progress, self.job.objective, self.plan, self.job.section.spikes.rollback_after,
+                       self.job.decode, self.job.world, self.job.context, self.record)
+
+    def _resume(self) -> None:
+        found = self.checkpoints.load_newest(
+            self.progress.tensors(), lambda step, state: is_given_up(step, state, self.rollbacks))
+        if found is not None:
+            check_rows(found[1].get("rows_of"), self.job.objective.fingerprint, self.checkpoints.folder)
+            self.progress.restore(*found)
+            self.progress.rollbacks = len(self.rollbacks)
 
 
 def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
     """Train from the newest checkpoint, or from the start, to the last step.
 
     Returns:
-        the record (on the first rank), and a summary: steps, tokens, skipped steps, rows_digest.
+        the record (on the first rank), and a summary: steps, tokens, skipped steps, rows_digest, rollbacks, and
+        whether it stopped early.
 
     Raises:
         StoppedError: SIGTERM came; the state is saved.
         OtherRowsError: the newest checkpoint has read other rows than there are.
     """
     assert_sharded(job.model)
-    optimizers = make_optimizers(job.model, job.section.optimizer)
-    device = job.world.device
-    progress = Progress(empty_window(device), torch.zeros(1 + job.objective.sums_length, dtype=torch.float64,
-                                                          device=device), job.objective.fingerprint)
-    checkpoints = Checkpoints(job.context.work / CHECKPOINTS, job.model, optimizers, job.world,
-                              Keeping(job.context.keep_checkpoints, job.context.permanent_every), job.context.warn)
-    found = checkpoints.load_newest(progress.tensors())
-    if found is not None:
-        progress.step, plain = found
-        check_rows(plain.get("rows_of"), job.objective.fingerprint, job.context.work / CHECKPOINTS)
-        progress.digest, progress.tokens, progress.skipped = plain["digest"], plain["tokens"], plain["skipped"]
-    record = Record(job.context.work, progress.step) if job.world.is_first else None
-    clock = _Clock()
-    with closing(batches_ahead(job.objective, job.plan, job.section.steps, job.section.micro_batch_size, job.world,
+    attempt = Attempt(job)
+    progress = attempt.progress
+    stopped_early = _has_stopped(job, progress)
+    while progress.step < job.section.steps and not stopped_early:
+        # A rollback changes what the coming steps read: they are read ahead anew.
+        stopped_early = _train_until_rollback(attempt)
+    attempt.look()
+    attempt.checkpoints.close()
+    if attempt.record is not None:
+        attempt.record.close()
+    return attempt.record, {
+        "steps": progress.step, "tokens": progress.tokens, "skipped_steps": progress.skipped,
+        "rows_digest": progress.digest, "rollbacks": attempt.rollbacks, "stopped_early": stopped_early,
+        "peak_memory_bytes": peak_memory_bytes(job.world.device, job.world)}
+
+
+def _train_until_rollback(attempt: Attempt) -> bool:
+    """Train to the last step, or until the training has gone back; returns whether it is over before its last step."""
+    job, progress = attempt.job, attempt.progress
+    with closing(batches_ahead(job.objective, attempt.plan, job.section.steps, job.section.micro_batch_size, job.world,
                                job.context.stream.read_ahead_steps)) as batches:
         while progress.step < job.section.steps:
-            _one_step(job, optimizers, progress, batches.take(progress.step))
-            _log(job, progress, record, clock, batches)
-            if (line := job.after_step(progress.step)) is not None and record is not None:
-                record.metrics({"step": progress.step, **line})
-            stopping = any_rank(stop_requested(), job.world)
-            if progress.step < job.section.steps and (stopping or progress.step % job.context.checkpoint_every == 0):
-                _look_at_flags(job, progress, record)
-                checkpoints.save(progress.step, progress.tensors(), progress.plain(job.objective.fingerprint))
-            if stopping:
-                checkpoints.close()
-                raise StoppedError(f"asked to stop after step {progress.step}")
-    checkpoints.close()
-    if record is not None:
-        record.close()
-    return record, {"steps": progress.step, "tokens": progress.tokens, "skipped_steps": progress.skipped,
-                    "rows_digest": progress.digest}
+            _one_step(attempt, batches.take(progress.step), batches)
+            if _validate(attempt):
+                return True
+            if progress.step % LOOK_EVERY_STEPS == 0:
+                attempt.look()
+                if progress.streak.due is not None:
+                    _go_back(attempt, progress.streak.due)
+                    return False
+            _save_where_due(attempt)
+    return False
+
+
+def _one_step(attempt: Attempt, batch: Batch, batches: ReadAhead[Batch]) -> None:
+    """Compute a batch's gradients, update the weights unless the step is a bad one, and log it where that is due."""
+    job, progress, section = attempt.job, attempt.progress, attempt.job.section
+    step, logged = progress.step + 1, is_logged(section, progress.step + 1)
+    _estimate_curvature(attempt, batch, step)
+    sums, row_losses, noise = _gradients(attempt, batch, step)
+    norm = clip_gradients(job.model, section.optimizer)
+    loss = (sums[0] / batch.weight).float()
+    bad, mean, deviation = judge(loss, norm, progress.window, section.spikes.sigma)
+    overflow = torch.zeros_like(bad)
+    if attempt.loss_scale is not None:
+        overflow = loss.isfinite() & ~norm.isfinite()
+        attempt.loss_scale.follow(overflow)
+    if attempt.noise_scale is not None and noise is not None:
+        attempt.noise_scale.follow(noise, bad)
+    size = UpdateSize(job.model) if logged else None
+    update(attempt.optimizers, scheduled_rate(job, step), bad)
+    if job.average is not None:
+        job.average.follow(step, bad)
+    remember_loss(progress.window, loss, step)
+    progress.step = step
+    progress.sums += torch.where(bad, 0.0, torch.cat((sums.new_tensor([batch.weight]), sums)))
+    progress.seen.append(Seen(step, bad, overflow, loss, norm, mean, deviation, row_losses))
+    progress.digest = extend_digest(progress.digest, batch.rows)
+    progress.tokens += job.objective.num_tokens(batch.rows)
+    if size is not None:
+        _log(attempt, {"grad_norm": norm, **size.norms()}, batches)
+
+
+def _gradients(attempt: Attempt, batch: Batch, step: int) -> tuple[Tensor, list[Tensor], Tensor | None]:
+    """Gradients of a batch, unscaled; its sums, row losses, and the measured noise where that is due."""
+    job, section = attempt.job, attempt.job.section
+    scale = attempt.loss_scale.value if attempt.loss_scale is not None else 1.0
+    norms = after_part = None
+    if section.noise_scale_every is not None and step % section.noise_scale_every == 0:
+        norms, after_part = measuring_parts(job.model, job.objective, batch.rows, attempt.plan.cuts_in_step(step - 1),
+                                            section.micro_batch_size, job.world)
+    sums, row_losses = accumulate_gradients(job.model, job.objective, batch.parts, batch.weight, job.world, scale,
+                                            after_part)
+    noise = None if norms is None else norms.estimate()
+    if attempt.loss_scale is not None:
+        attempt.loss_scale.divide(job.model)
+        noise = None if noise is None else noise / attempt.loss_scale.value.double() ** 2
+    return sums, row_losses, noise
+
+
+def _estimate_curvature(attempt: Attempt, batch: Batch, step: int) -> None:
+    """In Sophia's steps that call for it: gradients of the batch's loss against labels that the model draws."""
+    job = attempt.job
+    for optimizer in attempt.optimizers:
+        if isinstance(optimizer, Sophia) and (step - 1) % job.section.optimizer.hessian_every == 0:
+            scale = attempt.loss_scale.value if attempt.loss_scale is not None else 1.0
+            accumulate_gradients(job.model, job.objective, batch.parts, batch.weight, job.world, scale, draw=step)
+            if attempt.loss_scale is not None:
+                attempt.loss_scale.divide(job.model)
+            optimizer.estimate(batch.weight)
+
+
+def scheduled_rate(job: Job, step: int) -> float:
+    """The learning rate of a step, counted from 1; a warm-up in tokens goes by the first step's tokens."""
+    section = job.section
+    step_tokens = 0
+    if section.schedule.warmup_tokens is not None:
+        step_tokens = job.objective.num_tokens(job.plan.rows(job.objective.order, 0))
+    return learning_rate(section.schedule, section.optimizer.learning_rate, step, section.steps, step_tokens)
+
+
+def is_logged(section: Training, step: int) -> bool:
+    """Whether a step, counted from 1, gets a line: the first, the last and every `log_every`-th one."""
+    return step in (1, section.steps) or step % section.log_every == 0
 
 
 def check_rows(saved: str | None, now: str, folder: Path) -> None:
@@ -199,119 +265,87 @@ def check_rows(saved: str | None, now: str, folder: Path) -> None:
             "skip some and repeat others; give back the data that it began with, or delete the folder and train anew")
 
 
-def _one_step(job: Job, optimizers: Sequence[torch.optim.Optimizer], progress: Progress, batch: Batch) -> None:
-    """Compute a batch's gradients, and update the weights unless the step is a bad one."""
-    section, weight = job.section, batch.weight
-    sums = accumulate_gradients(job.model, job.objective, batch.parts, weight, job.world)
-    norm = clip_gradients(job.model, section.optimizer)
-    loss = (sums[0] / weight).float()
-    bad = is_bad_step(loss, norm, progress.window, section.spike_sigma)
-    progress.step += 1
-    update(optimizers, scheduled_rate(job, progress.step), bad)
-    remember_loss(progress.window, loss, progress.step)
-    progress.sums += torch.where(bad, 0.0, torch.cat((sums.new_tensor([weight]), sums)))
-    progress.flags.append((progress.step, bad, loss, norm))
-    progress.digest = extend_digest(progress.digest, batch.rows)
-    progress.tokens += job.objective.num_tokens(batch.rows)
+def _validate(attempt: Attempt) -> bool:
+    """Log what the job says after a step; returns whether the training ends for it."""
+    job, progress = attempt.job, attempt.progress
+    line = job.after_step(progress.step)
+    if line is None:
+        return False
+    if attempt.record is not None:
+        attempt.record.metrics({"step": progress.step, **line})
+    if job.early_stopping is not None and (loss := held_out_loss(line)) is not None:
+        progress.best, progress.stale = no_longer_improves(progress.best, progress.stale, loss,
+                                                           job.early_stopping.least_improvement)
+    return _has_stopped(job, progress)
 
 
-def scheduled_rate(job: Job, step: int) -> float:
-    """The learning rate of a step, counted from 1; a warm-up in tokens goes by the first step's tokens."""
-    section = job.section
-    step_tokens = 0
-    if section.schedule.warmup_tokens is not None:
-        step_tokens = job.objective.num_tokens(job.plan.rows(job.objective.order, 0))
-    return learning_rate(section.schedule, section.optimizer.learning_rate, step, section.steps, step_tokens)
+def _has_stopped(job: Job, progress: Progress) -> bool:
+    return job.early_stopping is not None and progress.stale >= job.early_stopping.patience
 
 
-def accumulate_gradients(
-    model: nn.Module, objective: Objective, parts: Sequence[Any], weight: float, world: World
-) -> Tensor:
-    """Gradients of a whole batch's mean loss, and its sums over all ranks; `parts` as in batches.Batch.
+def _go_back(attempt: Attempt, first_bad_step: int) -> None:
+    """Return to the checkpoint before a streak of bad steps; what was read since is never read again."""
+    job, progress, spikes = attempt.job, attempt.progress, attempt.job.section.spikes
+    target = rollback_step(first_bad_step, spikes.rollback_steps)
+    line = describe_rollback(job.plan, attempt.rollbacks, progress.step, target, first_bad_step)
+    attempt.checkpoints.join()
+    attempt.rollbacks.append(line)
+    if job.world.is_first:
+        # From here on the rollback has happened: a kill before the rest of it is done changes nothing.
+        write_rollbacks(job.context.work, attempt.rollbacks)
+        attempt.checkpoints.remove(lambda step, state: is_given_up(step, state, attempt.rollbacks))
+    progress.restore(target, attempt.checkpoints.load(target, progress.tensors()))
+    progress.rollbacks, progress.streak = len(attempt.rollbacks), Streak()
+    attempt.clock = Clock()
+    if attempt.record is not None:
+        attempt.record.go_back(line)
+    job.context.warn(f"{spikes.rollback_after} bad steps in a row from step {first_bad_step} on: the training went "
+                     f"back from step {line['from_step']} to step {target}, and reads on behind what it has read")
 
-    Every loss is divided by the weight of the whole batch, so that neither the cut into micro-batches nor uneven
-    shares of the ranks matter. FSDP averages over ranks: that is undone by the number of shares.
+
+def _save_where_due(attempt: Attempt) -> None:
+    """Save a checkpoint after the steps that call for one.
+
+    Raises:
+        StoppedError: SIGTERM came to any rank; the state is saved.
     """
-    scale = world.data_size / weight
-    sums = torch.zeros(objective.sums_length, dtype=torch.float64, device=world.device)
-    for number, part in enumerate(parts):
-        model.set_requires_gradient_sync(number == len(parts) - 1)  # type: ignore[operator]
-        loss, measured = objective.loss(model, part, scale)
-        loss.backward()
-        sums += measured
-    return sum_over_ranks(sums, world)
+    job, progress, spikes = attempt.job, attempt.progress, attempt.job.section.spikes
+    stopping = any_rank(stop_requested(), job.world)
+    due = progress.step % job.context.checkpoint_every == 0 or (
+        spikes.rollback_after is not None and progress.step % spikes.rollback_steps == 0)
+    if progress.step < job.section.steps and (stopping or due):
+        attempt.look()
+        attempt.save()
+    if stopping:
+        attempt.checkpoints.close()
+        raise StoppedError(f"asked to stop after step {progress.step}")
 
 
-class _Clock:
-    """Time, tokens and waiting since the last logged step of this attempt."""
-
-    def __init__(self) -> None:
-        self.restart(None, 0, 0.0)
-
-    def restart(self, tokens: int | None, step: int, waited_seconds: float) -> None:
-        """Start measuring; what was read and waited for so far (tokens None: not known yet)."""
-        self.started, self.tokens, self.step, self.waited_seconds = time.perf_counter(), tokens, step, waited_seconds
-
-    def rate(self, tokens: int) -> float | None:
-        """Tokens per second since the start."""
-        return None if self.tokens is None else (tokens - self.tokens) / (time.perf_counter() - self.started)
-
-    def data_wait(self, step: int, waited_seconds: float, world: World) -> dict[str, float]:
-        """How long a step waited for its batch on the slowest rank: seconds, and as a share of the step's time.
-
-        A mean over the steps since the start; every rank calls this together.
-        """
-        if self.tokens is None:
-            return {}
-        waited = max_over_ranks(waited_seconds - self.waited_seconds, world)
-        return {"data_wait_seconds": round(waited / (step - self.step), 6),
-                "data_wait_share": round(waited / (time.perf_counter() - self.started), 6)}
-
-
-def _log(
-    job: Job, progress: Progress, record: Record | None, clock: _Clock, batches: ReadAhead[Batch]
-) -> None:
-    """On the first, the last and every `log_every`-th step: write a line, report progress."""
-    section, step = job.section, progress.step
-    if step not in (1, section.steps) and step % section.log_every:
-        return
-    norm = finite(progress.flags[-1][3])
-    _look_at_flags(job, progress, record)
+def _log(attempt: Attempt, norms: Mapping[str, Tensor], batches: ReadAhead[Batch]) -> None:
+    """Write a line of metrics, and report progress; every rank calls this together."""
+    job, progress, section = attempt.job, attempt.progress, attempt.job.section
+    measured_norms = {name: finite(norm) for name, norm in norms.items()}
+    attempt.look()
     weight, *sums = progress.sums.tolist()
     progress.sums.zero_()
-    waiting, rate = clock.data_wait(step, batches.waited_seconds, job.world), clock.rate(progress.tokens)
-    clock.restart(progress.tokens, step, batches.waited_seconds)
-    if record is None:
+    clock = attempt.clock
+    waiting = clock.data_wait(progress.step, batches.waited_seconds, job.world)
+    memory, rate = peak_memory_bytes(job.world.device, job.world), clock.rate(progress.tokens)
+    clock.restart(progress.tokens, progress.step, batches.waited_seconds)
+    if attempt.record is None:
         return
     measured = job.objective.report(sums, weight) if weight > 0 else {}
-    speed = {} if rate is None else {"tokens_per_second": round(rate, 1), "mfu": model_flops_utilisation(
-        rate, job.objective.flops_per_token, job.peak_flops, job.world.size), **waiting}
-    record.metrics({
-        "step": step, **measured, "grad_norm": norm,
-        "learning_rate": scheduled_rate(job, step),
-        "tokens": progress.tokens, "skipped_steps": progress.skipped, "rows_digest": progress.digest, **speed,
+    speed = {} if rate is None else {
+        **speed_metrics(rate, job.objective.flops_per_token, job.objective.flops_per_token * job.causal_share,
+                        job.peak_flops, job.world.size), **waiting}
+    scaling = {} if attempt.loss_scale is None else {
+        "loss_scale": attempt.loss_scale.value.item(), "overflowed_steps": progress.overflows}
+    noise = {} if attempt.noise_scale is None else attempt.noise_scale.report()
+    attempt.record.metrics({
+        "step": progress.step, **measured, **measured_norms, **scaling, **noise,
+        "learning_rate": scheduled_rate(job, progress.step), "tokens": progress.tokens,
+        "skipped_steps": progress.skipped, "rows_digest": progress.digest, **speed, "peak_memory_bytes": memory,
     })
     extra = {name: value for name, value in (("loss", measured.get("loss")), ("tokens_per_second", rate))
              if value is not None}
-    job.context.progress(step, section.steps, "steps", **extra)
-
-
-def _look_at_flags(job: Job, progress: Progress, record: Record | None) -> None:
-    """Ask the device which steps were skipped, and write down what they had read."""
-    for step, bad, loss, norm in progress.flags:
-        if not bool(bad):
-            continue
-        progress.skipped += 1
-        rows = job.plan.rows(job.objective.order, step - 1)
-        if record is not None:
-            record.skipped({"step": step, "loss": finite(loss), "grad_norm": finite(norm),
-                            "rows": rows.tolist(), **job.objective.describe(rows)})
-            job.context.warn(f"step {step} was skipped: loss {float(loss):.4g}, gradient norm {float(norm):.4g}; "
-                             "what it read is in skipped_steps.jsonl")
-    progress.flags.clear()
-
-
-def finite(value: Tensor) -> float | None:
-    """A number that JSON can hold."""
-    number = float(value)
-    return number if math.isfinite(number) else None
+    job.context.progress(progress.step, section.steps, "steps", **extra)

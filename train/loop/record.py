@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.dataprep.files import atomic_write
+from gristmill.train.loop.autopsy import AUTOPSIES, forget_after
 
 METRICS, SKIPPED = "metrics.jsonl", "skipped_steps.jsonl"
 
@@ -21,12 +22,14 @@ class Record:
     Args:
         work: the stage's working folder.
         resumed_step: lines of later steps are cut off; 0 starts anew.
+        rollbacks: how many there were; what was skipped before them stays.
     """
 
-    def __init__(self, work: Path, resumed_step: int) -> None:
+    def __init__(self, work: Path, resumed_step: int, rollbacks: int = 0) -> None:
         self._work = work
-        for name in (METRICS, SKIPPED):
-            cut_after(work / name, resumed_step)
+        cut_after(work / METRICS, resumed_step)
+        cut_after(work / SKIPPED, resumed_step, rollbacks)
+        forget_after(work / AUTOPSIES, resumed_step, rollbacks)
         if resumed_step == 0:
             shutil.rmtree(work / "tensorboard", ignore_errors=True)
         self._board = _open_tensorboard(work / "tensorboard", resumed_step)
@@ -41,6 +44,11 @@ class Record:
         """Append a step whose update did not happen, and what it had read."""
         append_line(self._work / SKIPPED, line)
 
+    def go_back(self, line: dict[str, Any]) -> None:
+        """Cut the metrics back to the step that the training went back to, and say so in a line of that step."""
+        cut_after(self._work / METRICS, line["to_step"])
+        append_line(self._work / METRICS, {"step": line["to_step"], "rollback": line})
+
     def close(self) -> None:
         """Flush TensorBoard's files."""
         self._board.close()
@@ -50,6 +58,9 @@ class Record:
         for name in (METRICS, SKIPPED):
             with atomic_write(out / name) as sink:
                 sink.write((self._work / name).read_bytes())
+        for path in sorted((self._work / AUTOPSIES).glob("*")):
+            with atomic_write(out / AUTOPSIES / path.name) as sink:
+                sink.write(path.read_bytes())
 
     def lines(self) -> list[dict[str, Any]]:
         """All metrics so far."""
@@ -62,12 +73,16 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
         sink.write(json.dumps(line, allow_nan=False) + "\n")
 
 
-def cut_after(path: Path, step: int) -> None:
-    """Keep the whole lines of steps up to `step`; create the file if there is none."""
+def cut_after(path: Path, step: int, rollbacks: int = 0) -> None:
+    """Keep the whole lines of steps up to `step`, and of all before the last rollback; create the file if need be."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     whole = (line for line in lines if line.endswith(b"\n"))
     with atomic_write(path) as sink:
-        sink.writelines(line for line in whole if json.loads(line)["step"] <= step)
+        sink.writelines(line for line in whole if _is_kept(json.loads(line), step, rollbacks))
+
+
+def _is_kept(line: dict[str, Any], step: int, rollbacks: int) -> bool:
+    return bool((line.get("rollbacks", rollbacks), line["step"]) <= (rollbacks, step))
 
 
 def flatten(line: dict[str, Any], prefix: str = "") -> dict[str, float]:

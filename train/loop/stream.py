@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,15 +29,22 @@ class Plan:
     Attributes:
         batches: (first step, its first position, rows per step) of each stretch of steps, ascending from (0, 0, B).
         cuts: (first step, shorter rows per row) of each stretch of steps, ascending from step 0.
+        jumps: (first step, positions) that were left out before a step, ascending: see loop.rollback.
     """
 
     batches: tuple[tuple[int, int, int], ...]
     cuts: tuple[tuple[int, int], ...] = ((0, 1),)
+    jumps: tuple[tuple[int, int], ...] = ()
+
+    def with_jumps(self, jumps: tuple[tuple[int, int], ...]) -> Plan:
+        """The same plan with positions left out."""
+        return replace(self, jumps=jumps)
 
     def positions(self, step: int) -> tuple[int, int]:
         """The first position of a step (counted from 0), and how many it takes."""
         first_step, first, size = self.batches[bisect_right(self.batches, step, key=lambda part: part[0]) - 1]
-        return first + (step - first_step) * size, size
+        left_out = sum(positions for from_step, positions in self.jumps if from_step <= step)
+        return first + (step - first_step) * size + left_out, size
 
     def cuts_in_step(self, step: int) -> int:
         """Into how many rows of equal length each row of the set is cut in a step."""
@@ -49,7 +56,17 @@ class Plan:
         return order.rows(np.arange(first, first + size, dtype=np.int64))
 
     def steps_of(self, positions: np.ndarray) -> np.ndarray:
-        """The steps (int64, counted from 0) that read some positions: the inverse of `positions`."""
+        """The steps (int64, counted from 0) that read some positions, -1 where none does: inverts `positions`."""
+        steps = self._steps_without_jumps(positions)
+        left_out = 0
+        for from_step, jump in self.jumps:
+            gap = self.with_jumps(()).positions(from_step)[0] + left_out
+            left_out += jump
+            behind = self._steps_without_jumps(positions - left_out)
+            steps = np.where(positions < gap, steps, np.where(positions < gap + jump, -1, behind))
+        return steps
+
+    def _steps_without_jumps(self, positions: np.ndarray) -> np.ndarray:
         first_steps, firsts, sizes = (np.array(column, dtype=np.int64) for column in zip(*self.batches, strict=True))
         stretch = np.searchsorted(firsts, positions, side="right") - 1
         steps: np.ndarray = first_steps[stretch] + (positions - firsts[stretch]) // sizes[stretch]

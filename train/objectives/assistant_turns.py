@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from gristmill.tokenize.order import Order
 from gristmill.train.evaluation.held_out import loss_metrics
 from gristmill.train.loop.batches import pinned
+from gristmill.train.loop.objective import UNTRAINED, Measured, mean_of_trained
 from gristmill.train.objectives.conversations import Conversation, fingerprint_of, padded
-from gristmill.train.objectives.losses import IGNORED, next_tokens, weighted_nll
+from gristmill.train.objectives.losses import IGNORED, drawn_nll, next_tokens, uniforms, weighted_nll
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,12 @@ class Turns:
     real: bool
 
 
+HEAD_TOKENS = 64
+"""Tokens of each example that an autopsy shows as text."""
+
+
 class AssistantTurns:
-    """Cross-entropy over the assistant's tokens (see loop.Objective).
+    """Cross-entropy over the assistant's tokens (see objective.Objective).
 
     Args:
         examples: what to train on.
@@ -68,16 +73,20 @@ class AssistantTurns:
         ids, trained = padded(chosen, self._pad, self.sequence_length)
         return Turns(pinned(ids), pinned(trained), bool(len(rows)))
 
-    def loss(self, model: nn.Module, batch: Turns, scale: float) -> tuple[Tensor, Tensor]:
-        """See loop.Objective; the sums are loss, trained tokens and their bytes."""
+    def loss(self, model: nn.Module, batch: Turns, scale: float | Tensor, draw: int | None = None) -> Measured:
+        """See objective.Objective; the sums are loss, trained tokens and their bytes."""
         device, real = self._token_bytes.device, float(batch.real)
         ids, trained = (part.to(device, non_blocking=True) for part in (batch.ids, batch.trained))
         targets = next_tokens(ids, trained)
         counted = (targets != IGNORED).float() * real
         weights = counted * scale
-        loss, nll = model(ids, partial(weighted_nll, targets=targets, weights=weights), trained=weights.sum(dim=1))
+        head = partial(weighted_nll, targets=targets, weights=weights)
+        if draw is not None:
+            head = partial(drawn_nll, targets=targets, weights=weights, uniforms=uniforms(ids, draw))
+        loss, nll = model(ids, head, trained=weights.sum(dim=1))
         num_bytes = self._token_bytes[targets.clamp(min=0)]
-        return loss, torch.stack([(part * counted).double().sum() for part in (nll, counted, num_bytes)])
+        sums = torch.stack([(part * counted).double().sum() for part in (nll, counted, num_bytes)])
+        return Measured(loss, sums, torch.where(counted > 0, nll, UNTRAINED))
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
         """Loss per trained token, and bits per byte of the answers."""
@@ -86,3 +95,9 @@ class AssistantTurns:
     def describe(self, rows: np.ndarray) -> dict[str, Any]:
         """The examples' place among those used."""
         return {"examples": rows.tolist()}
+
+    def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
+        """Every example with the mean loss of its trained tokens."""
+        return [{"id": self._examples[row].example, "loss": mean_of_trained(losses),
+                 "tokens": int(self._lengths[row]), "head": self._examples[row].ids[:HEAD_TOKENS].tolist()}
+                for row, losses in zip(rows.tolist(), row_losses, strict=True)]

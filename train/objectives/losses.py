@@ -147,3 +147,57 @@ def dpo_loss(
     # equation 7: -log sigma(beta log-ratio of the chosen - beta log-ratio of the rejected)
     losses = -F.logsigmoid(chosen_rewards - rejected_rewards)
     return losses, chosen_rewards.detach(), rejected_rewards.detach()
+
+
+def uniforms(ids: Tensor, draw: int) -> Tensor:
+    """A number in [0, 1) for every token, float32: a hash of the draw, the position and the row's tokens so far.
+
+    Whatever the batch is cut into and wherever it is computed, the same tokens get the same numbers. The hash is
+    SplitMix64's (Steele et al. 2014), in the wrapping arithmetic of int64.
+
+    Args:
+        ids: (n, t) int64.
+        draw: a number for each time that numbers are drawn.
+    """
+    positions = torch.arange(ids.shape[1], device=ids.device)
+    state = (ids + 1).cumsum(dim=1) * _signed(0xD1342543DE82EF95) + positions * _signed(0x9E3779B97F4A7C15) + draw
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        state = (state ^ _shifted(state, shift)) * _signed(factor)
+    return _shifted(state, 40).float() * 2.0**-24
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >= 1 << 63 else number
+
+
+def _shifted(state: Tensor, bits: int) -> Tensor:
+    """A logical shift to the right."""
+    return (state >> bits) & ((1 << (64 - bits)) - 1)
+
+
+@torch.no_grad()
+def draw_targets(hidden: Tensor, matrix: Tensor, targets: Tensor, uniforms: Tensor) -> Tensor:
+    """Ids that the model draws where there are targets, (n, t) int64; IGNORED elsewhere. Chunk by chunk.
+
+    Args:
+        hidden, matrix, targets: as for `weighted_nll`.
+        uniforms: (n, t) in [0, 1): where in the cumulative distribution the id lies.
+    """
+    flat, wanted, places = hidden.flatten(0, 1), targets.flatten(), uniforms.flatten()
+    drawn = torch.full_like(wanted, IGNORED)
+    size = max(1, CHUNK_LOGITS // len(matrix))
+    for start in range(0, len(flat), size):
+        part = slice(start, start + size)
+        cumulative = (flat[part] @ matrix.T).float().softmax(dim=-1).cumsum(dim=-1)
+        # The last sum may fall short of 1 by rounding.
+        place = places[part, None] * cumulative[:, -1:]
+        ids = torch.searchsorted(cumulative, place, right=True).squeeze(1).clamp(max=len(matrix) - 1)
+        drawn[part] = torch.where(wanted[part] == IGNORED, IGNORED, ids)
+    return drawn.view(targets.shape)
+
+
+def drawn_nll(
+    hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor, uniforms: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`weighted_nll` against labels that the model draws itself (Liu et al. 2023, algorithm 2)."""
+    return weighted_nll(hidden, matrix, draw_targets(hidden, matrix, targets, uniforms), weights)

@@ -18,12 +18,15 @@ from torch import Tensor, nn
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.evaluation.held_out import loss_metrics
 from gristmill.train.loop.batches import pinned
+from gristmill.train.loop.objective import UNTRAINED, Measured, mean_of_trained
 from gristmill.train.models.experts import expert_loads, report_loads
 from gristmill.train.models.shape import Shape
-from gristmill.train.objectives.losses import IGNORED, next_tokens, weighted_nll
+from gristmill.train.objectives.losses import IGNORED, drawn_nll, next_tokens, uniforms, weighted_nll
 
 SUMS_PER_SOURCE = 3
 MOST_PIECES_DESCRIBED = 10_000
+HEAD_TOKENS = 64
+"""Tokens of each document that an autopsy shows as text."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Rows:
         filled: (n,) int64, tokens of documents in each row; padding is behind them.
         positions: (n, t) int32, each token's number within its document piece; None where documents are not masked.
         real: whether it counts.
+        cuts: how many of the rows are one row of the set.
     """
 
     tokens: Tensor
@@ -43,10 +47,11 @@ class Rows:
     filled: Tensor
     positions: Tensor | None
     real: bool
+    cuts: int = 1
 
 
 class NextToken:
-    """Cross-entropy over packed rows (see loop.Objective).
+    """Cross-entropy over packed rows (see objective.Objective).
 
     Args:
         packed: the training set.
@@ -88,7 +93,7 @@ class NextToken:
             found = np.minimum(self.packed.positions(rows).reshape(-1, length), np.arange(length, dtype=np.int32))
             positions = pinned(torch.from_numpy(found))
         return Rows(pinned(torch.from_numpy(tokens)), pinned(torch.from_numpy(sources)),
-                    pinned(torch.from_numpy(self._filled(rows, cuts))), positions, real)
+                    pinned(torch.from_numpy(self._filled(rows, cuts))), positions, real, cuts)
 
     def _filled(self, rows: np.ndarray, cuts: int) -> np.ndarray:
         """Tokens of documents in each row, after it was cut (int64, shape (n cuts,))."""
@@ -97,8 +102,8 @@ class NextToken:
         cut: np.ndarray = np.clip(filled, 0, length).ravel()
         return cut
 
-    def loss(self, model: nn.Module, batch: Rows, scale: float) -> tuple[Tensor, Tensor]:
-        """See loop.Objective.
+    def loss(self, model: nn.Module, batch: Rows, scale: float | Tensor, draw: int | None = None) -> Measured:
+        """See objective.Objective.
 
         The sums are the total loss; loss, tokens and bytes of each source; tokens of each expert, layer by layer.
         """
@@ -110,15 +115,19 @@ class NextToken:
         targets = next_tokens(ids, torch.arange(ids.shape[1], device=device) < filled[:, None])
         counted = (targets != IGNORED).float() * real
         weights = counted * scale
-        loss, nll = model(ids, partial(weighted_nll, targets=targets, weights=weights, z_loss=self._z_loss),
-                          positions=positions, trained=weights.sum(dim=1))
+        head = partial(weighted_nll, targets=targets, weights=weights, z_loss=self._z_loss)
+        if draw is not None:
+            head = partial(drawn_nll, targets=targets, weights=weights, uniforms=uniforms(ids, draw))
+        loss, nll = model(ids, head, positions=positions, trained=weights.sum(dim=1))
         loads = [load.double() * real for load in expert_loads(model)]
         num_bytes = self._token_bytes[targets.clamp(min=0)]
         per_row = torch.stack([(part * counted).double().sum(dim=1) for part in (nll, counted, num_bytes)], dim=1)
         # A product with one-hot columns instead of index_add_, whose order is not fixed on GPUs.
         one_hot = torch.nn.functional.one_hot(sources, len(self.packed.sources)).double()
         per_source = one_hot.T @ per_row
-        return loss, torch.cat((per_source[:, :1].sum(dim=0), per_source.flatten(), *loads))
+        sums = torch.cat((per_source[:, :1].sum(dim=0), per_source.flatten(), *loads))
+        row_losses = torch.where(counted > 0, nll, UNTRAINED)
+        return Measured(loss, sums, row_losses.view(-1, batch.cuts * ids.shape[1]))
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
         """Loss over all sources; loss, bits per byte and tokens of each one that was read; how busy experts are."""
@@ -135,3 +144,18 @@ class NextToken:
         pieces = self.packed.pieces(rows).slice(0, MOST_PIECES_DESCRIBED).to_pylist()
         return {"documents": [{"id": piece["id"].hex(), "source": self.packed.sources[piece["source"]],
                                "row": piece["row"], "tokens": piece["length"]} for piece in pieces]}
+
+    def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
+        """Every document piece of some rows with the mean loss of its tokens; its first ones are `head`."""
+        tokens, pieces = self.packed.tokens(rows), self.packed.pieces(rows).to_pylist()
+        places = {int(row): place for place, row in enumerate(rows)}
+        found = []
+        for piece in pieces:
+            place, start, end = places[piece["row"]], piece["start"], piece["start"] + piece["length"]
+            # What is at a position is the loss of the token after it.
+            losses = row_losses[place, max(start - 1, 0) : end - 1]
+            found.append({
+                "id": piece["id"].hex(), "source": self.packed.sources[piece["source"]],
+                "loss": mean_of_trained(losses), "row": piece["row"], "start": start, "tokens": piece["length"],
+                "offset": piece["offset"], "head": tokens[place, start : min(end, start + HEAD_TOKENS)].tolist()})
+        return found

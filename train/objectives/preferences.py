@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gristmill.tokenize.order import Order
 from gristmill.train.loop.batches import pinned
+from gristmill.train.loop.objective import Measured, mean_of_trained
 from gristmill.train.objectives.conversations import fingerprint_of
 from gristmill.train.objectives.losses import dpo_loss, sequence_logps
 from gristmill.train.objectives.pairs import Pair, padded_pairs
@@ -35,7 +36,7 @@ class PaddedPairs:
 
 
 class Preferences:
-    """The DPO loss over pairs (see loop.Objective), against log-probabilities that were computed once.
+    """The DPO loss over pairs (see objective.Objective), against log-probabilities that were computed once.
 
     Args:
         pairs: what to train on.
@@ -78,8 +79,8 @@ class Preferences:
         return PaddedPairs(pinned(ids), pinned(targets), pinned(torch.from_numpy(self._reference[chosen])),
                            bool(len(rows)))
 
-    def loss(self, model: nn.Module, batch: PaddedPairs, scale: float) -> tuple[Tensor, Tensor]:
-        """See loop.Objective; the sums are loss, rewards (chosen, rejected), ranked right, log-probs (both)."""
+    def loss(self, model: nn.Module, batch: PaddedPairs, scale: float | Tensor, draw: int | None = None) -> Measured:
+        """See objective.Objective; the sums are loss, rewards (chosen, rejected), ranked right, log-probs (both)."""
         real = float(batch.real)
         ids, targets, reference = (part.to(self._device, non_blocking=True)
                                    for part in (batch.ids, batch.targets, batch.reference))
@@ -88,7 +89,7 @@ class Preferences:
             chosen, rejected, reference[:, 0], reference[:, 1], self._beta)
         measured = (losses, chosen_rewards, rejected_rewards, chosen_rewards > rejected_rewards, chosen, rejected)
         sums = torch.stack([part.detach().double().sum() for part in measured]) * real
-        return losses.sum() * (scale * real), sums
+        return Measured(losses.sum() * (scale * real), sums, losses.detach()[:, None])
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
         """Means over pairs, by the names that TRL gives them; ties are not ranked right."""
@@ -100,3 +101,9 @@ class Preferences:
     def describe(self, rows: np.ndarray) -> dict[str, Any]:
         """The ids of the pairs."""
         return {"examples": [self._pairs[row].example["id"] for row in rows]}
+
+    def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
+        """Every pair with its loss."""
+        return [{"id": self._pairs[row].example["id"], "loss": mean_of_trained(losses),
+                 "tokens": int(self._lengths[row])}
+                for row, losses in zip(rows.tolist(), row_losses, strict=True)]

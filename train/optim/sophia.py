@@ -56,7 +56,9 @@ class Sophia(torch.optim.Optimizer):
             mean, hessian, weight = local(state["exp_avg"]), local(state["hessian"]), local(parameter)
             mean.lerp_(local(parameter.grad), 1.0 - group["betas"][0])
             if self._estimates:
-                hessian.lerp_(self._estimates[number], 1.0 - group["betas"][1])
+                estimate = self._estimates[number]
+                mixed = hessian.lerp(estimate, 1.0 - group["betas"][1])
+                hessian.copy_(torch.where(estimate.isfinite(), mixed, hessian))
             weight.mul_(1.0 - lr * group["weight_decay"])
             # Algorithm 3, line 13: theta -= lr clip(m / max(gamma h, eps), 1)
             weight.sub_((mean / (hessian * group["gamma"]).clamp(min=SMALLEST_CURVATURE)).clamp(-1.0, 1.0), alpha=lr)

@@ -13,12 +13,14 @@ from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import TensorOf
 from gristmill.train.parallel.world import World
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-def compute_dtype(precision: Literal["auto", "fp32", "bf16"], device: torch.device) -> torch.dtype:
+
+def compute_dtype(precision: Literal["auto", "fp32", "bf16", "fp16"], device: torch.device) -> torch.dtype:
     """The dtype of matrix products: bf16 on a GPU and fp32 on a CPU, unless the manifest says otherwise."""
     if precision == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return torch.bfloat16 if precision == "bf16" else torch.float32
+    return DTYPES[precision]
 
 
 def sharded_model(shape: Shape, tensor_of: TensorOf, world: World, dtype: torch.dtype) -> nn.Module:

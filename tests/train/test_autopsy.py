@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from gristmill.train.loop.autopsy import examine, forget_after, write_autopsy
+
+STEP = {"step": 120, "loss": 9.5, "grad_norm": 3.0, "mean": 2.0, "deviation": 0.5}
+
+
+def documents(losses: list[float]) -> list[dict[str, object]]:
+    return [{"id": f"{number:02x}", "source": "web", "loss": loss} for number, loss in enumerate(losses)]
+
+
+def test_documents_are_ordered_by_loss_and_outliers_are_suspects() -> None:
+    """Nine losses of 1 and one of 11: the mean is 2, the deviation sqrt(10), so suspects begin at 8.3."""
+    found = examine(STEP, documents([1.0] * 4 + [11.0] + [1.0] * 5))
+    assert [one["id"] for one in found["documents"]][:3] == ["04", "00", "01"]
+    assert found["suspects"] == ["04"]
+    assert found["mean"] == 2.0
+
+
+def test_losses_that_are_no_numbers_are_the_suspects() -> None:
+    found = examine(STEP, documents([1.0, math.nan, 50.0, math.inf]))
+    assert found["suspects"] == ["01", "03"]
+    assert [one["loss"] for one in found["documents"]] == [None, None, 50.0, 1.0]
+
+
+def test_where_all_are_alike_the_worst_one_is_the_suspect() -> None:
+    assert examine(STEP, documents([1.0, 1.1, 1.0]))["suspects"] == ["01"]
+    assert examine(STEP, [])["suspects"] == []
+
+
+def test_autopsies_are_pages_and_json_and_one_list_of_suspects(tmp_path: Path) -> None:
+    written = documents([1.0, 1.0, 9.0])
+    written[2]["text"] = "<script>alert(1)</script>"
+    write_autopsy(tmp_path, examine(STEP, written))
+    write_autopsy(tmp_path, examine({**STEP, "step": 300, "loss": None}, documents([8.0])))
+    assert (tmp_path / "exclude.txt").read_text() == "00\n02\n"
+    assert json.loads((tmp_path / "step-120.json").read_text())["suspects"] == ["02"]
+    page = (tmp_path / "step-120.html").read_text()
+    assert "&lt;script&gt;" in page
+    assert "<script>" not in page
+    assert "src=" not in page  # it needs nothing else
+    assert "<b>loss</b> no number" in (tmp_path / "step-300.html").read_text()
+    forget_after(tmp_path, 200)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["exclude.txt", "step-120.html", "step-120.json"]
+    assert (tmp_path / "exclude.txt").read_text() == "02\n"

@@ -1,0 +1,286 @@
+"""What a whole training does beyond forward, backward and update: going back, averaging, measuring, ending early."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gristmill.dataprep.context import Context
+from gristmill.mixtures.training import Pretrain, Spikes
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train import export
+from gristmill.train.loop import loop
+from gristmill.train.loop.checkpoints import Checkpoints
+from gristmill.train.loop.rollback import describe_rollback, is_given_up, plan_after
+from gristmill.train.loop.stopping import held_out_loss, no_longer_improves
+from gristmill.train.loop.stream import Plan, plan_of
+
+TIMINGS = ("tokens_per_second", "mfu", "mfu_causal", "data_wait_seconds", "data_wait_share", "peak_memory_bytes")
+
+
+@pytest.fixture
+def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
+    return {"tokenizer": tokenizer_folder, "mix": mix_folder}
+
+
+def read_lines(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "data" / name).read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in TIMINGS} for line in lines]
+
+
+def weights_of(folder: Path, name: str = "model") -> dict[str, torch.Tensor]:
+    return load_file(folder / "data" / name / "model.safetensors")
+
+
+# Rollback
+
+GOING_BACK = {"steps": 48, "global_batch_size": 4, "spikes": {"rollback_after": 2, "rollback_steps": 18}}
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch, inputs: dict[str, Path]) -> Callable[[], list[tuple[int, ...]]]:
+    """The batches of what are steps 21 to 23 at first have a loss that is no number; returns all batches read."""
+    packed, plan = PackedSet(inputs["mix"]), Plan(((0, 0, 4),))
+    bad = {tuple(plan.rows(packed.order(11), step - 1)) for step in (21, 22, 23)}
+    original, read = loop._gradients, []
+
+    def gradients(attempt: Any, batch: Any, step: int) -> Any:
+        sums, row_losses, noise = original(attempt, batch, step)
+        read.append(tuple(batch.rows))
+        return sums * (math.nan if tuple(batch.rows) in bad else 1.0), row_losses, noise
+
+    monkeypatch.setattr(loop, "_gradients", gradients)
+    return lambda: read
+
+
+def test_after_bad_steps_in_a_row_the_training_goes_back_and_never_reads_those_rows_again(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path, poisoned: Any
+) -> None:
+    """Steps 21 to 23 are bad. It is seen at step 32; step 18 is gone back to; step 19 reads what step 33 would have."""
+    summary = run_stage("pretrain", inputs, {**pretrain_config, **GOING_BACK}, tmp_path)
+    line = {"to_step": 18, "from_step": 32, "first_bad_step": 21, "positions": 14 * 4}
+    assert summary["rollbacks"] == [line]
+    packed, plan = PackedSet(inputs["mix"]), Plan(((0, 0, 4),))
+    numbers = [*range(1, 33), *range(33, 33 + 48 - 18)]
+    assert poisoned() == [tuple(plan.rows(packed.order(11), number - 1)) for number in numbers]
+    steps = [one for one in read_lines(tmp_path) if "grad_norm" in one]
+    assert [one["step"] for one in steps] == list(range(1, 49))
+    assert all("loss" in one for one in steps)  # what remains was read without a spike
+    assert [one for one in read_lines(tmp_path) if "rollback" in one] == [{"step": 18, "rollback": line}]
+    skipped = read_lines(tmp_path, "skipped_steps.jsonl")
+    assert [one["step"] for one in skipped] == [21, 22, 23]  # what had happened stays on record
+    assert sorted(path.name for path in (tmp_path / "data" / "autopsies").iterdir()) == [
+        "exclude.txt", *(f"step-{step}.{kind}" for step in (21, 22, 23) for kind in ("html", "json"))]
+
+
+@pytest.mark.parametrize("place", ["while going back", "later"])
+def test_a_training_that_is_killed_during_or_after_a_rollback_goes_on_exactly(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path, poisoned: Any,
+    monkeypatch: pytest.MonkeyPatch, place: str,
+) -> None:
+    config = {**pretrain_config, **GOING_BACK}
+    run_stage("pretrain", inputs, config, tmp_path / "undisturbed", checkpoint_every=1000)
+    with monkeypatch.context() as patch:
+        if place == "later":
+            patch.setattr(loop, "stop_requested", lambda: len(poisoned()) >= 62 + 32 + 10)
+        else:
+            patch.setattr(Checkpoints, "load", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises((loop.StoppedError, KeyboardInterrupt)):
+            run_stage("pretrain", inputs, config, tmp_path / "killed", checkpoint_every=5)
+    torch.distributed.destroy_process_group()
+    assert len(json.loads((tmp_path / "killed" / "work" / "rollbacks.json").read_text())) == 1
+    run_stage("pretrain", inputs, config, tmp_path / "killed", checkpoint_every=5)
+    ours, theirs = weights_of(tmp_path / "killed"), weights_of(tmp_path / "undisturbed")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    # The line that says so is of the attempt that was killed; its steps and digests are the same.
+    assert [one for one in read_lines(tmp_path / "killed") if "grad_norm" in one] == [
+        one for one in read_lines(tmp_path / "undisturbed") if "grad_norm" in one]
+    assert read_lines(tmp_path / "killed", "skipped_steps.jsonl") == read_lines(
+        tmp_path / "undisturbed", "skipped_steps.jsonl")
+
+
+def test_jumps_leave_positions_out_and_are_inverted() -> None:
+    plan = Plan(((0, 0, 2), (10, 20, 3)))
+    jumped = plan_after(plan, [describe_rollback(plan, [], from_step=6, to_step=4, first_bad_step=5)])
+    assert [jumped.positions(step)[0] for step in (3, 4, 5, 10)] == [6, 12, 14, 24]
+    assert jumped.steps_of(np.arange(6, 16)).tolist() == [3, 3, -1, -1, -1, -1, 4, 4, 5, 5]
+    again = describe_rollback(plan, [{"to_step": 4, "positions": 4}], from_step=7, to_step=4, first_bad_step=5)
+    assert again["positions"] == 6  # steps 5 to 7 had read positions 12 to 17
+    twice = plan_after(plan, [{"to_step": 4, "positions": 4}, again])
+    assert twice.positions(4)[0] == 18
+    earlier = plan_after(plan, [{"to_step": 4, "positions": 4}, {"to_step": 2, "positions": 16}])
+    assert [earlier.positions(step)[0] for step in (1, 2, 4)] == [2, 20, 24]  # the jump at 4 lay in what was given up
+
+
+def test_checkpoints_of_a_future_that_was_given_up_are_told_from_later_ones() -> None:
+    rollbacks = [{"to_step": 18}, {"to_step": 36}]
+    assert is_given_up(20, {"rollbacks": 0}, rollbacks)
+    assert not is_given_up(18, {"rollbacks": 0}, rollbacks)
+    assert not is_given_up(20, {"rollbacks": 1}, rollbacks)
+    assert is_given_up(40, {"rollbacks": 1}, rollbacks)
+    assert not is_given_up(40, {"rollbacks": 2}, rollbacks)
+
+
+def test_a_streak_must_not_outlast_the_checkpoints_before_it() -> None:
+    with pytest.raises(ValueError, match="rollback_steps must be at least rollback_after \\+ 16 = 20, not 19"):
+        Spikes(rollback_after=4, rollback_steps=19)
+
+
+# Kinds of updates, precision, averages
+
+
+@pytest.mark.parametrize("kind", ["lion", "adafactor", "sophia", "adamw8bit", "muon"])
+def test_every_optimizer_trains_and_resumes_to_the_same_bits(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, kind: str,
+) -> None:
+    if kind == "adamw8bit":
+        pytest.importorskip("torchao")
+    rate = {"lion": 0.002, "adafactor": 0.05, "sophia": 0.003}.get(kind, 0.01)
+    config = {**pretrain_config, "optimizer": {"kind": kind, "learning_rate": rate, "hessian_every": 3}}
+    run_stage("pretrain", inputs, config, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "stop_requested", lambda: True)
+        for _ in range(2):
+            with pytest.raises(loop.StoppedError):
+                run_stage("pretrain", inputs, config, tmp_path / "cut")
+            torch.distributed.destroy_process_group()
+    run_stage("pretrain", inputs, config, tmp_path / "cut")
+    steps = [one for one in read_lines(tmp_path / "whole") if "loss" in one]
+    assert steps[-1]["loss"] < steps[0]["loss"] - 0.15
+    assert read_lines(tmp_path / "cut") == read_lines(tmp_path / "whole")
+    whole, cut = weights_of(tmp_path / "whole"), weights_of(tmp_path / "cut")
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+
+
+def test_float16_trains_like_float32_and_its_first_overflows_are_no_spikes(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from gristmill.train.optim import loss_scale
+
+    monkeypatch.setattr(loss_scale, "INITIAL", 2.0**30)  # overflows until it has halved often enough
+    config = {**pretrain_config, "steps": 24, "schedule": {"kind": "constant", "warmup_steps": 0}}
+    summary = run_stage("pretrain", inputs, {**config, "precision": "fp16"}, tmp_path / "half")
+    run_stage("pretrain", inputs, config, tmp_path / "single")
+    half, single = (([one for one in read_lines(tmp_path / name) if "grad_norm" in one]) for name in ("half", "single"))
+    overflowed = half[-1]["overflowed_steps"]
+    assert overflowed >= 1
+    assert half[-1]["loss_scale"] == 2.0 ** (30 - overflowed)
+    assert summary["skipped_steps"] == 0
+    assert not (tmp_path / "half" / "data" / "autopsies").exists()
+    # A step that was held back leaves the weights, so the rest lags behind by as many steps.
+    assert half[-1]["loss"] == pytest.approx(single[-1 - overflowed]["loss"], abs=0.15)
+
+
+def test_the_running_mean_is_validated_saved_and_exported(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    config = {**pretrain_config, "average": {"kind": "swa", "start_fraction": 0.8}, "validate_every": 1,
+              "schedule": {"kind": "constant"}}
+    summary = run_stage("pretrain", inputs, config, tmp_path)
+    assert set(summary["validation_average"]) == {"prose", "code"}
+    raw, mean = weights_of(tmp_path), weights_of(tmp_path, "model-average")
+    assert any(not torch.equal(raw[name], mean[name]) for name in raw)
+    validations = [one for one in read_lines(tmp_path) if "validation" in one]
+    assert validations[9]["validation"] == validations[9]["validation_average"]  # averaging starts after step 10
+    assert validations[11]["validation"] != validations[11]["validation_average"]
+    for weights, name in (("raw", "model"), ("average", "model-average")):
+        out = tmp_path / weights
+        export.run({"tokenizer": inputs["tokenizer"], "pretrain": tmp_path / "data"}, {"weights": weights}, out,
+                   Context(tmp_path))
+        exported = load_file(out / "model.safetensors")
+        assert torch.equal(exported["model.norm.weight"], weights_of(tmp_path, name)["model.norm.weight"])
+
+
+def test_an_export_of_an_average_that_was_not_kept_is_refused(tmp_path: Path) -> None:
+    from gristmill.mixtures.evaluation import Export
+
+    with pytest.raises(ValueError, match=r"sft kept no running mean of its weights; set sft\.average"):
+        export.weights_folder(tmp_path, "sft", Export(weights="average"))
+
+
+# What is measured
+
+
+def test_norms_update_ratio_memory_and_noise_scale_are_logged(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    config = {**pretrain_config, "steps": 4, "micro_batch_size": 2, "noise_scale_every": 2, "log_every": 2,
+              "schedule": {"kind": "constant", "warmup_steps": 0}}
+    run_stage("pretrain", inputs, config, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "data" / "metrics.jsonl").read_text().splitlines()]
+    first, second, fourth = (line for line in lines if "grad_norm" in line)
+    norm = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in weights_of(tmp_path).values()))
+    assert fourth["param_norm"] == pytest.approx(norm, rel=1e-5)
+    assert 0.001 < fourth["update_ratio"] < 0.2
+    assert fourth["peak_memory_bytes"] > 50_000_000
+    assert (fourth["mfu"], fourth["mfu_causal"]) == ("unknown", "unknown")  # of a CPU nobody says
+    assert "gradient_noise" not in first
+    assert second["gradient_noise"] > 0
+    assert {"gradient_noise_scale", "gradient_signal"} <= fourth.keys()
+
+
+def test_a_noise_scale_needs_several_micro_batches(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="holds all 6 rows of it; lower micro_batch_size"):
+        run_stage("pretrain", inputs, {**pretrain_config, "micro_batch_size": 6, "noise_scale_every": 1}, tmp_path)
+
+
+def test_measuring_the_noise_scale_hardly_changes_the_training(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    """Gradients are added up in another order."""
+    config = {**pretrain_config, "steps": 4}
+    run_stage("pretrain", inputs, config, tmp_path / "plain")
+    run_stage("pretrain", inputs, {**config, "noise_scale_every": 1}, tmp_path / "measured")
+    plain, measured = weights_of(tmp_path / "plain"), weights_of(tmp_path / "measured")
+    for name in plain:
+        torch.testing.assert_close(measured[name], plain[name], atol=2e-5, rtol=0)
+
+
+# Ending early
+
+
+def test_a_training_ends_where_validation_no_longer_improves(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    """An improvement by a hundred nats is never seen: the first validation is the best, two more end it."""
+    config = {**pretrain_config, "validate_every": 2,
+              "early_stopping": {"patience": 2, "least_improvement": 100.0}}
+    summary = run_stage("pretrain", inputs, config, tmp_path)
+    assert (summary["steps"], summary["stopped_early"]) == (6, True)
+
+
+def test_only_a_better_loss_resets_patience() -> None:
+    assert no_longer_improves(None, 0, 3.0, 0.1) == (3.0, 0)
+    assert no_longer_improves(3.0, 1, 2.95, 0.1) == (3.0, 2)
+    assert no_longer_improves(3.0, 1, 2.85, 0.1) == (2.85, 0)
+    assert no_longer_improves(None, 0, math.nan, 0.1) == (None, 1)
+    assert held_out_loss({"validation": {"a": {"loss": 1.0, "tokens": 3}, "b": {"loss": 5.0, "tokens": 1}}}) == 2.0
+    assert held_out_loss({}) is None
+
+
+def test_a_training_leaves_the_global_random_generators_alone(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    """So that a checkpoint has no state of them to hold; Sophia draws labels by hash."""
+    torch.manual_seed(5)
+    np.random.seed(5)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist()
+    run_stage("pretrain", inputs, {**pretrain_config, "steps": 2, "optimizer": {"kind": "sophia"}}, tmp_path)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]
+
+
+def test_a_plan_has_no_jumps_at_first() -> None:
+    assert plan_of(Pretrain(steps=3), 8).jumps == ()

@@ -1,0 +1,117 @@
+"""What a skipped step had read, ordered by loss: for people (HTML), for programs (JSON), and as a list to exclude.
+
+    autopsies/step-120.json   the step, the window that it was judged by, its documents from the worst one on
+    autopsies/step-120.html   the same as a page that needs nothing else
+    autopsies/exclude.txt     ids of the suspects of all autopsies, one hexadecimal id per line
+
+After the training went back (see rollback.py) the same step may be skipped again, with other rows: the names of those
+are step-120-r1 after one rollback.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gristmill.dataprep.files import atomic_write, read_json
+
+AUTOPSIES, EXCLUDE = "autopsies", "exclude.txt"
+SUSPICIOUS_DEVIATIONS = 2.0
+"""A document is a suspect from so many deviations over the batch's mean on: one in forty where losses are normal."""
+STYLE = """body{font:14px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem;color:#222}
+table{border-collapse:collapse;width:100%}th,td{text-align:left;padding:.3rem .6rem;border-bottom:1px solid #ddd;
+vertical-align:top}td.n{text-align:right;font-variant-numeric:tabular-nums}tr.s{background:#fff1e6}
+code{font-size:12px;overflow-wrap:anywhere}@media(prefers-color-scheme:dark){body{background:#161616;color:#ddd}
+th,td{border-color:#444}tr.s{background:#3a2414}}"""
+
+
+def examine(step: Mapping[str, Any], documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """An autopsy of one step.
+
+    Args:
+        step: `step`, `loss`, `grad_norm`, and the window's `mean` and `deviation` (None where there is none).
+        documents: as from Objective.blame.
+
+    Returns:
+        the step with `documents` (worst first; a loss that is no number is the worst, and written as null) and
+        `suspects`, ids in the same order.
+    """
+    ordered = sorted(documents, key=lambda one: (-_badness(one["loss"]), one["id"]))
+    suspects = list(dict.fromkeys(one["id"] for one in ordered[: _count_suspects(ordered)]))
+    listed = [{**one, "loss": one["loss"] if math.isfinite(one["loss"]) else None} for one in ordered]
+    return {**step, "suspects": suspects, "documents": listed}
+
+
+def write_autopsy(folder: Path, found: Mapping[str, Any], rollbacks: int = 0) -> None:
+    """Write an autopsy into the folder, and the list of all suspects anew."""
+    name = f"step-{found['step']}" + (f"-r{rollbacks}" if rollbacks else "")
+    for suffix, content in ((".json", json.dumps(found, ensure_ascii=False, indent=1)), (".html", as_page(found))):
+        with atomic_write(folder / f"{name}{suffix}") as sink:
+            sink.write(content.encode())
+    write_exclusion(folder)
+
+
+def write_exclusion(folder: Path) -> None:
+    """Collect the suspects of all autopsies in a folder."""
+    suspects = sorted({one for path in folder.glob("step-*.json") for one in read_json(path)["suspects"]})
+    with atomic_write(folder / EXCLUDE) as sink:
+        sink.write("".join(f"{one}\n" for one in suspects).encode())
+
+
+def forget_after(folder: Path, step: int, rollbacks: int = 0) -> None:
+    """Remove what a training that goes on from `step`, after so many rollbacks, makes again."""
+    if not folder.exists():
+        return
+    for path in folder.glob("step-*.*"):
+        found, _, after = path.stem.removeprefix("step-").partition("-r")
+        if (int(after or 0), int(found)) > (rollbacks, step):
+            path.unlink()
+    write_exclusion(folder)
+
+
+def as_page(found: Mapping[str, Any]) -> str:
+    """An autopsy as a page of HTML that needs nothing else."""
+    known = [f"<b>{name}</b> {_number(found.get(key))}" for name, key in (
+        ("loss", "loss"), ("gradient norm", "grad_norm"), ("mean of the window", "mean"),
+        ("its deviation", "deviation"))]
+    columns = list(dict.fromkeys(key for one in found["documents"] for key in one))
+    rows = [_row(one, columns, one["id"] in set(found["suspects"])) for one in found["documents"]]
+    return (f"<!doctype html><html lang=en><meta charset=utf-8><title>Step {found['step']}</title>"
+            f"<style>{STYLE}</style><h1>Step {found['step']} was skipped</h1><p>{' · '.join(known)}</p>"
+            f"<p>{len(rows)} parts were read, {len(found['suspects'])} suspects are marked and listed in {EXCLUDE}.</p>"
+            f"<table><tr>{''.join(f'<th>{html.escape(name)}</th>' for name in columns)}</tr>{''.join(rows)}</table>")
+
+
+def _row(one: Mapping[str, Any], columns: Sequence[str], suspect: bool) -> str:
+    cells = []
+    for name in columns:
+        value = one.get(name)
+        if isinstance(value, int | float):
+            cells.append(f"<td class=n>{_number(value)}</td>")
+        else:
+            text = "no number" if value is None and name == "loss" else "" if value is None else str(value)
+            cells.append(f"<td><code>{html.escape(text)}</code></td>")
+    return f"<tr{' class=s' if suspect else ''}>{''.join(cells)}</tr>"
+
+
+def _number(value: float | None) -> str:
+    return "no number" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def _badness(loss: float) -> float:
+    return loss if math.isfinite(loss) else math.inf
+
+
+def _count_suspects(ordered: Sequence[Mapping[str, Any]]) -> int:
+    """How many of the documents, worst first, are suspects: never all of them for their place alone, at least one."""
+    losses = [one["loss"] for one in ordered]
+    unknown = sum(not math.isfinite(loss) for loss in losses)
+    if unknown or len(losses) < 2:
+        return unknown or len(losses)
+    mean = math.fsum(losses) / len(losses)
+    deviation = math.sqrt(math.fsum((loss - mean) ** 2 for loss in losses) / (len(losses) - 1))
+    return max(1, sum(loss > mean + SUSPICIOUS_DEVIATIONS * deviation for loss in losses))
