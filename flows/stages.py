@@ -280,7 +280,7 @@ STAGES: dict[str, Stage] = {
         Stage("decontaminate", 1, "gristmill.dataprep.passages.decontaminate:run", _prepare("decontaminate"),
               _before("decontaminate")),
         Stage("tokenizer", 2, "gristmill.tokenize.encoding.tokenizer:run", _tokenizer, _documents()),
-        Stage("tokenize", 1, "gristmill.tokenize.encoding.encode:run", _tokenize, _documents("tokenizer")),
+        Stage("tokenize", 2, "gristmill.tokenize.encoding.encode:run", _tokenize, _documents("tokenizer")),
         Stage("mix", 5, "gristmill.tokenize.mixing.mix:run", _mix, _documents("tokenizer", "tokenize")),
         Stage("pretrain", 2, "gristmill.train.pretrain:run", _training("pretrain"), _only("tokenizer", "mix"),
               "torchrun"),

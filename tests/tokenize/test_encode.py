@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gristmill.dataprep.counts import QuarantineError
-from gristmill.tokenize.encoding import encode
+from gristmill.dataprep.text_buffers import text_buffers
+from gristmill.tokenize.encoding import batch, encode
+from gristmill.tokenize.encoding.merges import byte_characters
+from gristmill.tokenize.encoding.token_report import count_text, token_text
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
 
 
@@ -52,14 +61,14 @@ def test_workers_and_batches_do_not_change_the_bytes(
 ) -> None:
     stages.tokenize("one", inputs)
     stages.tokenize("two", inputs, workers=2)
-    monkeypatch.setattr(encode, "BATCH_BYTES", 700)
+    monkeypatch.setattr(batch, "BATCH_BYTES", 700)
     stages.tokenize("small", inputs)
     assert stages.files("one") == stages.files("two") == stages.files("small")
 
 
 def test_batches_hold_all_documents_and_little_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encode, "BATCH_BYTES", 10)
-    slices = list(encode.batches(np.array([4, 6, 1, 30, 0, 9, 2])))
+    monkeypatch.setattr(batch, "BATCH_BYTES", 10)
+    slices = list(batch.batches(np.array([4, 6, 1, 30, 0, 9, 2])))
     assert [(part.start, part.stop) for part in slices] == [(0, 2), (2, 3), (3, 4), (4, 6), (6, 7)]
 
 
@@ -78,7 +87,7 @@ class Picky:
 def test_a_document_that_fails_is_quarantined_alone(
     stages: Any, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encode, "_encoder", lambda tokenizer: None)
+    monkeypatch.setattr(batch, "_encoder", lambda tokenizer: None)
     monkeypatch.setattr(encode, "_load_once", lambda folder: Picky(load(Path(folder))))
     counts = stages.tokenize("out", inputs)["counts"]
     assert (counts["quarantined"], counts["kept"]) == (2, 51 - 5 - 2)
@@ -104,7 +113,7 @@ def test_too_many_failures_fail_the_stage(
     def broken(self: TextTokenizer, texts: list[str]) -> Any:
         raise OverflowError("always")
 
-    monkeypatch.setattr(encode, "_encoder", lambda tokenizer: None)
+    monkeypatch.setattr(batch, "_encoder", lambda tokenizer: None)
     monkeypatch.setattr(TextTokenizer, "encode", broken)
     with pytest.raises(QuarantineError, match="46 of 46 records"):
         stages.tokenize("out", inputs)
@@ -134,3 +143,74 @@ def test_an_interrupted_attempt_ends_with_the_same_bytes(stages: Any, inputs: di
     (stages.root / "out.work" / "encode" / "part-00000.json").unlink()
     stages.tokenize("out", inputs)
     assert stages.files("out") == before
+
+
+def test_the_report_says_how_the_tokenizer_fits_each_source_and_language(stages: Any, inputs: dict[str, Path]) -> None:
+    langid = stages.annotate("langid", inputs["ingest"], lambda table: {
+        "language": [None if locator.endswith("5") else locator.split("/")[0][:2]
+                     for locator in table["locator"].to_pylist()]})
+    summary = stages.tokenize("out", {**inputs, "langid": langid})
+    tokenizer, texts = load(inputs["tokenizer"]), {}
+    for shard in ("part-00000", "part-00001"):
+        for row in pq.read_table(inputs["ingest"] / f"{shard}.parquet").to_pylist():
+            if not row["locator"].endswith("7"):
+                texts[row["locator"]] = row["text"]
+    ids = {name: tokenizer.encode([text])[0].ids for name, text in texts.items()}
+
+    def expected(names: list[str]) -> dict[str, Any]:
+        counted = {"documents": len(names), "tokens": sum(len(ids[name]) for name in names),
+                   "bytes": sum(len(texts[name].encode()) for name in names),
+                   "characters": sum(len(texts[name]) for name in names),
+                   "words": sum(len(texts[name].split()) for name in names)}
+        return {**counted, "bytes_per_token": round(counted["bytes"] / counted["tokens"], 4),
+                "characters_per_token": round(counted["characters"] / counted["tokens"], 4),
+                "tokens_per_word": round(counted["tokens"] / counted["words"], 4)}
+
+    assert summary["sources"] == {
+        source: expected([name for name in texts if name.startswith(source)]) for source in ("code", "prose")}
+    assert summary["languages"] == {
+        "co": expected([name for name in texts if name[0] == "c" and name[-1] != "5"]),
+        "pr": expected([name for name in texts if name[0] == "p" and name[-1] != "5"]),
+        "unknown": expected([name for name in texts if name[-1] == "5"])}
+    counts = Counter(number for one in ids.values() for number in one)
+    vocabulary = summary["vocabulary"]
+    assert vocabulary["size"] == tokenizer.vocab_size - 6
+    assert (vocabulary["used"], vocabulary["never_used"]) == (len(counts), tokenizer.vocab_size - 6 - len(counts))
+    assert vocabulary["used_share"] == round(len(counts) / (tokenizer.vocab_size - 6), 4)
+    singles = sum(count for number, count in counts.items() if tokenizer.token_bytes[number] == 1)
+    assert vocabulary["single_byte_share"] == round(singles / sum(counts.values()), 4)
+    most, count = min(counts.items(), key=lambda item: (-item[1], item[0]))
+    assert vocabulary["most_frequent"][0] == {
+        "id": most, "text": tokenizer.decode([most]), "bytes": int(tokenizer.token_bytes[most]), "count": count}
+    assert vocabulary["longest"][0]["bytes"] == max(int(tokenizer.token_bytes[number]) for number in counts)
+    assert summary["encoder"] == "kernels"
+    written = json.loads((stages.root / "out" / "report.json").read_text())
+    assert written == {name: summary[name] for name in ("sources", "languages", "vocabulary", "encoder")}
+
+
+@given(texts=st.lists(st.text(alphabet="ab \n\t\x00é日𝄞\u00a0", max_size=12), max_size=5))
+def test_characters_and_words_are_counted_as_defined(texts: list[str]) -> None:
+    characters, words = np.empty(len(texts), np.int64), np.empty(len(texts), np.int64)
+    count_text(*text_buffers(pa.array(texts, pa.large_string())), characters, words)
+    assert characters.tolist() == [len(text) for text in texts]
+    assert words.tolist() == [len(re.findall(r"[^\x00- ]+", text)) for text in texts]
+
+
+def test_a_tokenizer_that_only_the_library_knows_is_named_in_the_summary(stages: Any, inputs: dict[str, Path]) -> None:
+    from tokenizers import Tokenizer, normalizers
+
+    tokenizer = Tokenizer.from_file(str(inputs["tokenizer"] / "tokenizer.json"))
+    tokenizer.normalizer = normalizers.NFC()
+    path = stages.root / "nfc.json"
+    tokenizer.save(str(path))
+    stages.tokenizer("nfc", {"ingest": inputs["ingest"]}, ["prose"], path=str(path))
+    summary = stages.tokenize("out", {**inputs, "tokenizer": stages.root / "nfc"})
+    assert summary["encoder"] == "the tokenizers library, because its normalizer is NFC"
+    assert summary["vocabulary"] == stages.tokenize("whole", inputs)["vocabulary"]
+
+
+def test_tokens_that_are_no_whole_characters_are_shown_as_bytes(inputs: dict[str, Path]) -> None:
+    tokenizer = load(inputs["tokenizer"])
+    byte = tokenizer.tokenizer.token_to_id(byte_characters()[0xE6])
+    assert token_text(byte, tokenizer) == r"\xe6"
+    assert token_text(tokenizer.tokenizer.token_to_id("Ġ"), tokenizer) == " "

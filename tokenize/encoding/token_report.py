@@ -1,0 +1,117 @@
+"""How well a tokenizer fits the documents: bytes per token, tokens per word, and what of the vocabulary is used.
+
+A word is a run of bytes above U+0020, so blanks, tabs and line breaks separate words and nothing else does; for scripts
+that are written without spaces, characters per token says more than tokens per word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from gristmill.dataprep.kernels import kernel
+from gristmill.tokenize.encoding.merges import byte_characters
+from gristmill.tokenize.encoding.tokenizer import TextTokenizer
+
+UNKNOWN_LANGUAGE = "unknown"
+SHOWN_TOKENS = 20
+MEASURES = ("documents", "tokens", "bytes", "characters", "words")
+
+
+def measure(names: np.ndarray, sizes: Mapping[str, np.ndarray]) -> dict[str, dict[str, int]]:
+    """Sum what was counted of n documents by group.
+
+    Args:
+        names: str of shape (n,), the group of each.
+        sizes: all of MEASURES but `documents`; int64 of shape (n,) each.
+    """
+    groups, members = np.unique(names, return_inverse=True)
+    found: dict[str, dict[str, int]] = {str(group): {} for group in groups}
+    for measure_name in MEASURES:
+        # Sums of whole numbers below 2^53 are exact in float64, which bincount adds in.
+        weights = None if measure_name == "documents" else sizes[measure_name]
+        for group, total in zip(found.values(), np.bincount(members, weights, len(groups)).tolist(), strict=True):
+            group[measure_name] = int(total)
+    return found
+
+
+def describe_groups(counted: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, Any]]:
+    """Add up the groups of all shards, and how their text and tokens compare; None where there is nothing to divide."""
+    sums: dict[str, dict[str, int]] = {}
+    for shard in counted:
+        for name, group in shard.items():
+            known = sums.setdefault(name, dict.fromkeys(MEASURES, 0))
+            for measure_name in MEASURES:
+                known[measure_name] += group[measure_name]
+    return {name: {**group, "bytes_per_token": _ratio(group["bytes"], group["tokens"]),
+                   "characters_per_token": _ratio(group["characters"], group["tokens"]),
+                   "tokens_per_word": _ratio(group["tokens"], group["words"])}
+            for name, group in sorted(sums.items())}
+
+
+def describe_vocabulary(counts: np.ndarray, tokenizer: TextTokenizer) -> dict[str, Any]:
+    """What of a vocabulary the documents use.
+
+    Args:
+        counts: int64 of shape (vocab_size,), how often the documents have each id.
+        tokenizer: theirs.
+
+    Returns:
+        `size` of the vocabulary without special tokens (text never has them), how many of these ids are `used` and
+        `never_used`, `used_share`; `single_byte_share` of all tokens in the documents; and the `most_frequent` and the
+        `longest` tokens that were used (id, text, bytes, count).
+    """
+    plain = np.ones(len(counts), bool)
+    plain[list(tokenizer.special_ids.values())] = False
+    plain &= tokenizer.token_bytes > 0
+    used, total = np.flatnonzero(counts), int(counts.sum())
+    sizes = tokenizer.token_bytes.astype(np.int64)
+    by_count = used[np.lexsort((used, -counts[used]))][:SHOWN_TOKENS]
+    by_size = used[np.lexsort((used, -counts[used], -sizes[used]))][:SHOWN_TOKENS]
+    return {
+        "size": int(plain.sum()), "used": len(used), "never_used": int(plain.sum()) - len(used),
+        "used_share": _ratio(len(used), int(plain.sum())),
+        "single_byte_share": _ratio(int(counts[sizes == 1].sum()), total),
+        "most_frequent": _tokens(by_count, counts, tokenizer), "longest": _tokens(by_size, counts, tokenizer),
+    }
+
+
+@kernel
+def count_text(data: np.ndarray, offsets: np.ndarray, characters: np.ndarray, words: np.ndarray) -> None:
+    """Count characters and words of n texts.
+
+    Args:
+        data, offsets: `text_buffers.text_buffers`.
+        characters, words: int64 of shape (n,), are filled.
+    """
+    for text in range(len(offsets) - 1):
+        begin, end = np.uint64(offsets[text]), np.uint64(offsets[text + 1])
+        if begin == end:
+            characters[text] = words[text] = 0
+            continue
+        # The first byte begins a character; the others are looked at in a loop that the compiler makes wide.
+        characters_here, words_here = 1, int(data[begin] > 0x20)
+        for at in range(begin + np.uint64(1), end):
+            characters_here += int(data[at] & 0xC0 != 0x80)
+            words_here += int((data[at] > 0x20) & (data[at - np.uint64(1)] <= 0x20))
+        characters[text], words[text] = characters_here, words_here
+
+
+def _tokens(ids: np.ndarray, counts: np.ndarray, tokenizer: TextTokenizer) -> list[dict[str, Any]]:
+    return [{"id": int(number), "text": token_text(int(number), tokenizer),
+             "bytes": int(tokenizer.token_bytes[number]), "count": int(counts[number])} for number in ids]
+
+
+def token_text(number: int, tokenizer: TextTokenizer) -> str:
+    """The text of a token; bytes that are no whole characters as \\xNN."""
+    spelt = tokenizer.tokenizer.id_to_token(number) or ""
+    values = {character: byte for byte, character in enumerate(byte_characters())}
+    if not all(character in values for character in spelt):
+        return spelt
+    return bytes(values[character] for character in spelt).decode(errors="backslashreplace")
+
+
+def _ratio(over: int, under: int) -> float | None:
+    return round(over / under, 4) if under else None
