@@ -12,6 +12,7 @@ from gristmill.flows.facts import Facts, gather_facts
 from gristmill.flows.html import STYLE, figure, table
 from gristmill.flows.report_documents import document_sections
 from gristmill.flows.report_evaluation import evaluation_sections
+from gristmill.flows.report_tokens import tokenizer_section
 from gristmill.flows.runs import RunRecord
 from gristmill.flows.session import Session
 from gristmill.flows.store import read_runs
@@ -37,7 +38,7 @@ def render_report(session: Session, record: dict[str, Any] | None) -> str:
     """The HTML of everything that is committed for a manifest."""
     facts = gather_facts(session)
     sections = [
-        header(facts, record), *document_sections(facts), tokens(facts), training(facts),
+        header(facts, record), *document_sections(facts), tokenizer_section(facts), tokens(facts), training(facts),
         masks(facts), *evaluation_sections(facts), samples(facts), lineage(facts, record),
     ]
     body = "\n".join(section for section in sections if section)

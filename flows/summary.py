@@ -19,6 +19,7 @@ def print_summary(session: Session, console: Console) -> None:
     """Print the run's summary from the committed outputs."""
     facts = gather_facts(session)
     print_funnel(facts, console)
+    print_tokens(facts, console)
     print_mixture(facts, console)
     print_packing(facts, console)
     print_losses(facts, console)
@@ -48,6 +49,21 @@ def print_funnel(facts: Facts, console: Console) -> None:
         reasons = ", ".join(f"{rule.rpartition('/')[2]} {count}" for rule, count in top_reasons(row))
         table.add_row(row["stage"], f"{row['read']:,}", f"{row['kept']:,}", f"{row['bytes_kept'] / 1e6:.1f}", reasons)
     console.print(table)
+
+
+def print_tokens(facts: Facts, console: Console) -> None:
+    """How the tokenizer fits each source."""
+    from gristmill.flows.report_tokens import HEADER, describe_vocabulary, group_rows
+
+    summary = facts["summaries"].get("tokenize", {})
+    if "vocabulary" not in summary:
+        return
+    section(console, "Tokens")
+    table = plain_table(("source", False), *((name, True) for name in HEADER))
+    for row in group_rows(summary["sources"]):
+        table.add_row(*row)
+    console.print(table)
+    console.print(Text(describe_vocabulary(summary), style="dim"))
 
 
 def print_mixture(facts: Facts, console: Console) -> None:

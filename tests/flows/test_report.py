@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from rich.console import Console
 
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, write_table
 from gristmill.flows.cards import document_lines, picture
 from gristmill.flows.facts import cluster_sizes, with_tokens
 from gristmill.flows.pictures import _place, cut_histogram
 from gristmill.flows.report_documents import cuts, document_sections, tokens_kept
+from gristmill.flows.report_tokens import MOST_LANGUAGES, tokenizer_section
+from gristmill.flows.summary import print_tokens
 
 SOURCES = {"a": {"bytes_read": 100, "bytes_kept": 80}, "b": {"bytes_read": 50, "bytes_kept": 10}}
 FACTS = {
@@ -96,3 +100,37 @@ def test_what_was_cut_and_what_was_found_is_shown() -> None:
                 "<td>request record</td><td class=\"n\">17</td>"):
         assert row in html
     assert "mask_ip" not in html
+
+
+GROUP = {"documents": 2, "tokens": 40, "bytes": 120, "characters": 100, "words": 20, "bytes_per_token": 3.0,
+         "characters_per_token": 2.5, "tokens_per_word": 2.0}
+TOKENIZED = {
+    "sources": {"a<b": GROUP, "b": {**GROUP, "tokens": 60, "words": 0, "tokens_per_word": None}},
+    "languages": {f"l{number:02}": {**GROUP, "tokens": number} for number in range(MOST_LANGUAGES + 1)},
+    "vocabulary": {"size": 300, "used": 30, "never_used": 270, "used_share": 0.1, "single_byte_share": 0.255,
+                   "most_frequent": [{"id": 7, "text": " <the>", "bytes": 6, "count": 1234}], "longest": []},
+    "encoder": "the tokenizers library, because its normalizer is NFC",
+}
+
+
+def test_the_tokenizers_fit_is_shown_by_source_and_language_with_what_is_used_of_its_vocabulary() -> None:
+    html = tokenizer_section({"summaries": {"tokenize": TOKENIZED}})
+    assert html.index("<td>b</td>") < html.index("<td>a&lt;b</td>")
+    assert ('<td>a&lt;b</td><td class="n">2</td><td class="n">0.00</td><td class="n">40</td><td class="n">3.00</td>'
+            '<td class="n">2.50</td><td class="n">2.00</td>') in html
+    assert "<td>l20</td>" in html
+    assert "<td>l00</td>" not in html
+    assert f"The {MOST_LANGUAGES} languages with most tokens of {MOST_LANGUAGES + 1}" in html
+    assert "Of 300 tokens (special ones apart) 30 occur (10.0%) and 270 never do; 25.5% of the text" in html
+    assert "Encoded by the tokenizers library, because its normalizer is NFC." in html
+    assert "&#x27; &lt;the&gt;&#x27;</td>" in html
+    assert tokenizer_section({"summaries": {"tokenize": {"tokens": 3}}}) == ""
+
+
+def test_the_terminal_shows_the_tokenizers_fit_too() -> None:
+    console = Console(record=True, width=140, file=io.StringIO())
+    print_tokens({"summaries": {"tokenize": TOKENIZED}}, console)
+    lines = [line.split() for line in console.export_text().splitlines() if line]
+    assert lines[0] == ["Tokens"]
+    assert lines[2] == ["b", "2", "0.00", "60", "3.00", "2.50"]
+    assert lines[3] == ["a<b", "2", "0.00", "40", "3.00", "2.50", "2.00"]
