@@ -33,7 +33,7 @@ def launch(session: Session, stages: list[str], force: frozenset[str], tracked: 
     """
     console = Console(file=cast(TextIO, LastingStream(sys.stdout)), highlight=False)
     observer = TerminalObserver(console)
-    previous = signal.signal(signal.SIGTERM, _interrupt)
+    previous = signal.signal(signal.SIGTERM, interrupt)
     failure: tuple[str, int] | None = None
     try:
         if tracked:
@@ -94,7 +94,7 @@ def _run_tracked(
         observer_of_caller.reset(token)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def interrupt(number: int, frame: FrameType | None) -> None:
     """Let SIGTERM end the run like Ctrl-C: the stage's process group is ended, and the record says so."""
     sys.stderr.flush()
     raise KeyboardInterrupt

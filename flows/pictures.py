@@ -124,3 +124,15 @@ def _place(value: float, edges: Sequence[float]) -> float:
         return float(above + (above == len(edges)))
     low, high = edges[above - 1], edges[above]
     return above + (value - low) / (high - low)
+
+
+def predicted_and_measured(points: Sequence[tuple[float, float, float]], label: str) -> str:
+    """Points (measured, predicted, spread of the measurement) beside the line on which both are equal."""
+    figure, axes = _figure()
+    measured, predicted, spreads = ([point[index] for point in points] for index in range(3))
+    axes.errorbar(measured, predicted, xerr=spreads, fmt="o", color=COLOURS[0], ecolor="#9ca3af", markersize=4)
+    ends = [min((*measured, *predicted)), max((*measured, *predicted))]
+    axes.plot(ends, ends, color=COLOURS[3], linewidth=1.0)
+    axes.set_xlabel(f"measured {label}")
+    axes.set_ylabel(f"predicted {label}")
+    return _svg(figure)

@@ -1,0 +1,86 @@
+"""Changing keys of a manifest's text: what is not changed, comments and layout too, stays as its author wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+Key = tuple[str, ...]
+LONGEST_LINE = 1 << 30
+
+
+class ManifestTextError(ValueError):
+    """A key cannot be set in the text as it is written."""
+
+
+def set_keys(text: str, values: Mapping[Key, Any]) -> str:
+    """Set keys in the text of a manifest.
+
+    A key that is there gets another value; one that is not is put first into its section, which is made at the end of
+    the text where it is absent. Values are written in YAML's flow style. The result is read again and compared.
+
+    Args:
+        text: a valid manifest.
+        values: path of the key -> value, of what JSON can hold.
+
+    Raises:
+        ManifestTextError: the section is no mapping, or uses anchors, so that the result would mean something else.
+    """
+    expected = _unshared(yaml.safe_load(text))
+    for key, value in values.items():
+        text = _set_key(text, key, value)
+        at = expected
+        for part in key[:-1]:
+            at = at.setdefault(part, {})
+        at[key[-1]] = value
+    if yaml.safe_load(text) != expected:
+        raise ManifestTextError(f"{', '.join('.'.join(key) for key in values)} cannot be set in this manifest's text "
+                                "(does it use anchors?); write the keys out where they belong")
+    return text
+
+
+def _set_key(text: str, key: Key, value: Any) -> str:
+    node: Any = yaml.compose(text, Loader=yaml.SafeLoader)
+    for depth, part in enumerate(key):
+        if not isinstance(node, yaml.MappingNode):
+            raise ManifestTextError(f"{'.'.join(key[:depth])} is no mapping, so {'.'.join(key)} cannot be set")
+        child = next((inner for name, inner in node.value if name.value == part), None)
+        if child is None:
+            return _insert(text, node, key[depth:], value, at_end=depth == 0)
+        node = child
+    return _replace(text, node, value)
+
+
+def _replace(text: str, node: yaml.Node, value: Any) -> str:
+    begin, end = node.start_mark.index, node.end_mark.index
+    # A block ends where the next key begins: what lies between them is not the value's.
+    old = text[begin:end]
+    return text[:begin] + _flow(value) + old[len(old.rstrip()) :] + text[end:]
+
+
+def _insert(text: str, mapping: yaml.MappingNode, rest: Sequence[str], value: Any, at_end: bool) -> str:
+    for part in reversed(rest[1:]):
+        value = {part: value}
+    begin = mapping.start_mark.index
+    entry = f"{rest[0]}: {_flow(value)}"
+    if mapping.flow_style:
+        separator = ", " if mapping.value else ""
+        return f"{text[: begin + 1]}{entry}{separator}{text[begin + 1 :]}"
+    if at_end:
+        return f"{text.rstrip()}\n\n{entry}\n"
+    return f"{text[:begin]}{entry}\n{' ' * mapping.start_mark.column}{text[begin:]}"
+
+
+def _flow(value: Any) -> str:
+    """A value on one line, quoted where it has to be inside of braces."""
+    listed = yaml.safe_dump([value], default_flow_style=True, width=LONGEST_LINE, allow_unicode=True, sort_keys=False)
+    return listed.strip()[1:-1]
+
+
+def _unshared(value: Any) -> Any:
+    """A copy in which an anchor's value is another one wherever it is used."""
+    if isinstance(value, dict):
+        return {name: _unshared(inner) for name, inner in value.items()}
+    return [_unshared(inner) for inner in value] if isinstance(value, list) else value

@@ -1,0 +1,170 @@
+"""The proxies of a sweep: for every mixture and seed an ordinary run of `mix` and `pretrain`, alike in all else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gristmill.dataprep.files import read_json
+from gristmill.flows.run import Observer, StageFailedError
+from gristmill.flows.session import Session, open_session
+from gristmill.flows.sweeps.grid import SweepError, Weights, mixtures_of, normalised, read_grid
+from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.training import Pretrain
+from gristmill.tokenize.packed import MANIFEST
+from gristmill.train.loop.stream import plan_of
+
+SHARED_UNTIL = "tokenize"
+"""The last stage that is the same for all mixtures."""
+PROXY_MODEL = {"layers": 2, "width": 128, "heads": 4}
+"""Small enough for a CPU; what it measures is which mixture is better, not how good a model gets."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a sweep tries, and everything that its proxies have in common.
+
+    Attributes:
+        manifest_file: the manifest.
+        overrides: of all proxies: those that the user gave, and the proxy's size and budget.
+        store: where the outputs are, as the user said it.
+        mixtures: shares of every source, each summing to 1.
+        seeds: of initialisation and order; every mixture is trained with each of them.
+        own: the manifest's own weights.
+        target: source -> how much its bits per byte count in the mean that is to be small; shares that sum to 1.
+    """
+
+    manifest_file: str
+    overrides: tuple[str, ...]
+    store: str | None
+    mixtures: tuple[Weights, ...]
+    seeds: tuple[int, ...]
+    own: Weights
+    target: Weights
+
+    def shared(self) -> Session:
+        """The stages that all proxies share."""
+        return open_session(self.manifest_file, list(self.overrides), self.store, until=SHARED_UNTIL)
+
+    def proxy(self, number: int, seed: int) -> Session:
+        """The run of one mixture with one seed, up to its pre-training."""
+        overrides = [*self.overrides, *weight_overrides(self.mixtures[number]), f"pretrain.seed={seed}"]
+        return open_session(self.manifest_file, overrides, self.store, until="pretrain", exactly=True)
+
+
+def plan_sweep(
+    manifest_file: str, grid_file: Path, steps: int, num_seeds: int, model: Mapping[str, Any], overrides: Sequence[str],
+    store: str | None, target: Mapping[str, float] | None = None,
+) -> Sweep:
+    """Read what is asked for, and check it before any work.
+
+    Args:
+        manifest_file: the manifest; its `pretrain` section gives everything that is not said here.
+        grid_file: the mixtures, see `grid.Grid`.
+        steps: of every proxy. It reads as many tokens as these take, each once.
+        num_seeds: proxies per mixture; they differ in initialisation and order, which shows the spread between runs.
+        model: keys of `pretrain.model` that differ from `PROXY_MODEL`.
+        overrides: settings that replace the manifest's.
+        store: where the outputs are.
+        target: how much each source counts in the mean; the manifest's weights if absent.
+
+    Raises:
+        SweepError: the manifest does not pre-train or mixes in stages, or the grid is wrong.
+        gristmill.mixtures.load.ManifestError: the manifest is wrong.
+    """
+    session = open_session(manifest_file, list(overrides), store)
+    manifest = session.manifest
+    if manifest.mix is None or manifest.pretrain is None:
+        raise SweepError(f"{manifest_file} has no `mix:` and `pretrain:` sections; a sweep trains a model on mixtures")
+    own = own_weights(manifest)
+    unknown = sorted((target or {}).keys() - own.keys())
+    if unknown:
+        raise SweepError(f"--target: no such source: {', '.join(unknown)} (sources: {', '.join(own)})")
+    counts = normalised({name: (target or own).get(name, 0.0) for name in own})
+    proxy = [f"pretrain.steps={steps}", f"pretrain.validate_every={steps}",
+             f"pretrain.model={yaml.safe_dump({**PROXY_MODEL, **model}, default_flow_style=True).strip()}"]
+    # Asked of the changed manifest, since ramps of the batch depend on the steps.
+    changed = open_session(manifest_file, [*overrides, *proxy], store).manifest
+    assert isinstance(changed.pretrain, Pretrain)
+    length = manifest.mix.sequence_length
+    tokens = plan_of(changed.pretrain, length).positions(steps)[0] * length
+    first_seed = manifest.seed if manifest.pretrain.seed is None else manifest.pretrain.seed
+    return Sweep(
+        manifest_file, (*overrides, *proxy, f"mix.tokens={tokens}"), store,
+        tuple(mixtures_of(read_grid(grid_file), own)), tuple(first_seed + number for number in range(num_seeds)), own,
+        counts)
+
+
+def own_weights(manifest: Manifest) -> Weights:
+    """The manifest's weight of each source.
+
+    Raises:
+        SweepError: its weights are no fixed ones.
+    """
+    assert manifest.mix is not None
+    if manifest.mix.stages:
+        raise SweepError("mix.stages gives several mixtures, and a sweep compares one with another: leave it out")
+    if manifest.mix.weights is None:
+        return {name: source.weight for name, source in manifest.sources.items()}
+    if "alpha" in manifest.mix.weights:
+        raise SweepError("mix.weights: {alpha: ...} depends on the sizes of the sources; write the weights out")
+    return {name: manifest.mix.weights.get(name, 0.0) for name in manifest.sources}
+
+
+def weight_overrides(weights: Mapping[str, float]) -> list[str]:
+    """The settings that make a manifest mix by these weights."""
+    return [f"mix.weights={yaml.safe_dump(dict(weights), default_flow_style=True, width=1 << 30).strip()}"]
+
+
+def run_shared(sweep: Sweep, observer: Observer) -> None:
+    """Bring the stages that all proxies share to their committed output.
+
+    Raises:
+        StageFailedError: one of them could not be finished.
+    """
+    _run(sweep.shared(), observer, None)
+
+
+def run_mixture(sweep: Sweep, number: int, observer: Observer) -> dict[str, Any]:
+    """Train the proxies of one mixture; what is committed already is reused.
+
+    Returns:
+        `weights`; per seed `seed`, `fingerprint` and `bits_per_byte` (source -> value) in `proxies`; `validation`, the
+        checksum of each source's held-out rows; or `error`, where the mixture cannot be made or trained.
+
+    Raises:
+        SweepError: a source that counts has no held-out text.
+    """
+    found: dict[str, Any] = {"mixture": number, "weights": sweep.mixtures[number], "proxies": []}
+    for seed in sweep.seeds:
+        session = sweep.proxy(number, seed)
+        try:
+            _run(session, observer, SHARED_UNTIL)
+        except StageFailedError as error:
+            # A mixture that its sources cannot fill is a result: the others go on, and the report names it.
+            return {**found, "error": str(error)}
+        folder = session.folder("pretrain")
+        measured = folder.manifest()["summary"].get("validation", {})
+        packed = read_json(session.folder("mix").data / MANIFEST)
+        found["validation"] = {name: entry["sha256"] for name, entry in packed["validation"].items()}
+        bits = {name: values["bits_per_byte"] for name, values in measured.items() if "bits_per_byte" in values}
+        missing = [name for name, share in sweep.target.items() if share and name not in bits]
+        if missing:
+            raise SweepError(f"no held-out text of {', '.join(missing)}; raise mix.validation, or leave these sources "
+                             "out of --target")
+        found["proxies"].append({"seed": seed, "fingerprint": session.plan["pretrain"].fingerprint,
+                                 "bits_per_byte": bits})
+    return found
+
+
+def _run(session: Session, observer: Observer, after: str | None) -> None:
+    """Run a session's stages, those behind `after` where it is given, with a record, so that gc keeps them."""
+    runner, record = session.runner(observer), session.start_record()
+    names = list(session.plan)
+    with record.until_end():
+        for stage in names[names.index(after) + 1 if after in names else 0 :]:
+            record.add(runner.run_stage(stage))

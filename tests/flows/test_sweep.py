@@ -1,0 +1,185 @@
+"""Sweeps: which mixtures are tried, what is made of their measurements, and that proxies differ in nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gristmill.flows.sweeps.fit import fit, least_within_hull
+from gristmill.flows.sweeps.grid import Grid, SweepError, mixtures_of, read_grid
+from gristmill.flows.sweeps.proxies import Sweep, plan_sweep
+from gristmill.flows.sweeps.results import analyse
+from gristmill.flows.sweeps.writing import as_html, describe_suggestion, suggested_text, write_results
+from gristmill.mixtures.load import parse_manifest
+
+OWN = {"prose": 3.0, "code": 1.0, "maths": 1.0}
+MANIFEST = """\
+name: small
+sources:
+  prose: {path: a.txt, weight: 3}   # most of it
+  code: {path: b.txt}
+  maths: {path: c.txt}
+tokenizer: {vocab_size: 400}
+mix: {tokens: 9000, sequence_length: 64}
+pretrain: {steps: 900, global_batch_size: 4, seed: 5}
+"""
+
+
+def three(*shares: float) -> dict[str, float]:
+    return dict(zip(OWN, shares, strict=True))
+
+
+def test_lists_grids_and_draws_are_all_tried_once_as_shares(tmp_path: Path) -> None:
+    (tmp_path / "grid.yaml").write_text(
+        "mixtures: [{prose: 1}, {prose: 2, code: 2}]\ngrid: {prose: [1, 3], code: [1]}\ndirichlet: {samples: 2}\n")
+    tried = mixtures_of(read_grid(tmp_path / "grid.yaml"), OWN)
+    assert tried[:3] == [three(1, 0, 0), three(0.5, 0.5, 0), three(0.75, 0.25, 0)]
+    assert len(tried) == 5
+    for mixture in tried:
+        assert sum(mixture.values()) == pytest.approx(1, abs=1e-5)
+    (tmp_path / "list.yaml").write_text("- {prose: 1}\n- {code: 1}\n")
+    assert mixtures_of(read_grid(tmp_path / "list.yaml"), OWN) == [three(1, 0, 0), three(0, 1, 0)]
+
+
+@given(st.integers(1, 6), st.integers(1, 6))
+def test_a_draw_does_not_depend_on_how_many_are_drawn(few: int, more: int) -> None:
+    def drawn(number: int) -> list[dict[str, float]]:
+        return mixtures_of(Grid.model_validate({"mixtures": [three(1, 0, 0), three(0, 1, 0)],
+                                                "dirichlet": {"samples": number, "concentration": 2.0}}), OWN)
+
+    assert drawn(few + more)[: 2 + few] == drawn(few)
+
+
+def test_draws_lie_around_the_manifests_own_weights() -> None:
+    tried = mixtures_of(Grid.model_validate({"dirichlet": {"samples": 400, "concentration": 3.0}}), OWN)
+    mean = np.array([list(mixture.values()) for mixture in tried]).mean(axis=0)
+    assert mean == pytest.approx([0.6, 0.2, 0.2], abs=0.03)
+
+
+@pytest.mark.parametrize(("text", "complaint"), [
+    ("mixtures: [{poetry: 1}, {prose: 1}]", "no such source: poetry \\(sources: prose, code, maths\\)"),
+    ("- {prose: 1}\n- {prose: 2}", "a sweep compares mixtures, and there are 1"),
+    ("- {prose: 0}\n- {prose: 2}", "all weights of a mixture are 0"),
+    ("mixes: []", "mixes: Extra inputs are not permitted .*a mapping with mixtures, grid, dirichlet"),
+    ("- {prose: -1}", "mixtures.0.prose: Input should be greater than or equal to 0"),
+])
+def test_wrong_grids_are_refused(tmp_path: Path, text: str, complaint: str) -> None:
+    (tmp_path / "grid.yaml").write_text(text)
+    with pytest.raises(SweepError, match=complaint):
+        mixtures_of(read_grid(tmp_path / "grid.yaml"), OWN)
+
+
+def shares(number: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).dirichlet([1.0, 1.0, 1.0], number)
+
+
+def test_the_fit_is_the_model_that_foretells_the_mixtures_that_it_has_not_seen() -> None:
+    tried, law = shares(14), np.array([-3.0, 0.5, -0.4])
+    linear = fit(tried, tried @ np.array([1.0, 2.0, 3.0]))
+    assert (linear.model, linear.errors["linear"]) == ("linear", pytest.approx(0, abs=1e-9))
+    curved = fit(tried, 0.8 + np.exp(tried @ law))
+    assert curved.model == "law"
+    assert curved.errors["law"] < 0.01 < curved.errors["linear"] < curved.errors["mean"]
+    elsewhere = shares(5, seed=1)
+    assert curved.predict(elsewhere) == pytest.approx(0.8 + np.exp(elsewhere @ law), abs=0.02)
+    noise = fit(tried, 2.0 + 0.1 * np.random.default_rng(2).standard_normal(14))
+    assert noise.errors[noise.model] <= noise.errors["mean"]
+
+
+def test_without_enough_mixtures_for_a_model_the_mean_is_all_there_is() -> None:
+    assert set(fit(shares(3), np.array([1.0, 2.0, 3.0])).errors) == {"mean"}
+    assert set(fit(shares(4), np.array([1.0, 2.0, 3.0, 4.0])).errors) == {"mean", "linear"}
+
+
+def test_the_suggestion_lies_within_what_was_tried() -> None:
+    corners = np.array([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]])
+    weights, least = least_within_hull(lambda where: ((where - [1.0, 0.0, 0.0]) ** 2).sum(axis=1), corners)
+    assert weights == pytest.approx([0.8, 0.1, 0.1], abs=1e-6)
+    weights, least = least_within_hull(lambda where: ((where - [0.3, 0.4, 0.3]) ** 2).sum(axis=1), corners)
+    assert weights == pytest.approx([0.3, 0.4, 0.3], abs=1e-3)
+    assert least == pytest.approx(0, abs=1e-5)
+
+
+def sweep(mixtures: list[dict[str, float]], seeds: int = 1, target: dict[str, float] | None = None) -> Sweep:
+    return Sweep("small.yaml", (), None, tuple(mixtures), tuple(range(seeds)), {"prose": 0.5, "code": 0.5},
+                 target or {"prose": 0.5, "code": 0.5})
+
+
+def outcome(number: int, weights: dict[str, float], *per_seed: dict[str, float], rows: str = "v") -> dict[str, Any]:
+    return {"mixture": number, "weights": weights, "validation": {"prose": rows, "code": rows},
+            "proxies": [{"seed": seed, "fingerprint": "f", "bits_per_byte": values}
+                        for seed, values in enumerate(per_seed)]}
+
+
+def test_results_have_the_spread_between_runs_the_weighted_mean_and_a_suggestion_that_runs(tmp_path: Path) -> None:
+    mixtures = [{"prose": share, "code": round(1 - share, 6)} for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
+    outcomes = [outcome(number, one, *({"prose": 2 + np.exp(-3 * one["prose"]) + wiggle,
+                                        "code": 1 + np.exp(-3 * one["code"]) - wiggle} for wiggle in (0.0, 0.002)))
+                for number, one in enumerate(mixtures)]
+    found = analyse(sweep(mixtures, 2), outcomes)
+    first = found["mixtures"][0]
+    assert first["bits_per_byte"]["prose"]["mean"] == pytest.approx(2 + np.exp(-0.3) + 0.001)
+    assert first["bits_per_byte"]["prose"]["spread"] == pytest.approx(0.002 / np.sqrt(2))
+    assert first["target"]["mean"] == pytest.approx(1.5 + (np.exp(-0.3) + np.exp(-2.7)) / 2)
+    assert first["target"]["spread"] == pytest.approx(0, abs=1e-12)
+    assert found["suggestion"]["weights"]["prose"] == pytest.approx(0.5, abs=0.02)
+    manifest = tmp_path / "small.yaml"
+    manifest.write_text(MANIFEST.replace("  maths: {path: c.txt}\n", ""))
+    json_file, page, suggested = write_results(str(manifest), found)
+    assert json_file.exists()
+    assert "<svg" in page.read_text()
+    loaded = parse_manifest(suggested.read_text(), str(suggested))
+    assert loaded.sources["prose"].weight == found["suggestion"]["weights"]["prose"]
+    assert "# most of it" in suggested.read_text()
+
+
+def test_a_fit_that_is_no_better_than_the_mean_suggests_nothing() -> None:
+    mixtures = [{"prose": share, "code": round(1 - share, 6)} for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
+    outcomes = [outcome(number, one, {"prose": 2 + 0.1 * (-1) ** number, "code": 1.0})
+                for number, one in enumerate(mixtures)]
+    found = analyse(sweep(mixtures, target={"prose": 1.0, "code": 0.0}), outcomes)
+    assert found["suggestion"] is None
+    assert "no mixture is suggested: left out one by one" in describe_suggestion(found)
+    assert "no mixture is suggested" in as_html("small", found)
+
+
+def test_mixtures_that_could_not_be_trained_are_named_and_other_validation_rows_are_an_error() -> None:
+    mixtures = [three(1, 0, 0), three(0, 1, 0), three(0.5, 0.5, 0)]
+    values = {"prose": 2.0, "code": 1.0}
+    failed = {"mixture": 2, "weights": mixtures[2], "proxies": [], "error": "too few tokens"}
+    found = analyse(sweep(mixtures), [outcome(0, mixtures[0], values), outcome(1, mixtures[1], values), failed])
+    assert [one["mixture"] for one in found["failed"]] == [2]
+    assert "2 mixtures are too few to fit anything" in found["refusal"]
+    with pytest.raises(SweepError, match="measured on different held-out rows"):
+        analyse(sweep(mixtures), [outcome(0, mixtures[0], values), outcome(1, mixtures[1], values, rows="w")])
+
+
+def test_proxies_differ_in_weights_and_seed_only_and_read_their_tokens_once(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text("text")
+    manifest, grid = tmp_path / "small.yaml", tmp_path / "grid.yaml"
+    manifest.write_text(MANIFEST)
+    grid.write_text("- {prose: 1}\n- {prose: 1, maths: 1}\n")
+    planned = plan_sweep(str(manifest), grid, 10, 2, {"width": 64}, ["mix.validation=0.1"], str(tmp_path / "store"))
+    assert planned.seeds == (5, 6)
+    assert planned.target == three(0.6, 0.2, 0.2)
+    with pytest.raises(SweepError, match="--target: no such source: poetry"):
+        plan_sweep(str(manifest), grid, 10, 2, {}, [], str(tmp_path / "store"), {"poetry": 1.0})
+    one, two = planned.proxy(0, 5), planned.proxy(1, 6)
+    assert one.manifest.mix is not None
+    assert one.manifest.mix.tokens == 10 * 4 * 64
+    assert one.manifest.pretrain is not None
+    assert (one.manifest.pretrain.steps, one.manifest.pretrain.model.width) == (10, 64)
+    assert one.plan["tokenize"].fingerprint == two.plan["tokenize"].fingerprint == planned.shared().plan[
+        "tokenize"].fingerprint
+    recipes = [{**session.plan["pretrain"].recipe} for session in (one, two)]
+    assert [recipe.pop("seed") for recipe in recipes] == [5, 6]
+    assert recipes[0] == recipes[1]
+    mixes = [session.plan["mix"].recipe for session in (one, two)]
+    assert mixes[0] != mixes[1]
+    assert suggested_text(str(manifest), {"prose": 0.5, "code": 0.25, "maths": 0.25}).count("weight: 0.25") == 2
