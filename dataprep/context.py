@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gristmill.mixtures.compute import Compute
 from gristmill.mixtures.parallel import Parallel
 from gristmill.mixtures.streaming import Stream
 
@@ -37,6 +38,7 @@ class Context:
         checkpoint_every: training steps between checkpoints.
         keep_checkpoints: how many checkpoints are kept.
         parallel: how a training is spread over its processes.
+        compute: how it computes on each of them.
         permanent_every: training steps between checkpoints that are never deleted; none are if absent.
         stream: how training reads its rows.
         emit: receives events (progress, metrics, warnings).
@@ -52,6 +54,7 @@ class Context:
     checkpoint_every: int = 100
     keep_checkpoints: int = 2
     parallel: Parallel = field(default_factory=Parallel)
+    compute: Compute = field(default_factory=Compute)
     permanent_every: int | None = None
     stream: Stream = field(default_factory=Stream)
     emit: Callable[[dict[str, Any]], None] = print_event

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from gristmill.mixtures.compute import Compute
 from gristmill.mixtures.evaluation import Evaluate, Export
 from gristmill.mixtures.mix import Mix
 from gristmill.mixtures.parallel import Parallel
@@ -60,6 +61,7 @@ class Engine(Section):
     ranks: Positive = 1
     """Training processes (torchrun's --nproc-per-node)."""
     parallel: Parallel = Parallel()
+    compute: Compute = Compute()
     checkpoint_every: Positive = 100
     """Training steps between checkpoints."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 2
@@ -81,6 +83,8 @@ class Engine(Section):
         if self.runner == "local" and self.options:
             raise ValueError(f"options ({', '.join(self.options)}) are for a runner other than local; remove them")
         self.parallel.sizes(self.ranks)
+        if self.compute.compile == "model" and self.ranks > 1:
+            raise ValueError(f"compute: compile: model is for one process, but ranks is {self.ranks}; say block")
         return self
 
 

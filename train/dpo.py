@@ -51,7 +51,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     training, held_out, sets = read_pairs(section, seed, chat, length)
     with process_group(context.parallel, pipelined=False) as world:
         dtype = compute_dtype(section.precision, world.device)
-        model = sharded_model(shape, stored(start), world, dtype)
+        model = sharded_model(shape, stored(start), world, dtype, context.compute)
         measure = partial(pair_logps, model, pad=chat.pad, length=length, micro_batch_size=section.micro_batch_size,
                           world=world)
         key = reference_key(start, chat, training + held_out, length, dtype)

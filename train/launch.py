@@ -18,6 +18,7 @@ from typing import Any
 from gristmill.dataprep.context import Context, print_event
 from gristmill.dataprep.files import as_path, read_json, write_json
 from gristmill.dataprep.processes import end_with_parent
+from gristmill.mixtures.compute import Compute
 from gristmill.mixtures.parallel import Parallel
 from gristmill.mixtures.streaming import Stream
 from gristmill.train.loop.stopping import EXIT_TERMINATED, StoppedError, stop_on_sigterm
@@ -62,6 +63,7 @@ def run_stage(folder: Path, description: dict[str, Any], is_first: bool) -> dict
         keep_checkpoints=engine["keep_checkpoints"], permanent_every=engine.get("permanent_every"),
         stream=Stream.model_validate(engine.get("stream", {})),
         parallel=Parallel.model_validate(engine.get("parallel", {})),
+        compute=Compute.model_validate(engine.get("compute", {})),
         emit=print_event if is_first else lambda event: None,
     )
     context.work.mkdir(parents=True, exist_ok=True)

@@ -51,7 +51,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     shape, tensor_of = starting_model(section.model, packed, seed)
     with process_group(context.parallel) as world:
         dtype = compute_dtype(section.precision, world.device)
-        model = sharded_model(shape, tensor_of, world, dtype)
+        model = sharded_model(shape, tensor_of, world, dtype, context.compute)
         token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
         average = averaged(model, section)
         job = Job(

@@ -57,7 +57,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     used, sets = read_sets(section.data, chat, length)
     with process_group(context.parallel, pipelined=False) as world:
         dtype = compute_dtype(section.precision, world.device)
-        model = sharded_model(shape, stored(start), world, dtype)
+        model = sharded_model(shape, stored(start), world, dtype, context.compute)
         token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
         objective = AssistantTurns(used, seed, chat.pad, length, token_bytes, shape.flops_per_token(length))
         if world.is_first:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from gristmill.mixtures.compute import Compute
 from gristmill.mixtures.model import Model
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape, shape_of
@@ -110,17 +111,19 @@ RunStage = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def run_stage(one_process: None) -> RunStage:
-    """Run a stage in this process: (name, inputs, config, folder, checkpoint_every) -> summary."""
+    """Run a stage in this process: (name, inputs, config, folder, checkpoint_every, compute) -> summary."""
 
     def run(
-        stage: str, inputs: dict[str, Path], config: dict[str, Any], folder: Path, checkpoint_every: int = 4
+        stage: str, inputs: dict[str, Path], config: dict[str, Any], folder: Path, checkpoint_every: int = 4,
+        compute: Compute | None = None,
     ) -> dict[str, Any]:
         import importlib
 
         from gristmill.dataprep.context import Context
 
         (folder / "work").mkdir(parents=True, exist_ok=True)
-        context = Context(folder / "work", stage, checkpoint_every=checkpoint_every, emit=lambda event: None)
+        context = Context(folder / "work", stage, checkpoint_every=checkpoint_every, emit=lambda event: None,
+                          compute=compute or Compute())
         summary: dict[str, Any] = importlib.import_module(f"gristmill.train.{stage}").run(
             inputs, config, folder / "data", context)
         json.dumps(summary, allow_nan=False)

@@ -104,7 +104,7 @@ def score_requests(
     rows = [((*one.context, *one.scored)[-(length + 1) :], min(len(one.scored), length)) for one in requests]
     order = sorted((number for number, (_, scored) in enumerate(rows) if scored), key=lambda k: -len(rows[k][0]))
     batches = list(_batches(order, [len(row) for row, _ in rows]))
-    rank, size = (0, 1) if world is None else (world.rank, world.size)
+    rank, size = (0, 1) if world is None else (world.data_rank, world.data_size)
     found = torch.zeros(len(rows), 2, dtype=torch.float64, device=device)
     with torch.no_grad() if world is None else evaluating(model):
         for first in range(0, len(batches), size):

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gristmill.mixtures.compute import Compute
 from gristmill.train.models.attention import Visible, attend, see_documents
 from gristmill.train.models.experts import MixtureOfExperts
+from gristmill.train.models.recompute import Kept, recomputed
 from gristmill.train.models.rotary import rotary_table, rotate
 from gristmill.train.models.shape import Shape
 from gristmill.train.parallel.tensor import padded_to_multiple, whole
@@ -144,11 +146,27 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.width, shape.norm_eps)
         self.mlp = MixtureOfExperts(shape) if shape.experts else FeedForward(shape)
 
+        self.kept: Kept | Literal["all"] = "all"
+
     def forward(
         self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible = None, trained: Tensor | None = None,
         cache: LayerCache | None = None, filled: int = 0,
     ) -> Tensor:
         """(n, t, d) -> (n, t, d); see Attention.forward for the arguments, and Llama.forward for `trained`."""
+        return self.run(x, rotary, visible, trained, cache, filled)
+
+    def run(self, *arguments: Any) -> Tensor:
+        """The arithmetic of `forward`, which may be compiled; what FSDP does before and after it is not in it."""
+        if self.kept == "all" or not torch.is_grad_enabled():
+            return self.compute(*arguments)
+        out: Tensor = recomputed(self.compute, self.kept, *arguments)
+        return out
+
+    def compute(
+        self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible, trained: Tensor | None,
+        cache: LayerCache | None, filled: int,
+    ) -> Tensor:
+        """The arithmetic itself."""
         cosines, sines = rotary
         rotary = (cosines.to(x.dtype), sines.to(x.dtype))
         x = x + self.self_attn(self.input_layernorm(x), rotary, visible, cache, filled)
@@ -165,6 +183,22 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.width, shape.norm_eps)
 
+    def forward(
+        self, ids: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible, trained: Tensor | None, cache: Cache | None
+    ) -> Tensor:
+        """Ids (n, t) -> normalised hidden states (n, t, d)."""
+        return self.run(ids, rotary, visible, trained, cache)
+
+    def run(
+        self, ids: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible, trained: Tensor | None, cache: Cache | None
+    ) -> Tensor:
+        """The arithmetic of `forward`, which may be compiled."""
+        hidden = self.embed_tokens(ids)
+        filled = 0 if cache is None else cache.length
+        for number, layer in enumerate(self.layers):
+            hidden = layer(hidden, rotary, visible, trained, None if cache is None else cache.layers[number], filled)
+        return self.norm(hidden)
+
 
 class Llama(nn.Module):
     """The whole model. Padding rows of the vocabulary never take part: what they would predict is not computed.
@@ -172,12 +206,14 @@ class Llama(nn.Module):
     Attributes:
         shape: its sizes.
         tensor_mesh: the processes that split its matrices, if they are split (see parallel.tensor).
+        is_compiled: whether layers are compiled (see `configure`).
     """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
         self.tensor_mesh: DeviceMesh | None = None
+        self.is_compiled = False
         self.model = Decoder(shape)
         if not shape.tied_embeddings:
             self.lm_head = nn.Linear(shape.width, shape.padded_vocab_size, bias=False)
@@ -209,18 +245,37 @@ class Llama(nn.Module):
             visible = visible_positions(cache.starts, places)
             places = (places - cache.starts[:, None]).clamp(min=0).unsqueeze(1)
         elif positions is not None:
-            visible, places = see_documents(positions), positions.clamp(min=0).unsqueeze(1)
+            visible, places = see_documents(positions, dense=self.is_compiled), positions.clamp(min=0).unsqueeze(1)
         rotary = rotary_table(places, self.shape.head_width, self.shape.rope_theta, self.shape.rope_scaling)
-        hidden = self.model.embed_tokens(ids)
-        for number, layer in enumerate(self.model.layers):
-            hidden = layer(hidden, rotary, visible, trained, None if cache is None else cache.layers[number], filled)
+        hidden = self.model(ids, rotary, visible, trained, cache)
         if cache is not None:
             cache.length += t
-        hidden = self.model.norm(hidden)
         output = self.model.embed_tokens.weight if self.shape.tied_embeddings else self.lm_head.weight
         if self.tensor_mesh is not None:
             hidden, output = whole(hidden), whole(output)
         return head(hidden[:, :t], output[: self.shape.vocab_size])
+
+
+def configure(model: Llama, compute: Compute) -> None:
+    """Let a model compile itself and forget activations as asked; before it is sharded, after its matrices are split.
+
+    Compiled code is arithmetic only: what FSDP does around a layer stays outside.
+    """
+    layers = [layer for layer in model.model.layers if isinstance(layer, Block)]
+    if compute.activation_checkpointing in ("full", "selective"):
+        for layer in layers[compute.checkpoint_every_block - 1 :: compute.checkpoint_every_block]:
+            layer.kept = "nothing" if compute.activation_checkpointing == "full" else "selected"
+    if compute.compile == "off":
+        return
+    if compute.activation_checkpointing == "budget":
+        import torch._functorch.config as compiler
+
+        compiler.activation_memory_budget = compute.memory_budget
+    model.is_compiled = True
+    parts: list[Any] = [model.model] if compute.compile == "model" else [*layers]
+    for part in parts:
+        # What routing leaves behind for the record of experts' loads is a side effect that breaks the graph.
+        part.run = torch.compile(part.run, fullgraph=not model.shape.experts)
 
 
 def visible_positions(starts: Tensor, positions: Tensor) -> Tensor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from gristmill.mixtures.compute import Compute
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import TensorOf
 from gristmill.train.parallel.world import World
@@ -23,7 +24,9 @@ def compute_dtype(precision: Literal["auto", "fp32", "bf16", "fp16"], device: to
     return DTYPES[precision]
 
 
-def sharded_model(shape: Shape, tensor_of: TensorOf, world: World, dtype: torch.dtype) -> nn.Module:
+def sharded_model(
+    shape: Shape, tensor_of: TensorOf, world: World, dtype: torch.dtype, compute: Compute | None = None
+) -> nn.Module:
     """A model whose parameters are spread over all processes, at world size 1 too (torchtitan #3148).
 
     Master weights and the reduction of gradients are float32, compute is `dtype`. Every process gets its values from
@@ -32,8 +35,10 @@ def sharded_model(shape: Shape, tensor_of: TensorOf, world: World, dtype: torch.
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor import distribute_tensor
 
-    from gristmill.train.models.llama import Llama
+    from gristmill.train.models.llama import Llama, configure
     from gristmill.train.parallel.tensor import split_matrices
+
+    compute = compute or Compute()
 
     # Masks and loss weights that pass through `forward` must keep their dtype.
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -41,7 +46,9 @@ def sharded_model(shape: Shape, tensor_of: TensorOf, world: World, dtype: torch.
         model = Llama(shape)
     if world.tensor_mesh is not None:
         split_matrices(model, world.tensor_mesh)
-    for layer in model.model.layers:
+    configure(model, compute)
+    # FSDP's work around a layer would cut a compiled model into pieces, and one process has nothing to gather.
+    for layer in model.model.layers if compute.compile != "model" else ():
         fully_shard(layer, mesh=world.data_mesh, mp_policy=policy)
     fully_shard(model, mesh=world.data_mesh, mp_policy=policy)
     model.to_empty(device=world.device)
@@ -50,7 +57,8 @@ def sharded_model(shape: Shape, tensor_of: TensorOf, world: World, dtype: torch.
             whole = tensor_of(name, parameter.shape).to(world.device)
             parameter.copy_(distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None))  # type: ignore[attr-defined]
     assert_sharded(model)
-    assert_compute_dtype(model, dtype)
+    probes: Sequence[nn.Module] = [model.model] if compute.compile == "model" else list(model.model.layers)
+    assert_compute_dtype(probes[0], dtype)
     return model
 
 
@@ -69,21 +77,24 @@ def assert_sharded(model: nn.Module) -> None:
                                "sharding was not applied to it, or a forward pass without `evaluating` undid it")
 
 
-def assert_compute_dtype(model: nn.Module, dtype: torch.dtype) -> None:
-    """On the first forward pass, refuse to go on if layers do not multiply in `dtype`.
+def assert_compute_dtype(module: nn.Module, dtype: torch.dtype) -> None:
+    """On the first forward pass of a module, refuse to go on if it does not multiply in `dtype`.
+
+    Looks at its parameters and at its first argument, if that is floating-point, after FSDP made them ready, and
+    outside of compiled code.
 
     Raises:
         RuntimeError: (in that pass) the precision policy was not applied.
     """
-    probe = next(module for module in model.modules() if isinstance(module, nn.Linear))
 
-    def check(module: nn.Linear, arguments: tuple[Tensor, ...]) -> None:
-        found = {module.weight.dtype, arguments[0].dtype}
+    def check(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         handle.remove()
+        found = {parameter.dtype for parameter in module.parameters()}
+        found |= {one.dtype for one in arguments[:1] if one.is_floating_point()}
         if found != {dtype}:
             raise RuntimeError(f"layers compute in {found}, not in {dtype}: the precision policy was not applied")
 
-    handle = probe.register_forward_pre_hook(check)  # type: ignore[arg-type]
+    handle = module.register_forward_pre_hook(check)
 
 
 @contextmanager

@@ -1,0 +1,98 @@
+"""Compiling and activation checkpointing change how a training computes, not what it learns."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gristmill.mixtures.compute import Compute
+from gristmill.mixtures.manifest import Engine
+from gristmill.train.models.llama import configure
+
+
+@pytest.fixture
+def config(pretrain_config: dict[str, Any]) -> dict[str, Any]:
+    return {**pretrain_config, "model": {**pretrain_config["model"], "document_mask": True}, "steps": 3,
+            "validate_every": 3}
+
+
+def losses(folder: Path) -> list[float]:
+    lines = map(json.loads, (folder / "data" / "metrics.jsonl").read_text().splitlines())
+    return [line["loss"] if "loss" in line else line["validation"]["code"]["loss"] for line in lines]
+
+
+@pytest.mark.parametrize("compute", [
+    {"activation_checkpointing": "full"}, {"activation_checkpointing": "full", "checkpoint_every_block": 2},
+    {"activation_checkpointing": "selective"},
+])
+def test_activation_checkpointing_learns_the_same_bits(
+    compute: dict[str, Any], run_stage: Any, tokenizer_folder: Path, mix_folder: Path, config: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
+    run_stage("pretrain", inputs, config, tmp_path / "plain")
+    run_stage("pretrain", inputs, config, tmp_path / "again", compute=Compute(**compute))
+    weights = Path("data", "model", "model.safetensors")
+    assert losses(tmp_path / "again") == losses(tmp_path / "plain")
+    assert (tmp_path / "again" / weights).read_bytes() == (tmp_path / "plain" / weights).read_bytes()
+
+
+def test_the_more_is_forgotten_the_less_is_kept_for_the_backward_pass(tiny_shape: Any, make_model: Any) -> None:
+    """Bytes of tensors that are alive between the passes, counted where they are freed."""
+
+    def kept(**compute: Any) -> int:
+        model = make_model(tiny_shape)
+        configure(model, Compute(**compute))
+        alive: dict[int, int] = {}
+
+        class Counting(torch.utils._python_dispatch.TorchDispatchMode):
+            def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                out = function(*args, **(kwargs or {}))
+                for tensor in out if isinstance(out, tuple | list) else [out]:
+                    if isinstance(tensor, torch.Tensor):
+                        storage = tensor.untyped_storage()
+                        alive[storage._cdata] = storage.nbytes()
+                        weakref.finalize(storage, alive.pop, storage._cdata, None)
+                return out
+
+        import weakref
+
+        with Counting():
+            loss = model(torch.arange(24)[None].repeat(8, 1)).sum()
+        found = sum(alive.values())
+        loss.backward()
+        return found
+
+    off, every_second, selective, full = (kept(), kept(activation_checkpointing="full", checkpoint_every_block=2),
+                                          kept(activation_checkpointing="selective"),
+                                          kept(activation_checkpointing="full"))
+    assert full < selective < off
+    assert full < every_second < off
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for a CPU needs a C++ compiler")
+def test_compiled_trainings_learn_the_same(
+    run_stage: Any, tokenizer_folder: Path, mix_folder: Path, config: dict[str, Any], tmp_path: Path
+) -> None:
+    """One layer and equal micro-batches: every further shape is another compilation."""
+    inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
+    config = {**config, "model": {**config["model"], "layers": 1}, "steps": 2, "global_batch_size": 4}
+    run_stage("pretrain", inputs, config, tmp_path / "plain")
+    for number, compute in enumerate(({"compile": "block", "activation_checkpointing": "selective"},
+                                      {"compile": "model"})):
+        torch._dynamo.utils.counters.clear()
+        run_stage("pretrain", inputs, config, tmp_path / str(number), compute=Compute.model_validate(compute))
+        assert losses(tmp_path / str(number)) == pytest.approx(losses(tmp_path / "plain"), abs=2e-5)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0  # something was compiled
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="budget is the compiler's work; say compile: block too"):
+        Compute(activation_checkpointing="budget")
+    with pytest.raises(ValueError, match="compile: model is for one process, but ranks is 2; say block"):
+        Engine(ranks=2, compute=Compute(compile="model"))
