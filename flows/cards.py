@@ -17,7 +17,7 @@ from gristmill.flows.report_documents import (
 )
 from gristmill.flows.run import Outcome
 from gristmill.flows.session import Session
-from gristmill.flows.summary import all_samples, evaluation_rows, loss_rows, mixture_rows
+from gristmill.flows.summary import all_samples, evaluation_rows, loss_rows, mixture_rows, packing_rows
 
 SAMPLE_CHARS = 300
 
@@ -85,6 +85,9 @@ def run_card(session: Session, report: Path) -> str:
         lines += ["## Mixture", "", markdown_table(["source", "tokens", "share", "asked for"], [
             [row["source"], row["tokens"], f"{row['share']:.2%}", f"{row['requested']:.2%}"]
             for row in mixture_rows(facts)]), ""]
+        lines += ["## Packing", "", markdown_table(["packing", "rows", "cut documents", "dropped", "padding"], [
+            [f"**{row['packing']}**" if row["used"] else row["packing"], row["rows"], f"{row['split']:.2%}",
+             f"{row['dropped']:.2%}", f"{row['padding']:.2%}"] for row in packing_rows(facts)]), ""]
     if facts["training"]:
         lines += ["## Training", "", markdown_table(["stage", "steps", "first loss", "last loss"], [
             [row["stage"], row["steps"], f"{row['first']:.3f}", f"{row['last']:.3f}"] for row in loss_rows(facts)]), ""]

@@ -99,11 +99,13 @@ def packing(facts: Facts) -> str:
     if not rows:
         return ""
     return (
-        '<h3>Packing</h3><p class="note">The same documents in rows of every kind: the share of tokens that belong to '
-        "documents cut by a row's end, the share that no row holds, and the share of the rows that is padding.</p>"
-        + table(["packing", "rows", "in cut documents", "dropped", "padding"], [
+        '<h3>Packing</h3><p class="note">The same documents in rows of every kind: the share of documents that a '
+        "row's end cuts, of tokens that belong to them, of tokens that no row holds, and of the rows that is "
+        "padding.</p>"
+        + table(["packing", "rows", "cut documents", "tokens in them", "dropped", "padding"], [
             [row["packing"] + (" (used)" if row["used"] else ""), f"{row['rows']:,}", f"{row['split']:.3%}",
-             f"{row['dropped']:.3%}", f"{row['padding']:.3%}"] for row in rows], {1, 2, 3, 4}))
+             f"{row['in_split']:.3%}", f"{row['dropped']:.3%}", f"{row['padding']:.3%}"] for row in rows],
+            {1, 2, 3, 4, 5}))
 
 
 def training(facts: Facts) -> str:

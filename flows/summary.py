@@ -84,7 +84,7 @@ def print_packing(facts: Facts, console: Console) -> None:
     if not rows:
         return
     section(console, "Packing")
-    table = plain_table(("packing", False), ("rows", True), ("documents cut", True), ("dropped", True),
+    table = plain_table(("packing", False), ("rows", True), ("cut documents", True), ("dropped", True),
                         ("padding", True))
     for row in rows:
         table.add_row(row["packing"] + (" (used)" if row["used"] else ""), f"{row['rows']:,}", f"{row['split']:.2%}",
@@ -93,17 +93,19 @@ def print_packing(facts: Facts, console: Console) -> None:
 
 
 def packing_rows(facts: Facts) -> list[dict[str, Any]]:
-    """One row per packing, made of the same tokens of documents: which is used, its rows, and three shares of tokens.
+    """One row per packing, made of the same tokens of documents: which is used, its rows, and four shares.
 
-    `split` is the share of tokens that belong to documents which a row's end cuts, `dropped` the share that no row
-    holds, `padding` the share of all rows that holds no token of a document.
+    `split` is the share of documents that a row's end cuts, `in_split` that of tokens which belong to them, `dropped`
+    that of tokens which no row holds, `padding` the share of all rows that holds no token of a document.
     """
     packed = facts.get("packed", {})
     rows = []
     for name, costs in packed.get("packings", {}).items():
         read, space = costs["tokens"] + costs["dropped_tokens"], costs["tokens"] + costs["padding_tokens"]
         rows.append({"packing": name, "used": name == packed["packing"], "rows": costs["rows"],
-                     "split": costs["split_tokens"] / max(read, 1), "dropped": costs["dropped_tokens"] / max(read, 1),
+                     "split": costs["split_documents"] / max(costs["documents"], 1),
+                     "in_split": costs["split_tokens"] / max(read, 1),
+                     "dropped": costs["dropped_tokens"] / max(read, 1),
                      "padding": costs["padding_tokens"] / max(space, 1)})
     return rows
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -78,6 +80,9 @@ def test_rows_hold_every_token_once_but_those_that_alignment_drops(sizes: list[i
         assert costs["tokens"] == len(held)
         assert costs["dropped_tokens"] == end - begin - len(held)
         assert costs["padding_tokens"] == layout.rows * LENGTH - len(held)
+        within = [max(0, min(b, end) - max(a, begin)) for a, b in pairwise(stream.starts.tolist())]
+        assert costs["documents"] == sum(size > 0 for size in within)
+        assert costs["split_tokens"] <= end - begin
 
 
 @given(sizes_of_documents)

@@ -113,17 +113,18 @@ def account(stream: Stream, begin: int, end: int, layout: Layout, packing: Packi
     """What a packing of the tokens [begin, end) of a stream costs.
 
     Returns:
-        `rows`, `tokens` (of documents), `padding_tokens`, `dropped_tokens` (of [begin, end), in no row), and
-        `split_documents` and `split_tokens`: documents that a row's end cuts, and their tokens.
+        `rows`, `tokens` (of documents), `padding_tokens`, `dropped_tokens` (of [begin, end), in no row), `documents`,
+        and `split_documents` and `split_tokens`: those that a row's end cuts, and their tokens in [begin, end).
     """
+    starts = np.clip(stream.starts, begin, end)
     ends = layout.at + layout.length
     entries = np.searchsorted(stream.starts, ends, side="right") - 1
     cut = np.unique(entries[stream.starts[entries] < ends])
     return {
         "rows": layout.rows, "tokens": layout.tokens,
         "padding_tokens": layout.rows * packing.sequence_length - layout.tokens,
-        "dropped_tokens": end - begin - layout.tokens, "split_documents": len(cut),
-        "split_tokens": int((stream.starts[cut + 1] - stream.starts[cut]).sum()),
+        "dropped_tokens": end - begin - layout.tokens, "documents": int(np.count_nonzero(np.diff(starts))),
+        "split_documents": len(cut), "split_tokens": int((starts[cut + 1] - starts[cut]).sum()),
     }
 
 

@@ -1,0 +1,49 @@
+"""What a run says about its packing, beside what the other packings would have cost."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from gristmill.flows.report import packing
+from gristmill.flows.summary import packing_rows, print_packing
+
+
+def costs(rows: int, tokens: int, padding: int, dropped: int, split: int) -> dict[str, int]:
+    return {"rows": rows, "tokens": tokens, "padding_tokens": padding, "dropped_tokens": dropped, "documents": 40,
+            "split_documents": split, "split_tokens": 10 * split}
+
+
+@pytest.fixture
+def facts() -> dict[str, Any]:
+    """1,000 tokens of 40 documents."""
+    return {"packed": {"packing": "best_fit", "packings": {
+        "stream": costs(100, 1000, 0, 0, 20), "stream_aligned": costs(70, 700, 0, 300, 20),
+        "best_fit": costs(125, 1000, 250, 0, 2), "best_fit_aligned": costs(120, 900, 300, 100, 2)}}}
+
+
+def test_shares_are_of_documents_of_tokens_and_of_rows(facts: dict[str, Any]) -> None:
+    rows = {row.pop("packing"): row for row in packing_rows(facts)}
+    assert rows["best_fit"] == {"used": True, "rows": 125, "split": 0.05, "in_split": 0.02, "dropped": 0.0,
+                                "padding": 0.2}
+    assert rows["stream_aligned"] == {"used": False, "rows": 70, "split": 0.5, "in_split": 0.2, "dropped": 0.3,
+                                      "padding": 0.0}
+    assert packing_rows({"packed": {"sources": []}}) == []
+
+
+def test_a_narrow_terminal_shows_all_of_it(facts: dict[str, Any]) -> None:
+    console = Console(file=io.StringIO(), width=64)
+    print_packing(facts, console)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert lines[1:3] == ["Packing", "packing           rows  cut documents  dropped  padding"]
+    assert "best_fit (used)    125          5.00%    0.00%   20.00%" in lines
+
+
+def test_the_report_shows_it_and_leaves_it_out_where_it_is_not_known(facts: dict[str, Any]) -> None:
+    page = packing(facts)
+    assert "<td>best_fit (used)</td>" in page
+    assert "20.000%" in page
+    assert packing({}) == ""
