@@ -5,6 +5,7 @@
     train-00000.docs.parquet    one row per document piece of that shard: row (of the whole set), start, length, id,
                                 source, copy, offset (within the document); an end-of-text counts to its document
     train-00000.ids.parquet     the rows of each document in that shard, by id, so that it is found without a search
+    train-00000.sums            XXH64 of each row, so that one row can be checked (`streaming/checksums.py`)
     train-00000.cu              where the pieces of each row begin and end, for hot loops (`boundaries.py`)
     val-<source>-00000.bin, .docs.parquet, .ids.parquet, .cu    held-out documents of one source; rows count from 0
     documents.parquet           every tokenised document by id: where it is, and why no row has it (`mixing/ledger.py`)
@@ -17,11 +18,13 @@ each in the merged order of its own: `train.stages` of packed.json has the rows 
 from __future__ import annotations
 
 import hashlib
+import threading
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import numpy as np
@@ -31,9 +34,14 @@ import pyarrow.compute as pc
 from gristmill.dataprep.documents import ID_BYTES, read_table, write_table
 from gristmill.dataprep.files import as_path, atomic_write, canonical_json, is_local, read_json, sha256_file, write_json
 from gristmill.dataprep.row_groups import read_matching
+from gristmill.mixtures.streaming import Stream
 from gristmill.tokenize.boundaries import Boundaries, boundaries_of, join, read_boundaries, to_bytes
 from gristmill.tokenize.gather import by_shard, gather_rows
 from gristmill.tokenize.order import Order, sources_of_rows
+from gristmill.tokenize.streaming.checksums import row_checksums, sums_name
+
+if TYPE_CHECKING:
+    from gristmill.tokenize.streaming.remote import RemoteRows
 
 FORMAT = 1
 STAGED_FORMAT = 2
@@ -93,11 +101,11 @@ def ids_name(file: str) -> str:
 
 def files_of(path: Path) -> list[Path]:
     """A shard's `.bin` file and what lies beside it."""
-    return [path, *(path.with_name(name(path.name)) for name in (pieces_name, boundaries_name, ids_name))]
+    return [path, *(path.with_name(name(path.name)) for name in (pieces_name, boundaries_name, ids_name, sums_name))]
 
 
 def write_rows(path: Path, tokens: np.ndarray, pieces: pa.Table, first: int = 0) -> dict[str, Any]:
-    """Write a shard, its table of pieces, their boundaries and their index by document.
+    """Write a shard, its table of pieces, their boundaries and index by document, and a checksum of every row.
 
     Args:
         path: the `.bin` file.
@@ -109,16 +117,18 @@ def write_rows(path: Path, tokens: np.ndarray, pieces: pa.Table, first: int = 0)
         its entry in packed.json: file, rows, sha256, and the sha256 of the files beside it.
     """
     pieces = pieces.cast(PIECES_SCHEMA)
-    _, table, boundaries, index = files_of(path)
+    _, table, boundaries, index, sums = files_of(path)
     write_table(table, pieces)
     write_table(index, index_of(pieces), INDEX_GROUP_ROWS)
     columns = {name: pieces[name].to_numpy() for name in ("row", "start", "length")}
     with atomic_write(boundaries) as sink:
         sink.write(to_bytes(boundaries_of(columns, first, *tokens.shape)))
+    with atomic_write(sums) as sink:
+        sink.write(row_checksums(tokens).data.cast("B") if len(tokens) else b"")
     with atomic_write(path) as sink:
         sink.write(np.ascontiguousarray(tokens).data.cast("B") if tokens.size else b"")
     return {"file": path.name, "rows": len(tokens), "sha256": sha256_file(path),
-            "beside": {beside.name: sha256_file(beside) for beside in (table, boundaries, index)}}
+            "beside": {beside.name: sha256_file(beside) for beside in (table, boundaries, index, sums)}}
 
 
 def index_of(pieces: pa.Table) -> pa.Table:
@@ -185,7 +195,14 @@ class OpenShard:
 class PackedSet:
     """A committed packed set, read by row.
 
-    Shards on a local disk are memory-mapped; shards elsewhere are read whole when first touched.
+    Shards on a local disk are memory-mapped. Of shards in an object store single rows are read, and where `stream` is
+    given, whole shards are kept on the local disk (see streaming.remote).
+
+    Args:
+        folder: of the set.
+        stream: how rows are read from an object store, and the size of the cache; without it nothing but rows,
+            checksums and boundaries is fetched.
+        warn: told when a store fails.
 
     Attributes:
         manifest: packed.json.
@@ -200,8 +217,13 @@ class PackedSet:
         PackedSetError: the folder holds no packed set that this version reads.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(
+        self, folder: str | Path, stream: Stream | None = None, warn: Callable[[str], None] = warnings.warn
+    ) -> None:
         self.folder = as_path(folder)
+        self._stream, self._warn = stream, warn
+        self._remote: RemoteRows | None = None
+        self._lock = threading.Lock()
         if not (self.folder / MANIFEST).exists():
             raise PackedSetError(f"{self.folder}: no {MANIFEST} there, so it is not a packed set")
         self.manifest: dict[str, Any] = read_json(self.folder / MANIFEST)
@@ -221,7 +243,10 @@ class PackedSet:
         self._bounds: dict[str, Boundaries] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": {}, "_bounds": {}}
+        return {**self.__dict__, "_open": {}, "_bounds": {}, "_remote": None, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
 
     @property
     def fingerprint(self) -> str:
@@ -265,9 +290,18 @@ class PackedSet:
         """The same as `read`, in the files' dtype."""
         rows, shards = self._locate(rows)
         tokens = np.empty((len(rows), self.sequence_length), dtype=self.dtype)
-        for shard, places in by_shard(shards):
-            gather_rows(self._load(self._shards[shard]), rows[places] - self._first(shard), places, tokens)
+        parts = [(shard, rows[places] - self._first(shard), places) for shard, places in by_shard(shards)]
+        if not is_local(self.folder):
+            self._elsewhere().fill(parts, tokens)
+            return tokens
+        for shard, numbers, places in parts:
+            gather_rows(self._load(self._shards[shard]), numbers, places, tokens)
         return tokens
+
+    def close(self) -> None:
+        """Ask an object store for nothing more, and let the cache's files go; a local set has nothing to close."""
+        if self._remote is not None:
+            self._remote.close()
 
     def source_of(self, rows: np.ndarray) -> np.ndarray:
         """Source numbers (int64, shape (n,)) of training rows."""
@@ -352,6 +386,27 @@ class PackedSet:
             if deep:
                 self._check_content({entry["file"]: entry["sha256"], **entry.get("beside", {})})
 
+    def _elsewhere(self) -> RemoteRows:
+        """The reader of shards that lie in an object store."""
+        from gristmill.tokenize.streaming.remote import RemoteRows
+
+        with self._lock:
+            if self._remote is None:
+                missing = [entry["file"] for entry in self._shards if sums_name(entry["file"]) not in entry["beside"]]
+                if missing:
+                    raise PackedSetError(f"{self.folder}: {_list(missing)} have no checksums of their rows, so they "
+                                         "can't be read from a store; run the mix stage again, or copy the set to "
+                                         "a local disk")
+                self._remote = RemoteRows(self.folder, self._shards, self.sequence_length, self.dtype,
+                                          self._stream or Stream(), self._warn)
+                if self._stream is not None:
+                    self._remote.keep_shards()
+            return self._remote
+
+    def _here(self, name: str, sha256: str) -> Path:
+        """The path of a file of the set on a local disk, where it is fetched to if it lies in a store."""
+        return self.folder / name if is_local(self.folder) else self._elsewhere().file(name, sha256)
+
     def _locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rows = np.asarray(rows, dtype=np.int64).reshape(-1)
         if rows.size and (rows.min() < 0 or rows.max() >= self.rows):
@@ -387,7 +442,7 @@ class PackedSet:
         if name not in self._bounds:
             path = self.folder / boundaries_name(name)
             if path.name in entry.get("beside", {}):
-                self._bounds[name] = read_boundaries(path, entry["rows"])
+                self._bounds[name] = read_boundaries(self._here(path.name, entry["beside"][path.name]), entry["rows"])
             else:  # a set from before there were such files
                 pieces = self._read_pieces(entry)
                 columns = {column: pieces[column].to_numpy() for column in ("row", "start", "length")}
@@ -410,8 +465,10 @@ class PackedSet:
     def _load(self, entry: Mapping[str, Any]) -> np.ndarray:
         name = entry["file"]
         if name not in self._open:
-            self._check_size(entry)
-            self._open[name] = read_tokens(self.folder / name, self.dtype).reshape(-1, self.sequence_length)
+            if is_local(self.folder):
+                self._check_size(entry)
+            path = self._here(name, entry["sha256"])
+            self._open[name] = read_tokens(path, self.dtype).reshape(-1, self.sequence_length)
         return self._open[name]
 
 

@@ -7,6 +7,7 @@ section asks for them or a step was skipped `model-average/` and `autopsies/`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,10 +47,10 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """
     section = Pretrain.model_validate(config)
     seed = section.seed or 0
-    packed = PackedSet(inputs["mix"])
-    check_stages(packed, section)
-    shape, tensor_of = starting_model(section.model, packed, seed)
-    with process_group(context.parallel) as world:
+    with closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed, \
+            process_group(context.parallel) as world:
+        check_stages(packed, section)
+        shape, tensor_of = starting_model(section.model, packed, seed)
         dtype = compute_dtype(section.precision, world.device)
         model = sharded_model(shape, tensor_of, world, dtype, context.compute)
         token_bytes = read_token_bytes(inputs["tokenizer"], world.device)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from gristmill.dataprep.files import as_path, read_json, write_json
+from gristmill.mixtures.streaming import Stream
 from gristmill.tokenize.order import unrank
 from gristmill.tokenize.packed import PIECES_SCHEMA, PackedSet, PackedSetError, write_packed_set, write_rows
 
@@ -63,11 +64,13 @@ def test_a_staged_set_is_read_stage_after_stage_and_knows_the_sources_of_its_row
         packed.check_reads(13)
 
 
-def test_a_set_that_is_not_on_a_local_disk_reads_the_same(folder: Path) -> None:
+def test_a_set_that_is_not_on_a_local_disk_reads_the_same(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     remote = as_path("memory://packed-set")
     for path in folder.iterdir():
         (remote / path.name).write_bytes(path.read_bytes())
-    packed = PackedSet(remote)
+    packed = PackedSet(remote, Stream(cache_folder=str(tmp_path_factory.mktemp("cache"))))
     packed.verify(deep=True)
     assert np.array_equal(packed.read(np.arange(12)), ROWS)
     assert packed.rows_of_document(bytes([3] * 16))["row"].to_pylist() == [3]

@@ -1,0 +1,172 @@
+"""A folder of files by their checksum, on a local disk, that the processes of a machine share and never overfill.
+
+    <sha256>            a whole file; it appears when its content was checked and lies on the disk
+    <sha256>.part       the same file while it is being fetched, as long as the whole from the beginning
+    <sha256>.lock       held shared by every process that uses the file, alone by the one that fetches or removes it
+    .lock               held alone while room is made
+
+The kernel drops a process's locks however it dies, so nothing has to be cleaned up behind one that was killed: its
+unfinished file is fetched anew by the next process that wants it, or removed when room is needed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+PART, LOCK = ".part", ".lock"
+
+
+class FileCache:
+    """Files that are fetched once and then read from the local disk; the least recently used go first.
+
+    Args:
+        folder: where they lie; made if it is not there.
+        limit_bytes: of all files together.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        self._folder, self._limit = folder, limit_bytes
+        self._held: dict[str, int] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def get(
+        self, sha256: str, size: int, fetch: Callable[[BinaryIO], None], wait: bool = True, needed: bool = False
+    ) -> Path | None:
+        """The path of a file with this content, which stays there until `close`.
+
+        Args:
+            sha256: names the content.
+            size: bytes.
+            fetch: writes the content into an open file, and has checked it when it returns.
+            wait: for another process that fetches the same file; else None at once.
+            needed: keep the file even where that breaks the limit.
+
+        Returns:
+            None where there is no room (or none was to be waited for).
+        """
+        path = self._folder / sha256
+        if sha256 in self._held:
+            return path
+        lock = os.open(self._folder / f"{sha256}{LOCK}", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            # Between two locks another process may come: whatever was true before is looked at again.
+            while True:
+                if not _lock(lock, fcntl.LOCK_SH, wait):
+                    return None
+                if _is_whole(path, size):
+                    os.utime(path)
+                    self._held[sha256], lock = lock, -1
+                    return path
+                if not _lock(lock, fcntl.LOCK_EX, wait):
+                    return None
+                if not _is_whole(path, size) and not self._fetch(path, size, fetch, needed):
+                    return None
+        finally:
+            if lock >= 0:
+                os.close(lock)
+
+    def drop(self, sha256: str) -> None:
+        """Remove a file that turned out to be damaged; who has it open keeps what it has open."""
+        (self._folder / sha256).unlink(missing_ok=True)
+        self._release(sha256)
+
+    def close(self) -> None:
+        """Let go of all files, so that room can be made of them."""
+        for sha256 in list(self._held):
+            self._release(sha256)
+
+    def _release(self, sha256: str) -> None:
+        lock = self._held.pop(sha256, -1)
+        if lock >= 0:
+            os.close(lock)
+
+    def _fetch(self, path: Path, size: int, fetch: Callable[[BinaryIO], None], needed: bool) -> bool:
+        part = path.with_name(f"{path.name}{PART}")
+        if not self._reserve(part, size, needed):
+            return False
+        try:
+            with open(part, "r+b") as sink:
+                fetch(sink)
+                sink.flush()
+                os.fsync(sink.fileno())
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+        return True
+
+    def _reserve(self, part: Path, size: int, needed: bool) -> bool:
+        """Make room for a file, and take it up at once so that no other process does."""
+        with self._alone():
+            part.unlink(missing_ok=True)
+            if not self._make_room(size) and not needed:
+                return False
+            with open(part, "wb") as sink:
+                try:
+                    os.posix_fallocate(sink.fileno(), 0, max(size, 1))
+                    os.truncate(sink.fileno(), size)
+                except OSError:  # the disk is full: that is no worse than a full cache
+                    part.unlink()
+                    if needed:
+                        raise
+                    return False
+        return True
+
+    def _make_room(self, size: int) -> bool:
+        files = sorted(self._files())
+        taken = sum(file_size for _, _, file_size in files)
+        for _, name, file_size in files:
+            if taken + size <= self._limit:
+                break
+            if self._remove_unused(self._folder / name):
+                taken -= file_size
+        return taken + size <= self._limit
+
+    def _remove_unused(self, file: Path) -> bool:
+        lock = os.open(file.with_name(f"{file.name.removesuffix(PART)}{LOCK}"), os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            if not _lock(lock, fcntl.LOCK_EX, wait=False):
+                return False
+            file.unlink(missing_ok=True)
+            return True
+        finally:
+            os.close(lock)
+
+    def _files(self) -> Iterator[tuple[int, str, int]]:
+        """Time of last use, name and size of every file."""
+        for file in self._folder.iterdir():
+            if file.name.endswith(LOCK):
+                continue
+            with suppress(FileNotFoundError):  # another process has just finished or dropped it
+                found = file.stat()
+                yield found.st_mtime_ns, file.name, found.st_size
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        lock = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+
+def default_folder() -> Path:
+    """Where fetched shards lie if no folder was named: below the user's cache folder (XDG base directories)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gristmill" / "stream"
+
+
+def _is_whole(path: Path, size: int) -> bool:
+    return path.exists() and path.stat().st_size == size
+
+
+def _lock(descriptor: int, kind: int, wait: bool) -> bool:
+    try:
+        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

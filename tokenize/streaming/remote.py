@@ -1,0 +1,206 @@
+"""Rows of shards that lie in an object store: a bounded local cache, and single rows for what is not in it.
+
+A training reads every row once per epoch, in an order that is shuffled over the whole set. So any part of the set that
+lies on the local disk serves its share of all reads, whichever part it is, and exchanging one shard for another
+only costs traffic: a cache that evicts the least recently used would fetch all shards anew for every few batches. The
+shards that fit into `cache_bytes`, from the first on, are therefore fetched once, whole, in the background, and stay;
+the rows of all others (and of these until they have come) are read one by one, each with a request for its bytes.
+Steps are read ahead (`ahead.ReadAhead`), so requests wait for each other as little as the training waits for them.
+
+The contract:
+
+- Every row is held against its checksum, from wherever it came. Wrong bytes are asked for again and never handed out.
+- A store that fails, stalls, or answers wrongly is asked again with growing pauses; somebody is told once a minute. The
+  training goes on meanwhile with the steps that were read ahead and with the rows that lie on the local disk, and
+  waits where it needs others. After `retry_seconds` without success it ends with an error that names the object.
+- The cache can be shared by all processes of a machine and by several trainings (`cache.FileCache`), and none of them
+  can damage it by dying.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from gristmill.mixtures.streaming import Stream
+from gristmill.tokenize.gather import gather_rows
+from gristmill.tokenize.streaming.cache import FileCache, default_folder
+from gristmill.tokenize.streaming.checksums import CHECKSUM_DTYPE, row_checksums, sums_name
+from gristmill.tokenize.streaming.objects import Objects
+from gristmill.tokenize.streaming.patience import Patience, WrongContentError
+
+GAP_BYTES = 64 << 10
+"""Rows of a batch that lie closer are read with one request: those bytes take less time than another answer."""
+LARGEST_REQUEST_BYTES = 8 << 20
+SMALL_FILES_BYTES = 1 << 30
+"""Of checksums, boundaries and held-out rows of all sets together; those in use stay, however many there are."""
+Wanted = tuple[int, np.ndarray, np.ndarray]
+"""A shard's number, rows within it (int64, ascending or not), and the places in the batch where they belong."""
+
+
+class RemoteRows:
+    """The rows of a packed set's training shards.
+
+    Args:
+        folder: of the set, in an object store.
+        shards: their entries in packed.json, each with a file of checksums beside it.
+        sequence_length: tokens per row.
+        dtype: of the tokens.
+        stream: cache, connections and patience.
+        warn: told when the store fails, at most once a minute.
+    """
+
+    def __init__(
+        self, folder: Path, shards: Sequence[Mapping[str, Any]], sequence_length: int, dtype: np.dtype, stream: Stream,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._shards, self._length, self._dtype = shards, sequence_length, dtype
+        self._row_bytes = sequence_length * dtype.itemsize
+        self._patience = Patience(stream.retry_seconds, warn)
+        self._objects = Objects(folder, self._patience, stream.timeout_seconds)
+        self._warn, self._limit = warn, stream.cache_bytes
+        folder_here = Path(stream.cache_folder) if stream.cache_folder else default_folder()
+        self._cache = FileCache(folder_here / "shards", stream.cache_bytes)
+        self._small = FileCache(folder_here / "beside", SMALL_FILES_BYTES)
+        self._pool = ThreadPoolExecutor(stream.connections, thread_name_prefix="rows")
+        self._lock = threading.Lock()
+        self._locks: dict[str, threading.Lock] = {}
+        self._sums: dict[int, np.ndarray] = {}
+        self._here: dict[int, np.ndarray] = {}
+        self._filling: threading.Thread | None = None
+
+    def fill(self, wanted: Sequence[Wanted], out: np.ndarray) -> None:
+        """Put rows of several shards into a batch (n, L); returns when all are there and right.
+
+        Raises:
+            StoreUnavailableError: a row could not be had in time; names the object.
+        """
+        requests = []
+        for shard, rows, places in wanted:
+            rows, places = self._take_from_disk(shard, rows, places, out)
+            for part in self._requests(rows):
+                requests.append(self._pool.submit(self._read, shard, rows[part], places[part], out))
+        for request in requests:
+            request.result()
+
+    def file(self, name: str, sha256: str) -> Path:
+        """A whole file of the set on the local disk, whatever the limit of the cache: for what is small and needed."""
+        with self._lock:
+            one_at_a_time = self._locks.setdefault(sha256, threading.Lock())
+        with one_at_a_time:
+            size = self._objects.size(name)
+            path = self._small.get(sha256, size, self._copy(name, size, sha256), needed=True)
+        assert path is not None
+        return path
+
+    def keep_shards(self) -> None:
+        """Begin to fetch whole shards, as many as fit, in a thread of its own."""
+        if self._filling is None:
+            self._filling = threading.Thread(target=self._fetch_shards, name="shard-cache", daemon=True)
+            self._filling.start()
+
+    def close(self) -> None:
+        """Ask the store for nothing more, and let go of the cache's files."""
+        self._patience.stop()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._filling is not None:
+            self._filling.join()
+        self._cache.close()
+        self._small.close()
+
+    @property
+    def shards_here(self) -> list[int]:
+        """Numbers of the shards that are read from the local disk."""
+        return sorted(self._here)
+
+    def _take_from_disk(
+        self, shard: int, rows: np.ndarray, places: np.ndarray, out: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Fill in what the local disk has, and return what is still to be read."""
+        tokens = self._here.get(shard)
+        if tokens is None:
+            return rows, places
+        gather_rows(tokens, rows, places, out)
+        wrong = row_checksums(out[places]) != self._checksums(shard)[rows]
+        if wrong.any():
+            self._here.pop(shard, None)
+            self._cache.drop(self._shards[shard]["sha256"])
+            self._warn(f"{self._shards[shard]['file']}: its copy in the cache is damaged and was removed; "
+                       "its rows are read from the store")
+        return rows[wrong], places[wrong]
+
+    def _requests(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Which rows (as indices into `rows`) are read with one request each."""
+        by_place = np.argsort(rows, kind="stable")
+        requests: list[np.ndarray] = []
+        first = 0
+        for number in range(1, len(rows) + 1):
+            done = number == len(rows)
+            if done or self._apart(rows[by_place[first]], rows[by_place[number - 1]], rows[by_place[number]]):
+                requests.append(by_place[first:number])
+                first = number
+        return requests
+
+    def _apart(self, first: int, last: int, row: int) -> bool:
+        """Whether a row is too far from the ones before it to be read along with them."""
+        return ((row - last - 1) * self._row_bytes > GAP_BYTES
+                or (row + 1 - first) * self._row_bytes > LARGEST_REQUEST_BYTES)
+
+    def _read(self, shard: int, rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
+        first, end = int(rows.min()), int(rows.max()) + 1
+        expected = self._checksums(shard)[rows]
+
+        def place(content: bytes) -> None:
+            """Put the rows where they belong, right or wrong: nobody looks there before all are right."""
+            found = np.frombuffer(content, dtype=self._dtype).reshape(-1, self._length)[rows - first]
+            out[places] = found
+            wrong = row_checksums(found) != expected
+            if wrong.any():
+                raise WrongContentError(f"row {rows[wrong][0]} of the shard has another checksum than the set says")
+
+        self._objects.read(self._shards[shard]["file"], first * self._row_bytes, end * self._row_bytes, place)
+
+    def _checksums(self, shard: int) -> np.ndarray:
+        if shard not in self._sums:
+            entry = self._shards[shard]
+            name = sums_name(entry["file"])
+            path = self.file(name, entry["beside"][name])
+            self._sums[shard] = np.asarray(np.memmap(path, dtype=CHECKSUM_DTYPE, mode="r"))
+        return self._sums[shard]
+
+    def _fetch_shards(self) -> None:
+        """Fetch the shards that fit; those that another process is fetching are looked at again at the end."""
+        chosen = shards_that_fit([self._bytes(entry) for entry in self._shards], self._limit)
+        for wait in (False, True):
+            for shard in chosen:
+                if self._patience.stopped:
+                    return
+                if shard not in self._here:
+                    self._fetch_shard(shard, wait)
+
+    def _fetch_shard(self, shard: int, wait: bool) -> None:
+        entry = self._shards[shard]
+        try:
+            path = self._cache.get(entry["sha256"], self._bytes(entry),
+                                   self._copy(entry["file"], self._bytes(entry), entry["sha256"]), wait)
+        except OSError as error:  # the rows themselves are asked for one by one, and decide
+            self._warn(f"{entry['file']} was not kept in the cache: {error}")
+            return
+        if path is not None:
+            self._here[shard] = np.asarray(np.memmap(path, dtype=self._dtype, mode="r")).reshape(-1, self._length)
+
+    def _bytes(self, entry: Mapping[str, Any]) -> int:
+        return int(entry["rows"]) * self._row_bytes
+
+    def _copy(self, name: str, size: int, sha256: str) -> Callable[[BinaryIO], None]:
+        return lambda sink: self._objects.copy(name, size, sha256, sink)
+
+
+def shards_that_fit(sizes: Sequence[int], limit_bytes: int) -> list[int]:
+    """Numbers of the shards that are kept on the local disk: from the first on, all that fit together."""
+    return np.flatnonzero((np.cumsum(sizes) <= limit_bytes) & (np.array(sizes) > 0)).tolist()
