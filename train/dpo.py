@@ -56,7 +56,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                           world=world)
         key = reference_key(start, chat, training + held_out, length, dtype)
         reference = cached_reference(context.work / f"reference-{key}.npy", lambda: measure(training + held_out), world)
-        objective = Preferences(training, reference[: len(training)], section.beta, seed, chat.pad, length,
+        objective = Preferences(training, reference[: len(training)], section, seed, chat.pad, length,
                                 shape.flops_per_token(length), world.device)
         if world.is_first:
             write_example_ids(out / EXAMPLE_IDS, [pair.example["id"] for pair in training])
@@ -72,6 +72,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             write_holdout(out / HOLDOUT, held_out, before, length)
     return {
         **summary, **describe_model(shape), "sequence_length": length, "sets": sets, "beta": section.beta,
+        "objective": section.loss,
         "training_pairs": len(training), "held_out_pairs": len(held_out), "step_0": certificate,
         "held_out": {
             "reward_accuracy_before": reward_accuracy(before, before),

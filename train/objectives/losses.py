@@ -128,27 +128,6 @@ def sequence_logps(hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
     return -nll.view(targets.shape).sum(dim=1)
 
 
-def dpo_loss(
-    chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, beta: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Direct preference optimisation, equation 7 of Rafailov et al. 2023, per pair.
-
-    Args:
-        chosen, rejected: (n,) summed log-probabilities under the policy.
-        reference_chosen, reference_rejected: (n,) the same under the frozen reference.
-        beta: strength of the KL constraint.
-
-    Returns:
-        losses (n,), and the implicit rewards of chosen and rejected answers (n,) each, without gradient.
-    """
-    # beta log(pi(y|x) / pi_ref(y|x)): the implicit reward, below equation 7
-    chosen_rewards = beta * (chosen - reference_chosen)
-    rejected_rewards = beta * (rejected - reference_rejected)
-    # equation 7: -log sigma(beta log-ratio of the chosen - beta log-ratio of the rejected)
-    losses = -F.logsigmoid(chosen_rewards - rejected_rewards)
-    return losses, chosen_rewards.detach(), rejected_rewards.detach()
-
-
 def uniforms(ids: Tensor, draw: int) -> Tensor:
     """A number in [0, 1) for every token, float32: a hash of the draw, the position and the row's tokens so far.
 

@@ -1,4 +1,4 @@
-"""The objective of preference optimisation: the DPO loss over pairs."""
+"""The objective of preference optimisation: DPO's loss, or a relative of it, over pairs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.order import Order
 from gristmill.train.loop.batches import pinned
 from gristmill.train.loop.objective import Measured, mean_of_trained
 from gristmill.train.objectives.conversations import fingerprint_of
-from gristmill.train.objectives.losses import dpo_loss, sequence_logps
+from gristmill.train.objectives.losses import IGNORED, sequence_logps
 from gristmill.train.objectives.pairs import Pair, padded_pairs
+from gristmill.train.objectives.preference_losses import LossSettings, PairLogps, preference_loss
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,12 @@ class PaddedPairs:
 
 
 class Preferences:
-    """The DPO loss over pairs (see objective.Objective), against log-probabilities that were computed once.
+    """A loss over pairs (see objective.Objective), against log-probabilities that were computed once.
 
     Args:
         pairs: what to train on.
         reference: (n, 2) float32, as from pairs.pair_logps under the frozen reference.
-        beta: strength of the KL constraint.
+        section: which loss, and its settings.
         seed: of the order.
         pad: the padding id.
         length: the longest conversation.
@@ -52,14 +54,15 @@ class Preferences:
     sums_length = 6
 
     def __init__(
-        self, pairs: Sequence[Pair], reference: np.ndarray, beta: float, seed: int, pad: int, length: int,
+        self, pairs: Sequence[Pair], reference: np.ndarray, section: Dpo, seed: int, pad: int, length: int,
         flops_per_token: float, device: torch.device,
     ) -> None:
         self.order = Order([len(pairs)], seed)
         self.fingerprint = fingerprint_of(part for pair in pairs for part in (pair.chosen, pair.rejected))
         self.flops_per_token = flops_per_token
         self.sequence_length = length
-        self._pairs, self._beta, self._pad, self._device = pairs, beta, pad, device
+        self._pairs, self._pad, self._device = pairs, pad, device
+        self._kind, self._settings = section.loss, LossSettings.of(section)
         self._reference = reference
         self._lengths = np.array([len(pair.chosen.ids) + len(pair.rejected.ids) for pair in pairs], dtype=np.int64)
 
@@ -85,8 +88,9 @@ class Preferences:
         ids, targets, reference = (part.to(self._device, non_blocking=True)
                                    for part in (batch.ids, batch.targets, batch.reference))
         chosen, rejected = model(ids, partial(sequence_logps, targets=targets)).chunk(2)
-        losses, chosen_rewards, rejected_rewards = dpo_loss(
-            chosen, rejected, reference[:, 0], reference[:, 1], self._beta)
+        tokens = (targets != IGNORED).sum(dim=1).float().chunk(2)
+        losses, chosen_rewards, rejected_rewards = preference_loss(
+            self._kind, PairLogps(chosen, rejected, reference[:, 0], reference[:, 1], *tokens), self._settings)
         measured = (losses, chosen_rewards, rejected_rewards, chosen_rewards > rejected_rewards, chosen, rejected)
         sums = torch.stack([part.detach().double().sum() for part in measured]) * real
         return Measured(losses.sum() * (scale * real), sums, losses.detach()[:, None])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from gristmill.train.loop.stream import plan_of
 from gristmill.train.models.weights import WEIGHTS_FILE
 from gristmill.train.objectives.chat import Chat
 from gristmill.train.objectives.pairs import Pair
+from gristmill.train.objectives.preference_losses import loss_at_start
 from gristmill.train.objectives.preferences import Preferences
 from gristmill.train.parallel.sharding import evaluating
 from gristmill.train.parallel.world import World, agree, sum_over_ranks
@@ -51,7 +51,9 @@ def cached_reference(file: Path, compute: Callable[[], np.ndarray], world: World
 def certify_start(
     model: nn.Module, objective: Preferences, section: Dpo, dtype: torch.dtype, file: Path, world: World
 ) -> dict[str, float]:
-    """Prove, before the first step, that policy and reference are one: margin 0 and loss ln 2 on the first batch.
+    """Prove, before the first step, that policy and reference are one: margin 0 and DPO's loss ln 2 on the first batch.
+
+    The losses without a reference have nothing to prove; their first values are written down all the same.
 
     A resumed training has its certificate already.
 
@@ -69,12 +71,15 @@ def certify_start(
             sums += objective.loss(model, part, 1.0).sums
     measured = objective.report(sum_over_ranks(sums, world).tolist(), batch.weight)
     certificate = {"loss": measured["loss"], "margin": measured["rewards/margins"]}
-    most = LARGEST_MARGIN[dtype]
-    if not (abs(certificate["margin"]) <= most and abs(certificate["loss"] - math.log(2.0)) <= most):
-        raise NotTheReferenceError(
-            f"dpo: before the first step the margin is {certificate['margin']:.6f} and the loss "
-            f"{certificate['loss']:.6f}, not 0 and {math.log(2.0):.6f} (tolerance {most}): the reference "
-            f"log-probabilities are of another model; delete {file.parent} and run the stage again")
+    expected, most = loss_at_start(section.loss, section.beta), LARGEST_MARGIN[dtype]
+    if expected is not None:
+        # What is added for the chosen answers alone is no part of the proof.
+        loss = certificate["loss"] if not section.sft_weight else expected
+        if not (abs(certificate["margin"]) <= most and abs(loss - expected) <= most * max(1.0, expected)):
+            raise NotTheReferenceError(
+                f"dpo: before the first step the margin is {certificate['margin']:.6f} and the loss {loss:.6f}, not 0 "
+                f"and {expected:.6f} (tolerance {most}): the reference log-probabilities are of another model; delete "
+                f"{file.parent} and run the stage again")
     if world.is_first:
         write_json(file, certificate)
     return certificate

@@ -1,0 +1,108 @@
+"""TRL's DPOTrainer for five updates against our loss on the same batches: losses, and the weights that come of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gristmill.mixtures.posttraining import PreferenceLoss
+from gristmill.train.models.weights import load_model
+from gristmill.train.objectives.losses import IGNORED, sequence_logps
+from gristmill.train.objectives.preference_losses import LossSettings, PairLogps, preference_loss
+
+trl = pytest.importorskip("trl")
+
+STEPS, RATE, BETA = 5, 1e-3, 0.1
+PAIRS = [{"prompt": f"the {word} is", "chosen": f" {word} and long, {'so ' * number}", "rejected": f" no {word}"}
+         for number, word in enumerate(("red", "blue", "grass", "rose", "sky"))] * 2
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A little model of transformers', saved, and a tokenizer."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    words = sorted({word for pair in PAIRS for text in pair.values() for word in text.replace(",", " ,").split()})
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(
+        ["<unk>", "<s>", "</s>", "<pad>", *words])}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.3, tie_word_embeddings=False))
+    folder = tmp_path_factory.mktemp("start")
+    model.save_pretrained(folder)
+    return folder, PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>",
+                                           eos_token="</s>", pad_token="<pad>")
+
+
+@pytest.fixture(scope="module")
+def train_theirs(start: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM
+    from trl import DPOConfig, DPOTrainer
+
+    folder, tokenizer = start
+
+    def train(loss: str, smoothing: float) -> tuple[list[dict[str, torch.Tensor]], list[float], dict[str, Any]]:
+        """Batches, losses and the last weights."""
+        policy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        settings = DPOConfig(
+            output_dir=str(tmp_path_factory.mktemp("trl")), use_cpu=True, bf16=False, beta=BETA, loss_type=[loss],
+            label_smoothing=smoothing, report_to="none", gradient_checkpointing=False, max_steps=STEPS,
+            per_device_train_batch_size=4, learning_rate=RATE, lr_scheduler_type="constant", logging_steps=1,
+            max_grad_norm=1.0, optim="adamw_torch", weight_decay=0.0, disable_tqdm=True, save_strategy="no")
+        seen: list[dict[str, torch.Tensor]] = []
+
+        class Watched(DPOTrainer):
+            def compute_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+                seen.append({name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)})
+                return super().compute_loss(model, inputs, *rest, **named)
+
+        trainer = Watched(model=policy, ref_model=copy.deepcopy(policy), args=settings,
+                          train_dataset=Dataset.from_list(PAIRS), processing_class=tokenizer)
+        trainer.train()
+        losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+        return seen, losses, {name: value.detach() for name, value in policy.state_dict().items()}
+
+    return train
+
+
+@pytest.mark.parametrize(("ours", "theirs", "smoothing"), [
+    ("sigmoid", "sigmoid", 0.0), ("robust", "robust", 0.2), ("hinge", "hinge", 0.0), ("ipo", "ipo", 0.0),
+    ("sigmoid_norm", "sigmoid_norm", 0.0),
+])
+def test_five_updates_are_theirs(
+    ours: PreferenceLoss, theirs: str, smoothing: float, start: tuple[Path, Any], train_theirs: Callable[..., Any]
+) -> None:
+    batches, expected, weights = train_theirs(theirs, smoothing)
+    policy, reference = load_model(start[0]), load_model(start[0])
+    for parameter in policy.parameters():
+        parameter.requires_grad_(True)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=RATE, weight_decay=0.0)
+    settings = LossSettings(BETA, label_smoothing=smoothing)
+    losses = []
+    for batch in batches:
+        ids, scored = batch["input_ids"], batch["completion_mask"].bool()
+        targets = torch.cat([ids.masked_fill(~scored, IGNORED)[:, 1:], torch.full((len(ids), 1), IGNORED)], dim=1)
+        chosen, rejected = policy(ids, partial(sequence_logps, targets=targets)).chunk(2)
+        with torch.no_grad():
+            before = reference(ids, partial(sequence_logps, targets=targets)).chunk(2)
+        tokens = (targets != IGNORED).sum(dim=1).float().chunk(2)
+        loss = preference_loss(ours, PairLogps(chosen, rejected, *before, *tokens), settings)[0].mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    # TRL rounds what it logs to some digits.
+    assert losses == pytest.approx(expected, rel=2e-5, abs=1e-5)
+    for name, parameter in policy.named_parameters():
+        torch.testing.assert_close(parameter.detach(), weights[name], atol=1e-4, rtol=0)
