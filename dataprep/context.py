@@ -12,6 +12,7 @@ from typing import Any
 from gristmill.mixtures.compute import Compute
 from gristmill.mixtures.parallel import Parallel
 from gristmill.mixtures.streaming import Stream
+from gristmill.mixtures.watching import Profile, Wandb
 
 EVENT_PREFIX = "@gristmill "
 """Lines of a stage process that begin so are events in JSON; all others are log."""
@@ -41,6 +42,8 @@ class Context:
         compute: how it computes on each of them.
         permanent_every: training steps between checkpoints that are never deleted; none are if absent.
         stream: how training reads its rows.
+        deterministic: whether operations whose result may differ between two runs are refused.
+        wandb, profile: how a training is watched.
         emit: receives events (progress, metrics, warnings).
     """
 
@@ -57,6 +60,9 @@ class Context:
     compute: Compute = field(default_factory=Compute)
     permanent_every: int | None = None
     stream: Stream = field(default_factory=Stream)
+    deterministic: bool = False
+    wandb: Wandb | None = None
+    profile: Profile | None = None
     emit: Callable[[dict[str, Any]], None] = print_event
 
     def progress(self, done: float, total: float, unit: str, **extra: Any) -> None:

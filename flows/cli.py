@@ -43,11 +43,14 @@ def run(
     store: StoreOption = None,
     no_ui: Annotated[bool, typer.Option("--no-ui", help="Do not record the run in Prefect (starts faster).")] = False,
     verify_inputs: Annotated[bool, typer.Option(help="Hash the content of all inputs.")] = False,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="Let trainings refuse operations whose result "
+                                                "may differ between two runs.")] = False,
 ) -> None:
     """Run a manifest: what is committed is reused, what is unfinished goes on."""
     from gristmill.flows.launch import launch
 
-    session = open_or_exit(manifest, set_, store, until=until, exactly=True, verify_inputs=verify_inputs)
+    settings = [*(set_ or []), *(["engine.deterministic=true"] if deterministic else [])]
+    session = open_or_exit(manifest, settings, store, until=until, exactly=True, verify_inputs=verify_inputs)
     unknown = [name for name in force or [] if name not in session.plan]
     if unknown:
         fail(f"--force {unknown[0]}: this run has no such stage; it has {', '.join(session.plan)}", EXIT_USAGE)

@@ -22,6 +22,7 @@ from gristmill.mixtures.sources import Ingest, Source
 from gristmill.mixtures.streaming import Stream
 from gristmill.mixtures.tokenizer import Tokenizer
 from gristmill.mixtures.training import Pretrain
+from gristmill.mixtures.watching import Profile, Wandb
 
 
 class Engine(Section):
@@ -71,6 +72,13 @@ class Engine(Section):
     only every `checkpoint_every` steps, so this should be a multiple of it."""
     stream: Stream = Stream()
     """How training reads its rows."""
+    deterministic: bool = False
+    """Trainings refuse operations whose result may differ between two runs on the same device, where they only warn
+    otherwise. On CPUs there are none; the same number of processes gives the same bits either way."""
+    wandb: Wandb | None = None
+    """Log trainings to Weights & Biases too; not if absent."""
+    profile: Profile | None = None
+    """Trace some steps of trainings; not if absent."""
 
     @model_validator(mode="after")
     def _fits_the_runner(self) -> Engine:

@@ -21,6 +21,7 @@ from gristmill.dataprep.processes import end_with_parent
 from gristmill.mixtures.compute import Compute
 from gristmill.mixtures.parallel import Parallel
 from gristmill.mixtures.streaming import Stream
+from gristmill.mixtures.watching import Profile, Wandb
 from gristmill.train.loop.stopping import EXIT_TERMINATED, StoppedError, stop_on_sigterm
 
 TRAINING_STAGES = ("pretrain", "sft", "dpo")
@@ -64,6 +65,9 @@ def run_stage(folder: Path, description: dict[str, Any], is_first: bool) -> dict
         stream=Stream.model_validate(engine.get("stream", {})),
         parallel=Parallel.model_validate(engine.get("parallel", {})),
         compute=Compute.model_validate(engine.get("compute", {})),
+        deterministic=engine.get("deterministic", False),
+        wandb=None if engine.get("wandb") is None else Wandb.model_validate(engine["wandb"]),
+        profile=None if engine.get("profile") is None else Profile.model_validate(engine["profile"]),
         emit=print_event if is_first else lambda event: None,
     )
     context.work.mkdir(parents=True, exist_ok=True)

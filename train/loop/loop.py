@@ -21,6 +21,7 @@ from gristmill.train.loop.examination import Decode, finite, look_at_device
 from gristmill.train.loop.gradients import accumulate_gradients, measuring_parts
 from gristmill.train.loop.log import Clock, UpdateSize, peak_memory_bytes, speed_metrics
 from gristmill.train.loop.objective import Objective
+from gristmill.train.loop.profiling import Profiler
 from gristmill.train.loop.progress import Part, Progress, Seen
 from gristmill.train.loop.record import Record
 from gristmill.train.loop.rollback import describe_rollback, is_given_up, plan_after, read_rollbacks, write_rollbacks
@@ -108,7 +109,9 @@ class Attempt:
         self._resume()
         if goes_back and self.progress.step == 0:
             self.save()
-        self.record = Record(context.work, self.progress.step, len(self.rollbacks)) if job.world.is_first else None
+        self.record = Record(context.work, self.progress.step, len(self.rollbacks),
+                             context.wandb) if job.world.is_first else None
+        self.profiler = Profiler(context.profile, context, job.world, self.progress.step)
         self.clock = Clock()
 
     @property
@@ -147,6 +150,8 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
         OtherRowsError: the newest checkpoint has read other rows than there are.
     """
     assert_sharded(job.model)
+    if job.context.deterministic:
+        torch.use_deterministic_algorithms(True)  # an error in place of the warning
     attempt = Attempt(job)
     progress = attempt.progress
     stopped_early = _has_stopped(job, progress)
@@ -154,6 +159,7 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
         # A rollback changes what the coming steps read: they are read ahead anew.
         stopped_early = _train_until_rollback(attempt)
     attempt.look()
+    attempt.profiler.close()
     attempt.checkpoints.close()
     if attempt.record is not None:
         attempt.record.close()
@@ -170,6 +176,7 @@ def _train_until_rollback(attempt: Attempt) -> bool:
                                job.context.stream.read_ahead_steps)) as batches:
         while progress.step < job.section.steps:
             _one_step(attempt, batches.take(progress.step), batches)
+            attempt.profiler.after(progress.step)
             if _validate(attempt):
                 return True
             if progress.step % LOOK_EVERY_STEPS == 0:

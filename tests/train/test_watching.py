@@ -1,0 +1,112 @@
+"""What a training is watched by: Weights & Biases (a fake of it), PyTorch's profiler, and strict determinism."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gristmill.dataprep.context import Context
+from gristmill.mixtures.watching import Profile, Wandb
+from gristmill.tokenize.packed import write_packed_set
+from gristmill.train import pretrain
+from gristmill.train.loop import loop
+from gristmill.train.loop.record import Record
+
+
+class FakeRun:
+    """Remembers what a run at Weights & Biases is told."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings, self.lines, self.axes, self.finished = settings, [], [], False
+
+    def log(self, line: dict[str, Any]) -> None:
+        self.lines.append(line)
+
+    def define_metric(self, name: str, step_metric: str | None = None) -> None:
+        self.axes.append((name, step_metric))
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+def test_weights_and_biases_gets_every_line_by_the_trainings_own_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    runs: list[FakeRun] = []
+
+    def init(**settings: Any) -> FakeRun:
+        runs.append(FakeRun(**settings))
+        return runs[-1]
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    for step in (0, 3):  # the second attempt resumes
+        record = Record(tmp_path, step, wandb=Wandb(project="mill", mode="offline"))
+        record.metrics({"step": step + 1, "loss": 2.0, "sources": {"a": {"loss": 1.0}}, "mfu": "unknown"})
+        record.close()
+    first, second = runs
+    assert first.lines == [{"training_step": 1, "loss": 2.0, "sources/a/loss": 1.0}]
+    assert second.lines[0]["training_step"] == 4
+    assert first.axes == [("training_step", None), ("*", "training_step")]
+    assert first.settings == second.settings  # one run for all attempts, by its id
+    assert (first.settings["project"], first.settings["mode"], first.settings["resume"]) == ("mill", "offline", "allow")
+    assert first.finished
+
+
+def test_wandb_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ModuleNotFoundError, match=r"install gristmill\[wandb\]"):
+        Record(tmp_path, 0, wandb=Wandb(project="mill"))
+
+
+GOLDEN_LOSSES = {
+    "adamw": [
+        4.618500, 4.575718, 4.432199, 4.337251, 4.152055, 3.933020, 3.768168, 3.605619, 3.469254, 3.432973],
+    "adafactor": [
+        4.618500, 4.618234, 4.616282, 4.598632, 4.622217, 4.606116, 4.584247, 4.607949, 4.587538, 4.607058],
+}
+"""Of the training below in float32 on a CPU: whatever should not alter numbers gives these."""
+
+
+@pytest.fixture(scope="module")
+def synthetic(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> dict[str, Path]:
+    """Rows of counting numbers with a stride that each row has of its own: no loss of it depends on the machine."""
+    folder = tmp_path_factory.mktemp("synthetic")
+    rows = (np.arange(40)[:, None] * 7 + np.arange(24)[None, :] * (1 + np.arange(40)[:, None] % 5)) % 96 + 4
+    write_packed_set(folder / "mix", rows, {"all": 40}, {"vocab_size": 100, "eos": 0, "pad": 1, "sha256": ""},
+                     {"all": rows[:4]})
+    return {"mix": folder / "mix", "tokenizer": tokenizer_folder}
+
+
+@pytest.mark.parametrize("kind", GOLDEN_LOSSES)
+def test_the_losses_of_a_known_training_are_those_on_record(
+    one_process: None, synthetic: dict[str, Path], tmp_path: Path, kind: str
+) -> None:
+    config = {"model": {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn_width": 48}, "steps": 10,
+              "global_batch_size": 8, "micro_batch_size": 4, "seed": 3, "log_every": 1, "precision": "fp32",
+              "schedule": {"warmup_steps": 2}, "optimizer": {"kind": kind, "learning_rate": 0.01}}
+    context = Context(tmp_path / "work", deterministic=True, profile=Profile(first_step=2, steps=2, memory=True),
+                      emit=lambda event: None)
+    context.work.mkdir()
+    pretrain.run(synthetic, config, tmp_path / "data", context)
+    lines = [json.loads(line) for line in (tmp_path / "data" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["loss"] for line in lines if "loss" in line] == pytest.approx(GOLDEN_LOSSES[kind], rel=5e-5)
+    assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.is_deterministic_algorithms_warn_only_enabled()
+    trace = json.loads(gzip.decompress((context.work / "profile" / "rank-0.json.gz").read_bytes()))
+    steps = sum(event.get("name") == "_WeightedNll" for event in trace["traceEvents"])
+    assert steps == 2 * 2  # two steps of two micro-batches
+
+
+def test_a_training_that_resumes_behind_the_traced_steps_traces_nothing(tmp_path: Path) -> None:
+    profiler = loop.Profiler(Profile(first_step=2), Context(tmp_path), None, 5)  # type: ignore[arg-type]
+    profiler.after(6)
+    profiler.close()
+    assert not (tmp_path / "profile").exists()
