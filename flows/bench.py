@@ -41,6 +41,7 @@ AREAS = {
     "tokenize": (
         "gristmill.tokenize.benchmarks.bench_encode",
         "gristmill.tokenize.benchmarks.bench",
+        "gristmill.tokenize.benchmarks.bench_remix",
         "gristmill.tokenize.benchmarks.bench_packing",
         "gristmill.tokenize.benchmarks.bench_export",
     ),

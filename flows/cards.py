@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.flows.facts import Facts, gather_facts, top_reasons, training
+from gristmill.flows.mixture_table import limits_note, mixture_table, stage_table
 from gristmill.flows.report_documents import (
     clusters_picture,
     funnel_picture,
@@ -17,7 +18,7 @@ from gristmill.flows.report_documents import (
 )
 from gristmill.flows.run import Outcome
 from gristmill.flows.session import Session
-from gristmill.flows.summary import all_samples, evaluation_rows, loss_rows, mixture_rows, packing_rows
+from gristmill.flows.summary import all_samples, evaluation_rows, loss_rows, packing_rows
 
 SAMPLE_CHARS = 300
 
@@ -82,9 +83,10 @@ def run_card(session: Session, report: Path) -> str:
     facts = gather_facts(session)
     lines = [f"# {session.manifest.name}", "", f"Report: `{report}`", "", *document_lines(facts)]
     if "packed" in facts:
-        lines += ["## Mixture", "", markdown_table(["source", "tokens", "share", "asked for"], [
-            [row["source"], row["tokens"], f"{row['share']:.2%}", f"{row['requested']:.2%}"]
-            for row in mixture_rows(facts)]), ""]
+        lines += ["## Mixture", ""]
+        for table in (mixture_table(facts), stage_table(facts)):
+            lines += [markdown_table(*table), ""] if table is not None else []
+        lines += [limits_note(facts), ""] if limits_note(facts) else []
         lines += ["## Packing", "", markdown_table(["packing", "rows", "cut documents", "dropped", "padding"], [
             [f"**{row['packing']}**" if row["used"] else row["packing"], row["rows"], f"{row['split']:.2%}",
              f"{row['dropped']:.2%}", f"{row['padding']:.2%}"] for row in packing_rows(facts)]), ""]

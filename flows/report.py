@@ -10,13 +10,14 @@ from typing import Any
 from gristmill.dataprep.files import atomic_write
 from gristmill.flows.facts import Facts, gather_facts
 from gristmill.flows.html import STYLE, figure, table
+from gristmill.flows.mixture_table import limits_note, mixture_rows, mixture_table, stage_table
 from gristmill.flows.report_documents import document_sections
 from gristmill.flows.report_evaluation import evaluation_sections
 from gristmill.flows.report_tokens import tokenizer_section
 from gristmill.flows.runs import RunRecord
 from gristmill.flows.session import Session
 from gristmill.flows.store import read_runs
-from gristmill.flows.summary import all_samples, loss_rows, mixture_rows, packing_rows
+from gristmill.flows.summary import all_samples, loss_rows, packing_rows
 
 
 def write_report(session: Session, record: RunRecord) -> Path:
@@ -87,9 +88,9 @@ def tokens(facts: Facts) -> str:
         + figure(stacked_bars([("asked for", {row["source"]: row["requested"] for row in rows}),
                                ("packed", {row["source"]: row["share"] for row in rows})], "share of tokens"),
                  "Shares of tokens, requested and realised.")
-        + table(["source", "tokens", "share", "asked for", "epochs"], [
-            [row["source"], f"{row['tokens']:,}", f"{row['share']:.3%}", f"{row['requested']:.3%}",
-             f"{row['epochs']:.2f}"] for row in rows], {1, 2, 3, 4})
+        + "".join(table(*found, set(range(1 if found[0][0] == "source" else 2, len(found[0]))))
+                  for found in (mixture_table(facts, 3), stage_table(facts, 3)) if found is not None)
+        + (f'<p class="note">{escape(limits_note(facts))}</p>' if limits_note(facts) else "")
         + packing(facts))
 
 

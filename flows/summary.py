@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill.flows.facts import TRAINING_STAGES, Facts, gather_facts, top_reasons
+from gristmill.flows.mixture_table import limits_note, mixture_table, stage_table
 from gristmill.flows.session import Session
 
 SAMPLES = 3
@@ -67,15 +68,21 @@ def print_tokens(facts: Facts, console: Console) -> None:
 
 
 def print_mixture(facts: Facts, console: Console) -> None:
-    """Tokens per source, requested and realised."""
+    """Tokens per source, requested and realised, and those of every stage; what was moved, and why."""
     if "packed" not in facts:
         return
     section(console, "Mixture")
-    table = plain_table(("source", False), ("tokens", True), ("share", True), ("asked for", True), ("epochs", True))
-    for row in mixture_rows(facts):
-        table.add_row(row["source"], f"{row['tokens']:,}", f"{row['share']:.2%}", f"{row['requested']:.2%}",
-                      f"{row['epochs']:.2f}")
-    console.print(table)
+    for found in (mixture_table(facts), stage_table(facts)):
+        if found is None:
+            continue
+        header, rows = found
+        table = plain_table(*((name, name not in ("source", "part")) for name in header))
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    note = limits_note(facts)
+    if note:
+        console.print(Text(note, style="dim"))
 
 
 def print_packing(facts: Facts, console: Console) -> None:
@@ -108,16 +115,6 @@ def packing_rows(facts: Facts) -> list[dict[str, Any]]:
                      "dropped": costs["dropped_tokens"] / max(read, 1),
                      "padding": costs["padding_tokens"] / max(space, 1)})
     return rows
-
-
-def mixture_rows(facts: Facts) -> list[dict[str, Any]]:
-    """One row per source of the packed set: tokens and share realised, share requested, epochs."""
-    packed = facts["packed"]
-    return [
-        {"source": name, "tokens": packed["realised"][name]["tokens"], "share": packed["realised"][name]["share"],
-         "requested": packed["requested"][name]["share"], "epochs": packed["realised"][name]["epochs"]}
-        for name in packed["sources"]
-    ]
 
 
 def print_losses(facts: Facts, console: Console) -> None:

@@ -37,6 +37,7 @@ from gristmill.dataprep.row_groups import read_matching
 from gristmill.mixtures.streaming import Stream
 from gristmill.tokenize.boundaries import Boundaries, boundaries_of, join, read_boundaries, to_bytes
 from gristmill.tokenize.gather import by_shard, gather_rows
+from gristmill.tokenize.mixing.draws import id_words, ordered_by, word_ids
 from gristmill.tokenize.order import Order, sources_of_rows
 from gristmill.tokenize.streaming.checksums import row_checksums, sums_name
 
@@ -118,23 +119,28 @@ def write_rows(path: Path, tokens: np.ndarray, pieces: pa.Table, first: int = 0)
     """
     pieces = pieces.cast(PIECES_SCHEMA)
     _, table, boundaries, index, sums = files_of(path)
-    write_table(table, pieces)
-    write_table(index, index_of(pieces), INDEX_GROUP_ROWS)
+    write_table(table, pieces, repeating=("source", "copy"))
+    write_table(index, index_of(pieces), INDEX_GROUP_ROWS, repeating=())
     columns = {name: pieces[name].to_numpy() for name in ("row", "start", "length")}
     with atomic_write(boundaries) as sink:
         sink.write(to_bytes(boundaries_of(columns, first, *tokens.shape)))
     with atomic_write(sums) as sink:
         sink.write(row_checksums(tokens).data.cast("B") if len(tokens) else b"")
+    content = np.ascontiguousarray(tokens).data.cast("B") if tokens.size else b""
     with atomic_write(path) as sink:
-        sink.write(np.ascontiguousarray(tokens).data.cast("B") if tokens.size else b"")
-    return {"file": path.name, "rows": len(tokens), "sha256": sha256_file(path),
+        sink.write(content)
+    # Of what is in memory: reading it again would take as long as mixing it does.
+    return {"file": path.name, "rows": len(tokens), "sha256": hashlib.sha256(content).hexdigest(),
             "beside": {beside.name: sha256_file(beside) for beside in (table, boundaries, index, sums)}}
 
 
 def index_of(pieces: pa.Table) -> pa.Table:
     """Each document's rows (`id`, `row`, once each), ordered by id, from a table of pieces."""
-    pairs = pieces.select(["id", "row"]).group_by(["id", "row"]).aggregate([])
-    return pairs.sort_by([("id", "ascending"), ("row", "ascending")])
+    words, row = id_words(pieces["id"]), pieces["row"].to_numpy()
+    order = ordered_by(words[:, 0], words[:, 1], row)
+    found = np.column_stack([words[order], row[order].astype(np.uint64)])
+    new = np.concatenate([[True], (found[1:] != found[:-1]).any(axis=1)])[: len(found)]
+    return pa.table([word_ids(words[order[new]]), row[order[new]]], ["id", "row"])
 
 
 def write_packed_set(

@@ -395,11 +395,11 @@ def test_an_interrupted_attempt_ends_with_the_same_bytes(module_stages: Any, pre
     out, work = module_stages.root / "interrupted", module_stages.root / "interrupted.work"
     shutil.copytree(module_stages.root / "mix", out)
     shutil.copytree(module_stages.root / "mix.work", work)
-    for record in (work / "train").iterdir():
+    for record in (work / "rows").iterdir():
         record.write_text(record.read_text().replace(str(module_stages.root / "mix"), str(out)))
     (out / "packed.json").unlink()
     (out / "train-00001.bin").unlink()
-    (work / "train" / "train-00002.json").unlink()
+    (work / "rows" / "train-00002.json").unlink()
     (out / "train-00002.bin").write_bytes(b"half")
     untouched = (out / "train-00000.bin").stat().st_mtime_ns
     mixed(module_stages, prepared, "interrupted")

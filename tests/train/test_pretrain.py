@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from gristmill.dataprep.context import Context
 from gristmill.mixtures.model import Model
-from gristmill.tokenize.packed import PackedSet, write_packed_set
+from gristmill.tokenize.packed import PackedSet, PackedSetError, write_packed_set
 from gristmill.train import pretrain
 from gristmill.train.loop.loop import OtherRowsError
 from gristmill.train.loop.stream import Plan, extend_digest
@@ -56,6 +56,23 @@ def test_the_loss_falls_and_every_logged_step_is_accounted_for(
     assert summary["steps"] == 12
     assert summary["skipped_steps"] == 0
     assert (tmp_path / "data" / "skipped_steps.jsonl").read_text() == ""
+
+
+def test_a_staged_set_is_trained_on_stage_after_stage_to_its_end_and_no_further(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    """Two steps of the first source alone, one of both; the batches read ahead do not pass the end of the set."""
+    staged, packed = tmp_path / "staged", PackedSet(inputs["mix"])
+    shutil.copytree(inputs["mix"], staged)
+    first, *others = packed.rows_per_source
+    train = {**packed.manifest["train"], "stages": [[12, *(0 for _ in others)], [first - 12, *others]]}
+    (staged / "packed.json").write_text(json.dumps({**packed.manifest, "format": 2, "train": train}))
+    with pytest.raises(PackedSetError, match=r"84 rows would be read, but the staged set has 80"):
+        run_stage("pretrain", {**inputs, "mix": staged}, {**pretrain_config, "steps": 14}, tmp_path / "far")
+    run_stage("pretrain", {**inputs, "mix": staged}, {**pretrain_config, "steps": 3}, tmp_path / "near")
+    steps = [line for line in read_metrics(tmp_path / "near") if "loss" in line]
+    assert [list(line["sources"]) for line in steps[:2]] == [packed.sources[:1]] * 2
+    assert list(steps[2]["sources"]) == packed.sources
 
 
 def test_the_logged_digest_is_that_of_the_rows_that_the_order_gives(

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from gristmill.dataprep.counts import Counts
 from gristmill.dataprep.documents import ID_BYTES, read_annotations, read_table, shard_names
 from gristmill.tokenize.encoding.encode import docs_name
-from gristmill.tokenize.mixing.draws import drawn_below, id_words
+from gristmill.tokenize.mixing.draws import drawn_below, id_words, ordered_by
 from gristmill.tokenize.mixing.pack import Documents
 from gristmill.tokenize.mixing.shares import MixError
 from gristmill.tokenize.mixing.where import MET, UNKNOWN, judge, measured_columns, repeat
@@ -75,7 +75,7 @@ def collect(
              for number, shard in enumerate(shard_names(inputs["ingest"]))]
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     words, clusters, source, row, part, offset, tokens, text_bytes, verdicts, repeats = columns
-    order = np.lexsort((words[:, 1], words[:, 0]))
+    order = ordered_by(words[:, 0], words[:, 1])
     split = drawn_below(clusters, VALIDATION_KEY, validation)
     met = verdicts == MET
     return Candidates(

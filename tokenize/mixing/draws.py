@@ -36,7 +36,21 @@ def draw(words: np.ndarray, key: int) -> np.ndarray:
 
 def drawn_order(words: np.ndarray, key: int) -> np.ndarray:
     """The documents' numbers (int64) in the order of their draws; equal draws in the order of the ids."""
-    return np.lexsort((words[:, 1], words[:, 0], draw(words, key)))
+    return ordered_by(draw(words, key), words[:, 0], words[:, 1])
+
+
+def ordered_by(first: np.ndarray, *others: np.ndarray) -> np.ndarray:
+    """The order (int64) by several columns of one length, the first counting most; equal rows as they come.
+
+    The first column is a hash, which alone decides nearly always: only where it is equal the others are compared.
+    """
+    order = np.argsort(first, kind="stable")
+    ordered = first[order]
+    equal = np.flatnonzero(ordered[1:] == ordered[:-1])
+    touched = np.union1d(equal, equal + 1)
+    tied = order[touched]
+    order[touched] = tied[np.lexsort((*(column[tied] for column in reversed(others)), first[tied]))]
+    return order
 
 
 def drawn_below(words: np.ndarray, key: int, share: float) -> np.ndarray:

@@ -29,8 +29,7 @@ from gristmill.tokenize.mixing.pack import (
     save,
     train_stream,
     validation_stream,
-    write_train_shard,
-    write_validation_shard,
+    write_shard,
 )
 from gristmill.tokenize.mixing.quotas import Quotas
 from gristmill.tokenize.packed import DTYPES, FORMAT, MANIFEST, STAGED_FORMAT, dtype_name, train_name, validation_name
@@ -68,9 +67,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     )
     _save_plan(context.work / "plan", candidates, train, held_out)
     token_bytes = str(inputs["tokenizer"] / "token_bytes.npy")
-    validation = run_tasks("validation", _validation_tasks(held_out),
-                           partial(write_validation_shard, plan=plan, token_bytes=token_bytes), context)
-    shards = run_tasks("train", _train_tasks(plan, section), partial(write_train_shard, plan=plan), context)
+    tasks = [*_validation_tasks(held_out), *_train_tasks(plan, section)]
+    written = run_tasks("rows", tasks, partial(write_shard, plan=plan, token_bytes=token_bytes), context)
+    validation, shards = written[: len(held_out)], written[len(held_out) :]
     write_ledger(out, candidates, used_documents(candidates, train, held_out))
     summary = describe(candidates, sources, quotas, train, held_out, validation, section)
     kept = ("packing", "packings", "validation", "requested", "realised", "redistributed")

@@ -113,7 +113,7 @@ def _realised(laid: Laid, total_tokens: int, packing: Packing) -> dict[str, Any]
     return {
         **account(laid.stream, 0, laid.end, laid.layout, packing),
         "share": laid.tokens / total_tokens, "available_tokens": laid.pass_tokens,
-        "documents": len(np.unique(documents)), "copies": len(documents),
+        "documents": int(np.count_nonzero(np.bincount(documents))), "copies": len(documents),
         "epochs": round(laid.end / laid.pass_tokens, 4) if laid.pass_tokens else 0.0,
         "cut_tokens": laid.stream.tokens - laid.end,
     }

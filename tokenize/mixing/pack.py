@@ -18,6 +18,9 @@ from gristmill.tokenize.mixing.streams import Pieces, Stream, cut_runs
 from gristmill.tokenize.order import order_key, permute, stage_parts, unrank
 from gristmill.tokenize.packed import DTYPES, PIECES_SCHEMA, files_of, read_tokens, write_rows
 
+MOST_PART_TOKENS = 2**40
+"""Tokens of a part, which is one document shard's, are fewer by far."""
+
 
 @dataclass(frozen=True)
 class Documents:
@@ -68,7 +71,8 @@ class Plan:
 def save(folder: Path, name: str, record: Documents | Stream | Layout) -> None:
     """Write the arrays of a record, each as a file."""
     for field, array in vars(record).items():
-        with atomic_write(folder / f"{name}.{field}.npy") as sink:
+        # Every attempt writes its plan anew, so that none has to survive the machine.
+        with atomic_write(folder / f"{name}.{field}.npy", durable=False) as sink:
             np.save(sink, array)
 
 
@@ -87,16 +91,26 @@ def layout_of(stream: str) -> str:
     return f"{stream}-layout"
 
 
+def write_shard(task: Task, plan: Plan, token_bytes: str) -> Done:
+    """Write a shard of training rows, or of a source's held-out rows: payload `source` is there for these."""
+    if "source" in task.payload:
+        return write_validation_shard(task, plan, token_bytes)
+    return write_train_shard(task, plan)
+
+
 def write_train_shard(task: Task, plan: Plan) -> Done:
     """Write training rows [first, first + rows): payload `file`, `first`, `rows`."""
     first, rows = task.payload["first"], task.payload["rows"]
-    tokens = np.full((rows, plan.sequence_length), plan.pad, dtype=DTYPES[plan.dtype])
+    tokens = np.empty((rows, plan.sequence_length), dtype=DTYPES[plan.dtype])
     sources, drawn = _rows_of_places(plan, np.arange(first, first + rows))
-    tables = []
+    documents, tables = Documents(**_load(plan.folder, "documents", Documents)), []
     for source in np.unique(sources).tolist():
         places = np.flatnonzero(sources == source)
-        tables.append(_write_source(plan, train_stream(source), source, drawn[places], places, first, tokens))
+        tables.append(_write_source(plan, documents, train_stream(source), source, drawn[places], places, first,
+                                    tokens))
     pieces = pa.concat_tables(tables).sort_by([("row", "ascending"), ("start", "ascending")])
+    filled = np.bincount(pieces["row"].to_numpy() - first, pieces["length"].to_numpy(), rows).astype(np.int64)
+    pad_rows(tokens, filled, plan.pad)
     path = as_path(plan.out) / task.payload["file"]
     return Done(files_of(path), write_rows(path, tokens, pieces, first))
 
@@ -122,7 +136,8 @@ def write_validation_shard(task: Task, plan: Plan, token_bytes: str) -> Done:
     source, rows = task.payload["source"], task.payload["rows"]
     tokens = np.full((rows, plan.sequence_length), plan.pad, dtype=DTYPES[plan.dtype])
     order = np.arange(rows)
-    pieces = _write_source(plan, validation_stream(source), source, order, order, 0, tokens)
+    documents = Documents(**_load(plan.folder, "documents", Documents))
+    pieces = _write_source(plan, documents, validation_stream(source), source, order, order, 0, tokens)
     path = as_path(plan.out) / task.payload["file"]
     entry = write_rows(path, tokens, pieces)
     with as_path(token_bytes).open("rb") as stream:
@@ -132,11 +147,11 @@ def write_validation_shard(task: Task, plan: Plan, token_bytes: str) -> Done:
 
 
 def _write_source(
-    plan: Plan, name: str, source: int, rows: np.ndarray, places: np.ndarray, first: int, tokens: np.ndarray
+    plan: Plan, documents: Documents, name: str, source: int, rows: np.ndarray, places: np.ndarray, first: int,
+    tokens: np.ndarray,
 ) -> pa.Table:
     """Fill `tokens[places]` with rows of a stream; returns their pieces as PIECES_SCHEMA."""
     stream = Stream(**_load(plan.folder, name, Stream))
-    documents = Documents(**_load(plan.folder, "documents", Documents))
     pieces = _pieces(stream, Layout(**_load(plan.folder, layout_of(name), Layout)), rows)
     document = stream.document[pieces.entry]
     _gather_parts(plan, documents, document, pieces, places, tokens)
@@ -171,7 +186,8 @@ def _gather_parts(
     flat = tokens.reshape(-1)
     flat[(target + text)[text < pieces.length]] = plan.eos
     part = documents.part[document]
-    order = np.lexsort((origin, part))
+    # No part is so large that its tokens cannot be numbered beside the parts' numbers in 64 bits.
+    order = np.argsort(part * MOST_PART_TOKENS + origin, kind="stable")
     bounds = np.searchsorted(part[order], np.arange(len(plan.parts) + 1))
     for number in np.unique(part).tolist():
         chosen = order[bounds[number] : bounds[number + 1]]
@@ -194,12 +210,20 @@ def gather(source: np.ndarray, origin: np.ndarray, target: np.ndarray, length: n
         out[target[i] : target[i] + length[i]] = source[origin[i] : origin[i] + length[i]]
 
 
+@njit(nogil=True, cache=True)
+def pad_rows(tokens: np.ndarray, filled: np.ndarray, pad: int) -> None:
+    """Set the tokens (n, L) of each row behind its first `filled` (int64, shape (n,)) to the padding."""
+    for row in range(len(tokens)):
+        tokens[row, filled[row] :] = pad
+
+
 def _load(folder: str, name: str, kind: type[Documents] | type[Stream] | type[Layout]) -> dict[str, Any]:
     arrays = {}
     for field in kind.__dataclass_fields__:
         path = as_path(folder) / f"{name}.{field}.npy"
         if is_local(path):
-            arrays[field] = np.load(path, mmap_mode="r")
+            # The plain view: indexing through `memmap` itself costs more than small arrays do.
+            arrays[field] = np.asarray(np.load(path, mmap_mode="r"))
             continue
         with path.open("rb") as stream:
             arrays[field] = np.load(stream)

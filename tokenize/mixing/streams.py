@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gristmill.tokenize.mixing.draws import draw
+from gristmill.tokenize.mixing.draws import draw, ordered_by
 from gristmill.tokenize.order import order_key
 
 
@@ -97,7 +97,7 @@ def _drawn_pass(words: np.ndarray, key: int, number: int, entries: np.ndarray, r
         parts = (number, time) if time else (number,)
         chosen = repeat == time
         draws[chosen] = draw(words[entries[chosen]], order_key(key, "pass", *parts))
-    return np.lexsort((repeat, words[entries, 1], words[entries, 0], draws))
+    return ordered_by(draws, words[entries, 0], words[entries, 1], repeat)
 
 
 def upto(stream: Stream, end: int) -> Stream:
