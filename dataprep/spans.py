@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from gristmill.dataprep.eight_bytes import HIGH_BITS, number_of
+from gristmill.dataprep.hashing import load64
 from gristmill.dataprep.kernels import kernel
 from gristmill.dataprep.unicode_tables import ALPHABETIC, SPACE, decode
 
@@ -112,7 +114,12 @@ def strip(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> tuple[in
 @kernel
 def count_code_points(data: np.ndarray, begin: int, end: int) -> int:
     """Number of code points: bytes that do not continue one."""
-    count = 0
-    for byte in data[begin:end]:
-        count += byte & 0xC0 != 0x80
-    return count
+    at, stop, continuing = np.uint64(begin), np.uint64(end), np.uint64(0)
+    while at + np.uint64(8) <= stop:
+        eight = load64(data, at)
+        continuing += number_of(eight & ~(eight << np.uint64(1)) & HIGH_BITS)
+        at += np.uint64(8)
+    while at < stop:
+        continuing += np.uint64(data[at] & 0xC0 == 0x80)
+        at += np.uint64(1)
+    return end - begin - int(np.int64(continuing))

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gristmill.dataprep.eight_bytes import count_byte, equal_to
 from gristmill.dataprep.filtering.word_cuts import Words
-from gristmill.dataprep.hashing import first_bytes
+from gristmill.dataprep.hashing import first_bytes, load64
 from gristmill.dataprep.kernels import kernel
 from gristmill.dataprep.unicode_tables import decode
 
@@ -169,16 +170,13 @@ def count_flag(seen: np.ndarray, flag: int) -> int:
 @kernel
 def count_hashes(data: np.ndarray, begin: int, end: int) -> int:
     """Occurrences of `#`."""
-    count = 0
-    for byte in data[begin:end]:
-        count += byte == 0x23
-    return count
+    return count_byte(data, begin, end, 0x23)
 
 
 @kernel
 def count_ellipses(data: np.ndarray, begin: int, end: int) -> int:
     """Occurrences of `...` (from the left, not overlapping) and of `…`."""
-    if not _has_ellipsis(data[begin:end]):
+    if not _has_ellipsis(data, begin, end):
         return 0
     count, dots = 0, 0
     for at in range(begin, end):
@@ -195,13 +193,23 @@ def count_ellipses(data: np.ndarray, begin: int, end: int) -> int:
 
 
 @kernel
-def _has_ellipsis(text: np.ndarray) -> bool:
-    """Whether there is any ellipsis; without branches, so that it takes no time."""
-    found = 0
-    for at in range(len(text) - 2):
-        dots = (text[at] == 0x2E) & (text[at + 1] == 0x2E) & (text[at + 2] == 0x2E)
-        found += dots | ((text[at] == 0xE2) & (text[at + 1] == 0x80) & (text[at + 2] == 0xA6))
-    return found > 0
+def _has_ellipsis(data: np.ndarray, begin: int, end: int) -> bool:
+    """Whether there is any ellipsis."""
+    one, two = np.uint64(8), np.uint64(16)
+    at, stop = np.uint64(begin), np.uint64(end)
+    while at + one <= stop:  # the first six of eight bytes may begin one
+        eight = load64(data, at)
+        dots, leads = equal_to(eight, 0x2E), equal_to(eight, 0xE2)
+        if dots & dots >> one & dots >> two != 0:
+            return True
+        if leads != 0 and leads & equal_to(eight, 0x80) >> one & equal_to(eight, 0xA6) >> two != 0:
+            return True
+        at += np.uint64(6)
+    for place in range(np.int64(at), end - 2):
+        dots = data[place] == data[place + 1] == data[place + 2] == 0x2E
+        if dots or (data[place] == 0xE2 and data[place + 1] == 0x80 and data[place + 2] == 0xA6):
+            return True
+    return False
 
 
 @kernel

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from gristmill.dataprep.eight_bytes import HIGH_BITS, digits_of, first_of, letters_of
 from gristmill.dataprep.filtering.word_cuts import Words
+from gristmill.dataprep.hashing import load64
 from gristmill.dataprep.kernels import kernel
 from gristmill.dataprep.unicode_tables import ALPHABETIC, MARK, SPACE, WORD, decode
 
@@ -28,7 +30,9 @@ PLAIN, BLANK, OPENING, CLOSING, STOP = (np.uint16(1 << bit) for bit in (11, 12, 
 """What a byte of ASCII is in a run, beside the flags of its code point: a letter or digit, the end, a mark that is
 always a word of its own where it opens the run or where it closes it, a full stop."""
 FLAGS = np.uint16(0x07FF)
-ZERO, ONE = np.uint64(0), np.uint64(1)
+ZERO, ONE, EIGHT = np.uint64(0), np.uint64(1), np.uint64(8)
+LETTER, DIGIT = ord("a"), ord("0")
+"""All letters of ASCII have the same flags, and so do all digits."""
 
 
 @kernel
@@ -116,14 +120,12 @@ def _simple_runs(
             starts[word], ends[word], chars[word], seen[word] = place, place + ONE, 1, role & FLAGS
             place, word = place + ONE, word + ONE
             role = roles[data[place]] if place < stop else BLANK
-        begin, found = place, role & FLAGS
-        while role & PLAIN != 0:
-            found |= role & FLAGS
-            place += ONE
-            role = roles[data[place]] if place < stop else BLANK
+        begin = place
+        place, found = _plain_bytes(data, place, stop, roles)
         length = place - begin
         if length == ZERO:
             return np.int64(run), np.int64(first)
+        role = roles[data[place]] if place < stop else BLANK
         starts[word], ends[word], chars[word], seen[word] = begin, place, length, found
         word += ONE
         while role & CLOSING != 0 or (role & STOP != 0 and _is_single_stop(data, place, stop)):
@@ -133,6 +135,27 @@ def _simple_runs(
         if role & BLANK == 0 or (length == np.uint64(6) and _begins_cannot(data, begin)):
             return np.int64(run), np.int64(first)
     return np.int64(end), np.int64(word)
+
+
+@kernel
+def _plain_bytes(data: np.ndarray, place: np.uint64, stop: np.uint64, roles: np.ndarray) -> tuple[np.uint64, np.uint16]:
+    """Where the letters and digits of ASCII from here on end, and the flags that they have together."""
+    letters, digits = ZERO, ZERO
+    while place + EIGHT <= stop:
+        eight = load64(data, place)
+        letter, digit = letters_of(eight), digits_of(eight)
+        others = ~(letter | digit) & HIGH_BITS
+        if others != 0:
+            before = (others & (~others + ONE)) - ONE
+            letters, digits = letters | letter & before, digits | digit & before
+            place += first_of(others)
+            break
+        letters, digits, place = letters | letter, digits | digit, place + EIGHT
+    found = (roles[LETTER] & FLAGS if letters else np.uint16(0)) | (roles[DIGIT] & FLAGS if digits else np.uint16(0))
+    while place < stop and roles[data[place]] & PLAIN != 0:  # the last seven bytes of a text
+        found |= roles[data[place]] & FLAGS
+        place += ONE
+    return place, found
 
 
 @kernel

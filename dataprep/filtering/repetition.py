@@ -21,8 +21,6 @@ TOP_NGRAMS = (2, 3, 4)
 DUPLICATE_NGRAMS = (5, 6, 7, 8, 9, 10)
 LONGEST_TOP, LONGEST_NGRAM = TOP_NGRAMS[-1], DUPLICATE_NGRAMS[-1]
 
-FREE = np.uint32(0xFFFFFFFF)
-"""What a free place of a table reads as an unsigned number."""
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _OTHER_ODD = np.uint64(0xD6E8FEB86659FD93)
 
@@ -61,22 +59,27 @@ def number_spans(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tupl
         key = first_bytes(data, start, length) if length <= 8 else hash_bytes(data, start, start + length)
         value = (key ^ np.uint64(length)) * _ODD
         slot = (value ^ value >> np.uint64(32)) & mask
-        while True:
-            number = np.uint32(table[slot])  # unsigned: no index counts from the end
-            if number == FREE:
-                number = np.uint32(found)
-                table[slot], keys[number], firsts[number] = number, key, span
-                found += 1
-                break
-            if keys[number] == key:
-                first = np.uint32(firsts[number])
-                same = ends[first] - starts[first] == length
-                if same and (length <= 8 or same_bytes(data, starts[first], start, length)):
-                    break
+        # Written down as if it were new: then a free place, which stands for it, needs no branch that half of the
+        # words of a text would take.
+        keys[found], firsts[found] = key, span
+        number = min(np.uint32(table[slot]), np.uint32(found))
+        while keys[number] != key or not _is_copy(data, starts, ends, firsts[number], span):
             slot = (slot + np.uint64(1)) & mask
+            number = min(np.uint32(table[slot]), np.uint32(found))
+        table[slot] = number
+        found += number == found
         numbers[span] = number
         copies[number] += 1
     return numbers, copies[:found]
+
+
+@kernel
+def _is_copy(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, first: int, span: int) -> bool:
+    """Whether a span with the key of an earlier one, or of itself, has its bytes."""
+    start, other = starts[span], starts[np.uint32(first)]
+    length = ends[span] - start
+    same = ends[np.uint32(first)] - other == length
+    return same and (length <= 8 or same_bytes(data, other, start, length))
 
 
 @kernel
@@ -121,14 +124,13 @@ def extend_ngrams(at: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.nda
     for pair in range(len(steps)):
         key = keys[pair]
         slot = (key * _ODD >> np.uint64(32)) & mask
-        number = np.uint32(table[slot])
-        while number != FREE and firsts[number] != key:
+        firsts[found] = key  # as if it were new, as above
+        number = min(np.uint32(table[slot]), np.uint32(found))
+        while firsts[number] != key:
             slot = (slot + np.uint64(1)) & mask
-            number = np.uint32(table[slot])
-        if number == FREE:
-            number = np.uint32(found)
-            table[slot], firsts[number] = number, key
-            found += 1
+            number = min(np.uint32(table[slot]), np.uint32(found))
+        table[slot] = number
+        found += number == found
         copies[number] += 1
         longer_at[pair], numbers[pair] = at[steps[pair]], number
     return keep_repeated(longer_at, numbers, copies[:found])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from gristmill.dataprep.eight_bytes import controls_of, count_byte, equal_to, find_byte, first_of, number_of
+from gristmill.dataprep.hashing import load64
 from gristmill.dataprep.kernels import kernel
 from gristmill.dataprep.spans import NEWLINE, count_code_points, strip
 from gristmill.dataprep.unicode_tables import decode
@@ -26,16 +28,14 @@ def split_segments(data: np.ndarray, begin: int, end: int, separator: int) -> tu
     Returns:
         starts, ends: int64 byte positions; empty segments are among them.
     """
-    newlines = 0
-    for byte in data[begin:end]:
-        newlines += byte == NEWLINE
+    newlines = count_byte(data, begin, end, NEWLINE)
     starts, ends = np.empty(newlines + 1, np.int64), np.empty(newlines + 1, np.int64)
     least = 2 if separator >= EACH_TWO_NEWLINES else 1
     whole_run = separator in (NEWLINE_RUNS, TWO_NEWLINE_RUNS)
     count, at = 0, begin
     starts[0] = begin
     while newlines > 0:
-        at = _next_newline(data, at)
+        at = find_byte(data, at, end, NEWLINE)
         stop = at + 1
         while stop < end and data[stop] == NEWLINE and (whole_run or stop - at < least):
             stop += 1
@@ -46,15 +46,6 @@ def split_segments(data: np.ndarray, begin: int, end: int, separator: int) -> tu
         at = stop
     ends[count] = end
     return starts[: count + 1], ends[: count + 1]
-
-
-@kernel
-def _next_newline(data: np.ndarray, at: int) -> np.int64:
-    """Where the next newline is; there is one. The index is unsigned so that it cannot count from the end."""
-    place = np.uint64(at)
-    while data[place] != NEWLINE:
-        place += np.uint64(1)
-    return np.int64(place)
 
 
 @kernel
@@ -77,27 +68,43 @@ def split_lines(data: np.ndarray, begin: int, end: int) -> tuple[np.ndarray, np.
 
 @kernel
 def _most_boundaries(data: np.ndarray, begin: int, end: int) -> int:
-    """At least as many as there are line boundaries; without branches, so that it takes no time."""
-    text, count = data[begin:end], 0
-    for byte in text:
-        count += ((byte >= 0x0A) & (byte <= 0x0D)) | ((byte >= 0x1C) & (byte <= 0x1E)) | (byte == 0x85)
-    for at in range(1, len(text)):
-        count += (text[at - 1] == 0x80) & (text[at] >= 0xA8) & (text[at] <= 0xA9)
-    return count
+    """At least as many as there are line boundaries."""
+    at, stop, count = np.uint64(begin), np.uint64(end), np.uint64(0)
+    while at + np.uint64(8) <= stop:
+        count += number_of(_likely_boundaries(load64(data, at)))
+        at += np.uint64(8)
+    return int(np.int64(count + stop - at))
+
+
+@kernel
+def _likely_boundaries(eight: np.uint64) -> np.uint64:
+    """The high bits of those bytes that may begin a line boundary: controls, and what U+0085 and U+2028 begin with."""
+    return controls_of(eight) | equal_to(eight, 0xC2) | equal_to(eight, 0xE2)
 
 
 @kernel
 def _next_boundary(data: np.ndarray, at: int, end: int) -> int:
     """Where the next line boundary begins; `end` without one."""
-    while at < end:
-        byte = data[at]
-        if byte < 0x20:
-            if byte >= 0x0A and (byte <= 0x0D or 0x1C <= byte <= 0x1E):
-                return at
-        elif byte >= 0xC2 and _boundary_bytes(data, at, end) > 0:
+    while at + 8 <= end:
+        likely = _likely_boundaries(load64(data, at))
+        if likely == 0:
+            at += 8
+            continue
+        at += int(np.int64(first_of(likely)))
+        if _is_boundary(data, at, end):
             return at
         at += 1
-    return end
+    while at < end and not _is_boundary(data, at, end):
+        at += 1
+    return at
+
+
+@kernel
+def _is_boundary(data: np.ndarray, at: int, end: int) -> bool:
+    byte = data[np.uint64(at)]
+    if byte < 0x20:
+        return byte >= 0x0A and (byte <= 0x0D or 0x1C <= byte <= 0x1E)
+    return byte >= 0xC2 and _boundary_bytes(data, at, end) > 0
 
 
 @kernel
