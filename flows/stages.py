@@ -281,7 +281,7 @@ STAGES: dict[str, Stage] = {
               _before("decontaminate")),
         Stage("tokenizer", 2, "gristmill.tokenize.encoding.tokenizer:run", _tokenizer, _documents()),
         Stage("tokenize", 2, "gristmill.tokenize.encoding.encode:run", _tokenize, _documents("tokenizer")),
-        Stage("mix", 6, "gristmill.tokenize.mixing.mix:run", _mix, _documents("tokenizer", "tokenize")),
+        Stage("mix", 7, "gristmill.tokenize.mixing.mix:run", _mix, _documents("tokenizer", "tokenize")),
         Stage("pretrain", 2, "gristmill.train.pretrain:run", _training("pretrain"), _only("tokenizer", "mix"),
               "torchrun"),
         Stage("sft", 2, "gristmill.train.sft:run", _training("sft"), _only("tokenizer", "mix", "pretrain"), "torchrun"),

@@ -82,7 +82,10 @@ def test_rows_hold_every_token_once_but_those_that_alignment_drops(sizes: list[i
         assert costs["padding_tokens"] == layout.rows * LENGTH - len(held)
         within = [max(0, min(b, end) - max(a, begin)) for a, b in pairwise(stream.starts.tolist())]
         assert costs["documents"] == sum(size > 0 for size in within)
-        assert costs["split_tokens"] <= end - begin
+        ends = {b for row in rows for _, b in row}
+        cut = [any(a < b < stop for b in ends) for a, stop in pairwise(stream.starts.tolist())]
+        assert costs["split_documents"] == sum(cut)
+        assert costs["split_tokens"] == sum(size for size, split in zip(within, cut, strict=True) if split)
 
 
 @given(sizes_of_documents)
@@ -138,7 +141,8 @@ def test_what_packings_cost_is_counted_by_hand() -> None:
     that is aligned drops 3 of the fourth.
     """
     stream = stream_of([5, 5, 3, 11])
-    costs = compare(stream, 0, 24, LENGTH)
+    used = Packing(LENGTH, best_fit=True)
+    costs = compare(stream, 24, used, lay_out(stream, 0, 24, used))
     keys = ("rows", "tokens", "padding_tokens", "dropped_tokens", "split_documents", "split_tokens")
     assert {name: tuple(found[key] for key in keys) for name, found in costs.items()} == {
         "stream": (3, 24, 0, 0, 2, 16),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gristmill.tokenize.mixing.best_fit import best_fit_decreasing
-from gristmill.tokenize.mixing.layouts import compare
+from gristmill.tokenize.mixing.layouts import Packing, compare, lay_out
 from gristmill.tokenize.mixing.streams import Stream
 
 DOCUMENTS, LENGTH = 200_000, 2048
@@ -33,7 +33,8 @@ def rows() -> Iterator[dict[str, Any]]:
     yield _row("pack_best_fit", million / ours, million / python, "M documents/s", "peer: a sorted list and bisect")
     starts = np.concatenate([[0], np.cumsum(sizes)])
     stream = Stream(starts, np.arange(DOCUMENTS), np.zeros(DOCUMENTS, dtype=np.int32))
-    costs = compare(stream, 0, stream.tokens, LENGTH)
+    used = Packing(LENGTH)
+    costs = compare(stream, stream.tokens, used, lay_out(stream, 0, stream.tokens, used))
     for name, found in costs.items():
         note = (f"padding {found['padding_tokens'] / found['rows'] / LENGTH:.3%}, dropped "
                 f"{found['dropped_tokens'] / stream.tokens:.2%}; peer: stream")

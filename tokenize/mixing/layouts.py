@@ -116,25 +116,52 @@ def account(stream: Stream, begin: int, end: int, layout: Layout, packing: Packi
         `rows`, `tokens` (of documents), `padding_tokens`, `dropped_tokens` (of [begin, end), in no row), `documents`,
         and `split_documents` and `split_tokens`: those that a row's end cuts, and their tokens in [begin, end).
     """
-    starts = np.clip(stream.starts, begin, end)
-    ends = layout.at + layout.length
-    entries = np.searchsorted(stream.starts, ends, side="right") - 1
-    cut = np.unique(entries[stream.starts[entries] < ends])
+    cut, cut_tokens = cut_documents(stream.starts, np.sort(layout.at + layout.length), begin, end)
+    first = int(np.searchsorted(stream.starts, begin, side="right"))
+    last = int(np.searchsorted(stream.starts, end, side="left"))
     return {
         "rows": layout.rows, "tokens": layout.tokens,
         "padding_tokens": layout.rows * packing.sequence_length - layout.tokens,
-        "dropped_tokens": end - begin - layout.tokens, "documents": int(np.count_nonzero(np.diff(starts))),
-        "split_documents": len(cut), "split_tokens": int((starts[cut + 1] - starts[cut]).sum()),
+        "dropped_tokens": end - begin - layout.tokens, "documents": max(0, last - first + 1) if end > begin else 0,
+        "split_documents": cut, "split_tokens": cut_tokens,
     }
 
 
-def compare(stream: Stream, begin: int, end: int, sequence_length: int) -> dict[str, dict[str, Any]]:
-    """`account` of every packing there is, by its name, for the same tokens of a stream."""
+@kernel
+def cut_documents(starts: np.ndarray, ends: np.ndarray, begin: int, end: int) -> tuple[int, int]:
+    """How many documents some run ends within, and how many tokens they have in [begin, end).
+
+    Args:
+        starts: int64 of shape (k + 1,), see `Stream`.
+        ends: int64 of shape (runs,), where runs end, ascending.
+        begin, end: what of the stream is looked at.
+    """
+    entry, last, documents, tokens = 0, -1, 0, 0
+    for place in ends:
+        while entry < len(starts) - 1 and starts[entry + 1] <= place:
+            entry += 1
+        if starts[entry] < place and entry != last:
+            documents += 1
+            tokens += min(starts[entry + 1], end) - max(starts[entry], begin)
+            last = entry
+    return documents, tokens
+
+
+def compare(stream: Stream, end: int, used: Packing, layout: Layout) -> dict[str, dict[str, Any]]:
+    """`account` of every packing there is, by its name, for the same tokens [0, end) of a stream.
+
+    Args:
+        stream: the documents.
+        end: up to where.
+        used: the packing that was chosen; the others have its sequence length, and go through the stream at one go.
+        layout: what came of it.
+    """
     accounts = {}
     for best_fit in (False, True):
         for aligned in (False, True):
-            packing = Packing(sequence_length, best_fit, aligned)
-            accounts[packing.name] = account(stream, begin, end, lay_out(stream, begin, end, packing), packing)
+            packing = Packing(used.sequence_length, best_fit, aligned)
+            rows = layout if packing == used else lay_out(stream, 0, end, packing)
+            accounts[packing.name] = account(stream, 0, end, rows, packing)
     return accounts
 
 

@@ -37,7 +37,7 @@ def describe(
     return {
         "counts": counts, "rows": sum(laid.rows for laid in train.values()), "tokens": total,
         "padding_tokens": sum(part["padding_tokens"] for part in realised.values()), "packing": packing.name,
-        "packings": _packings(train, section.sequence_length),
+        "packings": _packings(train, packing),
         "requested": _requested(sources, quotas, section.sequence_length), "realised": realised,
         "stages": _stages(list(sources), quotas, train, section),
         "redistributed": redistributed(list(sources), quotas, section.sequence_length),
@@ -97,11 +97,11 @@ def _shares(sources: Sequence[str], parts: Sequence[Fraction] | Sequence[int]) -
     return {name: float(part / sum(exact)) for name, part in zip(sources, exact, strict=True)}
 
 
-def _packings(train: Mapping[str, Laid], length: int) -> dict[str, dict[str, Any]]:
+def _packings(train: Mapping[str, Laid], packing: Packing) -> dict[str, dict[str, Any]]:
     """What every packing makes of the same tokens of documents, over all sources (see `layouts.account`)."""
     total: dict[str, dict[str, Any]] = {}
     for laid in train.values():
-        for name, costs in compare(laid.stream, 0, laid.end, length).items():
+        for name, costs in compare(laid.stream, laid.end, packing, laid.layout).items():
             sums = total.setdefault(name, dict.fromkeys(costs, 0))
             total[name] = {key: sums[key] + value for key, value in costs.items()}
     return total
