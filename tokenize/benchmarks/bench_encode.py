@@ -10,20 +10,28 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import sysconfig
+import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from gristmill.dataprep.benchmarks.public_data import data_folder
 from gristmill.tokenize.encoding.fast_encode import FastEncoder
 from gristmill.tokenize.encoding.merges import byte_characters
+from gristmill.tokenize.encoding.patterns import GPT2, LLAMA3
+from gristmill.tokenize.encoding.piece_cache import empty_cache, forget
 from gristmill.tokenize.encoding.sample import Sample
+from gristmill.tokenize.encoding.tokenizer import write_tokenizer
 from gristmill.tokenize.encoding.vocabulary import train
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 VOCAB_SIZE = 32_000
 DOCUMENT_CHARACTERS = 8000
@@ -41,21 +49,24 @@ def rows() -> Iterator[dict[str, Any]]:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
         english, code, multilingual = _books(), _code(), _languages()
-        yield from _measure("english", english, cold=True)
-        yield from _measure("code", code)
-        yield from _measure("multilingual", multilingual)
+        yield from _measure("english", english, GPT2, cold=True)
+        yield from _measure("english_llama3", english, LLAMA3, cold=True)
+        yield from _measure("code", code, GPT2)
+        yield from _measure("code_llama3", code, LLAMA3)
+        yield from _measure("multilingual", multilingual, GPT2, cold=True)
+        yield _worst_language()
+        yield _stage(english)
     finally:
         os.environ.pop("TOKENIZERS_PARALLELISM")
         if before is not None:
             os.environ["TOKENIZERS_PARALLELISM"] = before
 
 
-def _measure(name: str, texts: Sequence[str], cold: bool = False) -> Iterator[dict[str, Any]]:
+def _measure(name: str, texts: Sequence[str], pattern: str, cold: bool = False) -> Iterator[dict[str, Any]]:
     if not texts:
         yield _missing(f"encode_{name}_vs_tokenizers", "the public test data is not here")
         return
-    tokenizer = train(Sample({name: texts[::7]}, {}), VOCAB_SIZE)
-    tokenizer.encode_special_tokens = True
+    tokenizer = _learn(texts, pattern)
     encoder = FastEncoder.for_tokenizer(tokenizer)
     half = len(texts) // 2
     batches = [pa.array(texts[at : at + BATCH_DOCUMENTS], pa.large_string())
@@ -68,13 +79,19 @@ def _measure(name: str, texts: Sequence[str], cold: bool = False) -> Iterator[di
         yield _row(f"encode_{name}_cold_vs_tokenizers", _rate(size, lambda: [*map(fresh.encode, batches)], 1), library)
     for at in range(0, half, BATCH_DOCUMENTS):
         encoder.encode(pa.array(texts[at : min(at + BATCH_DOCUMENTS, half)], pa.large_string()))
-    ours = _rate(size, lambda: [*map(encoder.encode, batches)], 1)
+    ours = _rate(size, lambda: [*map(encoder.encode, batches)], REPEATS)
     yield _row(f"encode_{name}_vs_tokenizers", ours, library)
-    if cold:
-        yield _against_tiktoken(name, tokenizer, some, ours)
+    yield _against_tiktoken(name, tokenizer, pattern, some, ours)
 
 
-def _against_tiktoken(name: str, tokenizer: Any, texts: Sequence[str], ours: float) -> dict[str, Any]:
+def _learn(texts: Sequence[str], pattern: str) -> Tokenizer:
+    name = "gpt2" if pattern == GPT2 else "llama3"
+    tokenizer = train(Sample({"text": texts[::7]}, {}), VOCAB_SIZE, name)
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def _against_tiktoken(name: str, tokenizer: Any, pattern: str, texts: Sequence[str], ours: float) -> dict[str, Any]:
     try:
         import tiktoken
     except ImportError:
@@ -83,10 +100,70 @@ def _against_tiktoken(name: str, tokenizer: Any, texts: Sequence[str], ours: flo
     ranks = {bytes(spelt[character] for character in token): number
              for token, number in tokenizer.get_vocab(with_added_tokens=False).items()
              if all(character in spelt for character in token) and not token.startswith("<|")}
-    pattern = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
     encoding = tiktoken.Encoding("peer", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
     peer = _rate(_bytes(texts), lambda: [encoding.encode_ordinary(text) for text in texts], REPEATS)
     return _row(f"encode_{name}_vs_tiktoken", ours, peer)
+
+
+def _worst_language() -> dict[str, Any]:
+    """The lowest ratio of all languages, of prose and of words that never occur twice; ours with an empty memory."""
+    name = "encode_worst_language_vs_tokenizers"
+    texts = _declarations()
+    if not texts:
+        return _missing(name, "the public test data is not here")
+    tokenizer, cache = _learn([*texts.values()], GPT2), empty_cache()
+    encoder = FastEncoder.for_tokenizer(tokenizer, cache)
+    encoder.encode(pa.array(texts.values(), pa.large_string()))  # asks for the classes of all characters
+    worst: tuple[float, str, float, float] | None = None
+    for language, text in {**texts, "words that never occur twice": _unique_words()}.items():
+        size, column = len(text.encode()), pa.array([text], pa.large_string())
+
+        def cold(column: pa.Array = column) -> None:
+            encoder.encode(column)
+
+        def library(text: str = text) -> None:
+            tokenizer.encode_batch_fast([text], add_special_tokens=False)
+
+        peer = _rate(size, library, REPEATS)
+        ours = max(_rate_after(lambda: forget(cache.cells, cache.used), size, cold) for _ in range(REPEATS))
+        if worst is None or ours / peer < worst[0]:
+            worst = ours / peer, language, ours, peer
+    assert worst is not None
+    return {**_row(name, *worst[2:]), "note": f"{worst[1]}; the lowest of {len(texts) + 1}"}
+
+
+def _stage(texts: Sequence[str]) -> dict[str, Any]:
+    """One worker's part of the stage `tokenize`, from Parquet to the files of tokens, against encoding alone."""
+    from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
+    from gristmill.dataprep.jobs.engine import Task
+    from gristmill.tokenize.encoding.encode import encode_shard
+
+    texts = _first(texts, TEXT_BYTES)
+    tokenizer = _learn(texts, GPT2)
+    encoder = FastEncoder.for_tokenizer(tokenizer)
+    column = pa.array(texts, pa.large_string())
+    with tempfile.TemporaryDirectory() as folder:
+        inputs = {"ingest": Path(folder) / "ingest", "tokenizer": Path(folder) / "tokenizer"}
+        write_tokenizer(tokenizer, inputs["tokenizer"])
+        documents = [{"id": document_id("books", str(number), text), "source": "books", "locator": str(number),
+                      "text": text, "metadata": "{}"} for number, text in enumerate(texts)]
+        shard = "part-00000.parquet"
+        write_table(inputs["ingest"] / shard, pa.Table.from_pylist(documents, schema=DOCUMENT_SCHEMA))
+        task, names = Task("part-00000", {"shard": shard}), {name: str(path) for name, path in inputs.items()}
+        out = Path(folder) / "out"
+        encode_shard(task, names, str(out))  # loads the tokenizer and fills its memory, as the first shard of a run
+        encoder.encode(column)
+        alone = stage = 0.0
+        for _ in range(REPEATS):
+            alone = max(alone, _rate(_bytes(texts), lambda: encoder.encode(column), 1))
+            stage = max(stage, _rate(_bytes(texts), lambda: encode_shard(task, names, str(out)), 1))
+    return _row("tokenize_stage_vs_encoder", stage, alone)
+
+
+def _unique_words() -> str:
+    source = random.Random(0)
+    return " ".join("".join(source.choices("abcdefghijklmnopqrstuvwxyz", k=source.randint(4, 14)))
+                    for _ in range(20_000))
 
 
 def _books() -> list[str]:
@@ -105,14 +182,20 @@ def _code() -> list[str]:
 
 
 def _languages() -> list[str]:
-    folder = _data()
-    if folder is None:
-        return []
-    with zipfile.ZipFile(folder / "langid" / "udhr2.zip") as archive:
-        names = sorted(name for name in archive.namelist() if name.endswith(".txt"))
-        texts = [archive.read(name).decode("utf-8", "ignore") for name in names]
+    texts = [*_declarations().values()]
     # Every language is in both halves of what is measured.
     return [text[: len(text) // 2] for text in texts] + [text[len(text) // 2 :] for text in texts]
+
+
+def _declarations() -> dict[str, str]:
+    """The declaration of human rights by language; those without spaces (Thai, Chinese, Japanese) among them."""
+    folder = _data()
+    if folder is None:
+        return {}
+    with zipfile.ZipFile(folder / "langid" / "udhr2.zip") as archive:
+        names = sorted(name for name in archive.namelist() if name.endswith(".txt"))
+        texts = {Path(name).stem: archive.read(name).decode("utf-8", "ignore") for name in names}
+    return {name: text for name, text in texts.items() if text.strip()}  # one of the files is empty
 
 
 def _modules() -> list[Path]:
@@ -144,12 +227,15 @@ def _bytes(texts: Sequence[str]) -> int:
 
 
 def _rate(size: int, work: Callable[[], object], repeats: int) -> float:
-    seconds = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - begin)
-    return size / MEGA / min(seconds)
+    """MB per second of processor time: all sides have one thread, and other processes do not count."""
+    return max(_rate_after(lambda: None, size, work) for _ in range(repeats))
+
+
+def _rate_after(before: Callable[[], object], size: int, work: Callable[[], object]) -> float:
+    before()
+    begin = time.process_time()
+    work()
+    return size / MEGA / (time.process_time() - begin)
 
 
 def _row(name: str, ours: float, peer: float) -> dict[str, Any]:

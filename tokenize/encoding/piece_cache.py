@@ -115,6 +115,14 @@ def find_cell(
 
 
 @kernel
+def forget(cells: np.ndarray, used: np.ndarray) -> None:
+    """Forget all pieces."""
+    cells[:] = 0
+    used[:] = 0
+    used[ARENA] = 1
+
+
+@kernel
 def remember(
     data: np.ndarray, at: int, place: np.uint64, low: np.uint64, high: np.uint64, found: np.ndarray, count: int,
     cache: PieceCache,
@@ -132,9 +140,7 @@ def remember(
         return
     if (used[CELLS] + 1 > LARGEST_LOAD * (len(cells) // WORDS_PER_CELL) or used[ARENA] + length > len(cache.arena)
             or used[IDS] + many > len(cache.ids)):
-        cells[:] = 0
-        used[:] = 0
-        used[ARENA] = 1
+        forget(cells, used)
         place = first_cell(low, high, len(cells))
     for step in range(length):
         cache.arena[used[ARENA] + step] = data[at + step]
