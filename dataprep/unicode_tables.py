@@ -7,7 +7,9 @@ the same version (`unicodedata.unidata_version`) on every one of them.
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Callable, Iterable
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -52,30 +54,51 @@ JOINERS = (0x200C, 0x200D)
 """Zero-width non-joiner and joiner."""
 ASSIGNED = ((0x0, 0x323B0), (0xE0000, 0xE01F0))
 """Outside of these ranges Unicode has private use and code points that mean nothing: no method of `str` holds."""
+Flag = np.unsignedinteger[Any]
+"""A number with one bit set."""
+
+
+def flag_code_points(
+    kind: type[Flag], told: Iterable[tuple[Flag, Callable[[str], bool]]],
+    listed: Iterable[tuple[Flag, Iterable[tuple[int, int]]]],
+) -> np.ndarray:  # fmt: skip
+    """Flags of every code point: an array of a kind of unsigned number, of shape (CODE_POINTS,).
+
+    Args:
+        told: flags, and the function that says of a character whether it has it; none has it outside of ASSIGNED.
+        listed: flags, and the first and last code points of the ranges that have it.
+    """
+    flags = np.zeros(CODE_POINTS, kind)
+    told = list(told)
+    for begin, end in ASSIGNED:
+        characters = [chr(code) for code in range(begin, end)]
+        for flag, predicate in told:
+            flags[begin:end] |= np.fromiter(map(predicate, characters), bool, end - begin) * flag
+    for flag, spans in listed:
+        for first, last in spans:
+            flags[first : last + 1] |= flag
+    return flags
 
 
 @lru_cache(maxsize=1)
 def code_point_flags() -> np.ndarray:
     """Flags of every code point: uint16 of shape (CODE_POINTS,)."""
-    flags = np.zeros(CODE_POINTS, np.uint16)
-    for begin, end in ASSIGNED:
-        characters = [chr(code) for code in range(begin, end)]
-        for flag, predicate in ((SPACE, str.isspace), (ALPHABETIC, str.isalpha), (WORD, str.isalnum), (MARK, _is_mark)):
-            flags[begin:end] |= np.fromiter(map(predicate, characters), bool, end - begin) * flag
-    flags |= (flags & ALPHABETIC > 0) * ALPHABETIC_PROPERTY
-    for first, last in ranges(ALPHABETIC_BEYOND_LETTERS):
-        flags[first : last + 1] |= ALPHABETIC_PROPERTY
-    for first, last in UNSPACED_RANGES:
-        flags[first : last + 1] |= ALONE
+    flags = flag_code_points(
+        np.uint16,
+        ((SPACE, str.isspace), (ALPHABETIC, str.isalpha), (ALPHABETIC_PROPERTY, str.isalpha), (WORD, str.isalnum),
+         (MARK, _is_mark)),
+        ((ALPHABETIC_PROPERTY, ranges(ALPHABETIC_BEYOND_LETTERS)), (ALONE, UNSPACED_RANGES),
+         (WORD, single("_")), (LATIN, ((0x41, 0x5A), (0x61, 0x7A))), (SYMBOL, single("#…"))),
+    )  # fmt: skip
     flags |= CONTENT
     for first, last in ranges(DATATROVE_PUNCTUATION):
         flags[first : last + 1] &= ~CONTENT
-    flags[ord("_")] |= WORD
-    for letter in range(ord("a"), ord("z") + 1):
-        flags[letter] |= LATIN
-        flags[letter - 0x20] |= LATIN
-    flags[[ord("#"), ord("…")]] |= SYMBOL
     return flags
+
+
+def single(characters: str) -> list[tuple[int, int]]:
+    """Some characters as ranges of one code point each."""
+    return [(ord(character), ord(character)) for character in characters]
 
 
 def _is_mark(character: str) -> bool:

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.unicode_tables import CODE_POINTS, UNSPACED_RANGES, decode
+from gristmill.dataprep.unicode_tables import UNSPACED_RANGES, decode, flag_code_points, single
 
 SPACE = np.uint8(1)
 """Flag: `str.isspace()`."""
@@ -62,22 +62,19 @@ CLOSERS = "\"')]}’”»›」』）】*_"
 @lru_cache(maxsize=1)
 def text_classes() -> np.ndarray:
     """Flags of every code point: uint8 of shape (CODE_POINTS,)."""
-    characters = [chr(code) for code in range(CODE_POINTS)]
-    flags = np.zeros(CODE_POINTS, np.uint8)
-    for flag, predicate in ((SPACE, str.isspace), (LOWER, str.islower), (LETTER, str.isalpha), (WORD, str.isalnum)):
-        flags[np.fromiter(map(predicate, characters), bool, CODE_POINTS)] |= flag
-    major, minor = np.array(list(map(unicodedata.category, characters))).view(np.uint32).reshape(-1, 2).T
-    flags[(major == ord("M")) | ((major == ord("C")) & (minor == ord("f")))] |= WORD
-    flags[ord("_")] |= WORD
-    for first, last in TERMINAL_RANGES:
-        flags[first : last + 1] |= TERMINAL
-    for first, last in UNSPACED_RANGES:
-        flags[first : last + 1] |= ALONE
+    flags = flag_code_points(
+        np.uint8,
+        ((SPACE, str.isspace), (LOWER, str.islower), (LETTER, str.isalpha), (WORD, _is_in_words)),
+        ((TERMINAL, TERMINAL_RANGES), (ALONE, UNSPACED_RANGES), (CLOSER, single(CLOSERS))),
+    )
     for code in np.flatnonzero(flags & SPACE).tolist():
         if len(f"a{chr(code)}b".splitlines()) == 2:
             flags[code] |= BREAK
-    flags[[ord(closer) for closer in CLOSERS]] |= CLOSER
     return flags
+
+
+def _is_in_words(character: str) -> bool:
+    return character == "_" or character.isalnum() or unicodedata.category(character) in ("Mn", "Mc", "Me", "Cf")
 
 
 @kernel
