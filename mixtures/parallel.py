@@ -22,7 +22,7 @@ class Parallel(Section):
     of one machine."""
     pipeline: Positive = 1
     """Processes that each hold some of the layers, and pass activations on (1F1B, Narayanan et al. 2019); only
-    `pretrain` has this form, the other trainings use these processes to shard."""
+    `pretrain` has this form, without tied embeddings or experts; the other trainings use these processes to shard."""
 
     def sizes(self, ranks: int, pipelined: bool = True) -> tuple[int, int, int, int]:
         """Processes along pipeline, replicate, shard and tensor.

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,15 @@ from gristmill.mixtures.manifest import Engine
 from gristmill.mixtures.parallel import Parallel
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape
+from gristmill.train.parallel.pipeline import PipelineError, Stage
 from gristmill.train.parallel.tensor import UnevenSplitError, padded_to_multiple, split_matrices
 
 WORKER = Path(__file__).parent / "parallel_worker.py"
 STEPS, CHECKPOINT = 4, 2
 FORMS: dict[int, list[dict[str, int]]] = {
-    2: [{"shard": 2}, {"replicate": 2}, {"tensor": 2}],
-    4: [{"replicate": 2, "shard": 2}, {"shard": 2, "tensor": 2}, {"replicate": 2, "tensor": 2}],
+    2: [{"shard": 2}, {"pipeline": 2}, {"replicate": 2}, {"tensor": 2}],
+    4: [{"replicate": 2, "shard": 2}, {"pipeline": 2, "tensor": 2}, {"shard": 2, "tensor": 2},
+        {"pipeline": 2, "shard": 2}, {"replicate": 2, "tensor": 2}, {"pipeline": 2, "replicate": 2}],
 }
 
 
@@ -117,8 +120,6 @@ def test_a_product_other_than_the_number_of_ranks_is_refused() -> None:
     ({"experts": 2, "experts_per_token": 1}, "a mixture of experts is not split so; use shard"),
 ])
 def test_a_model_that_cannot_be_split_is_refused(changes: dict[str, int], message: str, tiny_shape: Shape) -> None:
-    from dataclasses import replace
-
     class Mesh:
         @staticmethod
         def size() -> int:
@@ -134,3 +135,37 @@ def test_rows_are_lengthened_until_they_divide_among_the_processes() -> None:
     assert positions is not None
     assert positions[:, 5:].tolist() == [[-1.0] * 3] * 2
     assert padded_to_multiple(4, torch.ones(2, 8), None)[1] is None
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"layers": 1}, "pipeline is 2, but the model has 1 layers; use less"),
+    ({"tied_embeddings": True}, "they cannot share one matrix; say pretrain.model.tied_embeddings: false"),
+    ({"experts": 2, "experts_per_token": 1}, "a mixture of experts is not pipelined; use shard"),
+])
+def test_a_model_that_cannot_be_pipelined_is_refused(
+    changes: dict[str, Any], message: str, tiny_shape: Shape
+) -> None:
+    class Group:
+        @staticmethod
+        def size() -> int:
+            return 2
+
+    shape = replace(tiny_shape, **{"tied_embeddings": False, **changes})
+    with torch.device("meta"), pytest.raises(PipelineError, match=message):
+        Stage(shape, 0, Group, torch.float32, torch.device("cpu"))  # type: ignore[arg-type]
+
+
+def test_stages_together_have_the_parameters_of_the_whole_under_their_names(tiny_shape: Shape) -> None:
+    class Group:
+        @staticmethod
+        def size() -> int:
+            return 3
+
+    shape = replace(tiny_shape, layers=4, tied_embeddings=False)
+    with torch.device("meta"):
+        whole = [name for name, _ in Llama(shape).named_parameters()]
+        made = [Stage(shape, index, Group, torch.float32, torch.device("cpu")) for index in range(3)]  # type: ignore[arg-type]
+        stages = [[name for name, _ in stage.named_parameters()] for stage in made]
+    assert sorted(name for stage in stages for name in stage) == sorted(whole)
+    assert "model.embed_tokens.weight" in stages[0]
+    assert "model.layers.3.mlp.up_proj.weight" in stages[2]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gristmill.train.loop.objective import Objective
 from gristmill.train.loop.stream import micro_batches
 from gristmill.train.optim.noise_scale import PartNorms
+from gristmill.train.parallel.pipeline import PipelineError, Stage
 from gristmill.train.parallel.world import World, sum_over_ranks
 
 
@@ -39,6 +40,15 @@ def accumulate_gradients(
     scale = loss_scale * (world.data_size / weight)
     sums = torch.zeros(objective.sums_length, dtype=torch.float64, device=world.device)
     row_losses = []
+    if isinstance(model, Stage):
+        if after_part is not None:
+            raise PipelineError("noise_scale_every needs each micro-batch's gradients, which a pipeline computes "
+                                "together; remove it, or use engine.parallel.shard")
+        for measured in model.accumulate(objective, parts, scale, draw)[: len(parts)]:
+            sums += measured.sums
+            row_losses.append(measured.row_losses.detach().half())
+        # Stages before the last one measure nothing.
+        return sum_over_ranks(sums, world), row_losses or [sums.new_zeros(1, 1).half()]
     for number, part in enumerate(parts):
         model.set_requires_gradient_sync(after_part is not None or number == len(parts) - 1)  # type: ignore[operator]
         measured = objective.loss(model, part, scale, draw)

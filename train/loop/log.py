@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gristmill.train.loop.throughput import model_flops_utilisation
 from gristmill.train.optim.sharded import squared_norm
+from gristmill.train.parallel.pipeline import over_stages
 from gristmill.train.parallel.world import World, max_over_ranks
 
 
@@ -56,8 +57,8 @@ class UpdateSize:
         """`param_norm` after the update and `update_ratio`, the difference's norm over it; scalars on the device."""
         now = [parameter.detach() for parameter in self._model.parameters()]
         moved = [after - before for after, before in zip(now, self._before, strict=True)]
-        norm = squared_norm(now).sqrt()
-        return {"param_norm": norm, "update_ratio": squared_norm(moved).sqrt() / norm}
+        norm, change = (over_stages(self._model, squared_norm(one)).sqrt() for one in (now, moved))
+        return {"param_norm": norm, "update_ratio": change / norm}
 
 
 def speed_metrics(

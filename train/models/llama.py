@@ -175,7 +175,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, layers and the final norm."""
+    """Embedding, layers and the final norm; of a pipeline's stage those that it has, numbered as in the whole."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -193,11 +193,11 @@ class Decoder(nn.Module):
         self, ids: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible, trained: Tensor | None, cache: Cache | None
     ) -> Tensor:
         """The arithmetic of `forward`, which may be compiled."""
-        hidden = self.embed_tokens(ids)
+        hidden = ids if self.embed_tokens is None else self.embed_tokens(ids)
         filled = 0 if cache is None else cache.length
-        for number, layer in enumerate(self.layers):
+        for number, layer in enumerate(self.layers.children()):
             hidden = layer(hidden, rotary, visible, trained, None if cache is None else cache.layers[number], filled)
-        return self.norm(hidden)
+        return hidden if self.norm is None else self.norm(hidden)
 
 
 class Llama(nn.Module):
@@ -236,6 +236,17 @@ class Llama(nn.Module):
                 whatever is minimised; nothing is without it, or in a dense model.
         """
         t = ids.shape[1]
+        ids, rotary, visible = self.laid_out(ids, cache, positions)
+        hidden = self.model(ids, rotary, visible, trained, cache)
+        if cache is not None:
+            cache.length += t
+        hidden, matrix = self.gathered(hidden)
+        return head(hidden[:, :t], matrix)
+
+    def laid_out(
+        self, ids: Tensor, cache: Cache | None, positions: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor], Visible]:
+        """Ids (perhaps lengthened to divide among processes), their rotary table, and what they may see."""
         if self.tensor_mesh is not None:
             ids, positions = padded_to_multiple(self.tensor_mesh.size(), ids, positions)
         filled = 0 if cache is None else cache.length
@@ -246,14 +257,15 @@ class Llama(nn.Module):
             places = (places - cache.starts[:, None]).clamp(min=0).unsqueeze(1)
         elif positions is not None:
             visible, places = see_documents(positions, dense=self.is_compiled), positions.clamp(min=0).unsqueeze(1)
-        rotary = rotary_table(places, self.shape.head_width, self.shape.rope_theta, self.shape.rope_scaling)
-        hidden = self.model(ids, rotary, visible, trained, cache)
-        if cache is not None:
-            cache.length += t
-        output = self.model.embed_tokens.weight if self.shape.tied_embeddings else self.lm_head.weight
+        return ids, rotary_table(places, self.shape.head_width, self.shape.rope_theta, self.shape.rope_scaling), visible
+
+    def gathered(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden states and the output matrix (v, d) for a head, whole where they are split."""
+        tied = self.model.embed_tokens if self.shape.tied_embeddings else None
+        output: Tensor = self.lm_head.weight if tied is None else tied.weight
         if self.tensor_mesh is not None:
             hidden, output = whole(hidden), whole(output)
-        return head(hidden[:, :t], output[: self.shape.vocab_size])
+        return hidden, output[: self.shape.vocab_size]
 
 
 def configure(model: Llama, compute: Compute) -> None:
@@ -261,7 +273,7 @@ def configure(model: Llama, compute: Compute) -> None:
 
     Compiled code is arithmetic only: what FSDP does around a layer stays outside.
     """
-    layers = [layer for layer in model.model.layers if isinstance(layer, Block)]
+    layers = [layer for layer in model.model.layers.children() if isinstance(layer, Block)]
     if compute.activation_checkpointing in ("full", "selective"):
         for layer in layers[compute.checkpoint_every_block - 1 :: compute.checkpoint_every_block]:
             layer.kept = "nothing" if compute.activation_checkpointing == "full" else "selected"

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from gristmill.mixtures.optimizer import Optimizer
 from gristmill.train.optim.sharded import local, settled, squared_norm, sum_along
+from gristmill.train.parallel.pipeline import over_stages
 
 SMALLEST_WEIGHT_NORM = 1e-3
 """Brock et al. 2021, section 4: epsilon, so that what starts at zero is not frozen."""
@@ -18,7 +19,7 @@ OUTPUT_MATRIX = "lm_head"
 def clip_gradients(model: nn.Module, section: Optimizer) -> Tensor:
     """Scale gradients down as the section says; returns their global norm before (a plain scalar)."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    norm = squared_norm(gradients).sqrt()
+    norm = over_stages(model, squared_norm(gradients)).sqrt()
     if section.clip == "adaptive":
         clip_units(model, section.clip_factor)
     else:

@@ -36,6 +36,7 @@ def sharded_model(
     from torch.distributed.tensor import distribute_tensor
 
     from gristmill.train.models.llama import Llama, configure
+    from gristmill.train.parallel.pipeline import Stage
     from gristmill.train.parallel.tensor import split_matrices
 
     compute = compute or Compute()
@@ -43,12 +44,13 @@ def sharded_model(
     # Masks and loss weights that pass through `forward` must keep their dtype.
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     with torch.device("meta"):
-        model = Llama(shape)
+        model = Llama(shape) if world.pipeline_group is None else Stage(
+            shape, world.stage, world.pipeline_group, dtype, world.device)
     if world.tensor_mesh is not None:
         split_matrices(model, world.tensor_mesh)
     configure(model, compute)
     # FSDP's work around a layer would cut a compiled model into pieces, and one process has nothing to gather.
-    for layer in model.model.layers if compute.compile != "model" else ():
+    for layer in model.model.layers.children() if compute.compile != "model" else ():
         fully_shard(layer, mesh=world.data_mesh, mp_policy=policy)
     fully_shard(model, mesh=world.data_mesh, mp_policy=policy)
     model.to_empty(device=world.device)
@@ -57,7 +59,7 @@ def sharded_model(
             whole = tensor_of(name, parameter.shape).to(world.device)
             parameter.copy_(distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None))  # type: ignore[attr-defined]
     assert_sharded(model)
-    probes: Sequence[nn.Module] = [model.model] if compute.compile == "model" else list(model.model.layers)
+    probes: Sequence[nn.Module] = [model.model] if compute.compile == "model" else list(model.model.layers.children())
     assert_compute_dtype(probes[0], dtype)
     return model
 
@@ -115,6 +117,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def whole_tensors(model: nn.Module) -> dict[str, Tensor]:
     """All master weights, gathered on every process, float32 on the CPU."""
+    from gristmill.train.parallel.pipeline import of_all_stages
+
     assert_sharded(model)
-    return {name: parameter.full_tensor().detach().cpu()  # type: ignore[attr-defined]
-            for name, parameter in model.named_parameters()}
+    return of_all_stages(model, {name: parameter.full_tensor().detach().cpu()  # type: ignore[attr-defined]
+                                 for name, parameter in model.named_parameters()})

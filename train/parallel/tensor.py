@@ -41,7 +41,7 @@ def split_matrices(model: Llama, mesh: DeviceMesh) -> None:
             raise UnevenSplitError(f"engine.parallel.tensor is {size}, but the model's {name} ({getattr(shape, name)}) "
                                    "does not divide by it; use a divisor, or shard instead")
     parallelize_module(model, mesh, _plan_of_ends(model))
-    for layer in model.model.layers:
+    for layer in model.model.layers.children():
         parallelize_module(layer, mesh, _plan_of_block(model))
     model.tensor_mesh = mesh
 
@@ -53,8 +53,10 @@ def _plan_of_ends(model: Llama) -> dict[str, Any]:
     plan: dict[str, Any] = {
         "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(SEQUENCE)),
         "model.norm": SequenceParallel(use_local_output=False),
+        "lm_head": ColwiseParallel(),
     }  # fmt: skip
-    return plan if model.shape.tied_embeddings else {**plan, "lm_head": ColwiseParallel()}
+    present = {name for name, _ in model.named_modules()}
+    return {name: style for name, style in plan.items() if name in present}
 
 
 def _plan_of_block(model: Llama) -> dict[str, Any]:
@@ -86,10 +88,15 @@ def _plan_of_block(model: Llama) -> dict[str, Any]:
 
 def padded_to_multiple(size: int, ids: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Rows lengthened at their end, which no token before it sees, until they divide among `size` processes."""
-    missing = -ids.shape[1] % size
+    missing = padded_length(ids.shape[1], size) - ids.shape[1]
     if not missing:
         return ids, positions
     return F.pad(ids, (0, missing)), None if positions is None else F.pad(positions, (0, missing), value=-1)
+
+
+def padded_length(length: int, size: int) -> int:
+    """The next length that divides among `size` processes."""
+    return length + -length % size
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -62,9 +62,19 @@ class World:
         return self.mesh["tensor"] if self._along("tensor") > 1 else None
 
     @property
-    def is_first_of_tensor(self) -> bool:
-        """Whether what this process counts is to be counted: the others of its tensor group compute the same."""
-        return self._place("tensor") == 0
+    def stage(self) -> int:
+        """The place of this process in its pipeline."""
+        return self._place("pipeline")
+
+    @property
+    def pipeline_group(self) -> dist.ProcessGroup | None:
+        """The processes of this one's pipeline, if there are several."""
+        return self.mesh.get_group("pipeline") if self._along("pipeline") > 1 else None
+
+    @property
+    def counts(self) -> bool:
+        """Whether what this process measures is counted: a pipeline's last stage, and one of a tensor group, does."""
+        return self._place("tensor") == 0 and self.stage == self._along("pipeline") - 1
 
     def _along(self, dimension: str) -> int:
         return self.mesh.size(DIMENSIONS.index(dimension))
@@ -157,7 +167,7 @@ def max_over_ranks(value: float, world: World) -> float:
 def sum_over_ranks(values: Tensor, world: World) -> Tensor:
     """The sum of a tensor over all shares of a batch, in place where there are several processes."""
     if world.size > 1:
-        if not world.is_first_of_tensor:
+        if not world.counts:
             values.zero_()
         dist.all_reduce(values)
     return values
