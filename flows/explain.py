@@ -29,6 +29,8 @@ NEAR_DUPLICATES = ("near_duplicate", "against_near_duplicate", "chained_duplicat
 NOT_DRAWN = {
     "where": "it does not meet its source's condition (`where`)",
     "where_unknown": "its source's condition (`where`) asks for what was not measured of it",
+    "epochs": "its source takes it no times (`epochs`)",
+    "epochs_unknown": "its source's `epochs` ask for what was not measured of it",
     "quota": "its source's share was filled by others",
     "validation_rest": "it is held out, but the validation rows were filled by others",
     None: "the mixture has not seen it: it belongs to no source of it",

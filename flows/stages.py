@@ -227,12 +227,17 @@ def _evaluate(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
 def _export(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     if manifest.export is None:
         return None
-    lineage = {
-        "name": manifest.name,
-        "sources": {name: {"weight": source.weight, "licence": source.licence}
-                    for name, source in manifest.sources.items()},
-    }
-    return {**_dump(manifest.export), "lineage": lineage}, {}
+    return {**_dump(manifest.export), "lineage": _lineage(manifest)}, {}
+
+
+def _lineage(manifest: Manifest) -> Recipe:
+    """What the model card says of the data: the sources with their licences, and the weights that counted."""
+    mix = {} if manifest.mix is None else _dump(manifest.mix)
+    own = uses_own_weights(mix)
+    sources = {name: {**({"weight": source.weight} if own else {}), "licence": source.licence}
+               for name, source in manifest.sources.items()}
+    asked = {key: mix[key] for key in ("weights", "stages") if mix.get(key)}
+    return {"name": manifest.name, "sources": sources, **({"mix": asked} if asked else {})}
 
 
 def _annotators(manifest: Manifest) -> list[str]:

@@ -63,6 +63,15 @@ def test_weights_that_the_mixture_overrides_are_in_no_recipe() -> None:
     assert (one.config["sources"]["code"]["weight"], other.config["sources"]["code"]["weight"]) == (0.1, 0.9)
 
 
+def test_the_lineage_names_the_weights_that_counted() -> None:
+    own = opened().plan["export"].recipe["lineage"]
+    assert own["sources"]["code"]["weight"] == opened().manifest.sources["code"].weight
+    assert "mix" not in own
+    given = opened("mix.weights={prose: 0.5, code: 0.5}").plan["export"].recipe["lineage"]
+    assert "weight" not in given["sources"]["code"]
+    assert given["mix"] == {"weights": {"prose": 0.5, "code": 0.5}}
+
+
 @pytest.mark.parametrize("override", [
     "engine.workers=7", "engine.ranks=4", "engine.runner=PortableRunner", "engine.checkpoint_every=3",
     "prepare.langid.model=/some/where/lid.176.ftz", "sources.prose.licence=PSF",
