@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.dataprep.files import read_json, write_json
+from gristmill.tokenize.exporting import export
 from gristmill.tokenize.exporting import split as split_module
 from gristmill.tokenize.exporting.export import FORMATS, ExportError, export_tokens
+from gristmill.tokenize.exporting.mds import columns
 from gristmill.tokenize.packed import DTYPES, PIECES_SCHEMA, PackedSet, dtype_name, write_rows
 
 from .token_readers import (
@@ -155,6 +158,32 @@ def test_mosaicml_streaming_reads_our_rows(packed: PackedSet, tmp_path: Path, se
         entries = bounds.bounds[bounds.offsets[row] : bounds.offsets[row + 1]]
         assert dataset[row]["tokens"].tolist() == tokens[row, : entries[-1]].tolist()
         assert dataset[row]["starts"].tolist() == entries[:-1].tolist()
+
+
+def test_samples_for_mosaicml_are_our_rows_without_padding_and_where_their_documents_begin(
+    packed: PackedSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the library is given, where it is not installed to be read back; its folder is moved into place."""
+    given: list[dict[str, np.ndarray]] = []
+
+    def write(folder: Path, samples: Iterator[dict[str, np.ndarray]], dtype: np.dtype) -> None:
+        assert columns(dtype) == {"tokens": f"ndarray:{packed.dtype.name}", "starts": "ndarray:int32"}
+        given.extend(samples)
+        folder.mkdir()
+        (folder / "index.json").write_text("{}")
+
+    monkeypatch.setattr(export, "write_mds", write)
+    described = export_tokens(packed, tmp_path / "out", "mds", seed=SEED)
+    order = packed.order(SEED).rows(np.arange(packed.rows))
+    tokens, bounds = packed.read(order), packed.boundaries(order)
+    assert len(given) == packed.rows
+    for row, sample in enumerate(given):
+        entries = bounds.bounds[bounds.offsets[row] : bounds.offsets[row + 1]]
+        assert sample["tokens"].tolist() == tokens[row, : entries[-1]].tolist()
+        assert sample["starts"].tolist() == entries[:-1].tolist()
+        assert (sample["tokens"].dtype, sample["starts"].dtype) == (packed.dtype, np.dtype("int32"))
+    assert set(described["sha256"]) == {"train/index.json", "train.docs.parquet"}
+    assert (tmp_path / "out" / "train" / "index.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize("form", [form for form in FORMATS if form != "mds"])
