@@ -39,7 +39,7 @@ def rows() -> Iterator[dict[str, Any]]:
         inputs = prepare(Path(folder), DOCUMENTS)
         size = sum(path.stat().st_size for path in inputs["tokenize"].glob("*.bin"))
         ours, peer = float("inf"), float("inf")
-        for number in range(REPEATS):  # By turns; the first compiles nothing that is cached.
+        for number in range(REPEATS):  # By turns.
             ours = min(ours, mixed(Path(folder), inputs, seed=number))
             peer = min(peer, copied(Path(folder), inputs))
         rates = (size / ours / 1e6, size / peer / 1e6)
@@ -69,7 +69,7 @@ def prepare(folder: Path, documents: int) -> dict[str, Path]:
 
 
 def mixed(folder: Path, inputs: dict[str, Path], seed: int) -> float:
-    """Seconds of the stage, into new folders; 99 % of the tokens are taken."""
+    """Seconds of the stage, into new folders: as many tokens as the parts hold, less than a row aside."""
     for name in ("work", "out"):
         shutil.rmtree(folder / name, ignore_errors=True)
         (folder / name).mkdir()
