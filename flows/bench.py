@@ -45,6 +45,7 @@ AREAS = {
         "gristmill.tokenize.benchmarks.bench_packing",
         "gristmill.tokenize.benchmarks.bench_export",
     ),
+    "stream": ("gristmill.tokenize.benchmarks.bench_stream",),
     "train": ("gristmill.train.benchmarks.bench",),
 }  # fmt: skip
 """Area -> modules whose `rows()` yield what was measured."""

@@ -44,18 +44,17 @@ def unrank_place(counts, total, place):  # type: ignore[no-untyped-def]
         count = counts[source]
         if count == 0:
             continue
-        slack = len(counts) * count / (2 * total) + 2
-        centre = float(place) * count / total
-        low = min(max(np.int64(math.floor(centre - slack)), 0), count - 1)
-        high = min(max(np.int64(math.ceil(centre + slack)), 0), count - 1)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if rank_row(counts, source, middle) <= place:
-                low = middle
-            else:
-                high = middle - 1
-        if rank_row(counts, source, low) == place:
-            return source, low
+        # Rows of a source lie evenly, so the guess is off by few rows at the most; the places ascend with the rows.
+        index = min(max(np.int64(math.floor((float(place) + 0.5) * count / total)), 0), count - 1)
+        found = rank_row(counts, source, index)
+        while found < place and index + 1 < count:
+            index += 1
+            found = rank_row(counts, source, index)
+        while found > place and index > 0:
+            index -= 1
+            found = rank_row(counts, source, index)
+        if found == place:
+            return source, index
     return -1, -1
 
 

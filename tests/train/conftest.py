@@ -17,6 +17,7 @@ import torch
 
 from gristmill.mixtures.compute import Compute
 from gristmill.mixtures.model import Model
+from gristmill.mixtures.streaming import Stream
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import drawn
@@ -111,11 +112,11 @@ RunStage = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def run_stage(one_process: None) -> RunStage:
-    """Run a stage in this process: (name, inputs, config, folder, checkpoint_every, compute) -> summary."""
+    """Run a stage in this process: (name, inputs, config, folder, checkpoint_every, compute, stream) -> summary."""
 
     def run(
         stage: str, inputs: dict[str, Path], config: dict[str, Any], folder: Path, checkpoint_every: int = 4,
-        compute: Compute | None = None,
+        compute: Compute | None = None, stream: Stream | None = None,
     ) -> dict[str, Any]:
         import importlib
 
@@ -123,7 +124,7 @@ def run_stage(one_process: None) -> RunStage:
 
         (folder / "work").mkdir(parents=True, exist_ok=True)
         context = Context(folder / "work", stage, checkpoint_every=checkpoint_every, emit=lambda event: None,
-                          compute=compute or Compute())
+                          compute=compute or Compute(), stream=stream or Stream())
         summary: dict[str, Any] = importlib.import_module(f"gristmill.train.{stage}").run(
             inputs, config, folder / "data", context)
         json.dumps(summary, allow_nan=False)

@@ -1,0 +1,85 @@
+"""The peer of `gristmill bench stream`: MosaicML Streaming over the same tokens, run as a program of its own.
+
+`python mosaic_peer.py TOKENS.npy FOLDER BATCH BATCHES STEP` prints one JSON object. It imports nothing of gristmill, so
+that it runs in any Python that has `streaming`, whatever versions of other packages that wants.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+LOADER_WORKERS = (0, 2)
+SEED = 7
+
+
+def main() -> None:
+    """Write the tokens as MDS, and measure reading them in shuffled batches of tensors."""
+    import streaming
+
+    tokens, folder = np.load(sys.argv[1], mmap_mode="r"), Path(sys.argv[2])
+    batch, batches, step = (int(value) for value in sys.argv[3:6])
+    warnings.filterwarnings("ignore")
+    write(tokens, folder)
+    streaming.base.util.clean_stale_shared_memory()
+    before = anonymous_bytes()
+    begun = time.perf_counter()
+    next(iter(loader(folder, batch, 0)))
+    start_seconds = time.perf_counter() - begun
+    rates = [rate(folder, batch, batches, workers) for workers in LOADER_WORKERS]
+    memory_bytes = anonymous_bytes() - before
+    begun = time.perf_counter()
+    resumed = loader(folder, batch, 0)
+    epoch, position = divmod(step * batch, len(tokens))
+    resumed.dataset.load_state_dict({"epoch": epoch, "sample_in_epoch": position, "num_canonical_nodes": 1,
+                                     "shuffle_seed": SEED, "initial_physical_nodes": 1})
+    next(iter(resumed))
+    print(json.dumps({
+        "rows_per_second": max(rates), "start_seconds": start_seconds, "resume_seconds": time.perf_counter() - begun,
+        "memory_bytes": memory_bytes, "version": streaming.__version__}))
+
+
+def write(tokens: np.ndarray, folder: Path) -> None:
+    """The rows as an MDS data set."""
+    from streaming import MDSWriter
+
+    shutil.rmtree(folder, ignore_errors=True)
+    with MDSWriter(out=str(folder), columns={"tokens": f"ndarray:{tokens.dtype}:{tokens.shape[1]}"}) as writer:
+        for row in tokens:
+            writer.write({"tokens": row})
+
+
+def loader(folder: Path, batch: int, workers: int) -> Any:
+    """Shuffled batches, by the library's own loader."""
+    from streaming import StreamingDataLoader, StreamingDataset
+
+    data = StreamingDataset(local=str(folder), shuffle=True, batch_size=batch, shuffle_seed=SEED,
+                            num_canonical_nodes=1)
+    return StreamingDataLoader(data, batch_size=batch, num_workers=workers)
+
+
+def rate(folder: Path, batch: int, batches: int, workers: int) -> float:
+    """Rows per second behind the first batch."""
+    found = iter(loader(folder, batch, workers))
+    next(found)
+    begun = time.perf_counter()
+    for _ in range(batches):
+        next(found)
+    return batch * batches / (time.perf_counter() - begun)
+
+
+def anonymous_bytes() -> int:
+    """Memory of this process that is no file's."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024
+
+
+if __name__ == "__main__":
+    main()
