@@ -52,7 +52,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         check_stages(packed, section)
         shape, tensor_of = starting_model(section.model, packed, seed)
         dtype = compute_dtype(section.precision, world.device)
-        model = sharded_model(shape, tensor_of, world, dtype, context.compute)
+        model = sharded_model(shape, tensor_of, world, dtype, context.compute, section.float8)
         token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
         average = averaged(model, section)
         job = Job(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from gristmill.mixtures.compute import Compute
 from gristmill.mixtures.manifest import Engine
@@ -89,6 +90,39 @@ def test_compiled_trainings_learn_the_same(
         run_stage("pretrain", inputs, config, tmp_path / str(number), compute=Compute.model_validate(compute))
         assert losses(tmp_path / str(number)) == pytest.approx(losses(tmp_path / "plain"), abs=2e-5)
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0  # something was compiled
+
+
+def test_products_in_8_bits_learn_nearly_the_same(
+    run_stage: Any, tokenizer_folder: Path, mix_folder: Path, config: dict[str, Any], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Emulated: a CPU has no such products, but rounds alike. The saved weights have their usual names and dtype."""
+    float8 = pytest.importorskip("torchao.float8")
+    made = []
+    monkeypatch.setattr(float8, "convert_to_float8_training", spy(float8.convert_to_float8_training, made))
+    inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
+    config = {**config, "model": {"layers": 1, "width": 128, "heads": 4, "ffn_width": 128}}
+    run_stage("pretrain", inputs, config, tmp_path / "plain")
+    for recipe in ("tensorwise", "rowwise"):
+        run_stage("pretrain", inputs, {**config, "float8": recipe}, tmp_path / recipe)
+        found, expected = losses(tmp_path / recipe), losses(tmp_path / "plain")
+        assert found != expected
+        assert found == pytest.approx(expected, abs=0.05)
+    layers = [name for name, module in made[0].named_modules() if type(module).__name__ == "Float8Linear"]
+    assert len(layers) == 7
+    assert all(".layers.0." in name for name in layers)
+    weights = [load_file(tmp_path / name / "data" / "model" / "model.safetensors") for name in ("plain", "rowwise")]
+    assert weights[0].keys() == weights[1].keys()
+
+
+def spy(function: Any, results: list[Any]) -> Any:
+    """The function, whose results are kept."""
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        results.append(function(*arguments, **named))
+        return results[-1]
+
+    return call
 
 
 def test_what_cannot_be_is_refused() -> None:

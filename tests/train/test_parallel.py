@@ -22,7 +22,7 @@ from gristmill.train.parallel.pipeline import PipelineError, Stage
 from gristmill.train.parallel.tensor import UnevenSplitError, padded_to_multiple, split_matrices
 
 WORKER = Path(__file__).parent / "parallel_worker.py"
-STEPS, CHECKPOINT = 4, 2
+STEPS, CHECKPOINT = 3, 2
 FORMS: dict[int, list[dict[str, int]]] = {
     2: [{"shard": 2}, {"pipeline": 2}, {"replicate": 2}, {"tensor": 2}],
     4: [{"replicate": 2, "shard": 2}, {"pipeline": 2, "tensor": 2}, {"shard": 2, "tensor": 2},

@@ -25,7 +25,8 @@ def compute_dtype(precision: Literal["auto", "fp32", "bf16", "fp16"], device: to
 
 
 def sharded_model(
-    shape: Shape, tensor_of: TensorOf, world: World, dtype: torch.dtype, compute: Compute | None = None
+    shape: Shape, tensor_of: TensorOf, world: World, dtype: torch.dtype, compute: Compute | None = None,
+    float8: Literal["off", "tensorwise", "rowwise"] = "off",
 ) -> nn.Module:
     """A model whose parameters are spread over all processes, at world size 1 too (torchtitan #3148).
 
@@ -35,6 +36,7 @@ def sharded_model(
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor import distribute_tensor
 
+    from gristmill.train.models.float8 import Float8Error, use_float8
     from gristmill.train.models.llama import Llama, configure
     from gristmill.train.parallel.pipeline import Stage
     from gristmill.train.parallel.tensor import split_matrices
@@ -46,6 +48,10 @@ def sharded_model(
     with torch.device("meta"):
         model = Llama(shape) if world.pipeline_group is None else Stage(
             shape, world.stage, world.pipeline_group, dtype, world.device)
+    if float8 != "off":
+        if world.tensor_mesh is not None:
+            raise Float8Error(f"pretrain.float8 is {float8}, but engine.parallel.tensor splits the matrices; use shard")
+        use_float8(model, float8, world.device)
     if world.tensor_mesh is not None:
         split_matrices(model, world.tensor_mesh)
     configure(model, compute)
