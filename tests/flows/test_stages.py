@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from gristmill.flows.session import Session, open_session
-from gristmill.flows.stages import STAGES, UnknownStageError
+from gristmill.flows.stages import STAGES, Node, UnknownStageError
 
 DEMO = str(Path(__file__).resolve().parent.parent.parent / "mixtures" / "demo.yaml")
 
@@ -35,6 +35,8 @@ def test_the_demo_has_every_stage_in_order() -> None:
     ("prepare.dedup.minhash.threshold=0.8", "dedup"),
     ("prepare.langid.threshold=0.6", "langid"),
     ("tokenizer.vocab_size=5000", "tokenizer"),
+    ("tokenizer.pretokenizer=llama3", "tokenizer"),
+    ("tokenizer.special_tokens=['<|tool|>']", "tokenizer"),
     ("sources.code.weight=0.4", "mix"),
     ("sources.prose.where=quality > 0.5", "mix"),
     ("sources.code.epochs=min(cluster_size, 4)", "mix"),
@@ -91,6 +93,19 @@ def test_another_language_model_is_part_of_the_recipe_by_its_content(tmp_path: P
     after = opened(override).plan["langid"]
     assert before.fingerprint != after.fingerprint
     assert after.config["model"] == str(model)  # the stage is told where it lies
+
+
+def test_a_chat_template_is_part_of_the_recipe_by_its_content(tmp_path: Path) -> None:
+    for name, content in (("one", "a"), ("copy", "a"), ("other", "b")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "chat.jinja").write_text(content)
+
+    def node(name: str) -> Node:
+        return opened(f"tokenizer.chat_template_path={tmp_path / name / 'chat.jinja'}").plan["tokenizer"]
+
+    assert node("one").fingerprint == node("copy").fingerprint != node("other").fingerprint
+    # The stage is told where the file lies.
+    assert node("one").config["tokenizer"]["chat_template_path"] == str(tmp_path / "one" / "chat.jinja")
 
 
 def test_a_run_can_end_at_any_stage() -> None:
