@@ -46,7 +46,7 @@ AREAS = {
         "gristmill.tokenize.benchmarks.bench_export",
     ),
     "stream": ("gristmill.tokenize.benchmarks.bench_stream",),
-    "train": ("gristmill.train.benchmarks.bench",),
+    "train": ("gristmill.train.benchmarks.bench", "gristmill.train.benchmarks.bench_loop"),
 }  # fmt: skip
 """Area -> modules whose `rows()` yield what was measured."""
 

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from gristmill.mixtures.model import Model
+from gristmill.train.benchmarks import bench_loop
+
+
+def test_both_rows_are_measured_or_say_what_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, one_process: None
+) -> None:
+    for name, value in {"SECTION": Model(layers=1, width=16, heads=2), "VOCAB": 128, "LENGTH": 16, "ROWS": 4,
+                        "STEPS": 7, "TURNS": 1}.items():
+        monkeypatch.setattr(bench_loop, name, value)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    plain, transformers = bench_loop.rows()
+    assert (plain["name"], transformers["name"]) == ("loop_vs_plain", "loop_vs_transformers")
+    for row in (plain, transformers):
+        if "note" not in row:
+            assert row["ratio"] == pytest.approx(row["ours"] / row["peer"])
+            assert math.isfinite(row["ratio"])
+            assert row["ratio"] > 0
