@@ -1,7 +1,7 @@
 """What test_parallel.py starts under torchrun: several trainings, each in another parallel form, in one launch.
 
-The argument is a JSON file: a list of {"parallel", "folder", "continue", "inputs", "config", "checkpoint_every"};
-`continue` is the folder of a training whose checkpoints are gone on from, or null.
+The argument is a JSON file: a list of {"parallel", "folder", "continue", "inputs", "config", "checkpoint_every"}, and
+"compute" or not; `continue` is the folder of a training whose checkpoints are gone on from, or null.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from gristmill.dataprep.context import Context
+from gristmill.mixtures.compute import Compute
 from gristmill.mixtures.parallel import Parallel
 from gristmill.train import pretrain
 from gristmill.train.parallel.world import World, make_world, process_group
@@ -39,7 +40,8 @@ def main() -> None:
                     shutil.copytree(Path(job["continue"]) / "work" / "checkpoints", folder / "work" / "checkpoints")
             dist.barrier()
             context = Context(folder / "work", "pretrain", checkpoint_every=job["checkpoint_every"],
-                              parallel=Parallel.model_validate(job["parallel"]), emit=lambda event: None)
+                              parallel=Parallel.model_validate(job["parallel"]),
+                              compute=Compute.model_validate(job.get("compute", {})), emit=lambda event: None)
             pretrain.run({name: Path(path) for name, path in job["inputs"].items()}, job["config"], folder / "data",
                          context)
 

@@ -86,6 +86,21 @@ def assert_same(folder: Path, expected: Path, first_step: int) -> None:
         assert (ours_weights[name] - tensor).abs().mean() < 1e-5, name
 
 
+def test_a_mixture_of_experts_learns_the_same_sharded_and_forgetting(
+    run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
+) -> None:
+    """Its load-balancing loss is taken row by row, so that it does not depend on which rows a process has."""
+    experts = {**config, "model": {**config["model"], "moe": {"experts": 4, "load_balancing": 1.0}}}
+    run_stage("pretrain", inputs, experts, tmp_path / "alone")
+    torchrun(2, [{"parallel": {"shard": 2}, "compute": {"activation_checkpointing": "selective"}, "config": experts,
+                  "checkpoint_every": CHECKPOINT, "inputs": {name: str(path) for name, path in inputs.items()},
+                  "folder": str(tmp_path / "sharded"), "continue": None}], tmp_path)
+    assert_same(tmp_path / "sharded", tmp_path / "alone", first_step=1)
+    loads = [[json.loads(line).get("experts") for line in (tmp_path / name / "data" / "metrics.jsonl").open()]
+             for name in ("alone", "sharded")]
+    assert loads[0] == loads[1]
+
+
 @pytest.mark.parametrize("ranks", FORMS)
 def test_every_form_learns_the_same_and_goes_on_from_the_checkpoints_of_the_others(
     ranks: int, alone: Path, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
