@@ -20,6 +20,7 @@ from gristmill.mixtures.posttraining import Dpo, Sft
 from gristmill.mixtures.training import Pretrain, Training
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet
+from gristmill.train.loop.rollback import plan_after, read_rollbacks
 from gristmill.train.loop.stream import Plan, plan_of
 
 SECTIONS: dict[str, type[Training]] = {"pretrain": Pretrain, "sft": Sft, "dpo": Dpo}
@@ -78,7 +79,8 @@ class Reading:
             within = positions < end
             steps = self.plan.steps_of(positions[within]) + 1
             for step, row in zip(steps.tolist(), rows[within].tolist(), strict=True):
-                found.setdefault(step, []).append(row)
+                if step:  # what a rollback left behind was read by steps that were given up
+                    found.setdefault(step, []).append(row)
         return {step: sorted(found[step]) for step in sorted(found)}
 
     def steps_done(self) -> int:
@@ -126,8 +128,8 @@ def reading_of(session: Session, stage: str = "pretrain") -> Reading:
         raise TraceError(f"which examples {stage} reads is known once it has begun; run: "
                          f"{session.command('run', '--until', stage)}")
     examples = tuple((folder.data / EXAMPLE_IDS).read_text().split())
-    return Reading(stage, folder, section, plan_of(section, 0), Order([len(examples)], section.seed or 0),
-                   examples=examples)
+    return Reading(stage, folder, section, settled_plan(folder, plan_of(section, 0)),
+                   Order([len(examples)], section.seed or 0), examples=examples)
 
 
 def reading_of_folder(folder: StageFolder) -> Reading:
@@ -143,7 +145,15 @@ def reading_of_folder(folder: StageFolder) -> Reading:
     return _pre_training(folder, Pretrain.model_validate(told["config"]), as_path(told["inputs"]["mix"]))
 
 
+def settled_plan(folder: StageFolder, plan: Plan) -> Plan:
+    """A training's plan with what its rollbacks so far left out."""
+    for place in (folder.data, folder.work):
+        if rollbacks := read_rollbacks(place):
+            return plan_after(plan, rollbacks)
+    return plan
+
+
 def _pre_training(folder: StageFolder, section: Training, mix: Path) -> Reading:
     packed = PackedSet(mix)
-    return Reading("pretrain", folder, section, plan_of(section, packed.sequence_length),
+    return Reading("pretrain", folder, section, settled_plan(folder, plan_of(section, packed.sequence_length)),
                    packed.order(section.seed or 0), packed)

@@ -75,6 +75,7 @@ def test_after_bad_steps_in_a_row_the_training_goes_back_and_never_reads_those_r
     assert [one["step"] for one in steps] == list(range(1, 49))
     assert all("loss" in one for one in steps)  # what remains was read without a spike
     assert [one for one in read_lines(tmp_path) if "rollback" in one] == [{"step": 18, "rollback": line}]
+    assert json.loads((tmp_path / "data" / "rollbacks.json").read_text()) == [line]  # for whoever asks who read what
     skipped = read_lines(tmp_path, "skipped_steps.jsonl")
     assert [one["step"] for one in skipped] == [21, 22, 23]  # what had happened stays on record
     assert sorted(path.name for path in (tmp_path / "data" / "autopsies").iterdir()) == [

@@ -14,6 +14,7 @@ from typing import Any
 from gristmill.dataprep.files import atomic_write
 from gristmill.mixtures.watching import Wandb
 from gristmill.train.loop.autopsy import AUTOPSIES, forget_after
+from gristmill.train.loop.rollback import read_rollbacks, write_rollbacks
 
 METRICS, SKIPPED = "metrics.jsonl", "skipped_steps.jsonl"
 STEP_AXIS = "training_step"
@@ -74,6 +75,8 @@ class Record:
         for name in (METRICS, SKIPPED):
             with atomic_write(out / name) as sink:
                 sink.write((self._work / name).read_bytes())
+        if rollbacks := read_rollbacks(self._work):
+            write_rollbacks(out, rollbacks)
         for path in sorted((self._work / AUTOPSIES).glob("*")):
             with atomic_write(out / AUTOPSIES / path.name) as sink:
                 sink.write(path.read_bytes())
