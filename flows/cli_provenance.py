@@ -1,7 +1,8 @@
-"""The commands about provenance: `trace`."""
+"""The commands about provenance: `trace` and `takedown`."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -62,3 +63,32 @@ def trace(
             print_json(found) if as_json else printing.print_comparison([manifest, against], found)
     except (TraceError, DocumentNotFoundError) as error:
         fail(str(error), EXIT_USAGE)
+
+
+@app.command()
+def takedown(
+    manifest: ManifestArgument,
+    ids: Annotated[Path, typer.Option(
+        metavar="FILE", help="The documents: an id, locator or address a line, or JSON lines with one of them.")],
+    with_duplicates: Annotated[bool, typer.Option(
+        "--with-duplicates", help="Take their near-duplicates down too.")] = False,
+    dry: Annotated[bool, typer.Option("--dry", help="Only say what is affected; write nothing.")] = False,
+    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+) -> None:
+    """Say which shards and checkpoints know some documents, and write a manifest that goes on without them."""
+    from gristmill.flows.manifest_text import ManifestTextError
+    from gristmill.flows.provenance.printing import print_takedown
+    from gristmill.flows.provenance.readings import TraceError
+    from gristmill.flows.provenance.takedown import TakedownError, assess, read_list, write_takedown
+
+    session = open_or_exit(manifest, set_, store)
+    try:
+        found = assess(session, read_list(ids), with_duplicates)
+        written = None if dry else write_takedown(session, found)
+    except (TraceError, TakedownError, ManifestTextError) as error:
+        fail(str(error), EXIT_USAGE)
+    command = "" if written is None else session.command("run").replace(manifest, written["manifest"])
+    if as_json:
+        print_json({**found, "written": written, "command": command or None})
+        return
+    print_takedown(found, written, command)

@@ -189,12 +189,15 @@ def _mix(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
         return None
     sources = {name: source.model_dump(mode="json", include=set(MIXTURE_KEYS))
                for name, source in manifest.sources.items()}
-    recipe = {"mix": _dump(manifest.mix, "seed"), "sources": sources, "seed": _seed(manifest.mix, manifest)}
+    dumped = _dump(manifest.mix, "seed")
+    mix = name_outside_files(dumped, manifest.mix, verify)
+    told = {} if mix == dumped else {"mix": dumped}
+    recipe = {"mix": mix, "sources": sources, "seed": _seed(manifest.mix, manifest)}
     if uses_own_weights(recipe["mix"]):
-        return recipe, {}
+        return recipe, told
     weighed = {name: {key: value for key, value in source.items() if key != "weight"}
                for name, source in sources.items()}
-    return {**recipe, "sources": weighed}, {"sources": sources}
+    return {**recipe, "sources": weighed}, {**told, "sources": sources}
 
 
 def _training(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | None]:

@@ -39,6 +39,8 @@ State = Literal["committed", "unfinished", "missing", "corrupt"]
 FINGERPRINT_CHARS = 16
 KEPT_WORK = ("tensorboard",)
 """Folders below work/ that stay when a stage is committed."""
+KEPT_LIST = "kept.json"
+"""A stage's own list of what else stays: paths below work/."""
 
 
 class CorruptError(RuntimeError):
@@ -133,13 +135,9 @@ class StageFolder:
         """Remove what only attempts needed."""
         if not self.work.exists():
             return
-        for item in self.work.iterdir():
-            if item.name in KEPT_WORK:
-                continue
-            if item.is_dir():
-                remove_tree(item)
-            else:
-                item.unlink()
+        listed = self.work / KEPT_LIST
+        names = [*KEPT_WORK, *(read_json(listed) if listed.exists() else ())]
+        _remove_but(self.work, [self.work / name for name in names])
 
 
 @dataclass(frozen=True)
@@ -184,6 +182,19 @@ class Store:
     def trash(self) -> Path:
         """Outputs that a forced rerun replaced."""
         return self.root / "trash"
+
+
+def _remove_but(folder: Path, kept: list[Path]) -> None:
+    """Remove what is in a folder, but for some paths and the folders that they lie in."""
+    for item in folder.iterdir():
+        if item in kept:
+            continue
+        if any(item in path.parents for path in kept):
+            _remove_but(item, kept)
+        elif item.is_dir():
+            remove_tree(item)
+        else:
+            item.unlink()
 
 
 def remove_tree(path: Path) -> None:

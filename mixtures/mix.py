@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from gristmill.mixtures.section import Positive, Section
+from gristmill.mixtures.section import OutsidePath, Positive, Section
 
 ALPHA = "alpha"
 """The key that asks for shares by size."""
@@ -69,6 +69,11 @@ class Mix(Section):
     document_starts: Literal["any", "aligned"] = "any"
     """`aligned`: every row begins with a document's first token, and what does not fit into the row that a document
     begins in is dropped (as nanochat's loader crops), which the summary counts; `max_epochs` counts it as read."""
+    exclude: OutsidePath | None = None
+    """A list of documents that must not be trained on, an id (32 hexadecimal digits) a line: every row that holds any
+    of them is emptied and left out of the training order, and held-out rows with any of them are dropped. All other
+    rows stay what and where they are, so that a training which has read none of these goes on from its checkpoint
+    (`pretrain.continue_from`). `gristmill takedown` makes such a list."""
     validation: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.005
     """Share of duplicate clusters held out of training, chosen by hash."""
     max_validation_rows: Positive = 1024

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from gristmill.mixtures.evaluation import Task
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.optimizer import Average, Optimizer, Schedule
-from gristmill.mixtures.section import Positive, PositiveFloat, Section
+from gristmill.mixtures.section import OutsidePath, Positive, PositiveFloat, Section
 
 LOOK_EVERY_STEPS = 16
 """Steps after which the loop asks the device at the latest whether any of them was skipped."""
@@ -130,6 +130,10 @@ class Pretrain(Training):
     its speed). Pays from about 1B parameters on: nanochat's 26 layers gained 17 % raw speed, its 12 lost."""
     validate_every: Positive = 100
     """Steps between validations."""
+    continue_from: OutsidePath | None = None
+    """A checkpoint of another training (its folder `step-...`) to go on from, with its weights, optimizer and step.
+    Refused unless that training has read exactly what the first steps of this one would: it is for a set from which
+    documents were taken that it has not read yet (`mix.exclude`, `gristmill takedown`)."""
     early_stopping: EarlyStopping | None = None
     """Ends the training where the held-out loss no longer falls; it runs to its last step if absent."""
     tasks: tuple[Task, ...] = ()

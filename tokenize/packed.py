@@ -40,6 +40,7 @@ from gristmill.tokenize.gather import by_shard, gather_rows
 from gristmill.tokenize.mixing.draws import id_words, ordered_by, word_ids
 from gristmill.tokenize.order import Order, sources_of_rows
 from gristmill.tokenize.streaming.checksums import row_checksums, sums_name
+from gristmill.tokenize.withheld import OrderWithout
 
 if TYPE_CHECKING:
     from gristmill.tokenize.streaming.remote import RemoteRows
@@ -217,6 +218,7 @@ class PackedSet:
         sources: names, in the order of the source numbers.
         rows: training rows, R.
         rows_per_source: training rows of each source.
+        withheld: int64, the rows that are empty, because a document that they held was excluded (`mix.exclude`).
         stages: the same for every stage of a staged set, in order; one stage otherwise.
 
     Raises:
@@ -245,6 +247,7 @@ class PackedSet:
         self.stages: list[list[int]] = train.get("stages") or [self.rows_per_source]
         self._shards: list[dict[str, Any]] = train["shards"]
         self._ends = np.cumsum([shard["rows"] for shard in self._shards], dtype=np.int64)
+        self.withheld = np.array([row for shard in self._shards for row in shard.get("withheld", ())], dtype=np.int64)
         self._open: dict[str, np.ndarray] = {}
         self._bounds: dict[str, Boundaries] = {}
 
@@ -258,18 +261,23 @@ class PackedSet:
     def fingerprint(self) -> str:
         """32 hexadecimal digits of what its training rows hold: their tokens' checksums, shape and tokenizer.
 
-        Two sets with the same fingerprint have the same tokens in the row of every number.
+        Two sets with the same fingerprint have the same tokens in every row that is not withheld: a withheld row counts
+        with what it held before.
         """
         content = {
             "dtype": self.manifest["dtype"], "sequence_length": self.sequence_length,
             "tokenizer": self.manifest["tokenizer"].get("sha256"), "rows_per_source": self.rows_per_source,
-            "shards": [[shard["rows"], shard["sha256"]] for shard in self._shards],
+            "shards": [[shard["rows"], shard.get("whole_sha256", shard["sha256"])] for shard in self._shards],
         }
         return hashlib.blake2b(canonical_json(content), digest_size=16).hexdigest()
 
     def order(self, seed: int) -> Order:
-        """The order in which training with this seed reads the rows; a staged set is read stage after stage, once."""
-        return Order.of_stages(self.stages, seed)
+        """The order in which training with this seed reads the rows; a staged set is read stage after stage, once.
+
+        Withheld rows are left out of it, and all others follow one another as they would with them.
+        """
+        order = Order.of_stages(self.stages, seed)
+        return OrderWithout(order, self.withheld) if len(self.withheld) else order
 
     def check_reads(self, positions: int) -> None:
         """See that so many positions of the order can be read: a staged set has one epoch only.
@@ -277,8 +285,9 @@ class PackedSet:
         Raises:
             PackedSetError: it has fewer.
         """
-        if len(self.stages) > 1 and positions > self.rows:
-            raise PackedSetError(f"{self.folder}: {positions} rows would be read, but the staged set has {self.rows}, "
+        left = self.rows - len(self.withheld)
+        if len(self.stages) > 1 and positions > left:
+            raise PackedSetError(f"{self.folder}: {positions} rows would be read, but the staged set has {left}, "
                                  "and is read once; train for fewer steps, or mix more tokens (mix.tokens)")
 
     def read(self, rows: np.ndarray) -> np.ndarray:
@@ -367,6 +376,10 @@ class PackedSet:
     def validation_boundaries(self, source: str) -> Boundaries:
         """Where the document pieces of a source's held-out rows begin and end."""
         return self._boundaries_of(self._held_out(source), 0)
+
+    def shards_of(self, rows: np.ndarray) -> list[str]:
+        """The files that hold some training rows, in their order."""
+        return [self._shards[shard]["file"] for shard in np.unique(self._locate(rows)[1]).tolist()]
 
     def ledger(self, documents: Collection[bytes]) -> pa.Table:
         """What is known of documents (LEDGER_SCHEMA), by id; those that were never tokenised are not there."""

@@ -83,6 +83,39 @@ def describe_fate(found: Mapping[str, Any]) -> str:
     return f"{read} steps have read it, {to_come} will" if found["steps"] else "no step reads it"
 
 
+def print_takedown(found: Mapping[str, Any], written: Mapping[str, Any] | None, command: str) -> None:
+    """Print what holds some documents, which checkpoints know them, and how to go on without them."""
+    console = Console(highlight=False)
+    console.print(Text(f"{len(found['documents'])} documents, {len(found['near_duplicates'])} near-duplicates of them; "
+                       f"{len(found['excluded'])} are taken down", style="bold"))
+    for title in ("documents", "near_duplicates"):
+        for entry in found[title][:SHOWN_STEPS]:
+            mark = " " if entry["id"] in found["excluded"] else "-"
+            console.print(Text(f"{mark} {entry['id'][:16]}  {entry['source']}  {entry['locator']}"))
+        if len(found[title]) > SHOWN_STEPS:
+            console.print(Text(f"... and {len(found[title]) - SHOWN_STEPS} more (--json has them)", style="dim"))
+    for name in found["not_found"]:
+        console.print(Text(f"not found: {name}", style="yellow"))
+    clean, affected = found["checkpoints"]["clean"], found["checkpoints"]["affected"]
+    held_out = sum(len(rows) for rows in found["validation_rows"].values())
+    table = new_table(("", False), ("", False))
+    for name, value in (
+        ("document shards", ", ".join(found["document_shards"])),
+        ("packed shards", ", ".join(found["packed_shards"]) or "none"),
+        ("rows", f"{len(found['rows'])} of training, {held_out} held out"),
+        ("first read by", "no step" if found["first_step"] is None else f"step {found['first_step']}"),
+        ("clean checkpoints", ", ".join(map(str, clean)) or "none"),
+        ("checkpoints that know them", ", ".join(map(str, affected)) or "none"),
+        ("models that know them", ", ".join(found["models"]) or "none"),
+    ):
+        table.add_row(name, value)
+    console.print(table)
+    if written is None:
+        return
+    begin = "begins anew" if written["checkpoint"] is None else f"goes on from step {found['last_clean']}"
+    console.print(Text(f"without them training {begin}: {command}", style="green"))
+
+
 def print_comparison(names: Sequence[str], found: Mapping[str, Any]) -> None:
     """Print from which step on two trainings read other tokens."""
     console = Console(highlight=False)

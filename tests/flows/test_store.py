@@ -115,3 +115,15 @@ def test_the_store_works_on_an_fsspec_url() -> None:
     folder.commit({"stage": "toy", "started": 1.0, "seconds": 1.0}, {"n": 3})
     assert folder.state() == "committed"
     assert folder.manifest()["files"]["a.bin"]["bytes"] == 4
+
+
+def test_what_a_stage_lists_outlives_its_commit(tmp_path: Path) -> None:
+    folder = StageFolder(tmp_path / "pretrain" / "x--0")
+    folder.begin({})
+    for name in ("checkpoints/step-1/a", "checkpoints/step-2/a", "tensorboard/events", "other/b", "c"):
+        (folder.work / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder.work / name).write_text("")
+    (folder.work / "kept.json").write_text('["checkpoints/step-2"]')
+    folder.commit({}, {})
+    left = sorted(path.relative_to(folder.work).as_posix() for path in folder.work.rglob("*") if path.is_file())
+    assert left == ["checkpoints/step-2/a", "tensorboard/events"]

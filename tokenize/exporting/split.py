@@ -69,7 +69,8 @@ class Split:
     def __init__(self, shards: Sequence[OpenShard], order: Order | None = None) -> None:
         self._shards, self._order = list(shards), order
         self._ends = np.cumsum([len(shard.tokens) for shard in shards], dtype=np.int64)
-        self.rows = int(self._ends[-1]) if len(self._ends) else 0
+        stored = int(self._ends[-1]) if len(self._ends) else 0
+        self.rows = stored if order is None else order.total
         self.dtype = shards[0].tokens.dtype if shards else np.dtype("<u2")
         self.sequence_length = shards[0].tokens.shape[1] if shards else 1
 
@@ -178,4 +179,7 @@ def split_of(packed: PackedSet, split: str, seed: int | None) -> Split:
     """
     if split == "validation":
         return Split(packed.open_validation())
+    if seed is None and len(packed.withheld):
+        raise PackedSetError(f"{packed.folder}: {len(packed.withheld)} of its rows are withheld (mix.exclude) and "
+                             "empty, so it cannot be exported as it is stored; export it with --order trained")
     return Split(packed.open_training(), None if seed is None else packed.order(seed))

@@ -84,34 +84,43 @@ def collect(
     )
 
 
-def unused(candidates: Candidates, used: np.ndarray) -> dict[str, np.ndarray]:
-    """Why documents are in no row: rule -> bool of shape (n,).
+def unused(
+    candidates: Candidates, used: np.ndarray, emptied: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Why documents are in no row: rule -> bool of shape (n,), each document under one rule at most.
 
     The rules are `where` (its condition is not met), `where_unknown` (the condition asks for what was not measured),
     `epochs` and `epochs_unknown` (its source takes it no times, or by what was not measured), `quota` (may train, but
     its source's share was full) and `validation_rest` (held out, but the validation rows were full, or too little for
-    one more).
+    one more). What was emptied comes first (`emptied.without_emptied`).
     """
     ruled_out, repeats = ~candidates.held_out & ~candidates.trains, candidates.repeats
-    return {
+    rules = {
         "where": ruled_out & ~candidates.unknown, "where_unknown": ruled_out & candidates.unknown,
         "epochs": candidates.trains & (repeats == 0), "epochs_unknown": candidates.trains & (repeats == UNKNOWN),
         "quota": candidates.trains & (repeats > 0) & ~used, "validation_rest": candidates.held_out & ~used,
     }
+    before = np.zeros(len(used), dtype=bool)
+    for mask in emptied.values():
+        before = before | mask
+    return {**emptied, **{rule: mask & ~before for rule, mask in rules.items()}}
 
 
-def count(candidates: Candidates, used: np.ndarray, sources: Sequence[str]) -> Counts:
+def count(
+    candidates: Candidates, used: np.ndarray, sources: Sequence[str], emptied: Mapping[str, np.ndarray]
+) -> Counts:
     """The ledger of a mixture: a document is kept if any of its tokens is in a row.
 
     Args:
         candidates: all documents.
         used: bool of shape (n,).
         sources: names by number.
+        emptied: rule -> bool of shape (n,), of documents whose rows were emptied.
 
     Returns:
         counts with the rules of `unused`.
     """
-    rules = unused(candidates, used)
+    rules = unused(candidates, used, emptied)
 
     def ledger(these: np.ndarray) -> Counts:
         dropped = {rule: int((mask & these).sum()) for rule, mask in rules.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +14,18 @@ from gristmill.tokenize.mixing.draws import word_ids
 from gristmill.tokenize.packed import INDEX_GROUP_ROWS, LEDGER, LEDGER_SCHEMA
 
 
-def write_ledger(out: Path, candidates: Candidates, used: np.ndarray) -> None:
+def write_ledger(
+    out: Path, candidates: Candidates, used: np.ndarray, emptied: Mapping[str, np.ndarray]
+) -> None:
     """Write the table of all documents of a mixture, ordered by id.
 
     Args:
         out: the packed set's folder.
         candidates: all documents.
         used: bool of shape (n,): which of them are in a row.
+        emptied: rule -> bool of shape (n,), of documents whose rows were emptied.
     """
-    rules = unused(candidates, used)
+    rules = unused(candidates, used, emptied)
     reason = np.full(len(used), -1, dtype=np.int8)
     for number, mask in enumerate(rules.values()):
         reason[mask] = number

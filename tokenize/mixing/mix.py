@@ -20,6 +20,8 @@ from gristmill.mixtures.mix import Mix
 from gristmill.tokenize.encoding.encode import tokens_name
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.mixing.candidates import Candidates, collect
+from gristmill.tokenize.mixing.emptied import without_emptied
+from gristmill.tokenize.mixing.exclusion import read_excluded
 from gristmill.tokenize.mixing.laying import Laid, lay_train, lay_validation
 from gristmill.tokenize.mixing.ledger import write_ledger
 from gristmill.tokenize.mixing.outcome import describe, describe_redistribution, redistributed, used_documents
@@ -64,14 +66,21 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         parts=tuple(str(inputs["tokenize"] / tokens_name(shard)) for shard in shard_names(inputs["ingest"])),
         sequence_length=section.sequence_length, eos=tokenizer.eos, pad=tokenizer.pad, seed=seed,
         sources=tuple(sources), stages=tuple(zip(*(laid.rows_per_stage for laid in train.values()), strict=True)),
+        excluded=() if section.exclude is None else read_excluded(section.exclude),
     )
     _save_plan(context.work / "plan", candidates, train, held_out)
     token_bytes = str(inputs["tokenizer"] / "token_bytes.npy")
     tasks = [*_validation_tasks(held_out), *_train_tasks(plan, section)]
     written = run_tasks("rows", tasks, partial(write_shard, plan=plan, token_bytes=token_bytes), context)
     validation, shards = written[: len(held_out)], written[len(held_out) :]
-    write_ledger(out, candidates, used_documents(candidates, train, held_out))
-    summary = describe(candidates, sources, quotas, train, held_out, validation, section)
+    used, emptied = without_emptied(candidates, used_documents(candidates, train, held_out), out, written,
+                                    plan.excluded)
+    write_ledger(out, candidates, used, emptied)
+    # These have served their turn: packed.json and the summary need not hold every id twice.
+    for entry in (*shards, *validation):
+        entry.pop("touched", None)
+    summary = {**describe(candidates, sources, quotas, train, held_out, validation, section, used, emptied),
+               "withheld_rows": sum(len(shard.get("withheld", ())) for shard in shards)}
     kept = ("packing", "packings", "validation", "requested", "realised", "redistributed")
     write_json(out / MANIFEST, {
         "format": FORMAT if len(plan.stages) == 1 else STAGED_FORMAT, "dtype": plan.dtype,

@@ -21,16 +21,19 @@ LIMITS = ("max_epochs", "min_tokens", "max_tokens", "where", "epochs")
 
 def describe(
     candidates: Candidates, sources: Mapping[str, Mapping[str, Any]], quotas: Quotas, train: Mapping[str, Laid],
-    held_out: Mapping[str, Laid], validation: Sequence[Mapping[str, Any]], section: Mix,
+    held_out: Mapping[str, Laid], validation: Sequence[Mapping[str, Any]], section: Mix, used: np.ndarray,
+    emptied: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:
     """The summary: the ledger, per source what was asked for and what came of it, and what packings would cost.
+
+    `used` and `emptied` are as in `candidates.count`.
 
     Returns:
         `counts`; `rows`, `tokens` (of documents), `padding_tokens`, `packing` and `packings`; per source `requested`
         and `realised`; `stages`, the shares of each stage, requested and realised; `redistributed`, the tokens that
         the limits gave a source or took from it, where they did; `validation`.
     """
-    counts = count(candidates, used_documents(candidates, train, held_out), list(sources))
+    counts = count(candidates, used, list(sources), emptied)
     check_conservation(counts, "mix")
     total, packing = sum(laid.tokens for laid in train.values()), packing_of(section)
     realised = {name: _realised(laid, total, packing) for name, laid in train.items()}
@@ -41,7 +44,8 @@ def describe(
         "requested": _requested(sources, quotas, section.sequence_length), "realised": realised,
         "stages": _stages(list(sources), quotas, train, section),
         "redistributed": redistributed(list(sources), quotas, section.sequence_length),
-        "validation": {name: {**written, "documents": len(laid.stream.document), "tokens": laid.tokens,
+        "validation": {name: {**written, "documents": len(laid.stream.document),
+                              "tokens": written["rows"] * section.sequence_length,
                               "cut_tokens": laid.pass_tokens - laid.tokens}
                        for (name, laid), written in zip(held_out.items(), validation, strict=True)},
     }

@@ -13,6 +13,7 @@ from numba import njit
 from gristmill.dataprep.files import as_path, atomic_write, is_local
 from gristmill.dataprep.jobs.engine import Done, Task
 from gristmill.tokenize.mixing.draws import word_ids
+from gristmill.tokenize.mixing.exclusion import documents_beside, drop_rows, empty_rows
 from gristmill.tokenize.mixing.layouts import Layout
 from gristmill.tokenize.mixing.streams import Pieces, Stream, cut_runs
 from gristmill.tokenize.order import order_key, permute, stage_parts, unrank
@@ -54,6 +55,7 @@ class Plan:
         seed: of the order of the rows.
         sources: names, in the order of the source numbers.
         stages: training rows of each source, for every stage in order.
+        excluded: ids of the documents whose rows are emptied.
     """
 
     folder: str
@@ -66,6 +68,7 @@ class Plan:
     seed: int
     sources: tuple[str, ...]
     stages: tuple[tuple[int, ...], ...]
+    excluded: tuple[bytes, ...] = ()
 
 
 def save(folder: Path, name: str, record: Documents | Stream | Layout) -> None:
@@ -111,8 +114,9 @@ def write_train_shard(task: Task, plan: Plan) -> Done:
     pieces = pa.concat_tables(tables).sort_by([("row", "ascending"), ("start", "ascending")])
     filled = np.bincount(pieces["row"].to_numpy() - first, pieces["length"].to_numpy(), rows).astype(np.int64)
     pad_rows(tokens, filled, plan.pad)
+    pieces, emptied = empty_rows(tokens, pieces, first, plan.excluded, plan.pad)
     path = as_path(plan.out) / task.payload["file"]
-    return Done(files_of(path), write_rows(path, tokens, pieces, first))
+    return Done(files_of(path), {**write_rows(path, tokens, pieces, first), **emptied})
 
 
 def _rows_of_places(plan: Plan, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -138,8 +142,10 @@ def write_validation_shard(task: Task, plan: Plan, token_bytes: str) -> Done:
     order = np.arange(rows)
     documents = Documents(**_load(plan.folder, "documents", Documents))
     pieces = _write_source(plan, documents, validation_stream(source), source, order, order, 0, tokens)
+    touched = documents_beside(pieces, plan.excluded)
+    tokens, pieces = drop_rows(tokens, pieces, plan.excluded)
     path = as_path(plan.out) / task.payload["file"]
-    entry = write_rows(path, tokens, pieces)
+    entry = {**write_rows(path, tokens, pieces), **touched}
     with as_path(token_bytes).open("rb") as stream:
         sizes = np.load(stream)
     text_bytes = int(sizes[tokens].sum(dtype=np.int64))

@@ -1,0 +1,74 @@
+"""Training that goes on from another one's checkpoint, on a set from which rows were taken."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gristmill.dataprep.files import read_json, sha256_file, write_json
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.loop.continuing import ContinueError
+from gristmill.train.loop.stream import extend_digest
+
+SEED, BATCH, STEPS = 11, 6, 12
+
+
+def without_row(mix: Path, target: Path, row: int) -> PackedSet:
+    """A copy of a packed set in which one row is emptied and withheld."""
+    shutil.copytree(mix, target)
+    manifest = read_json(target / "packed.json")
+    (shard,) = manifest["train"]["shards"]
+    tokens = np.memmap(target / shard["file"], "<u2", "r+", shape=(80, 32))
+    tokens[row] = 0
+    tokens.flush()
+    shard.update(withheld=[row], whole_sha256=shard["sha256"], sha256=sha256_file(target / shard["file"]))
+    write_json(target / "packed.json", manifest)
+    return PackedSet(target)
+
+
+def lines_of(folder: Path) -> dict[int, dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line for line in lines if "loss" in line}
+
+
+def test_a_training_goes_on_from_the_last_clean_checkpoint_and_never_reads_what_was_taken(
+    run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    config = {**pretrain_config, "steps": STEPS, "seed": SEED, "global_batch_size": BATCH}
+    inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
+    run_stage("pretrain", inputs, config, tmp_path / "first", checkpoint_every=4)
+    checkpoints = tmp_path / "first" / "work" / "checkpoints"
+    whole = PackedSet(mix_folder)
+    taken = int(whole.order(SEED).rows(np.arange(5 * BATCH, 6 * BATCH))[2])  # step 6 reads it
+    less = without_row(mix_folder, tmp_path / "less", taken)
+    assert less.fingerprint == whole.fingerprint
+
+    inputs["mix"] = less.folder
+    clean = {**config, "continue_from": str(checkpoints / "step-00000004")}
+    summary = run_stage("pretrain", inputs, clean, tmp_path / "second", checkpoint_every=4)
+    before, after = lines_of(tmp_path / "first"), lines_of(tmp_path / "second")
+    assert sorted(after) == list(range(5, STEPS + 1))
+    assert after[5]["loss"] == before[5]["loss"]
+    read, digest = less.order(SEED).rows(np.arange(STEPS * BATCH)).reshape(STEPS, BATCH), less.fingerprint
+    for step in range(1, STEPS + 1):
+        digest = extend_digest(digest, read[step - 1])
+        if step in after:
+            assert after[step]["rows_digest"] == digest
+    assert summary["rows_digest"] == digest
+    assert taken not in read
+    uninterrupted = whole.order(SEED).rows(np.arange(STEPS * BATCH + 1)).tolist()
+    assert read.ravel().tolist() == [row for row in uninterrupted if row != taken]
+
+    tainted = {**config, "continue_from": str(checkpoints / "step-00000008")}
+    with pytest.raises(ContinueError, match="step-00000008 has read other rows in its 8 steps than this training"):
+        run_stage("pretrain", inputs, tainted, tmp_path / "third")
+    torch.distributed.destroy_process_group()  # a stage that raises leaves its group to the end of its process
+    (checkpoints / "step-00000004" / "complete.json").unlink()
+    with pytest.raises(ContinueError, match="step-00000004 is no complete checkpoint"):
+        run_stage("pretrain", inputs, clean, tmp_path / "fourth")
