@@ -33,6 +33,8 @@ NOT_DRAWN = {
     "epochs_unknown": "its source's `epochs` ask for what was not measured of it",
     "quota": "its source's share was filled by others",
     "validation_rest": "it is held out, but the validation rows were filled by others",
+    "excluded": "it is on the list of excluded documents (`mix.exclude`)",
+    "withheld": "it lay beside excluded documents, in rows that were emptied for them",
     None: "the mixture has not seen it: it belongs to no source of it",
 }
 """What the mixture's reasons mean (tokenize.mixing.candidates.unused)."""

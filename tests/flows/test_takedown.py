@@ -1,0 +1,59 @@
+"""Which documents a list takes down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
+from gristmill.flows.provenance.takedown import TakedownError, find_documents, near_duplicates, read_list
+
+RECORD = "#11111111-2222-3333-4444-555555555555"
+LOCATORS = ["https://a.example/x" + RECORD, "https://a.example/x" + RECORD.replace("1", "9"), "b.jsonl#0", "c.txt"]
+IDS = [document_id("web", locator, locator) for locator in LOCATORS]
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> dict[str, Path]:
+    """Four documents in two shards; the last two are near-duplicates, of which the last one was dropped."""
+    for shard, rows in enumerate(([0, 1], [2, 3])):
+        own = pa.array([IDS[row] for row in rows], pa.binary(16))
+        locators = [LOCATORS[row] for row in rows]
+        write_table(tmp_path / "ingest" / f"part-{shard}.parquet", pa.table([
+            own, pa.array(["web", "web"]).dictionary_encode(), pa.array(locators),
+            pa.array(locators, pa.large_string()), pa.array(["{}", "{}"])], schema=DOCUMENT_SCHEMA))
+        clusters = [IDS[2] if row > 1 else IDS[row] for row in rows]
+        write_table(tmp_path / "dedup" / f"part-{shard}.parquet", pa.table({
+            "id": own, "keep": [row < 3 for row in rows], "cluster": pa.array(clusters, pa.binary(16))}))
+    write_table(tmp_path / "dedup" / "clusters.parquet", pa.table({
+        name: pa.array([value], pa.binary(16))
+        for name, value in (("cluster", IDS[2]), ("survivor", IDS[2]), ("member", IDS[3]))}))
+    return {name: tmp_path / name for name in ("ingest", "dedup")}
+
+
+def test_ids_locators_and_addresses_find_documents_and_what_fits_none_is_named(inputs: dict[str, Path]) -> None:
+    found, missing = find_documents(inputs, [IDS[3].hex().upper(), "https://a.example/x", "b.jsonl#9", "0" * 32])
+    assert {one: entry["shard"] for one, entry in found.items()} == {
+        IDS[0]: "part-0.parquet", IDS[1]: "part-0.parquet", IDS[3]: "part-1.parquet"}
+    assert missing == ["b.jsonl#9", "0" * 32]
+    assert set(find_documents(inputs, [LOCATORS[0], "c.txt"])[0]) == {IDS[0], IDS[3]}
+
+
+def test_near_duplicates_are_found_from_the_survivor_and_from_the_dropped(inputs: dict[str, Path]) -> None:
+    assert near_duplicates(inputs, [IDS[2]]) == {IDS[3]}
+    assert near_duplicates(inputs, [IDS[3], IDS[0]]) == {IDS[2]}
+    assert near_duplicates({"ingest": inputs["ingest"]}, [IDS[2]]) == set()
+
+
+def test_a_list_has_names_or_json_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "list"
+    path.write_text('# why\n\nabc\n{"url": "https://a.example"}\nabc\n')
+    assert read_list(path) == ["abc", "https://a.example"]
+    path.write_text('{"title": "x"}')
+    with pytest.raises(TakedownError, match=r"list:1: has none of the keys id, locator, url"):
+        read_list(path)
+    path.write_text("# nothing\n")
+    with pytest.raises(TakedownError, match="names no document"):
+        read_list(path)
