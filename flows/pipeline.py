@@ -20,7 +20,7 @@ from gristmill.flows.session import Session, open_session
 
 StageName = Literal[
     "ingest", "clean", "filter", "dedup", "dedup_lines", "dedup_substrings", "langid", "quality", "decontaminate",
-    "tokenizer", "tokenize", "mix", "pretrain", "sft", "dpo", "evaluate", "export",
+    "tokenizer", "tokenize", "mix", "pretrain", "sft", "reference", "dpo", "evaluate", "export",
 ]
 observer_of_caller: contextvars.ContextVar[Observer | None] = contextvars.ContextVar("observer", default=None)
 """The display of the terminal that called the flow, where one did."""

@@ -218,6 +218,18 @@ def _training(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | N
     return configure
 
 
+def _reference(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+    from gristmill.mixtures.posttraining import Reference
+
+    dpo = _training("dpo")(manifest, verify)
+    if dpo is None:
+        return None
+    recipe, told = dpo
+    # The size of a forward pass is how the work is done. What a loss makes of the numbers is none of this stage's.
+    read = {name: recipe[name] for name in Reference.model_fields if name != "micro_batch_size"}
+    return read, {**told, "micro_batch_size": recipe["micro_batch_size"]}
+
+
 def _evaluate(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     section = manifest.evaluate
     if section is None:
@@ -263,8 +275,12 @@ def _only(*names: str) -> Callable[[Manifest], list[str]]:
     return lambda manifest: list(names)
 
 
-def _start_of_dpo(manifest: Manifest) -> list[str]:
-    return ["tokenizer", "mix", "sft" if manifest.sft is not None else "pretrain"]
+def _before_reference(manifest: Manifest) -> list[str]:
+    return ["tokenizer", "sft" if manifest.sft is not None else "pretrain"]
+
+
+def _before_dpo(manifest: Manifest) -> list[str]:
+    return ["mix", *_before_reference(manifest), "reference"]
 
 
 def _final_model(manifest: Manifest) -> list[str]:
@@ -293,10 +309,11 @@ STAGES: dict[str, Stage] = {
         Stage("pretrain", 2, "gristmill.train.pretrain:run", _training("pretrain"), _only("tokenizer", "mix"),
               "torchrun"),
         Stage("sft", 2, "gristmill.train.sft:run", _training("sft"), _only("tokenizer", "mix", "pretrain"), "torchrun"),
-        Stage("dpo", 2, "gristmill.train.dpo:run", _training("dpo"), _start_of_dpo, "torchrun"),
+        Stage("reference", 1, "gristmill.train.reference:run", _reference, _before_reference, "torchrun"),
+        Stage("dpo", 3, "gristmill.train.dpo:run", _training("dpo"), _before_dpo, "torchrun"),
         Stage("evaluate", 2, "gristmill.train.evaluate:run", _evaluate,
               _only("tokenizer", "mix", "pretrain", "sft", "dpo")),
         Stage("export", 1, "gristmill.train.export:run", _export, _final_model),
     )
 }
-AFTER_PREPARE = ("tokenizer", "tokenize", "mix", "pretrain", "sft", "dpo", "evaluate", "export")
+AFTER_PREPARE = ("tokenizer", "tokenize", "mix", "pretrain", "sft", "reference", "dpo", "evaluate", "export")

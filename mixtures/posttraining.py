@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from gristmill.mixtures.optimizer import Optimizer
 from gristmill.mixtures.section import OutsidePath, Positive, PositiveFloat, Section
-from gristmill.mixtures.training import Training
+from gristmill.mixtures.training import Precision, Training
 
 PreferenceLoss = Literal[
     "sigmoid", "cdpo", "robust", "hinge", "ipo", "ipo_sum", "sigmoid_norm", "simpo", "orpo"]
@@ -32,6 +32,19 @@ class Sft(Training):
     """The mixture's if absent."""
     optimizer: Optimizer = Optimizer(learning_rate=3e-4, weight_decay=0.0)
     """What an update is."""
+
+
+class Reference(Section):
+    """What the stage `reference` is told of the section `dpo`: all that log-probabilities of pairs depend on."""
+
+    data: Annotated[tuple[Examples, ...], Field(min_length=1)]
+    """Where the pairs are."""
+    sequence_length: Annotated[int, Field(ge=8)] | None = None
+    """Tokens per row; the mixture's if absent."""
+    precision: Precision = "auto"
+    """Compute dtype; `auto` is bf16 on a GPU and fp32 on a CPU."""
+    micro_batch_size: Positive = 16
+    """Pairs per forward pass on one rank at the most."""
 
 
 class Dpo(Training):

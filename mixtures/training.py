@@ -52,6 +52,10 @@ class EarlyStopping(Section):
     """How much lower than the best so far a loss must be to count as better, in nats per token."""
 
 
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+"""Names of compute dtypes."""
+
+
 class Training(Section):
     """What the three training stages have in common."""
 
@@ -68,7 +72,7 @@ class Training(Section):
     average: Average | None = None
     """A running mean of the weights: validated beside them, saved as `model-average`, exported where
     `export.weights` is `average`. None is kept if absent."""
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    precision: Precision = "auto"
     """Compute dtype; `auto` is bf16 on a GPU and fp32 on a CPU; `fp16` scales the loss dynamically."""
     log_every: Positive = 10
     """Steps between records of loss and speed."""

@@ -17,19 +17,19 @@ import numpy as np
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import atomic_write
-from gristmill.dataprep.reading.examples import read_examples
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.objectives.chat import Chat
 from gristmill.train.objectives.conversations import EXAMPLE_IDS, NothingToTrainError, write_example_ids
-from gristmill.train.objectives.pairs import Pair, is_held_out, more_likely, pair_logps, prepare_pairs, reward_accuracy
+from gristmill.train.objectives.pairs import Pair, is_held_out, more_likely, pair_logps, read_pairs, reward_accuracy
 from gristmill.train.objectives.preferences import Preferences
-from gristmill.train.objectives.reference import cached_reference, certify_start, reference_key
+from gristmill.train.objectives.reference import certify_start, key_of, read_reference
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
 from gristmill.train.parallel.world import process_group
-from gristmill.train.pretrain import MODEL, all_tensors, averaged, causal_share, describe_model, publish
+from gristmill.train.pretrain import all_tensors, averaged, causal_share, describe_model, publish
+from gristmill.train.reference import start_of
 
 HOLDOUT = "holdout.jsonl"
 CERTIFICATE = "step-0.json"
@@ -40,23 +40,26 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Raises:
         NothingToTrainError: no pair is left to train on.
+        gristmill.train.objectives.reference.StaleReferenceError: the reference is of other weights, pairs or the like.
         gristmill.train.objectives.reference.NotTheReferenceError: the first batch's margin is not zero.
         gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
     """
     section = Dpo.model_validate(config)
     seed = section.seed or 0
-    start = (inputs["sft"] if "sft" in inputs else inputs["pretrain"]) / MODEL
+    start = start_of(inputs)
     shape, chat = read_shape(start), Chat(inputs["tokenizer"])
     length = section.sequence_length or shape.sequence_length
-    training, held_out, sets = read_pairs(section, seed, chat, length)
+    pairs, sets = read_pairs(section.data, chat, length)
+    is_out = held_out_mask(pairs, section, seed)
+    training = [pair for pair, out_of_training in zip(pairs, is_out, strict=True) if not out_of_training]
+    held_out = [pair for pair, out_of_training in zip(pairs, is_out, strict=True) if out_of_training]
     with process_group(context.parallel, pipelined=False) as world:
         dtype = compute_dtype(section.precision, world.device)
+        reference = read_reference(inputs["reference"], key_of(start, chat, pairs, length, dtype))
         model = sharded_model(shape, stored(start), world, dtype, context.compute)
         measure = partial(pair_logps, model, pad=chat.pad, length=length, micro_batch_size=section.micro_batch_size,
                           world=world)
-        key = reference_key(start, chat, training + held_out, length, dtype)
-        reference = cached_reference(context.work / f"reference-{key}.npy", lambda: measure(training + held_out), world)
-        objective = Preferences(training, reference[: len(training)], section, seed, chat.pad, length,
+        objective = Preferences(training, reference[~is_out], section, seed, chat.pad, length,
                                 shape.flops_per_token(length), world.device)
         if world.is_first:
             write_example_ids(out / EXAMPLE_IDS, [pair.example["id"] for pair in training])
@@ -65,7 +68,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         record, summary = train(Job(
             section=section, objective=objective, model=model, world=world, context=context, average=average,
             peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length)))
-        before, after = reference[len(training) :], measure(held_out)
+        before, after = reference[is_out], measure(held_out)
         tensors = all_tensors(model, average)
         if record is not None:
             summary |= publish(out, shape, tensors, record)
@@ -83,29 +86,17 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     }
 
 
-def read_pairs(section: Dpo, seed: int, chat: Chat, length: int) -> tuple[list[Pair], list[Pair], list[dict[str, Any]]]:
-    """Read and encode all sets of pairs: those to train on, those held out, and counts per set.
+def held_out_mask(pairs: Sequence[Pair], section: Dpo, seed: int) -> np.ndarray:
+    """Which of n pairs are held out, (n,) bool.
 
     Raises:
-        NothingToTrainError: a set has no usable pair, or the held-out share leaves none to train on.
+        NothingToTrainError: all of them are.
     """
-    pairs: list[Pair] = []
-    sets = []
-    for one in section.data:
-        found, counts = prepare_pairs(read_examples(one.path, "dpo", one.limit), chat, length)
-        if not found:
-            raise NothingToTrainError(
-                f"dpo data {one.path}: none of its {counts['examples']} pairs has both answers within {length} tokens "
-                f"({counts['dropped']} too long, {counts['refused']} refused {counts['refused_reasons']}); raise "
-                "dpo.sequence_length or look at the data")
-        pairs += found
-        sets.append({"path": one.path, **counts})
-    held_out = [is_held_out(pair.example, section.holdout, seed) for pair in pairs]
-    training = [pair for pair, out in zip(pairs, held_out, strict=True) if not out]
-    if not training:
+    held_out = np.array([is_held_out(pair.example, section.holdout, seed) for pair in pairs], dtype=bool)
+    if held_out.all():
         raise NothingToTrainError(f"dpo: all {len(pairs)} pairs are held out; lower dpo.holdout ({section.holdout}) or "
                                   "add pairs with other prompts")
-    return training, [pair for pair, out in zip(pairs, held_out, strict=True) if out], sets
+    return held_out
 
 
 def write_holdout(path: Path, pairs: Sequence[Pair], reference: np.ndarray, length: int) -> None:

@@ -24,7 +24,7 @@ from gristmill.mixtures.streaming import Stream
 from gristmill.mixtures.watching import Profile, Wandb
 from gristmill.train.loop.stopping import EXIT_TERMINATED, StoppedError, stop_on_sigterm
 
-TRAINING_STAGES = ("pretrain", "sft", "dpo")
+TORCHRUN_STAGES = ("pretrain", "sft", "reference", "dpo")
 EXIT_FAILED = 1
 
 
@@ -57,8 +57,9 @@ def main(argv: list[str] | None = None) -> int:
 def run_stage(folder: Path, description: dict[str, Any], is_first: bool) -> dict[str, Any]:
     """Call the stage's function on this rank and return its summary."""
     stage, engine = description["stage"], description["engine"]
-    if stage not in TRAINING_STAGES:
-        raise ValueError(f"{folder / 'stage.json'}: stage {stage!r} is not trained; known: {TRAINING_STAGES}")
+    if stage not in TORCHRUN_STAGES:
+        raise ValueError(f"{folder / 'stage.json'}: stage {stage!r} is none of those that torchrun starts: "
+                         f"{TORCHRUN_STAGES}")
     context = Context(
         work=folder / "work", stage=stage, checkpoint_every=engine["checkpoint_every"],
         keep_checkpoints=engine["keep_checkpoints"], permanent_every=engine.get("permanent_every"),

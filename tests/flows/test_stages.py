@@ -25,8 +25,8 @@ def changed_by(*overrides: str) -> list[str]:
 
 def test_the_demo_has_every_stage_in_order() -> None:
     assert list(opened().plan) == [
-        "ingest", "filter", "dedup", "langid", "quality", "tokenizer", "tokenize", "mix", "pretrain", "sft", "dpo",
-        "evaluate", "export"]
+        "ingest", "filter", "dedup", "langid", "quality", "tokenizer", "tokenize", "mix", "pretrain", "sft",
+        "reference", "dpo", "evaluate", "export"]
     assert [name for name in STAGES if name in opened().plan] == list(opened().plan)
 
 
@@ -48,7 +48,11 @@ def test_the_demo_has_every_stage_in_order() -> None:
     ("mix.seed=8", "mix"),
     ("pretrain.steps=10", "pretrain"),
     ("sft.steps=10", "sft"),
+    ("dpo.sequence_length=64", "reference"),
+    ("dpo.precision=bf16", "reference"),
     ("dpo.beta=0.2", "dpo"),
+    ("dpo.loss=ipo", "dpo"),
+    ("dpo.holdout=0.3", "dpo"),
     ("export.dtype=bf16", "export"),
 ])
 def test_a_key_changes_its_own_stage_and_those_behind_it_only(override: str, first_changed: str) -> None:

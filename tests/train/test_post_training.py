@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from gristmill.dataprep.reading.examples import read_examples
-from gristmill.train.dpo import CERTIFICATE
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.conversations import NothingToTrainError
-from gristmill.train.objectives.reference import NotTheReferenceError
+from gristmill.train.objectives.reference import KEY, TABLE, NotTheReferenceError, StaleReferenceError
 
 WORDS = ("json", "text", "file", "name", "list", "code", "line", "type", "value", "error", "module", "class")
 TRAINING = {"steps": 12, "global_batch_size": 5, "micro_batch_size": 3, "seed": 11, "log_every": 1,
@@ -54,6 +54,19 @@ def dpo_config(tmp_path: Path) -> dict[str, Any]:
         {"prompt": [message("user", f"What is a {word}? {n}")], "chosen": [message("assistant", f"A {word}.")],
          "rejected": [message("assistant", "I do not know.")]} for word in WORDS for n in range(3)])
     return {**TRAINING, "data": [{"path": path}], "holdout": 0.25, "optimizer": {"learning_rate": 0.001}}
+
+
+READ_BY_REFERENCE = ("data", "sequence_length", "micro_batch_size")
+
+
+@pytest.fixture
+def referenced(
+    run_stage: Any, pretrained: dict[str, Path], dpo_config: dict[str, Any], tmp_path: Path
+) -> dict[str, Path]:
+    """What the stage `dpo` reads where nothing was fine-tuned."""
+    config = {name: dpo_config[name] for name in READ_BY_REFERENCE}
+    run_stage("reference", pretrained, config, tmp_path / "reference")
+    return {**pretrained, "reference": tmp_path / "reference" / "data"}
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
@@ -102,9 +115,9 @@ def test_a_set_that_trains_nothing_is_refused(
 
 
 def test_preferences_start_at_ln_2_and_end_with_the_chosen_answers_ahead(
-    run_stage: Any, pretrained: dict[str, Path], dpo_config: dict[str, Any], tmp_path: Path
+    run_stage: Any, referenced: dict[str, Path], dpo_config: dict[str, Any], tmp_path: Path
 ) -> None:
-    summary = run_stage("dpo", pretrained, dpo_config, tmp_path / "dpo")
+    summary = run_stage("dpo", referenced, dpo_config, tmp_path / "dpo")
     lines = metrics(tmp_path / "dpo")
     assert lines[0]["loss"] == pytest.approx(math.log(2), abs=1e-4)
     assert lines[0]["rewards/margins"] == pytest.approx(0.0, abs=1e-3)
@@ -121,25 +134,53 @@ def test_preferences_start_at_ln_2_and_end_with_the_chosen_answers_ahead(
 
 
 def test_a_reference_of_another_model_is_refused(
-    run_stage: Any, pretrained: dict[str, Path], dpo_config: dict[str, Any], tmp_path: Path
+    run_stage: Any, referenced: dict[str, Path], dpo_config: dict[str, Any], tmp_path: Path
 ) -> None:
-    run_stage("dpo", pretrained, {**dpo_config, "steps": 1}, tmp_path / "dpo", checkpoint_every=100)
-    work = tmp_path / "dpo" / "work"
-    (stale,) = work.glob("reference-*.npy")
-    np.save(stale, np.load(stale) + np.array([[0.0, 1.0]], dtype=np.float32))
-    (work / CERTIFICATE).unlink()
+    table = pq.read_table(referenced["reference"] / TABLE)
+    wrong = (table["rejected"].to_numpy() + 1.0).astype(np.float32)
+    pq.write_table(table.set_column(table.schema.get_field_index("rejected"), "rejected", [wrong]),
+                   referenced["reference"] / TABLE)
     with pytest.raises(NotTheReferenceError, match=r"the margin is 0\.1\d* and the loss 0\.6"):
-        run_stage("dpo", pretrained, {**dpo_config, "steps": 1}, tmp_path / "dpo")
+        run_stage("dpo", referenced, {**dpo_config, "steps": 1}, tmp_path / "dpo")
 
 
-def test_reference_log_probabilities_are_computed_once(
-    run_stage: Any, pretrained: dict[str, Path], dpo_config: dict[str, Any], tmp_path: Path
+def test_reference_log_probabilities_are_the_start_models_own_sums_over_each_answer(
+    referenced: dict[str, Path], dpo_config: dict[str, Any]
 ) -> None:
-    run_stage("dpo", pretrained, {**dpo_config, "steps": 1}, tmp_path / "dpo")
-    (file,) = (tmp_path / "dpo" / "work").glob("reference-*.npy")
-    written = file.stat().st_mtime_ns
-    run_stage("dpo", pretrained, {**dpo_config, "steps": 1}, tmp_path / "dpo")
-    assert file.stat().st_mtime_ns == written
+    from gristmill.train.objectives.chat import Chat
+
+    table = pq.read_table(referenced["reference"] / TABLE).to_pylist()
+    examples = read_examples(dpo_config["data"][0]["path"], "dpo")
+    assert [row["id"] for row in table] == [example["id"] for example in examples]
+    model, chat = load_model(referenced["pretrain"] / "model"), Chat(referenced["tokenizer"])
+    for row, example in zip(table[:4], examples, strict=False):
+        for name in ("chosen", "rejected"):
+            tokens = chat.encode([*example["prompt"], *example[name]])
+            ids, spoken = torch.from_numpy(tokens.ids), torch.from_numpy(tokens.turns[1:] > 0)
+            logps = torch.log_softmax(model(ids[None])[0, :-1], dim=-1).gather(1, ids[1:, None])[:, 0]
+            assert row[name] == pytest.approx(float(logps[spoken].sum()), abs=1e-4)
+            assert row[f"{name}_tokens"] == int(spoken.sum())
+
+
+@pytest.mark.parametrize(("changes", "named"), [
+    ({"sequence_length": 96}, r"sequence_length was 64 and is 96\. "),
+    ({"precision": "bf16"}, "precision was float32 and is bfloat16")])
+def test_reference_log_probabilities_of_something_else_are_refused_with_what_differs(
+    changes: dict[str, Any], named: str, run_stage: Any, referenced: dict[str, Path], dpo_config: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(StaleReferenceError, match=named):
+        run_stage("dpo", referenced, {**dpo_config, **changes, "steps": 1}, tmp_path / "dpo")
+
+
+def test_every_loss_starts_from_the_same_reference(
+    run_stage: Any, referenced: dict[str, Path], dpo_config: dict[str, Any], tmp_path: Path
+) -> None:
+    before = (referenced["reference"] / KEY).read_bytes()
+    for loss, beta, first in (("hinge", 0.5, 1.0), ("ipo", 0.5, 1.0), ("sigmoid_norm", 2.0, math.log(2))):
+        config = {**dpo_config, "steps": 1, "loss": loss, "beta": beta}
+        assert run_stage("dpo", referenced, config, tmp_path / loss)["first_loss"] == pytest.approx(first, abs=1e-4)
+    assert (referenced["reference"] / KEY).read_bytes() == before
 
 
 def test_the_whole_chain_is_evaluated_and_exported(
@@ -147,9 +188,13 @@ def test_the_whole_chain_is_evaluated_and_exported(
 ) -> None:
     run_stage("sft", pretrained, sft_config, tmp_path / "sft")
     inputs = {**pretrained, "sft": tmp_path / "sft" / "data"}
-    dpo_inputs = {name: inputs[name] for name in ("tokenizer", "mix", "sft")}
+    run_stage("reference", {name: inputs[name] for name in ("tokenizer", "sft")},
+              {name: dpo_config[name] for name in READ_BY_REFERENCE}, tmp_path / "reference")
+    inputs["reference"] = tmp_path / "reference" / "data"
+    dpo_inputs = {name: inputs[name] for name in ("tokenizer", "mix", "sft", "reference")}
     tuned = run_stage("dpo", dpo_inputs, dpo_config, tmp_path / "dpo")
     inputs["dpo"] = tmp_path / "dpo" / "data"
+    del inputs["reference"]
 
     questions = tmp_path / "questions.jsonl"
     questions.write_text("".join(

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.dataprep.files import canonical_json
+from gristmill.dataprep.reading.examples import read_examples
+from gristmill.mixtures.posttraining import Examples
 from gristmill.train.loop.stream import micro_batches
 from gristmill.train.objectives.chat import Chat, ChatError
-from gristmill.train.objectives.conversations import Conversation, conversation, padded
+from gristmill.train.objectives.conversations import Conversation, NothingToTrainError, conversation, padded
 from gristmill.train.objectives.losses import next_tokens, sequence_logps
 from gristmill.train.parallel.sharding import evaluating
 from gristmill.train.parallel.world import World, sum_over_ranks
@@ -35,6 +37,39 @@ class Pair:
     example: Mapping[str, Any]
     chosen: Conversation
     rejected: Conversation
+
+    @property
+    def scored_tokens(self) -> tuple[int, int]:
+        """How many tokens of the chosen and of the rejected answer are scored."""
+        return int(self.chosen.trained.sum()), int(self.rejected.trained.sum())
+
+
+def read_pairs(data: Sequence[Examples], chat: Chat, length: int) -> tuple[list[Pair], list[dict[str, Any]]]:
+    """Read and encode all sets of pairs, in their order.
+
+    Args:
+        data: where they are.
+        chat: tokenizer and template.
+        length: most tokens per conversation.
+
+    Returns:
+        the usable pairs, and counts per set (see `prepare_pairs`).
+
+    Raises:
+        NothingToTrainError: a set has no usable pair.
+    """
+    pairs: list[Pair] = []
+    sets = []
+    for one in data:
+        found, counts = prepare_pairs(read_examples(one.path, "dpo", one.limit), chat, length)
+        if not found:
+            raise NothingToTrainError(
+                f"dpo data {one.path}: none of its {counts['examples']} pairs has both answers within {length} tokens "
+                f"({counts['dropped']} too long, {counts['refused']} refused {counts['refused_reasons']}); raise "
+                "dpo.sequence_length or look at the data")
+        pairs += found
+        sets.append({"path": one.path, **counts})
+    return pairs, sets
 
 
 def prepare_pairs(

@@ -1,16 +1,19 @@
-"""The frozen reference of preference optimisation: its log-probabilities, and the proof that they fit."""
+"""The frozen reference of preference optimisation: its log-probabilities as a table, and the proof that they fit."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import nn
 
-from gristmill.dataprep.files import atomic_write, canonical_json, read_json, sha256_file, write_json
+from gristmill.dataprep.documents import read_table, write_table
+from gristmill.dataprep.files import canonical_json, read_json, sha256_file, write_json
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.train.loop.batches import read_batch
 from gristmill.train.loop.stream import plan_of
@@ -22,6 +25,7 @@ from gristmill.train.objectives.preferences import Preferences
 from gristmill.train.parallel.sharding import evaluating
 from gristmill.train.parallel.world import World, agree, sum_over_ranks
 
+TABLE, KEY = "reference.parquet", "key.json"
 LARGEST_MARGIN = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """What rounding alone may make of a margin of zero; a reference in another precision was seen to give 0.066."""
 
@@ -30,22 +34,50 @@ class NotTheReferenceError(RuntimeError):
     """Before the first step the policy is not the model that the reference log-probabilities are of."""
 
 
-def reference_key(start: Path, chat: Chat, pairs: Sequence[Pair], length: int, dtype: torch.dtype) -> str:
-    """Names what reference log-probabilities depend on: weights, precision, template, length, and every pair."""
-    parts = [sha256_file(start / WEIGHTS_FILE), chat.digest, str(dtype), length,
-             [[pair.example[name] for name in ("prompt", "chosen", "rejected")] for pair in pairs]]
-    return hashlib.sha256(canonical_json(parts)).hexdigest()[:16]
+class StaleReferenceError(RuntimeError):
+    """Reference log-probabilities depend on something else than what they are wanted for."""
 
 
-def cached_reference(file: Path, compute: Callable[[], np.ndarray], world: World) -> np.ndarray:
-    """Reference log-probabilities (n, 2) float32 from the file, or computed once and kept there."""
-    if not agree(file.exists(), world):
-        computed = compute()
-        if world.is_first:
-            with atomic_write(file) as sink:
-                np.save(sink, computed)
-    found: np.ndarray = agree(np.load(file) if world.is_first else None, world)
-    return found
+def key_of(start: Path, chat: Chat, pairs: Sequence[Pair], length: int, dtype: torch.dtype) -> dict[str, Any]:
+    """What reference log-probabilities depend on, by name: weights, template, tokenizer, precision, length, pairs.
+
+    Args:
+        start: the folder of the model that is the reference.
+        chat: tokenizer and template.
+        pairs: all of them, in their order.
+        length: most tokens per conversation.
+        dtype: of matrix products.
+    """
+    texts = [[pair.example[name] for name in ("prompt", "chosen", "rejected")] for pair in pairs]
+    return {"weights": sha256_file(start / WEIGHTS_FILE), "chat template and tokenizer": chat.digest,
+            "precision": str(dtype).removeprefix("torch."), "sequence_length": length,
+            "pairs": hashlib.sha256(canonical_json(texts)).hexdigest()}
+
+
+def write_reference(folder: Path, key: dict[str, Any], pairs: Sequence[Pair], logps: np.ndarray) -> None:
+    """Write log-probabilities (n, 2) float32 of n pairs, chosen first, with what they depend on."""
+    tokens = np.array([pair.scored_tokens for pair in pairs], dtype=np.int32)
+    write_table(folder / TABLE, pa.table({
+        "id": [pair.example["id"] for pair in pairs], "chosen": logps[:, 0], "rejected": logps[:, 1],
+        "chosen_tokens": tokens[:, 0], "rejected_tokens": tokens[:, 1]}))
+    write_json(folder / KEY, key)
+
+
+def read_reference(folder: Path, key: dict[str, Any]) -> np.ndarray:
+    """Log-probabilities (n, 2) float32, chosen first, in the order of the pairs that the key names.
+
+    Raises:
+        StaleReferenceError: they depend on something else; the message names what differs.
+    """
+    found = read_json(folder / KEY)
+    differing = [f"{name} was {found.get(name)} and is {wanted}" for name, wanted in key.items()
+                 if found.get(name) != wanted]
+    if differing:
+        raise StaleReferenceError(f"{folder}: the reference log-probabilities there are of something else: "
+                                  f"{'; '.join(differing)}. Run the stage `reference` again, with --force, on the "
+                                  "kind of device that trains")
+    table = read_table(folder / TABLE, columns=["chosen", "rejected"])
+    return np.stack([table[name].to_numpy() for name in ("chosen", "rejected")], axis=1)
 
 
 def certify_start(
@@ -78,8 +110,8 @@ def certify_start(
         if not (abs(certificate["margin"]) <= most and abs(loss - expected) <= most * max(1.0, expected)):
             raise NotTheReferenceError(
                 f"dpo: before the first step the margin is {certificate['margin']:.6f} and the loss {loss:.6f}, not 0 "
-                f"and {expected:.6f} (tolerance {most}): the reference log-probabilities are of another model; delete "
-                f"{file.parent} and run the stage again")
+                f"and {expected:.6f} (tolerance {most}): the reference log-probabilities are of another model; run the "
+                "stage `reference` again, with --force")
     if world.is_first:
         write_json(file, certificate)
     return certificate
