@@ -45,15 +45,23 @@ def run(
     verify_inputs: Annotated[bool, typer.Option(help="Hash the content of all inputs.")] = False,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="Let trainings refuse operations whose result "
                                                 "may differ between two runs.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which stages would run, and why.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON for scripts.")] = False,
 ) -> None:
     """Run a manifest: what is committed is reused, what is unfinished goes on."""
-    from gristmill.flows.launch import launch
-
     settings = [*(set_ or []), *(["engine.deterministic=true"] if deterministic else [])]
     session = open_or_exit(manifest, settings, store, until=until, exactly=True, verify_inputs=verify_inputs)
     unknown = [name for name in force or [] if name not in session.plan]
     if unknown:
         fail(f"--force {unknown[0]}: this run has no such stage; it has {', '.join(session.plan)}", EXIT_USAGE)
+    if dry_run:
+        show_plan(session, frozenset(force or []), as_json)
+        raise typer.Exit
+    if as_json:
+        fail("--json belongs to --dry-run; what a finished run has made is printed by: "
+             f"{session.command('status', '--json')}", EXIT_USAGE)
+    from gristmill.flows.launch import launch
+
     raise typer.Exit(launch(session, list(session.plan), frozenset(force or []), tracked=not no_ui, summarise=True))
 
 
@@ -110,9 +118,15 @@ def plan(
         prediction = predict_cost(session, int(sample_mb * 1e6))
         print_json(prediction) if as_json else print_prediction(session, prediction)
         raise typer.Exit(EXIT_STAGE_FAILED if prediction["refusals"] else 0)
-    from gristmill.flows.status import explain_plan, print_plan
+    show_plan(session, frozenset(), as_json)
 
-    rows = explain_plan(session)
+
+def show_plan(session: Session, force: frozenset[str], as_json: bool) -> None:
+    """Print what a run would do with every stage, and why."""
+    from gristmill.flows.reasons import explain_plan
+    from gristmill.flows.status import print_plan
+
+    rows = explain_plan(session, force)
     print_json(rows) if as_json else print_plan(rows)
 
 
@@ -363,6 +377,7 @@ def main() -> None:
 import gristmill.flows.cli_evaluate  # noqa: E402
 import gristmill.flows.cli_mixtures  # noqa: E402
 import gristmill.flows.cli_provenance  # noqa: E402
+import gristmill.flows.cli_runs  # noqa: E402
 import gristmill.flows.cli_tokens  # noqa: E402, F401
 
 if __name__ == "__main__":

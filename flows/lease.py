@@ -42,7 +42,7 @@ class Lease:
 
     def check(self) -> None:
         """Raise LeaseLostError if a later lease exists."""
-        if _highest(self.folder) != self.number:
+        if highest(self.folder) != self.number:
             raise LeaseLostError(f"{self.folder.parent} was taken over by another run; this attempt stops")
 
     def name_child(self, pid: int) -> None:
@@ -66,7 +66,7 @@ class Lease:
         while not self._stop.wait(BEAT_SECONDS):
             beats += 1
             write_json(self.folder / f"{self.number}.beat.json", {"beats": beats})
-            if _highest(self.folder) != self.number:
+            if highest(self.folder) != self.number:
                 if self.on_lost is not None:
                     self.on_lost()
                 return
@@ -83,7 +83,7 @@ def acquire(folder: Path, on_wait: Callable[[dict[str, Any]], None], wanted: Cal
     waited = False
     beats = _BeatWatch()
     while wanted():
-        number = _highest(folder)
+        number = highest(folder)
         owner = read_json(folder / f"{number}.json") if number else None
         if owner is None or (folder / f"{number}.done").exists() or beats.is_dead(folder, number, owner):
             _end_orphan(folder / f"{number}.child.json")
@@ -100,7 +100,7 @@ def acquire(folder: Path, on_wait: Callable[[dict[str, Any]], None], wanted: Cal
 
 def running_owner(folder: Path) -> dict[str, Any] | None:
     """The identity of the living owner of a stage folder's lease on this machine, if there is one."""
-    number = _highest(folder)
+    number = highest(folder)
     if not number or (folder / f"{number}.done").exists():
         return None
     owner: dict[str, Any] = read_json(folder / f"{number}.json")
@@ -118,6 +118,11 @@ def is_alive(owner: dict[str, Any]) -> bool:
         return False
     ticks = _start_ticks(owner["pid"])
     return ticks is not None and ticks == owner["ticks"]
+
+
+def is_gone(owner: dict[str, Any]) -> bool:
+    """Whether a process is known to have ended; of one on another machine nothing is known."""
+    return owner["host"] == socket.gethostname() and not is_alive(owner)
 
 
 class _BeatWatch:
@@ -152,7 +157,8 @@ def _end_orphan(record: Path) -> None:
         time.sleep(0.05)
 
 
-def _highest(folder: Path) -> int:
+def highest(folder: Path) -> int:
+    """The number of the newest lease of a stage folder's `lease/`; 0 where there was none."""
     if not folder.exists():
         return 0
     return max((int(path.stem) for path in folder.glob("*.json") if path.stem.isdigit()), default=0)

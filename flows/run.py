@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 from gristmill.dataprep.files import read_json
 from gristmill.flows.lease import Lease, acquire
 from gristmill.flows.process import Event, StageProcess
+from gristmill.flows.progress import ProgressFile
 from gristmill.flows.stages import Node, Plan
 from gristmill.flows.store import StageFolder, Store, remove_tree
 from gristmill.mixtures.manifest import Engine
@@ -152,7 +153,13 @@ class Runner:
         }
 
     def _run_process(self, node: Node, folder: StageFolder, lease: Lease, log: Path) -> None:
-        process = StageProcess(folder.path, log, lambda event: self.observer.stage_event(node, event))
+        progress = ProgressFile(lease.folder, lease.number)
+
+        def take(event: Event) -> None:
+            progress.note(event)
+            self.observer.stage_event(node, event)
+
+        process = StageProcess(folder.path, log, take)
         lease.on_lost = process.kill
         lease.name_child(process.pid)
         lease.start_heartbeat()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -12,12 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill.dataprep.files import read_json, sha256_file
-from gristmill.flows.lease import running_owner
+from gristmill.flows.lease import highest, is_gone, running_owner
+from gristmill.flows.progress import describe_progress, read_progress, seconds_left
 from gristmill.flows.session import Session
-from gristmill.flows.store import StageFolder, Store
+from gristmill.flows.store import StageFolder
 
 STYLES = {"committed": "green", "unfinished": "yellow", "running": "cyan", "missing": "dim", "corrupt": "red"}
 ACTIONS = {"committed": "reuse", "unfinished": "go on", "running": "wait for", "missing": "make", "corrupt": "mend"}
+MINUTE, HOUR = 60, 3600
+"""Seconds."""
 
 
 def stage_states(session: Session) -> list[dict[str, Any]]:
@@ -35,6 +37,7 @@ def stage_states(session: Session) -> list[dict[str, Any]]:
             row["bytes"] = sum(entry["bytes"] for entry in manifest["files"].values())
         elif owner:
             row["owner"] = f"process {owner['pid']} on {owner['host']}"
+            row["progress"] = read_progress(folder.path / "lease", highest(folder.path / "lease"))
         elif state == "unfinished":
             row["details"] = _unfinished(folder)
         elif state == "corrupt":
@@ -47,8 +50,34 @@ def _unfinished(folder: StageFolder) -> str:
     error = folder.work / "error.json"
     if error.exists():
         return f"failed: {read_json(error)['message'].splitlines()[0]}"
+    reached = describe_progress(read_progress(folder.path / "lease", highest(folder.path / "lease")))
+    if reached:
+        return f"interrupted at {reached}"
     files = sum(1 for file in folder.data.rglob("*") if file.is_file()) if folder.data.exists() else 0
     return f"interrupted with {files} files written"
+
+
+def describe_running(row: Mapping[str, Any], now: float) -> str:
+    """`2 m 10 s: 120/400 steps, loss 3.21, about 5 m left (process 7 on host)` of a row whose stage runs."""
+    progress = row["progress"]
+    if not progress:
+        return str(row["owner"])
+    left = seconds_left(progress)
+    parts = [describe_progress(progress)]
+    # Counted from now on: a stage that has made no progress for long is not almost done.
+    parts += [] if left is None else [f"about {duration(max(0.0, left - (now - progress['at'])))} left"]
+    shown = ", ".join(part for part in parts if part)
+    return f"for {duration(now - progress['started'])}{': ' + shown if shown else ''} ({row['owner']})"
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `2 m 10 s` or `3 h 5 m`."""
+    whole = round(seconds)
+    if whole < MINUTE:
+        return f"{whole} s"
+    if whole < HOUR:
+        return f"{whole // MINUTE} m {whole % MINUTE} s"
+    return f"{whole // HOUR} h {whole % HOUR // MINUTE} m"
 
 
 def print_status(session: Session, rows: list[dict[str, Any]]) -> None:
@@ -59,63 +88,24 @@ def print_status(session: Session, rows: list[dict[str, Any]]) -> None:
         table.add_column(column, no_wrap=True)
     table.add_column("seconds", justify="right", min_width=7)
     table.add_column("MB", justify="right", min_width=6)
-    if any("details" in row or "owner" in row for row in rows):
-        table.add_column("", overflow="fold")
     for row in rows:
         seconds = f"{row['seconds']:.1f}" if "seconds" in row else ""
         size = f"{row['bytes'] / 1e6:.1f}" if "bytes" in row else ""
-        cells = [row["stage"], Text(row["state"], style=STYLES[row["state"]]), row["fingerprint"][:8], seconds, size,
-                 row.get("details") or row.get("owner", "")]
-        table.add_row(*cells[: len(table.columns)])
+        cells = [row["stage"], Text(row["state"], style=STYLES[row["state"]]), row["fingerprint"][:8], seconds, size]
+        table.add_row(*cells)
     console.print(table)
+    for row in rows:
+        if "details" in row or "owner" in row:
+            said = row["details"] if "details" in row else describe_running(row, time.time())
+            console.print(Text(f"{row['stage']}: {said}", style=STYLES[row["state"]]))
     console.print(Text(f"store: {session.store.root}", style="dim"), soft_wrap=True)
-
-
-def explain_plan(session: Session) -> list[dict[str, Any]]:
-    """One row per stage: what a run would do with it, and which keys differ from the nearest output in the store."""
-    rows = []
-    for row in stage_states(session):
-        action = ACTIONS[row["state"]]
-        reason = ""
-        if row["state"] == "missing":
-            reason = _why_missing(session.store, session, row["stage"])
-        elif row["state"] in ("unfinished", "corrupt", "running"):
-            reason = row.get("details") or row.get("owner", "")
-        rows.append({**row, "action": action, "reason": reason})
-    return rows
-
-
-def _why_missing(store: Store, session: Session, stage: str) -> str:
-    """Compare with the newest committed output of the same stage: which recipe keys or inputs are others."""
-    node = session.plan[stage]
-    previous = [folder for name, folder in store.outputs() if name == stage and folder.state() == "committed"]
-    if not previous:
-        return "never made"
-    nearest = max((folder.manifest() for folder in previous), key=lambda manifest: manifest["started"])
-    changes = list(_differences(nearest["recipe"], json.loads(json.dumps(node.recipe))))
-    if nearest["version"] != node.stage.version:
-        changes.append(f"stage version {nearest['version']} -> {node.stage.version}")
-    others = [name for name, value in node.inputs.items() if nearest["input_fingerprints"].get(name) != value]
-    if changes:
-        return "changed: " + "; ".join(changes[:4]) + (" ..." if len(changes) > 4 else "")
-    return f"{others[0]} before it changes" if others else "what comes before it changes"
-
-
-def _differences(old: Any, new: Any, at: str = "") -> Iterator[str]:
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for key in sorted({*old, *new}):
-            here = f"{at}.{key}" if at else str(key)
-            if key not in old or key not in new:
-                yield f"{here} {'added' if key in new else 'removed'}"
-            else:
-                yield from _differences(old[key], new[key], here)
-    elif old != new:
-        short = [json.dumps(value) for value in (old, new)]
-        yield f"{at} {short[0]} -> {short[1]}" if max(map(len, short)) < 60 else f"{at}"
+    unwell = next((row["stage"] for row in rows if "details" in row or "owner" in row), None)
+    if unwell is not None:
+        console.print(Text(f"log:   {session.command('logs', unwell)}", style="dim"), soft_wrap=True)
 
 
 def print_plan(rows: list[dict[str, Any]]) -> None:
-    """Print what a run would do."""
+    """Print what a run would do, and how many stages that is."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("stage", "action", "fingerprint"):
         table.add_column(column, no_wrap=True)
@@ -123,7 +113,11 @@ def print_plan(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         action = Text(row["action"], style=STYLES[row["state"]])
         table.add_row(row["stage"], action, row["fingerprint"][:8], row["reason"])
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    console.print(table)
+    work = sum(row["action"] != "reuse" for row in rows)
+    console.print(Text(f"{work} of {len(rows)} stages would run" if work else "nothing would run: all stages are "
+                       "committed", style="dim"))
 
 
 def print_runs(records: list[dict[str, Any]]) -> None:
@@ -136,9 +130,22 @@ def print_runs(records: list[dict[str, Any]]) -> None:
     for record in records:
         made = [stage for stage in record["stages"].values() if stage.get("how") in ("Completed", "Resumed")]
         reused = [stage for stage in record["stages"].values() if stage.get("how") == "Cached"]
-        seconds = record.get("finished", time.time()) - record["started"]
-        table.add_row(record["run"], record["state"], f"{seconds:.0f}", f"{len(made)} / {len(reused)}")
-    Console(highlight=False).print(table)
+        state = run_state(record)
+        end = record.get("finished", time.time() if state == "running" else None)
+        table.add_row(record["run"], state, "" if end is None else f"{end - record['started']:.0f}",
+                      f"{len(made)} / {len(reused)}")
+    console = Console(highlight=False)
+    if not records:
+        console.print("this store has no runs yet; start one with: gristmill run MANIFEST", soft_wrap=True)
+        return
+    console.print(table)
+
+
+def run_state(record: Mapping[str, Any]) -> str:
+    """How a run ended or that it runs; `killed` where its process is gone without having written an end."""
+    if record["state"] == "running" and is_gone(record["owner"]):
+        return "killed"
+    return str(record["state"])
 
 
 def find_damage(session: Session) -> dict[str, list[str]]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from gristmill.dataprep.files import write_json
 from gristmill.flows.gc import collect
 from gristmill.flows.lease import acquire
 from gristmill.flows.run import Runner
 from gristmill.flows.session import Session
-from gristmill.flows.status import explain_plan, find_damage, repair_damage, stage_states
+from gristmill.flows.status import find_damage, repair_damage, stage_states
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.sources import Source
 
@@ -88,10 +87,3 @@ def test_status_tells_committed_unfinished_running_and_missing_apart(toy_runner:
     assert states() == ["committed", "running"]
     assert lease is not None
     lease.release()
-
-
-def test_the_plan_says_which_key_changed(toy_runner: Make, tmp_path: Path) -> None:
-    finish(toy_runner(first={"n": 1, "deep": {"key": "a"}}, second={}))
-    changed = session_of(toy_runner(first={"n": 1, "deep": {"key": "b"}}, second={}))
-    assert [(row["action"], row["reason"]) for row in explain_plan(changed)] == [
-        ("make", 'changed: deep.key "a" -> "b"'), ("make", "first before it changes")]

@@ -1,0 +1,84 @@
+"""How far a stage's attempt is, kept beside its lease, so that `status` can say it from another terminal."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gristmill.dataprep.files import read_json, write_json
+
+WRITE_SECONDS = 2.0
+SHOWN_METRICS = ("loss", "tokens_per_second")
+log = logging.getLogger("gristmill.progress")
+
+
+class ProgressFile:
+    """`lease/<n>.progress.json` of one attempt, rewritten at most every WRITE_SECONDS."""
+
+    def __init__(self, lease_folder: Path, number: int) -> None:
+        self._path = progress_path(lease_folder, number)
+        self._started = self._job_started = time.time()
+        self._job, self._job_done, self._written = "", 0.0, 0.0
+        self._broken = False
+        self._write({})
+
+    def note(self, event: Mapping[str, Any]) -> None:
+        """Take a stage's event; only those of progress count. A store that does not take it is told of once."""
+        if event["event"] != "progress":
+            return
+        now, job = time.time(), str(event.get("job", ""))
+        if job != self._job:
+            self._job, self._job_started, self._job_done = job, now, float(event["done"])
+        if now - self._written >= WRITE_SECONDS:
+            self._write(event)
+
+    def _write(self, event: Mapping[str, Any]) -> None:
+        if self._broken:
+            return
+        self._written = time.time()
+        try:
+            write_json(self._path, {"started": self._started, "at": self._written, "job_started": self._job_started,
+                                    "job_done": self._job_done, **event})
+        except OSError as error:
+            # A full disk ends the stage at its own next write; the thread that reads its output must live on.
+            self._broken = True
+            log.warning("progress is not shown by `status` any more: %s", error)
+
+
+def progress_path(lease_folder: Path, number: int) -> Path:
+    """Where the progress of an attempt stands."""
+    return lease_folder / f"{number}.progress.json"
+
+
+def read_progress(lease_folder: Path, number: int) -> dict[str, Any]:
+    """The progress of an attempt: `started`, `at` (seconds since 1970), and `done`, `total`, `unit` once there are any.
+
+    Empty where the attempt has noted nothing.
+    """
+    path = progress_path(lease_folder, number)
+    if not path.exists():
+        return {}
+    found: dict[str, Any] = read_json(path)
+    return found
+
+
+def describe_progress(progress: Mapping[str, Any]) -> str:
+    """`dedup sketch: 3/16 shards`, with a training's loss; empty before the first event."""
+    if "done" not in progress:
+        return ""
+    job = f"{progress['job']}: " if progress.get("job") else ""
+    metrics = "".join(f", {key.replace('_', ' ')} {progress[key]:.4g}" for key in SHOWN_METRICS
+                      if isinstance(progress.get(key), int | float))
+    return f"{job}{progress['done']:g}/{progress['total']:g} {progress['unit']}{metrics}"
+
+
+def seconds_left(progress: Mapping[str, Any]) -> float | None:
+    """Seconds until the job's last unit at its pace so far, counted from `at`; None while there is no pace."""
+    made = progress.get("done", 0.0) - progress.get("job_done", 0.0)
+    spent = progress.get("at", 0.0) - progress.get("job_started", 0.0)
+    if made <= 0 or spent <= 0:
+        return None
+    return float((progress["total"] - progress["done"]) * spent / made)

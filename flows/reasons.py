@@ -1,0 +1,110 @@
+"""Why a stage would run: what differs between its recipe and the nearest output that the store holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gristmill.flows.session import Session
+from gristmill.flows.stages import Node
+from gristmill.flows.status import ACTIONS, stage_states
+from gristmill.flows.store import StageFolder
+
+MOST_CHANGES = 4
+LONGEST_VALUE = 60
+
+
+def explain_plan(session: Session, force: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
+    """One row per stage: what a run would do with it (`action`) and why (`reason`); nothing is written.
+
+    Args:
+        session: the opened manifest.
+        force: stages that are made anew although they are committed.
+    """
+    rows = []
+    for row in stage_states(session):
+        action, reason = ACTIONS[row["state"]], row.get("details") or row.get("owner", "")
+        if row["state"] == "missing":
+            reason = why_missing(session, row["stage"])
+        elif row["state"] == "committed" and row["stage"] in force:
+            action, reason = "make", "forced"
+        rows.append({**row, "action": action, "reason": reason})
+    return rows
+
+
+def why_missing(session: Session, stage: str) -> str:
+    """What is not as in the nearest committed output of the same stage: `config changed: steps 400 -> 40`.
+
+    The nearest is the one with the fewest differences; of equals, one under the same name, then the newest.
+    """
+    node, name = session.plan[stage], session.manifest.name
+    made = [(folder, folder.manifest()) for folder in _committed(session, stage)]
+    if not made:
+        return "never made"
+    found = [(differences(manifest, node), not folder.path.name.startswith(f"{name}--"), -manifest["started"])
+             for folder, manifest in made]
+    changes = min(found, key=lambda item: (sum(map(len, item[0].values())), *item[1:]))[0]
+    parts = [f"{what} changed: {_shortened(of_it)}" for what, of_it in changes.items() if of_it]
+    return "; ".join(parts) or "what comes before it changes"
+
+
+def _committed(session: Session, stage: str) -> Iterator[StageFolder]:
+    return (folder for name, folder in session.store.outputs() if name == stage and folder.state() == "committed")
+
+
+def differences(manifest: Mapping[str, Any], node: Node) -> dict[str, list[str]]:
+    """Differences of a committed output from a plan's node, as sentences by kind: config, files, code, input."""
+    recipe = json.loads(json.dumps(dict(node.recipe)))
+    changes: dict[str, list[str]] = {"config": [], "files": [], "code": [], "input": []}
+    for key, old, new in changed_keys(manifest["recipe"], recipe):
+        if key.rpartition(".")[2] == "listing":
+            changes["files"].append(f"{key.rpartition('.')[0]} ({_changed_files(old, new)})")
+        else:
+            changes["config"].append(describe_change(key, old, new))
+    if manifest["version"] != node.stage.version:
+        changes["code"].append(f"stage version {manifest['version']} -> {node.stage.version}")
+    before = manifest["input_fingerprints"]
+    changes["input"] = [stage for stage, fingerprint in node.inputs.items() if before.get(stage) != fingerprint]
+    changes["input"] += [f"{stage} removed" for stage in before if stage not in node.inputs]
+    return changes
+
+
+ABSENT = object()
+"""Stands for a key that one side does not have."""
+
+
+def changed_keys(old: Any, new: Any, at: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield (dotted key, old value, new value) wherever two nested mappings differ; ABSENT where there is none."""
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+        if old != new:
+            yield at, old, new
+        return
+    for key in sorted({*old, *new}):
+        yield from changed_keys(old.get(key, ABSENT), new.get(key, ABSENT), f"{at}.{key}" if at else str(key))
+
+
+def describe_change(key: str, old: Any, new: Any) -> str:
+    """`steps 400 -> 40`; only the key where the values are long."""
+    if old is ABSENT or new is ABSENT:
+        value = new if old is ABSENT else old
+        shown = json.dumps(value, ensure_ascii=False)
+        text = f"{key} {'added' if old is ABSENT else 'removed'}"
+        return f"{text}: {shown}" if not isinstance(value, Mapping | list) and len(shown) < LONGEST_VALUE else text
+    short = [json.dumps(value, ensure_ascii=False) for value in (old, new)]
+    return f"{key} {short[0]} -> {short[1]}" if max(map(len, short)) < LONGEST_VALUE else key
+
+
+def _changed_files(old: Any, new: Any) -> str:
+    """`2 new, 1 gone, 3 changed` of two listings."""
+    stamps = [{file["path"]: (file["size"], file["stamp"]) for file in files} if isinstance(files, list) else {}
+              for files in (old, new)]
+    before, after = stamps
+    counts = {"new": len(after.keys() - before.keys()), "gone": len(before.keys() - after.keys()),
+              "changed": sum(before[path] != after[path] for path in before.keys() & after.keys())}
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "in another order"
+
+
+def _shortened(changes: Sequence[str]) -> str:
+    rest = len(changes) - MOST_CHANGES
+    return ", ".join(changes[:MOST_CHANGES]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,65 @@
+"""A plan says of every stage what would be done with it, and what made that necessary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from gristmill.flows.reasons import differences, explain_plan
+from gristmill.flows.run import Runner
+from gristmill.flows.session import Session
+from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.sources import Source
+
+Make = Callable[..., Runner]
+
+
+def session_of(runner: Runner) -> Session:
+    manifest = Manifest(name="toy", sources={"a": Source(path="x")})
+    return Session(manifest, "toy.yaml", [], runner.store, None, runner.plan)
+
+
+def finish(runner: Runner) -> Runner:
+    for stage in runner.plan:
+        runner.run_stage(stage)
+    return runner
+
+
+def told(runner: Runner, *force: str) -> list[tuple[str, str]]:
+    return [(row["action"], row["reason"]) for row in explain_plan(session_of(runner), frozenset(force))]
+
+
+def test_the_plan_says_which_key_changed_and_what_follows_from_it(toy_runner: Make) -> None:
+    made = finish(toy_runner(first={"n": 1, "deep": {"epochs": 5}}, second={}))
+    assert told(made) == [("reuse", ""), ("reuse", "")]
+    changed = toy_runner(first={"n": 1, "deep": {"epochs": 10}}, second={})
+    assert told(changed) == [("make", "config changed: deep.epochs 5 -> 10"), ("make", "input changed: first")]
+
+
+def test_what_was_never_made_and_what_is_forced_is_said(toy_runner: Make) -> None:
+    runner = toy_runner(first={"n": 1}, second={})
+    assert told(runner) == [("make", "never made")] * 2
+    runner.run_stage("first")
+    assert told(runner, "first") == [("make", "forced"), ("make", "never made")]
+
+
+def test_of_several_outputs_the_nearest_is_compared_and_not_the_newest(toy_runner: Make) -> None:
+    finish(toy_runner(first={"n": 1, "a": 1, "b": 1}))
+    finish(toy_runner(first={"n": 9, "a": 9, "b": 9}))
+    assert told(toy_runner(first={"n": 1, "a": 1, "b": 2})) == [("make", "config changed: b 1 -> 2")]
+
+
+def test_files_keys_and_code_are_told_apart(toy_runner: Make) -> None:
+    runner = finish(toy_runner(first={"n": 1}))
+    manifest = runner.folder("first").manifest()
+
+    def file(path: str, stamp: str = "x") -> dict[str, object]:
+        return {"path": path, "size": 1, "stamp": stamp}
+
+    manifest["recipe"] = {"gone": 1, "sources": {"web": {"listing": [file("a"), file("b"), file("c")]}}}
+    node = runner.plan["first"]
+    node = replace(node, stage=replace(node.stage, version=3), recipe={
+        "long": ["x" * 99], "sources": {"web": {"listing": [file("b", "y"), file("c"), file("d"), file("e")]}}})
+    assert differences(manifest, node) == {
+        "config": ["gone removed: 1", "long added"], "files": ["sources.web (2 new, 1 gone, 1 changed)"],
+        "code": ["stage version 1 -> 3"], "input": []}

@@ -1,0 +1,105 @@
+"""From another terminal one sees how far a stage is, and what it prints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gristmill.dataprep.files import read_json
+from gristmill.flows.lease import identity
+from gristmill.flows.logs import NoLogError, find_log, read_log
+from gristmill.flows.progress import ProgressFile, describe_progress, read_progress, seconds_left
+from gristmill.flows.run import Runner, StageFailedError
+from gristmill.flows.session import Session
+from gristmill.flows.status import describe_running, duration, run_state, stage_states
+from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.sources import Source
+
+Make = Callable[..., Runner]
+
+
+def session_of(runner: Runner) -> Session:
+    return Session(Manifest(name="toy", sources={"a": Source(path="x")}), "toy.yaml", [], runner.store, None,
+                   runner.plan)
+
+
+def test_a_stage_that_runs_is_shown_with_its_progress_and_followed_to_its_end(toy_runner: Make) -> None:
+    runner = toy_runner(first={"n": 4}, second={})
+    session = session_of(runner)
+    seen: list[str] = []
+
+    def look(event: dict[str, object]) -> None:
+        row = stage_states(session)[1]
+        seen.append(f"{row['state']}: {describe_progress(row['progress']) or 'nothing yet'}")
+        if len(seen) == 1:
+            assert describe_running(row, row["progress"]["started"] + 130).startswith("for 2 m 10 s")
+            assert find_log(session, None, None).name == "1.log"
+
+    runner.observer.on_event = look  # type: ignore[attr-defined]
+    runner.run_stage("first")
+    runner.run_stage("second")
+    assert len(seen) == 4
+    assert all(line.startswith("running: ") for line in seen)
+    log = find_log(session, "second", None)
+    assert "".join(read_log(log, None, follow=True)) == "a line for the log\n"
+
+
+def test_the_pace_of_a_job_gives_the_time_that_is_left() -> None:
+    progress = {"started": 0.0, "job_started": 100.0, "job_done": 10.0, "at": 120.0, "done": 20, "total": 50,
+                "unit": "steps", "loss": 3.25, "tokens_per_second": 81234.0, "job": ""}
+    assert seconds_left(progress) == 60.0
+    assert describe_progress(progress) == "20/50 steps, loss 3.25, tokens per second 8.123e+04"
+    row = {"owner": "process 7 on here", "progress": progress}
+    assert describe_running(row, 130.0) == (
+        "for 2 m 10 s: 20/50 steps, loss 3.25, tokens per second 8.123e+04, about 50 s left (process 7 on here)")
+    assert [duration(seconds) for seconds in (0.4, 59.6, 3600)] == ["0 s", "1 m 0 s", "1 h 0 m"]
+
+
+def test_progress_is_written_at_once_and_then_now_and_then(tmp_path: Path) -> None:
+    progress = ProgressFile(tmp_path, 3)
+    assert describe_progress(read_progress(tmp_path, 3)) == ""
+    progress.note({"event": "warning", "message": "not progress"})
+    progress.note({"event": "progress", "done": 1, "total": 9, "unit": "shards"})
+    assert "done" not in read_json(tmp_path / "3.progress.json"), "written twice within the pause"
+
+
+def test_a_store_that_takes_no_progress_does_not_end_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def full(path: Path, content: object) -> None:
+        tried.append(path)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("gristmill.flows.progress.write_json", full)
+    monkeypatch.setattr("gristmill.flows.progress.WRITE_SECONDS", 0.0)
+    progress = ProgressFile(tmp_path, 1)
+    progress.note({"event": "progress", "done": 1, "total": 9, "unit": "shards"})
+    assert len(tried) == 1
+
+
+def test_the_log_of_a_failed_stage_is_the_one_that_is_shown(toy_runner: Make) -> None:
+    runner = toy_runner(first={"n": 1}, exiting={})
+    session = session_of(runner)
+    with pytest.raises(NoLogError, match=r"nothing of toy\.yaml has been run .* gristmill run toy\.yaml"):
+        find_log(session, None, None)
+    runner.run_stage("first")
+    for _ in range(2):
+        with pytest.raises(StageFailedError):
+            runner.run_stage("exiting")
+    assert find_log(session, None, None) == runner.folder("exiting").logs / "2.log"
+    assert "".join(read_log(find_log(session, "exiting", 1), 1, follow=False)) == "last words\n"
+    with pytest.raises(NoLogError, match="no attempt 3; its attempts are 1, 2"):
+        find_log(session, "exiting", 3)
+    with pytest.raises(NoLogError, match=r"no such stage: 'third'; toy\.yaml has first, exiting"):
+        find_log(session, "third", None)
+
+
+def test_a_run_whose_process_is_gone_counts_as_killed() -> None:
+    living = identity(os.getpid())
+    assert run_state({"state": "running", "owner": living}) == "running"
+    assert run_state({"state": "running", "owner": {**living, "boot": "another"}}) == "killed"
+    assert run_state({"state": "running", "owner": {**living, "host": "elsewhere", "boot": "another"}}) == "running"
+    assert run_state({"state": "failed", "owner": {**living, "boot": "another"}}) == "failed"
