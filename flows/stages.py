@@ -212,7 +212,8 @@ def _training(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | N
         from gristmill.dataprep.reading.examples import examples_listing
 
         data = recipe.pop("data")
-        recipe["data"] = [{"limit": item["limit"], "listing": examples_listing(item["path"])} for item in data]
+        recipe["data"] = [{**{key: value for key, value in item.items() if key != "path"},
+                           "listing": examples_listing(item["path"])} for item in data]
         return recipe, {"data": data}
 
     return configure
@@ -303,7 +304,7 @@ STAGES: dict[str, Stage] = {
         Stage("quality", 3, "gristmill.dataprep.judges.quality:run", _prepare("quality"), _before("quality")),
         Stage("decontaminate", 1, "gristmill.dataprep.passages.decontaminate:run", _prepare("decontaminate"),
               _before("decontaminate")),
-        Stage("tokenizer", 2, "gristmill.tokenize.encoding.tokenizer:run", _tokenizer, _documents()),
+        Stage("tokenizer", 3, "gristmill.tokenize.encoding.tokenizer:run", _tokenizer, _documents()),
         Stage("tokenize", 2, "gristmill.tokenize.encoding.encode:run", _tokenize, _documents("tokenizer")),
         Stage("mix", 7, "gristmill.tokenize.mixing.mix:run", _mix, _documents("tokenizer", "tokenize")),
         Stage("pretrain", 2, "gristmill.train.pretrain:run", _training("pretrain"), _only("tokenizer", "mix"),

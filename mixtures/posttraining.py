@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from gristmill.mixtures.optimizer import Optimizer
-from gristmill.mixtures.section import OutsidePath, Positive, PositiveFloat, Section
+from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section
 from gristmill.mixtures.training import Precision, Training
 
 PreferenceLoss = Literal[
@@ -15,29 +15,66 @@ PreferenceLoss = Literal[
 
 
 class Examples(Section):
-    """One set of instructions or preferences."""
+    """One set of instructions or preferences. A set of several forms needs no `format`: each record's keys tell."""
 
     path: OutsidePath
-    """A JSONL file or glob, or `python-docs://`."""
+    """JSON lines (`.jsonl`, compressed or not), a list of JSON (`.json`), Parquet; a file, a glob, a folder or an
+    fsspec URL of one of these; or `python-docs://`."""
     limit: Positive | None = None
-    """Read at most this many examples."""
+    """Read at most this many examples, the first in the order of the hashes of their contents."""
+    max_refused: Fraction = 0.0
+    """Share of the records that may be of no known form before the stage fails. Each is written to `refused.jsonl` with
+    its place and the reason, and counted."""
+
+
+class Instructions(Examples):
+    """One set of conversations to learn from."""
+
+    format: Literal["auto", "messages", "sharegpt", "completion", "instruction"] = "auto"
+    """`messages`: OpenAI's, with tools; `sharegpt`: `conversations` of `from` and `value`, where `function_call` and
+    `observation` are a call of a tool and its answer; `completion`: `prompt` and `completion` (or `response`), texts or
+    messages; `instruction`: Alpaca's `instruction`, `input`, `output`, with LLaMA-Factory's `history`."""
+    weight: PositiveFloat | None = None
+    """Share of the trained tokens, relative to the other sets' weights: the set that is largest for its weight is
+    taken once, examples of the others are repeated. Given for all sets or for none; without any, each example is taken
+    once."""
+    train_on: Literal["assistant", "last", "all"] = "assistant"
+    """Which tokens have a loss: those of the assistant's turns with the end of each turn, those of its last turn only,
+    or all but the first one of the conversation."""
+
+
+class PreferencePairs(Examples):
+    """One set of preferences to learn from."""
+
+    format: Literal["auto", "pairs", "transcripts", "scored"] = "auto"
+    """`pairs`: `prompt`, `chosen`, `rejected`, texts or messages; without `prompt` it is what both begin with;
+    `transcripts`: `chosen` and `rejected` as whole dialogues, with Human: and Assistant: behind blank lines (HH-RLHF);
+    `scored`: several answers with scores, of which the best is chosen and the worst rejected."""
 
 
 class Sft(Training):
     """Supervised fine-tuning on conversations; loss on the assistant's turns."""
 
-    data: Annotated[tuple[Examples, ...], Field(min_length=1)]
+    data: Annotated[tuple[Instructions, ...], Field(min_length=1)]
     """Where the examples are."""
     sequence_length: Annotated[int, Field(ge=8)] | None = None
     """The mixture's if absent."""
     optimizer: Optimizer = Optimizer(learning_rate=3e-4, weight_decay=0.0)
     """What an update is."""
 
+    @model_validator(mode="after")
+    def _all_have_weights_or_none(self) -> Sft:
+        without = [item.path for item in self.data if item.weight is None]
+        if without and len(without) < len(self.data):
+            raise ValueError(f"sft.data: {without[0]} has no weight, though others have one; give all of them one, or "
+                             "none")
+        return self
+
 
 class Reference(Section):
     """What the stage `reference` is told of the section `dpo`: all that log-probabilities of pairs depend on."""
 
-    data: Annotated[tuple[Examples, ...], Field(min_length=1)]
+    data: Annotated[tuple[PreferencePairs, ...], Field(min_length=1)]
     """Where the pairs are."""
     sequence_length: Annotated[int, Field(ge=8)] | None = None
     """Tokens per row; the mixture's if absent."""
@@ -50,7 +87,7 @@ class Reference(Section):
 class Dpo(Training):
     """Direct preference optimisation (Rafailov et al. 2023) and its relatives."""
 
-    data: Annotated[tuple[Examples, ...], Field(min_length=1)]
+    data: Annotated[tuple[PreferencePairs, ...], Field(min_length=1)]
     """Where the examples are."""
     loss: PreferenceLoss = "sigmoid"
     """`sigmoid`: DPO; `cdpo`, `robust`: for labels that are wrong with the probability `label_smoothing`; `hinge`:

@@ -1,10 +1,12 @@
 """Stage `sft`: supervised fine-tuning on conversations; only what the assistant says is trained.
 
-Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl`, as of pre-training; `examples.txt`: the example of each row.
+Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl`, as of pre-training; `examples.txt`: the example of each row;
+`refused.jsonl`: the records that are no examples, and why.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.reading.examples import read_examples
-from gristmill.mixtures.posttraining import Examples, Sft
+from gristmill.dataprep.files import atomic_write
+from gristmill.dataprep.reading.examples import read_set
+from gristmill.mixtures.posttraining import Instructions, Sft
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.weights import read_shape, stored
@@ -28,6 +31,7 @@ from gristmill.train.objectives.conversations import (
     prepare_conversations,
     write_example_ids,
 )
+from gristmill.train.objectives.set_weights import copies, quotas
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
 from gristmill.train.parallel.world import process_group
 from gristmill.train.pretrain import (
@@ -40,6 +44,8 @@ from gristmill.train.pretrain import (
     publish,
     read_token_bytes,
 )
+
+REFUSED = "refused.jsonl"
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
@@ -54,7 +60,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     start = inputs["pretrain"] / MODEL
     shape, chat = read_shape(start), Chat(inputs["tokenizer"])
     length = section.sequence_length or shape.sequence_length
-    used, sets = read_sets(section.data, chat, length)
+    used, sets, refused = read_sets(section.data, chat, length, seed)
     with process_group(context.parallel, pipelined=False) as world:
         dtype = compute_dtype(section.precision, world.device)
         model = sharded_model(shape, stored(start), world, dtype, context.compute)
@@ -62,6 +68,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         objective = AssistantTurns(used, seed, chat.pad, length, token_bytes, shape.flops_per_token(length))
         if world.is_first:
             write_example_ids(out / EXAMPLE_IDS, [one.example for one in used])
+            write_refused(out / REFUSED, refused)
         average = averaged(model, section)
         job = Job(section=section, objective=objective, model=model, world=world, context=context,
                   peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length),
@@ -75,25 +82,53 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
 
 def read_sets(
-    data: Sequence[Examples], chat: Chat, length: int
-) -> tuple[list[Conversation], list[dict[str, Any]]]:
-    """Read and encode all sets of examples.
+    data: Sequence[Instructions], chat: Chat, length: int, seed: int
+) -> tuple[list[Conversation], list[dict[str, Any]], list[dict[str, str]]]:
+    """Read and encode all sets of examples, each as often as its weight asks for.
 
     Returns:
-        the examples to train on, and counts per set.
+        the examples to train on, counts per set, and the refused records (set, place, reason).
 
     Raises:
+        gristmill.dataprep.reading.examples.ExamplesError: more records of a set are refused than may be.
         NothingToTrainError: one of the sets trains no token.
     """
-    used: list[Conversation] = []
-    sets = []
+    sets: list[list[Conversation]] = []
+    counts: list[dict[str, Any]] = []
+    refused: list[dict[str, str]] = []
     for one in data:
-        found, counts = prepare_conversations(read_examples(one.path, "sft", one.limit), chat, length)
+        read = read_set(one.path, "sft", one.format, one.limit, one.max_refused)
+        found, counted = prepare_conversations(read.examples, chat, length, one.train_on)
         if not found:
             raise NothingToTrainError(
-                f"sft data {one.path}: none of its {counts['examples']} examples has an answer within "
-                f"{length} tokens ({counts['dropped']} too long, {counts['refused']} refused "
-                f"{counts['refused_reasons']}); raise sft.sequence_length or look at the data")
-        used += found
-        sets.append({"path": one.path, **counts})
-    return used, sets
+                f"sft data {one.path}: none of its {counted['examples']} examples has an answer within "
+                f"{length} tokens ({counted['dropped']} too long, {counted['unrenderable']} not to be rendered: "
+                f"{counted['unrenderable_reasons']}); raise sft.sequence_length or look at the data")
+        sets.append(found)
+        counts.append({"path": one.path, **read.counts(), **counted})
+        refused += [{"set": one.path, "place": item.place, "reason": item.reason} for item in read.refused]
+    return weighted(sets, [one.weight for one in data], counts, seed), counts, refused
+
+
+def weighted(
+    sets: Sequence[list[Conversation]], weights: Sequence[float | None], counts: Sequence[dict[str, Any]], seed: int
+) -> list[Conversation]:
+    """All examples, those of a set with a weight as often as it asks for; adds what came of it to the sets' counts."""
+    trained = [np.array([int(one.trained.sum()) for one in found], dtype=np.int64) for found in sets]
+    taken = [np.ones(len(found), dtype=np.int64) for found in sets]
+    if weights[0] is not None:
+        wanted = quotas([int(tokens.sum()) for tokens in trained], [weight or 0.0 for weight in weights])
+        taken = [copies(tokens, [one.example for one in found], quota, seed)
+                 for tokens, found, quota in zip(trained, sets, wanted, strict=True)]
+    drawn = [int((number * tokens).sum()) for number, tokens in zip(taken, trained, strict=True)]
+    for counted, number, tokens in zip(counts, taken, drawn, strict=True):
+        counted |= {"drawn": int(number.sum()), "drawn_tokens": tokens, "drawn_share": tokens / sum(drawn)}
+    return [one for found, number in zip(sets, taken, strict=True)
+            for one, times in zip(found, number.tolist(), strict=True) for _ in range(times)]
+
+
+def write_refused(path: Path, refused: Sequence[Mapping[str, str]]) -> None:
+    """Write which records are no examples, and why: JSON lines with set, place and reason."""
+    with atomic_write(path) as sink:
+        for one in refused:
+            sink.write(json.dumps(one, ensure_ascii=False, sort_keys=True).encode() + b"\n")

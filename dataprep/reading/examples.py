@@ -1,60 +1,119 @@
 """Instructions (SFT) and preferences (DPO): one shape for every form in which they come.
 
-An SFT example is `{"id", "messages"}`, a DPO example `{"id", "prompt", "chosen", "rejected"}`; `id` is the hash of
-the rest, all else are lists of `{"role", "content"}`. Accepted, one JSON object a line (JSON lines, compressed or not):
+An SFT example is `{"id", "messages"}`, with `tools` where it has some, a DPO example `{"id", "prompt", "chosen",
+"rejected"}`; `id` is the hash of the rest, all else are lists of messages (`conversations_messages.py`). The forms
+that are read are in `conversations_forms.py` and `conversations_preferences.py`; their rows lie in JSON lines
+(compressed or not), in a file `.json` that is one list, or in Parquet. `python-docs://` derives both kinds from the
+docstrings of the standard library.
 
-    sft: messages | prompt + completion (or response) | instruction + output (and input)
-    dpo: prompt + chosen + rejected, strings or messages; chosen and rejected may repeat the prompt's messages
-
-`python-docs://` derives both from the docstrings of the standard library.
+No record is lost: records = examples + refused + those beyond the limit.
 """
 
 from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from gristmill.dataprep.files import as_path, canonical_json
-from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, read_lines
+from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, read_lines, read_whole
+from gristmill.dataprep.reading.conversations_forms import sft_example
+from gristmill.dataprep.reading.conversations_messages import Message
+from gristmill.dataprep.reading.conversations_preferences import dpo_example
 from gristmill.dataprep.reading.docquestions import QUESTIONS_VERSION, preferences, questions
 from gristmill.dataprep.reading.pythondocs import DOCS
 from gristmill.dataprep.reading.readers import BYTE_ORDER_MARK, parse_json
-from gristmill.dataprep.reading.sources import SourceError, SourceFile, find_files, listing
+from gristmill.dataprep.reading.sources import SourceError, SourceFile, find_files
+from gristmill.dataprep.reading.tables import parquet_rows
 
-ROLES = ("system", "user", "assistant")
+__all__ = ["Example", "ExampleSet", "ExamplesError", "Kind", "Message", "Refused", "read_examples", "read_set"]
 SHOWN_ERRORS = 20
+SHOWN_REASONS = 10
 
 Kind = Literal["sft", "dpo"]
-Message = dict[str, str]
 Example = dict[str, Any]
+Form = Callable[[Mapping[str, Any]], Example]
 
 
 class ExamplesError(ValueError):
     """Examples that cannot be used, with file and line of each."""
 
 
+@dataclass(frozen=True)
+class Refused:
+    """A record that is no example.
+
+    Attributes:
+        place: file and line, or row of a table or place in a list, from 1.
+        reason: what is wrong with it.
+    """
+
+    place: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ExampleSet:
+    """What was read.
+
+    Attributes:
+        examples: in the order of their ids.
+        refused: in the order of the files.
+        records: how many were looked at.
+    """
+
+    examples: Sequence[Example]
+    refused: Sequence[Refused]
+    records: int
+
+    def counts(self) -> dict[str, Any]:
+        """`records`, `refused` with the most frequent reasons, and `beyond_limit`; the rest are examples."""
+        reasons = Counter(one.reason for one in self.refused)
+        return {"records": self.records, "refused": len(self.refused),
+                "beyond_limit": self.records - len(self.refused) - len(self.examples),
+                "refused_reasons": dict(reasons.most_common(SHOWN_REASONS))}
+
+
 def read_examples(path: str, kind: Kind, limit: int | None = None) -> list[Example]:
-    """Read all examples of a file, glob, folder or `python-docs://`, in the order of their ids.
+    """The examples of a set in which no record is refused; see `read_set`."""
+    return list(read_set(path, kind, limit=limit).examples)
+
+
+def read_set(
+    path: str, kind: Kind, form: str = "auto", limit: int | None = None, max_refused: float = 0.0
+) -> ExampleSet:
+    """Read all examples of a file, glob, folder, URL or `python-docs://`.
 
     Args:
-        path: JSON lines (.jsonl, .gz, .zst, .bz2), or `python-docs://`.
+        path: JSON lines (.jsonl, .gz, .zst, .bz2), a JSON list (.json), Parquet, or `python-docs://`.
         kind: `sft` or `dpo`.
-        limit: keep the first so many, in that order.
+        form: one of SFT_FORMS or DPO_FORMS, or `auto`: each row's keys tell.
+        limit: keep the first so many, in the order of the ids.
+        max_refused: share of the records that may be refused.
 
     Raises:
-        ExamplesError: there are none, or some are not of a known form; lists the first 20 of these.
+        ExamplesError: there are none, or too many are refused; lists the first 20 of these.
     """
     if path == DOCS:
-        contents = questions() if kind == "sft" else preferences()
+        contents, refused = list(questions() if kind == "sft" else preferences()), list[Refused]()
     else:
-        contents = _read_files(path, kind)
-    if not contents:
+        contents, refused = _read_files(path, partial(sft_example if kind == "sft" else dpo_example, form=form))
+    records = len(contents) + len(refused)
+    if not records:
         raise ExamplesError(f"{path}: holds no examples")
+    if len(refused) > max_refused * records or not contents:
+        shown = "\n  ".join(f"{one.place}: {one.reason}" for one in refused[:SHOWN_ERRORS])
+        more = f"\n  and {len(refused) - SHOWN_ERRORS} more" if len(refused) > SHOWN_ERRORS else ""
+        raise ExamplesError(
+            f"{path}: {len(refused)} lines are no {kind} examples, of {records} (correct or remove them, or allow "
+            f"them: max_refused is {max_refused}):\n  {shown}{more}")
     examples = [{"id": example_id(content), **content} for content in contents]
     examples.sort(key=lambda example: example["id"])
-    return examples[:limit]
+    return ExampleSet(examples[:limit], refused, records)
 
 
 def examples_listing(path: str) -> list[dict[str, Any]]:
@@ -66,10 +125,7 @@ def examples_listing(path: str) -> list[dict[str, Any]]:
     if path == DOCS:
         stamps = {"python": sys.version, "questions": str(QUESTIONS_VERSION)}
         return [{"path": name, "size": 0, "stamp": stamp} for name, stamp in stamps.items()]
-    try:
-        return listing("examples", {"path": path, "format": "jsonl"})
-    except SourceError as error:
-        raise ExamplesError(str(error)) from error
+    return [{"path": file.name, "size": file.size, "stamp": file.stamp} for file in _files(path)]
 
 
 def example_id(content: Mapping[str, Any]) -> str:
@@ -77,143 +133,82 @@ def example_id(content: Mapping[str, Any]) -> str:
     return hashlib.blake2b(canonical_json(content), digest_size=16).hexdigest()
 
 
-def _read_files(path: str, kind: Kind) -> list[Example]:
-    try:
-        files = find_files("examples", {"path": path, "format": "jsonl"}).files
-    except SourceError as error:
-        raise ExamplesError(str(error)) from error
+def _files(path: str) -> list[SourceFile]:
+    """The files of a set: of a folder those in JSON and in Parquet, else whatever the path matches."""
+    found: dict[str, SourceFile] = {}
+    errors = []
+    for form in ("jsonl", "parquet"):
+        try:
+            found.update((file.name, file) for file in find_files("examples", {"path": path, "format": form}).files
+                         if file.name not in found)
+        except SourceError as error:
+            errors.append(str(error))
+    if not found:
+        raise ExamplesError(errors[0])
+    return [found[name] for name in sorted(found)]
+
+
+def _read_files(path: str, form: Form) -> tuple[list[Example], list[Refused]]:
     found: list[Example] = []
-    errors: list[str] = []
-    for file in files:
-        for line, example in _read_file(file, _FORMS[kind]):
-            if isinstance(example, dict):
-                found.append(example)
-            else:
-                errors.append(f"{file.name}:{line}: {example}")
-    if errors:
-        more = f"\n  and {len(errors) - SHOWN_ERRORS} more" if len(errors) > SHOWN_ERRORS else ""
-        raise ExamplesError(
-            f"{path}: {len(errors)} lines are no {kind} examples (correct or remove them):\n  "
-            + "\n  ".join(errors[:SHOWN_ERRORS]) + more
-        )  # fmt: skip
-    return found
+    refused: list[Refused] = []
+    for file in _files(path):
+        for number, row in _rows(file):
+            try:
+                found.append(_example(row, form))
+            except ValueError as error:
+                refused.append(Refused(f"{file.name}:{number}", str(error)))
+    return found, refused
 
 
-def _read_file(file: SourceFile, form: Callable[[Mapping[str, Any]], Example]) -> Iterator[tuple[int, Example | str]]:
-    """The examples of a file, or what is wrong with them, by line number."""
+def _example(row: Any, form: Form) -> Example:
+    if isinstance(row, Exception):
+        raise ValueError(str(row)) from row
+    if isinstance(row, bytes):
+        row = parse_json(row)
+    if not isinstance(row, dict):
+        raise ValueError("a JSON object was expected")
+    return form(row)
+
+
+def _rows(file: SourceFile) -> Iterator[tuple[int, Any]]:
+    """The rows of a file by their numbers from 1: JSON not yet parsed, an object, or what is wrong with it."""
+    if file.name.endswith(".parquet"):
+        yield from parquet_rows(as_path(file.location))
+    elif ".json" in (file.name[-5:], file.name.removesuffix(file.compression)[-5:]) and _is_list(file):
+        yield from _list_rows(file)
+    else:
+        yield from _line_rows(file)
+
+
+def _is_list(file: SourceFile) -> bool:
+    try:
+        for line in read_lines(as_path(file.location), file.compression):
+            if isinstance(line, RecordTooLongError):
+                return False
+            if start := line.removeprefix(BYTE_ORDER_MARK).strip():
+                return start.startswith(b"[")
+    except CorruptFileError:  # said with its place when the rows are read
+        return False
+    return False
+
+
+def _list_rows(file: SourceFile) -> Iterator[tuple[int, Any]]:
+    try:
+        rows = parse_json(read_whole(as_path(file.location), file.compression).removeprefix(BYTE_ORDER_MARK))
+        yield from enumerate(rows, start=1)
+    except (CorruptFileError, RecordTooLongError, ValueError) as error:
+        yield 1, error
+
+
+def _line_rows(file: SourceFile) -> Iterator[tuple[int, Any]]:
     number = 0
     try:
         for number, line in enumerate(read_lines(as_path(file.location), file.compression), start=1):
             if isinstance(line, RecordTooLongError):
-                yield number, str(line)
+                yield number, line
                 continue
             line = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
             if line and not line.isspace():
-                yield number, _parse(line, form)
+                yield number, line
     except CorruptFileError as error:
-        yield number + 1, str(error)
-
-
-def _parse(line: bytes, form: Callable[[Mapping[str, Any]], Example]) -> Example | str:
-    try:
-        row = parse_json(line)
-        if not isinstance(row, dict):
-            return "a JSON object was expected"
-        return form(row)
-    except ValueError as error:
-        return str(error)
-
-
-def sft_example(row: Mapping[str, Any]) -> Example:
-    """Bring a row into the shape of an SFT example (without `id`).
-
-    Raises:
-        ValueError: it is of no known form; says why.
-    """
-    if "messages" in row:
-        messages = _messages("messages", row["messages"])
-    elif "prompt" in row and ("completion" in row or "response" in row):
-        answer = "completion" if "completion" in row else "response"
-        messages = _turns("prompt", row["prompt"], "user") + _turns(answer, row[answer], "assistant")
-    elif "instruction" in row and "output" in row:
-        question, more = _string("instruction", row["instruction"]), row.get("input") or ""
-        if not isinstance(more, str):
-            raise ValueError("input must be a string")
-        messages = _turns("instruction", f"{question}\n\n{more}" if more else question, "user")
-        messages += _turns("output", row["output"], "assistant")
-    else:
-        raise ValueError(
-            f"no known form: its keys are {', '.join(row) or 'none'}; needed are messages, or prompt and completion, "
-            "or instruction and output"
-        )
-    _check_turns("the conversation", messages)
-    return {"messages": messages}
-
-
-def dpo_example(row: Mapping[str, Any]) -> Example:
-    """Bring a row into the shape of a DPO example (without `id`).
-
-    Raises:
-        ValueError: it is of no known form; says why.
-    """
-    missing = [key for key in ("prompt", "chosen", "rejected") if key not in row]
-    if missing:
-        raise ValueError(f"lacks {', '.join(missing)}; its keys are {', '.join(row) or 'none'}")
-    prompt = _turns("prompt", row["prompt"], "user")
-    answers = {key: _answer(key, row[key], prompt) for key in ("chosen", "rejected")}
-    for answer in answers.values():
-        _check_turns("the conversation", prompt + answer)
-    if answers["chosen"] == answers["rejected"]:
-        raise ValueError("chosen and rejected are the same")
-    return {"prompt": prompt, **answers}
-
-
-_FORMS: dict[str, Callable[[Mapping[str, Any]], Example]] = {"sft": sft_example, "dpo": dpo_example}
-
-
-def _answer(key: str, value: Any, prompt: list[Message]) -> list[Message]:
-    turns = _turns(key, value, "assistant")
-    if turns[: len(prompt)] == prompt:
-        turns = turns[len(prompt) :]
-    if not turns:
-        raise ValueError(f"{key} holds nothing but the prompt")
-    return turns
-
-
-def _turns(key: str, value: Any, role: str) -> list[Message]:
-    if isinstance(value, list):
-        return _messages(key, value)
-    return [{"role": role, "content": _string(key, value)}]
-
-
-def _messages(key: str, value: Any) -> list[Message]:
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"{key} must be a list of messages")
-    messages = []
-    for number, message in enumerate(value, start=1):
-        where = f"{key}, message {number}"
-        if not isinstance(message, dict):
-            raise ValueError(f"{where}: must be an object with role and content")
-        if message.get("role") not in ROLES:
-            raise ValueError(f"{where}: role {message.get('role')!r} is none of {', '.join(ROLES)}")
-        messages.append({"role": message["role"], "content": _string(f"{where}: content", message.get("content"))})
-    return messages
-
-
-def _string(key: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{key} must be a string")
-    if not value.strip():
-        raise ValueError(f"{key} is empty")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{key} has a lone surrogate, which UTF-8 cannot hold") from error
-    return value
-
-
-def _check_turns(what: str, messages: list[Message]) -> None:
-    if messages[-1]["role"] != "assistant":
-        raise ValueError(f"{what} must end with the assistant, not with the {messages[-1]['role']}")
-    if any(message["role"] == "system" for message in messages[1:]):
-        raise ValueError(f"{what} may have a system message only at its beginning")
+        yield number + 1, error

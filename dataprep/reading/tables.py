@@ -27,6 +27,25 @@ def read_arrow(item: Input, reading: Reading) -> Iterator[Record | Page | Reject
     yield from _records(item, reading, "Arrow", _arrow_batches(cast(Path, item.path), reading))
 
 
+def parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | ValueError]]:
+    """Rows with all of their columns that are not null, numbered from 1; behind a damage, what it is."""
+    import pyarrow as pa
+
+    number = 0
+    try:
+        with open_parquet(path) as table:
+            batches = table.iter_batches(batch_size=BATCH_ROWS, use_threads=False)
+            for number, row in enumerate((row for batch in batches for row in _rows(batch)), start=1):
+                yield number, (ValueError(row) if isinstance(row, str) else
+                               {key: value for key, value in row.items() if value is not None})
+    except pa.ArrowException as error:
+        yield number + 1, ValueError(f"the Parquet file is damaged: {one_line(error)}")
+    except OSError as error:
+        if error.errno is not None:  # the storage failed; without an errno it is Arrow that cannot decode
+            raise
+        yield number + 1, ValueError(f"the Parquet file is damaged: {one_line(error)}")
+
+
 def _records(
     item: Input, reading: Reading, form: str, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[Record | Page | Rejected]:

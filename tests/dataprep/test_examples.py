@@ -3,11 +3,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import gristmill.dataprep.reading.docquestions as docquestions
+from gristmill.dataprep.benchmarks.public_data import data_folder
 from gristmill.dataprep.reading.docquestions import MAX_ANSWER_CHARACTERS
-from gristmill.dataprep.reading.examples import ExamplesError, examples_listing, read_examples
+from gristmill.dataprep.reading.examples import ExamplesError, examples_listing, read_examples, read_set
 from gristmill.dataprep.reading.pythondocs import standard_library_files
 
 
@@ -80,7 +83,7 @@ def test_bad_rows_are_listed_with_file_line_and_reason(tmp_path: Path) -> None:
     assert "10 lines are no sft examples" in text
     for line, reason in {
         2: "not valid JSON", 3: "no known form: its keys are text", 4: "messages must be a list of messages",
-        5: "must end with the assistant, not with the user", 6: "role 'robot' is none of system, user, assistant",
+        5: "must end with the assistant, not with the user", 6: "role 'robot' is none of system, user, assistant, tool",
         7: "messages, message 2: content must be a string", 8: "completion is empty",
         9: "a system message only at its beginning", 10: "a JSON object was expected", 11: "lone surrogate",
     }.items():  # fmt: skip
@@ -172,11 +175,156 @@ def test_a_rejected_answer_is_never_the_chosen_one_though_only_two_exist(
         assert {example["chosen"][0]["content"], example["rejected"][0]["content"]} == set(answers)
 
 
-SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+def test_parquet_and_lists_of_json_are_read_like_lines(tmp_path: Path) -> None:
+    rows = [{"prompt": f"q{number}", "completion": "a"} for number in range(5)]
+    lines = read_examples(write(tmp_path / "a.jsonl", rows), "sft")
+    (tmp_path / "b.json").write_text(json.dumps(rows, indent=1))
+    (tmp_path / "c.json.gz").write_bytes(gzip.compress(json.dumps(rows).encode()))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "d.parquet", row_group_size=2)
+    for name in ("b.json", "c.json.gz", "d.parquet"):
+        assert read_examples(str(tmp_path / name), "sft") == lines, name
+    chats = [{"messages": CHAT, "tools": None}, {"messages": [user("q"), assistant("a")], "tools": '[{"name": "f"}]'}]
+    pq.write_table(pa.Table.from_pylist(chats), tmp_path / "e.parquet")
+    found = read_examples(str(tmp_path / "e.parquet"), "sft")
+    assert {json.dumps(one["messages"]): one.get("tools") for one in found} == {
+        json.dumps(CHAT): None, json.dumps(chats[1]["messages"]): [{"name": "f"}]}
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="the real data sets are not here")
-def test_a_real_instruction_set_is_read_whole() -> None:
-    examples = read_examples(str(SHARED / "sft" / "dolly_hhrlhf_train_small.jsonl.zst"), "sft")
-    assert len(examples) == 1000
-    assert all(example["messages"][-1]["role"] == "assistant" for example in examples)
+def test_a_folder_gives_its_json_and_its_parquet(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    write(folder / "a.jsonl", [{"prompt": "q", "completion": "a"}])
+    pq.write_table(pa.table({"prompt": ["q2"], "completion": ["a2"]}), folder / "b.parquet")
+    (folder / "README.md").write_text("about")
+    assert len(read_examples(str(folder), "sft")) == 2
+    assert [entry["path"] for entry in examples_listing(str(folder))] == ["a.jsonl", "b.parquet"]
+
+
+def test_a_damaged_parquet_file_is_refused_by_its_place(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 and nothing more")
+    with pytest.raises(ExamplesError, match=r"a\.parquet:1: the Parquet file is damaged"):
+        read_examples(str(tmp_path / "a.parquet"), "sft")
+
+
+def test_a_share_of_refused_records_may_be_allowed_and_none_is_lost(tmp_path: Path) -> None:
+    rows = [{"prompt": f"q{number}", "completion": "a"} for number in range(8)]
+    path = write(tmp_path / "a.jsonl", [*rows, {"text": "x"}, {"text": "y"}])
+    found = read_set(path, "sft", limit=5, max_refused=0.2)
+    assert [one.place for one in found.refused] == ["a.jsonl:9", "a.jsonl:10"]
+    counts = found.counts()
+    assert (counts["records"], counts["refused"], counts["beyond_limit"]) == (10, 2, 3)
+    assert counts["records"] == len(found.examples) + counts["refused"] + counts["beyond_limit"]
+    assert list(counts["refused_reasons"].values()) == [2]
+    with pytest.raises(ExamplesError, match=r"2 lines are no sft examples, of 10 .* max_refused is 0\.19"):
+        read_set(path, "sft", max_refused=0.19)
+
+
+def human(value: str) -> dict[str, str]:
+    return {"from": "human", "value": value}
+
+
+CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("row", "messages"),
+    [
+        ({"conversations": [human("q"), {"from": "gpt", "value": "a"}], "system": ""}, [user("q"), assistant("a")]),
+        ({"conversations": [human("q"), {"from": "gpt", "value": "a"}], "system": "s"},
+         [{"role": "system", "content": "s"}, user("q"), assistant("a")]),
+        ({"conversations": [user("q"), assistant("a")]}, [user("q"), assistant("a")]),
+        ({"conversations": [human("q"), {"from": "function_call", "value": '{"name": "f", "arguments": {"x": 1}}'},
+                            {"from": "observation", "value": "1"}, {"from": "gpt", "value": "a"}]},
+         [user("q"), {**assistant(""), "tool_calls": [CALL]}, {"role": "tool", "content": "1"}, assistant("a")]),
+        ({"messages": [{"role": "developer", "content": "s"}, {"role": "user", "content": [
+            {"type": "text", "text": "q"}, {"type": "text", "text": "?"}]}, assistant("a")]},
+         [{"role": "system", "content": "s"}, user("q?"), assistant("a")]),
+        ({"messages": [user("q"), {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}]},
+            {"role": "tool", "tool_call_id": "c1", "content": "1"}, assistant("a")]},
+         [user("q"), {**assistant(""), "tool_calls": [{"id": "c1", **CALL}]},
+          {"role": "tool", "content": "1", "tool_call_id": "c1"}, assistant("a")]),
+        ({"instruction": "q2", "output": "a2", "history": [["q", "a"]], "system": "s"},
+         [{"role": "system", "content": "s"}, user("q"), assistant("a"), user("q2"), assistant("a2")]),
+    ],
+)
+def test_chats_with_systems_tools_and_history_become_messages(tmp_path: Path, row: Any, messages: Any) -> None:
+    (example,) = read_examples(write(tmp_path / "a.jsonl", [row]), "sft")
+    assert example["messages"] == messages
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"conversations": [{"from": "bard", "value": "q"}]}, "message 1: from 'bard' is none of system, human"),
+        ({"conversations": [human("q"), {"from": "function_call", "value": "f(1)"}]}, "value must be JSON"),
+        ({"messages": [user("q"), {"role": "user", "content": "x", "tool_calls": [CALL]}]}, "are the assistant's"),
+        ({"messages": [user("q"), {"role": "tool", "content": "1"}, assistant("a")]}, "behind the user, not behind an"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "part of its content is 'image_url'"),
+        ({"messages": [user("q"), {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]}
+                       ]},
+         "the arguments of f must be JSON"),
+        ({"prompt": "q", "completion": "a", "tools": "{}"}, "tools must be a list of objects"),
+    ],
+)
+def test_what_is_wrong_with_a_chat_is_said(tmp_path: Path, row: Any, reason: str) -> None:
+    with pytest.raises(ExamplesError, match=reason):
+        read_examples(write(tmp_path / "a.jsonl", [row]), "sft")
+
+
+def test_a_named_form_is_taken_whatever_the_keys_tell(tmp_path: Path) -> None:
+    row = {"messages": [user("m"), assistant("m")], "instruction": "i", "output": "o"}
+    path = write(tmp_path / "a.jsonl", [row])
+    assert read_set(path, "sft").examples[0]["messages"][0] == user("m")
+    assert read_set(path, "sft", "instruction").examples[0]["messages"] == [user("i"), assistant("o")]
+    with pytest.raises(ExamplesError, match="prompt must be a string"):
+        read_set(path, "sft", "completion")
+
+
+TALK = "\n\nHuman: q\n\nAssistant: a\n\nHuman: q2\n\nAssistant: "
+PAIR = {"prompt": [user("q")], "chosen": [assistant("good")], "rejected": [assistant("bad")]}
+
+
+@pytest.mark.parametrize(
+    ("row", "pair"),
+    [
+        ({"chosen": [user("q"), assistant("good")], "rejected": [user("q"), assistant("bad")]}, PAIR),
+        ({"chosen": f"{TALK}good", "rejected": f"{TALK}bad"},
+         {**PAIR, "prompt": [user("q"), assistant("a"), user("q2")]}),
+        ({"prompt": "q", "responses": ["so", "good", "bad", "good again"], "scores": [2, 5, 1, 5]}, PAIR),
+        ({"instruction": "q", "completions": [{"response": "bad", "overall_score": 1.5},
+                                              {"response": "good", "overall_score": 4}]}, PAIR),
+        ({"prompt": "q", "answers": [{"text": "good", "rating": 2}, {"text": "bad", "rating": 1}]}, PAIR),
+    ],
+)
+def test_transcripts_scored_answers_and_common_prompts_become_pairs(tmp_path: Path, row: Any, pair: Any) -> None:
+    (example,) = read_examples(write(tmp_path / "a.jsonl", [row]), "dpo")
+    assert {key: example[key] for key in pair} == pair
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"chosen": TALK, "rejected": f"{TALK}bad"}, r"chosen, turn 4 \(Assistant\) is empty"),
+        ({"chosen": f"{TALK}a\n\nAssistant: b", "rejected": f"{TALK}bad"}, "turns 4 and 5 are both the assistant's"),
+        ({"chosen": "good", "rejected": f"{TALK}bad"}, "chosen is no transcript"),
+        ({"chosen": f"{TALK}a", "rejected": f"{TALK}a"}, "chosen and rejected are the same"),
+        ({"prompt": "q", "responses": ["a", "b"], "scores": [1, 1]}, "all 2 responses have the same score"),
+        ({"prompt": "q", "responses": ["a", "b"], "scores": [1]}, "2 responses, but 1 scores"),
+        ({"prompt": "q", "responses": ["a", "b"]}, "responses, answer 1 has no score"),
+    ],
+)
+def test_what_is_wrong_with_a_preference_is_said(tmp_path: Path, row: Any, reason: str) -> None:
+    with pytest.raises(ExamplesError, match=reason):
+        read_examples(write(tmp_path / "a.jsonl", [row]), "dpo")
+
+
+@pytest.mark.skipif(not data_folder().exists(), reason="the real data sets are not here")
+@pytest.mark.parametrize(
+    ("file", "kind", "records", "refused"),
+    [("sft/dolly_hhrlhf_train_small.jsonl.zst", "sft", 1000, 0), ("sft/dummy_conversation.json.zst", "sft", 500, 0),
+     ("sft/glaive_toolcall_en_demo.json.zst", "sft", 300, 0), ("dpo/hh_harmless_base_test.jsonl.gz", "dpo", 2312, 13)],
+)
+def test_real_sets_are_read_whole(file: str, kind: Any, records: int, refused: int) -> None:
+    found = read_set(str(data_folder() / file), kind, max_refused=0.01)
+    assert (found.records, len(found.refused), len(found.examples)) == (records, refused, records - refused)

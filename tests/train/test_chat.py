@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -35,6 +37,54 @@ def test_only_the_last_answer_is_scored_where_earlier_turns_belong_to_the_prompt
     one = conversation(chat.encode(TURNS), 2, 1000, "id")
     assert one is not None
     assert [text for text, trained in decoded_mask(chat, one) if trained] == [" Yes.<|end|>"]
+
+
+@pytest.mark.parametrize(("train_on", "trained"), [
+    ("assistant", ["It wraps text.<|end|>", " Yes.<|end|>"]), ("last", [" Yes.<|end|>"]),
+    ("all", ["\nBe brief.<|end|>\n<|user|>\nWhat does it do?<|end|>\n<|assistant|>\nIt wraps text.<|end|>\n<|user|>\n"
+             "Sure?<|end|>\n<|assistant|>\n Yes.<|end|>\n"]),
+])
+def test_a_manifest_chooses_whose_tokens_are_trained(chat: Chat, train_on: Any, trained: list[str]) -> None:
+    (one,), counts = prepare_conversations([{"id": "a", "messages": TURNS}], chat, 1000, train_on)
+    assert [text for text, is_trained in decoded_mask(chat, one) if is_trained] == trained
+    assert counts["end_of_turn_share"] == 1.0
+
+
+CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Zürich"}}}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"city": "<string>"}}}
+WITH_TOOLS = [{"role": "user", "content": "Rain?"}, {"role": "assistant", "content": "", "tool_calls": [CALL]},
+              {"role": "tool", "content": "dry"}, {"role": "assistant", "content": "No."}]
+
+
+def test_calls_of_tools_are_trained_and_their_answers_are_not(chat: Chat) -> None:
+    (one,), _ = prepare_conversations([{"id": "a", "messages": WITH_TOOLS, "tools": [TOOL]}], chat, 1000)
+    assert decoded_mask(chat, one) == [
+        ('<|system|>\nTools: [{"type": "function", "function": {"name": "weather", "parameters": {"city": "<string>"'
+         "}}}]<|end|>\n<|user|>\nRain?<|end|>\n<|assistant|>\n", False),
+        ('<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call><|end|>', True),
+        ("\n<|user|>\n<tool_response>\ndry\n</tool_response><|end|>\n<|assistant|>\n", False),
+        ("No.<|end|>", True), ("\n", False)]
+
+
+@pytest.mark.parametrize("messages", [WITH_TOOLS, [TURNS[0], *WITH_TOOLS]])
+def test_tools_are_written_as_transformers_writes_them(chat: Chat, messages: list[Any]) -> None:
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(chat.folder).apply_chat_template(
+        messages, tools=[TOOL], return_dict=True, return_assistant_tokens_mask=True)
+    ours = chat.encode(messages, tools=[TOOL])
+    assert ours.ids.tolist() == theirs["input_ids"]
+    assert (ours.turns > 0).astype(int).tolist() == theirs["assistant_masks"]
+
+
+def test_a_template_that_leaves_out_tools_is_refused(chat: Chat, tmp_path: Path) -> None:
+    shutil.copytree(chat.folder, tmp_path / "copy")
+    (tmp_path / "copy" / "chat_template.jinja").write_text(
+        "{%- for message in messages -%}{% generation %}{{ message['content'] }}{% endgeneration %}{%- endfor -%}")
+    plain = Chat(tmp_path / "copy")
+    for messages, tools, what in ((WITH_TOOLS, [], "the call of 'weather'"), (TURNS, [TOOL], "the tool 'weather'")):
+        with pytest.raises(ChatError, match=f"leaves out {what}"):
+            plain.encode(messages, tools=tools)
 
 
 def test_ids_and_mask_are_those_of_transformers(chat: Chat) -> None:
@@ -84,9 +134,10 @@ def test_cut_dropped_and_refused_examples_are_counted(chat: Chat) -> None:
         {"id": "odd", "messages": [{"role": "user", "content": "<|end|>"}, TURNS[2]]},
     ]
     used, counts = prepare_conversations(examples, chat, 40)
-    assert (counts["examples"], counts["used"], counts["truncated"], counts["dropped"], counts["refused"]) == (
+    assert (counts["examples"], counts["used"], counts["truncated"], counts["dropped"], counts["unrenderable"]) == (
         4, 2, 1, 1, 1)
-    assert counts["refused_reasons"][0].startswith("odd: content holds '<|end|>'")
+    assert counts["unrenderable_reasons"] == {"content holds '<|end|>', which is no text here": 1}
+    assert (counts["answers"], counts["end_of_turn_share"]) == (2, 0.5)
     assert counts["whole_share"] == 0.5
     assert counts["trained_tokens"] == sum(one.trained.sum() for one in used)
     assert counts["trained_share"] + counts["masked_share"] == pytest.approx(1.0)

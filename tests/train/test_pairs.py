@@ -29,7 +29,7 @@ def test_pairs_without_room_for_an_answer_are_dropped_and_cut_ones_counted(token
     examples = [example("word " * 60, "a", "b"), example("q", "word " * 60, "b"), example("<|end|>", "a", "b")]
     used, counts = prepare_pairs(examples, Chat(tokenizer_folder), 50)
     assert [pair.example["id"] for pair in used] == ["q"]
-    assert (counts["dropped"], counts["truncated"], counts["refused"]) == (1, 1, 1)
+    assert (counts["dropped"], counts["truncated"], counts["unrenderable"]) == (1, 1, 1)
 
 
 def test_the_held_out_share_is_chosen_by_seed_and_prompt_alone() -> None:

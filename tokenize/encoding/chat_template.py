@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -56,6 +57,7 @@ def compile_template(text: str) -> jinja2.Template:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationMarks, loopcontrols])
     environment.globals["raise_exception"] = _raise
+    environment.filters["tojson"] = _to_json
     return environment.from_string(text)
 
 
@@ -117,6 +119,11 @@ def check_template(text: str, special_tokens: Collection[str], **names: Any) -> 
     if unknown := sorted(set(SPECIAL_FORM.findall(whole)) - set(special_tokens)):
         raise TemplateRefusedError(f"it writes {', '.join(unknown)}, which the tokenizer has no special token for; add "
                                    "it to tokenizer.special_tokens")
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    """As transformers' filter: Jinja's own escapes for HTML."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 def _raise(message: str) -> None:

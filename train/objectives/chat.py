@@ -7,6 +7,7 @@ has the same ids in training and in generation.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from gristmill.tokenize.encoding.chat import END_OF_TURN
 from gristmill.tokenize.encoding.chat_template import CLOSE, OPEN, PROBE, compile_template, render_segments
 
 TEMPLATE_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "chat_template.jinja", "tokenizer.json", "tokenizer_config.json"
-Message = Mapping[str, str]
+SHOWN_CHARACTERS = 40
+Message = Mapping[str, Any]
 
 
 class ChatError(ValueError):
@@ -84,35 +86,59 @@ class Chat:
         special = {number for number in last if number in added and added[number].special}
         return frozenset({self._id("eos_token")} | special | (set() if end is None else {end}))
 
-    def segments(self, messages: Sequence[Message], prompt: bool = False) -> list[tuple[str, bool]]:
+    def segments(
+        self, messages: Sequence[Message], prompt: bool = False, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[tuple[str, bool]]:
         """Render a conversation: (text, whether the assistant generates it), in order; no empty ones.
 
         Args:
-            messages: `role` and `content` each.
+            messages: `role` and `content` each, and perhaps `tool_calls`.
             prompt: end with what invites the assistant to speak.
+            tools: descriptions of the tools that may be called.
 
         Raises:
-            ChatError: a content holds a special token, or the template refuses the messages.
+            ChatError: a content holds a special token, or the template refuses the messages or leaves out a tool.
         """
-        for message in messages:
-            if found := self._special.search(message["content"]):
+        told = [message["content"] for message in messages]
+        called = [call for message in messages for call in message.get("tool_calls", ())]
+        for text in (*told, *(json.dumps(part, ensure_ascii=False) for part in (*called, *tools))):
+            if found := self._special.search(text):
                 raise ChatError(f"content holds {found.group()!r}, which is no text here")
         try:
-            return render_segments(self._template, messages, prompt, **self._named_tokens)
-        except jinja2.TemplateError as error:
+            segments = render_segments(self._template, messages, prompt, tools=list(tools) or None,
+                                       **self._named_tokens)
+        except (jinja2.TemplateError, TypeError) as error:  # a template may add what a message has not to a text
             raise ChatError(f"{self.folder / TEMPLATE_FILE}: {error}") from error
+        self._check_tools(segments, messages, called, tools)
+        return segments
 
-    def encode(self, messages: Sequence[Message], prompt: bool = False) -> Tokens:
+    def encode(
+        self, messages: Sequence[Message], prompt: bool = False, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Tokens:
         """Tokens of a conversation, and whose they are. Arguments and errors as for `segments`."""
         ids: list[int] = []
         turns: list[int] = []
         turn = 0
-        for text, generated in self.segments(messages, prompt):
+        for text, generated in self.segments(messages, prompt, tools):
             turn += generated
             encoded = self.tokenizer.encode(text, add_special_tokens=False).ids
             ids += encoded
             turns += [turn if generated else 0] * len(encoded)
         return Tokens(np.array(ids, dtype=np.int64), np.array(turns, dtype=np.int64))
+
+    def _check_tools(
+        self, segments: Sequence[tuple[str, bool]], messages: Sequence[Message],
+        called: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """A template that knows nothing of tools would leave them out without a word."""
+        whole = "".join(text for text, _ in segments)
+        wanted = [("the tool", tool.get("function", tool).get("name", "")) for tool in tools]
+        wanted += [("the call of", call["function"]["name"]) for call in called]
+        wanted += [("the answer of a tool", message["content"]) for message in messages if message["role"] == "tool"]
+        for what, text in wanted:
+            # Templates may write an answer as JSON or trimmed; its first word is in both.
+            if text and text.split()[0] not in whole:
+                raise ChatError(f"{self.folder / TEMPLATE_FILE} leaves out {what} {text[:SHOWN_CHARACTERS]!r}")
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
         """Text of some ids, special tokens left out or shown."""

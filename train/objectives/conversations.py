@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,6 +20,10 @@ EXAMPLE_IDS = "examples.txt"
 """Of a training stage's output: the id of the example behind each row."""
 PAD_MULTIPLE = 64
 """Micro-batches are as long as their longest row, rounded up to this."""
+
+
+SHOWN_REASONS = 10
+TrainOn = Literal["assistant", "last", "all"]
 
 
 class NothingToTrainError(ValueError):
@@ -34,57 +39,79 @@ class Conversation:
         trained: (t,) bool; the first token never is, since nothing precedes it.
         truncated: whether its end was cut off.
         example: id of the example that it was made from.
+        answers: turns of the assistant that have a trained token.
+        ended: how many of these have their end of turn, and it is trained.
     """
 
     ids: np.ndarray
     trained: np.ndarray
     truncated: bool
     example: str
+    answers: int = 0
+    ended: int = 0
 
 
-def conversation(tokens: Tokens, first_turn: int, length: int, example: str) -> Conversation | None:
+def conversation(
+    tokens: Tokens, first_turn: int, length: int, example: str, stops: Collection[int] = (), everything: bool = False
+) -> Conversation | None:
     """Cut to `length` and train on the assistant's turns from `first_turn` (counted from 1) on.
+
+    Args:
+        tokens: the rendered conversation.
+        first_turn: which turn of the assistant is the first one that is trained.
+        length: most tokens.
+        example: its id.
+        stops: ids that end a turn.
+        everything: train on all tokens instead, whoever speaks.
 
     Returns:
         None where no trained token is left.
     """
-    trained = tokens.turns[:length] >= first_turn
+    turns = tokens.turns[:length]
+    trained = np.ones(len(turns), dtype=bool) if everything else turns >= first_turn
     trained[:1] = False
     if not trained.any():
         return None
-    return Conversation(tokens.ids[:length], trained, len(tokens.ids) > length, example)
+    answered = np.unique(turns[trained & (turns > 0)])
+    last = [int(np.flatnonzero(turns == turn)[-1]) for turn in answered]
+    # A turn that was cut ends with whatever the cut left last.
+    ended = sum(int(tokens.ids[place]) in stops for place in last)
+    return Conversation(tokens.ids[:length], trained, len(tokens.ids) > length, example, len(answered), ended)
 
 
 def prepare_conversations(
-    examples: Sequence[Mapping[str, Any]], chat: Chat, length: int
+    examples: Sequence[Mapping[str, Any]], chat: Chat, length: int, train_on: TrainOn = "assistant"
 ) -> tuple[list[Conversation], dict[str, Any]]:
     """Encode examples of supervised fine-tuning.
 
     Args:
-        examples: `messages` each.
+        examples: `messages` each, and perhaps `tools`.
         chat: tokenizer and template.
         length: most tokens per example.
+        train_on: the assistant's turns, the last of these, or all tokens.
 
     Returns:
-        the examples that train at least one token, and counts: examples, used, truncated, dropped (no trained token
-        within `length`), refused (unrenderable, with the first reasons), example_tokens, trained_tokens, and the shares
-        trained and ending with their end of turn.
+        the examples that train at least one token, and counts: examples, unrenderable (with the reasons), dropped (no
+        trained token within `length`), and those of `counts_of`; examples = used + dropped + unrenderable.
     """
     used: list[Conversation] = []
-    refused: list[str] = []
+    reasons: Counter[str] = Counter()
     dropped = 0
     for example in examples:
         try:
-            found = conversation(chat.encode(example["messages"]), 1, length, example["id"])
+            tokens = chat.encode(example["messages"], tools=example.get("tools", ()))
         except ChatError as error:
-            refused.append(f"{example['id']}: {error}")
+            reasons[str(error)] += 1
             continue
+        first_turn = int(tokens.turns.max(initial=1)) if train_on == "last" else 1
+        found = conversation(tokens, first_turn, length, example["id"], chat.stops, train_on == "all")
         if found is None:
             dropped += 1
         else:
             used.append(found)
-    return used, {"examples": len(examples), "refused": len(refused), "refused_reasons": refused[:5],
-                  "dropped": dropped, **counts_of(used)}
+    return used, {"examples": len(examples), "unrenderable": reasons.total(),
+                  "unrenderable_reasons": dict(reasons.most_common(SHOWN_REASONS)), "dropped": dropped,
+                  **counts_of(used)}
 
 
 def fingerprint_of(conversations: Iterable[Conversation]) -> str:
@@ -107,7 +134,9 @@ def counts_of(used: Sequence[Conversation]) -> dict[str, Any]:
     tokens = sum(len(one.ids) for one in used)
     trained = sum(int(one.trained.sum()) for one in used)
     truncated = sum(one.truncated for one in used)
+    answers = sum(one.answers for one in used)
     return {
+        "answers": answers, "end_of_turn_share": sum(one.ended for one in used) / answers if answers else 0.0,
         "used": len(used), "truncated": truncated, "example_tokens": tokens, "trained_tokens": trained,
         "trained_share": trained / tokens if tokens else 0.0,
         "masked_share": 1.0 - trained / tokens if tokens else 0.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,11 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.dataprep.files import canonical_json
-from gristmill.dataprep.reading.examples import read_examples
-from gristmill.mixtures.posttraining import Examples
+from gristmill.dataprep.reading.examples import read_set
+from gristmill.mixtures.posttraining import PreferencePairs
 from gristmill.train.loop.stream import micro_batches
 from gristmill.train.objectives.chat import Chat, ChatError
-from gristmill.train.objectives.conversations import Conversation, NothingToTrainError, conversation, padded
+from gristmill.train.objectives.conversations import (
+    SHOWN_REASONS,
+    Conversation,
+    NothingToTrainError,
+    conversation,
+    padded,
+)
 from gristmill.train.objectives.losses import next_tokens, sequence_logps
 from gristmill.train.parallel.sharding import evaluating
 from gristmill.train.parallel.world import World, sum_over_ranks
@@ -44,7 +51,7 @@ class Pair:
         return int(self.chosen.trained.sum()), int(self.rejected.trained.sum())
 
 
-def read_pairs(data: Sequence[Examples], chat: Chat, length: int) -> tuple[list[Pair], list[dict[str, Any]]]:
+def read_pairs(data: Sequence[PreferencePairs], chat: Chat, length: int) -> tuple[list[Pair], list[dict[str, Any]]]:
     """Read and encode all sets of pairs, in their order.
 
     Args:
@@ -61,14 +68,15 @@ def read_pairs(data: Sequence[Examples], chat: Chat, length: int) -> tuple[list[
     pairs: list[Pair] = []
     sets = []
     for one in data:
-        found, counts = prepare_pairs(read_examples(one.path, "dpo", one.limit), chat, length)
+        read = read_set(one.path, "dpo", one.format, one.limit, one.max_refused)
+        found, counts = prepare_pairs(read.examples, chat, length)
         if not found:
             raise NothingToTrainError(
                 f"dpo data {one.path}: none of its {counts['examples']} pairs has both answers within {length} tokens "
-                f"({counts['dropped']} too long, {counts['refused']} refused {counts['refused_reasons']}); raise "
-                "dpo.sequence_length or look at the data")
+                f"({counts['dropped']} too long, {counts['unrenderable']} not to be rendered: "
+                f"{counts['unrenderable_reasons']}); raise dpo.sequence_length or look at the data")
         pairs += found
-        sets.append({"path": one.path, **counts})
+        sets.append({"path": one.path, **read.counts(), **counts})
     return pairs, sets
 
 
@@ -84,7 +92,7 @@ def prepare_pairs(
 
     Returns:
         the pairs of which both answers have a token within `length`, and counts: examples, used, truncated, dropped,
-        refused (with the first reasons).
+        unrenderable (with the reasons).
     """
     used: list[Pair] = []
     refused: list[str] = []
@@ -97,14 +105,15 @@ def prepare_pairs(
                              example["id"])
                 for name in ("chosen", "rejected"))
         except ChatError as error:
-            refused.append(f"{example['id']}: {error}")
+            refused.append(str(error))
             continue
         if chosen is None or rejected is None:
             dropped += 1
         else:
             used.append(Pair(example, chosen, rejected))
     truncated = sum(pair.chosen.truncated or pair.rejected.truncated for pair in used)
-    return used, {"examples": len(examples), "refused": len(refused), "refused_reasons": refused[:5],
+    return used, {"examples": len(examples), "unrenderable": len(refused),
+                  "unrenderable_reasons": dict(Counter(refused).most_common(SHOWN_REASONS)),
                   "dropped": dropped, "used": len(used), "truncated": truncated}
 
 

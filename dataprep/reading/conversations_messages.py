@@ -1,0 +1,183 @@
+"""Messages: who says what, in the one shape that chat templates take, from OpenAI's and ShareGPT's.
+
+A message is `{"role", "content"}` with a role of ROLES. An assistant's may have `tool_calls`, a list of `{"type":
+"function", "function": {"name", "arguments"}}` whose arguments are an object, as transformers' templates expect; a
+tool's may have `tool_call_id` and `name`. Everything else of a message is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+ROLES = ("system", "user", "assistant", "tool")
+OPENAI_ROLES = {**{role: role for role in ROLES}, "developer": "system"}
+"""What OpenAI's API calls them; `developer` is its later name of `system`."""
+SHAREGPT_ROLES = {
+    "system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
+    "function_call": "assistant", "observation": "tool", "tool": "tool",
+}
+"""FastChat's names and those of LLaMA-Factory for calls of tools and their answers."""
+CALL = "function_call"
+
+Message = dict[str, Any]
+
+
+def checked_messages(key: str, value: Any) -> list[Message]:
+    """Messages in OpenAI's shape, checked and normalised.
+
+    Raises:
+        ValueError: it is no list of messages; names the message and what is wrong with it.
+    """
+    return [_openai_message(f"{key}, message {number}", one) for number, one in enumerate(_list(key, value), start=1)]
+
+
+def sharegpt_messages(key: str, value: Any) -> list[Message]:
+    """Messages from `{"from", "value"}`, where a `function_call` is an assistant's message with a call of a tool.
+
+    Raises:
+        ValueError: as `checked_messages`.
+    """
+    return [_sharegpt_message(f"{key}, message {number}", one) for number, one in enumerate(_list(key, value), start=1)]
+
+
+def turns(key: str, value: Any, role: str) -> list[Message]:
+    """Messages as they are given, or one message of `role` from a text."""
+    return checked_messages(key, value) if isinstance(value, list) else [{"role": role, "content": text(key, value)}]
+
+
+def text(key: str, value: Any) -> str:
+    """A text that is not blank.
+
+    Raises:
+        ValueError: it is no string, blank, or cannot be UTF-8.
+    """
+    if not isinstance(value, str):
+        raise ValueError(f"{key} must be a string")
+    if not value.strip():
+        raise ValueError(f"{key} is empty")
+    return _encodable(key, value)
+
+
+def checked_tools(value: Any) -> list[dict[str, Any]]:
+    """Descriptions of tools, a list of objects or its JSON; empty where there are none.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    found = _parsed("tools", value) if isinstance(value, str) and value.strip() else value or []
+    if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
+        raise ValueError("tools must be a list of objects, or the JSON of one")
+    _encodable("tools", json.dumps(found, ensure_ascii=False))
+    return found
+
+
+def check_turns(what: str, messages: Sequence[Message]) -> None:
+    """Refuse an order of turns that cannot be trained on.
+
+    Raises:
+        ValueError: the last message is not the assistant's, a system message is not the first, or a tool's answers
+            nothing.
+    """
+    if messages[-1]["role"] != "assistant":
+        raise ValueError(f"{what} must end with the assistant, not with the {messages[-1]['role']}")
+    before = ""
+    for number, message in enumerate(messages):
+        if message["role"] == "system" and number:
+            raise ValueError(f"{what} may have a system message only at its beginning")
+        if message["role"] == "tool" and before not in ("assistant", "tool"):
+            raise ValueError(f"{what} has a tool's message behind the {before or 'beginning'}, not behind an assistant")
+        before = message["role"]
+
+
+def _openai_message(where: str, message: Any) -> Message:
+    if not isinstance(message, dict):
+        raise ValueError(f"{where}: must be an object with role and content")
+    role = OPENAI_ROLES.get(str(message.get("role")))
+    if role is None:
+        raise ValueError(f"{where}: role {message.get('role')!r} is none of {', '.join(OPENAI_ROLES)}")
+    calls = message.get("tool_calls")
+    if not calls:
+        found: Message = {"role": role, "content": text(f"{where}: content", _joined(where, message.get("content")))}
+    elif role != "assistant":
+        raise ValueError(f"{where}: tool_calls are the assistant's, not the {role}'s")
+    else:
+        content = _joined(where, message.get("content")) or ""
+        if not isinstance(content, str):
+            raise ValueError(f"{where}: content must be a string")
+        found = {"role": role, "content": _encodable(f"{where}: content", content),
+                 "tool_calls": [_call(where, call) for call in _list(f"{where}: tool_calls", calls)]}
+    if role == "tool":
+        found |= {key: text(f"{where}: {key}", message[key]) for key in ("tool_call_id", "name") if message.get(key)}
+    return found
+
+
+def _sharegpt_message(where: str, message: Any) -> Message:
+    if not isinstance(message, dict):
+        raise ValueError(f"{where}: must be an object with from and value")
+    speaker = message.get("from")
+    role = SHAREGPT_ROLES.get(str(speaker))
+    if role is None:
+        raise ValueError(f"{where}: from {speaker!r} is none of {', '.join(SHAREGPT_ROLES)}")
+    content = text(f"{where}: value", message.get("value"))
+    if speaker != CALL:
+        return {"role": role, "content": content}
+    calls = _parsed(f"{where}: value", content)
+    return {"role": role, "content": "",
+            "tool_calls": [_call(where, call) for call in (calls if isinstance(calls, list) else [calls])]}
+
+
+def _call(where: str, call: Any) -> dict[str, Any]:
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise ValueError(f"{where}: a call of a tool must name its function")
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        arguments = _parsed(f"{where}: the arguments of {function['name']}", arguments)
+    if not isinstance(arguments, dict):
+        raise ValueError(f"{where}: the arguments of {function['name']} must be an object, or the JSON of one")
+    named = {"id": text(f"{where}: id", call["id"])} if call.get("id") else {}
+    found = {**named, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    _encodable(where, json.dumps(found, ensure_ascii=False))
+    return found
+
+
+def _joined(where: str, content: Any) -> Any:
+    """Content that is a list of parts, as one text."""
+    if not isinstance(content, list):
+        return content
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            form = part.get("type") if isinstance(part, dict) else part
+            raise ValueError(f"{where}: a part of its content is {form!r}; only text can be trained on")
+    return "".join(part["text"] for part in content)
+
+
+def _parsed(key: str, value: str) -> Any:
+    try:
+        return json.loads(value, parse_constant=str)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{key} must be JSON: {error}") from error
+
+
+def _list(key: str, value: Any) -> list[Any]:
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"{key} must be a list of messages")
+    return value
+
+
+def _encodable(key: str, value: str) -> str:
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{key} has a lone surrogate, which UTF-8 cannot hold") from error
+    return value
+
+
+def with_system(row: Mapping[str, Any], messages: list[Message]) -> list[Message]:
+    """The messages behind a row's own `system` text, where it has one that is not empty."""
+    system = row.get("system")
+    if system is None or system == "":
+        return messages
+    return [{"role": "system", "content": text("system", system)}, *messages]

@@ -1,0 +1,144 @@
+"""The forms in which preferences come, each a function from a row to `prompt`, `chosen` and `rejected`.
+
+    pairs         prompt, chosen and rejected, texts or messages; answers may repeat the prompt's messages, and without
+                  a prompt it is what both begin with
+    transcripts   chosen and rejected, whole dialogues as text with "\\n\\nHuman:" and "\\n\\nAssistant:" (HH-RLHF)
+    scored        prompt (or instruction) and several answers with scores: completions, responses or answers, a list of
+                  objects with a score each, or of texts beside a list `scores`; the best is chosen, the worst rejected
+                  (of equal ones the first)
+
+Which one a row has is told by its keys, unless a manifest names it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any
+
+from gristmill.dataprep.reading.conversations_messages import Message, check_turns, text, turns, with_system
+
+ANSWER_LISTS = ("completions", "responses", "answers")
+ANSWER_TEXTS = ("response", "text", "content", "answer", "completion")
+SCORES = ("score", "overall_score", "rating", "reward")
+"""What UltraFeedback, Nectar-like sets and reward models call it; the first one that an answer has counts."""
+_TURN = re.compile(r"\n\n(Human|Assistant):")
+_SPEAKERS = {"Human": "user", "Assistant": "assistant"}
+Row = Mapping[str, Any]
+Pair = dict[str, list[Message]]
+
+
+def dpo_example(row: Row, form: str = "auto") -> dict[str, Any]:
+    """Bring a row into the shape of a DPO example (without `id`).
+
+    Raises:
+        ValueError: it is of no known form, or not of the one that is asked for; says why.
+    """
+    pair = DPO_FORMS[preference_form_of(row) if form == "auto" else form](row)
+    if not pair["prompt"]:
+        raise ValueError("chosen and rejected begin with no common prompt")
+    for name in ("chosen", "rejected"):
+        if not pair[name]:
+            raise ValueError(f"{name} holds nothing but the prompt")
+        check_turns("the conversation", pair["prompt"] + pair[name])
+    if pair["chosen"] == pair["rejected"]:
+        raise ValueError("chosen and rejected are the same")
+    return {**pair, "prompt": with_system(row, pair["prompt"])}
+
+
+def preference_form_of(row: Row) -> str:
+    """The form that a row's keys tell.
+
+    Raises:
+        ValueError: they tell none.
+    """
+    if any(isinstance(row.get(key), list) for key in ANSWER_LISTS):
+        return "scored"
+    missing = [key for key in ("chosen", "rejected") if key not in row]
+    if missing:
+        lacks = ["prompt", *missing] if "prompt" not in row else missing
+        raise ValueError(f"lacks {', '.join(lacks)}; its keys are {', '.join(row) or 'none'}")
+    is_text = isinstance(row["chosen"], str) and isinstance(row["rejected"], str)
+    if "prompt" not in row and is_text:
+        return "transcripts"
+    return "pairs"
+
+
+def _pairs(row: Row) -> Pair:
+    if "prompt" not in row:
+        return _split(*(turns(key, row.get(key), "assistant") for key in ("chosen", "rejected")))
+    prompt = turns("prompt", row["prompt"], "user")
+    answers = {}
+    for key in ("chosen", "rejected"):
+        found = turns(key, row.get(key), "assistant")
+        answers[key] = found[len(prompt) :] if found[: len(prompt)] == prompt else found
+    return {"prompt": prompt, **answers}
+
+
+def _split(chosen: list[Message], rejected: list[Message]) -> Pair:
+    """The messages that both begin with, and the rest; an answer of the assistant that both give is a turn of it."""
+    common = 0
+    while common < min(len(chosen), len(rejected)) and chosen[common] == rejected[common]:
+        common += 1
+    if common == len(chosen) == len(rejected):
+        raise ValueError("chosen and rejected are the same")
+    return {"prompt": chosen[:common], "chosen": chosen[common:], "rejected": rejected[common:]}
+
+
+def _transcripts(row: Row) -> Pair:
+    return _split(*(_dialogue(key, row.get(key)) for key in ("chosen", "rejected")))
+
+
+def _dialogue(key: str, value: Any) -> list[Message]:
+    before, *parts = _TURN.split(text(key, value))
+    if before.strip() or not parts:
+        raise ValueError(f"{key} is no transcript: it must begin with a blank line and Human:")
+    said = [{"role": _SPEAKERS[speaker], "content": text(f"{key}, turn {number} ({speaker})", content.strip())}
+            for number, (speaker, content) in enumerate(zip(parts[::2], parts[1::2], strict=True), start=1)]
+    for number, (one, following) in enumerate(pairwise(said), start=1):
+        if one["role"] == following["role"]:
+            raise ValueError(f"{key}: turns {number} and {number + 1} are both the {one['role']}'s")
+    return said
+
+
+def _scored(row: Row) -> Pair:
+    key = next((key for key in ANSWER_LISTS if isinstance(row.get(key), list)), None)
+    if key is None:
+        raise ValueError(f"lacks a list of answers, under one of {', '.join(ANSWER_LISTS)}")
+    question = "prompt" if "prompt" in row else "instruction"
+    prompt = turns(question, row.get(question), "user")
+    answers = [_answer(f"{key}, answer {number}", one) for number, one in enumerate(row[key], start=1)]
+    scores = [_score(f"{key}, answer {number}", score) for number, score in enumerate(_scores(row, key), start=1)]
+    if len(answers) != len(scores):
+        raise ValueError(f"{len(answers)} {key}, but {len(scores)} scores")
+    if len(set(scores)) < 2:
+        raise ValueError(f"all {len(scores)} {key} have the same score, so that none is preferred")
+    best, worst = scores.index(max(scores)), scores.index(min(scores))
+    return {"prompt": prompt, **{name: turns(f"{key}, answer {place + 1}", answers[place], "assistant")
+                                 for name, place in (("chosen", best), ("rejected", worst))}}
+
+
+def _answer(where: str, answer: Any) -> Any:
+    if not isinstance(answer, dict):
+        return answer
+    for name in ANSWER_TEXTS:
+        if name in answer:
+            return answer[name]
+    raise ValueError(f"{where} has no text, under one of {', '.join(ANSWER_TEXTS)}")
+
+
+def _scores(row: Row, key: str) -> list[Any]:
+    if isinstance(row.get("scores"), list):
+        return list(row["scores"])
+    return [next((answer[name] for name in SCORES if name in answer), None) if isinstance(answer, dict) else None
+            for answer in row[key]]
+
+
+def _score(where: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise ValueError(f"{where} has no score ({', '.join(SCORES)}, or a list scores): {value!r}")
+    return float(value)
+
+
+DPO_FORMS: dict[str, Callable[[Row], Pair]] = {"pairs": _pairs, "transcripts": _transcripts, "scored": _scored}
