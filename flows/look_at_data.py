@@ -1,0 +1,253 @@
+"""Looking at data that nobody has described yet: its format, which field holds the text, how much text there is."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from statistics import fmean
+from typing import Any
+
+from gristmill.dataprep.files import as_path
+from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, read_chunks, split_compression
+from gristmill.dataprep.reading.locations import Found, find
+from gristmill.dataprep.reading.pythondocs import is_python_source
+from gristmill.dataprep.reading.sources import SourceError, SourceFile, find_files
+
+SAMPLE_FILES = 3
+SAMPLE_ROWS = 200
+SAMPLE_BYTES = 4 << 20
+COMPRESSED_RATIO = 3.0
+"""Bytes of text per stored byte of archives and compressed files: zstd's and gzip's usual ratio on English prose."""
+PAGE_TEXT_SHARE = 0.05
+"""Bytes of main text per byte of a crawl's pages; a rough guess, the report of a run has the real figure."""
+TEXT_NAMES = ("text", "content", "raw_content", "body", "document", "article", "markdown", "story", "code")
+"""Names that a field of texts usually has; elsewhere the longest strings decide."""
+ID_NAMES = ("id", "uuid", "doc_id", "document_id", "_id")
+CODE_EXTENSIONS = (".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".rs", ".go", ".java", ".js", ".ts", ".rb",
+                   ".sh", ".sql", ".r", ".jl", ".lua", ".scala", ".kt", ".swift")
+HTML_STARTS = ("<!doctype html", "<html")
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was found out about one source.
+
+    Attributes:
+        path: as it was given.
+        format: what the manifest has to say; `auto` where the file names tell.
+        text_field, id_field: of rows; None where the format has no fields, or where the default name is right.
+        extract: whether the texts are HTML.
+        files: number of inputs.
+        stored_bytes: their size.
+        text_bytes: estimated bytes of text; None where it cannot be known before reading.
+        is_code: whether most of the files are programs.
+        split: of a Hugging Face dataset without a split `train`.
+        remarks: sentences about what may need a second look.
+    """
+
+    path: str
+    format: str
+    files: int
+    stored_bytes: int
+    text_bytes: int | None
+    text_field: str | None = None
+    id_field: str | None = None
+    extract: bool = False
+    is_code: bool = False
+    split: str | None = None
+    remarks: tuple[str, ...] = ()
+
+
+def look_at(name: str, path: str) -> Look:
+    """Look at a file, glob, folder or URL: its listing, and the first rows of a few of its files.
+
+    Raises:
+        SourceError: it holds nothing that can be read, or rows without any text.
+    """
+    if is_python_source(path):
+        return Look(path, "auto", 1, 0, None, is_code="stdlib" in path)
+    form, files = _listing(name, path)
+    chosen = [files[index] for index in sorted({0, len(files) // 2, len(files) - 1})][:SAMPLE_FILES]
+    stored = sum(file.size for file in files)
+    kinds = {file.format for file in chosen}
+    rows = [rows for file in chosen if (rows := sample_rows(file)) is not None]
+    code = sum(PurePosixPath(file.name).suffix in CODE_EXTENSIONS for file in files) * 2 > len(files)
+    if not rows:
+        return Look(path, form, len(files), stored, _plain_bytes(files, kinds), is_code=code)
+    together = [row for some in rows for row in some]
+    if not together:
+        raise SourceError(f"source {name!r}: no row of {path} can be read as {chosen[0].format}; give another path, or "
+                          "write the manifest by hand with the right `format:`")
+    field = text_field(together)
+    if field is None:
+        raise SourceError(f"source {name!r}: no field of {path} holds text; its fields are "
+                          f"{', '.join(sorted(set(map(str, together[0]))))}; give a path whose rows have one")
+    texts = [str(value) for row in together if isinstance(value := _values(row).get(field), str)]
+    remarks = [] if len(texts) == len(together) else [
+        f"{len(together) - len(texts)} of {len(together)} rows looked at have no {field!r}: they will be quarantined"]
+    html = sum(text.lstrip()[:20].lower().startswith(HTML_STARTS) for text in texts) * 2 > len(texts)
+    share = sum(len(text.encode()) for text in texts) / max(sum(map(_row_bytes, together)), 1)
+    return Look(
+        path, form, len(files), stored, int(_plain_bytes(files, kinds) * share * (PAGE_TEXT_SHARE if html else 1)),
+        None if field == "text" else field, id_field(together), html, False, None, tuple(remarks))
+
+
+def _listing(name: str, path: str) -> tuple[str, Sequence[SourceFile]]:
+    kind, found = find(path)
+    markers = {"dataset_dict.json", "state.json"}
+    if kind == "folder" and markers & {item.name for item in found}:
+        return "hf", find_files(name, {"path": path, "format": "hf"}).files
+    try:
+        return "auto", find_files(name, {"path": path}).files
+    except SourceError:
+        form = sniff(found) if found else None
+        if form is None:
+            raise
+        return form, find_files(name, {"path": path, "format": form}).files
+
+
+def sniff(found: Sequence[Found]) -> str | None:
+    """The format of files whose names do not tell, by the first bytes of the first one; None where it is no text."""
+    first = min(found, key=lambda item: item.name)
+    start = _beginning(as_path(first.location), split_compression(first.name)[1])[:4096]
+    if start.startswith(b"PAR1"):
+        return "parquet"
+    if start.startswith(b"WARC/"):
+        return "warc"
+    try:
+        text = start.decode("utf-8", "strict" if len(start) < 4096 else "ignore")
+    except UnicodeDecodeError:
+        return None
+    if "\0" in text:
+        return None
+    if text.lstrip().lower().startswith(HTML_STARTS):
+        return "html"
+    try:
+        return "jsonl" if isinstance(json.loads(text.partition("\n")[0]), dict) else "text"
+    except ValueError:
+        return "text"
+
+
+def sample_rows(file: SourceFile) -> list[Row] | None:
+    """The first rows of a file as mappings; None for formats without rows. Rows that cannot be read are left out."""
+    path = as_path(file.location)
+    if file.format == "parquet":
+        from gristmill.dataprep.documents import open_parquet
+
+        with open_parquet(path) as table:
+            return next((batch.to_pylist() for batch in table.iter_batches(batch_size=SAMPLE_ROWS)), [])
+    if file.format == "arrow":
+        return _arrow_rows(path)
+    if file.format not in ("jsonl", "csv"):
+        return None
+    lines = _beginning(path, file.compression).decode("utf-8", "replace").splitlines(keepends=True)
+    # The last line of a piece of a file is most likely cut.
+    lines = lines if len(lines) == 1 or sum(map(len, lines)) < SAMPLE_BYTES else lines[:-1]
+    if file.format == "csv":
+        delimiter = "\t" if split_compression(file.name)[0] == ".tsv" else ","
+        csv.field_size_limit(SAMPLE_BYTES)
+        return list(islice(csv.DictReader(lines, delimiter=delimiter), SAMPLE_ROWS))
+    return list(islice(_json_rows(lines), SAMPLE_ROWS))
+
+
+def _json_rows(lines: Sequence[str]) -> Iterator[Row]:
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            yield row
+
+
+def _arrow_rows(path: Path) -> list[Row]:
+    import pyarrow as pa
+
+    with path.open("rb") as stream:
+        is_file = stream.read(6) == b"ARROW1"
+        stream.seek(0)
+        with pa.PythonFile(stream, mode="r") as source:
+            if is_file:
+                batches = pa.ipc.open_file(source)
+                return batches.get_batch(0).slice(0, SAMPLE_ROWS).to_pylist() if batches.num_record_batches else []
+            first = next(iter(pa.ipc.open_stream(source)), None)
+            return [] if first is None else first.slice(0, SAMPLE_ROWS).to_pylist()
+
+
+def _beginning(path: Path, compression: str) -> bytes:
+    """The first SAMPLE_BYTES of a file's content; of a damaged one what comes before the damage."""
+    content = b""
+    try:
+        for chunk in read_chunks(path, compression):
+            content += chunk
+            if len(content) >= SAMPLE_BYTES:
+                break
+    except (CorruptFileError, RecordTooLongError):
+        return content
+    return content[:SAMPLE_BYTES]
+
+
+def _plain_bytes(files: Sequence[SourceFile], kinds: set[str]) -> int:
+    """Bytes of the files' content, unpacked by guess."""
+    packed = ("parquet", "zip")
+    total = sum(file.size * (COMPRESSED_RATIO if file.compression or file.format in packed else 1.0) for file in files)
+    return int(total * (PAGE_TEXT_SHARE if kinds <= {"html", "warc"} else 1.0))
+
+
+def text_field(rows: Sequence[Row]) -> str | None:
+    """The dotted name of the field that holds the texts: a usual name whose strings are long, else the longest."""
+    lengths: dict[str, list[int]] = {}
+    for row in rows:
+        for key, value in _values(row).items():
+            if isinstance(value, str):
+                lengths.setdefault(key, []).append(len(value))
+    means = {key: sum(found) / len(rows) for key, found in lengths.items()}
+    if not means or max(means.values()) == 0:
+        return None
+    longest = max(means, key=lambda key: (means[key], key))
+    usual = [key for name in TEXT_NAMES for key in means if key.rpartition(".")[2].lower() == name]
+    return next((key for key in usual if means[key] * 2 >= means[longest]), longest)
+
+
+def id_field(rows: Sequence[Row]) -> str | None:
+    """A field that is called like an identifier and is another one in every row looked at."""
+    for name in ID_NAMES:
+        found = [str(row[name]) for row in rows if row.get(name) not in (None, "")]
+        if len(found) == len(rows) == len(set(found)):
+            return name
+    return None
+
+
+def _values(row: Row) -> dict[str, Any]:
+    """A row's scalars by name, those of an inner object as `outer.inner`."""
+    flat: dict[str, Any] = {}
+    for key, value in row.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{key}.{inner}": item for inner, item in value.items()}
+        else:
+            flat[str(key)] = value
+    return flat
+
+
+def _row_bytes(row: Row) -> int:
+    return len(json.dumps(row, ensure_ascii=False, default=str).encode())
+
+
+def mean_weight(looks: Sequence[Look]) -> float:
+    """Mean estimated bytes of the sources whose size is known; 1 where none is."""
+    known = [look.text_bytes for look in looks if look.text_bytes]
+    return fmean(known) if known else 1.0
+
+
+def size(count: float) -> str:
+    """Bytes for people: `12.3 MB`."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:,.0f} bytes" if unit == "bytes" else f"{count:,.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"

@@ -1,0 +1,125 @@
+"""`gristmill new` looks at data and writes a manifest that is valid and says what was seen."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner, Result
+
+from gristmill.dataprep.reading.sources import SourceError
+from gristmill.flows.cli import app
+from gristmill.flows.look_at_data import id_field, look_at, size, text_field
+from gristmill.flows.new_manifest import Wishes, source_name, write_manifest
+from gristmill.mixtures.load import ManifestError, load_manifest
+
+PROSE = "The river ran past the old mill and turned its wheel all day long. " * 20
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    (folder / "code").mkdir(parents=True)
+    rows = [{"id": n, "url": "https://example.org", "title": "A title", "raw": {"content": f"{n} {PROSE}"}}
+            for n in range(9)]
+    (folder / "crawl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode(), mtime=0))
+    pq.write_table(pa.table({"text": [PROSE] * 8, "note": ["x"] * 8}), folder / "books.parquet")
+    for name in ("a.py", "b.py", "README.md"):
+        (folder / "code" / name).write_text("def f():\n    return 1\n" * 30)
+    return folder
+
+
+def run_new(*arguments: str, answers: str = "") -> Result:
+    return CliRunner().invoke(app, ["new", *arguments], input=answers)
+
+
+def test_a_manifest_is_written_from_a_look_at_three_kinds_of_data(data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    result = run_new(str(file), "--name", "mine", "--source", f"web={data / 'crawl.gz'}", "--source",
+                     str(data / "books.parquet"), "--source", str(data / "code"), "--language", "no")
+    assert result.exit_code == 0, result.output
+    assert "web: 1 file" in result.output
+    assert "format jsonl, text in field 'raw.content', ids in field 'id'" in result.output
+    manifest = load_manifest(file)
+    assert list(manifest.sources) == ["web", "books", "code"]
+    web, books, code = manifest.sources.values()
+    assert (web.format, web.text_field, web.id_field) == ("jsonl", "raw.content", "id")
+    assert (books.format, books.text_field, books.id_field) == ("auto", "text", None)
+    assert sum(source.weight for source in (web, books, code)) == pytest.approx(1.0, abs=0.002)
+    (filter_,), (langid,) = ([getattr(step, name) for step in manifest.prepare if step.stage == name]
+                             for name in ("filter", "langid"))
+    assert filter_.sources == ("web", "books"), "source code is judged by no rule for prose"
+    assert langid.keep == ("no",), "YAML's `no` is a language here, not false"
+    assert manifest.mix is not None
+    assert manifest.pretrain is not None
+    assert manifest.mix.tokens == (manifest.pretrain.steps * manifest.pretrain.global_batch_size
+                                   * manifest.mix.sequence_length)
+
+
+def test_questions_are_asked_where_no_source_is_given(data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "asked.yaml"
+    answers = f"{data / 'nothing'}\n{data / 'books.parquet'}\n\nfirst\n\nn\n"
+    result = run_new(str(file), answers=answers)
+    assert result.exit_code == 0, result.output
+    assert "nothing does not exist; correct its path" in result.output
+    manifest = load_manifest(file)
+    assert (manifest.name, list(manifest.sources), manifest.pretrain) == ("first", ["books"], None)
+    assert [step.stage for step in manifest.prepare] == ["filter", "dedup"]
+
+
+def test_nothing_is_overwritten_and_every_refusal_says_what_to_do(data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "there.yaml"
+    file.write_text("mine")
+    taken = run_new(str(file), "--source", str(data / "books.parquet"))
+    assert (taken.exit_code, file.read_text()) == (2, "mine")
+    assert "exists and was left alone; name another file" in taken.output
+    unanswered = run_new(str(tmp_path / "a.yaml"))
+    assert unanswered.exit_code == 2
+    assert "gristmill new --source PATH" in unanswered.output
+    twice = run_new(str(tmp_path / "a.yaml"), "--source", f"a={data}/code", "--source", f"a={data}/code")
+    assert "given twice; give one of them another name" in twice.output
+    assert not (tmp_path / "a.yaml").exists()
+
+
+def test_rows_without_any_text_are_refused_with_their_fields(tmp_path: Path) -> None:
+    (tmp_path / "numbers.jsonl").write_text('{"x": 1, "y": 2}\n')
+    with pytest.raises(SourceError, match="holds text; its fields are x, y"):
+        look_at("numbers", str(tmp_path / "numbers.jsonl"))
+    (tmp_path / "binary").write_bytes(b"\x00\xff" * 50)
+    with pytest.raises(SourceError, match="cannot tell the format"):
+        look_at("binary", str(tmp_path / "binary"))
+
+
+@pytest.mark.parametrize(("rows", "text", "identifier"), [
+    ([{"text": "short", "abstract": "a much longer text than that"}], "abstract", None),
+    ([{"text": "a text of some length", "abstract": "a text of this length"}], "text", None),
+    ([{"a": 1, "inner": {"body": "x"}, "id": "p"}, {"a": 2, "id": "q"}], "inner.body", "id"),
+    ([{"id": 1, "t": "x"}, {"id": 1, "t": "y"}], "t", None),
+    ([{"x": 1}], None, None),
+])  # fmt: skip
+def test_the_text_is_the_usual_field_unless_another_is_much_longer(
+    rows: list[dict[str, Any]], text: str | None, identifier: str | None
+) -> None:
+    assert text_field(rows) == text
+    assert id_field(rows) == identifier
+
+
+def test_rows_that_lack_their_text_are_remarked(tmp_path: Path) -> None:
+    rows = [{"text": "some text"}, {"text": "more text"}, {"title": "none"}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    look = look_at("a", str(tmp_path / "a.jsonl"))
+    assert look.remarks == ("1 of 3 rows looked at have no 'text': they will be quarantined",)
+    assert f"# {look.remarks[0]}" in write_manifest(Wishes("a"), {"a": look}, str(tmp_path / "a.yaml"))
+
+
+def test_names_sizes_and_wishes_are_checked(data: Path, tmp_path: Path) -> None:
+    assert source_name("s3://bucket/Common Crawl/2024/*.warc.gz", []) == "2024"
+    assert [source_name("/data/web.jsonl.zst", taken) for taken in ([], ["web"])] == ["web", "web-2"]
+    assert [size(count) for count in (999, 1234, 5.6e9, 7e12)] == ["999 bytes", "1.2 kB", "5.6 GB", "7.0 TB"]
+    with pytest.raises(ManifestError, match="name"):
+        write_manifest(Wishes("not a name"), {"a": look_at("a", str(data / "code"))}, str(tmp_path / "a.yaml"))
