@@ -17,7 +17,7 @@ It is read once: after its last stage, which is there to end the training, its f
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -50,6 +50,7 @@ class Order:
     def __init__(self, rows_per_source: Sequence[int], seed: int) -> None:
         self._stages = [checked_counts(rows_per_source)]
         self._ends = checked_ends(self._stages)
+        self._half_bits = _half_bits_of_stages(self._stages)
         self.seed = int(seed)
         self.total = int(self._ends[-1])
         self.staged = False
@@ -66,6 +67,7 @@ class Order:
         order = cls([sum(column) for column in zip(*stages, strict=True)], seed)
         order._stages = [checked_counts(counts) for counts in stages]
         order._ends = checked_ends(order._stages)
+        order._half_bits = _half_bits_of_stages(order._stages)
         order.staged = len(stages) > 1
         return order
 
@@ -82,13 +84,39 @@ class Order:
             ValueError: a negative position, or one beyond the end of a staged set.
         """
         positions = np.asarray(positions, dtype=np.int64)
-        if positions.size and positions.min() < 0:
-            raise ValueError(f"positions start at 0, not {positions.min()}")
+        if not positions.size:
+            return positions.copy()
+        low, high = int(positions.min()), int(positions.max())
+        if low < 0:
+            raise ValueError(f"positions start at 0, not {low}")
+        if (within := self._within(low, high)) is not None:
+            return within(positions)
         epochs, places = np.divmod(positions.ravel(), self.total)
         if self.staged and epochs.any():
             raise ValueError(f"position {positions.max()} is beyond the {self.total} rows of a staged set, which is "
                              "read once; train for fewer steps, or mix more tokens (mix.tokens)")
         return self._shuffle(epochs, places, inverse=False).reshape(positions.shape)
+
+    def _within(self, low: int, high: int) -> Callable[[np.ndarray], np.ndarray] | None:
+        """How positions from `low` to `high` are ordered where all of them lie in one stage of one epoch, as a batch's
+        nearly always do; else None.
+        """
+        epoch, place = divmod(low, self.total)
+        stage = int(np.searchsorted(self._ends, place, side="right"))
+        first = int(self._ends[stage - 1]) if stage else 0
+        start = epoch * self.total + first
+        if high >= epoch * self.total + int(self._ends[stage]) or (self.staged and epoch):
+            return None
+        counts, half_bits = self._stages[stage], self._half_bits[stage]
+        keys = _epoch_keys(self.seed, stage, epoch, len(counts), False)
+
+        def ordered(positions: np.ndarray) -> np.ndarray:
+            places = np.ascontiguousarray(positions).reshape(-1) - start
+            reorder(counts, half_bits, keys, places, False, places)
+            places += first
+            return places.reshape(positions.shape)
+
+        return ordered
 
     def positions(self, rows: np.ndarray, epoch: int = 0) -> np.ndarray:
         """The inverse of `rows`: at which global position an epoch reads each row.
@@ -121,7 +149,7 @@ class Order:
 
     def _shuffle_stage(self, stage: int, epochs: np.ndarray, places: np.ndarray, inverse: bool) -> np.ndarray:
         counts = self._stages[stage]
-        half_bits = np.array([half_bits_of(count) for count in counts.tolist()])
+        half_bits = self._half_bits[stage]
         shuffled = np.empty_like(places)
         for epoch in _distinct(epochs):
             chosen = epochs == epoch
@@ -290,6 +318,10 @@ def permute(index: np.ndarray, n: int, key: int, inverse: bool = False) -> np.nd
 def half_bits_of(n: int) -> int:
     """Half the width of the Feistel network that permutes [0, n)."""
     return max(MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2)
+
+
+def _half_bits_of_stages(stages: Sequence[np.ndarray]) -> list[np.ndarray]:
+    return [np.array([half_bits_of(count) for count in counts.tolist()]) for counts in stages]
 
 
 def round_keys(key: int) -> np.ndarray:

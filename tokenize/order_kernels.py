@@ -59,25 +59,52 @@ def unrank_place(counts, total, place):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def permuted(index, n, half_bits, round_keys, inverse):  # type: ignore[no-untyped-def]
-    """One number through the keyed permutation of [0, n) (`order.permute`); `round_keys` in the order of their use."""
-    bits = np.uint64(half_bits)
-    mask = (np.uint64(1) << bits) - np.uint64(1)
-    value = np.uint64(index)
-    while True:
-        left, right = value >> bits, value & mask
-        for number in range(len(round_keys)):
-            mixed = (left if inverse else right) ^ round_keys[number]
-            mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            mixed = (mixed ^ (mixed >> np.uint64(31))) & mask
-            if inverse:
-                left, right = right ^ mixed, left
-            else:
-                left, right = right, left ^ mixed
-        value = (left << bits) | right
-        if value < np.uint64(n):
-            return np.int64(value)
+def unrank_all(counts, places, sources, index):  # type: ignore[no-untyped-def]
+    """`order.unrank` of many places: fills `sources` and `index` (int64 (n,) each)."""
+    total = counts.sum()
+    for number in range(len(places)):
+        sources[number], index[number] = unrank_place(counts, total, places[number])
+
+
+@kernel
+def permute_all(sources, index, counts, half_bits, round_keys, inverse):  # type: ignore[no-untyped-def]
+    """Many numbers through the keyed permutations of their sources' [0, n) (`order.permute`), in place.
+
+    All that are still outside [0, n) go through the rounds together: no branch depends on one of them, so that the
+    processor works on several at a time.
+
+    Args:
+        sources: int64 (k,).
+        index: int64 (k,), in [0, counts[source]).
+        counts, half_bits: int64 (S,), see `order.half_bits_of`.
+        round_keys: uint64 (S, rounds), in the order of their use.
+        inverse: undo it.
+    """
+    outside = np.arange(len(index))
+    left_over = len(index)
+    while left_over:
+        for place in outside[:left_over]:
+            source = sources[place]
+            bits = np.uint64(half_bits[source])
+            mask = (np.uint64(1) << bits) - np.uint64(1)
+            value = np.uint64(index[place])
+            left, right = value >> bits, value & mask
+            for number in range(round_keys.shape[1]):
+                mixed = (left if inverse else right) ^ round_keys[source, number]
+                mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+                mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+                mixed = (mixed ^ (mixed >> np.uint64(31))) & mask
+                if inverse:
+                    left, right = right ^ mixed, left
+                else:
+                    left, right = right, left ^ mixed
+            index[place] = np.int64((left << bits) | right)
+        still = 0
+        for number in range(left_over):
+            place = outside[number]
+            outside[still] = place
+            still += index[place] >= counts[sources[place]]
+        left_over = still
 
 
 @kernel
@@ -92,16 +119,8 @@ def reorder(counts, half_bits, round_keys, places, inverse, found):  # type: ign
         inverse: undo it.
         found: int64 (n,), filled.
     """
-    total = counts.sum()
+    sources, index = np.empty(len(places), dtype=np.int64), np.empty(len(places), dtype=np.int64)
+    unrank_all(counts, places, sources, index)
+    permute_all(sources, index, counts, half_bits, round_keys, inverse)
     for number in range(len(places)):
-        source, index = unrank_place(counts, total, places[number])
-        shuffled = permuted(index, counts[source], half_bits[source], round_keys[source], inverse)
-        found[number] = rank_row(counts, source, shuffled)
-
-
-@kernel
-def unrank_all(counts, places, sources, index):  # type: ignore[no-untyped-def]
-    """`order.unrank` of many places: fills `sources` and `index` (int64 (n,) each)."""
-    total = counts.sum()
-    for number in range(len(places)):
-        sources[number], index[number] = unrank_place(counts, total, places[number])
+        found[number] = rank_row(counts, sources[number], index[number])

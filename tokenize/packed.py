@@ -36,9 +36,10 @@ from gristmill.dataprep.files import as_path, atomic_write, canonical_json, is_l
 from gristmill.dataprep.row_groups import read_matching
 from gristmill.mixtures.streaming import Stream
 from gristmill.tokenize.boundaries import Boundaries, boundaries_of, join, read_boundaries, to_bytes
-from gristmill.tokenize.gather import by_shard, gather_rows
+from gristmill.tokenize.gather import by_shard, gather_mapped
 from gristmill.tokenize.mixing.draws import id_words, ordered_by, word_ids
 from gristmill.tokenize.order import Order, sources_of_rows
+from gristmill.tokenize.streaming.buffers import Buffers
 from gristmill.tokenize.streaming.checksums import row_checksums, sums_name
 from gristmill.tokenize.withheld import OrderWithout
 
@@ -249,10 +250,14 @@ class PackedSet:
         self._ends = np.cumsum([shard["rows"] for shard in self._shards], dtype=np.int64)
         self.withheld = np.array([row for shard in self._shards for row in shard.get("withheld", ())], dtype=np.int64)
         self._open: dict[str, np.ndarray] = {}
+        self._buffers = Buffers()
+        self._addresses = np.zeros(len(self._shards), dtype=np.uint64)
+        self._local = is_local(self.folder)
         self._bounds: dict[str, Boundaries] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": {}, "_bounds": {}, "_remote": None, "_lock": None}
+        return {**self.__dict__, "_open": {}, "_bounds": {}, "_remote": None, "_lock": None,
+                "_addresses": np.zeros_like(self._addresses)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
@@ -302,15 +307,16 @@ class PackedSet:
         return self.tokens(rows).astype(np.int64)
 
     def tokens(self, rows: np.ndarray) -> np.ndarray:
-        """The same as `read`, in the files' dtype."""
-        rows, shards = self._locate(rows)
-        tokens = np.empty((len(rows), self.sequence_length), dtype=self.dtype)
-        parts = [(shard, rows[places] - self._first(shard), places) for shard, places in by_shard(shards)]
-        if not is_local(self.folder):
-            self._elsewhere().fill(parts, tokens)
+        """The same as `read`, in the files' dtype; their memory is used again once nothing refers to it."""
+        rows = self._checked(rows)
+        tokens = self._buffers.array((len(rows), self.sequence_length), self.dtype)
+        if not self._local:
+            self._elsewhere().fill(list(by_shard(rows, self._ends)), tokens)
             return tokens
-        for shard, numbers, places in parts:
-            gather_rows(self._load(self._shards[shard]), numbers, places, tokens)
+        while (closed := gather_mapped(
+                self._addresses, self._ends, rows, tokens.view(np.uint8))) >= 0:
+            # `_open` keeps it where it is.
+            self._addresses[closed] = self._load(self._shards[closed]).ctypes.data
         return tokens
 
     def close(self) -> None:
@@ -427,10 +433,14 @@ class PackedSet:
         return self.folder / name if is_local(self.folder) else self._elsewhere().file(name, sha256)
 
     def _locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rows = self._checked(rows)
+        return rows, np.searchsorted(self._ends, rows, side="right")
+
+    def _checked(self, rows: np.ndarray) -> np.ndarray:
         rows = np.asarray(rows, dtype=np.int64).reshape(-1)
         if rows.size and (rows.min() < 0 or rows.max() >= self.rows):
             raise PackedSetError(f"{self.folder}: rows are in [0, {self.rows}), not {rows.min()} to {rows.max()}")
-        return rows, np.searchsorted(self._ends, rows, side="right")
+        return rows
 
     def _first(self, shard: int) -> int:
         return int(self._ends[shard]) - int(self._shards[shard]["rows"])
@@ -487,7 +497,9 @@ class PackedSet:
             if is_local(self.folder):
                 self._check_size(entry)
             path = self._here(name, entry["sha256"])
-            self._open[name] = read_tokens(path, self.dtype).reshape(-1, self.sequence_length)
+            opened = read_tokens(path, self.dtype).reshape(-1, self.sequence_length)
+            # Of threads that open it at once the first one's stays: its address may be in use already.
+            self._open.setdefault(name, opened)
         return self._open[name]
 
 

@@ -180,3 +180,45 @@ def test_tokens_outside_the_vocabulary_are_never_written(tmp_path: Path) -> None
         write_packed_set(tmp_path, np.array([[0, 1000]]), {"a": 1}, TOKENIZER)
     with pytest.raises(PackedSetError, match="1 rows, but"):
         write_packed_set(tmp_path, np.array([[0, 1]]), {"a": 2}, TOKENIZER)
+
+
+def test_the_memory_of_batches_is_used_again_only_when_nothing_refers_to_it() -> None:
+    from gristmill.tokenize.streaming.buffers import Buffers
+
+    buffers, dtype = Buffers(), np.dtype("<u2")
+    first = buffers.array((4, 8), dtype)
+    first[:] = 7
+    part, address = first[1:3], first.ctypes.data
+    del first
+    second = buffers.array((4, 8), dtype)
+    second[:] = 9
+    assert (part == 7).all()  # a view keeps the whole
+    assert second.ctypes.data != address
+    del part
+    assert buffers.array((4, 8), dtype).ctypes.data == address
+
+
+def test_batches_of_several_sizes_share_memory_and_none_is_much_too_large() -> None:
+    from gristmill.tokenize.streaming.buffers import Buffers
+
+    buffers, dtype = Buffers(), np.dtype("<u4")
+    large = buffers.array((1000, 100), dtype).ctypes.data
+    assert buffers.array((900, 100), dtype).ctypes.data == large
+    small = buffers.array((3, 100), dtype)
+    assert small.shape == (3, 100)
+    assert small.ctypes.data != large
+    assert buffers.array((0, 100), dtype).shape == (0, 100)
+
+
+def test_threads_that_open_shards_at_once_read_the_same(tmp_path: Path) -> None:
+    """Each of many sets is opened anew by eight threads together: none may read memory that another has let go."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    tokens = np.random.default_rng(0).integers(0, 300, (64, 2048))
+    write_packed_set(tmp_path, tokens, {"a": 64}, {"vocab_size": 300, "eos": 0, "pad": 1, "sha256": ""})
+    rows = np.arange(64)[::-1].copy()
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(25):
+            packed = PackedSet(tmp_path)
+            for found in pool.map(lambda _, packed=packed: packed.tokens(rows), range(16)):
+                assert (found == tokens[::-1]).all()

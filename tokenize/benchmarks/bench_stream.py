@@ -1,7 +1,7 @@
 """`gristmill bench stream`: shuffled batches of tokens as tensors, beside a plain loop and MosaicML Streaming.
 
 The plain loop reads one memory-mapped file by a permutation that is in memory before the clock starts: nearly nothing
-but the copy. Ours computes its order, looks up shards and hands batches over from another thread. All give tensors of
+but the copy. Ours computes its order, looks up shards and hands batches over from other threads. All give tensors of
 as many rows per batch in the files' own dtype. MosaicML Streaming wants other versions of packages than we do:
 the environment variable GRISTMILL_STREAMING_PYTHON names the Python of an environment that has it. Its rate is the
 better one of two settings of its loader, in the process and with two workers.
@@ -37,6 +37,8 @@ KNOWN_ROWS = 20_000_000
 """Of which numpy draws a permutation; of ten thousand times as many ours needs nothing."""
 HUGE_ROWS = 10**12
 AHEAD = 4
+READING_THREADS = 2
+"""Training reads with 4 (`train.loop.batches`); the plain loop has one, and nothing else to do."""
 REPEATS = 5
 MEGA = 1e6
 
@@ -58,9 +60,13 @@ def rows() -> Iterator[dict[str, Any]]:
             for first in range(0, ROWS, BATCH):
                 torch.from_numpy(tokens[known[first : first + BATCH]])
 
-        ours, peer = by_turns(lambda: read_epoch(folder, 0), plain)
+        packed = PackedSet(folder / "set")
+        ours, peer = by_turns(lambda: read_batches(packed, 0), plain)
         total = ROWS * LENGTH / MEGA
         yield row("stream_vs_memmap", total / ours, total / peer, "M tokens/s")
+        ours_cpu, peer_cpu = by_turns(lambda: read_batches(packed, 0), plain, time.process_time)
+        yield {**row("stream_vs_memmap_per_core", total / ours_cpu, total / peer_cpu, "M tokens/s"),
+               "note": "by processor time of all threads: the price of order, checks and handing over"}
         yield from _against_mosaic(folder, total / ours, memory)
         yield _order_at_hand()
 
@@ -78,16 +84,20 @@ def write_set(folder: Path) -> None:
 
 
 def read_epoch(folder: Path, first_step: int, steps: int = ROWS // BATCH) -> None:
-    """Open the set and read batches as tensors, as training does."""
+    """Open the set and read batches as tensors."""
+    read_batches(PackedSet(folder / "set"), first_step, steps)
+
+
+def read_batches(packed: PackedSet, first_step: int, steps: int = ROWS // BATCH) -> None:
+    """Read batches as tensors, as training does."""
     import torch
 
-    packed = PackedSet(folder / "set")
     order = packed.order(7)
 
     def read(step: int) -> torch.Tensor:
         return torch.from_numpy(packed.tokens(order.rows(np.arange(step * BATCH, (step + 1) * BATCH))))
 
-    ahead = ReadAhead(read, first_step + steps, AHEAD)
+    ahead = ReadAhead(read, first_step + steps, AHEAD, READING_THREADS)
     for step in range(first_step, first_step + steps):
         ahead.take(step)
     ahead.close()
@@ -143,14 +153,16 @@ def _order_at_hand() -> dict[str, Any]:
             "note": f"ours of {HUGE_ROWS} rows, numpy's of {KNOWN_ROWS}"}
 
 
-def by_turns(ours: Callable[[], object], peer: Callable[[], object]) -> tuple[float, float]:
+def by_turns(
+    ours: Callable[[], object], peer: Callable[[], object], clock: Callable[[], float] = time.perf_counter
+) -> tuple[float, float]:
     """Seconds of both, each the best of some repeats that follow one another by turns."""
     seconds: tuple[list[float], list[float]] = ([], [])
     for _ in range(REPEATS):
         for kept, work in zip(seconds, (ours, peer), strict=True):
-            begun = time.perf_counter()
+            begun = clock()
             work()
-            kept.append(time.perf_counter() - begun)
+            kept.append(clock() - begun)
     return min(seconds[0]), min(seconds[1])
 
 
