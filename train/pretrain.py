@@ -49,32 +49,32 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """
     section = Pretrain.model_validate(config)
     seed = section.seed or 0
-    with closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed, \
-            process_group(context.parallel) as world:
+    with closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed:
         check_stages(packed, section)
         shape, tensor_of = starting_model(section.model, packed, seed)
-        dtype = compute_dtype(section.precision, world.device)
-        model = sharded_model(shape, tensor_of, world, dtype, context.compute, section.float8)
-        token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
-        average = averaged(model, section)
-        if section.continue_from is not None:
-            take_over(section.continue_from, context.work / CHECKPOINTS, packed.fingerprint, packed.order(seed),
-                      plan_of(section, packed.sequence_length), world)
-        job = Job(
-            section=section, model=model, world=world, context=context, peak_flops=peak_flops(world.device, dtype),
-            causal_share=causal_share(shape, packed.sequence_length),
-            objective=NextToken(packed, seed, token_bytes, shape, section.z_loss),
-            after_step=_InLoop(
-                _Validation(section, packed, shape, model, average, token_bytes, world),
-                InLoopTasks(section.tasks, open_reader(model, inputs["tokenizer"], world),  # type: ignore[arg-type]
-                            section.evaluate_every or section.validate_every, section.steps)),
-            average=average, decode=decoder(inputs["tokenizer"]),
-        )
-        record, summary = train(job)
-        tensors = all_tensors(model, average)
-        if record is not None:
-            summary |= publish(out, shape, tensors, record)
-            keep_permanent(context.work, context.permanent_every)
+        with process_group(context.parallel) as world:
+            dtype = compute_dtype(section.precision, world.device)
+            model = sharded_model(shape, tensor_of, world, dtype, context.compute, section.float8)
+            token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
+            average = averaged(model, section)
+            if section.continue_from is not None:
+                take_over(section.continue_from, context.work / CHECKPOINTS, packed.fingerprint, packed.order(seed),
+                          plan_of(section, packed.sequence_length), world)
+            job = Job(
+                section=section, model=model, world=world, context=context, peak_flops=peak_flops(world.device, dtype),
+                causal_share=causal_share(shape, packed.sequence_length),
+                objective=NextToken(packed, seed, token_bytes, shape, section.z_loss),
+                after_step=_InLoop(
+                    _Validation(section, packed, shape, model, average, token_bytes, world),
+                    InLoopTasks(section.tasks, open_reader(model, inputs["tokenizer"], world),  # type: ignore[arg-type]
+                                section.evaluate_every or section.validate_every, section.steps)),
+                average=average, decode=decoder(inputs["tokenizer"]),
+            )
+            record, summary = train(job)
+            tensors = all_tensors(model, average)
+            if record is not None:
+                summary |= publish(out, shape, tensors, record)
+                keep_permanent(context.work, context.permanent_every)
     return {**summary, **describe_model(shape), "dtype": str(dtype).removeprefix("torch."), "world_size": world.size}
 
 
