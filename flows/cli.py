@@ -376,6 +376,7 @@ def main() -> None:
 # The commands of these modules register themselves on `app`, which is whole by now.
 import gristmill.flows.cli_evaluate  # noqa: E402
 import gristmill.flows.cli_mixtures  # noqa: E402
+import gristmill.flows.cli_models  # noqa: E402
 import gristmill.flows.cli_new  # noqa: E402
 import gristmill.flows.cli_provenance  # noqa: E402
 import gristmill.flows.cli_runs  # noqa: E402

@@ -8,15 +8,14 @@ from typing import Annotated
 import typer
 
 from gristmill.flows.cli import EXIT_USAGE, JsonOption, SetOption, StoreOption, app, fail, open_or_exit, print_json
+from gristmill.flows.cli_models import ModelArgument, TokenizerOption, folders_or_exit
 
 
 @app.command()
 def evaluate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder with config.json and model.safetensors, or a "
-                                         "manifest, of which the last trained model is meant.")],
+    model: ModelArgument,
     tasks: Annotated[Path | None, typer.Option(help="A YAML file `tasks: [...]`; a manifest's own if absent.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="A folder with tokenizer.json; the model's own if absent.")
-                         ] = None,
+    tokenizer: TokenizerOption = None,
     seed: Annotated[int, typer.Option(help="Of the bootstrap intervals.")] = 0,
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
@@ -28,14 +27,10 @@ def evaluate(
         if model.endswith((".yaml", ".yml")):
             session = open_or_exit(model, set_, store)
             asked = asked or (session.manifest.evaluate.tasks if session.manifest.evaluate else ())
-            trained = [folder for name in ("dpo", "sft", "pretrain") if (folder := session.committed(name)) is not None]
-            made = session.committed("tokenizer")
-            if not trained or made is None:
-                fail(f"{model}: no model is trained yet; run: {session.command('run')}", EXIT_USAGE)
-            model, tokenizer = str(trained[0].data / "model"), tokenizer or str(made.data)
+        found_at = folders_or_exit(model, tokenizer, set_, store)
         if not asked:
             fail("no tasks: give --tasks FILE, or a manifest with evaluate.tasks", EXIT_USAGE)
-        found = evaluate_folder(model, tokenizer, asked, seed)
+        found = evaluate_folder(str(found_at.weights), str(found_at.tokenizer), asked, seed)
     except EvaluationError as error:
         fail(str(error), EXIT_USAGE)
     print_json(found) if as_json else print_evaluation(found)

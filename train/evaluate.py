@@ -31,8 +31,8 @@ from gristmill.train.evaluation.leaks import effect, item_coverage
 from gristmill.train.evaluation.memorisation import probe_memorisation
 from gristmill.train.evaluation.readers import answer_tasks, open_reader
 from gristmill.train.evaluation.tasks import Item, read_task
+from gristmill.train.generation.sample import generate
 from gristmill.train.models.llama import Llama
-from gristmill.train.models.sample import generate
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.chat import Chat
 from gristmill.train.objectives.losses import sequence_logps

@@ -243,7 +243,7 @@ def assert_loads_in_transformers(folder: Path, ours_folder: Path) -> None:
     torch.testing.assert_close(peer(ids).logits, ours(ids), atol=1e-4, rtol=0)
     encoded = tokenizer.apply_chat_template(
         [message("user", "What is a json?")], add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    from gristmill.train.models.sample import generate
+    from gristmill.train.generation.sample import generate
     from gristmill.train.objectives.chat import Chat
 
     continued = peer.generate(**encoded, max_new_tokens=6, do_sample=False)[0, encoded["input_ids"].shape[1] :]

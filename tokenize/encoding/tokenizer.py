@@ -154,7 +154,7 @@ def write_tokenizer(tokenizer: Tokenizer, out: Path, template: str = CHAT_TEMPLA
 
 
 def load(folder: Path) -> TextTokenizer:
-    """Load the tokenizer of a committed `tokenizer` stage for encoding documents.
+    """Load a tokenizer for encoding documents: of a committed `tokenizer` stage, or of an exported model's folder.
 
     Raises:
         TokenizerError: it has no token that ends a text.
@@ -173,8 +173,12 @@ def load(folder: Path) -> TextTokenizer:
                    if token.special}
     pad = first_known(tokenizer, PAD_NAMES) or eos
     ids = tokenizer.get_vocab(with_added_tokens=True)
-    with (folder / "token_bytes.npy").open("rb") as stream:
-        token_bytes = np.load(stream)
+    counted = folder / "token_bytes.npy"
+    if counted.exists():
+        with counted.open("rb") as stream:
+            token_bytes = np.load(stream)
+    else:
+        token_bytes = count_token_bytes(tokenizer)  # what others read has no such file
     return TextTokenizer(tokenizer, _vocab_size(tokenizer), special_ids, ids[eos], ids[pad], token_bytes,
                          sha256_file(path))
 

@@ -14,9 +14,9 @@ import torch
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.optimizer import Optimizer
 from gristmill.tokenize.packed import PackedSet, write_packed_set
+from gristmill.train.generation.sample import generate
 from gristmill.train.loop.gradients import accumulate_gradients
 from gristmill.train.models.llama import Llama
-from gristmill.train.models.sample import generate
 from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.next_token import NextToken

@@ -23,8 +23,8 @@ from gristmill.train.evaluation.metrics import (
     rolling_columns,
 )
 from gristmill.train.evaluation.tasks import Item
+from gristmill.train.generation.sample import generate
 from gristmill.train.models.llama import Llama
-from gristmill.train.models.sample import generate
 from gristmill.train.parallel.world import World
 
 PROMPTS_PER_BATCH = 16

@@ -17,7 +17,7 @@ from gristmill.mixtures.evaluation import Memorisation
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.evaluation.answering import PROMPTS_PER_BATCH, Reader
 from gristmill.train.evaluation.intervals import mean_with_interval
-from gristmill.train.models.sample import generate
+from gristmill.train.generation.sample import generate
 
 ROWS_PER_DOCUMENT = 8
 """So many rows are looked through for each document that is wanted."""

@@ -1,0 +1,148 @@
+"""The commands that use a model: `chat`, `generate`, `serve-model`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gristmill.flows.cli import EXIT_USAGE, SetOption, StoreOption, app, fail, open_or_exit
+
+if TYPE_CHECKING:
+    from gristmill.flows.models.find import ModelFolders
+    from gristmill.train.generation.language_model import LanguageModel
+    from gristmill.train.generation.scheduler import Scheduler
+
+ModelArgument = Annotated[str, typer.Argument(
+    metavar="MODEL", help="An exported folder, the folder of a training stage, or a manifest, of which the last "
+    "trained model is meant.")]
+TokenizerOption = Annotated[str | None, typer.Option(help="A folder with tokenizer.json; the model's own if absent.")]
+TemperatureOption = Annotated[float, typer.Option(help="0 takes the likeliest token.", min=0.0)]
+TopPOption = Annotated[float, typer.Option(help="Draw from the likeliest tokens with this share of the probability.",
+                                           max=1.0)]
+MostOption = Annotated[int, typer.Option(help="Longest answer, in tokens.", min=1)]
+SeedOption = Annotated[int, typer.Option(help="With the prompt, decides every draw.")]
+DraftOption = Annotated[str | None, typer.Option(
+    metavar="MODEL", help="A smaller model with the same tokenizer that proposes tokens (speculative decoding): "
+    "the same distribution, in fewer passes of the large one.")]
+DraftTokensOption = Annotated[int, typer.Option(help="Tokens that it proposes at a time.", min=1)]
+
+
+@app.command()
+def chat(
+    model: ModelArgument, system: Annotated[str | None, typer.Option(help="A system message.")] = None,
+    temperature: TemperatureOption = 0.8, top_p: TopPOption = 0.95, max_new_tokens: MostOption = 512,
+    seed: SeedOption = 0, draft: DraftOption = None, draft_tokens: DraftTokensOption = 4,
+    tokenizer: TokenizerOption = None, set_: SetOption = None, store: StoreOption = None,
+) -> None:
+    """Talk with a model; its answers appear as they are made."""
+    language, scheduler = _opened(model, tokenizer, set_, store, draft, draft_tokens, 1)
+    from gristmill.flows.models.chat import HELP, converse
+    from gristmill.train.generation.sampling import Sampling, SamplingError
+
+    if language.chat is None:
+        fail(f"{model}: its tokenizer has no chat template; let it continue texts with: gristmill generate", EXIT_USAGE)
+    if sys.stdin.isatty():
+        typer.echo(HELP)
+
+    def read() -> str | None:
+        try:
+            return input("> " if sys.stdin.isatty() else "")
+        except (EOFError, KeyboardInterrupt):
+            return None
+
+    try:
+        sampling = Sampling(temperature, top_p, seed)
+    except SamplingError as error:
+        fail(str(error), EXIT_USAGE)
+    converse(language, scheduler, sampling, max_new_tokens, system, read, lambda text: print(text, end="", flush=True))
+
+
+@app.command()
+def generate(
+    model: ModelArgument,
+    prompts: Annotated[Path, typer.Argument(help="JSONL; each line has `prompt` (a text to continue) or `messages` "
+                                            "(a conversation to answer).")],
+    out: Annotated[Path | None, typer.Option(help="Where to write the lines with their completions; the terminal if "
+                                             "absent.")] = None,
+    temperature: TemperatureOption = 0.0, top_p: TopPOption = 1.0, max_new_tokens: MostOption = 256,
+    stop: Annotated[list[str] | None, typer.Option(help="A text that ends a completion.")] = None,
+    batch: Annotated[int, typer.Option(help="Prompts that run at the same time.", min=1)] = 32,
+    seed: SeedOption = 0, draft: DraftOption = None, draft_tokens: DraftTokensOption = 4,
+    tokenizer: TokenizerOption = None, set_: SetOption = None, store: StoreOption = None,
+) -> None:
+    """Complete the prompts of a file, many at a time; the same seed gives the same completions."""
+    from gristmill.dataprep.files import atomic_write
+    from gristmill.flows.models.generate import PromptsError, as_jsonl, generate_lines, read_prompts
+    from gristmill.train.generation.sampling import Sampling, SamplingError
+
+    try:
+        asked, sampling = read_prompts(prompts), Sampling(temperature, top_p, seed)
+        language, scheduler = _opened(model, tokenizer, set_, store, draft, draft_tokens, batch)
+        found = generate_lines(language, scheduler, asked, sampling, max_new_tokens, stop or ())
+    except (PromptsError, SamplingError, OSError) as error:
+        fail(str(error), EXIT_USAGE)
+    if out is None:
+        typer.echo("".join(as_jsonl(found.lines)), nl=False)
+    else:
+        with atomic_write(out) as sink:
+            sink.write("".join(as_jsonl(found.lines)).encode())
+    speed = f"{found.tokens} tokens, {found.tokens / max(found.seconds, 1e-9):.0f} per second"
+    guessed = f"; {scheduler.accepted / scheduler.proposed:.0%} of the draft's accepted" if scheduler.proposed else ""
+    typer.echo(speed + guessed, err=True)
+
+
+@app.command()
+def serve_model(
+    model: ModelArgument,
+    host: Annotated[str, typer.Option(help="Address to listen on; there is no authentication.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port.", min=0, max=65535)] = 8000,
+    name: Annotated[str | None, typer.Option(help="That clients call the model by; its folder's name if absent.")
+                    ] = None,
+    batch: Annotated[int, typer.Option(help="Answers that are made at the same time; others wait.", min=1)] = 16,
+    max_new_tokens: MostOption = 512, draft: DraftOption = None, draft_tokens: DraftTokensOption = 4,
+    tokenizer: TokenizerOption = None, set_: SetOption = None, store: StoreOption = None,
+) -> None:
+    """Serve a model by OpenAI's chat completions API, streaming too."""
+    language, scheduler = _opened(model, tokenizer, set_, store, draft, draft_tokens, batch)
+    from gristmill.flows.models.server import LOOPBACK, make_app
+    from gristmill.flows.models.server import serve_model as serve
+
+    called = name or Path(model).resolve().stem
+    if host not in LOOPBACK:
+        typer.echo(f"{host}: whoever reaches this address can use the model; there is no authentication", err=True)
+    typer.echo(json.dumps({"model": called, "base_url": f"http://{host}:{port}/v1"}))
+    serve(make_app(language, scheduler, called, max_new_tokens, host), host, port)
+
+
+def folders_or_exit(model: str, tokenizer: str | None, set_: list[str] | None, store: str | None) -> ModelFolders:
+    """Where a MODEL and its tokenizer are, or what is wrong with it and exit with code 2."""
+    from gristmill.flows.models.find import ModelNotFoundError, find_model, find_trained
+
+    try:
+        if model.endswith((".yaml", ".yml")):
+            return find_trained(open_or_exit(model, set_, store), tokenizer)
+        return find_model(model, tokenizer)
+    except ModelNotFoundError as error:
+        fail(str(error), EXIT_USAGE)
+
+
+def _opened(
+    model: str, tokenizer: str | None, set_: list[str] | None, store: str | None, draft: str | None, draft_tokens: int,
+    batch: int,
+) -> tuple[LanguageModel, Scheduler]:
+    """A model and what runs it, or what is wrong with it and exit with code 2."""
+    folders = folders_or_exit(model, tokenizer, set_, store)
+    small = None if draft is None else folders_or_exit(draft, tokenizer or str(folders.tokenizer), set_, store)
+    from gristmill.train.generation.language_model import open_language_model
+    from gristmill.train.generation.scheduler import Scheduler
+
+    try:
+        language = open_language_model(folders.weights, folders.tokenizer)
+        drafting = None if small is None else open_language_model(small.weights, small.tokenizer).model
+        return language, Scheduler(language.model, batch, drafting, draft_tokens)
+    except (FileNotFoundError, ValueError) as error:
+        fail(str(error), EXIT_USAGE)

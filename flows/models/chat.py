@@ -1,0 +1,75 @@
+"""`gristmill chat`: a conversation in the terminal, the answers shown as they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from gristmill.train.generation.language_model import LanguageModel
+from gristmill.train.generation.sampling import Sampling
+from gristmill.train.generation.scheduler import Request, Scheduler
+from gristmill.train.generation.text import TextStream
+from gristmill.train.objectives.chat import ChatError, Message
+
+HELP = "/clear begins anew, /exit (or end of file) ends; an interrupt stops an answer."
+
+
+def answer(
+    language: LanguageModel, scheduler: Scheduler, messages: list[Message], sampling: Sampling, max_new_tokens: int
+) -> Iterator[str]:
+    """The model's answer to a conversation, piece by piece; what runs is cancelled if nobody reads on.
+
+    Raises:
+        gristmill.train.generation.scheduler.PromptTooLongError: the conversation fills the model's sequence length.
+        ChatError: the template refuses it.
+    """
+    prompt = language.chat_prompt(messages)
+    number = scheduler.add(Request(prompt, max_new_tokens, language.stops, sampling))
+    stream = TextStream(language.decode)
+    try:
+        while not scheduler.is_idle:
+            for one in scheduler.step():
+                yield stream.push(one.tokens)
+        yield stream.finish()
+    finally:
+        scheduler.cancel(number)
+
+
+def converse(
+    language: LanguageModel, scheduler: Scheduler, sampling: Sampling, max_new_tokens: int, system: str | None,
+    read: Callable[[], str | None], write: Callable[[str], None],
+) -> None:
+    """Read what the user says and write what the model answers until the user ends it.
+
+    Args:
+        language, scheduler: the model, and what runs it.
+        sampling: of every answer; turn k of the conversation adds k to the seed.
+        max_new_tokens: longest answer.
+        system: a system message.
+        read: what the user says, without its line end; None at the end.
+        write: shows a piece of text at once.
+    """
+    first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    messages, turn = list(first), 0
+    while (said := read()) is not None and said.strip() != "/exit":
+        if said.strip() == "/clear":
+            messages = list(first)
+            write("(begun anew)\n")
+            continue
+        if not said.strip():
+            continue
+        asked: list[Message] = [*messages, {"role": "user", "content": said}]
+        pieces: list[str] = []
+        try:
+            for piece in answer(language, scheduler, asked, replace(sampling, seed=sampling.seed + turn),
+                                max_new_tokens):
+                pieces.append(piece)
+                write(piece)
+        except KeyboardInterrupt:
+            write(" (stopped)")
+        except (ChatError, ValueError) as error:
+            write(f"(not answered: {error}; /clear begins anew)\n")
+            continue
+        write("\n")
+        turn += 1
+        messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]

@@ -1,0 +1,77 @@
+"""What a MODEL on the command line means: an exported folder, a training stage's, or a manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gristmill.dataprep.files import as_path, read_json
+from gristmill.flows.session import Session
+
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+TRAININGS = ("dpo", "sft", "pretrain")
+PLACES = ("", "model", "data", "data/model")
+"""Below the folder that is given, where a model may lie: an export, a training's data, or the folder of a stage."""
+
+
+class ModelNotFoundError(ValueError):
+    """There is no model, or no tokenizer for it."""
+
+
+@dataclass(frozen=True)
+class ModelFolders:
+    """Where a model is, and the tokenizer that it was trained with."""
+
+    weights: Path
+    tokenizer: Path
+
+
+def find_model(model: str, tokenizer: str | None) -> ModelFolders:
+    """The folders of a model that is a folder.
+
+    Args:
+        model: an exported folder, one that transformers wrote, or a training stage's folder (or its `data`).
+        tokenizer: a folder with tokenizer.json; beside the model, or that of the training, if absent.
+
+    Raises:
+        ModelNotFoundError: with where was looked.
+    """
+    given = as_path(model)
+    folder = next((given / place for place in PLACES if (given / place / CONFIG).exists()), None)
+    if folder is None:
+        raise ModelNotFoundError(f"{given / CONFIG} does not exist, nor does it in {given}/model or {given}/data; a "
+                                 "model is a folder with config.json and model.safetensors, the folder of a training "
+                                 "stage, or a manifest (*.yaml)")
+    if tokenizer is not None:
+        chosen = as_path(tokenizer)
+        if not (chosen / TOKENIZER).exists():
+            raise ModelNotFoundError(f"{chosen} has no {TOKENIZER}")
+        return ModelFolders(folder, chosen)
+    for candidate in (folder, *_of_its_stage(folder)):
+        if (candidate / TOKENIZER).exists():
+            return ModelFolders(folder, candidate)
+    raise ModelNotFoundError(f"{folder} has no {TOKENIZER}, and no stage is recorded that made it; give the folder of "
+                             "its tokenizer with --tokenizer")
+
+
+def find_trained(session: Session, tokenizer: str | None) -> ModelFolders:
+    """The last model that a manifest has trained.
+
+    Raises:
+        ModelNotFoundError: none is committed yet.
+    """
+    trained = next((folder for name in TRAININGS if (folder := session.committed(name)) is not None), None)
+    made = session.committed("tokenizer")
+    if trained is None or made is None:
+        raise ModelNotFoundError(f"{session.manifest_file}: no model is trained yet; run: {session.command('run')}")
+    return ModelFolders(trained.data / "model", made.data if tokenizer is None else as_path(tokenizer))
+
+
+def _of_its_stage(folder: Path) -> Iterator[Path]:
+    """The tokenizer's folder as the stage that made a model recorded it, or in the same store if that was moved."""
+    for parent in list(folder.parents)[:2]:
+        if (record := parent / "stage.json").exists() and (path := read_json(record)["inputs"].get("tokenizer")):
+            recorded = as_path(path)
+            yield recorded
+            yield parent.parent.parent / "tokenizer" / recorded.parent.name / "data"

@@ -1,0 +1,133 @@
+"""`gristmill generate`: answers to the prompts of a JSONL file, as many at a time as fit."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gristmill.train.generation.language_model import LanguageModel
+from gristmill.train.generation.sampling import Sampling
+from gristmill.train.generation.scheduler import PromptTooLongError, Request, Scheduler
+from gristmill.train.generation.text import TextStream
+from gristmill.train.objectives.chat import ChatError
+
+
+class PromptsError(ValueError):
+    """A line of a file is no prompt."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What came of a file.
+
+    Attributes:
+        lines: one per prompt, in order: its fields, and `completion`, `finish_reason`, `completion_tokens`.
+        tokens: ids in all completions.
+        seconds: that it took.
+    """
+
+    lines: list[dict[str, Any]]
+    tokens: int
+    seconds: float
+
+
+def read_prompts(path: Path) -> list[dict[str, Any]]:
+    """The lines of a JSONL file; each has `prompt` (a text to continue) or `messages` (a conversation to answer).
+
+    Raises:
+        PromptsError: a line is something else, with its number.
+    """
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise PromptsError(f"{path}, line {number}: no JSON: {error}") from error
+        keys = {"prompt", "messages"} & set(value) if isinstance(value, dict) else set()
+        if len(keys) != 1:
+            raise PromptsError(f"{path}, line {number}: needs either `prompt` (text) or `messages` (a list)")
+        check_prompt(value, f"{path}, line {number}")
+        found.append(value)
+    if not found:
+        raise PromptsError(f"{path} has no lines; each must be an object with `prompt` or `messages`")
+    return found
+
+
+def check_prompt(value: Mapping[str, Any], where: str) -> None:
+    """Raise PromptsError unless the prompt is text, or the messages have a role and a content."""
+    if isinstance(value.get("prompt"), str):
+        return
+    messages = value.get("messages")
+    if not isinstance(messages, list) or not messages or not all(
+            isinstance(one, dict) and all(isinstance(one.get(key), str) for key in ("role", "content"))
+            for one in messages):
+        raise PromptsError(f"{where}: `prompt` must be text, `messages` a list of objects with the texts `role` and "
+                           "`content`")
+
+
+def generate_lines(
+    language: LanguageModel, scheduler: Scheduler, prompts: Sequence[Mapping[str, Any]], sampling: Sampling,
+    max_new_tokens: int, stops: Sequence[str] = (),
+) -> Generated:
+    """Complete prompts together.
+
+    Args:
+        language: the model with its tokenizer.
+        scheduler: of that model, idle.
+        prompts: each with `prompt` or `messages`, and perhaps more.
+        sampling: how ids are chosen; with its prompt the seed decides what a line gets.
+        max_new_tokens: most ids of a completion.
+        stops: texts that end one.
+
+    Raises:
+        PromptsError: a prompt is too long, or its conversation is refused; says which line.
+    """
+    started = time.perf_counter()
+    running = [_Line(language, prompt, stops) for prompt in prompts]
+    numbers: dict[int, _Line] = {}
+    for place, (line, prompt) in enumerate(zip(running, prompts, strict=True), 1):
+        try:
+            ids = language.chat_prompt(prompt["messages"]) if "messages" in prompt else language.text_prompt(
+                prompt["prompt"])
+            numbers[scheduler.add(Request(ids, max_new_tokens, language.stops, sampling))] = line
+        except (PromptTooLongError, ChatError) as error:
+            raise PromptsError(f"prompt {place}: {error}") from error
+    while not scheduler.is_idle:
+        for one in scheduler.step():
+            line = numbers[one.number]
+            if line.push(one.tokens, one.finish) and one.finish is None:
+                scheduler.cancel(one.number)
+    return Generated([line.result for line in running], sum(line.tokens for line in running),
+                     time.perf_counter() - started)
+
+
+class _Line:
+    def __init__(self, language: LanguageModel, prompt: Mapping[str, Any], stops: Sequence[str]) -> None:
+        self._stream, self._prompt, self.tokens = TextStream(language.decode, stops), prompt, 0
+        self._text: list[str] = []
+        self._finish: str | None = None
+
+    def push(self, tokens: list[int], finish: str | None) -> bool:
+        """Take some ids; whether the completion has ended."""
+        self.tokens += len(tokens)
+        self._text.append(self._stream.push(tokens))
+        if finish is not None:
+            self._text.append(self._stream.finish())
+        self._finish = "stop" if self._stream.is_stopped else finish
+        return self._finish is not None
+
+    @property
+    def result(self) -> dict[str, Any]:
+        return {**self._prompt, "completion": "".join(self._text), "finish_reason": self._finish,
+                "completion_tokens": self.tokens}
+
+
+def as_jsonl(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Lines of JSON, ended by line feeds."""
+    return (json.dumps(line, ensure_ascii=False) + "\n" for line in lines)

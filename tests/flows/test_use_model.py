@@ -1,0 +1,270 @@
+"""A trained model in use: in the terminal, over a file, and behind OpenAI's API."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from gristmill.dataprep.files import write_json
+from gristmill.flows.cli import app
+from gristmill.flows.models.find import ModelNotFoundError, find_model
+from gristmill.mixtures.model import Model
+from gristmill.tokenize.encoding.sample import Sample
+from gristmill.tokenize.encoding.tokenizer import train, write_tokenizer
+from gristmill.train.export import exported_tensors, write_weights
+from gristmill.train.generation.engine import Engine, EngineStoppedError
+from gristmill.train.generation.language_model import open_language_model
+from gristmill.train.generation.scheduler import Progress, Request, Scheduler
+from gristmill.train.models.families import hf_config
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.shape import shape_of
+from gristmill.train.models.weights import drawn, save_model
+
+DEADLINE_SECONDS = 120.0
+SAID = [{"role": "user", "content": "red blue"}]
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training's folder in a store, beside the tokenizer's."""
+    store = tmp_path_factory.mktemp("store")
+    stage, tokenizer = store / "sft" / "tiny--12", store / "tokenizer" / "tiny--34" / "data"
+    write_tokenizer(train(Sample({"all": ["red blue one two sky grass rose " * 20]}, {}), 300), tokenizer)
+    shape = shape_of(Model(layers=2, width=32, heads=4, kv_heads=2), 300, 96)
+    with torch.device("meta"):
+        parameters = {name: one.shape for name, one in Llama(shape).named_parameters()}
+    save_model(stage / "data" / "model", shape, {
+        name: drawn(shape, 0)(name, size) * (6.0 if len(size) > 1 else 1.0) for name, size in parameters.items()})
+    write_json(stage / "stage.json", {"inputs": {"tokenizer": str(tokenizer)}})
+    return stage
+
+
+@pytest.fixture(scope="module")
+def exported(stage: Path) -> Path:
+    """The same model as `export` writes it: without what only trainings need."""
+    model, folder = find_model(str(stage), None), stage.parent / "exported"
+    language = open_language_model(model.weights, model.tokenizer)
+    folder.mkdir()
+    write_json(folder / "config.json", hf_config(language.model.shape, "float32", sorted(language.stops), 1))
+    write_weights(folder / "model.safetensors", exported_tensors(model.weights, language.model.shape, torch.float32))
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (folder / name).write_bytes((model.tokenizer / name).read_bytes())
+    return folder
+
+
+def test_a_model_is_found_in_a_stages_folder_its_data_and_an_export(stage: Path, exported: Path) -> None:
+    for given in (stage, stage / "data", stage / "data" / "model"):
+        assert find_model(str(given), None).weights == stage / "data" / "model"
+        assert find_model(str(given), None).tokenizer == stage.parent.parent / "tokenizer" / "tiny--34" / "data"
+    assert find_model(str(exported), None).tokenizer == exported
+    with pytest.raises(ModelNotFoundError, match=r"config\.json does not exist"):
+        find_model(str(stage.parent), None)
+
+
+def test_a_file_of_prompts_is_completed_and_the_folder_or_a_draft_changes_nothing(
+    stage: Path, exported: Path, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps(one) + "\n" for one in (
+        {"id": 1, "prompt": "red"}, {"id": 2, "messages": SAID}, {"id": 3, "prompt": "sky grass rose one two"})))
+
+    def lines(model: Path, *options: str) -> list[dict[str, Any]]:
+        out = tmp_path / "out.jsonl"
+        done = CliRunner().invoke(app, ["generate", str(model), str(prompts), "--max-new-tokens", "12", "--out",
+                                        str(out), *options])
+        assert done.exit_code == 0, done.output
+        return [json.loads(line) for line in out.read_text().splitlines()]
+
+    found = lines(stage)
+    assert [line["id"] for line in found] == [1, 2, 3]
+    assert all(line["finish_reason"] in ("stop", "length") and 0 < line["completion_tokens"] <= 12 for line in found)
+    assert lines(exported) == found
+    assert lines(stage, "--draft", str(exported), "--batch", "2") == found
+    warm = lines(stage, "--temperature", "1.5", "--seed", "3")
+    assert warm != found
+    assert lines(stage, "--temperature", "1.5", "--seed", "3", "--batch", "1") == warm
+    text = found[0]["completion"]
+    cut = lines(stage, "--stop", text[3:5])[0]
+    assert cut["completion"] == text[: text.index(text[3:5])]
+    assert cut["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(("line", "sentence"), [
+    ("{", "line 1: no JSON"), ('{"text": "a"}', "needs either `prompt`"), ('{"prompt": 3}', "`prompt` must be text"),
+    (json.dumps({"prompt": "red " * 400}), "prompt 1: a prompt has")])
+def test_a_line_that_cannot_be_completed_is_named(stage: Path, tmp_path: Path, line: str, sentence: str) -> None:
+    (tmp_path / "prompts.jsonl").write_text(line + "\n")
+    done = CliRunner().invoke(app, ["generate", str(stage), str(tmp_path / "prompts.jsonl")])
+    assert done.exit_code == 2
+    assert sentence in done.output
+
+
+def test_a_conversation_in_the_terminal_remembers_what_was_said_until_it_is_cleared(stage: Path) -> None:
+    def said(*lines: str) -> list[str]:
+        done = CliRunner().invoke(app, ["chat", str(stage), "--max-new-tokens", "8", "--temperature", "0"],
+                                  input="\n".join(lines) + "\n")
+        assert done.exit_code == 0, done.output
+        return done.stdout.split("\n")
+
+    alone, twice = said("red"), said("red", "red", "/exit")
+    assert twice[: len(alone) - 1] == alone[:-1]
+    assert twice != [*alone[:-1], *alone]
+    assert said("red", "/clear", "red") == [*alone[:-1], "(begun anew)", *alone]
+    assert "not answered: a prompt has" in "\n".join(said("red " * 300))
+
+
+@pytest.fixture(scope="module")
+def server(stage: Path) -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gristmill.flows.cli", "serve-model", str(stage), "--port", str(port), "--name", "tiny",
+         "--max-new-tokens", "10"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    url = f"http://127.0.0.1:{port}"
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while True:
+        assert process.poll() is None, process.stdout and process.stdout.read().decode()
+        assert time.monotonic() < deadline
+        try:
+            urllib.request.urlopen(f"{url}/health")
+            break
+        except OSError:
+            time.sleep(0.2)
+    yield url
+    process.send_signal(signal.SIGTERM)
+    process.wait(20)
+    assert process.stdout is not None
+    assert "Traceback" not in process.stdout.read().decode()
+
+
+def ask(url: str, body: Any, **headers: str) -> tuple[int, Any]:
+    """Status and JSON of a chat completion."""
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(),
+                                     {"content-type": "application/json", **headers})
+    try:
+        with urllib.request.urlopen(request) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+def events(url: str, body: Any) -> list[Any]:
+    """What a streamed chat completion sends."""
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps({**body, "stream": True}).encode(),
+                                     {"content-type": "application/json"})
+    with urllib.request.urlopen(request) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        sent = [line.removeprefix(b"data: ").strip() for line in response if line.startswith(b"data: ")]
+    assert sent[-1] == b"[DONE]"
+    return [json.loads(one) for one in sent[:-1]]
+
+
+def test_a_chat_completion_is_what_the_model_says_with_its_counts(server: str, stage: Path) -> None:
+    status, found = ask(server, {"model": "tiny", "messages": SAID, "temperature": 0})
+    assert status == 200
+    assert (found["object"], found["model"], len(found["choices"])) == ("chat.completion", "tiny", 1)
+    model = find_model(str(stage), None)
+    language = open_language_model(model.weights, model.tokenizer)
+    prompt = language.chat_prompt(SAID)
+    from gristmill.train.generation.sample import generate
+
+    ids = generate(language.model, [prompt], 10, language.stops)[0]
+    choice = found["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": language.decode(ids), "refusal": None}
+    assert choice["finish_reason"] == ("length" if len(ids) == 10 else "stop")
+    assert found["usage"] == {"prompt_tokens": len(prompt), "completion_tokens": len(ids),
+                              "total_tokens": len(prompt) + len(ids)}
+
+
+def test_streamed_pieces_are_the_whole_answer(server: str) -> None:
+    body = {"model": "tiny", "messages": SAID, "temperature": 1.0, "seed": 4, "n": 2}
+    whole = ask(server, body)[1]
+    sent = events(server, {**body, "stream_options": {"include_usage": True}})
+    assert len({one["id"] for one in sent}) == 1
+    assert sent[-1]["choices"] == []
+    assert sent[-1]["usage"] == whole["usage"]
+    deltas = [one["choices"][0] for one in sent[:-1]]
+    for number in (0, 1):
+        mine = [one for one in deltas if one["index"] == number]
+        assert mine[0]["delta"]["role"] == "assistant"
+        text = "".join(one["delta"].get("content", "") for one in mine)
+        assert text == whole["choices"][number]["message"]["content"]
+        assert [one["finish_reason"] for one in mine][-1] == whole["choices"][number]["finish_reason"]
+        assert {one["finish_reason"] for one in mine[:-1]} == {None}
+    assert whole["choices"][0]["message"] != whole["choices"][1]["message"]
+
+
+def test_requests_at_the_same_time_get_what_they_get_alone(server: str) -> None:
+    bodies = [{"model": "tiny", "messages": [{"role": "user", "content": text}], "temperature": 0}
+              for text in ("red", "sky grass", "one two one", "rose")]
+    alone = [ask(server, body)[1]["choices"] for body in bodies]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda body: ask(server, body)[1]["choices"], bodies))
+    assert together == alone
+
+
+@pytest.mark.parametrize(("change", "status", "param", "sentence"), [
+    ({"model": "gpt-4"}, 404, None, "there is no model 'gpt-4'"),
+    ({"messages": []}, 400, "messages", "at least 1"),
+    ({"temperature": -1}, 400, "temperature", "greater than or equal to 0"),
+    ({"tools": []}, 400, "tools", "not served here"),
+    ({"messages": [{"role": "user", "content": "red " * 400}]}, 400, "messages", "a prompt has"),
+    ({"messages": [{"role": "user", "content": "<|endoftext|>"}]}, 400, "messages", "which is no text here"),
+])
+def test_errors_have_openais_form(
+    server: str, change: dict[str, Any], status: int, param: str | None, sentence: str
+) -> None:
+    found = ask(server, {"model": "tiny", "messages": SAID, **change})
+    assert found[0] == status
+    assert set(found[1]["error"]) == {"message", "type", "param", "code"}
+    assert found[1]["error"]["param"] == param
+    assert sentence in found[1]["error"]["message"]
+
+
+def test_models_are_listed_and_other_hosts_refused(server: str) -> None:
+    with urllib.request.urlopen(f"{server}/v1/models") as response:
+        assert [one["id"] for one in json.load(response)["data"]] == ["tiny"]
+    request = urllib.request.Request(f"{server}/v1/models", headers={"host": "attacker.example"})
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        urllib.request.urlopen(request)
+
+
+def test_an_engine_that_fails_tells_those_who_wait_and_takes_nothing_more(
+    stage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = find_model(str(stage), None)
+    scheduler = Scheduler(open_language_model(model.weights, model.tokenizer).model, 2)
+
+    def broken() -> list[Progress]:
+        raise RuntimeError("no memory is left")
+
+    monkeypatch.setattr(scheduler, "step", broken)
+    engine, told, arrived = Engine(scheduler), [], threading.Event()
+
+    def listen(one: Progress | BaseException) -> None:
+        told.append(str(one))
+        arrived.set()
+
+    engine.submit(Request((1, 2), 4, frozenset()), listen)
+    assert arrived.wait(DEADLINE_SECONDS)
+    assert told == ["no memory is left"]
+    with pytest.raises(EngineStoppedError, match="no memory is left"):
+        engine.submit(Request((1, 2), 4, frozenset()), listen)
+    engine.close()

@@ -1,0 +1,70 @@
+"""From logits to the next id: temperature, nucleus, and draws that depend on a request's own numbers alone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gristmill.dataprep.files import canonical_json
+
+
+class SamplingError(ValueError):
+    """A temperature, or a share of the probability, out of its range."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How an id is chosen.
+
+    Attributes:
+        temperature: logits are divided by it; 0 takes the likeliest id.
+        top_p: draw from the smallest set of likeliest ids that has this share of the probability (Holtzman et al.
+            2020); 1 draws from all.
+        seed: with the prompt, decides every draw.
+
+    Raises:
+        SamplingError: a value is out of its range.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < float("inf"):
+            raise SamplingError(f"temperature is {self.temperature}; it must be 0 (the likeliest id) or more")
+        if not 0.0 < self.top_p <= 1.0:
+            raise SamplingError(f"top_p is {self.top_p}; it must be over 0 and at most 1 (all ids)")
+
+
+def random_numbers(seed: int, prompt: Sequence[int]) -> np.random.Generator:
+    """A request's own stream of random numbers, keyed by seed and prompt."""
+    key = hashlib.blake2b(canonical_json([seed, [int(token) for token in prompt]]), digest_size=16).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+
+
+def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """What is drawn from: (..., v) float64 that sums to 1, from logits (..., v); temperature over 0."""
+    scaled = logits.astype(np.float64) / sampling.temperature
+    weights = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    if sampling.top_p == 1.0:
+        return weights
+    order = np.argsort(-weights, axis=-1, kind="stable")
+    ranked = np.take_along_axis(weights, order, axis=-1)
+    # An id is in while those before it have not reached the share; the likeliest one always is.
+    inside = ranked.cumsum(axis=-1) - ranked < sampling.top_p
+    kept = np.zeros_like(weights)
+    np.put_along_axis(kept, order, np.where(inside, ranked, 0.0), axis=-1)
+    nucleus: np.ndarray = kept / kept.sum(axis=-1, keepdims=True)
+    return nucleus
+
+
+def draw(weights: np.ndarray, generator: np.random.Generator) -> int:
+    """One id from weights (v,) that need not sum to 1, by inverting their cumulative distribution."""
+    cumulative = weights.cumsum()
+    place = int(np.searchsorted(cumulative, generator.random() * cumulative[-1], side="right"))
+    return min(place, len(weights) - 1)

@@ -1,0 +1,244 @@
+"""Requests answered together: each round every running one gets its next ids, the ended leave, the waiting enter.
+
+Rows share forward passes but nothing else (continuous batching, Yu et al. 2022, Orca). With a draft model a round
+proposes several ids and checks them in one pass of the large model; without one the same round proposes none.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gristmill.train.generation.caches import arranged, filled, take_back
+from gristmill.train.generation.sampling import Sampling, draw, probabilities, random_numbers
+from gristmill.train.generation.speculation import accept, accept_greedy
+from gristmill.train.models.llama import Cache, Llama
+
+ROOM = 64
+"""Positions by which caches grow."""
+PREFILL_TOKENS = 8192
+"""Most tokens of prompts, padding included, that enter in one round; a longer prompt enters alone."""
+Finish = Literal["stop", "length"]
+
+
+class PromptTooLongError(ValueError):
+    """A prompt is empty, or leaves no room for a single new token."""
+
+
+class DraftError(ValueError):
+    """A draft model has another vocabulary, or proposes no ids."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to continue.
+
+    Attributes:
+        prompt: at least one id.
+        max_new_tokens: most ids to generate; fewer where the model's sequence length ends.
+        stops: ids that end it; they are not part of it.
+        sampling: how ids are chosen.
+    """
+
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    stops: frozenset[int]
+    sampling: Sampling = field(default_factory=Sampling)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a round brought a request: its number, new ids, and why it has ended, if it has."""
+
+    number: int
+    tokens: list[int]
+    finish: Finish | None
+
+
+@dataclass
+class _Row:
+    number: int
+    request: Request
+    left: int
+    generator: np.random.Generator
+    last: int
+    """The newest id, which is not in the caches yet."""
+
+
+class Scheduler:
+    """A model at work on requests; for one thread.
+
+    Args:
+        model: in one process, not sharded.
+        most_rows: requests that run at the same time; the others wait in order.
+        draft: a smaller model with the same vocabulary, for speculative decoding.
+        draft_tokens: ids that it proposes in a round.
+
+    Raises:
+        DraftError: the draft cannot propose for this model.
+
+    Attributes:
+        proposed, accepted: ids that the draft proposed, and those of them that count.
+    """
+
+    def __init__(self, model: Llama, most_rows: int, draft: Llama | None = None, draft_tokens: int = 4) -> None:
+        if draft is not None and draft.shape.vocab_size != model.shape.vocab_size:
+            raise DraftError(f"the draft model has {draft.shape.vocab_size} ids, the model {model.shape.vocab_size}; "
+                             "a draft needs the same tokenizer")
+        if draft_tokens < 1:
+            raise DraftError(f"the draft model is to propose {draft_tokens} ids a round; it must be at least 1")
+        self.model, self.most_rows = model, most_rows
+        self.proposed = self.accepted = 0
+        self._models = [model] if draft is None else [model, draft]
+        self._ahead = 0 if draft is None else draft_tokens
+        self._device = model.model.embed_tokens.weight.device
+        self._waiting: deque[_Row] = deque()
+        self._rows: list[_Row] = []
+        self._caches: list[Cache] = []
+        self._added = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs or waits."""
+        return not self._rows and not self._waiting
+
+    def check(self, request: Request) -> None:
+        """Raise PromptTooLongError if a prompt is empty or fills the model's sequence length."""
+        length, most = len(request.prompt), self.model.shape.sequence_length
+        if not 0 < length < most:
+            raise PromptTooLongError(f"a prompt has {length} tokens; it needs at least one, and fewer than the model's "
+                                     f"{most}")
+
+    def add(self, request: Request) -> int:
+        """Let a request wait for its turn; returns the number that its progress is reported under.
+
+        Raises:
+            PromptTooLongError: as `check`.
+        """
+        self.check(request)
+        row = _Row(self._added, request,
+                   min(request.max_new_tokens, self.model.shape.sequence_length - len(request.prompt)),
+                   random_numbers(request.sampling.seed, request.prompt), request.prompt[-1])
+        self._waiting.append(row)
+        self._added += 1
+        return row.number
+
+    def cancel(self, number: int) -> None:
+        """Forget a request that nobody waits for any more."""
+        self._waiting = deque(row for row in self._waiting if row.number != number)
+        self._keep([place for place, row in enumerate(self._rows) if row.number != number])
+
+    @torch.no_grad()
+    def step(self) -> list[Progress]:
+        """One round; at least one new id for every running request, or its end."""
+        self._admit()
+        if not self._rows:
+            return []
+        proposals, drafted = self._propose()
+        last = torch.tensor([[row.last] for row in self._rows], device=self._device)
+        self._make_room(self._ahead + 1)
+        logits = self.model(torch.cat([last, proposals], dim=1), cache=self._caches[0])
+        found = self._choose(logits, proposals.tolist(), drafted)
+        if self._ahead:
+            kept = torch.tensor([len(tokens) for tokens in found], device=self._device)
+            for cache in self._caches:
+                take_back(cache, self._ahead + 1 - kept)
+        progress = [self._advance(row, tokens) for row, tokens in zip(self._rows, found, strict=True)]
+        self._keep([place for place, one in enumerate(progress) if one.finish is None])
+        return progress
+
+    def _admit(self) -> None:
+        """Compute the prompts of those who wait, as far as there is place, and run them from now on."""
+        entering: list[_Row] = []
+        longest = 0
+        while self._waiting and len(self._rows) + len(entering) < self.most_rows:
+            longest = max(longest, len(self._waiting[0].request.prompt))
+            if entering and longest * (len(entering) + 1) > PREFILL_TOKENS:
+                break
+            entering.append(self._waiting.popleft())
+        if not entering:
+            return
+        fresh = [filled(model, [row.request.prompt[:-1] for row in entering]) for model in self._models]
+        old, new = range(len(self._rows)), range(len(entering))
+        self._caches = [
+            arranged(model, [*([(self._caches[place], old)] if self._rows else []), (fresh[place], new)], ROOM)
+            for place, model in enumerate(self._models)]
+        self._rows += entering
+
+    def _make_room(self, positions: int) -> None:
+        for place, cache in enumerate(self._caches):
+            if cache.length + positions > cache.layers[0].keys.shape[2]:
+                self._caches[place] = arranged(self._models[place], [(cache, range(len(self._rows)))],
+                                               ROOM + positions)
+
+    def _propose(self) -> tuple[Tensor, dict[int, np.ndarray]]:
+        """The draft's ids (n, g), and its probabilities (g, v) for each row that is sampled."""
+        step = torch.tensor([[row.last] for row in self._rows], device=self._device)
+        columns: list[Tensor] = []
+        drafted: dict[int, list[np.ndarray]] = {place: [] for place in self._sampled}
+        for _ in range(self._ahead):
+            self._make_room(1)
+            logits = self._models[1](step, cache=self._caches[1])[:, -1]
+            chosen = logits.argmax(dim=-1).tolist()
+            for place, one in self._weights(logits).items():
+                drafted[place].append(one)
+                chosen[place] = draw(one, self._rows[place].generator)
+            step = torch.tensor(chosen, device=self._device)[:, None]
+            columns.append(step)
+        if not columns:
+            return step[:, :0], {}
+        # The last proposal is cached too, so that both caches hold the same positions.
+        self._make_room(1)
+        self._models[1](step, head=lambda hidden, weight: None, cache=self._caches[1])
+        return torch.cat(columns, dim=1), {place: np.stack(rows) for place, rows in drafted.items()}
+
+    @property
+    def _sampled(self) -> list[int]:
+        return [place for place, row in enumerate(self._rows) if row.request.sampling.temperature > 0.0]
+
+    def _weights(self, logits: Tensor) -> dict[int, np.ndarray]:
+        """Row -> probabilities, for the rows that are sampled; logits (n, ..., v)."""
+        places = self._sampled
+        if not places:
+            return {}
+        values = logits[places].cpu().numpy()
+        return {place: probabilities(one, self._rows[place].request.sampling)
+                for place, one in zip(places, values, strict=True)}
+
+    def _choose(self, logits: Tensor, proposals: list[list[int]], drafted: dict[int, np.ndarray]) -> list[list[int]]:
+        """The ids of each row that count, from the large model's logits (n, g + 1, v)."""
+        likeliest, weights = logits.argmax(dim=-1).tolist(), self._weights(logits)
+        none = np.zeros((0, logits.shape[-1]))
+        found = [accept(proposed, drafted.get(place, none), weights[place], row.generator) if place in weights
+                 else accept_greedy(proposed, likeliest[place])
+                 for place, (row, proposed) in enumerate(zip(self._rows, proposals, strict=True))]
+        self.proposed += self._ahead * len(found)
+        self.accepted += sum(len(tokens) - 1 for tokens in found)
+        return found
+
+    @staticmethod
+    def _advance(row: _Row, tokens: Sequence[int]) -> Progress:
+        """Hand ids on up to the first stop or the last that is allowed."""
+        out: list[int] = []
+        for token in tokens:
+            if token in row.request.stops:
+                return Progress(row.number, out, "stop")
+            out.append(token)
+            row.left -= 1
+            if row.left == 0:
+                return Progress(row.number, out, "length")
+        row.last = out[-1]
+        return Progress(row.number, out, None)
+
+    def _keep(self, places: list[int]) -> None:
+        if len(places) == len(self._rows):
+            return
+        self._rows = [self._rows[place] for place in places]
+        self._caches = [arranged(model, [(cache, places)], ROOM) for model, cache in
+                        zip(self._models, self._caches, strict=True)] if places else []
