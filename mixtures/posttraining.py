@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from gristmill.mixtures.adapters import Lora
 from gristmill.mixtures.optimizer import Optimizer
 from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section
 from gristmill.mixtures.training import Precision, Training
@@ -61,6 +62,8 @@ class Sft(Training):
     """The mixture's if absent."""
     optimizer: Optimizer = Optimizer(learning_rate=3e-4, weight_decay=0.0)
     """What an update is."""
+    lora: Lora | None = None
+    """Train adapters only; the whole model is trained if absent."""
 
     @model_validator(mode="after")
     def _all_have_weights_or_none(self) -> Sft:
@@ -110,6 +113,8 @@ class Dpo(Training):
     """Share of pairs, chosen by hash of the prompt, that only measure the reward accuracy."""
     optimizer: Optimizer = Optimizer(learning_rate=5e-5, weight_decay=0.0)
     """What an update is; `sophia` needs labels to draw, which pairs have not."""
+    lora: Lora | None = None
+    """Train adapters only; the reference is then the model without them. The whole model is trained if absent."""
 
     @model_validator(mode="after")
     def _has_no_labels_to_draw(self) -> Dpo:

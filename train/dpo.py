@@ -2,7 +2,7 @@
 
 Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl` as of pre-training; `holdout.jsonl`, the pairs that were not
 trained on, with their log-probabilities under the model that the training started from; `examples.txt`, the example
-of each row.
+of each row; with `lora` also `adapter/`, which PEFT loads, and `model/` is the model with that merged into it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ import numpy as np
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import atomic_write
 from gristmill.mixtures.posttraining import Dpo
+from gristmill.train.adapters.files import settle_adapters
+from gristmill.train.adapters.lora import adapted_flops_per_token
+from gristmill.train.adapters.model import tuned_model
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.throughput import peak_flops
-from gristmill.train.models.weights import read_shape, stored
+from gristmill.train.models.weights import read_shape
 from gristmill.train.objectives.chat import Chat
 from gristmill.train.objectives.conversations import EXAMPLE_IDS, NothingToTrainError, write_example_ids
 from gristmill.train.objectives.pairs import Pair, is_held_out, more_likely, pair_logps, read_pairs, reward_accuracy
 from gristmill.train.objectives.preferences import Preferences
 from gristmill.train.objectives.reference import certify_start, key_of, read_reference
-from gristmill.train.parallel.sharding import compute_dtype, sharded_model
+from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.parallel.world import process_group
 from gristmill.train.pretrain import all_tensors, averaged, causal_share, describe_model, publish
 from gristmill.train.reference import start_of
@@ -56,22 +59,23 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     with process_group(context.parallel, pipelined=False) as world:
         dtype = compute_dtype(section.precision, world.device)
         reference = read_reference(inputs["reference"], key_of(start, chat, pairs, length, dtype))
-        model = sharded_model(shape, stored(start), world, dtype, context.compute)
+        model = tuned_model(shape, start, section, world, dtype, context)
+        flops = adapted_flops_per_token(shape, length, section.lora)
         measure = partial(pair_logps, model, pad=chat.pad, length=length, micro_batch_size=section.micro_batch_size,
                           world=world)
         objective = Preferences(training, reference[~is_out], section, seed, chat.pad, length,
-                                shape.flops_per_token(length), world.device)
+                                flops, world.device)
         if world.is_first:
             write_example_ids(out / EXAMPLE_IDS, [pair.example["id"] for pair in training])
         certificate = certify_start(model, objective, section, dtype, context.work / CERTIFICATE, world)
         average = averaged(model, section)
         record, summary = train(Job(
             section=section, objective=objective, model=model, world=world, context=context, average=average,
-            peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length)))
+            peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length, flops)))
         before, after = reference[is_out], measure(held_out)
         tensors = all_tensors(model, average)
         if record is not None:
-            summary |= publish(out, shape, tensors, record)
+            summary |= publish(out, shape, settle_adapters(out, tensors, section.lora), record)
             write_holdout(out / HOLDOUT, held_out, before, length)
     return {
         **summary, **describe_model(shape), "sequence_length": length, "sets": sets, "beta": section.beta,

@@ -169,10 +169,16 @@ def describe_model(shape: Shape) -> dict[str, Any]:
     return {"parameters": shape.parameters, "flops_per_token": shape.flops_per_token(shape.sequence_length)}
 
 
-def causal_share(shape: Shape, length: int) -> float:
-    """What remains of a decoder's arithmetic where attention to later positions is not counted."""
+def causal_share(shape: Shape, length: int, whole: float | None = None) -> float:
+    """What remains of a training's arithmetic where attention to later positions is not counted.
+
+    Args:
+        shape: of the decoder.
+        length: tokens per row.
+        whole: the arithmetic per token, if it is not that of training all weights.
+    """
     flops = flops_per_token(shape, length)
-    return 1.0 - (flops.attention - flops.causal_attention) / shape.flops_per_token(length)
+    return 1.0 - (flops.attention - flops.causal_attention) / (whole or shape.flops_per_token(length))
 
 
 def averaged(model: nn.Module, section: Training) -> AveragedWeights | None:

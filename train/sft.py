@@ -1,7 +1,8 @@
 """Stage `sft`: supervised fine-tuning on conversations; only what the assistant says is trained.
 
 Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl`, as of pre-training; `examples.txt`: the example of each row;
-`refused.jsonl`: the records that are no examples, and why.
+`refused.jsonl`: the records that are no examples, and why; with `lora` also `adapter/`, which PEFT loads, and
+`model/` is the model with that merged into it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.reading.examples import read_set
 from gristmill.mixtures.posttraining import Instructions, Sft
+from gristmill.train.adapters.files import settle_adapters
+from gristmill.train.adapters.lora import adapted_flops_per_token
+from gristmill.train.adapters.model import tuned_model
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.throughput import peak_flops
-from gristmill.train.models.weights import read_shape, stored
+from gristmill.train.models.weights import read_shape
 from gristmill.train.objectives.assistant_turns import AssistantTurns
 from gristmill.train.objectives.chat import Chat
 from gristmill.train.objectives.conversations import (
@@ -32,7 +36,7 @@ from gristmill.train.objectives.conversations import (
     write_example_ids,
 )
 from gristmill.train.objectives.set_weights import copies, quotas
-from gristmill.train.parallel.sharding import compute_dtype, sharded_model
+from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.parallel.world import process_group
 from gristmill.train.pretrain import (
     MODEL,
@@ -63,20 +67,21 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     used, sets, refused = read_sets(section.data, chat, length, seed)
     with process_group(context.parallel, pipelined=False) as world:
         dtype = compute_dtype(section.precision, world.device)
-        model = sharded_model(shape, stored(start), world, dtype, context.compute)
+        model = tuned_model(shape, start, section, world, dtype, context)
+        flops = adapted_flops_per_token(shape, length, section.lora)
         token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
-        objective = AssistantTurns(used, seed, chat.pad, length, token_bytes, shape.flops_per_token(length))
+        objective = AssistantTurns(used, seed, chat.pad, length, token_bytes, flops)
         if world.is_first:
             write_example_ids(out / EXAMPLE_IDS, [one.example for one in used])
             write_refused(out / REFUSED, refused)
         average = averaged(model, section)
         job = Job(section=section, objective=objective, model=model, world=world, context=context,
-                  peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length),
+                  peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length, flops),
                   average=average, decode=decoder(inputs["tokenizer"]))
         record, summary = train(job)
         tensors = all_tensors(model, average)
         if record is not None:
-            summary |= publish(out, shape, tensors, record)
+            summary |= publish(out, shape, settle_adapters(out, tensors, section.lora), record)
     return {**summary, **describe_model(shape), "sequence_length": length, "sets": sets, **counts_of(used),
             "example": decoded_mask(chat, used[int(objective.order.rows(np.zeros(1, dtype=np.int64))[0])])}
 

@@ -43,19 +43,20 @@ class Clock:
 
 
 class UpdateSize:
-    """How far an update moved the weights: norms of them and of the difference. Made before the update.
+    """How far an update moved the trained weights: norms of them and of the difference. Made before the update.
 
     Holds a copy of this process's weights, so it is made on logged steps only.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._before = [parameter.detach().clone() for parameter in model.parameters()]
+        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._before = [parameter.detach().clone() for parameter in self._trained]
 
     @torch.no_grad()
     def norms(self) -> dict[str, Tensor]:
         """`param_norm` after the update and `update_ratio`, the difference's norm over it; scalars on the device."""
-        now = [parameter.detach() for parameter in self._model.parameters()]
+        now = [parameter.detach() for parameter in self._trained]
         moved = [after - before for after, before in zip(now, self._before, strict=True)]
         norm, change = (over_stages(self._model, squared_norm(one)).sqrt() for one in (now, moved))
         return {"param_norm": norm, "update_ratio": change / norm}

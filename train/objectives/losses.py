@@ -40,7 +40,8 @@ class _WeightedNll(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         nll = torch.zeros(len(hidden), dtype=torch.float32, device=hidden.device)
         hidden_gradient = torch.empty_like(hidden)
-        matrix_gradient = torch.zeros(matrix.shape, dtype=torch.float32, device=matrix.device)
+        trains_matrix = ctx.needs_input_grad[1]
+        matrix_gradient = torch.zeros(matrix.shape if trains_matrix else (0,), device=matrix.device)
         squares = torch.zeros_like(nll)
         size = max(1, CHUNK_LOGITS // len(matrix))
         for start in range(0, len(hidden), size):
@@ -64,6 +65,8 @@ class _WeightedNll(torch.autograd.Function):
             gradient.scatter_(1, index, gradient.gather(1, index) - factor)
             gradient = gradient.to(hidden.dtype)
             hidden_gradient[part] = gradient @ matrix
+            if not trains_matrix:
+                continue
             if matrix_gradient.dtype == gradient.dtype:
                 matrix_gradient.addmm_(gradient.T, hidden[part])
             else:
@@ -73,9 +76,10 @@ class _WeightedNll(torch.autograd.Function):
         return ((nll + z_loss * squares) * weights).sum(), nll
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         hidden_gradient, matrix_gradient = ctx.saved_tensors
-        return hidden_gradient * gradients[0], matrix_gradient * gradients[0], None, None, None
+        of_matrix = matrix_gradient * gradients[0] if ctx.needs_input_grad[1] else None
+        return hidden_gradient * gradients[0], of_matrix, None, None, None
 
 
 def weighted_nll(

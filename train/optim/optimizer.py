@@ -20,14 +20,14 @@ LAYERS = "layers."
 
 
 def make_optimizers(model: nn.Module, section: Optimizer) -> list[torch.optim.Optimizer]:
-    """What updates a model: one optimizer, or Muon and AdamW side by side.
+    """What updates a model's trained parameters: one optimizer, or Muon and AdamW side by side.
 
     All of them decay matrices only, not the gains of norms; all keep their moments split as the parameters are.
 
     Raises:
         ModuleNotFoundError: `adamw8bit` where torchao is not installed.
     """
-    named = list(model.named_parameters())
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if section.kind == "muon":
         inside = {name for name, parameter in named if LAYERS in name and parameter.ndim == 2}
         return [_muon([parameter for name, parameter in named if name in inside], section),

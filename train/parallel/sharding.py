@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -27,11 +27,21 @@ def compute_dtype(precision: Literal["auto", "fp32", "bf16", "fp16"], device: to
 def sharded_model(
     shape: Shape, tensor_of: TensorOf, world: World, dtype: torch.dtype, compute: Compute | None = None,
     float8: Literal["off", "tensorwise", "rowwise"] = "off",
+    adapt: Callable[[nn.Module], None] | None = None,
 ) -> nn.Module:
     """A model whose parameters are spread over all processes, at world size 1 too (torchtitan #3148).
 
     Master weights and the reduction of gradients are float32, compute is `dtype`. Every process gets its values from
     `tensor_of`, tensor by tensor, so no process ever holds more than one whole tensor beside its share.
+
+    Args:
+        shape: of the model.
+        tensor_of: where its parameters come from, those that `adapt` adds included.
+        world: the processes.
+        dtype: of matrix products.
+        compute: what is compiled and recomputed.
+        float8: how layers multiply in 8-bit floating point.
+        adapt: changes the model before it is sharded (see adapters.lora).
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor import distribute_tensor
@@ -48,6 +58,8 @@ def sharded_model(
     with torch.device("meta"):
         model = Llama(shape) if world.pipeline_group is None else Stage(
             shape, world.stage, world.pipeline_group, dtype, world.device)
+        if adapt is not None:
+            adapt(model)
     if float8 != "off":
         if world.tensor_mesh is not None:
             raise Float8Error(f"pretrain.float8 is {float8}, but engine.parallel.tensor splits the matrices; use shard")

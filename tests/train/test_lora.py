@@ -1,0 +1,131 @@
+"""Adapters: what they compute, what is trained, and that merging them changes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gristmill.mixtures.adapters import Lora
+from gristmill.train.adapters.lora import LoraError, LoraLinear, adapt, adapted_tensors, is_adapter, merged
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.shape import Shape
+from gristmill.train.models.weights import drawn, load_model
+
+KINDS = [Lora(rank=4, alpha=8), Lora(rank=4, alpha=8, rslora=True), Lora(rank=4, alpha=8, dora=True)]
+
+
+def adapted(shape: Shape, lora: Lora) -> Llama:
+    model = Llama(shape)
+    adapt(model, lora)
+    tensor_of = adapted_tensors(drawn(shape, 3), lora, seed=5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensor_of(name, parameter.shape))
+    return model
+
+
+def test_a_layer_adds_its_scaled_product() -> None:
+    """W = [[1, 2]], A = [[1, 1], [0, 1]], B = [[1, 2]], x = (3, 4): 11 + alpha / 2 (1 * 7 + 2 * 4) = 11 + 7.5 alpha."""
+    for lora, scale in ((Lora(rank=2, alpha=4), 2.0), (Lora(rank=2, alpha=4, rslora=True), 4 / 2**0.5)):
+        layer = LoraLinear(torch.nn.Linear(2, 1, bias=False), lora)
+        with torch.no_grad():
+            layer.weight.copy_(torch.tensor([[1.0, 2.0]]))
+            layer.lora_A.weight.copy_(torch.tensor([[1.0, 1.0], [0.0, 1.0]]))
+            layer.lora_B.weight.copy_(torch.tensor([[1.0, 2.0]]))
+        assert layer(torch.tensor([3.0, 4.0])).item() == pytest.approx(11 + scale * 15)
+
+
+@pytest.mark.parametrize("lora", KINDS)
+def test_new_adapters_change_nothing_and_merged_ones_compute_the_same(
+    lora: Lora, tiny_shape: Shape
+) -> None:
+    model, plain = adapted(tiny_shape, lora), Llama(tiny_shape)
+    tensor_of = drawn(tiny_shape, 3)
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            parameter.copy_(tensor_of(name, parameter.shape))
+    ids = torch.randint(0, tiny_shape.vocab_size, (2, 12), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(model(ids), plain(ids), atol=1e-6, rtol=0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
+    changed = model(ids)
+    assert (changed - plain(ids)).abs().max() > 1e-3
+    plain.load_state_dict(merged(dict(model.named_parameters()), lora))
+    torch.testing.assert_close(plain(ids), changed, atol=1e-5, rtol=0)
+
+
+def test_only_adapters_are_trained_and_only_on_the_layers_that_are_named(tiny_shape: Shape) -> None:
+    model = adapted(tiny_shape, Lora(rank=2, targets=("q_proj", "v_proj")))
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained == {f"model.layers.{layer}.self_attn.{target}.lora_{part}.weight"
+                       for layer in range(2) for target in ("q_proj", "v_proj") for part in "AB"}
+
+
+def test_layers_that_a_model_does_not_have_are_named(tiny_shape: Shape) -> None:
+    model = Llama(tiny_shape)
+    del model.model.layers[0].mlp, model.model.layers[1].mlp
+    with pytest.raises(LoraError, match="no linear layer called up_proj"):
+        adapt(model, Lora(targets=("q_proj", "up_proj")))
+
+
+TRAINING = {"global_batch_size": 4, "micro_batch_size": 4, "seed": 11, "log_every": 1, "sequence_length": 64,
+            "schedule": {"warmup_steps": 1}}
+
+
+@pytest.fixture
+def start(
+    run_stage: Callable[..., Any], tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any],
+    tmp_path: Path,
+) -> dict[str, Path]:
+    inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
+    run_stage("pretrain", inputs, {**pretrain_config, "steps": 2}, tmp_path / "pretrain")
+    return {**inputs, "pretrain": tmp_path / "pretrain" / "data"}
+
+
+def test_fine_tuning_and_preferences_train_adapters_go_on_after_a_stop_and_merge_them(
+    run_stage: Callable[..., Any], start: dict[str, Path], tmp_path: Path
+) -> None:
+    words = ("json", "text", "file", "name", "list", "code")
+    (tmp_path / "sft.jsonl").write_text("".join(json.dumps({"messages": [
+        {"role": "user", "content": word}, {"role": "assistant", "content": f"A {word}."}]}) + "\n" for word in words))
+    config = {**TRAINING, "steps": 8, "data": [{"path": str(tmp_path / "sft.jsonl")}],
+              "optimizer": {"learning_rate": 0.02}, "lora": {"rank": 4, "dora": True},
+              "schedule": {"kind": "constant", "warmup_steps": 1}}
+    run_stage("sft", start, {**config, "steps": 4}, tmp_path / "resumed")
+    for folder in ("whole", "resumed"):
+        summary = run_stage("sft", start, config, tmp_path / folder)
+    one, other = (load_file(tmp_path / folder / "data" / "model" / "model.safetensors")
+                  for folder in ("whole", "resumed"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    before, after = load_model(start["pretrain"] / "model"), load_model(tmp_path / "whole" / "data" / "model")
+    moved = {name for name, parameter in after.named_parameters()
+             if not torch.equal(parameter, before.get_parameter(name))}
+    assert moved == {name for name, _ in after.named_parameters() if "_proj" in name}
+    assert summary["last_loss"] < summary["first_loss"]
+    adapters = load_file(tmp_path / "whole" / "data" / "adapter" / "adapter_model.safetensors")
+    assert len(adapters) == 2 * 7 * 3
+    assert all(is_adapter(name) for name in adapters)
+
+    (tmp_path / "dpo.jsonl").write_text("".join(json.dumps({
+        "prompt": [{"role": "user", "content": f"{word} {n}"}],
+        "chosen": [{"role": "assistant", "content": "yes"}],
+        "rejected": [{"role": "assistant", "content": "no"}]}) + "\n"
+        for word in words for n in range(2)))
+    pairs = {"data": [{"path": str(tmp_path / "dpo.jsonl")}], "sequence_length": 64, "micro_batch_size": 4}
+    inputs = {**start, "sft": tmp_path / "whole" / "data"}
+    run_stage("reference", inputs, pairs, tmp_path / "reference")
+    inputs["reference"] = tmp_path / "reference" / "data"
+    found = run_stage("dpo", inputs, {**TRAINING, **pairs, "steps": 6, "optimizer": {"learning_rate": 0.02},
+                                      "lora": {"rank": 2}}, tmp_path / "dpo")
+    # With B = 0 the policy is the reference, which is the model without adapters.
+    assert found["step_0"]["margin"] == pytest.approx(0.0, abs=1e-4)
+    assert found["last_loss"] < found["first_loss"]
