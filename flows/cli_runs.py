@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gristmill.flows.cli import (
     EXIT_USAGE,
+    JsonOption,
     ManifestArgument,
     SetOption,
     StoreOption,
     app,
     fail,
     open_or_exit,
+    open_store,
+    print_json,
 )
 
 
@@ -38,3 +42,27 @@ def logs(
     typer.echo(f"{log}:", err=True)
     for text in read_log(log, lines or None, follow):
         typer.echo(text, nl=False)
+
+
+@app.command()
+def compare(
+    first: Annotated[str, typer.Argument(metavar="RUN", help="A run's name or an unmistakable part of it, `last`, or "
+                                         "`last-1` for the one before.")],
+    second: Annotated[str, typer.Argument(metavar="RUN", help="Another one.")],
+    store: StoreOption = None, as_json: JsonOption = False,
+    html: Annotated[Path | None, typer.Option(help="Also write one HTML file with the losses as curves.")] = None,
+) -> None:
+    """Show two runs side by side: manifests, outputs, funnels, mixtures, losses, held-out text."""
+    from gristmill.flows.compare import UnknownRunError, compare_runs, find_run, write_comparison
+    from gristmill.flows.comparison_tables import print_comparison
+
+    opened = open_store(store)
+    try:
+        records = [find_run(opened, wanted) for wanted in (first, second)]
+    except UnknownRunError as error:
+        fail(str(error), EXIT_USAGE)
+    found = compare_runs(opened, *records)
+    print_json(found) if as_json else print_comparison(found)
+    if html is not None:
+        write_comparison(opened, records, html)
+        typer.echo(f"\nwritten: {html}", err=as_json)

@@ -31,6 +31,16 @@ li { overflow-wrap: anywhere; margin-bottom: .25rem; } summary { cursor: pointer
 """
 
 
+def page(title: str, body: str) -> str:
+    """A whole file: nothing in it is loaded from elsewhere."""
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)} - gristmill</title><style>{STYLE}</style></head>\n"
+        f"<body>\n{body}\n</body></html>\n"
+    )
+
+
 def table(header_: list[str], rows: list[list[Any]], numeric: set[int]) -> str:
     """An HTML table; columns in `numeric` are set to the right."""
     def cells(tag: str, values: list[Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from gristmill.dataprep.files import atomic_write
 from gristmill.flows.facts import Facts, gather_facts
-from gristmill.flows.html import STYLE, figure, table
+from gristmill.flows.html import figure, page, table
 from gristmill.flows.mixture_table import limits_note, mixture_rows, mixture_table, stage_table
 from gristmill.flows.report_documents import document_sections
 from gristmill.flows.report_evaluation import evaluation_sections
@@ -43,12 +43,7 @@ def render_report(session: Session, record: dict[str, Any] | None) -> str:
         masks(facts), *evaluation_sections(facts), samples(facts), lineage(facts, record),
     ]
     body = "\n".join(section for section in sections if section)
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(facts['name'])} - gristmill</title><style>{STYLE}</style></head>\n"
-        f"<body>\n{body}\n</body></html>\n"
-    )
+    return page(facts["name"], body)
 
 
 def header(facts: Facts, record: dict[str, Any] | None) -> str:

@@ -1,0 +1,116 @@
+"""Two runs are compared by their records and outputs alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from gristmill.dataprep.files import write_json
+from gristmill.flows.cli import app
+from gristmill.flows.compare import UnknownRunError, compare_runs, find_run, keyed, stages_of
+from gristmill.flows.comparison_tables import pair
+from gristmill.flows.store import Store
+
+FINGERPRINTS = {"ingest": "a" * 64, "dedup": "b" * 64, "mix": "c" * 64, "pretrain": "d" * 64}
+
+
+def commit(store: Store, stage: str, fingerprint: str, summary: dict[str, Any], files: dict[str, str]) -> None:
+    folder = store.folder(stage, "toy", fingerprint)
+    if folder.state() == "committed":
+        return
+    folder.begin({})
+    for name, content in files.items():
+        (folder.data / name).write_text(content)
+    folder.commit({"stage": stage, "started": 0.0, "seconds": 1.5}, summary)
+
+
+def counts(kept: int) -> dict[str, Any]:
+    return {"counts": {"read": 10, "kept": kept, "bytes_kept": kept * 1000, "dropped": {}, "sources": {}}}
+
+
+def write_run(store: Store, name: str, changed: str, steps: int, loss: float) -> None:
+    """A run of four stages of which the last two differ by `changed`."""
+    prints = {**FINGERPRINTS, "mix": changed * 64, "pretrain": changed * 64}
+    packed = {"sources": ["web"], "realised": {"web": {"tokens": 100 * steps, "share": 1.0, "epochs": 0.5}},
+              "requested": {"web": {"share": 1.0, "max_epochs": 1}}}
+    lines = [{"step": step, "loss": loss + 1 / step} for step in (1, steps)]
+    commit(store, "ingest", prints["ingest"], counts(10), {})
+    commit(store, "dedup", prints["dedup"], counts(7), {})
+    commit(store, "mix", prints["mix"], {}, {"packed.json": json.dumps(packed)})
+    commit(store, "pretrain", prints["pretrain"], {}, {"metrics.jsonl": "\n".join(map(json.dumps, lines))})
+    write_json(store.runs / name / "run.json", {
+        "run": name, "name": "toy", "state": "completed", "started": 0.0, "finished": 9.0,
+        "manifest": {"name": "toy", "prepare": [{"dedup": {"exact": True}}], "pretrain": {"steps": steps}},
+        "stages": {stage: {"fingerprint": fingerprint} for stage, fingerprint in prints.items()}})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = Store.at(tmp_path / "store")
+    write_run(store, "20260101-000000-toy", "e", 10, 3.0)
+    write_run(store, "20260102-000000-toy", "f", 20, 2.0)
+    return store
+
+
+def test_what_differs_and_what_is_the_same_is_told_apart(store: Store) -> None:
+    found = compare_runs(store, find_run(store, "last-1"), find_run(store, "last"))
+    assert found["manifest"] == [{"key": "pretrain.steps", "first": 10, "second": 20}]
+    assert [(row["stage"], row["same"]) for row in found["stages"]] == [
+        ("ingest", True), ("dedup", True), ("mix", False), ("pretrain", False)]
+    assert [(row["stage"], row["kept"]) for row in found["funnel"]] == [
+        ("ingest", {"first": 10, "second": 10}), ("dedup", {"first": 7, "second": 7})]
+    (mixture,) = found["mixture"]
+    assert mixture["tokens"] == {"first": 1000, "second": 2000}
+    (training,) = found["training"]
+    assert training == {"stage": "pretrain", "steps": {"first": 10, "second": 20},
+                        "first": {"first": 4.0, "second": 3.0}, "last": {"first": 3.1, "second": 2.05}}  # fmt: skip
+    assert found["evaluation"] == []
+
+
+def test_a_run_is_found_by_any_unmistakable_part_of_its_name(store: Store) -> None:
+    assert find_run(store, "0102")["run"] == find_run(store, "last")["run"] == "20260102-000000-toy"
+    with pytest.raises(UnknownRunError, match=r"part of the names of several runs .*gristmill runs"):
+        find_run(store, "toy")
+    with pytest.raises(UnknownRunError, match=r"'other' is no run .*20260102-000000-toy"):
+        find_run(store, "other")
+    with pytest.raises(UnknownRunError, match="there are only 2 runs"):
+        find_run(store, "last-2")
+    with pytest.raises(UnknownRunError, match="no runs yet; start one with"):
+        find_run(Store.at(store.root / "empty"), "last")
+
+
+def test_an_output_that_is_gone_leaves_its_figures_open(store: Store) -> None:
+    folder = store.folder("pretrain", "toy", "f" * 64)
+    (folder.data / "metrics.jsonl").unlink()
+    (row,) = compare_runs(store, find_run(store, "last-1"), find_run(store, "last"))["training"]
+    assert row["last"] == {"first": 3.1, "second": None}
+    assert pair(row["last"], lambda loss: f"{loss:.1f}") == "3.1 -> -"
+
+
+def test_lists_are_compared_entry_by_entry_and_preparing_steps_by_name() -> None:
+    assert keyed({"prepare": [{"dedup": {"n": 5}}, {"langid": {}}], "data": [{"a": 1, "b": 2}], "keep": ["en"]}) == {
+        "prepare": {"dedup": {"n": 5}, "langid": {}}, "data": {"0": {"a": 1, "b": 2}}, "keep": ["en"]}
+    record = {"manifest": {"prepare": [{"quality": {}}, {"dedup": {}}]},
+              "stages": {"dedup": 1, "ingest": 1, "quality": 1, "tokenizer": 1}}
+    assert stages_of(record) == ["ingest", "quality", "dedup", "tokenizer"]
+
+
+@pytest.mark.parametrize("columns", ["60", "80"])
+def test_the_tables_fit_the_terminal_and_the_page_loads_nothing(
+    store: Store, tmp_path: Path, columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    page = tmp_path / "compared.html"
+    result = CliRunner().invoke(app, ["compare", "last-1", "last", "--store", str(store.root), "--html", str(page)])
+    assert result.exit_code == 0, result.output
+    table = result.output[: result.output.index("written:")]
+    assert max(map(len, table.splitlines())) <= int(columns)
+    assert "pretrain.steps  10     20" in table
+    assert "10 -> 20" in table
+    html = page.read_text()
+    assert html.count("<svg") == 1
+    assert not any(f'{attribute}="http' in html for attribute in ("src", "href"))
