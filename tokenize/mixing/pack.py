@@ -18,9 +18,14 @@ from gristmill.tokenize.mixing.layouts import Layout
 from gristmill.tokenize.mixing.streams import Pieces, Stream, cut_runs
 from gristmill.tokenize.order import order_key, permute, stage_parts, unrank
 from gristmill.tokenize.packed import DTYPES, PIECES_SCHEMA, files_of, read_tokens, write_rows
+from gristmill.tokenize.streaming.buffers import Buffers
 
 MOST_PART_TOKENS = 2**40
 """Tokens of a part, which is one document shard's, are fewer by far."""
+
+
+SHARDS = Buffers(most_kept=1)
+"""The memory of the shard that a worker has just written serves for its next one."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,7 @@ def write_shard(task: Task, plan: Plan, token_bytes: str) -> Done:
 def write_train_shard(task: Task, plan: Plan) -> Done:
     """Write training rows [first, first + rows): payload `file`, `first`, `rows`."""
     first, rows = task.payload["first"], task.payload["rows"]
-    tokens = np.empty((rows, plan.sequence_length), dtype=DTYPES[plan.dtype])
+    tokens = SHARDS.array((rows, plan.sequence_length), DTYPES[plan.dtype])
     sources, drawn = _rows_of_places(plan, np.arange(first, first + rows))
     documents, tables = Documents(**_load(plan.folder, "documents", Documents)), []
     for source in np.unique(sources).tolist():

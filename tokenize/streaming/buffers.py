@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-MOST_KEPT = 32
-"""Pieces of memory that wait for use; more are given back to the system."""
-
 
 class Buffers:
     """Arrays whose memory comes back by itself when nothing refers to them any more, views and tensors included.
 
     Safe between threads. A copy for another process starts empty.
+
+    Args:
+        most_kept: pieces of memory that wait for use; more are given back to the system.
     """
 
-    def __init__(self) -> None:
-        self._free: deque[mmap.mmap] = deque(maxlen=MOST_KEPT)
+    def __init__(self, most_kept: int = 32) -> None:
+        self._free: deque[mmap.mmap] = deque(maxlen=most_kept)
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
         """An array of undefined content."""
@@ -33,8 +33,8 @@ class Buffers:
         weakref.finalize(owner, self._free.append, memory).atexit = False
         return owner[:size].view(dtype).reshape(shape)
 
-    def __reduce__(self) -> tuple[type[Buffers], tuple[()]]:
-        return Buffers, ()
+    def __reduce__(self) -> tuple[type[Buffers], tuple[int | None]]:
+        return Buffers, (self._free.maxlen,)
 
     def _of_size(self, size: int) -> mmap.mmap:
         """Memory that waits, if it is large enough and not much too large; else new."""
