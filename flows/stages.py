@@ -286,7 +286,8 @@ def _before_dpo(manifest: Manifest) -> list[str]:
 
 def _final_model(manifest: Manifest) -> list[str]:
     final = next(name for name in ("dpo", "sft", "pretrain") if getattr(manifest, name) is not None)
-    return ["tokenizer", final]
+    measured = ["mix"] if manifest.export is not None and manifest.export.int8 else []
+    return ["tokenizer", *measured, final]
 
 
 STAGES: dict[str, Stage] = {

@@ -200,6 +200,10 @@ def print_next(session: Session, facts: Facts, console: Console) -> None:
         console.print(f"report:  {report}", soft_wrap=True)
     if "export" in facts:
         console.print(f"model:   {facts['export']}", soft_wrap=True)
+        cost = facts["summaries"].get("export", {}).get("int8")
+        if cost and cost["perplexity"] is not None:
+            console.print(f"int8:    perplexity {cost['perplexity_before']:.3f} -> {cost['perplexity']:.3f} "
+                          f"({cost['growth']:+.2%}) on {cost['rows']} held-out rows", soft_wrap=True)
     document = example_document(session)
     commands = [session.command("status")]
     if document is not None:

@@ -10,20 +10,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import atomic_write, write_json
 from gristmill.mixtures.evaluation import Export
+from gristmill.tokenize.packed import PackedSet
 from gristmill.train.evaluate import MODELS
+from gristmill.train.evaluation.held_out import ROWS_PER_FORWARD, metrics_of, score_rows
 from gristmill.train.models.families import family_of, hf_config, split_for_hf
+from gristmill.train.models.int8 import QUANTIZATION_CONFIG, in_int8
+from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape
-from gristmill.train.models.weights import WEIGHTS_FILE, read_shape
+from gristmill.train.models.weights import WEIGHTS_FILE, load_model, read_shape
 from gristmill.train.objectives.chat import TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Chat
 from gristmill.train.pretrain import MODEL, MODEL_AVERAGE
 
 DTYPES = {"fp32": ("float32", torch.float32), "bf16": ("bfloat16", torch.bfloat16)}
+COST_ROWS = 256
+"""Held-out rows that the cost of rounding is measured on at most."""
 VOCABULARY_TENSORS = ("model.embed_tokens.weight", "lm_head.weight")
 
 
@@ -37,17 +44,54 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     name, dtype = DTYPES[section.dtype]
     eos = sorted(chat.stops)
     tensors = exported_tensors(source, shape, dtype)
-    write_json(out / "config.json", hf_config(shape, name, eos, chat.pad))
+    parameters = sum(tensor.numel() for tensor in tensors.values())
+    config_json, metadata = hf_config(shape, name, eos, chat.pad), {"format": "pt"}
+    if section.int8:
+        check_dense(shape)
+        tensors, metadata = in_int8(tensors, name)
+        config_json["quantization_config"] = QUANTIZATION_CONFIG
+    write_json(out / "config.json", config_json)
     write_json(out / "generation_config.json", {"eos_token_id": eos, "pad_token_id": chat.pad})
-    write_weights(out / WEIGHTS_FILE, tensors)
+    write_weights(out / WEIGHTS_FILE, tensors, metadata)
     for file in (TOKENIZER_FILE, TEMPLATE_FILE):
         copy_file(tokenizer / file, out / file)
     tokenizer_config = json.loads((tokenizer / TOKENIZER_CONFIG_FILE).read_bytes())
     write_json(out / TOKENIZER_CONFIG_FILE, {**tokenizer_config, "model_max_length": shape.sequence_length})
-    parameters = sum(tensor.numel() for tensor in tensors.values())
+    precision = f"{section.dtype}, matrices of layers in int8" if section.int8 else section.dtype
     with atomic_write(out / "README.md") as sink:
-        sink.write(model_card(lineage, stage, shape, parameters, section.dtype).encode())
-    return {"model": stage, "parameters": parameters, "dtype": section.dtype, "vocab_size": shape.vocab_size}
+        sink.write(model_card(lineage, stage, shape, parameters, precision).encode())
+    cost = {"int8": int8_cost(source, out, inputs["mix"])} if section.int8 else {}
+    return {"model": stage, "parameters": parameters, "dtype": section.dtype, "vocab_size": shape.vocab_size,
+            "bytes": (out / WEIGHTS_FILE).stat().st_size, **cost}
+
+
+def check_dense(shape: Shape) -> None:
+    """Raise ValueError for a mixture of experts, most of whose weights `int8` would leave as they are."""
+    if shape.experts:
+        raise ValueError("export.int8 rounds the matrices of dense layers, but this model has experts; remove it")
+
+
+def int8_cost(source: Path, exported: Path, mix: Path) -> dict[str, Any]:
+    """Perplexity on the mixture's held-out rows before and after rounding, and by what share it grew.
+
+    None for all three where the mixture holds nothing out.
+    """
+    packed = PackedSet(mix)
+    parts = [packed.validation(source) for source in packed.sources]
+    rows = np.concatenate(parts)[:COST_ROWS] if any(len(part) for part in parts) else None
+    packed.close()
+    if rows is None:
+        return {"perplexity_before": None, "perplexity": None, "growth": None, "rows": 0}
+    ids = torch.from_numpy(rows.astype(np.int64))
+    before, after = (perplexity(load_model(folder), ids) for folder in (source, exported))
+    return {"perplexity_before": before, "perplexity": after, "growth": after / before - 1.0, "rows": len(rows)}
+
+
+def perplexity(model: Llama, ids: Tensor) -> float:
+    """Of rows of tokens (n, t), on the CPU; every token sees its row up to itself."""
+    no_bytes = torch.zeros(model.shape.padded_vocab_size)
+    sums = sum(score_rows(model, part, no_bytes) for part in ids.split(ROWS_PER_FORWARD))
+    return metrics_of(torch.as_tensor(sums).tolist())["perplexity"]
 
 
 def weights_folder(training: Path, stage: str, section: Export) -> Path:
@@ -76,12 +120,12 @@ def exported_tensors(source: Path, shape: Shape, dtype: torch.dtype) -> dict[str
     return exported
 
 
-def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write model.safetensors; older readers want its metadata to name the framework."""
+def write_weights(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write model.safetensors; older readers want its metadata to name the framework, as it does if none is given."""
     from safetensors.torch import save
 
     with atomic_write(path) as sink:
-        sink.write(save(dict(tensors), metadata={"format": "pt"}))
+        sink.write(save(dict(tensors), metadata=dict(metadata or {"format": "pt"})))
 
 
 def copy_file(source: Path, target: Path) -> None:

@@ -14,6 +14,7 @@ from gristmill.dataprep.files import atomic_write, read_json, write_json
 from gristmill.mixtures.model import Initialisation
 from gristmill.train.models.families import shape_from_hf, tensors_behind
 from gristmill.train.models.initialisation import initial_tensor
+from gristmill.train.models.int8 import read_int8, stored_name
 from gristmill.train.models.shape import Shape, shape_from_json, shape_to_json
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ def drawn(shape: Shape, seed: int, init: Initialisation = "gpt2") -> TensorOf:
 
 def stored(folder: Path) -> TensorOf:
     """Where the tensors of a saved model come from: our own, or one that transformers wrote, in one file or several.
+
+    Matrices in 8 bits (see int8) become float32.
 
     Raises:
         WeightsError: (when called) a tensor is missing or has another shape than the model wants.
@@ -70,8 +73,11 @@ def _finder(folder: Path) -> Callable[[str], Tensor]:
         return safe_open(str(folder / file), framework="pt")
 
     def find(name: str) -> Tensor:
-        file = WEIGHTS_FILE if where is None else where.get(name)
-        if file is None or name not in opened(file).keys():  # noqa: SIM118 - safe_open's handles are no mappings
+        file = WEIGHTS_FILE if where is None else where.get(name) or where.get(stored_name(name, "qdata"))
+        names = set() if file is None else set(opened(file).keys())
+        if file is not None and (rounded := read_int8(name, names, opened(file).get_tensor)) is not None:
+            return rounded
+        if file is None or name not in names:
             raise WeightsError(f"{folder / (file or INDEX_FILE)} has no tensor {name}, which {SHAPE_FILE} asks for")
         tensor: Tensor = opened(file).get_tensor(name)
         return tensor
