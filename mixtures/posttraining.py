@@ -64,6 +64,9 @@ class Sft(Training):
     """What an update is."""
     lora: Lora | None = None
     """Train adapters only; the whole model is trained if absent."""
+    validate_every: Positive | None = None
+    """Steps between measurements of the pre-training's held-out rows, which show what is forgotten, in the units of
+    `pretrain`; also measured after the last step. Nothing is measured if absent."""
 
     @model_validator(mode="after")
     def _all_have_weights_or_none(self) -> Sft:
@@ -115,6 +118,9 @@ class Dpo(Training):
     """What an update is; `sophia` needs labels to draw, which pairs have not."""
     lora: Lora | None = None
     """Train adapters only; the reference is then the model without them. The whole model is trained if absent."""
+    validate_every: Positive | None = None
+    """Steps between measurements of the pre-training's held-out rows, which show what is forgotten, in the units of
+    `pretrain`; also measured after the last step. Nothing is measured if absent."""
 
     @model_validator(mode="after")
     def _has_no_labels_to_draw(self) -> Dpo:

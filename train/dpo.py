@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,23 @@ import numpy as np
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import atomic_write
 from gristmill.mixtures.posttraining import Dpo
+from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.files import settle_adapters
 from gristmill.train.adapters.lora import adapted_flops_per_token
 from gristmill.train.adapters.model import tuned_model
+from gristmill.train.evaluation.validation import Validation
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.weights import read_shape
 from gristmill.train.objectives.chat import Chat
+from gristmill.train.objectives.chosen_decline import decline_of
 from gristmill.train.objectives.conversations import EXAMPLE_IDS, NothingToTrainError, write_example_ids
 from gristmill.train.objectives.pairs import Pair, is_held_out, more_likely, pair_logps, read_pairs, reward_accuracy
 from gristmill.train.objectives.preferences import Preferences
 from gristmill.train.objectives.reference import certify_start, key_of, read_reference
 from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.parallel.world import process_group
-from gristmill.train.pretrain import all_tensors, averaged, causal_share, describe_model, publish
+from gristmill.train.pretrain import all_tensors, averaged, causal_share, describe_model, publish, read_token_bytes
 from gristmill.train.reference import start_of
 
 HOLDOUT = "holdout.jsonl"
@@ -56,7 +60,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     is_out = held_out_mask(pairs, section, seed)
     training = [pair for pair, out_of_training in zip(pairs, is_out, strict=True) if not out_of_training]
     held_out = [pair for pair, out_of_training in zip(pairs, is_out, strict=True) if out_of_training]
-    with process_group(context.parallel, pipelined=False) as world:
+    with closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed, \
+            process_group(context.parallel, pipelined=False) as world:
         dtype = compute_dtype(section.precision, world.device)
         reference = read_reference(inputs["reference"], key_of(start, chat, pairs, length, dtype))
         model = tuned_model(shape, start, section, world, dtype, context)
@@ -64,18 +69,21 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         measure = partial(pair_logps, model, pad=chat.pad, length=length, micro_batch_size=section.micro_batch_size,
                           world=world)
         objective = Preferences(training, reference[~is_out], section, seed, chat.pad, length,
-                                flops, world.device)
+                                flops, world.device, context.warn)
         if world.is_first:
             write_example_ids(out / EXAMPLE_IDS, [pair.example["id"] for pair in training])
         certificate = certify_start(model, objective, section, dtype, context.work / CERTIFICATE, world)
         average = averaged(model, section)
         record, summary = train(Job(
             section=section, objective=objective, model=model, world=world, context=context, average=average,
-            peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length, flops)))
+            peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length, flops),
+            after_step=Validation(section.validate_every, section.steps, packed, model, average,
+                                  read_token_bytes(inputs["tokenizer"], world.device), world)))
         before, after = reference[is_out], measure(held_out)
         tensors = all_tensors(model, average)
         if record is not None:
             summary |= publish(out, shape, settle_adapters(out, tensors, section.lora), record)
+            summary["chosen_decline"] = decline_of(record.lines())
             write_holdout(out / HOLDOUT, held_out, before, length)
     return {
         **summary, **describe_model(shape), "sequence_length": length, "sets": sets, "beta": section.beta,

@@ -21,8 +21,8 @@ from gristmill.dataprep.files import as_path, write_json
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.training import Pretrain, Training
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.evaluation.held_out import measure
 from gristmill.train.evaluation.readers import InLoopTasks, open_reader
+from gristmill.train.evaluation.validation import Validation
 from gristmill.train.loop.checkpoints import complete_steps, step_folder
 from gristmill.train.loop.continuing import take_over
 from gristmill.train.loop.loop import CHECKPOINTS, Job, train
@@ -34,7 +34,7 @@ from gristmill.train.models.weights import TensorOf, WeightsError, drawn, read_s
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.optim.averaging import AveragedWeights
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model, whole_tensors
-from gristmill.train.parallel.world import World, process_group
+from gristmill.train.parallel.world import process_group
 from gristmill.train.planning.compute import flops_per_token
 
 TOKEN_BYTES = "token_bytes.npy"
@@ -65,7 +65,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                 causal_share=causal_share(shape, packed.sequence_length),
                 objective=NextToken(packed, seed, token_bytes, shape, section.z_loss),
                 after_step=_InLoop(
-                    _Validation(section, packed, shape, model, average, token_bytes, world),
+                    Validation(section.validate_every, section.steps, packed, model, average, token_bytes, world),
                     InLoopTasks(section.tasks, open_reader(model, inputs["tokenizer"], world),  # type: ignore[arg-type]
                                 section.evaluate_every or section.validate_every, section.steps)),
                 average=average, decode=decoder(inputs["tokenizer"]),
@@ -117,45 +117,13 @@ def starting_model(model: Model, packed: PackedSet, seed: int) -> tuple[Shape, T
 class _InLoop:
     """What is measured between steps: held-out rows and tasks, each at its own steps, on one line."""
 
-    def __init__(self, validation: _Validation, tasks: InLoopTasks) -> None:
+    def __init__(self, validation: Validation, tasks: InLoopTasks) -> None:
         self._validation, self._tasks = validation, tasks
 
     def __call__(self, step: int) -> dict[str, Any] | None:
         answered = self._tasks(step)
         line = {**(self._validation(step) or {}), **({"tasks": answered} if answered else {})}
         return line or None
-
-
-class _Validation:
-    """Measures every source's held-out rows, every `validate_every` steps and at the end."""
-
-    def __init__(
-        self, section: Pretrain, packed: PackedSet, shape: Shape, model: nn.Module, average: AveragedWeights | None,
-        token_bytes: Tensor, world: World,
-    ) -> None:
-        self._documents, self._average = shape.document_mask, average
-        self._every, self._last = section.validate_every, section.steps
-        self._packed, self._model, self._token_bytes, self._world = packed, model, token_bytes, world
-
-    def __call__(self, step: int) -> dict[str, Any] | None:
-        if step != self._last and step % self._every:
-            return None
-        found = {"validation": self._measure()}
-        if self._average is not None:
-            with self._average.in_place():
-                found["validation_average"] = self._measure()
-        return found if found["validation"] else None
-
-    def _measure(self) -> dict[str, dict[str, float]]:
-        found = {}
-        for source in self._packed.manifest["validation"]:
-            rows = self._packed.validation(source)
-            if len(rows):
-                positions = None
-                if self._documents:
-                    positions = self._packed.validation_boundaries(source).positions(rows.shape[1])
-                found[source] = measure(self._model, rows, self._token_bytes, self._world, positions)
-        return found
 
 
 def read_token_bytes(tokenizer: Path, device: torch.device) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.reading.examples import read_set
 from gristmill.mixtures.posttraining import Instructions, Sft
+from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.files import settle_adapters
 from gristmill.train.adapters.lora import adapted_flops_per_token
 from gristmill.train.adapters.model import tuned_model
+from gristmill.train.evaluation.validation import Validation
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.weights import read_shape
@@ -65,7 +68,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     shape, chat = read_shape(start), Chat(inputs["tokenizer"])
     length = section.sequence_length or shape.sequence_length
     used, sets, refused = read_sets(section.data, chat, length, seed)
-    with process_group(context.parallel, pipelined=False) as world:
+    with closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed, \
+            process_group(context.parallel, pipelined=False) as world:
         dtype = compute_dtype(section.precision, world.device)
         model = tuned_model(shape, start, section, world, dtype, context)
         flops = adapted_flops_per_token(shape, length, section.lora)
@@ -77,7 +81,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         average = averaged(model, section)
         job = Job(section=section, objective=objective, model=model, world=world, context=context,
                   peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length, flops),
-                  average=average, decode=decoder(inputs["tokenizer"]))
+                  average=average, after_step=Validation(section.validate_every, section.steps, packed, model, average,
+                                                         token_bytes, world), decode=decoder(inputs["tokenizer"]))
         record, summary = train(job)
         tensors = all_tensors(model, average)
         if record is not None:

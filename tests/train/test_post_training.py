@@ -133,6 +133,24 @@ def test_preferences_start_at_ln_2_and_end_with_the_chosen_answers_ahead(
     assert len(held_out) == summary["held_out_pairs"] > 0
 
 
+def test_lines_say_where_the_margin_comes_from_and_what_is_forgotten(
+    run_stage: Any, referenced: dict[str, Path], dpo_config: dict[str, Any], tmp_path: Path
+) -> None:
+    """Without a pull the rejected answers, all the same, are pushed down; pre-training's rows are measured as there."""
+    summary = run_stage("dpo", referenced, {**dpo_config, "validate_every": 6}, tmp_path / "dpo")
+    lines = [line for line in metrics(tmp_path / "dpo") if "loss" in line]
+    assert lines[-1]["fell/rejected"] == 1.0
+    assert lines[-1]["log_ratio/rejected"] < 0
+    assert summary["chosen_decline"]["fell_rejected"] == 1.0
+    measured = {line["step"]: line["validation"] for line in metrics(tmp_path / "dpo") if "validation" in line}
+    assert sorted(measured) == [6, 12]
+    (before,) = [line["validation"] for line in metrics(tmp_path / "pretrain") if line["step"] == 4
+                 and "validation" in line]
+    assert measured[12]["prose"]["tokens"] == before["prose"]["tokens"]
+    assert measured[12]["prose"]["bits_per_byte"] != before["prose"]["bits_per_byte"]
+    assert summary["validation"] == measured[12]
+
+
 def test_a_reference_of_another_model_is_refused(
     run_stage: Any, referenced: dict[str, Path], dpo_config: dict[str, Any], tmp_path: Path
 ) -> None:

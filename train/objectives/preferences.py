@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.order import Order
 from gristmill.train.loop.batches import pinned
 from gristmill.train.loop.objective import Measured, mean_of_trained
+from gristmill.train.objectives.chosen_decline import DeclineAlarm
 from gristmill.train.objectives.conversations import fingerprint_of
 from gristmill.train.objectives.losses import IGNORED, sequence_logps
 from gristmill.train.objectives.pairs import Pair, padded_pairs
@@ -49,13 +50,14 @@ class Preferences:
         length: the longest conversation.
         flops_per_token: model arithmetic.
         device: where the policy computes.
+        warn: told when chosen answers keep falling.
     """
 
-    sums_length = 6
+    sums_length = 10
 
     def __init__(
         self, pairs: Sequence[Pair], reference: np.ndarray, section: Dpo, seed: int, pad: int, length: int,
-        flops_per_token: float, device: torch.device,
+        flops_per_token: float, device: torch.device, warn: Callable[[str], None] = lambda message: None,
     ) -> None:
         self.order = Order([len(pairs)], seed)
         self.fingerprint = fingerprint_of(part for pair in pairs for part in (pair.chosen, pair.rejected))
@@ -64,6 +66,7 @@ class Preferences:
         self._pairs, self._pad, self._device = pairs, pad, device
         self._kind, self._settings = section.loss, LossSettings.of(section)
         self._reference = reference
+        self._alarm = DeclineAlarm(warn)
         self._lengths = np.array([len(pair.chosen.ids) + len(pair.rejected.ids) for pair in pairs], dtype=np.int64)
 
     def weight(self, rows: np.ndarray, cuts: int = 1) -> float:
@@ -83,24 +86,40 @@ class Preferences:
                            bool(len(rows)))
 
     def loss(self, model: nn.Module, batch: PaddedPairs, scale: float | Tensor, draw: int | None = None) -> Measured:
-        """See objective.Objective; the sums are loss, rewards (chosen, rejected), ranked right, log-probs (both)."""
+        """See objective.Objective.
+
+        The sums are loss, rewards (chosen, rejected), ranked right, log-probs (both), how many of each fell below the
+        reference, and their log-ratios to it per token (both).
+        """
         real = float(batch.real)
         ids, targets, reference = (part.to(self._device, non_blocking=True)
                                    for part in (batch.ids, batch.targets, batch.reference))
         chosen, rejected = model(ids, partial(sequence_logps, targets=targets)).chunk(2)
         tokens = (targets != IGNORED).sum(dim=1).float().chunk(2)
-        losses, chosen_rewards, rejected_rewards = preference_loss(
-            self._kind, PairLogps(chosen, rejected, reference[:, 0], reference[:, 1], *tokens), self._settings)
-        measured = (losses, chosen_rewards, rejected_rewards, chosen_rewards > rejected_rewards, chosen, rejected)
+        logps = PairLogps(chosen, rejected, reference[:, 0], reference[:, 1], *tokens)
+        losses, chosen_rewards, rejected_rewards = preference_loss(self._kind, logps, self._settings)
+        gains = logps.gains
+        measured = (losses, chosen_rewards, rejected_rewards, chosen_rewards > rejected_rewards, chosen, rejected,
+                    *(gain < 0 for gain in gains), *(gain / n for gain, n in zip(gains, tokens, strict=True)))
         sums = torch.stack([part.detach().double().sum() for part in measured]) * real
         return Measured(losses.sum() * (scale * real), sums, losses.detach()[:, None])
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
-        """Means over pairs, by the names that TRL gives them; ties are not ranked right."""
-        loss, chosen, rejected, right, chosen_logp, rejected_logp = (value / weight for value in sums)
-        return {"loss": loss, "rewards/chosen": chosen, "rewards/rejected": rejected,
+        """Means over pairs, by the names that TRL gives them; ties are not ranked right.
+
+        `fell/*` are shares of answers that are less likely than under the reference. `log_ratio/*` is log(policy /
+        reference) per token: where the answers were drawn from the reference, its negative is an unbiased estimate of
+        KL(reference || policy) per token.
+        """
+        (loss, chosen, rejected, right, chosen_logp, rejected_logp, chosen_fell, rejected_fell, chosen_ratio,
+         rejected_ratio) = (value / weight for value in sums)
+        line = {"loss": loss, "rewards/chosen": chosen, "rewards/rejected": rejected,
                 "rewards/margins": chosen - rejected, "rewards/accuracies": right,
-                "logps/chosen": chosen_logp, "logps/rejected": rejected_logp}
+                "logps/chosen": chosen_logp, "logps/rejected": rejected_logp,
+                "fell/chosen": chosen_fell, "fell/rejected": rejected_fell,
+                "log_ratio/chosen": chosen_ratio, "log_ratio/rejected": rejected_ratio}
+        self._alarm.look(line)
+        return line
 
     def describe(self, rows: np.ndarray) -> dict[str, Any]:
         """The ids of the pairs."""
