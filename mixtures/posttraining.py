@@ -53,6 +53,17 @@ class PreferencePairs(Examples):
     `scored`: several answers with scores, of which the best is chosen and the worst rejected."""
 
 
+class ElasticConsolidation(Section):
+    """Elastic weight consolidation (Kirkpatrick et al. 2017): weights that the pre-training's rows need are held where
+    they were, by a penalty whose gradient joins that of the loss."""
+
+    weight: PositiveFloat
+    """Lambda of their equation 3, beside a loss and a Fisher information that are per token; the line `elastic_penalty`
+    of the metrics says what it amounts to."""
+    fisher_rows: Positive = 200
+    """Rows of the pre-training, the first of its order, from which the Fisher information is estimated."""
+
+
 class Sft(Training):
     """Supervised fine-tuning on conversations; loss on the assistant's turns."""
 
@@ -64,6 +75,8 @@ class Sft(Training):
     """What an update is."""
     lora: Lora | None = None
     """Train adapters only; the whole model is trained if absent."""
+    ewc: ElasticConsolidation | None = None
+    """Hold weights that the pre-training needs; not together with `lora`, which moves none of them."""
     validate_every: Positive | None = None
     """Steps between measurements of the pre-training's held-out rows, which show what is forgotten, in the units of
     `pretrain`; also measured after the last step. Nothing is measured if absent."""
@@ -74,6 +87,13 @@ class Sft(Training):
         if without and len(without) < len(self.data):
             raise ValueError(f"sft.data: {without[0]} has no weight, though others have one; give all of them one, or "
                              "none")
+        return self
+
+    @model_validator(mode="after")
+    def _holds_what_moves(self) -> Sft:
+        if self.ewc is not None and self.lora is not None:
+            raise ValueError("sft.ewc and sft.lora exclude each other: with adapters the model's own weights do not "
+                             "move; remove one of the two")
         return self
 
 

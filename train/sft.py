@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import atomic_write
@@ -38,7 +39,9 @@ from gristmill.train.objectives.conversations import (
     prepare_conversations,
     write_example_ids,
 )
+from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.set_weights import copies, quotas
+from gristmill.train.optim.elastic import ElasticWeights, fisher_diagonal
 from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.parallel.world import process_group
 from gristmill.train.pretrain import (
@@ -78,17 +81,28 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         if world.is_first:
             write_example_ids(out / EXAMPLE_IDS, [one.example for one in used])
             write_refused(out / REFUSED, refused)
+        elastic = held_by_pretraining(model, section, NextToken(packed, seed, token_bytes, shape))
         average = averaged(model, section)
         job = Job(section=section, objective=objective, model=model, world=world, context=context,
                   peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length, flops),
-                  average=average, after_step=Validation(section.validate_every, section.steps, packed, model, average,
-                                                         token_bytes, world), decode=decoder(inputs["tokenizer"]))
+                  average=average, elastic=elastic, decode=decoder(inputs["tokenizer"]),
+                  after_step=Validation(section.validate_every, section.steps, packed, model, average, token_bytes,
+                                        world))
         record, summary = train(job)
         tensors = all_tensors(model, average)
         if record is not None:
             summary |= publish(out, shape, settle_adapters(out, tensors, section.lora), record)
     return {**summary, **describe_model(shape), "sequence_length": length, "sets": sets, **counts_of(used),
             "example": decoded_mask(chat, used[int(objective.order.rows(np.zeros(1, dtype=np.int64))[0])])}
+
+
+def held_by_pretraining(model: nn.Module, section: Sft, pretraining: NextToken) -> ElasticWeights | None:
+    """What holds the weights of a model that was not tuned yet, where the section asks for it."""
+    if section.ewc is None:
+        return None
+    count = min(section.ewc.fisher_rows, pretraining.order.total)
+    rows = pretraining.order.rows(np.arange(count, dtype=np.int64))
+    return ElasticWeights(model, fisher_diagonal(model, pretraining, rows), section.ewc.weight)
 
 
 def read_sets(

@@ -30,6 +30,7 @@ from gristmill.train.loop.stopping import StoppedError, held_out_loss, no_longer
 from gristmill.train.loop.stream import Plan, extend_digest, plan_of
 from gristmill.train.optim.averaging import AveragedWeights
 from gristmill.train.optim.clipping import clip_gradients
+from gristmill.train.optim.elastic import ElasticWeights
 from gristmill.train.optim.loss_scale import LossScale
 from gristmill.train.optim.noise_scale import NoiseScale
 from gristmill.train.optim.optimizer import make_optimizers, update
@@ -60,6 +61,7 @@ class Job:
         after_step: called on every rank after each step; what it returns is logged as a line of that step.
         average: the running mean of the weights, if one is kept.
         decode: from token ids to text, for autopsies.
+        elastic: what pulls the weights back to where they were, if anything does.
     """
 
     section: Training
@@ -72,6 +74,7 @@ class Job:
     after_step: Callable[[int], dict[str, Any] | None] = lambda step: None
     average: AveragedWeights | None = None
     decode: Decode | None = None
+    elastic: ElasticWeights | None = None
 
     @cached_property
     def plan(self) -> Plan:
@@ -194,6 +197,7 @@ def _one_step(attempt: Attempt, batch: Batch, batches: ReadAhead[Batch]) -> None
     step, logged = progress.step + 1, is_logged(section, progress.step + 1)
     _estimate_curvature(attempt, batch, step)
     sums, row_losses, noise = _gradients(attempt, batch, step)
+    penalty = {} if job.elastic is None else {"elastic_penalty": job.elastic.add_gradients()}
     norm = clip_gradients(job.model, section.optimizer)
     loss = (sums[0] / batch.weight).float()
     bad, mean, deviation = judge(loss, norm, progress.window, section.spikes.sigma)
@@ -214,7 +218,7 @@ def _one_step(attempt: Attempt, batch: Batch, batches: ReadAhead[Batch]) -> None
     progress.digest = extend_digest(progress.digest, batch.rows)
     progress.tokens += job.objective.num_tokens(batch.rows)
     if size is not None:
-        _log(attempt, {"grad_norm": norm, **size.norms()}, batches)
+        _log(attempt, {"grad_norm": norm, **penalty, **size.norms()}, batches)
 
 
 def _gradients(attempt: Attempt, batch: Batch, step: int) -> tuple[Tensor, list[Tensor], Tensor | None]:

@@ -1,0 +1,94 @@
+"""Elastic weight consolidation: its penalty by hand, its Fisher information against plain loops, and what it does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from gristmill.mixtures.posttraining import Sft
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.weights import load_model
+from gristmill.train.objectives.losses import draw_targets, next_tokens, uniforms
+from gristmill.train.objectives.next_token import NextToken
+from gristmill.train.optim.elastic import ElasticWeights, fisher_diagonal
+
+
+def test_the_penalty_by_hand() -> None:
+    """Moved by (1, -2), F = (3, 0.5), lambda = 4: 4 / 2 (3 * 1 + 0.5 * 4) = 10; gradients 4 F (1, -2) = (12, -4)."""
+    model = nn.Linear(2, 1, bias=False)
+    elastic = ElasticWeights(model, {"weight": torch.tensor([[3.0, 0.5]])}, 4.0)
+    with torch.no_grad():
+        model.weight += torch.tensor([[1.0, -2.0]])
+    model.weight.grad = torch.tensor([[0.5, 0.5]])
+    assert elastic.add_gradients().item() == pytest.approx(10.0)
+    assert model.weight.grad.tolist() == [[12.5, -3.5]]
+
+
+def test_the_fisher_information_is_the_mean_square_of_each_rows_own_gradient(
+    make_model: Callable[[Shape], Llama], mix_folder: Path
+) -> None:
+    from gristmill.mixtures.model import Model
+
+    packed = PackedSet(mix_folder)
+    section = Model(layers=1, width=16, heads=2, kv_heads=1, ffn_width=24)
+    model = make_model(shape_of(section, packed.manifest["tokenizer"]["vocab_size"], packed.sequence_length))
+    objective = NextToken(packed, 3, torch.ones(model.shape.vocab_size), model.shape)
+    rows = np.array([4, 9, 2])
+    expected = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
+    for draw, row in enumerate(rows):
+        ids = torch.from_numpy(packed.tokens(np.array([row])).astype(np.int64))
+        targets = next_tokens(ids)
+        labels = model(ids, partial(draw_targets, targets=targets, uniforms=uniforms(ids, draw)))
+        total = F.cross_entropy(model(ids)[0, :-1], labels[0, :-1], reduction="sum")
+        for (name, _), gradient in zip(model.named_parameters(), torch.autograd.grad(total, list(model.parameters())),
+                                       strict=True):
+            expected[name] += gradient**2 / (ids.shape[1] - 1) / len(rows)
+    found = fisher_diagonal(model, objective, rows)
+    for name, diagonal in found.items():
+        torch.testing.assert_close(diagonal, expected[name], rtol=1e-3, atol=1e-7)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_weights_of_a_fine_tuning_stay_nearer_and_its_penalty_is_on_record(
+    run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
+    run_stage("pretrain", inputs, {**pretrain_config, "steps": 6}, tmp_path / "pretrain")
+    inputs["pretrain"] = tmp_path / "pretrain" / "data"
+    (tmp_path / "sft.jsonl").write_text("".join(json.dumps({"messages": [
+        {"role": "user", "content": word}, {"role": "assistant", "content": f"A {word}."}]}) + "\n"
+        for word in ("json", "text", "file", "name")))
+    config = {"steps": 6, "global_batch_size": 4, "micro_batch_size": 4, "seed": 1, "log_every": 1,
+              "sequence_length": 64, "schedule": {"warmup_steps": 1}, "data": [{"path": str(tmp_path / "sft.jsonl")}],
+              "optimizer": {"learning_rate": 0.01}}
+    lost = {}
+    for name, more in (("free", {}), ("held", {"ewc": {"weight": 1e4, "fisher_rows": 8}})):
+        run_stage("sft", inputs, {**config, **more, "validate_every": 6}, tmp_path / name)
+        lines = [json.loads(line) for line in (tmp_path / name / "data" / "metrics.jsonl").read_text().splitlines()]
+        lost[name] = next(line["validation"]["prose"]["loss"] for line in lines if "validation" in line)
+    penalties = [line["elastic_penalty"] for line in lines if "elastic_penalty" in line]
+    assert len(penalties) == 6
+    assert penalties[0] == 0.0
+    assert penalties[1] > 0
+    assert lost["held"] < lost["free"]
+    start = load_model(inputs["pretrain"] / "model")
+    moved = {name: sum(float((parameter - start.get_parameter(one)).square().sum())
+                       for one, parameter in load_model(tmp_path / name / "data" / "model").named_parameters())
+             for name in ("free", "held")}
+    assert moved["held"] < moved["free"]
+
+
+def test_adapters_have_nothing_to_hold() -> None:
+    with pytest.raises(ValueError, match=r"sft\.ewc and sft\.lora exclude each other"):
+        Sft.model_validate({"steps": 1, "data": [{"path": "x"}], "ewc": {"weight": 1}, "lora": {}})
