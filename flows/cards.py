@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gristmill.flows.facts import Facts, gather_facts, top_reasons, training
-from gristmill.flows.mixture_table import limits_note, mixture_table, stage_table
+from gristmill.flows.mixture_table import limits_note, mixture_rows, mixture_table, stage_table
+from gristmill.flows.pictures import curves, stacked_bars
 from gristmill.flows.report_documents import (
     clusters_picture,
     funnel_picture,
@@ -43,11 +45,24 @@ def stage_card(outcome: Outcome) -> str:
             ["read", counts["read"]], ["kept", counts["kept"]],
             *[[f"dropped: {rule}", number] for rule, number in top_reasons(counts, 20)]]), ""]
     if (outcome.folder.data / "metrics.jsonl").exists():
-        steps = [line for line in training(outcome.folder) if "loss" in line]
-        shown = steps[:: max(1, len(steps) // 12)]
-        lines += [markdown_table(["step", "loss"], [[line["step"], f"{line['loss']:.4f}"] for line in shown]), ""]
+        lines += loss_lines([(line["step"], line["loss"]) for line in training(outcome.folder) if "loss" in line])
     lines += [f"Output: `{outcome.folder.path}`"]
     return "\n".join(lines)
+
+
+def loss_lines(losses: Sequence[tuple[float, float]]) -> list[str]:
+    """A training's loss as a picture, and as a short table that begins and ends with it."""
+    if not losses:
+        return []
+    every = max(1, (len(losses) - 1) // 10)
+    shown = dict([*losses[::every], losses[-1]])
+    return [picture(curves({"training": losses}, "step", "loss"), "loss by step"), "",
+            markdown_table(["step", "loss"], [[f"{step:g}", f"{loss:.4f}"] for step, loss in shown.items()]), ""]
+
+
+def live_card(stage: str, described: str, losses: Sequence[tuple[float, float]]) -> str:
+    """A training while it runs: how far it is, and its loss so far."""
+    return "\n".join([f"# {stage}: running", "", described, "", *loss_lines(losses)])
 
 
 def picture(svg: str, caption: str) -> str:
@@ -78,25 +93,54 @@ def document_lines(facts: Facts) -> list[str]:
     return lines
 
 
-def run_card(session: Session, report: Path) -> str:
-    """The whole run: funnel, mixture, losses, measurements, samples, the report's path."""
+def mixture_lines(facts: Facts) -> list[str]:
+    """The mixture as asked for and as packed, and what the packing costs."""
+    if "packed" not in facts:
+        return []
+    rows = mixture_rows(facts)
+    bars = stacked_bars([("asked for", {row["source"]: row["requested"] for row in rows}),
+                         ("packed", {row["source"]: row["share"] for row in rows})], "share of tokens")
+    lines = ["## Mixture", "", picture(bars, "shares of tokens, requested and realised"), ""]
+    for table in (mixture_table(facts), stage_table(facts)):
+        lines += [markdown_table(*table), ""] if table is not None else []
+    lines += [limits_note(facts), ""] if limits_note(facts) else []
+    return [*lines, "## Packing", "", markdown_table(["packing", "rows", "cut documents", "dropped", "padding"], [
+        [f"**{row['packing']}**" if row["used"] else row["packing"], row["rows"], f"{row['split']:.2%}",
+         f"{row['dropped']:.2%}", f"{row['padding']:.2%}"] for row in packing_rows(facts)]), ""]
+
+
+def training_lines(facts: Facts) -> list[str]:
+    """The loss of every training stage, as a table and as curves."""
+    if not facts["training"]:
+        return []
+    lines = ["## Training", "", markdown_table(["stage", "steps", "first loss", "last loss"], [
+        [row["stage"], row["steps"], f"{row['first']:.3f}", f"{row['last']:.3f}"] for row in loss_rows(facts)]), ""]
+    for stage, record in facts["training"].items():
+        losses = [(line["step"], line["loss"]) for line in record if "loss" in line]
+        if losses:
+            lines += [picture(curves({stage: losses}, f"step of {stage}", "loss"), f"loss of {stage} by step"), ""]
+    return lines
+
+
+def run_card(session: Session, report: Path, link: str | None = None) -> str:
+    """The whole run: funnel, mixture, losses, measurements, samples, the report.
+
+    Args:
+        session: the run's.
+        report: where its report is.
+        link: the report's address, where it has one that a browser opens.
+    """
     facts = gather_facts(session)
-    lines = [f"# {session.manifest.name}", "", f"Report: `{report}`", "", *document_lines(facts)]
-    if "packed" in facts:
-        lines += ["## Mixture", ""]
-        for table in (mixture_table(facts), stage_table(facts)):
-            lines += [markdown_table(*table), ""] if table is not None else []
-        lines += [limits_note(facts), ""] if limits_note(facts) else []
-        lines += ["## Packing", "", markdown_table(["packing", "rows", "cut documents", "dropped", "padding"], [
-            [f"**{row['packing']}**" if row["used"] else row["packing"], row["rows"], f"{row['split']:.2%}",
-             f"{row['dropped']:.2%}", f"{row['padding']:.2%}"] for row in packing_rows(facts)]), ""]
-    if facts["training"]:
-        lines += ["## Training", "", markdown_table(["stage", "steps", "first loss", "last loss"], [
-            [row["stage"], row["steps"], f"{row['first']:.3f}", f"{row['last']:.3f}"] for row in loss_rows(facts)]), ""]
+    shown = f"[Open the report]({link}) (`{report}`)" if link is not None else f"Report: `{report}`"
+    lines = [f"# {session.manifest.name}", "", shown, "", *document_lines(facts), *mixture_lines(facts),
+             *training_lines(facts)]
     if evaluation_rows(facts):
         lines += ["## Held-out text", "", markdown_table(["model", "source", "bits per byte"], [
             [row["model"], row["source"], f"{row['bits_per_byte']:.3f}"] for row in evaluation_rows(facts)]), ""]
-    for sample in all_samples(facts)[:3]:
-        lines += [f"**{sample['model']}**: {sample['prompt']}", "",
-                  "> " + " ".join(sample["completion"].split())[:SAMPLE_CHARS], ""]
+    samples = all_samples(facts)[:3]
+    lines += ["## Samples", ""] if samples else []
+    for sample in samples:
+        # Indented text stays as it is: a sample may contain anything, markdown too.
+        lines += [f"**{sample['model']}**: {' '.join(sample['prompt'].split())}", "",
+                  "    " + " ".join(sample["completion"].split())[:SAMPLE_CHARS], ""]
     return "\n".join(lines)

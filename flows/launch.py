@@ -79,19 +79,24 @@ def _run_tracked(
     if tracking == "none":
         run_untracked(session, stages, force, observer)
         return
-    from gristmill.flows.pipeline import StageName, gristmill, gristmill_stage, observer_of_caller
+    from gristmill.flows.owners import mark_crashed_quietly, show_cancelled
+    from gristmill.flows.parameters import StageName
+    from gristmill.flows.pipeline import gristmill, gristmill_stage, observer_of_caller
 
+    if tracking == "server":
+        mark_crashed_quietly()
     token = observer_of_caller.set(observer)
     try:
         if len(stages) == 1 and list(session.plan) != stages:
             gristmill_stage(manifest=session.manifest_file, stage=cast(StageName, stages[0]), force=bool(force),
-                            overrides=session.overrides, store=session.store_option or "")
+                            overrides=tuple(session.overrides), store=session.store_option or "")
         else:
             gristmill(manifest=session.manifest_file, until=cast(StageName, list(session.plan)[-1]),
-                      force=cast(list[StageName], sorted(force)), overrides=session.overrides,
+                      force=cast(tuple[StageName, ...], tuple(sorted(force))), overrides=tuple(session.overrides),
                       store=session.store_option or "")
     finally:
         observer_of_caller.reset(token)
+        show_cancelled()
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:

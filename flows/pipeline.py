@@ -6,22 +6,24 @@ Prefect shows and triggers; skipping, resuming and committing are the store's. A
 from __future__ import annotations
 
 import contextvars
-from typing import Any, Literal
+from typing import Any
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from gristmill.flows.reporting import PrefectObserver, publish_run
+from gristmill.flows.owners import owned_run
+from gristmill.flows.parameters import DeploymentName, FilePath, Setting, StageName
+from gristmill.flows.reporting import PrefectObserver, publish_refusal, publish_run
+from gristmill.flows.routing import run_elsewhere
 from gristmill.flows.run import Observer, Runner
 from gristmill.flows.runs import RunRecord
 from gristmill.flows.session import Session, open_session
+from gristmill.flows.stages import STAGES
 
-StageName = Literal[
-    "ingest", "clean", "filter", "dedup", "dedup_lines", "dedup_substrings", "langid", "quality", "decontaminate",
-    "tokenizer", "tokenize", "mix", "pretrain", "sft", "reference", "dpo", "evaluate", "export",
-]
+TRAINING_TAG = "gristmill-training"
+"""Tag of the tasks that train. Where a server limits it (`gristmill up` does), so many of them run at a time."""
 observer_of_caller: contextvars.ContextVar[Observer | None] = contextvars.ContextVar("observer", default=None)
 """The display of the terminal that called the flow, where one did."""
 
@@ -34,13 +36,25 @@ def run_stage(runner: Runner, record: RunRecord, stage: str, force: bool) -> Sta
     return Completed(name=outcome.how, data=outcome, message=outcome.note or str(outcome.folder.path))
 
 
+@task(cache_policy=NO_CACHE, persist_result=False, retries=0)
+def run_stage_elsewhere(session: Session, runner: Runner, record: RunRecord, stage: str, deployment: str,
+                        force: bool) -> State:
+    """Let a run of another deployment make a stage, and take note of what it has committed."""
+    if force or runner.folder(stage).state() != "committed":
+        run_elsewhere(session, stage, deployment, force)
+    outcome = runner.run_stage(stage)
+    record.add(outcome)
+    return Completed(name=outcome.how, data=outcome, message=f"by {deployment}: {outcome.folder.path}")
+
+
 @flow(name="gristmill", flow_run_name="{manifest}", persist_result=False, log_prints=False)
 def gristmill(
-    manifest: str = "mixtures/demo.yaml",
+    manifest: FilePath = "mixtures/demo.yaml",
     until: StageName = "export",
-    force: list[StageName] | None = None,
-    overrides: list[str] | None = None,
+    force: tuple[StageName, ...] = (),
+    overrides: tuple[Setting, ...] = (),
     store: str = "",
+    training_deployment: DeploymentName = "",
 ) -> str:
     """Run a manifest from its first unfinished stage to its last.
 
@@ -50,17 +64,20 @@ def gristmill(
         force: Stages to make anew although they are committed.
         overrides: Settings that replace the manifest's, one each, such as pretrain.steps=50
         store: Folder or URL of the outputs; empty for the default.
+        training_deployment: Deployment that runs the stages which train, such as gristmill-stage/gpu. It must see the
+            same manifest and store. Empty to train where this run is.
     """
-    session = open_session(manifest, overrides or [], store or None, until=until)
-    return _run(session, list(session.plan), frozenset(force or []))
+    with owned_run():
+        session = _open(manifest, overrides, store, until, exactly=False)
+        return _run(session, list(session.plan), frozenset(force), training_deployment)
 
 
 @flow(name="gristmill-stage", flow_run_name="{stage} of {manifest}", persist_result=False, log_prints=False)
 def gristmill_stage(
-    manifest: str = "mixtures/demo.yaml",
+    manifest: FilePath = "mixtures/demo.yaml",
     stage: StageName = "dedup",
     force: bool = True,
-    overrides: list[str] | None = None,
+    overrides: tuple[Setting, ...] = (),
     store: str = "",
 ) -> str:
     """Run one stage of a manifest; the stages before it must be committed.
@@ -72,11 +89,21 @@ def gristmill_stage(
         overrides: Settings that replace the manifest's, one each, such as pretrain.steps=50
         store: Folder or URL of the outputs; empty for the default.
     """
-    session = open_session(manifest, overrides or [], store or None, until=stage, exactly=True)
-    return _run(session, [stage], frozenset([stage]) if force else frozenset())
+    with owned_run():
+        session = _open(manifest, overrides, store, stage, exactly=True)
+        return _run(session, [stage], frozenset([stage]) if force else frozenset())
 
 
-def _run(session: Session, stages: list[str], force: frozenset[str]) -> str:
+def _open(manifest: str, overrides: tuple[str, ...], store: str, until: str, exactly: bool) -> Session:
+    """Open a manifest; where it is refused, all that is wrong with it is shown in the run before it fails."""
+    try:
+        return open_session(manifest, list(overrides), store or None, until=until, exactly=exactly)
+    except Exception as error:
+        publish_refusal(manifest, error)
+        raise
+
+
+def _run(session: Session, stages: list[str], force: frozenset[str], training_deployment: str = "") -> str:
     """Run stages as tasks, with the run's record beside them; returns the run's folder."""
     observer = PrefectObserver(observer_of_caller.get())
     runner = session.runner(observer)
@@ -84,13 +111,21 @@ def _run(session: Session, stages: list[str], force: frozenset[str]) -> str:
     try:
         with record.until_end():
             for stage in stages:
-                _task_for(stage)(runner, record, stage, stage in force)
+                if training_deployment and _trains(stage):
+                    elsewhere = _named(run_stage_elsewhere, stage, {f"stage:{stage}"})
+                    elsewhere(session, runner, record, stage, training_deployment, stage in force)
+                else:
+                    tags = {f"stage:{stage}", *([TRAINING_TAG] if _trains(stage) else [])}
+                    _named(run_stage, stage, tags)(runner, record, stage, stage in force)
     finally:
         observer.close()
         publish_run(session, record)
     return str(record.folder)
 
 
-def _task_for(stage: str) -> Any:
-    named: Any = run_stage.with_options(name=stage, task_run_name=stage, tags={f"stage:{stage}"})
-    return named
+def _trains(stage: str) -> bool:
+    return STAGES[stage].launch == "torchrun"
+
+
+def _named(task_: Any, stage: str, tags: set[str]) -> Any:
+    return task_.with_options(name=stage, task_run_name=stage, tags=tags)

@@ -16,7 +16,8 @@ from typing import Any, BinaryIO
 
 from gristmill.dataprep.context import EVENT_PREFIX
 
-TERMINATE_SECONDS = 20.0
+TERMINATE_SECONDS = 15.0
+"""For a checkpoint after SIGTERM. Whoever cancels in the UI waits for as long, and Prefect kills after 30 s."""
 KILL_SECONDS = 5.0
 LOG_TAIL_LINES = 20
 DEFAULT_ENVIRONMENT = {
@@ -30,7 +31,10 @@ Event = dict[str, Any]
 
 
 class StageProcess:
-    """A stage's process group: its output goes to a log file, its events to a callback, on a thread of its own."""
+    """A stage's process group: its output goes to a log file, its events to a callback, on a thread of its own.
+
+    The lines of the log are events too, `{"event": "log", "line": ...}`, for those who watch.
+    """
 
     def __init__(self, stage_folder: Path, log: Path, on_event: Callable[[Event], None]) -> None:
         environment = {
@@ -100,6 +104,7 @@ class StageProcess:
             log.write(raw)
             log.flush()
             self._tail.append(line)
+            on_event({"event": "log", "line": line})
             return
         try:
             event = json.loads(line[len(EVENT_PREFIX):])

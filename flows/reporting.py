@@ -12,19 +12,43 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from gristmill.flows.cards import run_card, stage_card
+from gristmill.flows.cards import live_card, run_card, stage_card
+from gristmill.flows.pace import LineBudget, Pace
 from gristmill.flows.process import Event
+from gristmill.flows.report_links import report_link
 from gristmill.flows.run import Observer, Outcome
 from gristmill.flows.runs import RunRecord
 from gristmill.flows.session import Session
 from gristmill.flows.stages import Node
 
 QUEUE_LENGTH = 1000
-PROGRESS_SECONDS = 5.0
+PROGRESS_SECONDS = 2.0
+PROGRESS_LINE_SECONDS = 10.0
+CARD_SECONDS = 30.0
+"""Between two drawings of a training's curve: one takes a tenth of a second of CPU."""
 CLOSE_SECONDS = 15.0
+LINE_CHARS = 2000
 log = logging.getLogger("gristmill.reporting")
+
+
+def artifact_key(name: str) -> str:
+    """A name as Prefect takes it for the key of an artifact: small letters, digits and dashes."""
+    return "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in name.lower())
+
+
+@dataclass
+class StageWindow:
+    """What is shown of one stage while it runs."""
+
+    pace: Pace | None = None
+    budget: LineBudget = field(default_factory=LineBudget)
+    losses: list[tuple[float, float]] = field(default_factory=list)
+    artifact_sent: float = 0.0
+    line_sent: float = 0.0
+    card_sent: float = 0.0
 
 
 class PrefectObserver:
@@ -33,8 +57,8 @@ class PrefectObserver:
     def __init__(self, inner: Observer | None = None) -> None:
         self._inner = inner
         self._queue: queue.Queue[tuple[contextvars.Context, Callable[[], None]] | None] = queue.Queue(QUEUE_LENGTH)
-        self._progress: dict[str, Any] = {}
-        self._sent: dict[str, float] = {}
+        self._artifacts: dict[str, Any] = {}
+        self._window = StageWindow()
         self._failed = False
         self._context = contextvars.copy_context()
         self._thread = threading.Thread(target=self._work, daemon=True)
@@ -43,6 +67,7 @@ class PrefectObserver:
     def stage_started(self, node: Node, resuming: bool) -> None:
         """See Observer."""
         self._context = contextvars.copy_context()
+        self._window = StageWindow()
         if self._inner is not None:
             self._inner.stage_started(node, resuming)
         self._say(f"{node.name}: {'goes on where it stopped' if resuming else 'starts'} ({node.fingerprint[:16]})")
@@ -59,20 +84,20 @@ class PrefectObserver:
             self._inner.stage_event(node, event)
         if event["event"] == "warning":
             self._say(f"{node.name}: {event['message']}", logging.WARNING)
+        if event["event"] == "log":
+            self._show_line(node.name, event["line"])
         if event["event"] == "progress":
-            now, finished = time.monotonic(), event["done"] >= event["total"]
-            if finished or now - self._sent.get(node.name, 0.0) >= PROGRESS_SECONDS:
-                self._sent[node.name] = now
-                self._send(lambda: self._show_progress(node.name, event))
+            self._show_progress(node.name, event)
 
     def stage_finished(self, node: Node, outcome: Outcome) -> None:
         """See Observer."""
         self._context = contextvars.copy_context()
         if self._inner is not None:
             self._inner.stage_finished(node, outcome)
+        self._say_held_back(node.name)
         note = f" ({outcome.note})" if outcome.note else ""
         self._say(f"{node.name}: {outcome.how} in {outcome.seconds:.1f} s{note}: {outcome.folder.path}")
-        self._send(lambda: publish_card(f"{node.name}-card", stage_card(outcome)))
+        self._send(lambda: publish_card(artifact_key(f"{node.name}-card"), stage_card(outcome), node.name))
 
     def close(self) -> None:
         """Send what is left, for a bounded time."""
@@ -81,6 +106,37 @@ class PrefectObserver:
         except queue.Full:
             return
         self._thread.join(CLOSE_SECONDS)
+
+    def _show_line(self, stage: str, line: str) -> None:
+        """A line of the stage's log, unless there are too many."""
+        if line.strip() and self._window.budget.allows(time.monotonic()):
+            self._say_held_back(stage)
+            self._say(f"{stage} | {line[:LINE_CHARS]}")
+
+    def _say_held_back(self, stage: str) -> None:
+        held_back = self._window.budget.take_held_back()
+        if held_back:
+            self._say(f"{stage} | ... {held_back} lines, which only the stage's log file has")
+
+    def _show_progress(self, stage: str, event: Event) -> None:
+        window, now = self._window, time.monotonic()
+        if window.pace is None or window.pace.job != event.get("job", ""):
+            window.pace = Pace.begin(event, now)
+        described, finished = window.pace.describe(event, now), event["done"] >= event["total"]
+        if "loss" in event:
+            window.losses.append((event["done"], event["loss"]))
+        if finished or now - window.artifact_sent >= PROGRESS_SECONDS:
+            window.artifact_sent = now
+            percent = 100.0 * event["done"] / max(event["total"], 1)
+            self._send(lambda: self._send_progress(stage, percent, described))
+        if finished or now - window.line_sent >= PROGRESS_LINE_SECONDS:
+            window.line_sent = now
+            self._say(f"{stage}: {described}")
+        if len(window.losses) > 1 and not finished and now - window.card_sent >= CARD_SECONDS:
+            window.card_sent = now
+            losses = list(window.losses)
+            self._send(lambda: publish_card(
+                artifact_key(f"{stage}-card"), live_card(stage, described, losses), f"{stage}, while it runs"))
 
     def _say(self, line: str, level: int = logging.INFO) -> None:
         def send() -> None:
@@ -96,16 +152,15 @@ class PrefectObserver:
         except queue.Full:
             self._complain("the queue to Prefect is full: some lines are not shown there")
 
-    def _show_progress(self, stage: str, event: Event) -> None:
+    def _send_progress(self, stage: str, percent: float, described: str) -> None:
         from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
-        percent = 100.0 * event["done"] / max(event["total"], 1)
-        description = f"{event['done']:g} of {event['total']:g} {event['unit']}"
-        if stage not in self._progress:
-            self._progress[stage] = create_progress_artifact(
-                percent, key=f"{stage}-progress", description=f"{stage}: {description}")
+        description = f"{stage}: {described}"
+        if stage not in self._artifacts:
+            self._artifacts[stage] = create_progress_artifact(
+                percent, key=artifact_key(f"{stage}-progress"), description=description)
             return
-        update_progress_artifact(self._progress[stage], percent, description=f"{stage}: {description}")
+        update_progress_artifact(self._artifacts[stage], percent, description=description)
 
     def _work(self) -> None:
         while (item := self._queue.get()) is not None:
@@ -121,19 +176,34 @@ class PrefectObserver:
             log.warning("%s (the run goes on; its record is in the store)", message)
 
 
-def publish_card(key: str, markdown: str) -> None:
+def publish_card(key: str, markdown: str, description: str | None = None) -> None:
     """Create a markdown artifact of the current run."""
     from prefect.artifacts import create_markdown_artifact
 
-    create_markdown_artifact(markdown, key=key)
+    create_markdown_artifact(markdown, key=key, description=description)
+
+
+def publish_refusal(what: str, error: Exception) -> None:
+    """Show all problems of a manifest or of parameters, of which Prefect's state names the first lines only."""
+    try:
+        publish_card("refused", f"# Refused: {what}\n\n```text\n{error}\n```\n\nNothing was run.",
+                     "what is wrong with the parameters")
+    except Exception as trouble:  # noqa: BLE001 - the refusal itself is raised by whoever calls this
+        log.warning("Prefect did not take an update: %s", trouble)
 
 
 def publish_run(session: Session, record: RunRecord) -> None:
-    """Write the run's report, and show its summary in the UI."""
+    """Write the run's report, and show its summary and a link to it in the UI."""
     from gristmill.flows.report import write_report
 
     try:
         report = write_report(session, record)
-        publish_card("gristmill-run", run_card(session, report))
+        link = report_link(report)
+        publish_card("gristmill-run", run_card(session, report, link), f"summary of {session.manifest.name}")
+        if link is not None:
+            from prefect.artifacts import create_link_artifact
+
+            create_link_artifact(link, link_text=f"Report of {session.manifest.name}", key="gristmill-report",
+                                 description=str(report))
     except Exception as error:  # noqa: BLE001 - a report that cannot be drawn must not fail the run that it is about
         log.warning("the report could not be finished: %s: %s", type(error).__name__, error)

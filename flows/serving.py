@@ -1,4 +1,4 @@
-"""The deployments in Prefect's browser UI: the whole flow, and any single stage."""
+"""The deployments in Prefect's browser UI: the whole flow, any single stage, and a sweep of mixtures."""
 
 from __future__ import annotations
 
@@ -9,22 +9,32 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from gristmill.dataprep.processes import end_with_parent
+from gristmill.flows.report_links import VARIABLE, serve_reports
 from gristmill.flows.tracking import LOCAL_API, answers, apply_default_settings, find_api
 
 SERVER_START_SECONDS = 120.0
 POLL_SECONDS = 0.5
-END_SECONDS = 20.0
+END_SECONDS = 30.0
+"""For the stages of running flows to write their checkpoints, and then to be shown as crashed."""
+RUN_END_SECONDS = 22.0
+RESTART_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""Waits before a child that ended by itself is started again; after the last one it is given up."""
+STEADY_SECONDS = 120.0
+"""A child that ran for so long counts as having worked: the waits begin anew."""
+CONNECTION_VARIABLE = "PREFECT_API_DATABASE_CONNECTION_URL"
 
 
 class NoServerError(RuntimeError):
-    """There is no Prefect server to register at."""
+    """There is no Prefect server to register at, or none with the database that was asked for."""
 
 
 def serve_deployments(limit: int) -> None:
-    """Register `gristmill/local` and `gristmill-stage/local`, and run what is triggered until this process ends.
+    """Register the deployments `gristmill`, `gristmill-stage` and `gristmill-sweep`, each as `local`, and run what is
+    triggered until this process ends; then the runs that it started end too, and are shown as crashed.
 
     Args:
         limit: flow runs at the same time.
@@ -38,21 +48,90 @@ def serve_deployments(limit: int) -> None:
         raise NoServerError(f"no Prefect server answers at {api}; start one together with this: gristmill up")
     from prefect import serve
 
-    from gristmill.flows.pipeline import gristmill, gristmill_stage
+    from gristmill.flows.owners import end_runs_of, keep_marking
+    from gristmill.flows.pipeline import TRAINING_TAG, gristmill, gristmill_stage
+    from gristmill.flows.sweeps.pipeline import gristmill_sweep
 
+    limit_trainings(TRAINING_TAG)
+    keep_marking()
     deployments: list[Any] = [deployed.to_deployment("local", tags=["gristmill"])
-                              for deployed in (gristmill, gristmill_stage)]
-    print(f"Deployments gristmill/local and gristmill-stage/local: {api.removesuffix('/api')}/deployments", flush=True)
-    serve(*deployments, limit=limit, print_starting_message=False)
+                              for deployed in (gristmill, gristmill_stage, gristmill_sweep)]
+    names = ", ".join(f"{one.flow_name}/{one.name}" for one in deployments)
+    print(f"Deployments {names}: {api.removesuffix('/api')}/deployments", flush=True)
+    try:
+        serve(*deployments, limit=limit, print_starting_message=False)
+    finally:
+        end_runs_of(os.getpid(), RUN_END_SECONDS)
 
 
-def up_and_serve(port: int, limit: int) -> None:
+def limit_trainings(tag: str) -> None:
+    """Let one training run at a time, unless somebody has set another limit for this tag in Prefect."""
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import ObjectNotFound
+
+    with get_client(sync_client=True) as client:
+        try:
+            client.read_concurrency_limit_by_tag(tag)
+        except ObjectNotFound:
+            client.create_concurrency_limit(tag, 1)
+
+
+@dataclass
+class Supervised:
+    """A child of `up`, which is started again when it ends by itself."""
+
+    role: str
+    number: int
+    environment: dict[str, str]
+    output: int | None
+    process: subprocess.Popen[bytes] = field(init=False)
+    restarts: int = 0
+    started: float = 0.0
+    restart_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Start it now."""
+        self.process = start_child(self.role, self.number, self.environment, self.output)
+        self.started, self.restart_at = time.monotonic(), None
+
+    def look(self) -> None:
+        """Start it again where it has ended, later each time.
+
+        Raises:
+            NoServerError: it has ended too often.
+        """
+        now = time.monotonic()
+        if self.restart_at is not None:
+            if now >= self.restart_at:
+                self.start()
+            return
+        if self.process.poll() is None:
+            return
+        if now - self.started > STEADY_SECONDS:
+            self.restarts = 0
+        if self.restarts >= len(RESTART_SECONDS):
+            check_children([self.process])
+        self.restart_at = now + RESTART_SECONDS[self.restarts]
+        self.restarts += 1
+        print(f"{self.role} ended with code {self.process.returncode}; starting it again", flush=True)
+
+
+def up_and_serve(port: int, limit: int, database: str | None = None) -> None:
     """Start a Prefect server on the loopback address unless one answers there, and serve the deployments.
 
     Both are processes of their own, so that an interrupt of this one ends them in order, whatever they are doing.
 
+    Args:
+        port: of the server.
+        limit: flow runs at the same time.
+        database: URL of a PostgreSQL database for the server; a file in Prefect's folder (SQLite) if absent.
+
     Raises:
-        NoServerError: the server did not answer in time, or one of the two ended by itself.
+        NoServerError: the server did not answer in time, one of the two ended by itself again and again, or a server
+            runs already and a database was asked for.
     """
     apply_default_settings(quiet_console=False)
     api = f"http://127.0.0.1:{port}/api"
@@ -60,19 +139,44 @@ def up_and_serve(port: int, limit: int) -> None:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    children: list[subprocess.Popen[bytes]] = []
+    children: list[Supervised] = []
+    reports = serve_reports()
     try:
+        environment = {"PREFECT_UI_API_URL": "/api", **database_environment(database)}
         if not answers(api):
-            children.append(start_child("server", port, {"PREFECT_UI_API_URL": "/api"}, subprocess.DEVNULL))
-        if not wait_for_answer(api, children, stopping):
+            children.append(Supervised("server", port, environment, subprocess.DEVNULL))
+        elif database is not None:
+            raise NoServerError(f"a Prefect server runs at {api} already, with a database of its own; stop it first, "
+                                "or leave --database out")
+        if not wait_for_answer(api, [child.process for child in children], stopping):
             return
         print(f"Prefect: http://127.0.0.1:{port}", flush=True)
-        children.append(start_child("deployments", limit, {}, None))
+        links = {VARIABLE: f"http://127.0.0.1:{reports.server_address[1]}"}
+        children.append(Supervised("deployments", limit, links, None))
         while not stopping.wait(POLL_SECONDS):
-            check_children(children)
+            for child in children:
+                child.look()
     finally:
         for child in reversed(children):
-            end_child(child)
+            end_child(child.process)
+        reports.shutdown()
+
+
+def database_environment(url: str | None) -> dict[str, str]:
+    """What tells Prefect's server its database.
+
+    Raises:
+        NoServerError: it is no database that the server can use.
+    """
+    if url is None:
+        return {}
+    scheme, separator, rest = url.partition("://")
+    drivers = {"postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg",
+               "postgresql+asyncpg": "postgresql+asyncpg", "sqlite+aiosqlite": "sqlite+aiosqlite"}
+    if not separator or scheme not in drivers:
+        raise NoServerError(f"--database: a URL beginning with {scheme}:// is not known; write "
+                            "postgresql://USER:PASSWORD@HOST:PORT/NAME")
+    return {CONNECTION_VARIABLE: f"{drivers[scheme]}://{rest}"}
 
 
 def start_child(role: str, number: int, environment: dict[str, str], output: int | None) -> subprocess.Popen[bytes]:

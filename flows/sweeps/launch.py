@@ -48,12 +48,15 @@ def _run_tracked(
     sweep: Sweep, grid_file: Path, steps: int, model: Mapping[str, Any], overrides: list[str],
     observer: TerminalObserver,
 ) -> list[dict[str, Any]]:
+    from gristmill.flows.owners import show_cancelled
     from gristmill.flows.pipeline import observer_of_caller
     from gristmill.flows.sweeps.pipeline import gristmill_sweep
 
     token = observer_of_caller.set(observer)
     try:
         return gristmill_sweep(manifest=sweep.manifest_file, grid=str(grid_file), steps=steps, seeds=len(sweep.seeds),
-                               model=dict(model), overrides=overrides, store=sweep.store or "", target=sweep.target)
+                               model=dict(model), overrides=tuple(overrides), store=sweep.store or "",
+                               target=sweep.target)
     finally:
         observer_of_caller.reset(token)
+        show_cancelled()

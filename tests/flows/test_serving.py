@@ -124,7 +124,7 @@ def test_deployments_run_what_the_api_triggers_with_other_parameters(
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         deployments = wait_for(
-            lambda: found if len(found := call(server, "/deployments/filter", {})) == 2 else None,
+            lambda: found if len(found := call(server, "/deployments/filter", {})) == 3 else None,
             "registering the deployments")
         whole = next(one for one in deployments if "until" in one["parameter_openapi_schema"]["properties"])
         created = call(server, f"/deployments/{whole['id']}/create_flow_run", {"parameters": {
@@ -183,7 +183,7 @@ def test_up_starts_a_server_with_the_deployments_and_takes_it_down_again(environ
             return []
 
     try:
-        assert wait_for(lambda: found if len(found := deployments()) == 2 else None, "serving") == ["local", "local"]
+        assert wait_for(lambda: found if len(found := deployments()) == 3 else None, "serving") == ["local"] * 3
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=DEADLINE_SECONDS)
         with socket.socket() as probe:

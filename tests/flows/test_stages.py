@@ -130,7 +130,7 @@ def test_a_stage_that_is_switched_off_stands_for_the_last_one_before_it(tmp_path
 
 
 def test_prefect_offers_every_stage() -> None:
-    from gristmill.flows.pipeline import StageName
+    from gristmill.flows.parameters import StageName
 
     assert list(get_args(StageName)) == list(STAGES)
 

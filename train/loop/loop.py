@@ -357,6 +357,6 @@ def _log(attempt: Attempt, norms: Mapping[str, Tensor], batches: ReadAhead[Batch
         "learning_rate": scheduled_rate(job, progress.step), "tokens": progress.tokens,
         "skipped_steps": progress.skipped, "rows_digest": progress.digest, **speed, "peak_memory_bytes": memory,
     })
-    extra = {name: value for name, value in (("loss", measured.get("loss")), ("tokens_per_second", rate))
-             if value is not None}
+    extra = {name: value for name, value in (
+        ("loss", measured.get("loss")), ("tokens", progress.tokens), ("tokens_per_second", rate)) if value is not None}
     job.context.progress(progress.step, section.steps, "steps", **extra)
