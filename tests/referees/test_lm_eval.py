@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from gristmill.train.models.families import hf_config
 from gristmill.train.models.shape import shape_of
 from gristmill.train.models.weights import drawn, load_model, save_model
 
-lm_eval = pytest.importorskip("lm_eval")
+# Looked for, not imported: it takes seconds, and only the process that runs these tests needs it.
+pytestmark = [pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm_eval is not installed"),
+              pytest.mark.xdist_group("lm_eval")]
 
 LENGTH = 32
 # Their Brier score wants as many choices in every item.
@@ -65,6 +68,7 @@ def theirs(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     patch = pytest.MonkeyPatch()
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
         patch.setenv(name, "1")
+    import lm_eval
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.losses import IGNORED, sequence_logps
 from gristmill.train.objectives.preference_losses import LossSettings, PairLogps, preference_loss
 
-trl = pytest.importorskip("trl")
+# Looked for, not imported: it takes seconds, and only the process that runs these tests needs it.
+pytestmark = [pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed"),
+              pytest.mark.xdist_group("trl")]
 
 STEPS, RATE, BETA = 5, 1e-3, 0.1
 PAIRS = [{"prompt": f"the {word} is", "chosen": f" {word} and long, {'so ' * number}", "rejected": f" no {word}"}
