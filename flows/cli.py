@@ -228,14 +228,25 @@ def runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
 @app.command()
 def verify(
-    manifest: ManifestArgument, set_: SetOption = None, store: StoreOption = None,
+    subject: Annotated[str, typer.Argument(metavar="MANIFEST|MODEL", help="A manifest (*.yaml), or the folder of a "
+                                           "model.")],
+    set_: SetOption = None, store: StoreOption = None,
     repair: Annotated[bool, typer.Option("--repair", help="Remove the damaged files, so that a run makes just them "
                                          "again.")] = False,
+    tokenizer: Annotated[str | None, typer.Option(help="Of a MODEL: a folder with tokenizer.json; its own if absent.")
+                         ] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Compare every committed file with its checksum."""
+    """Compare every committed file of a manifest with its checksum; or a MODEL's numbers with those of transformers,
+    lm-evaluation-harness and TRL.
+    """
+    if not subject.endswith((".yaml", ".yml")):
+        from gristmill.flows.cli_models import verify_model
+
+        raise typer.Exit(verify_model(subject, tokenizer, as_json))
     from gristmill.flows.status import find_damage, repair_damage
 
-    session = open_or_exit(manifest, set_, store)
+    session = open_or_exit(subject, set_, store)
     damage = find_damage(session)
     for sentence in (sentence for sentences in damage.values() for sentence in sentences):
         typer.echo(sentence)

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gristmill.flows.cli import EXIT_USAGE, SetOption, StoreOption, app, fail, open_or_exit
+from gristmill.flows.cli import (
+    EXIT_STAGE_FAILED,
+    EXIT_USAGE,
+    SetOption,
+    StoreOption,
+    app,
+    fail,
+    open_or_exit,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from gristmill.flows.models.find import ModelFolders
@@ -116,6 +125,19 @@ def serve_model(
         typer.echo(f"{host}: whoever reaches this address can use the model; there is no authentication", err=True)
     typer.echo(json.dumps({"model": called, "base_url": f"http://{host}:{port}/v1"}))
     serve(make_app(language, scheduler, called, max_new_tokens, host), host, port)
+
+
+def verify_model(model: str, tokenizer: str | None, as_json: bool) -> int:
+    """What `verify` does with a model; the exit code is 1 where a referee disagrees."""
+    folders = folders_or_exit(model, tokenizer, None, None)
+    from gristmill.flows.models.referees import print_findings, referee
+
+    try:
+        findings = referee(folders)
+    except (FileNotFoundError, ValueError) as error:
+        fail(str(error), EXIT_USAGE)
+    print_json([one.as_json() for one in findings]) if as_json else print_findings(findings)
+    return EXIT_STAGE_FAILED if any(one.verdict == "DISAGREES" for one in findings) else 0
 
 
 def folders_or_exit(model: str, tokenizer: str | None, set_: list[str] | None, store: str | None) -> ModelFolders:

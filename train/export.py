@@ -40,29 +40,45 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     section = Export.model_validate({key: value for key, value in config.items() if key != "lineage"})
     stage = next(name for name in reversed(MODELS) if name in inputs)
     source, tokenizer = weights_folder(inputs[stage], stage, section), inputs["tokenizer"]
-    shape, chat = read_shape(source), Chat(tokenizer)
-    name, dtype = DTYPES[section.dtype]
-    eos = sorted(chat.stops)
-    tensors = exported_tensors(source, shape, dtype)
-    parameters = sum(tensor.numel() for tensor in tensors.values())
-    config_json, metadata = hf_config(shape, name, eos, chat.pad), {"format": "pt"}
-    if section.int8:
-        check_dense(shape)
-        tensors, metadata = in_int8(tensors, name)
-        config_json["quantization_config"] = QUANTIZATION_CONFIG
-    write_json(out / "config.json", config_json)
-    write_json(out / "generation_config.json", {"eos_token_id": eos, "pad_token_id": chat.pad})
-    write_weights(out / WEIGHTS_FILE, tensors, metadata)
-    for file in (TOKENIZER_FILE, TEMPLATE_FILE):
-        copy_file(tokenizer / file, out / file)
-    tokenizer_config = json.loads((tokenizer / TOKENIZER_CONFIG_FILE).read_bytes())
-    write_json(out / TOKENIZER_CONFIG_FILE, {**tokenizer_config, "model_max_length": shape.sequence_length})
+    shape, parameters = write_folder(source, tokenizer, section, out)
     precision = f"{section.dtype}, matrices of layers in int8" if section.int8 else section.dtype
     with atomic_write(out / "README.md") as sink:
         sink.write(model_card(lineage, stage, shape, parameters, precision).encode())
     cost = {"int8": int8_cost(source, out, inputs["mix"])} if section.int8 else {}
     return {"model": stage, "parameters": parameters, "dtype": section.dtype, "vocab_size": shape.vocab_size,
             "bytes": (out / WEIGHTS_FILE).stat().st_size, **cost}
+
+
+def write_folder(source: Path, tokenizer: Path, section: Export, out: Path) -> tuple[Shape, int]:
+    """Write all but the card.
+
+    Args:
+        source: a trained model's folder.
+        tokenizer: its tokenizer's.
+        section: dtype and rounding.
+        out: where to.
+
+    Returns:
+        the model's sizes, and how many numbers it has.
+    """
+    shape, chat = read_shape(source), Chat(tokenizer)
+    name, dtype = DTYPES[section.dtype]
+    eos = sorted(chat.stops)
+    tensors = exported_tensors(source, shape, dtype)
+    parameters = sum(tensor.numel() for tensor in tensors.values())
+    config, metadata = hf_config(shape, name, eos, chat.pad), {"format": "pt"}
+    if section.int8:
+        check_dense(shape)
+        tensors, metadata = in_int8(tensors, name)
+        config["quantization_config"] = QUANTIZATION_CONFIG
+    write_json(out / "config.json", config)
+    write_json(out / "generation_config.json", {"eos_token_id": eos, "pad_token_id": chat.pad})
+    write_weights(out / WEIGHTS_FILE, tensors, metadata)
+    for file in (TOKENIZER_FILE, TEMPLATE_FILE):
+        copy_file(tokenizer / file, out / file)
+    tokenizer_config = json.loads((tokenizer / TOKENIZER_CONFIG_FILE).read_bytes())
+    write_json(out / TOKENIZER_CONFIG_FILE, {**tokenizer_config, "model_max_length": shape.sequence_length})
+    return shape, parameters
 
 
 def check_dense(shape: Shape) -> None:

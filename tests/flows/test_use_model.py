@@ -268,3 +268,34 @@ def test_an_engine_that_fails_tells_those_who_wait_and_takes_nothing_more(
     with pytest.raises(EngineStoppedError, match="no memory is left"):
         engine.submit(Request((1, 2), 4, frozenset()), listen)
     engine.close()
+
+
+def test_outside_referees_find_what_we_find_and_see_what_is_wrong(
+    stage: Path, exported: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.setenv(name, "1")
+    from gristmill.flows.models import referees
+
+    done = CliRunner().invoke(app, ["verify", str(stage), "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout[done.stdout.index("[\n") :])
+    assert {one["verdict"] for one in found} <= {"agrees", "is not installed"}
+    assert {one["referee"] for one in found} == {"transformers", "lm-evaluation-harness", "TRL"}
+    assert len({one["measure"] for one in found if one["referee"] == "transformers"}) == 3
+    # A model that computes something else than its folder says is found out; software that is absent is named.
+    original = referees.load_model
+
+    def damaged(folder: Path) -> Llama:
+        model = original(folder)
+        with torch.no_grad():
+            model.model.layers[0].self_attn.q_proj.weight.mul_(1.01)  # type: ignore[union-attr, operator]
+        return model
+
+    monkeypatch.setattr(referees, "load_model", damaged)
+    monkeypatch.setattr(referees, "_installed", lambda modules: modules == ("transformers",))
+    done = CliRunner().invoke(app, ["verify", str(exported)])
+    assert done.exit_code == 1
+    assert "DISAGREES" in done.stdout
+    assert done.stdout.count("is not installed") == 2
