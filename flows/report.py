@@ -137,15 +137,23 @@ def training(facts: Facts) -> str:
 
 
 def masks(facts: Facts) -> str:
-    """Which tokens supervised fine-tuning trains on, on a decoded example."""
-    summary = facts["summaries"].get("sft", {})
-    example = summary.get("example")
-    if not example:
+    """Which tokens supervised fine-tuning trains on: counts per set, and decoded examples."""
+    summary = facts["summaries"].get("sft_data", {})
+    if not summary.get("samples"):
         return ""
-    spans = "".join(f'<span class="{"trained" if trained else "masked"}">{escape(text)}</span>'
-                    for text, trained in example)
-    return ('<h2>What fine-tuning trains on</h2><p class="note">Marked text is trained on; the rest is context.</p>'
-            f"<pre>{spans}</pre>")
+    rows = [[one["name"], f"{one['records']:,}", f"{one['refused']:,}", f"{one['unrenderable']:,}",
+             f"{one['dropped']:,}", f"{one['truncated']:,}", f"{one['used']:,}", f"{one['drawn_share']:.1%}",
+             f"{one['trained_share']:.1%}", f"{one['end_of_turn_share']:.2%}"] for one in summary["sets"]]
+    headings = ["set", "records", "refused", "not rendered", "too long", "cut", "used", "share of trained tokens",
+                "tokens trained", "ends of turn trained"]
+    shown = "".join(f'<p class="note">{escape(one["set"])}, example {escape(one["example"])}</p><pre>' + "".join(
+        f'<span class="{"trained" if trained else "masked"}">{escape(text)}</span>' for text, trained in one["spans"])
+        + "</pre>" for one in summary["samples"])
+    replay = summary["replay"]
+    note = (f"{summary['rows']:,} rows of {summary['sequence_length']:,} tokens, {summary['fill']:.1%} full"
+            + (f"; {replay['share']:.1%} of the tokens are replayed from pre-training" if replay["rows"] else ""))
+    return ('<h2>What fine-tuning trains on</h2>' + table(headings, rows, set(range(1, len(headings))))
+            + f'<p class="note">{escape(note)}. Marked text is trained on; the rest is context.</p>{shown}')
 
 
 def samples(facts: Facts) -> str:

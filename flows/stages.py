@@ -219,6 +219,28 @@ def _training(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | N
     return configure
 
 
+def _sft_data(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+    return _part_of_sft(manifest, verify, lambda key, of_data: of_data or key == "seed")
+
+
+def _sft(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+    return _part_of_sft(manifest, verify, lambda key, of_data: not of_data or key == "seed")
+
+
+def _part_of_sft(
+    manifest: Manifest, verify: bool, is_wanted: Callable[[str, bool], bool]
+) -> tuple[Recipe, Recipe] | None:
+    """The keys of the section `sft` that its data, or its training, depends on."""
+    from gristmill.mixtures.posttraining import SftData
+
+    whole = _training("sft")(manifest, verify)
+    if whole is None:
+        return None
+    recipe, told = ({key: value for key, value in part.items() if is_wanted(key, key in SftData.model_fields)}
+                    for part in whole)
+    return recipe, told
+
+
 def _reference(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     from gristmill.mixtures.posttraining import Reference
 
@@ -308,9 +330,11 @@ STAGES: dict[str, Stage] = {
         Stage("tokenizer", 3, "gristmill.tokenize.encoding.tokenizer:run", _tokenizer, _documents()),
         Stage("tokenize", 2, "gristmill.tokenize.encoding.encode:run", _tokenize, _documents("tokenizer")),
         Stage("mix", 7, "gristmill.tokenize.mixing.mix:run", _mix, _documents("tokenizer", "tokenize")),
+        Stage("sft_data", 1, "gristmill.train.sft_data:run", _sft_data, _only("tokenizer", "mix")),
         Stage("pretrain", 2, "gristmill.train.pretrain:run", _training("pretrain"), _only("tokenizer", "mix"),
               "torchrun"),
-        Stage("sft", 2, "gristmill.train.sft:run", _training("sft"), _only("tokenizer", "mix", "pretrain"), "torchrun"),
+        Stage("sft", 3, "gristmill.train.sft:run", _sft, _only("tokenizer", "mix", "sft_data", "pretrain"),
+              "torchrun"),
         Stage("reference", 1, "gristmill.train.reference:run", _reference, _before_reference, "torchrun"),
         Stage("dpo", 3, "gristmill.train.dpo:run", _training("dpo"), _before_dpo, "torchrun"),
         Stage("evaluate", 2, "gristmill.train.evaluate:run", _evaluate,
@@ -318,4 +342,5 @@ STAGES: dict[str, Stage] = {
         Stage("export", 1, "gristmill.train.export:run", _export, _final_model),
     )
 }
-AFTER_PREPARE = ("tokenizer", "tokenize", "mix", "pretrain", "sft", "reference", "dpo", "evaluate", "export")
+AFTER_PREPARE = ("tokenizer", "tokenize", "mix", "sft_data", "pretrain", "sft", "reference", "dpo", "evaluate",
+                 "export")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -64,13 +64,34 @@ class ElasticConsolidation(Section):
     """Rows of the pre-training, the first of its order, from which the Fisher information is estimated."""
 
 
-class Sft(Training):
-    """Supervised fine-tuning on conversations; loss on the assistant's turns."""
+class SftData(Section):
+    """What the stage `sft_data` is told of the section `sft`: which rows of tokens are made, and what is trained."""
 
     data: Annotated[tuple[Instructions, ...], Field(min_length=1)]
     """Where the examples are."""
     sequence_length: Annotated[int, Field(ge=8)] | None = None
-    """The mixture's if absent."""
+    """Tokens per row, and the most of an example, whose end is cut off; the mixture's if absent."""
+    packing: Literal["best_fit", "none"] = "best_fit"
+    """`best_fit`: several examples in a row, none cut by its end, each seen by attention as if it were alone; `none`:
+    one example in a row."""
+    replay: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Share of the tokens that are rows of pre-training, in the order of its mixture and with a loss on all of their
+    tokens: against forgetting. Rounded to whole rows."""
+    seed: int | None = None
+    """Of what is drawn and of the order; the manifest's if absent."""
+
+    @model_validator(mode="after")
+    def _all_have_weights_or_none(self) -> Self:
+        without = [item.path for item in self.data if item.weight is None]
+        if without and len(without) < len(self.data):
+            raise ValueError(f"sft.data: {without[0]} has no weight, though others have one; give all of them one, or "
+                             "none")
+        return self
+
+
+class Tuning(Training):
+    """What the stage `sft` is told of the section `sft`: the training itself."""
+
     optimizer: Optimizer = Optimizer(learning_rate=3e-4, weight_decay=0.0)
     """What an update is."""
     lora: Lora | None = None
@@ -82,19 +103,18 @@ class Sft(Training):
     `pretrain`; also measured after the last step. Nothing is measured if absent."""
 
     @model_validator(mode="after")
-    def _all_have_weights_or_none(self) -> Sft:
-        without = [item.path for item in self.data if item.weight is None]
-        if without and len(without) < len(self.data):
-            raise ValueError(f"sft.data: {without[0]} has no weight, though others have one; give all of them one, or "
-                             "none")
-        return self
-
-    @model_validator(mode="after")
-    def _holds_what_moves(self) -> Sft:
+    def _holds_what_moves(self) -> Self:
         if self.ewc is not None and self.lora is not None:
             raise ValueError("sft.ewc and sft.lora exclude each other: with adapters the model's own weights do not "
                              "move; remove one of the two")
         return self
+
+
+class Sft(SftData, Tuning):
+    """Supervised fine-tuning on conversations; loss on the assistant's turns. A row is one of the packed set's."""
+
+    seed: int | None = None
+    """Of what is drawn and of the order; the manifest's if absent."""
 
 
 class Reference(Section):

@@ -16,14 +16,14 @@ from gristmill.dataprep.files import as_path, read_json
 from gristmill.flows.lookup import committed_inputs
 from gristmill.flows.session import Session
 from gristmill.flows.store import StageFolder
-from gristmill.mixtures.posttraining import Dpo, Sft
+from gristmill.mixtures.posttraining import Dpo, Tuning
 from gristmill.mixtures.training import Pretrain, Training
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.rollback import plan_after, read_rollbacks
 from gristmill.train.loop.stream import Plan, plan_of
 
-SECTIONS: dict[str, type[Training]] = {"pretrain": Pretrain, "sft": Sft, "dpo": Dpo}
+SECTIONS: dict[str, type[Training]] = {"pretrain": Pretrain, "sft": Tuning, "dpo": Dpo}
 EXAMPLE_IDS = "examples.txt"
 """What a fine-tuning stage calls the list of its examples, row by row."""
 Use = Literal["read", "will read"]
@@ -44,7 +44,7 @@ class Reading:
         plan: which positions each step takes.
         order: which row is read at each position.
         packed: the set that the rows are of, in pre-training.
-        examples: the id of the example that each row is, in fine-tuning.
+        examples: the ids of the examples that each row holds, in fine-tuning.
     """
 
     stage: str
@@ -53,7 +53,7 @@ class Reading:
     plan: Plan
     order: Order
     packed: PackedSet | None = None
-    examples: tuple[str, ...] = ()
+    examples: tuple[tuple[str, ...], ...] = ()
 
     @property
     def fingerprint(self) -> str | None:
@@ -127,7 +127,7 @@ def reading_of(session: Session, stage: str = "pretrain") -> Reading:
     if not (folder.data / EXAMPLE_IDS).exists():
         raise TraceError(f"which examples {stage} reads is known once it has begun; run: "
                          f"{session.command('run', '--until', stage)}")
-    examples = tuple((folder.data / EXAMPLE_IDS).read_text().split())
+    examples = tuple(tuple(line.split()) for line in (folder.data / EXAMPLE_IDS).read_text().splitlines())
     return Reading(stage, folder, section, settled_plan(folder, plan_of(section, 0)),
                    Order([len(examples)], section.seed or 0), examples=examples)
 

@@ -38,7 +38,7 @@ def trace_step(session: Session, step: int, stage: str = "pretrain", rank: int |
         "rows": rows.tolist(), "checkpoints_after": [one for one in reading.checkpoints() if one >= step],
     }
     if reading.packed is None:
-        return {**found, "examples": [reading.examples[row] for row in rows.tolist()]}
+        return {**found, "examples": [one for row in rows.tolist() for one in reading.examples[row]]}
     inputs = committed_inputs(session, session.plan)
     documents = documents_of_rows(reading, inputs, rows)
     return {**found, "tokens": sum(entry["tokens"] for entry in documents), "documents": documents}

@@ -66,7 +66,7 @@ def _trace_example(session: Session, wanted: str) -> dict[str, Any] | None:
         if stage not in session.plan or not (session.folder(stage).data / EXAMPLE_IDS).exists():
             continue
         reading = reading_of(session, stage)
-        hits = {one for one in reading.examples if one == wanted.lower() or (
+        hits = {one for row in reading.examples for one in row if one == wanted.lower() or (
             len(wanted) >= 4 and one.startswith(wanted.lower()))}
         if len(hits) > 1:
             raise DocumentNotFoundError(f"{len(hits)} examples of {stage} fit {wanted!r}; give more digits: "
@@ -74,7 +74,7 @@ def _trace_example(session: Session, wanted: str) -> dict[str, Any] | None:
         if not hits:
             continue
         (example,) = hits
-        rows = [row for row, one in enumerate(reading.examples) if one == example]
+        rows = [row for row, ids in enumerate(reading.examples) if example in ids]
         described = describe_reading(reading, rows)
         if found is None:
             found = {"kind": "example", "id": example, "fate": "trained", "steps": [], "checkpoints_after": []}

@@ -17,6 +17,7 @@ import torch
 
 from gristmill.mixtures.compute import Compute
 from gristmill.mixtures.model import Model
+from gristmill.mixtures.posttraining import SftData
 from gristmill.mixtures.streaming import Stream
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape, shape_of
@@ -112,7 +113,10 @@ RunStage = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def run_stage(one_process: None) -> RunStage:
-    """Run a stage in this process: (name, inputs, config, folder, checkpoint_every, compute, stream) -> summary."""
+    """Run a stage in this process: (name, inputs, config, folder, checkpoint_every, compute, stream) -> summary.
+
+    `sft` with the keys of its data runs `sft_data` before, and gives the summaries of both.
+    """
 
     def run(
         stage: str, inputs: dict[str, Path], config: dict[str, Any], folder: Path, checkpoint_every: int = 4,
@@ -122,12 +126,18 @@ def run_stage(one_process: None) -> RunStage:
 
         from gristmill.dataprep.context import Context
 
+        made: dict[str, Any] = {}
+        if stage == "sft":
+            of_data = {key: config[key] for key in SftData.model_fields if key in config}
+            made = run("sft_data", inputs, of_data, folder / "made")
+            inputs = {**inputs, "sft_data": folder / "made" / "data"}
+            config = {key: value for key, value in config.items() if key == "seed" or key not in of_data}
         (folder / "work").mkdir(parents=True, exist_ok=True)
         context = Context(folder / "work", stage, checkpoint_every=checkpoint_every, emit=lambda event: None,
                           compute=compute or Compute(), stream=stream or Stream())
         summary: dict[str, Any] = importlib.import_module(f"gristmill.train.{stage}").run(
             inputs, config, folder / "data", context)
         json.dumps(summary, allow_nan=False)
-        return summary
+        return {**made, **summary}
 
     return run

@@ -82,10 +82,12 @@ def test_fine_tuning_learns_the_answers_and_shows_its_mask(
     assert losses[-1] < losses[0] / 2
     assert summary["used"] == len(WORDS)
     assert summary["truncated"] == 0
-    ids = (tmp_path / "sft" / "data" / "examples.txt").read_text().split()
-    assert ids == [example["id"] for example in read_examples(sft_config["data"][0]["path"], "sft")]
-    trained = [text for text, is_trained in summary["example"] if is_trained]
-    assert trained in [[f"A {word}.<|end|>"] for word in WORDS]
+    rows = (tmp_path / "sft" / "data" / "examples.txt").read_text().splitlines()
+    assert summary["rows"] == len(rows) < len(WORDS)
+    assert sorted(" ".join(rows).split()) == [
+        example["id"] for example in read_examples(sft_config["data"][0]["path"], "sft")]
+    for sample in summary["samples"]:
+        assert [text for text, is_trained in sample["spans"] if is_trained] in [[f"A {word}.<|end|>"] for word in WORDS]
 
 
 def test_the_first_loss_of_fine_tuning_is_the_mean_over_the_answers_tokens_of_the_start_model(
@@ -94,8 +96,10 @@ def test_the_first_loss_of_fine_tuning_is_the_mean_over_the_answers_tokens_of_th
     """One step over all 12 examples, cut into uneven micro-batches, against a plain sum over single examples."""
     from gristmill.train.objectives.chat import Chat
 
-    run_stage("sft", pretrained, {**sft_config, "steps": 1, "global_batch_size": 12, "micro_batch_size": 5},
-              tmp_path / "sft")
+    data = {"data": sft_config["data"], "sequence_length": 64}
+    rows = run_stage("sft_data", pretrained, data, tmp_path / "rows")["rows"]
+    config = {**sft_config, "steps": 1, "global_batch_size": rows, "micro_batch_size": 2}
+    assert run_stage("sft", pretrained, config, tmp_path / "sft")["rows"] == rows > 2
     model, chat = load_model(pretrained["pretrain"] / "model"), Chat(pretrained["tokenizer"])
     total, count = 0.0, 0
     for word in WORDS:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gristmill.dataprep.context import Context
-from gristmill.mixtures.posttraining import Dpo, Sft
+from gristmill.mixtures.posttraining import Dpo, Tuning
 from gristmill.train.adapters.lora import LoraError, adapt, adapted_tensors
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import stored
@@ -18,7 +18,7 @@ from gristmill.train.parallel.world import World
 
 
 def tuned_model(
-    shape: Shape, start: Path, section: Sft | Dpo, world: World, dtype: torch.dtype, context: Context
+    shape: Shape, start: Path, section: Tuning | Dpo, world: World, dtype: torch.dtype, context: Context
 ) -> nn.Module:
     """A saved model, sharded, with new adapters where the section asks for them.
 

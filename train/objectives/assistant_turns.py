@@ -1,4 +1,4 @@
-"""The objective of supervised fine-tuning: the next token where the assistant speaks."""
+"""The objective of supervised fine-tuning: the trained tokens of packed conversations, told apart by set."""
 
 from __future__ import annotations
 
@@ -11,93 +11,118 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gristmill.tokenize.order import Order
+from gristmill.tokenize.loss_masks import LossMasks
+from gristmill.tokenize.packed import PackedSet
 from gristmill.train.evaluation.held_out import loss_metrics
 from gristmill.train.loop.batches import pinned
 from gristmill.train.loop.objective import UNTRAINED, Measured, mean_of_trained
-from gristmill.train.objectives.conversations import Conversation, fingerprint_of, padded
+from gristmill.train.objectives.conversations import PAD_MULTIPLE
 from gristmill.train.objectives.losses import IGNORED, drawn_nll, next_tokens, uniforms, weighted_nll
+
+HEAD_TOKENS = 64
+"""Tokens of each example that an autopsy shows as text."""
+SUMS_PER_SET = 3
 
 
 @dataclass(frozen=True)
 class Turns:
-    """A micro-batch in host memory: ids and which of them are trained, both (n, t), and whether it counts."""
+    """A micro-batch in host memory.
+
+    Attributes:
+        ids: (n, t) int64.
+        trained: (n, t) bool.
+        sources: (n,) int64, the number of each row's set.
+        positions: (n, t) int32, each token's number within its example; None where every row holds one example.
+        real: whether it counts.
+    """
 
     ids: Tensor
     trained: Tensor
+    sources: Tensor
+    positions: Tensor | None
     real: bool
 
 
-HEAD_TOKENS = 64
-"""Tokens of each example that an autopsy shows as text."""
-
-
 class AssistantTurns:
-    """Cross-entropy over the assistant's tokens (see objective.Objective).
+    """Cross-entropy over the tokens that have a loss (see objective.Objective).
 
     Args:
-        examples: what to train on.
+        packed: the rows, with masks beside them (`train/objectives/example_rows.py`).
         seed: of the order.
-        pad: the padding id.
-        length: the longest row.
         token_bytes: (vocab,) bytes per id, on the device.
         flops_per_token: model arithmetic.
     """
 
-    sums_length = 3
-
-    def __init__(
-        self, examples: Sequence[Conversation], seed: int, pad: int, length: int, token_bytes: Tensor,
-        flops_per_token: float,
-    ) -> None:
-        self.order = Order([len(examples)], seed)
-        self.fingerprint = fingerprint_of(examples)
+    def __init__(self, packed: PackedSet, seed: int, token_bytes: Tensor, flops_per_token: float) -> None:
+        self.packed, self.masks = packed, LossMasks(packed)
+        self.order = packed.order(seed)
+        self.fingerprint, self.sequence_length = self.masks.fingerprint, packed.sequence_length
         self.flops_per_token = flops_per_token
-        self.sequence_length = length
-        self._examples, self._pad, self._token_bytes = examples, pad, token_bytes
-        self._trained = np.array([int(one.trained.sum()) for one in examples], dtype=np.int64)
-        self._lengths = np.array([len(one.ids) for one in examples], dtype=np.int64)
+        self.sums_length = 1 + SUMS_PER_SET * len(packed.sources)
+        self._token_bytes = token_bytes
 
     def weight(self, rows: np.ndarray, cuts: int = 1) -> float:
         """Trained tokens."""
-        return float(self._trained[rows].sum())
+        return float(self.masks.trained_per_row[rows].sum())
 
     def num_tokens(self, rows: np.ndarray) -> int:
         """All tokens but padding."""
-        return int(self._lengths[rows].sum())
+        return int(self.packed.boundaries(rows).filled().sum())
 
     def prepare(self, rows: np.ndarray, cuts: int = 1) -> Turns:
-        """Pad a micro-batch; for no rows any one, with no weight."""
+        """Read a micro-batch, no longer than it needs to be; for no rows any one, with no weight."""
         # An empty micro-batch computes too: its passes are collective operations.
-        chosen = [self._examples[row] for row in (rows if len(rows) else [0])]
-        ids, trained = padded(chosen, self._pad, self.sequence_length)
-        return Turns(pinned(ids), pinned(trained), bool(len(rows)))
+        real, rows = bool(len(rows)), rows if len(rows) else np.zeros(1, dtype=np.int64)
+        boundaries = self.packed.boundaries(rows)
+        t = min(self.sequence_length, -(-int(boundaries.filled().max()) // PAD_MULTIPLE) * PAD_MULTIPLE)
+        ids, trained = self.packed.read(rows)[:, :t], self.masks.read(rows)[:, :t]
+        positions = None
+        if np.diff(boundaries.offsets).max() > 2:  # a row of one piece has its start and its end
+            positions = pinned(torch.from_numpy(boundaries.positions(self.sequence_length)[:, :t].copy()))
+        return Turns(pinned(torch.from_numpy(ids.copy())), pinned(torch.from_numpy(trained.copy())),
+                     pinned(torch.from_numpy(self.packed.source_of(rows))), positions, real)
 
     def loss(self, model: nn.Module, batch: Turns, scale: float | Tensor, draw: int | None = None) -> Measured:
-        """See objective.Objective; the sums are loss, trained tokens and their bytes."""
+        """See objective.Objective; the sums are the total loss, and loss, trained tokens and bytes of each set."""
         device, real = self._token_bytes.device, float(batch.real)
-        ids, trained = (part.to(device, non_blocking=True) for part in (batch.ids, batch.trained))
+        ids, trained, sources = (part.to(device, non_blocking=True)
+                                 for part in (batch.ids, batch.trained, batch.sources))
+        positions = None if batch.positions is None else batch.positions.to(device, non_blocking=True)
         targets = next_tokens(ids, trained)
         counted = (targets != IGNORED).float() * real
         weights = counted * scale
         head = partial(weighted_nll, targets=targets, weights=weights)
         if draw is not None:
             head = partial(drawn_nll, targets=targets, weights=weights, uniforms=uniforms(ids, draw))
-        loss, nll = model(ids, head, trained=weights.sum(dim=1))
+        loss, nll = model(ids, head, positions=positions, trained=weights.sum(dim=1))
         num_bytes = self._token_bytes[targets.clamp(min=0)]
-        sums = torch.stack([(part * counted).double().sum() for part in (nll, counted, num_bytes)])
+        per_row = torch.stack([(part * counted).double().sum(dim=1) for part in (nll, counted, num_bytes)], dim=1)
+        # A product with one-hot columns instead of index_add_, whose order is not fixed on GPUs.
+        per_set = torch.nn.functional.one_hot(sources, len(self.packed.sources)).double().T @ per_row
+        sums = torch.cat((per_set[:, :1].sum(dim=0), per_set.flatten()))
         return Measured(loss, sums, torch.where(counted > 0, nll, UNTRAINED))
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
-        """Loss per trained token, and bits per byte of the answers."""
-        return loss_metrics(sums[0], weight, sums[2])
+        """Loss per trained token and bits per byte, over all sets and of each one that was read."""
+        by_set = {name: sums[1 + SUMS_PER_SET * n : 1 + SUMS_PER_SET * (n + 1)]
+                  for n, name in enumerate(self.packed.sources)}
+        return {**loss_metrics(sums[0], weight, sum(part[2] for part in by_set.values())),
+                "sources": {name: {**loss_metrics(*part), "tokens": int(part[1])}
+                            for name, part in by_set.items() if part[1]}}
 
     def describe(self, rows: np.ndarray) -> dict[str, Any]:
-        """The examples' place among those used."""
-        return {"examples": rows.tolist()}
+        """The examples of some rows."""
+        return {"examples": [piece["id"].hex() for piece in self.packed.pieces(rows).to_pylist()]}
 
     def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
-        """Every example with the mean loss of its trained tokens."""
-        return [{"id": self._examples[row].example, "loss": mean_of_trained(losses),
-                 "tokens": int(self._lengths[row]), "head": self._examples[row].ids[:HEAD_TOKENS].tolist()}
-                for row, losses in zip(rows.tolist(), row_losses, strict=True)]
+        """Every example of some rows with the mean loss of its trained tokens."""
+        tokens = self.packed.tokens(rows)
+        places = {int(row): place for place, row in enumerate(rows)}
+        found = []
+        for piece in self.packed.pieces(rows).to_pylist():
+            place, start, end = places[piece["row"]], piece["start"], piece["start"] + piece["length"]
+            # What is at a position is the loss of the token after it.
+            losses = row_losses[place, max(start - 1, 0) : end - 1]
+            found.append({"id": piece["id"].hex(), "loss": mean_of_trained(losses), "tokens": piece["length"],
+                          "head": tokens[place, start : min(end, start + HEAD_TOKENS)].tolist()})
+        return found

@@ -124,7 +124,7 @@ def fingerprint_of(conversations: Iterable[Conversation]) -> str:
 
 
 def write_example_ids(path: Path, examples: Sequence[str]) -> None:
-    """Write which example each row is, a line each, so that a step's examples can be named later."""
+    """Write which examples each row is, a line each, so that a step's examples can be named later."""
     with atomic_write(path) as sink:
         sink.write("".join(f"{example}\n" for example in examples).encode())
 

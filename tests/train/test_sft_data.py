@@ -1,0 +1,80 @@
+"""The stage that makes rows of examples: shares, what it refuses and counts, and what it shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gristmill.mixtures.posttraining import Instructions, Sft
+from gristmill.tokenize.loss_masks import LossMasks
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.sft_data import REFUSED, ReplayError, set_names
+
+
+def write(path: Path, count: int, answer: str) -> str:
+    path.write_text("".join(json.dumps({"prompt": f"q {n}", "completion": f"{answer} {n}"}) + "\n"
+                            for n in range(count)))
+    return str(path)
+
+
+@pytest.fixture
+def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
+    return {"tokenizer": tokenizer_folder, "mix": mix_folder}
+
+
+def test_weights_and_replay_are_shares_of_tokens(run_stage: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
+    small, large = write(tmp_path / "small.jsonl", 10, "a"), write(tmp_path / "large.jsonl", 60, "b")
+    config = {"data": [{"path": small, "weight": 1.0}, {"path": large, "weight": 3.0}], "replay": 0.25, "seed": 5}
+    summary = run_stage("sft_data", inputs, config, tmp_path)
+    first, second = summary["sets"]
+    assert second["drawn"] == 60
+    assert 10 < first["drawn"] < 60
+    assert first["drawn_share"] == pytest.approx(0.25, abs=0.01)
+    assert summary["replay"]["share"] == pytest.approx(0.25, abs=0.02)
+    packed = PackedSet(tmp_path / "data")
+    assert packed.sources == ["small", "large", "replay"]
+    assert dict(zip(packed.sources, packed.rows_per_source, strict=True)) == summary["rows_per_set"]
+    trained = LossMasks(packed).trained_per_row
+    sources = packed.source_of(np.arange(packed.rows))
+    assert trained[sources < 2].sum() == summary["trained_tokens"]
+    assert trained[sources < 2].sum() == first["drawn_tokens"] + second["drawn_tokens"]
+    assert summary["answers"] == first["drawn"] + second["drawn"]
+    before = (tmp_path / "data" / "train-00000.mask").read_bytes()
+    run_stage("sft_data", inputs, config, tmp_path)
+    assert (tmp_path / "data" / "train-00000.mask").read_bytes() == before
+
+
+def test_every_record_is_used_dropped_or_refused_with_its_reason(
+    run_stage: Any, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "set.jsonl"
+    rows = [{"prompt": "q", "completion": "a"}, {"prompt": "q " * 60, "completion": "a"}, {"text": "no form"},
+            {"prompt": "<|end|>", "completion": "a"}, {"prompt": "q2", "completion": "a"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (found,) = run_stage("sft_data", inputs, {"data": [{"path": str(path), "max_refused": 0.2}]}, tmp_path)["sets"]
+    assert [found[key] for key in ("records", "refused", "unrenderable", "dropped", "used")] == [5, 1, 1, 1, 2]
+    assert found["records"] == sum(found[key] for key in ("refused", "unrenderable", "dropped", "used", "beyond_limit"))
+    (line,) = map(json.loads, (tmp_path / "data" / REFUSED).read_text().splitlines())
+    assert line["place"] == "set.jsonl:3"
+    assert line["reason"].startswith("no known form: its keys are text")
+
+
+def test_replay_wants_rows_of_the_mixtures_length(run_stage: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
+    config = {"data": [{"path": write(tmp_path / "a.jsonl", 3, "a")}], "replay": 0.1, "sequence_length": 48}
+    with pytest.raises(ReplayError, match=r"rows have 32 tokens, but sft\.sequence_length is 48"):
+        run_stage("sft_data", inputs, config, tmp_path)
+
+
+def test_sets_are_called_by_their_files() -> None:
+    paths = ["python-docs://", "a/chats.jsonl.zst", "b/chats.parquet", "s3://bucket/folder/", "*.jsonl", "replay.json"]
+    assert set_names([Instructions(path=path) for path in paths]) == [
+        "python-docs", "chats", "chats-2", "folder", "set", "replay-2"]
+
+
+def test_weights_are_given_for_all_sets_or_none() -> None:
+    with pytest.raises(ValueError, match=r"b has no weight, though others have one"):
+        Sft(steps=1, data=[{"path": "a", "weight": 1.0}, {"path": "b"}])

@@ -1,0 +1,71 @@
+"""Which tokens of a packed set have a loss: one bit per token, in a file beside each shard of a fine-tuning's set.
+
+`train-00000.mask` belongs to `train-00000.bin`: rows of ceil(L / 8) bytes, the first token in the lowest bit. A token
+whose bit is set is predicted from those before it in its piece. A set without such files trains on all tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gristmill.dataprep.files import atomic_write, canonical_json, sha256_file
+from gristmill.tokenize.packed import PackedSet, PackedSetError
+
+ROWS_AT_A_TIME = 4096
+
+
+def mask_name(file: str) -> str:
+    """File name of the mask beside a shard."""
+    return f"{file.removesuffix('.bin')}.mask"
+
+
+def write_mask(path: Path, trained: np.ndarray) -> str:
+    """Write a shard's mask, (rows, L) bool; returns the file's SHA-256."""
+    with atomic_write(path) as sink:
+        sink.write(np.packbits(trained, axis=1, bitorder="little").tobytes())
+    return sha256_file(path)
+
+
+class LossMasks:
+    """The masks of a packed set on a local disk, memory-mapped.
+
+    Attributes:
+        trained_per_row: int64 of shape (R,), tokens of each row that have a loss.
+        fingerprint: 32 hexadecimal digits of what is trained.
+
+    Raises:
+        PackedSetError: a mask is missing or has another size than its shard.
+    """
+
+    def __init__(self, packed: PackedSet) -> None:
+        self._length = packed.sequence_length
+        width = -(-self._length // 8)
+        shards: list[dict[str, Any]] = packed.manifest["train"]["shards"]
+        self._parts = [_open(packed.folder / mask_name(shard["file"]), shard["rows"], width) for shard in shards]
+        self._ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
+        self.trained_per_row = np.concatenate([np.empty(0, dtype=np.int64), *(
+            np.bitwise_count(part[start : start + ROWS_AT_A_TIME]).sum(axis=1, dtype=np.int64)
+            for part in self._parts for start in range(0, len(part), ROWS_AT_A_TIME))])
+        sums = [shard["beside"][mask_name(shard["file"])] for shard in shards]
+        self.fingerprint = hashlib.blake2b(canonical_json([packed.fingerprint, sums]), digest_size=16).hexdigest()
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """Which tokens of some rows have a loss: (n, L) bool, in the order asked for."""
+        shards = np.searchsorted(self._ends, rows, side="right")
+        packed = [self._parts[shard][row - (self._ends[shard - 1] if shard else 0)]
+                  for shard, row in zip(shards.tolist(), np.asarray(rows).tolist(), strict=True)]
+        bits = np.array(packed, dtype=np.uint8).reshape(len(rows), -1)
+        return np.unpackbits(bits, axis=1, count=self._length, bitorder="little").astype(bool)
+
+
+def _open(path: Path, rows: int, width: int) -> np.ndarray:
+    found = path.stat().st_size if path.exists() else None
+    if found != rows * width:
+        state = "is missing" if found is None else f"has {found} bytes"
+        raise PackedSetError(f"{path}: {state}, but the masks of {rows} rows take {rows * width}; run the stage again "
+                             "that made the set")
+    return np.memmap(path, dtype=np.uint8, mode="r").reshape(rows, width) if rows else np.empty((0, width), np.uint8)

@@ -1,0 +1,147 @@
+"""Stage `sft_data`: conversations, and documents of pre-training to replay, made into a packed set with loss masks.
+
+Output: a packed set (`tokenize/packed.py`) whose sources are the sets, and `replay` where it is asked for, with loss
+masks (`tokenize/loss_masks.py`); `refused.jsonl`: the records that are no examples, and why. Needs no accelerator, so
+that data is looked at, and mixed anew, before one is paid for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.files import atomic_write
+from gristmill.dataprep.reading.examples import read_set
+from gristmill.mixtures.posttraining import Instructions, SftData
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.objectives.chat import Chat
+from gristmill.train.objectives.conversations import (
+    Conversation,
+    NothingToTrainError,
+    counts_of,
+    decoded_mask,
+    prepare_conversations,
+)
+from gristmill.train.objectives.example_rows import (
+    packed_rows,
+    piece_of,
+    replay_count,
+    replayed_rows,
+    write_example_rows,
+)
+from gristmill.train.objectives.set_weights import copies, quotas
+
+REFUSED = "refused.jsonl"
+REPLAY = "replay"
+SAMPLES_PER_SET = 3
+SAMPLE_TOKENS = 512
+"""Of an example that the report shows."""
+
+
+class ReplayError(ValueError):
+    """Pre-training cannot be replayed as the manifest asks."""
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Read, encode, weigh and pack all examples.
+
+    Raises:
+        gristmill.dataprep.reading.examples.ExamplesError: more records of a set are refused than may be.
+        NothingToTrainError: one of the sets trains no token.
+        ReplayError: rows of the mixture are of another length.
+    """
+    section = SftData.model_validate(config)
+    seed, chat, mix = section.seed or 0, Chat(inputs["tokenizer"]), PackedSet(inputs["mix"])
+    length = section.sequence_length or mix.sequence_length
+    if section.replay and length != mix.sequence_length:
+        raise ReplayError(f"sft.replay: the mixture's rows have {mix.sequence_length} tokens, but sft.sequence_length "
+                          f"is {length}; make them equal, or replay nothing")
+    found, sets = read_sets(section.data, chat, length, out / REFUSED)
+    names = set_names(section.data)
+    drawn = weighted(found, [one.weight for one in section.data], sets, seed)
+    rows = {name: packed_rows([piece_of(one) for one in of_set], length, section.packing == "best_fit")
+            for name, of_set in zip(names, drawn, strict=True)}
+    used = [one for of_set in drawn for one in of_set]
+    replayed = replay_count(sum(len(one.ids) for one in used), length, section.replay)
+    if replayed:
+        rows[REPLAY] = replayed_rows(mix, replayed, seed)
+    written = write_example_rows(out, rows, length, mix.manifest["tokenizer"], chat.pad)
+    replayed_tokens = sum(len(piece.ids) for row in rows.get(REPLAY, []) for piece in row)
+    return {
+        "sequence_length": length, "packing": section.packing, **written,
+        "sets": [{"name": name, **counts} for name, counts in zip(names, sets, strict=True)], **counts_of(used),
+        "replay": {"rows": replayed, "tokens": replayed_tokens, "share": replayed_tokens / written["tokens"]},
+        "samples": [{"set": name, "example": one.example, "spans": decoded_mask(chat, shortened(one))}
+                    for name, of_set in zip(names, found, strict=True) for one in of_set[:SAMPLES_PER_SET]],
+    }
+
+
+def set_names(data: Sequence[Instructions]) -> list[str]:
+    """What sets are called: by the name of their file or folder, numbered where two are equal."""
+    names: list[str] = []
+    for one in data:
+        last = PurePosixPath(one.path.rstrip("/:")).name
+        stem = re.sub(r"[^A-Za-z0-9_-]+", "-", last.split(".")[0]).strip("-") or "set"
+        taken = [name for name in (*names, REPLAY) if name == stem or re.fullmatch(rf"{re.escape(stem)}-\d+", name)]
+        names.append(f"{stem}-{len(taken) + 1}" if taken else stem)
+    return names
+
+
+def read_sets(
+    data: Sequence[Instructions], chat: Chat, length: int, refused: Path
+) -> tuple[list[list[Conversation]], list[dict[str, Any]]]:
+    """Read and encode all sets of examples; writes the refused records (JSON lines of set, place and reason).
+
+    Returns:
+        the examples to train on, set by set, and counts per set.
+
+    Raises:
+        gristmill.dataprep.reading.examples.ExamplesError: more records of a set are refused than may be.
+        NothingToTrainError: one of the sets trains no token.
+    """
+    sets: list[list[Conversation]] = []
+    counts: list[dict[str, Any]] = []
+    lines = []
+    for one in data:
+        read = read_set(one.path, "sft", one.format, one.limit, one.max_refused)
+        found, counted = prepare_conversations(read.examples, chat, length, one.train_on)
+        if not found:
+            raise NothingToTrainError(
+                f"sft data {one.path}: none of its {counted['examples']} examples has an answer within "
+                f"{length} tokens ({counted['dropped']} too long, {counted['unrenderable']} not to be rendered: "
+                f"{counted['unrenderable_reasons']}); raise sft.sequence_length or look at the data")
+        sets.append(found)
+        counts.append({"path": one.path, **read.counts(), **counted})
+        lines += [{"set": one.path, "place": item.place, "reason": item.reason} for item in read.refused]
+    with atomic_write(refused) as sink:
+        for line in lines:
+            sink.write(json.dumps(line, ensure_ascii=False, sort_keys=True).encode() + b"\n")
+    return sets, counts
+
+
+def weighted(
+    sets: Sequence[list[Conversation]], weights: Sequence[float | None], counts: Sequence[dict[str, Any]], seed: int
+) -> list[list[Conversation]]:
+    """The examples of each set as often as its weight asks for; adds what came of it to the sets' counts."""
+    trained = [np.array([int(one.trained.sum()) for one in found], dtype=np.int64) for found in sets]
+    taken = [np.ones(len(found), dtype=np.int64) for found in sets]
+    if weights[0] is not None:
+        wanted = quotas([int(tokens.sum()) for tokens in trained], [weight or 0.0 for weight in weights])
+        taken = [copies(tokens, [one.example for one in found], quota, seed)
+                 for tokens, found, quota in zip(trained, sets, wanted, strict=True)]
+    drawn = [int((number * tokens).sum()) for number, tokens in zip(taken, trained, strict=True)]
+    for counted, number, tokens in zip(counts, taken, drawn, strict=True):
+        counted |= {"drawn": int(number.sum()), "drawn_tokens": tokens, "drawn_share": tokens / sum(drawn)}
+    return [[one for one, times in zip(found, number.tolist(), strict=True) for _ in range(times)]
+            for found, number in zip(sets, taken, strict=True)]
+
+
+def shortened(one: Conversation) -> Conversation:
+    """Its beginning, as long as the report shows."""
+    return Conversation(one.ids[:SAMPLE_TOKENS], one.trained[:SAMPLE_TOKENS], one.truncated, one.example)
