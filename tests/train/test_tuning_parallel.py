@@ -1,0 +1,74 @@
+"""Adapters, elastic weights and reference log-probabilities are the same on two processes as on one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+WORKER = Path(__file__).parent / "tuning_worker.py"
+TRAINING = {"steps": 3, "global_batch_size": 5, "micro_batch_size": 2, "seed": 11, "log_every": 1,
+            "sequence_length": 64, "schedule": {"warmup_steps": 1}}
+
+
+def jobs_in(folder: Path, inputs: dict[str, str], data: Path) -> list[dict[str, Any]]:
+    """A tuning with adapters, one that is held, the reference of a model, and preferences from there."""
+    chats, pairs = {"data": [{"path": str(data / "sft.jsonl")}]}, {"data": [{"path": str(data / "dpo.jsonl")}]}
+    rate = {"optimizer": {"learning_rate": 0.002}}
+    tuned = {**inputs, "sft": str(folder / "adapters" / "data")}
+    return [
+        {"stage": "sft", "folder": str(folder / "adapters"), "inputs": inputs,
+         "config": {**TRAINING, **chats, **rate, "lora": {"rank": 3, "dora": True}}},
+        {"stage": "sft", "folder": str(folder / "held"), "inputs": inputs,
+         "config": {**TRAINING, **chats, **rate, "ewc": {"weight": 100.0, "fisher_rows": 3}}},
+        {"stage": "reference", "folder": str(folder / "reference"), "inputs": tuned,
+         "config": {**pairs, "sequence_length": 64, "micro_batch_size": 2}},
+        {"stage": "dpo", "folder": str(folder / "dpo"),
+         "inputs": {**tuned, "reference": str(folder / "reference" / "data")},
+         "config": {**TRAINING, **pairs, **rate, "lora": {"rank": 2}}},
+    ]
+
+
+def test_two_processes_tune_as_one_does(
+    run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    words = ("json", "text", "file", "name", "list", "code", "line")
+    (tmp_path / "sft.jsonl").write_text("".join(json.dumps({"messages": [
+        {"role": "user", "content": word}, {"role": "assistant", "content": f"A {word}, {'so ' * number}."}]}) + "\n"
+        for number, word in enumerate(words)))
+    (tmp_path / "dpo.jsonl").write_text("".join(json.dumps({
+        "prompt": [{"role": "user", "content": word}], "chosen": [{"role": "assistant", "content": "yes " * number}],
+        "rejected": [{"role": "assistant", "content": "no"}]}) + "\n" for number, word in enumerate(words, 1)))
+    inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
+    run_stage("pretrain", inputs, {**pretrain_config, "steps": 2}, tmp_path / "pretrain")
+    named = {**{name: str(path) for name, path in inputs.items()}, "pretrain": str(tmp_path / "pretrain" / "data")}
+    for job in jobs_in(tmp_path / "one", named, tmp_path):
+        run_stage(job["stage"], {name: Path(path) for name, path in job["inputs"].items()}, job["config"],
+                  Path(job["folder"]))
+    (tmp_path / "jobs.json").write_text(json.dumps(jobs_in(tmp_path / "two", named, tmp_path)))
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=2", "--rdzv-backend=c10d",
+         "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", str(WORKER), str(tmp_path / "jobs.json")],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}, capture_output=True, text=True,
+        check=False, timeout=240)
+    assert done.returncode == 0, done.stderr[-6000:]
+    for name in ("adapters", "held", "dpo"):
+        ours, theirs = ([json.loads(line) for line in (tmp_path / run / name / "data" / "metrics.jsonl").read_text()
+                         .splitlines()] for run in ("two", "one"))
+        assert len(ours) == len(theirs) == 3
+        for line, expected in zip(ours, theirs, strict=True):
+            compared = {"loss", "grad_norm", "elastic_penalty", "log_ratio/chosen"} & expected.keys()
+            assert {"held": "elastic_penalty", "dpo": "log_ratio/chosen"}.get(name, "loss") in compared
+            for key in compared:
+                assert line[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-5), (name, key)
+    tables = [pq.read_table(tmp_path / run / "reference" / "data" / "reference.parquet") for run in ("two", "one")]
+    assert tables[0]["id"].equals(tables[1]["id"])
+    for column in ("chosen", "rejected", "chosen_tokens"):
+        np.testing.assert_allclose(tables[0][column].to_numpy(), tables[1][column].to_numpy(), atol=2e-3)
