@@ -89,6 +89,18 @@ class SftData(Section):
         return self
 
 
+class Gates(Section):
+    """What must hold of the data before a fine-tuning takes its first step; see `step-0.json` beside its model."""
+
+    min_end_of_turn_trained: Fraction = 0.99
+    """Least share of the answers whose end of turn is trained; a model that does not learn it does not stop."""
+    min_trained: Fraction = 0.01
+    """Least share of the examples' tokens that are trained; less is a mask that went wrong more often than it is
+    data."""
+    max_truncated: Fraction = 1.0
+    """Most of the examples whose end may be cut off; not limited unless it is given."""
+
+
 class Tuning(Training):
     """What the stage `sft` is told of the section `sft`: the training itself."""
 
@@ -96,6 +108,8 @@ class Tuning(Training):
     """What an update is."""
     lora: Lora | None = None
     """Train adapters only; the whole model is trained if absent."""
+    gates: Gates = Gates()
+    """What must hold before the first step."""
     ewc: ElasticConsolidation | None = None
     """Hold weights that the pre-training needs; not together with `lora`, which moves none of them."""
     validate_every: Positive | None = None

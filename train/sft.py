@@ -1,7 +1,7 @@
 """Stage `sft`: supervised fine-tuning on conversations; only what the data's masks mark is trained.
 
 Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl`, as of pre-training; `examples.txt`: the examples of each
-row; with `lora` also `adapter/`, which PEFT loads, and
+row; `step-0.json`: what was proved before the first step; with `lora` also `adapter/`, which PEFT loads, and
 `model/` is the model with that merged into it.
 """
 
@@ -16,6 +16,7 @@ import numpy as np
 from torch import nn
 
 from gristmill.dataprep.context import Context
+from gristmill.dataprep.files import read_json, write_json
 from gristmill.mixtures.posttraining import Tuning
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.files import settle_adapters
@@ -41,12 +42,15 @@ from gristmill.train.pretrain import (
     publish,
     read_token_bytes,
 )
+from gristmill.train.proofs.step_0 import CERTIFICATE, prove
+from gristmill.train.sft_data import COUNTS
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
     """Fine-tune the pre-trained model; called on every rank of a torchrun process group.
 
     Raises:
+        gristmill.train.proofs.step_0.NotProvedError: something does not hold that training relies on.
         gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
     """
     section = Tuning.model_validate(config)
@@ -62,6 +66,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         objective = AssistantTurns(rows, section.seed or 0, token_bytes, flops)
         if world.is_first:
             write_example_ids(out / EXAMPLE_IDS, examples_of_rows(rows))
+        certificate = prove(model, objective, read_json(inputs["sft_data"] / COUNTS), section.gates, dtype,
+                            section.micro_batch_size, context.work / CERTIFICATE, world)
         elastic = held_by_pretraining(model, section, NextToken(packed, section.seed or 0, token_bytes, shape))
         average = averaged(model, section)
         job = Job(section=section, objective=objective, model=model, world=world, context=context,
@@ -72,8 +78,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         record, summary = train(job)
         tensors = all_tensors(model, average)
         if record is not None:
+            write_json(out / CERTIFICATE, certificate)
             summary |= publish(out, shape, settle_adapters(out, tensors, section.lora), record)
-    return {**summary, **describe_model(shape), "sequence_length": length, "rows": rows.rows}
+    return {**summary, **describe_model(shape), "sequence_length": length, "rows": rows.rows, "step_0": certificate}
 
 
 def held_by_pretraining(model: nn.Module, section: Tuning, pretraining: NextToken) -> ElasticWeights | None:

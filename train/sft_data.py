@@ -1,7 +1,8 @@
 """Stage `sft_data`: conversations, and documents of pre-training to replay, made into a packed set with loss masks.
 
 Output: a packed set (`tokenize/packed.py`) whose sources are the sets, and `replay` where it is asked for, with loss
-masks (`tokenize/loss_masks.py`); `refused.jsonl`: the records that are no examples, and why. Needs no accelerator, so
+masks (`tokenize/loss_masks.py`); `refused.jsonl`: the records that are no examples, and why; `counts.json`: shares
+trained, cut and ended, for the gates in front of the training. Needs no accelerator, so
 that data is looked at, and mixed anew, before one is paid for.
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import atomic_write
+from gristmill.dataprep.files import atomic_write, write_json
 from gristmill.dataprep.reading.examples import read_set
 from gristmill.mixtures.posttraining import Instructions, SftData
 from gristmill.tokenize.packed import PackedSet
@@ -38,6 +39,7 @@ from gristmill.train.objectives.example_rows import (
 from gristmill.train.objectives.set_weights import copies, quotas
 
 REFUSED = "refused.jsonl"
+COUNTS = "counts.json"
 REPLAY = "replay"
 SAMPLES_PER_SET = 3
 SAMPLE_TOKENS = 512
@@ -72,6 +74,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     if replayed:
         rows[REPLAY] = replayed_rows(mix, replayed, seed)
     written = write_example_rows(out, rows, length, mix.manifest["tokenizer"], chat.pad)
+    write_json(out / COUNTS, counts_of(used))
     replayed_tokens = sum(len(piece.ids) for row in rows.get(REPLAY, []) for piece in row)
     return {
         "sequence_length": length, "packing": section.packing, **written,

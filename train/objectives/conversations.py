@@ -140,6 +140,7 @@ def counts_of(used: Sequence[Conversation]) -> dict[str, Any]:
         "used": len(used), "truncated": truncated, "example_tokens": tokens, "trained_tokens": trained,
         "trained_share": trained / tokens if tokens else 0.0,
         "masked_share": 1.0 - trained / tokens if tokens else 0.0,
+        "truncated_share": truncated / len(used) if used else 0.0,
         "whole_share": 1.0 - truncated / len(used) if used else 0.0,
     }
 
