@@ -98,7 +98,7 @@ def test_fine_tuning_and_preferences_train_adapters_go_on_after_a_stop_and_merge
     (tmp_path / "sft.jsonl").write_text("".join(json.dumps({"messages": [
         {"role": "user", "content": word}, {"role": "assistant", "content": f"A {word}."}]}) + "\n" for word in words))
     config = {**TRAINING, "steps": 8, "data": [{"path": str(tmp_path / "sft.jsonl")}],
-              "optimizer": {"learning_rate": 0.02}, "lora": {"rank": 4, "dora": True},
+              "optimizer": {"learning_rate": 0.02}, "lora": {"rank": 4, "dora": True}, "average": {"kind": "swa"},
               "schedule": {"kind": "constant", "warmup_steps": 1}}
     run_stage("sft", start, {**config, "steps": 4}, tmp_path / "resumed")
     for folder in ("whole", "resumed"):
@@ -113,6 +113,10 @@ def test_fine_tuning_and_preferences_train_adapters_go_on_after_a_stop_and_merge
     assert summary["last_loss"] < summary["first_loss"]
     adapters = load_file(tmp_path / "whole" / "data" / "adapter" / "adapter_model.safetensors")
     assert len(adapters) == 2 * 7 * 3
+    mean = load_file(tmp_path / "whole" / "data" / "adapter-average" / "adapter_model.safetensors")
+    assert mean.keys() == adapters.keys()
+    assert not any(torch.equal(mean[name], adapters[name]) for name in adapters)
+    assert load_model(tmp_path / "whole" / "data" / "model-average").shape == before.shape
     assert all(is_adapter(name) for name in adapters)
 
     (tmp_path / "dpo.jsonl").write_text("".join(json.dumps({

@@ -74,8 +74,8 @@ def read_reference(folder: Path, key: dict[str, Any]) -> np.ndarray:
                  if found.get(name) != wanted]
     if differing:
         raise StaleReferenceError(f"{folder}: the reference log-probabilities there are of something else: "
-                                  f"{'; '.join(differing)}. Run the stage `reference` again, with --force, on the "
-                                  "kind of device that trains")
+                                  f"{'; '.join(differing)}. Run again with `--force reference`, on the kind of "
+                                  "device that trains")
     table = read_table(folder / TABLE, columns=["chosen", "rejected"])
     return np.stack([table[name].to_numpy() for name in ("chosen", "rejected")], axis=1)
 
@@ -110,8 +110,8 @@ def certify_start(
         if not (abs(certificate["margin"]) <= most and abs(loss - expected) <= most * max(1.0, expected)):
             raise NotTheReferenceError(
                 f"dpo: before the first step the margin is {certificate['margin']:.6f} and the loss {loss:.6f}, not 0 "
-                f"and {expected:.6f} (tolerance {most}): the reference log-probabilities are of another model; run the "
-                "stage `reference` again, with --force")
+                f"and {expected:.6f} (tolerance {most}): the reference log-probabilities are of another model; run "
+                "again with `--force reference`")
     if world.is_first:
         write_json(file, certificate)
     return certificate

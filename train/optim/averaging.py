@@ -13,7 +13,7 @@ from gristmill.train.optim.sharded import local
 
 
 class AveragedWeights:
-    """The mean of a model's weights along the way, sharded as they are.
+    """The mean of a model's trained weights along the way, sharded as they are.
 
     Args:
         model: sharded.
@@ -24,7 +24,7 @@ class AveragedWeights:
     def __init__(self, model: nn.Module, section: Average, steps: int) -> None:
         self._model, self._section = model, section
         self._start = round(section.start_fraction * steps)
-        self._weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        self._weights = {name: parameter.detach().clone() for name, parameter in self._trained()}
         device = next(model.parameters()).device
         self._count = torch.zeros((), dtype=torch.float32, device=device)
 
@@ -41,7 +41,7 @@ class AveragedWeights:
         if step > self._start and (step - self._start) % self._section.every:
             return
         share = self._share(step)
-        for name, parameter in self._model.named_parameters():
+        for name, parameter in self._trained():
             mean = local(self._weights[name])
             mean.lerp_(local(parameter), torch.where(bad, 0.0, share).to(mean.dtype))
         if step > self._start:
@@ -59,7 +59,7 @@ class AveragedWeights:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Within this the model has the mean weights; afterwards its own ones again, bit by bit."""
-        own = {name: local(parameter).detach().clone() for name, parameter in self._model.named_parameters()}
+        own = {name: local(parameter).detach().clone() for name, parameter in self._trained()}
         self._put({name: local(tensor) for name, tensor in self._weights.items()})
         try:
             yield
@@ -68,5 +68,9 @@ class AveragedWeights:
 
     @torch.no_grad()
     def _put(self, weights: dict[str, Tensor]) -> None:
-        for name, parameter in self._model.named_parameters():
+        for name, parameter in self._trained():
             local(parameter).copy_(weights[name])
+
+    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+        """Parameters that are not frozen: the mean of the others is what they are."""
+        return [(name, parameter) for name, parameter in self._model.named_parameters() if parameter.requires_grad]
