@@ -31,7 +31,7 @@ def gather_facts(session: Session) -> Facts:
         "name": session.manifest.name,
         "store": str(session.store.root),
         "stages": [
-            {"stage": name, "fingerprint": node.fingerprint[:16],
+            {"stage": name, "fingerprint": node.fingerprint[:16], "inputs": list(node.inputs),
              "seconds": manifests[name]["seconds"] if name in manifests else None,
              "bytes": sum(file["bytes"] for file in manifests[name]["files"].values()) if name in manifests else None,
              "cost": manifests[name].get("cost") if name in manifests else None,
@@ -42,6 +42,7 @@ def gather_facts(session: Session) -> Facts:
         "summaries": summaries,
         "training": {name: training(folders[name]) for name in TRAINING_STAGES if name in folders},
     }
+    facts["spikes"] = {name: autopsies(folders[name]) for name in facts["training"]}
     inputs = committed_inputs(session, session.plan)
     if "ingest" in folders:
         facts["cuts"] = describe_cuts(session, inputs, summaries)
@@ -115,3 +116,9 @@ def top_reasons(counts: Mapping[str, Any], most: int = 3) -> list[tuple[str, int
 def training(folder: StageFolder) -> list[dict[str, Any]]:
     """The record of a training stage: one dictionary per logged step."""
     return [json.loads(line) for line in (folder.data / "metrics.jsonl").read_text().splitlines()]
+
+
+def autopsies(folder: StageFolder) -> list[dict[str, Any]]:
+    """What a training's skipped steps had read, in the order of the steps; see gristmill.train.loop.autopsy."""
+    found = [read_json(path) for path in sorted((folder.data / "autopsies").glob("step-*.json"))]
+    return sorted(found, key=lambda one: int(one["step"]))

@@ -6,8 +6,10 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+MOST_TICKS = 8
 COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
-WIDTH_INCHES, HEIGHT_INCHES = 7.2, 2.8
+WIDTH_INCHES, HEIGHT_INCHES = 5.2, 2.5
+"""Small, so that letters can still be read where a phone shrinks the picture to its width."""
 
 
 def _figure() -> tuple[Any, Any]:
@@ -15,7 +17,7 @@ def _figure() -> tuple[Any, Any]:
 
     mpl.use("svg")
     mpl.rcParams.update({
-        "svg.fonttype": "none", "svg.hashsalt": "gristmill", "font.family": "sans-serif", "font.size": 9,
+        "svg.fonttype": "none", "svg.hashsalt": "gristmill", "font.family": "sans-serif", "font.size": 8,
         "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#e5e7eb",
         "axes.edgecolor": "#9ca3af", "axes.axisbelow": True, "legend.frameon": False,
     })
@@ -106,7 +108,7 @@ def cut_histogram(counted: Mapping[str, Sequence[float]], cut: float | None, x_l
     labels = [f"< {edges[0]:g}", *(f"{edge:g}" for edge in edges)]
     figure, axes = _figure()
     axes.bar(range(first, last + 1), counts[first : last + 1], width=1.0, align="edge", color=COLOURS[0], alpha=0.8)
-    step = max(1, (last - first) // 10)
+    step = max(1, -(-(last - first) // MOST_TICKS))
     axes.set_xticks(range(first, last + 1, step), labels[first : last + 1 : step])
     if cut is not None:
         axes.axvline(_place(cut, edges), color=COLOURS[3], linewidth=1.6, label=f"cut at {cut:g}")

@@ -9,15 +9,20 @@ from typing import Any
 
 from gristmill.dataprep.files import atomic_write
 from gristmill.flows.facts import Facts, gather_facts
-from gristmill.flows.html import figure, page, table
+from gristmill.flows.html import contents, details, figure, listing, page, table
 from gristmill.flows.mixture_table import limits_note, mixture_rows, mixture_table, stage_table
 from gristmill.flows.report_documents import document_sections
 from gristmill.flows.report_evaluation import evaluation_sections
 from gristmill.flows.report_tokens import tokenizer_section
 from gristmill.flows.runs import RunRecord
 from gristmill.flows.session import Session
+from gristmill.flows.status import duration
 from gristmill.flows.store import read_runs
 from gristmill.flows.summary import all_samples, loss_rows, packing_rows
+
+MOST_SUSPECTS = 5
+EXCERPT = 300
+"""Characters of a suspect's text."""
 
 
 def write_report(session: Session, record: RunRecord) -> Path:
@@ -39,11 +44,11 @@ def render_report(session: Session, record: dict[str, Any] | None) -> str:
     """The HTML of everything that is committed for a manifest."""
     facts = gather_facts(session)
     sections = [
-        header(facts, record), *document_sections(facts), tokenizer_section(facts), tokens(facts), training(facts),
-        masks(facts), *evaluation_sections(facts), samples(facts), lineage(facts, record),
+        *document_sections(facts), tokenizer_section(facts), tokens(facts), training(facts), spikes(facts),
+        masks(facts), *evaluation_sections(facts), samples(facts), costs(facts), lineage(facts, record),
     ]
-    body = "\n".join(section for section in sections if section)
-    return page(facts["name"], body)
+    links, body = contents("\n".join(section for section in sections if section))
+    return page(facts["name"], f"{header(facts, record)}\n{links}\n{body}")
 
 
 def header(facts: Facts, record: dict[str, Any] | None) -> str:
@@ -59,7 +64,7 @@ def header(facts: Facts, record: dict[str, Any] | None) -> str:
     for row in loss_rows(facts)[:1]:
         cards.append(("pre-training loss", f"{row['last']:.3f}"))
     seconds = sum(stage["seconds"] or 0 for stage in facts["stages"])
-    cards.append(("time of all stages", f"{seconds:,.0f} s"))
+    cards.append(("time of all stages", duration(seconds)))
     shown = "".join(
         f'<div class="card"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in cards)
     return (f'<h1>{escape(facts["name"])}</h1><p class="note">gristmill run of {started}{state}</p>'
@@ -115,18 +120,16 @@ def training(facts: Facts) -> str:
         steps = [line for line in record if "loss" in line]
         if not steps:
             continue
-        series = {"all": [(line["step"], line["loss"]) for line in steps]}
-        for line in steps:
-            for source, values in line.get("sources", {}).items():
-                if "loss" in values:
-                    series.setdefault(source, []).append((line["step"], values["loss"]))
-        parts.append(figure(curves(series if len(series) > 2 else {"all": series["all"]}, "step", "loss"),
-                            f"{stage}: training loss"))
+        parts += [figure(curves(series, "step", label), f"{stage}: training {what}")
+                  for what, label, series in (("loss", "loss", by_source(steps, "loss")),
+                                              ("bits per byte", "bits per byte", by_source(steps, "bits_per_byte")))
+                  if series]
         validation: dict[str, list[tuple[float, float]]] = {}
         for line in record:
             for source, values in line.get("validation", {}).items():
                 validation.setdefault(source, []).append((line["step"], values["bits_per_byte"]))
-        if validation:
+        # One measurement is no curve; it stands in the table of held-out text.
+        if any(len(points) > 1 for points in validation.values()):
             parts.append(figure(curves(validation, "step", "bits per byte"), f"{stage}: held-out bits per byte"))
         if stage == "dpo" and any("rewards/margins" in line for line in steps):
             margins = {name: [(line["step"], line[f"rewards/{name}"]) for line in steps if f"rewards/{name}" in line]
@@ -134,6 +137,35 @@ def training(facts: Facts) -> str:
             parts.append(figure(curves(margins, "step", "reward"), "dpo: rewards"))
     rows = [[row["stage"], row["steps"], f"{row['first']:.4f}", f"{row['last']:.4f}"] for row in loss_rows(facts)]
     return "".join(parts) + table(["stage", "steps", "first loss", "last loss"], rows, {1, 2, 3})
+
+
+def by_source(steps: list[dict[str, Any]], key: str) -> dict[str, list[tuple[float, float]]]:
+    """(step, value) of a training's record, of everything and of every source where there are several."""
+    series: dict[str, list[tuple[float, float]]] = {}
+    for line in steps:
+        for name, values in (("all", line), *line.get("sources", {}).items()):
+            if key in values:
+                series.setdefault(name, []).append((line["step"], values[key]))
+    return series if len(series) != len(("all", "one")) else {"all": series["all"]}
+
+
+def spikes(facts: Facts) -> str:
+    """Steps whose update was left out for their loss, with the documents that had the worst of it."""
+    parts = []
+    for stage, found in facts.get("spikes", {}).items():
+        for step in found:
+            suspects = set(step["suspects"])
+            rows = [(_loss(one["loss"]), " ".join(str(one[key]) for key in ("source", "id") if one.get(key)),
+                     " ".join(str(one.get("text") or "").split())[:EXCERPT])
+                    for one in step["documents"] if one["id"] in suspects][:MOST_SUSPECTS]
+            title = (f"{stage}, step {step['step']}: loss {_loss(step['loss'])}, where {_loss(step.get('mean'))} was "
+                     f"usual; {len(suspects)} suspects")
+            parts.append(details(title, listing("Loss, source and id of the suspects", rows)))
+    return "<h2>Spikes</h2>" + "".join(parts) if parts else ""
+
+
+def _loss(value: float | None) -> str:
+    return "no number" if value is None else f"{value:.3f}"
 
 
 def masks(facts: Facts) -> str:
@@ -169,21 +201,34 @@ def samples(facts: Facts) -> str:
     return f"<h2>Samples</h2>{shown}" if shown else ""
 
 
+def costs(facts: Facts) -> str:
+    """Time, processor time, memory and disk of every stage."""
+    from gristmill.flows.pictures import stacked_bars
+
+    done = [stage for stage in facts["stages"] if stage["seconds"] is not None]
+    if not done:
+        return ""
+    rows = [[stage["stage"], f"{stage['seconds']:,.1f}", f"{stage['bytes'] / 1e6:,.2f}",
+             f"{stage['cost']['cpu_seconds']:,.1f}" if stage["cost"] else "",
+             f"{stage['cost']['peak_memory_bytes'] / 1e6:,.0f}" if stage["cost"] else ""] for stage in done]
+    return ("<h2>Time and cost</h2>"
+            + figure(stacked_bars([(stage["stage"], {"seconds": stage["seconds"]}) for stage in done], "seconds"),
+                     "Time of every stage when it was made, also where this run found it made.")
+            + table(["stage", "seconds", "MB written", "CPU seconds", "MB of memory"], rows, {1, 2, 3, 4}))
+
+
 def lineage(facts: Facts, record: dict[str, Any] | None) -> str:
-    """Every stage's output, time, size and versions; the manifest as it was resolved."""
+    """Every stage's output and what it was made from; versions; the manifest as it was resolved."""
     import yaml
 
-    rows = [[stage["stage"], stage["fingerprint"], "" if stage["seconds"] is None else f"{stage['seconds']:.1f}",
-             "" if stage["bytes"] is None else f"{stage['bytes'] / 1e6:.2f}",
-             f"{stage['cost']['cpu_seconds']:.1f}" if stage["cost"] else "",
-             f"{stage['cost']['peak_memory_bytes'] / 1e6:,.0f}" if stage["cost"] else ""]
-            for stage in facts["stages"]]
+    rows = [[stage["stage"], stage["fingerprint"], ", ".join(stage["inputs"]) or "the sources",
+             "" if stage["seconds"] is not None else "not made"] for stage in facts["stages"]]
     versions: dict[str, str] = next((s["versions"] for s in reversed(facts["stages"]) if s["versions"]), {})
     text = ", ".join(f"{name} {version}" for name, version in versions.items())
     manifest = yaml.safe_dump(record["manifest"], sort_keys=False, allow_unicode=True) if record else ""
     return (
         "<h2>Lineage</h2>" + table(
-            ["stage", "fingerprint", "seconds", "MB", "CPU seconds", "MB of memory"], rows, {2, 3, 4, 5})
+            ["stage", "fingerprint", "made from", ""], rows, set())
         + f'<p class="note">{escape(text)}</p><p class="note">Store: <code>{escape(facts["store"])}</code></p>'
         + (f"<details><summary>The manifest, with every default</summary><pre>{escape(manifest)}</pre></details>"
            if manifest else ""))

@@ -16,7 +16,7 @@ MOST_LANGUAGES = 20
 
 def document_sections(facts: Facts) -> list[str]:
     """All of them, empty where a stage did not run."""
-    return [funnel(facts), reasons(facts), cuts(facts), languages(facts), quality(facts), edits(facts),
+    return [funnel(facts), reasons(facts), cuts(facts), lengths(facts), languages(facts), quality(facts), edits(facts),
             duplicates(facts), contamination(facts), quarantine(facts)]
 
 
@@ -66,7 +66,8 @@ def reasons(facts: Facts) -> str:
     return (
         "<h2>Why documents went</h2>"
         + figure(reasons_picture(facts), "Documents by the first rule that they failed.")
-        + table(["stage", "rule", "documents", "of those read", "by it alone"], rows, {2, 3, 4})
+        + details(f"All {len(rows)} rules that dropped any", table(
+            ["stage", "rule", "documents", "of those read", "by it alone"], rows, {2, 3, 4}))
     )
 
 
@@ -91,6 +92,15 @@ def cuts(facts: Facts) -> str:
     return "<h2>Both sides of each cut</h2>" + "".join(parts) if parts else ""
 
 
+def lengths(facts: Facts) -> str:
+    """How long the documents that the filter has read are, in words."""
+    counted = facts["summaries"].get("filter", {}).get("histograms", {}).get("words")
+    if not counted:
+        return ""
+    return "<h2>Lengths</h2>" + figure(pictures.cut_histogram(counted, None, "words per document, from this many on"),
+                                       "Documents that the filter has read, by their number of words.")
+
+
 def languages(facts: Facts) -> str:
     """The languages found, and how sure the model was."""
     summary = facts["summaries"].get("langid")
@@ -98,8 +108,9 @@ def languages(facts: Facts) -> str:
         return ""
     counts = sorted(summary["languages"].items(), key=lambda item: (-item[1], item[0]))
     scores = summary.get("histograms", {}).get("language_score")
+    many = f"; the {MOST_LANGUAGES} most frequent:" if len(counts) > MOST_LANGUAGES else ""
     return (
-        f'<h2>Languages</h2><p class="note">{len(counts)} languages; the most frequent:</p>'
+        f'<h2>Languages</h2><p class="note">{len(counts)} language{"s" if len(counts) > 1 else ""}{many}</p>'
         + figure(languages_picture(facts), "Documents by their likeliest language.")
         + (figure(pictures.cut_histogram(scores, None, "language score"), "How sure the model was.") if scores else "")
     )

@@ -13,7 +13,9 @@ from rich.console import Console
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, write_table
 from gristmill.flows.cards import document_lines, picture
 from gristmill.flows.facts import cluster_sizes, with_tokens
+from gristmill.flows.html import breakable, contents, page, table
 from gristmill.flows.pictures import _place, cut_histogram
+from gristmill.flows.report import by_source, costs, spikes
 from gristmill.flows.report_documents import cuts, document_sections, tokens_kept
 from gristmill.flows.report_tokens import MOST_LANGUAGES, tokenizer_section
 from gristmill.flows.summary import print_tokens
@@ -51,7 +53,7 @@ def test_a_cut_is_drawn_where_its_value_lies_between_the_edges() -> None:
 
 def test_the_sections_show_every_fact_and_escape_what_documents_say() -> None:
     html = "".join(document_sections(FACTS))
-    assert "gopher_quality/min_words</td>" in html
+    assert "gopher_<wbr>quality/<wbr>min_<wbr>words</td>" in html
     assert '<td class="n">3</td><td class="n">30.00%</td><td class="n">2</td>' in html
     assert "<h2>Quarantine</h2>" in html
     shown = cuts(FACTS)
@@ -134,3 +136,46 @@ def test_the_terminal_shows_the_tokenizers_fit_too() -> None:
     assert lines[0] == ["Tokens"]
     assert lines[2] == ["b", "2", "0.00", "60", "3.00", "2.50"]
     assert lines[3] == ["a<b", "2", "0.00", "40", "3.00", "2.50", "2.00"]
+
+
+def test_the_page_refuses_the_network_links_its_parts_and_runs_nothing() -> None:
+    links, body = contents("<h2>Loss &amp; more</h2><p>x</p><h2>Spikes</h2>")
+    assert links == '<nav><a href="#part-0">Loss &amp; more</a> <a href="#part-1">Spikes</a> </nav>'
+    assert body == '<h2 id="part-0">Loss &amp; more</h2><p>x</p><h2 id="part-1">Spikes</h2>'
+    whole = page("a<b", body)
+    assert "<title>a&lt;b - gristmill</title>" in whole
+    assert "default-src 'none'" in whole
+    assert "<script" not in whole
+    assert "@media print" in whole
+
+
+def test_long_names_may_break_behind_their_punctuation_and_nowhere_else() -> None:
+    assert breakable("gopher_quality/min_words") == "gopher_<wbr>quality/<wbr>min_<wbr>words"
+    assert breakable("a <b>, 0.5") == "a &lt;b&gt;, 0.5"
+    assert table(["n"], [["1_000"]], {0}).count("<wbr>") == 0, "numbers stay whole"
+
+
+def test_a_spike_is_shown_with_the_documents_that_are_suspected() -> None:
+    suspect = {"id": "ab12", "source": "web", "loss": None, "text": "<script> 0 0 0"}
+    innocent = {"id": "cd34", "source": "web", "loss": 2.0, "text": "plain prose"}
+    step = {"step": 21, "loss": 9.5, "mean": 3.0, "suspects": ["ab12"], "documents": [suspect, innocent]}
+    shown = spikes({"spikes": {"pretrain": [step], "sft": []}})
+    assert "pretrain, step 21: loss 9.500, where 3.000 was usual; 1 suspects" in shown
+    assert "<b>no number</b> <span>web ab12</span><br>&lt;script&gt; 0 0 0" in shown
+    assert "plain prose" not in shown
+    assert spikes({"spikes": {"pretrain": []}}) == ""
+
+
+def test_curves_are_drawn_for_every_source_where_there_are_several() -> None:
+    steps = [{"step": 1, "loss": 3.0, "sources": {"a": {"loss": 4.0}, "b": {"loss": 2.0}}}, {"step": 2, "loss": 2.5}]
+    assert by_source(steps, "loss") == {"all": [(1, 3.0), (2, 2.5)], "a": [(1, 4.0)], "b": [(1, 2.0)]}
+    assert by_source([{"step": 1, "loss": 3.0, "sources": {"a": {"loss": 3.0}}}], "loss") == {"all": [(1, 3.0)]}
+    assert by_source(steps, "bits_per_byte") == {}
+
+
+def test_time_and_cost_are_of_the_stages_that_are_made() -> None:
+    made = {"stage": "ingest", "seconds": 2.5, "bytes": 3_000_000, "cost": None}
+    html = costs({"stages": [made, {"stage": "filter", "seconds": None, "bytes": None, "cost": None}]})
+    assert '<td>ingest</td><td class="n">2.5</td><td class="n">3.00</td>' in html
+    assert "filter" not in html
+    assert costs({"stages": []}) == ""
