@@ -32,6 +32,7 @@ ul { margin: .2rem 0 .6rem; padding-left: 1.1rem; font-size: .85rem; } li span {
 li { overflow-wrap: anywhere; margin-bottom: .25rem; }
 summary { cursor: pointer; color: var(--accent); overflow-wrap: anywhere; padding: .15rem 0; }
 @media (max-width: 40rem) { td, th { padding-right: .5rem; font-size: .85rem; } }
+@page { margin: 1.4cm; }
 @media print { body { max-width: none; padding: 0; font-size: 11px; } nav { display: none; }
   .wide { overflow: visible; } h2, h3, h4, summary { break-after: avoid; }
   figure, tr, .card, li { break-inside: avoid; } svg { max-width: 32rem; }

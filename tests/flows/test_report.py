@@ -52,8 +52,8 @@ def test_a_cut_is_drawn_where_its_value_lies_between_the_edges() -> None:
 
 
 def test_the_sections_show_every_fact_and_escape_what_documents_say() -> None:
-    html = "".join(document_sections(FACTS))
-    assert "gopher_<wbr>quality/<wbr>min_<wbr>words</td>" in html
+    html = "".join(document_sections(FACTS)).replace("<wbr>", "")
+    assert "gopher_quality/min_words</td>" in html
     assert '<td class="n">3</td><td class="n">30.00%</td><td class="n">2</td>' in html
     assert "<h2>Quarantine</h2>" in html
     shown = cuts(FACTS)
@@ -95,7 +95,7 @@ def test_what_was_cut_and_what_was_found_is_shown() -> None:
             "matches": [{"set": "gsm8k", "item": 4, "item_text": "The dragon", "contamination": 0.75, "source": "web",
                          "locator": "http://x"}]},
     }}
-    html = "".join(document_sections(facts))
+    html = "".join(document_sections(facts)).replace("<wbr>", "")
     for row in ("<td>mask_email</td><td class=\"n\">3</td>", "213</td><td>All rights &lt;reserved&gt;.</td>",
                 "2</td><td class=\"n\">115</td><td>June 2013</td>", "<td class=\"n\">12.50%</td>",
                 "<td>The dragon</td><td class=\"n\">75%</td><td>web http://x</td>",

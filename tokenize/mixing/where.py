@@ -16,6 +16,10 @@ from gristmill.tokenize.mixing.shares import MixError
 
 JUDGEMENT_COLUMNS = ("id", "keep", "reason", "error")
 MET, NOT_MET, UNKNOWN = 1, 0, -1
+CONFINED = {"threads": 1, "enable_external_access": False, "python_enable_replacements": False,
+            "autoinstall_known_extensions": False, "autoload_known_extensions": False}
+"""A database that reaches no file, no network, no extension and no variable of this program; once it is locked, no
+expression can change that (https://duckdb.org/docs/stable/operations_manual/securing_duckdb/overview)."""
 MAX_REPEATS = 1000
 """Far more than is of use (Muennighoff et al. 2023, section 5: after 40 repetitions nothing is learned): a mistake."""
 
@@ -100,11 +104,12 @@ def _evaluate(key: str, expression: str, kind: str, measured: pa.Table) -> tuple
     """Which rows have a value (bool), and the values, of an SQL type; no file and no network can be reached."""
     import duckdb
 
-    with duckdb.connect(config={"threads": 1, "enable_external_access": False}) as connection:
+    with duckdb.connect(config=CONFINED) as connection:
         for name, function in (("min", "least"), ("max", "greatest")):
             # DuckDB's own are aggregates; its least() passes over NULL, which would make up a value.
             connection.execute(f"CREATE MACRO {name}(a, b) AS CASE WHEN a IS NULL OR b IS NULL THEN NULL "
                                f"ELSE {function}(a, b) END")
+        connection.execute("SET lock_configuration = true")
         rows = pa.array(np.arange(len(measured)))
         connection.register("documents", measured.append_column("gristmill_row", rows))
         try:

@@ -128,10 +128,13 @@ class Checkpoints:
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
 
+        from gristmill.train.loop.safe_loading import SafePlanner, check_index
+
         self.join()
         _wait_for_all(self._world)
         target, state = step_folder(self.folder, step), self._state(tensors)
-        dcp.load(state, checkpoint_id=target)  # type: ignore[attr-defined]
+        check_index(target)
+        dcp.load(state, checkpoint_id=target, planner=SafePlanner())  # type: ignore[attr-defined]
         set_state_dict(self._model, self._optimizers, model_state_dict=state["model"],
                        optim_state_dict=state["optimizer"], options=StateDictOptions(strict=True))
         marker = agree(read_json(target / MARKER) if self._world.is_first else None, self._world)
