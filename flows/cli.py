@@ -366,7 +366,9 @@ def open_store(location: str | None) -> Any:
 
 def fail(message: str, code: int) -> NoReturn:
     """Print an error and exit."""
-    typer.echo(message, err=True)
+    from gristmill.dataprep.secrets import mask_text
+
+    typer.echo(mask_text(message), err=True)
     raise typer.Exit(code)
 
 

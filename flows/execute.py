@@ -18,6 +18,7 @@ from typing import Any
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import as_path, read_json, write_json
 from gristmill.dataprep.processes import end_with_parent
+from gristmill.dataprep.secrets import mask_text
 
 EXIT_FAILED = 1
 KILOBYTE = 1024
@@ -81,7 +82,7 @@ def write_error(folder: Path, error: BaseException) -> None:
     while type(cause).__name__ == "RuntimeError" and cause.__cause__ is not None:
         cause = cause.__cause__
     message = str(cause).strip() or type(cause).__name__
-    write_json(folder / "work" / "error.json", {"type": type(cause).__name__, "message": message})
+    write_json(folder / "work" / "error.json", {"type": type(cause).__name__, "message": mask_text(message)})
 
 
 def torchrun_command(folder: Path, ranks: int) -> list[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gristmill.dataprep.context import EVENT_PREFIX
+from gristmill.dataprep.secrets import mask_text
 
 TERMINATE_SECONDS = 15.0
 """For a checkpoint after SIGTERM. Whoever cancels in the UI waits for as long, and Prefect kills after 30 s."""
@@ -99,9 +100,9 @@ class StageProcess:
                 self._take_line(raw, log, on_event)
 
     def _take_line(self, raw: bytes, log: BinaryIO, on_event: Callable[[Event], None]) -> None:
-        line = raw.decode("utf-8", "replace").rstrip("\n")
+        line = mask_text(raw.decode("utf-8", "replace").rstrip("\n"))
         if not line.startswith(EVENT_PREFIX):
-            log.write(raw)
+            log.write(line.encode() + b"\n" if b"://" in raw else raw)
             log.flush()
             self._tail.append(line)
             on_event({"event": "log", "line": line})

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.dataprep.files import atomic_write
+from gristmill.dataprep.secrets import mask_secrets
 from gristmill.flows.facts import Facts, gather_facts
 from gristmill.flows.html import contents, details, figure, listing, page, table
 from gristmill.flows.mixture_table import limits_note, mixture_rows, mixture_table, stage_table
@@ -225,7 +226,7 @@ def lineage(facts: Facts, record: dict[str, Any] | None) -> str:
              "" if stage["seconds"] is not None else "not made"] for stage in facts["stages"]]
     versions: dict[str, str] = next((s["versions"] for s in reversed(facts["stages"]) if s["versions"]), {})
     text = ", ".join(f"{name} {version}" for name, version in versions.items())
-    manifest = yaml.safe_dump(record["manifest"], sort_keys=False, allow_unicode=True) if record else ""
+    manifest = yaml.safe_dump(mask_secrets(record["manifest"]), sort_keys=False, allow_unicode=True) if record else ""
     return (
         "<h2>Lineage</h2>" + table(
             ["stage", "fingerprint", "made from", ""], rows, set())

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from gristmill.dataprep.files import read_json
+from gristmill.dataprep.files import read_json, write_json
+from gristmill.dataprep.secrets import mask_secrets, mask_text
 from gristmill.flows.lease import Lease, acquire
 from gristmill.flows.process import Event, StageProcess
 from gristmill.flows.progress import ProgressFile
@@ -127,14 +128,20 @@ class Runner:
         started = time.time()
         resuming = folder.work.exists() and any(folder.work.iterdir())
         header = self._header(node)
-        folder.begin({
+        description = {
             **header, "launch": node.stage.launch, "run": node.stage.run, "config": dict(node.config),
             "inputs": {name: str(self.folder(name).data) for name in node.inputs},
             "engine": self.engine.model_dump(mode="json"),
-        })
+        }
+        folder.begin(description)
         self.observer.stage_started(node, resuming)
         log = folder.logs / f"{lease.number}.log"
-        self._run_process(node, folder, lease, log)
+        try:
+            self._run_process(node, folder, lease, log)
+        finally:
+            # Only the process has to know the credentials of an address; its next attempt is told anew.
+            if (masked := mask_secrets(description)) != description:
+                write_json(folder.path / "stage.json", masked)
         summary = read_json(folder.work / "result.json")
         lease.check()
         seconds = time.time() - started
@@ -187,7 +194,7 @@ class Runner:
             reason = f"its process ended with code {code}: {last}"
         if reason.startswith(f"{node.name}:"):
             reason = reason.partition(":")[2].strip()
-        return f"{node.name}: {reason}\n  log: {log}\n  go on with: {self.resume_command}"
+        return f"{node.name}: {mask_text(reason)}\n  log: {log}\n  go on with: {self.resume_command}"
 
 
 def compare_with_replaced(outcome: Outcome, replaced: StageFolder) -> Outcome:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.dataprep.files import write_json
+from gristmill.dataprep.secrets import mask_secrets
 from gristmill.flows.lease import identity
 from gristmill.flows.run import Outcome
 from gristmill.flows.stages import Plan
@@ -62,5 +63,5 @@ class RunRecord:
         self.save()
 
     def save(self) -> None:
-        """Write the record."""
-        write_json(self.folder / "run.json", self.content)
+        """Write the record, without credentials that addresses or settings carry."""
+        write_json(self.folder / "run.json", mask_secrets(self.content))

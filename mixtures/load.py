@@ -261,10 +261,21 @@ def _contradictions(raw: Mapping[str, Any], lines: Mapping[Location, int], file:
         if stage in PREPARE_SECTIONS and stage in seen:
             problem(("prepare", index), f"{stage} is there already, as entry {seen[stage]}; each stage runs once")
         seen.setdefault(stage, index)
-    for location in lines:
+    for location in dict.fromkeys((*lines, *_locations(raw))):
         if location and str(location[-1]).lower() in KEPT_TOKEN_NAMES:
             problem(location, "secrets do not belong into a manifest: it is kept with every run; use the environment")
     return problems
+
+
+def _locations(value: Any, at: Location = ()) -> Iterator[Location]:
+    """Yield the location of every key, those too that only overrides have."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield (*at, str(key))
+            yield from _locations(inner, (*at, str(key)))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _locations(inner, (*at, index))
 
 
 def _source_references(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def toy_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     modules = tmp_path / "modules"
     modules.mkdir()
     (modules / "gristmill_toy_stages.py").write_text(TOY_STAGES)
-    monkeypatch.setenv("PYTHONPATH", str(modules))
+    monkeypatch.setenv("PYTHONPATH", str(modules), prepend=os.pathsep)
 
     def make(**configs: dict[str, Any]) -> Runner:
         plan: dict[str, Node] = {}

@@ -32,6 +32,8 @@ def test_a_stage_that_runs_is_shown_with_its_progress_and_followed_to_its_end(to
     seen: list[str] = []
 
     def look(event: dict[str, object]) -> None:
+        if event["event"] != "progress":
+            return
         row = stage_states(session)[1]
         seen.append(f"{row['state']}: {describe_progress(row['progress']) or 'nothing yet'}")
         if len(seen) == 1:

@@ -1,0 +1,94 @@
+"""A manifest is data, and what a run leaves behind holds no credentials."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gristmill.dataprep.files import read_json
+from gristmill.dataprep.reading.readers import read_records
+from gristmill.dataprep.reading.records import Reading, Record
+from gristmill.dataprep.reading.sources import find_files
+from gristmill.flows import cli, serving
+from gristmill.flows.run import Runner, StageFailedError
+from gristmill.flows.runs import RunRecord
+from gristmill.mixtures.load import ManifestError, parse_manifest
+from gristmill.mixtures.manifest import Manifest
+
+Make = Callable[..., Runner]
+SECRET = "hunter2"
+URL = f"https://me:{SECRET}@example.org/a.jsonl?sig={SECRET}"
+MANIFEST = "name: a\nsources: {a: {path: x}}\n"
+
+
+@pytest.mark.parametrize("line", [
+    "!!python/object/apply:os.mkdir [{trace}]", "!!python/name:os.mkdir", "!!python/module:os"])
+def test_a_manifest_runs_no_code(line: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    with pytest.raises(ManifestError, match="not valid YAML"):
+        parse_manifest(f"{MANIFEST}seed: {line.format(trace=trace)}\n", "a.yaml")
+    with pytest.raises(ManifestError, match="cannot be overridden"):
+        parse_manifest(MANIFEST, "a.yaml", [f"seed={line.format(trace=trace)}"])
+    assert not trace.exists()
+
+
+def test_a_secret_is_refused_in_the_file_and_in_a_setting() -> None:
+    options = ["engine.runner=FlinkRunner", f"engine.options.password={SECRET}"]
+    with pytest.raises(ManifestError, match=r"engine\.options\.password: secrets do not belong") as told:
+        parse_manifest(MANIFEST, "a.yaml", options)
+    assert SECRET not in str(told.value)
+
+
+def test_no_file_of_a_run_holds_the_credentials_of_an_address(
+    toy_runner: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "modules" / "gristmill_secret_stages.py").write_text(
+        "def first(inputs, config, out, context):\n"
+        "    print('reading', config['path'])\n"
+        "    assert 'hunter2' in config['path']\n"
+        "    raise ValueError(config['path'] + ' is not there')\n")
+    runner = toy_runner(first={"path": URL})
+    node = runner.plan["first"]
+    object.__setattr__(node.stage, "run", "gristmill_secret_stages:first")
+    manifest = Manifest.model_validate({"name": "toy", "sources": {"a": {"path": URL}}})
+    record = RunRecord.start(runner.store, manifest, "toy.yaml", [f"sources.a.path={URL}"], runner.plan)
+    with pytest.raises(StageFailedError, match=r"https://\*\*\*@example\.org/a\.jsonl\?sig=\*\*\* is not there"), \
+            record.until_end():
+        runner.run_stage("first")
+    kept = [path for path in runner.store.root.rglob("*") if path.is_file()]
+    assert {path.name for path in kept} >= {"run.json", "stage.json", "error.json", "1.log"}
+    assert [path for path in kept if SECRET in path.read_text()] == []
+    assert read_json(record.folder / "run.json")["manifest"]["sources"]["a"]["path"] == (
+        "https://***@example.org/a.jsonl?sig=***")
+
+
+def test_a_member_of_an_archive_is_read_and_never_written_anywhere(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "deep"
+    folder.mkdir(parents=True)
+    with tarfile.open(folder / "evil.tar", "w") as archive:
+        for name in ("../../evil.txt", str(tmp_path / "absolute.txt")):
+            member = tarfile.TarInfo(name)
+            member.size = 5
+            archive.addfile(member, io.BytesIO(b"prose"))
+        link = tarfile.TarInfo("link.txt")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
+        archive.addfile(link)
+    before = sorted(tmp_path.rglob("*"))
+    (file,) = find_files("a", {"path": str(folder / "evil.tar")}).files
+    read = [item for item in read_records(file, Reading()) if isinstance(item, Record)]
+    assert [record.text for record in read] == ["prose"], "hidden names and links are not read"
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_servers_listen_on_the_loopback_address_unless_told_otherwise() -> None:
+    commands = [command.callback for command in cli.app.registered_commands if command.callback is not None]
+    hosts = [parameter.default for command in commands
+             for name, parameter in inspect.signature(command).parameters.items() if name == "host"]
+    assert hosts
+    assert set(hosts) == {"127.0.0.1"}
+    assert '"--host", "127.0.0.1"' in inspect.getsource(serving)
