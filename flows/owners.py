@@ -81,6 +81,7 @@ def mark_crashed(runner: int | None = None) -> list[str]:
                 run.id, Cancelled(message=message) if cancelled else Crashed(message=message), force=True)
             _mark_tasks(client, run.id, message)
             marked.append(run.name)
+        _mark_left_tasks(client, runner)
     return marked
 
 
@@ -153,6 +154,22 @@ def _mark_tasks(client: Any, run: UUID, message: str) -> None:
     for task in client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run]))):
         if task.state is not None and not task.state.is_final():
             client.set_task_run_state(task.id, Crashed(message=message), force=True)
+
+
+def _mark_left_tasks(client: Any, runner: int | None) -> None:
+    """A runner says of a run whose process was killed that it has crashed, but not so of its tasks."""
+    from prefect.client.schemas import filters
+    from prefect.client.schemas.objects import StateType
+
+    ended = filters.FlowRunFilter(state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(
+        any_=[StateType.CRASHED, StateType.FAILED, StateType.CANCELLED])))
+    running = filters.TaskRunFilter(state=filters.TaskRunFilterState(type=filters.TaskRunFilterStateType(
+        any_=[StateType.RUNNING])))
+    tasks = client.read_task_runs(flow_run_filter=ended, task_run_filter=running, limit=MOST_RUNS)
+    for run in {task.flow_run_id for task in tasks}:
+        labels = client.read_flow_run(run).labels
+        if _is_ours(labels, runner) and not is_alive(_owner(labels)):
+            _mark_tasks(client, run, "Its process is gone.")
 
 
 def _owner(labels: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,149 @@
+"""One server with its deployments, and one run of everything, shared by all tests that look at pages."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DEADLINE_SECONDS = 120.0
+MANIFEST = """\
+name: tiny
+sources:
+  notes: {path: "notes/*.txt", max_epochs: 100}
+prepare:
+  - filter: {rules: [{gopher_quality: {min_words: 20}}]}
+tokenizer: {vocab_size: 300}
+mix: {tokens: 4096, sequence_length: 32, validation: 0.2}
+pretrain:
+  model: {layers: 1, width: 16, heads: 1}
+  steps: 16
+  global_batch_size: 4
+  micro_batch_size: 4
+  log_every: 1
+  validate_every: 16
+"""
+WORDS = "the of and to in that have with be a river mountain window garden letter machine teacher evening".split()
+
+
+@dataclass(frozen=True)
+class Site:
+    """A running `gristmill up`."""
+
+    address: str
+    manifest: Path
+    store: Path
+
+    def call(self, path: str, body: Any = None) -> Any:
+        """Ask the server's API."""
+        request = urllib.request.Request(
+            f"{self.address}/api{path}", data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"}, method="GET" if body is None else "POST")
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return json.load(reply)
+
+    def deployment(self, flow: str) -> str:
+        """The id of a flow's deployment `local`."""
+        return str(self.call(f"/deployments/name/{flow}/local")["id"])
+
+    def run(self, run: str) -> Any:
+        """A flow run."""
+        return self.call(f"/flow_runs/{run}")
+
+    def ended(self, run: str) -> Any:
+        """A flow run, once it has ended."""
+        return wait_for(lambda: (now := self.run(run))["state_type"] in (
+            "COMPLETED", "FAILED", "CRASHED", "CANCELLED") and now, "the run's end")
+
+    def artifacts(self, run: str) -> dict[str, Any]:
+        """The newest artifact of every key of a run."""
+        found = self.call("/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run]}}, "sort": "CREATED_DESC"})
+        return {one["key"]: one for one in reversed(found) if one["key"]}
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> Any:
+    """The first true value that a condition gives."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while True:
+        try:
+            found = condition()
+        except OSError:
+            found = None
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"{what} did not happen within {DEADLINE_SECONDS:.0f} s"
+        time.sleep(0.1)
+
+
+def write_project(folder: Path) -> Path:
+    """Notes of one to thirty lines, so that the first one is too short for the filter."""
+    (folder / "notes").mkdir(parents=True)
+    for note in range(30):
+        lines = [" ".join(WORDS[(note * 7 + line * 3 + word) % len(WORDS)] for word in range(12)) + "."
+                 for line in range(note + 1)]
+        (folder / "notes" / f"{note:02d}.txt").write_text("\n".join(lines))
+    manifest = folder / "tiny.yaml"
+    manifest.write_text(MANIFEST)
+    return manifest
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The system's browser; everything here is skipped where it, or Playwright, is missing."""
+    pytest.importorskip("playwright.sync_api")
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        pytest.skip("there is no Chromium on this machine")
+    return found
+
+
+@pytest.fixture(scope="session")
+def site(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
+    manifest = write_project(folder)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    up = subprocess.Popen(
+        [sys.executable, "-m", "gristmill.flows.cli", "up", "--port", str(port), "--limit", "2"],
+        env={**environment, "PREFECT_HOME": str(folder / "prefect"), "GRISTMILL_STORE": str(folder / "store")},
+        cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    found = Site(f"http://127.0.0.1:{port}", manifest, folder / "store")
+    try:
+        wait_for(lambda: len(found.call("/deployments/filter", {})) == 3, "serving")
+        yield found
+    finally:
+        up.send_signal(signal.SIGTERM)
+        up.wait(timeout=DEADLINE_SECONDS)
+
+
+@pytest.fixture(scope="session")
+def browser(chromium: str) -> Iterator[Any]:
+    """The browser, without a window."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    context = browser.new_context(viewport={"width": 1400, "height": 1400})
+    context.set_default_timeout(60_000)
+    yield context.new_page()
+    context.close()

@@ -1,0 +1,101 @@
+"""What a person sees and does in the browser: start a run by the form, be refused, read its page, cancel and retry."""
+
+from __future__ import annotations
+
+import re
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.xdist_group("browser")]
+
+
+def wait_for(condition: Any, what: str) -> Any:
+    import time
+
+    deadline = time.monotonic() + 120
+    while not (found := condition()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+    return found
+
+
+@pytest.fixture(scope="module")
+def finished(site: Any, browser: Any) -> Any:
+    """A run of everything, started by filling the form in; the flow run at its end."""
+    page = browser.new_page(viewport={"width": 1400, "height": 1400})
+    page.set_default_timeout(60_000)
+    page.goto(f"{site.address}/deployments/deployment/{site.deployment('gristmill')}/run")
+    page.locator("textarea").first.fill(str(site.manifest))
+    page.get_by_role("button", name="Submit").click()
+    (run,) = wait_for(lambda: site.call("/flow_runs/filter", {}), "the form's run")
+    page.close()
+    return site.ended(run["id"])
+
+
+def test_the_form_explains_every_parameter_and_starts_the_run(site: Any, page: Any, finished: Any) -> None:
+    assert finished["state_type"] == "COMPLETED", finished["state"]["message"]
+    assert finished["parameters"]["manifest"] == str(site.manifest)
+    page.goto(f"{site.address}/deployments/deployment/{site.deployment('gristmill-sweep')}/run")
+    page.get_by_text("Training steps of every proxy; at least 1.").wait_for()
+    page.goto(f"{site.address}/deployments/deployment/{site.deployment('gristmill-stage')}/run")
+    page.get_by_text("The stage to run.").wait_for()
+    page.get_by_text("Settings that replace the manifest's, one each").wait_for()
+    schema = site.call(f"/deployments/{site.deployment('gristmill-stage')}")["parameter_openapi_schema"]["properties"]
+    assert schema["stage"]["enum"][:3] == ["ingest", "clean", "filter"]
+    assert (schema["stage"]["default"], schema["force"]["type"]) == ("dedup", "boolean")
+
+
+def test_the_page_of_a_run_has_its_stages_log_lines_and_report(site: Any, page: Any, finished: Any) -> None:
+    page.goto(f"{site.address}/runs/flow-run/{finished['id']}")
+    page.get_by_text(re.compile(r"ingest: Completed in")).first.wait_for()
+    page.get_by_text("Artifacts", exact=True).last.click()
+    page.get_by_text("gristmill-report").first.wait_for()
+    tasks = site.call("/task_runs/filter", {"flow_runs": {"id": {"any_": [finished["id"]]}}})
+    assert {one["name"]: one["state_name"] for one in tasks} == dict.fromkeys(
+        ["ingest", "filter", "tokenizer", "tokenize", "mix", "pretrain"], "Completed")
+    artifacts = site.artifacts(finished["id"])
+    described = artifacts["pretrain-progress"]["description"]
+    assert re.search(r"pretrain: 16 of 16 steps, loss \d\.\d{4}, 2,048 tokens", described)
+    assert artifacts["pretrain-progress"]["data"] == 100.0
+    card = artifacts["pretrain-card"]["data"]
+    assert "![loss by step](data:image/svg+xml;base64," in card
+    summary = artifacts["gristmill-run"]["data"]
+    for part in ("## Documents", "## Why documents went", "## Mixture", "## Training", "| filter |"):
+        assert part in summary
+    page.goto(f"{site.address}/artifacts/artifact/{artifacts['gristmill-run']['id']}")
+    link = page.get_by_role("link", name="Open the report")
+    page.goto(link.get_attribute("href"))
+    assert page.title() == "tiny - gristmill"
+
+
+def test_reports_are_the_only_files_that_are_served(site: Any, finished: Any) -> None:
+    summary = site.artifacts(finished["id"])["gristmill-run"]["data"]
+    link = re.search(r"\[Open the report\]\((http://127[^)]+)\)", summary)
+    assert link is not None
+    for asked in (link[1].replace("report.html", "run.json"), link[1].rpartition("/")[0] + "/%2Fetc%2Fpasswd"):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(asked, timeout=20)
+        assert refused.value.code == 404
+    with pytest.raises(urllib.error.HTTPError) as foreign:
+        urllib.request.urlopen(urllib.request.Request(link[1], headers={"Host": "elsewhere.example"}), timeout=20)
+    assert foreign.value.code == 403
+
+
+def test_wrong_values_are_refused_by_the_form_or_by_the_run_with_the_manifests_sentence(site: Any, page: Any) -> None:
+    create = f"/deployments/{site.deployment('gristmill')}/create_flow_run"
+    for parameters in ({"until": "nonsense"}, {"overrides": ["nonsense"]}, {"manifest": ""}):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            site.call(create, {"parameters": parameters})
+        assert refused.value.code == 409
+    run = site.call(create, {"parameters": {
+        "manifest": str(site.manifest), "overrides": ["mix.tokens=-3", "pretrain.stepz=3"]}})
+    ended = site.ended(run["id"])
+    assert ended["state_type"] == "FAILED"
+    for sentence in ("mix.tokens: input should be greater than 0 (got -3)", "unknown key, did you mean 'steps'?"):
+        assert sentence in ended["state"]["message"]
+        assert sentence in site.artifacts(run["id"])["refused"]["data"]
+    page.goto(f"{site.address}/runs/flow-run/{run['id']}")
+    page.get_by_text("did you mean 'steps'?").first.wait_for()

@@ -1,0 +1,43 @@
+"""How a stage's progress reads, and how many log lines a window is sent."""
+
+from __future__ import annotations
+
+import pytest
+
+from gristmill.flows.pace import LineBudget, Pace, clock
+from gristmill.flows.reporting import artifact_key
+
+
+def test_progress_names_done_total_loss_tokens_rate_and_time_left() -> None:
+    begun = Pace.begin({"done": 100, "total": 400, "unit": "steps"}, now=1000.0)
+    event = {"done": 160, "total": 400, "unit": "steps", "loss": 3.2145, "tokens": 81920, "tokens_per_second": 2048.0}
+    # 60 steps took 30 s, so 240 more take 120 s; the 100 steps of an attempt before say nothing about the rate.
+    assert begun.describe(event, now=1030.0) == (
+        "160 of 400 steps, loss 3.2145, 81,920 tokens, 2,048 tokens/s, 2:00 left")
+
+
+def test_progress_of_a_job_of_shards_names_the_job_and_its_rate() -> None:
+    begun = Pace.begin({"done": 0, "total": 3128, "unit": "shards", "job": "rows"}, now=5.0)
+    assert begun.describe({"done": 0, "total": 3128, "unit": "shards"}, now=5.0) == "rows: 0 of 3,128 shards"
+    assert begun.describe({"done": 1564, "total": 3128, "unit": "shards"}, now=105.0) == (
+        "rows: 1,564 of 3,128 shards, 15.6 shards/s, 1:40 left")
+    assert begun.describe({"done": 3128, "total": 3128, "unit": "shards"}, now=205.0) == (
+        "rows: 3,128 of 3,128 shards, 15.6 shards/s")
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0.4, "0:00"), (42, "0:42"), (725, "12:05"), (11220, "3:07:00")])
+def test_time_left_is_written_as_on_a_clock(seconds: float, shown: str) -> None:
+    assert clock(seconds) == shown
+
+
+def test_a_burst_of_lines_is_let_through_and_a_flood_is_counted() -> None:
+    budget = LineBudget()
+    assert [budget.allows(10.0) for _ in range(60)] == [True] * 50 + [False] * 10
+    assert budget.take_held_back() == 10
+    # A second later five more may pass.
+    assert [budget.allows(11.0) for _ in range(7)] == [True] * 5 + [False] * 2
+    assert (budget.take_held_back(), budget.take_held_back()) == (2, 0)
+
+
+def test_keys_of_artifacts_have_no_letters_that_prefect_refuses() -> None:
+    assert artifact_key("dedup_lines-card") == "dedup-lines-card"
