@@ -47,6 +47,7 @@ AREAS = {
     ),
     "stream": ("gristmill.tokenize.benchmarks.bench_stream",),
     "train": ("gristmill.train.benchmarks.bench", "gristmill.train.benchmarks.bench_loop"),
+    "posttrain": ("gristmill.train.benchmarks.bench_posttrain",),
 }  # fmt: skip
 """Area -> modules whose `rows()` yield what was measured."""
 
