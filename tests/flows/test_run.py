@@ -101,7 +101,8 @@ def test_events_reach_the_observer_and_lines_the_log(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 2}, second={})
     for stage in runner.plan:
         runner.run_stage(stage)
-    assert [event["done"] for event in runner.observer.events] == [1, 2]
+    assert [event["done"] for event in runner.observer.events if event["event"] == "progress"] == [1, 2]
+    assert {"event": "log", "line": "a line for the log"} in runner.observer.events
     assert "a line for the log" in (runner.folder("second").logs / "1.log").read_text()
 
 
