@@ -46,7 +46,8 @@ def render_report(session: Session, record: dict[str, Any] | None) -> str:
     facts = gather_facts(session)
     sections = [
         *document_sections(facts), tokenizer_section(facts), tokens(facts), training(facts), spikes(facts),
-        masks(facts), *evaluation_sections(facts), samples(facts), costs(facts), lineage(facts, record),
+        masks(facts), preferences(facts), *evaluation_sections(facts), samples(facts), costs(facts),
+        lineage(facts, record),
     ]
     links, body = contents("\n".join(section for section in sections if section))
     return page(facts["name"], f"{header(facts, record)}\n{links}\n{body}")
@@ -190,6 +191,21 @@ def masks(facts: Facts) -> str:
                "one batch" if proved else ""))
     return ('<h2>What fine-tuning trains on</h2>' + table(headings, rows, set(range(1, len(headings))))
             + f'<p class="note">{escape(note)}. Marked text is trained on; the rest is context.</p>{shown}')
+
+
+def preferences(facts: Facts) -> str:
+    """What is wrong with the preference data, set by set."""
+    found = facts["summaries"].get("reference") or facts["summaries"].get("dpo", {})
+    rows = [[one["path"], f"{one['records']:,}", f"{one['refused']:,}", *(
+        f"{one['audit'][key]:,}" for key in ("pairs", "prompts", "duplicates", "contradictions", "near_identical",
+                                             "same_answers")),
+             "" if one["audit"]["longer_chosen"] is None else f"{one['audit']['longer_chosen']:.1%}"]
+            for one in found.get("sets", []) if "audit" in one]
+    if not rows:
+        return ""
+    headings = ["set", "records", "refused", "pairs", "prompts", "duplicates", "contradictions",
+                "nearly the same answer", "the same answer", "longer answer preferred"]
+    return "<h2>What the preferences are like</h2>" + table(headings, rows, set(range(1, len(headings))))
 
 
 def samples(facts: Facts) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.dataprep.context import Context
+from gristmill.dataprep.reading.preference_audit import warnings_of
 from gristmill.mixtures.posttraining import Reference
 from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.objectives.chat import Chat
@@ -34,6 +35,10 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     length = section.sequence_length or shape.sequence_length
     pairs, sets = read_pairs(section.data, chat, length)
     with process_group(context.parallel, pipelined=False) as world:
+        if world.is_first:
+            for one in sets:
+                for warning in warnings_of(one["path"], one["audit"]):
+                    context.warn(warning)
         dtype = compute_dtype(section.precision, world.device)
         model = sharded_model(shape, stored(start), world, dtype, context.compute)
         logps = pair_logps(model, pairs, chat.pad, length, section.micro_batch_size, world)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gristmill.dataprep.files import canonical_json
 from gristmill.dataprep.reading.examples import read_set
+from gristmill.dataprep.reading.preference_audit import SAME, audit
 from gristmill.mixtures.posttraining import PreferencePairs
 from gristmill.train.loop.stream import micro_batches
 from gristmill.train.objectives.chat import Chat, ChatError
@@ -60,7 +61,7 @@ def read_pairs(data: Sequence[PreferencePairs], chat: Chat, length: int) -> tupl
         length: most tokens per conversation.
 
     Returns:
-        the usable pairs, and counts per set (see `prepare_pairs`).
+        the usable pairs, and counts per set (see `prepare_pairs`), with what `audit` found.
 
     Raises:
         NothingToTrainError: a set has no usable pair.
@@ -76,7 +77,8 @@ def read_pairs(data: Sequence[PreferencePairs], chat: Chat, length: int) -> tupl
                 f"({counts['dropped']} too long, {counts['unrenderable']} not to be rendered: "
                 f"{counts['unrenderable_reasons']}); raise dpo.sequence_length or look at the data")
         pairs += found
-        sets.append({"path": one.path, **read.counts(), **counts})
+        audited = {**audit(read.examples), "same_answers": sum(item.reason == SAME for item in read.refused)}
+        sets.append({"path": one.path, **read.counts(), **counts, "audit": audited})
     return pairs, sets
 
 

@@ -1,0 +1,40 @@
+from typing import Any
+
+import pytest
+
+from gristmill.dataprep.benchmarks.public_data import data_folder
+from gristmill.dataprep.reading.examples import read_set
+from gristmill.dataprep.reading.preference_audit import audit, warnings_of
+
+
+def pair(prompt: str, chosen: str, rejected: str) -> dict[str, Any]:
+    return {"prompt": [{"role": "user", "content": prompt}], "chosen": [{"role": "assistant", "content": chosen}],
+            "rejected": [{"role": "assistant", "content": rejected}]}
+
+
+PAIRS = [pair("q", "long answer", "short"), pair("Q ", "Long  answer", "short"), pair("q", "short", "long answer"),
+         pair("q2", "Same", "same "), pair("q3", "ab", "cd")]
+
+
+def test_duplicates_contradictions_and_length_are_counted() -> None:
+    assert audit(PAIRS) == {
+        "pairs": 5, "prompts": 3, "duplicates": 1, "contradictions": 3, "near_identical": 1,
+        "longer_chosen": 2 / 4, "mean_characters": {"chosen": (11 + 12 + 5 + 4 + 2) / 5,
+                                                    "rejected": (5 + 5 + 11 + 5 + 2) / 5}}
+    assert audit([])["longer_chosen"] is None
+
+
+def test_only_what_is_wrong_is_warned_of() -> None:
+    fine = [pair(f"q{n}", "ab" * (1 + n % 2), "abc") for n in range(10)]
+    assert warnings_of("set", audit(fine)) == []
+    said = warnings_of("set", {**audit(PAIRS), "same_answers": 2})
+    assert [line.split(" pairs ")[1].split(" ")[0] for line in said] == ["repeat", "have", "have", "had"]
+    (longer,) = warnings_of("set", audit([pair(f"q{n}", "longer", "short") for n in range(10)]))
+    assert longer.startswith("set: the longer answer is preferred in 100% of the pairs")
+
+
+@pytest.mark.skipif(not data_folder().exists(), reason="the real data sets are not here")
+def test_a_real_set_is_measured() -> None:
+    found = audit(read_set(str(data_folder() / "dpo/hh_harmless_base_test.jsonl.gz"), "dpo", max_refused=0.01).examples)
+    assert (found["pairs"], found["prompts"], found["duplicates"]) == (2299, 2297, 0)
+    assert found["longer_chosen"] == pytest.approx(0.446, abs=5e-4)
