@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from gristmill.train.adapters.lora import adapt, adapted_tensors, merged
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.weights import load_model, read_shape, stored
 
-peft = pytest.importorskip("peft")
+# Looked for, not imported: it takes seconds, and only the process that runs these tests needs it.
+pytestmark = [pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed"),
+              pytest.mark.xdist_group("trl")]
 
 
 @pytest.mark.parametrize("lora", [
@@ -39,6 +42,8 @@ def test_peft_computes_with_our_adapter_what_we_do(lora: Lora, tmp_path: Path) -
     tensors = {name: parameter.detach() for name, parameter in ours.named_parameters()}
     save_adapter(tmp_path / "adapter", lora, tensors)
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    import peft
+
     theirs = peft.PeftModel.from_pretrained(base, str(tmp_path / "adapter"))
     ids = torch.randint(0, 64, (2, 16), generator=generator)
     with torch.no_grad():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import torch
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.losses import IGNORED, weighted_nll
 
-trl = pytest.importorskip("trl")
+# Looked for, not imported: it takes seconds, and only the process that runs these tests needs it.
+pytestmark = [pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed"),
+              pytest.mark.xdist_group("trl")]
 
 STEPS, RATE = 5, 1e-3
 ROWS = [{"prompt": f"the {word} is", "completion": f" {word} and long, {'so ' * number}"}
