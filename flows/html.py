@@ -40,6 +40,8 @@ summary { cursor: pointer; color: var(--accent); overflow-wrap: anywhere; paddin
 """
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """Browsers run nothing of it, and refuse whatever would be loaded from elsewhere."""
+LONG_NAME = 16
+"""Characters that a column of a table always has room for."""
 BREAKS = re.compile(r"(?<=[/_])(?=[^\s/_])|(?<=\.)(?=[A-Za-z])")
 """Where long names of rules, files and keys may be cut, rather than in the middle of a word."""
 
@@ -64,8 +66,9 @@ def contents(body: str) -> tuple[str, str]:
 
 
 def breakable(text: str) -> str:
-    """A text as HTML that may be cut behind the punctuation of long names."""
-    return "<wbr>".join(escape(part) for part in BREAKS.split(text))
+    """A text as HTML that may be cut behind the punctuation of its long names."""
+    return "".join("<wbr>".join(map(escape, BREAKS.split(word))) if len(word) > LONG_NAME else escape(word)
+                   for word in re.split(r"(\s+)", text))
 
 
 def table(header_: list[str], rows: list[list[Any]], numeric: set[int]) -> str:
