@@ -282,7 +282,7 @@ def test_a_new_weight_mixes_again_and_prepares_nothing(undisturbed: Session, tmp
     actions = {row["stage"]: row["action"] for row in json.loads(plan.stdout)}
     assert [stage for stage, action in actions.items() if action == "reuse"] == ALL_STAGES[:6]
     reason = next(row["reason"] for row in json.loads(plan.stdout) if row["stage"] == "mix")
-    assert reason == "changed: sources.code.weight 0.2 -> 0.4"
+    assert reason == "config changed: sources.code.weight 0.2 -> 0.4"
 
 
 def test_a_forced_stage_gives_the_same_bytes_again(undisturbed: Session) -> None:

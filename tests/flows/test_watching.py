@@ -85,7 +85,7 @@ def test_a_store_that_takes_no_progress_does_not_end_the_stage(tmp_path: Path, m
 def test_the_log_of_a_failed_stage_is_the_one_that_is_shown(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 1}, exiting={})
     session = session_of(runner)
-    with pytest.raises(NoLogError, match=r"nothing of toy\.yaml has been run .* gristmill run toy\.yaml"):
+    with pytest.raises(NoLogError, match=r"nothing of toy\.yaml has been run .*gristmill run toy\.yaml"):
         find_log(session, None, None)
     runner.run_stage("first")
     for _ in range(2):

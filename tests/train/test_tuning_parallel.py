@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from gristmill.mixtures.posttraining import SftData
+
 WORKER = Path(__file__).parent / "tuning_worker.py"
 TRAINING = {"steps": 3, "global_batch_size": 5, "micro_batch_size": 2, "seed": 11, "log_every": 1,
             "sequence_length": 64, "schedule": {"warmup_steps": 1}}
@@ -36,6 +38,15 @@ def jobs_in(folder: Path, inputs: dict[str, str], data: Path) -> list[dict[str, 
     ]
 
 
+def on_made_rows(job: dict[str, Any], made: Path) -> dict[str, Any]:
+    """A tuning on the rows that the same one made in one process; other jobs as they are."""
+    if job["stage"] != "sft":
+        return job
+    config = {key: value for key, value in job["config"].items() if key == "seed" or key not in SftData.model_fields}
+    rows = made / Path(job["folder"]).name / "made" / "data"
+    return {**job, "config": config, "inputs": {**job["inputs"], "sft_data": str(rows)}}
+
+
 def test_two_processes_tune_as_one_does(
     run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -52,7 +63,8 @@ def test_two_processes_tune_as_one_does(
     for job in jobs_in(tmp_path / "one", named, tmp_path):
         run_stage(job["stage"], {name: Path(path) for name, path in job["inputs"].items()}, job["config"],
                   Path(job["folder"]))
-    (tmp_path / "jobs.json").write_text(json.dumps(jobs_in(tmp_path / "two", named, tmp_path)))
+    of_two = [on_made_rows(job, tmp_path / "one") for job in jobs_in(tmp_path / "two", named, tmp_path)]
+    (tmp_path / "jobs.json").write_text(json.dumps(of_two))
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=2", "--rdzv-backend=c10d",
          "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", str(WORKER), str(tmp_path / "jobs.json")],
