@@ -130,12 +130,13 @@ def test_the_tokenizers_fit_is_shown_by_source_and_language_with_what_is_used_of
 
 
 def test_the_terminal_shows_the_tokenizers_fit_too() -> None:
-    console = Console(record=True, width=140, file=io.StringIO())
+    console = Console(record=True, width=60, file=io.StringIO())
     print_tokens({"summaries": {"tokenize": TOKENIZED}}, console)
     lines = [line.split() for line in console.export_text().splitlines() if line]
     assert lines[0] == ["Tokens"]
-    assert lines[2] == ["b", "2", "0.00", "60", "3.00", "2.50"]
-    assert lines[3] == ["a<b", "2", "0.00", "40", "3.00", "2.50", "2.00"]
+    assert lines[1] == ["source", "tokens", "MB", "bytes/token", "tokens/word"]
+    assert lines[2] == ["b", "60", "0.00", "3.00"]
+    assert lines[3] == ["a<b", "40", "0.00", "3.00", "2.00"]
 
 
 def test_the_page_refuses_the_network_links_its_parts_and_runs_nothing() -> None:
