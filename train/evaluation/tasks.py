@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -142,6 +143,7 @@ def _text(at: str, template: str, record: Mapping[str, Any]) -> str:
         raise TaskError(f"{at}: the template {template!r} cannot be rendered: {error}") from error
 
 
+@cache
 def _environment() -> ImmutableSandboxedEnvironment:
     return ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
 
