@@ -7,8 +7,17 @@ from typing import Annotated
 
 import typer
 
-from gristmill.flows.cli import EXIT_USAGE, JsonOption, SetOption, StoreOption, app, fail, open_or_exit, print_json
 from gristmill.flows.cli_models import ModelArgument, TokenizerOption, folders_or_exit
+from gristmill.flows.command_line import (
+    EXIT_USAGE,
+    JsonOption,
+    SetOption,
+    StoreOption,
+    app,
+    fail,
+    open_or_exit,
+    print_json,
+)
 
 
 @app.command()

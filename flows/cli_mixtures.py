@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gristmill.flows.cli import (
+from gristmill.flows.command_line import (
     EXIT_INTERRUPTED,
     EXIT_STAGE_FAILED,
     EXIT_USAGE,
@@ -15,13 +15,16 @@ from gristmill.flows.cli import (
     ManifestArgument,
     SetOption,
     StoreOption,
+    WholeSentences,
     app,
     fail,
     open_or_exit,
     print_json,
 )
 
-mixtures = typer.Typer(help="Compare mixtures of the sources.", no_args_is_help=True, rich_markup_mode=None)
+mixtures = typer.Typer(
+    cls=WholeSentences, help="Compare mixtures of the sources.", no_args_is_help=True, rich_markup_mode=None,
+)
 app.add_typer(mixtures, name="mixtures")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gristmill.flows.cli import (
+from gristmill.flows.command_line import (
     EXIT_STAGE_FAILED,
     EXIT_USAGE,
     SetOption,

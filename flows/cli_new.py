@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gristmill.flows.cli import EXIT_USAGE, app, fail
+from gristmill.flows.command_line import EXIT_USAGE, app, fail, print_json
 
 if TYPE_CHECKING:
     from gristmill.flows.look_at_data import Look
@@ -103,3 +103,17 @@ def describe(look: Look) -> str:
     parts += ["source code"] if look.is_code else []
     parts += [f"about {size(look.text_bytes)} of text"] if look.text_bytes else []
     return ", ".join([*parts, *look.remarks])
+
+
+@app.command()
+def schema(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference for people instead.")] = False,
+) -> None:
+    """Print the manifest's JSON Schema, for editors."""
+    from gristmill.flows.reference import markdown as reference
+    from gristmill.mixtures.manifest import Manifest
+
+    if markdown:
+        typer.echo(reference(), nl=False)
+        raise typer.Exit
+    print_json(Manifest.model_json_schema())

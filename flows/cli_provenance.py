@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gristmill.flows.cli import (
+from gristmill.flows.command_line import (
     EXIT_USAGE,
     JsonOption,
     ManifestArgument,

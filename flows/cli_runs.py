@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from gristmill.flows.cli import (
+from gristmill.flows.command_line import (
+    EXIT_STAGE_FAILED,
     EXIT_USAGE,
     JsonOption,
     ManifestArgument,
@@ -66,3 +67,80 @@ def compare(
     if html is not None:
         write_comparison(opened, records, html)
         typer.echo(f"\nwritten: {html}", err=as_json)
+
+
+@app.command()
+def report(
+    manifest: ManifestArgument, set_: SetOption = None, store: StoreOption = None,
+    out: Annotated[Path, typer.Option(help="Where to write it.")] = Path("report.html"),
+) -> None:
+    """Write the report of what is committed as one self-contained HTML file."""
+    from gristmill.flows.report import render_report
+
+    session = open_or_exit(manifest, set_, store)
+    from gristmill.dataprep.files import atomic_write
+
+    with atomic_write(out) as sink:
+        sink.write(render_report(session, None).encode())
+    typer.echo(out)
+
+
+@app.command()
+def runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """List the runs of a store."""
+    from gristmill.flows.status import print_runs
+    from gristmill.flows.store import read_runs
+
+    records = [record for _, record in read_runs(open_store(store))]
+    print_json(records) if as_json else print_runs(records)
+
+
+@app.command()
+def verify(
+    subject: Annotated[str, typer.Argument(metavar="MANIFEST|MODEL", help="A manifest (*.yaml), or the folder of a "
+                                           "model.")],
+    set_: SetOption = None, store: StoreOption = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Remove the damaged files, so that a run makes just them "
+                                         "again.")] = False,
+    tokenizer: Annotated[str | None, typer.Option(help="Of a MODEL: a folder with tokenizer.json; its own if absent.")
+                         ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare every committed file of a manifest with its checksum; or a MODEL's numbers with those of transformers,
+    lm-evaluation-harness and TRL.
+    """
+    if not subject.endswith((".yaml", ".yml")):
+        from gristmill.flows.cli_models import verify_model
+
+        raise typer.Exit(verify_model(subject, tokenizer, as_json))
+    from gristmill.flows.status import find_damage, repair_damage
+
+    session = open_or_exit(subject, set_, store)
+    damage = find_damage(session)
+    for sentence in (sentence for sentences in damage.values() for sentence in sentences):
+        typer.echo(sentence)
+    if not damage:
+        typer.echo("every committed file is as it was committed")
+        return
+    if not repair:
+        fail(f"mend it with: {session.command('verify', '--repair')}", EXIT_STAGE_FAILED)
+    repair_damage(session, damage)
+    typer.echo(f"damaged commits are withdrawn; make them again with: {session.command('run')}")
+
+
+@app.command()
+def gc(
+    store: StoreOption = None,
+    keep_runs: Annotated[int, typer.Option(help="Keep what the last so many runs of each manifest refer to.",
+                                           min=1)] = 10,
+    delete: Annotated[bool, typer.Option("--delete", help="Really delete; otherwise only list.")] = False,
+) -> None:
+    """Remove outputs that no recent run refers to."""
+    from gristmill.flows.gc import collect
+
+    opened = open_store(store)
+    garbage = collect(opened, keep_runs, delete)
+    for path, size in garbage:
+        typer.echo(f"{size / 1e6:10.1f} MB  {path}")
+    total = sum(size for _, size in garbage) / 1e6
+    typer.echo(f"{total:10.1f} MB in {len(garbage)} outputs {'deleted' if delete else 'could go (--delete does it)'}")

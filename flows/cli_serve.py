@@ -1,0 +1,39 @@
+"""The commands that bring gristmill to Prefect's UI: `serve` and `up`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gristmill.flows.command_line import EXIT_STAGE_FAILED, EXIT_USAGE, app, fail
+
+
+@app.command()
+def serve(
+    limit: Annotated[int, typer.Option(help="Flow runs at the same time.", min=1)] = 1,
+) -> None:
+    """Register the deployments at the Prefect server and run what is triggered there."""
+    from gristmill.flows.serving import NoServerError, serve_deployments
+
+    try:
+        serve_deployments(limit)
+    except NoServerError as error:
+        fail(str(error), EXIT_USAGE)
+
+
+@app.command()
+def up(
+    port: Annotated[int, typer.Option(help="Port of the Prefect server, on the loopback address.")] = 4200,
+    limit: Annotated[int, typer.Option(help="Flow runs at the same time.", min=1)] = 1,
+    database: Annotated[str | None, typer.Option(
+        metavar="URL", help="PostgreSQL database of the server, postgresql://...  [default: a file, SQLite]",
+        envvar="GRISTMILL_DATABASE")] = None,
+) -> None:
+    """Start the Prefect server with its UI on this machine, and serve the deployments."""
+    from gristmill.flows.serving import NoServerError, up_and_serve
+
+    try:
+        up_and_serve(port, limit, database)
+    except NoServerError as error:
+        fail(str(error), EXIT_STAGE_FAILED)
