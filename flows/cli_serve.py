@@ -31,9 +31,12 @@ def up(
         envvar="GRISTMILL_DATABASE")] = None,
 ) -> None:
     """Start the Prefect server with its UI on this machine, and serve the deployments."""
+    from gristmill.flows.server_database import DatabaseError
     from gristmill.flows.serving import NoServerError, up_and_serve
 
     try:
         up_and_serve(port, limit, database)
+    except DatabaseError as error:
+        fail(str(error), EXIT_USAGE)
     except NoServerError as error:
         fail(str(error), EXIT_STAGE_FAILED)

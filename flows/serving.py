@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from gristmill.dataprep.processes import end_with_parent
 from gristmill.flows.report_links import VARIABLE, serve_reports
+from gristmill.flows.server_database import DATABASE_VARIABLE, check_database, database_environment
 from gristmill.flows.tracking import LOCAL_API, answers, apply_default_settings, find_api
 
 SERVER_START_SECONDS = 120.0
@@ -25,7 +26,6 @@ RESTART_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Waits before a child that ended by itself is started again; after the last one it is given up."""
 STEADY_SECONDS = 120.0
 """A child that ran for so long counts as having worked: the waits begin anew."""
-CONNECTION_VARIABLE = "PREFECT_API_DATABASE_CONNECTION_URL"
 
 
 class NoServerError(RuntimeError):
@@ -132,9 +132,16 @@ def up_and_serve(port: int, limit: int, database: str | None = None) -> None:
     Raises:
         NoServerError: the server did not answer in time, one of the two ended by itself again and again, or a server
             runs already and a database was asked for.
+        DatabaseError: the database cannot be used.
     """
     apply_default_settings(quiet_console=False)
     api = f"http://127.0.0.1:{port}/api"
+    if database is not None and answers(api):
+        raise NoServerError(f"a Prefect server runs at {api} already, with a database of its own; stop it first, "
+                            "or leave --database out")
+    records = check_database(database)
+    # The flows' processes inherit this environment, and need no password of the server's.
+    os.environ.pop(DATABASE_VARIABLE, None)
     os.environ["PREFECT_API_URL"] = api
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -145,12 +152,9 @@ def up_and_serve(port: int, limit: int, database: str | None = None) -> None:
         environment = {"PREFECT_UI_API_URL": "/api", **database_environment(database)}
         if not answers(api):
             children.append(Supervised("server", port, environment, subprocess.DEVNULL))
-        elif database is not None:
-            raise NoServerError(f"a Prefect server runs at {api} already, with a database of its own; stop it first, "
-                                "or leave --database out")
         if not wait_for_answer(api, [child.process for child in children], stopping):
             return
-        print(f"Prefect: http://127.0.0.1:{port}", flush=True)
+        print(f"Prefect: http://127.0.0.1:{port}", *([records] if records else []), sep="\n", flush=True)
         links = {VARIABLE: f"http://127.0.0.1:{reports.server_address[1]}"}
         children.append(Supervised("deployments", limit, links, None))
         while not stopping.wait(POLL_SECONDS):
@@ -160,23 +164,6 @@ def up_and_serve(port: int, limit: int, database: str | None = None) -> None:
         for child in reversed(children):
             end_child(child.process)
         reports.shutdown()
-
-
-def database_environment(url: str | None) -> dict[str, str]:
-    """What tells Prefect's server its database.
-
-    Raises:
-        NoServerError: it is no database that the server can use.
-    """
-    if url is None:
-        return {}
-    scheme, separator, rest = url.partition("://")
-    drivers = {"postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg",
-               "postgresql+asyncpg": "postgresql+asyncpg", "sqlite+aiosqlite": "sqlite+aiosqlite"}
-    if not separator or scheme not in drivers:
-        raise NoServerError(f"--database: a URL beginning with {scheme}:// is not known; write "
-                            "postgresql://USER:PASSWORD@HOST:PORT/NAME")
-    return {CONNECTION_VARIABLE: f"{drivers[scheme]}://{rest}"}
 
 
 def start_child(role: str, number: int, environment: dict[str, str], output: int | None) -> subprocess.Popen[bytes]:

@@ -1,0 +1,228 @@
+"""Prefect's records in PostgreSQL: a real one is used and kept, a wrong one is refused at once, no password is told."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from gristmill.flows.server_database import (
+    CONNECTION_VARIABLE,
+    DATABASE_VARIABLE,
+    DatabaseError,
+    check_database,
+    database_environment,
+)
+
+pytestmark = pytest.mark.xdist_group("serving")
+PASSWORD = "hunter2/@%"
+USER = "gristmill"
+DEADLINE_SECONDS = 120.0
+MANIFEST = """\
+name: tiny
+sources: {notes: {path: "notes/*.txt"}}
+"""
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while True:
+        try:
+            found = condition()
+        except OSError:
+            found = None
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"{what} did not happen within {DEADLINE_SECONDS:.0f} s"
+        time.sleep(0.1)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def postgres_program(name: str) -> str:
+    """A program of PostgreSQL, which Debian keeps off the path."""
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name), reverse=True)
+    found = shutil.which(name) or shutil.which(name, path=os.pathsep.join(map(str, folders)))
+    if found is None:
+        pytest.skip(f"PostgreSQL is not installed: there is no {name}")
+    return found
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A private PostgreSQL on the loopback address."""
+
+    port: int
+
+    def url(self, user: str = USER, password: str = PASSWORD, name: str = "postgres") -> str:
+        return f"postgresql+asyncpg://{user}:{quote(password, safe='')}@127.0.0.1:{self.port}/{name}"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """PostgreSQL refuses root: there it works as `nobody`, in a folder which that user can reach."""
+    initdb, postgres = postgres_program("initdb"), postgres_program("postgres")
+    folder = Path(tempfile.mkdtemp(prefix="gristmill-postgres-"))
+    (folder / "password").write_text(PASSWORD)
+    user: dict[str, Any] = {}
+    if os.getuid() == 0:
+        nobody = pwd.getpwnam("nobody")
+        user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+        for path in (folder, folder / "password"):
+            os.chown(path, nobody.pw_uid, nobody.pw_gid)
+    port = free_port()
+    process = None
+    try:
+        subprocess.run([initdb, "--pgdata", str(folder / "data"), "--username", USER, "--no-sync", "--locale=C",
+                        "--encoding=UTF8", "--auth=scram-sha-256", f"--pwfile={folder / 'password'}"],
+                       check=True, capture_output=True, cwd=folder, **user)
+        process = subprocess.Popen(
+            [postgres, "-D", str(folder / "data"), "-p", str(port), "-c", "listen_addresses=127.0.0.1",
+             "-c", "unix_socket_directories=", "-c", "fsync=off"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder, **user)
+        started = Cluster(port)
+        wait_for(lambda: answers(started) or process.poll() is not None, "PostgreSQL's answer")
+        assert process.poll() is None, "PostgreSQL ended by itself"
+        yield started
+    finally:
+        if process is not None:
+            process.send_signal(signal.SIGINT)  # a fast shutdown: clients are disconnected
+            process.wait(timeout=30)
+        shutil.rmtree(folder)
+
+
+def answers(cluster: Cluster) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", cluster.port)) == 0 and "PostgreSQL" in (check(cluster.url()) or "")
+
+
+def check(url: str) -> str | None:
+    try:
+        return check_database(url)
+    except DatabaseError as error:
+        return None if "starting up" in str(error) else str(error)
+
+
+def ask(cluster: Cluster, statement: str) -> list[tuple[Any, ...]]:
+    """Ask the database itself, by another driver's connection than Prefect's."""
+    import asyncio
+
+    import asyncpg
+
+    async def fetch() -> list[tuple[Any, ...]]:
+        connection = await asyncpg.connect(
+            host="127.0.0.1", port=cluster.port, user=USER, password=PASSWORD, database="postgres")
+        try:
+            return [tuple(row) for row in await connection.fetch(statement)]
+        finally:
+            await connection.close()
+
+    return asyncio.run(fetch())
+
+
+def test_up_keeps_runs_in_postgresql_and_tells_nobody_the_password(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("A note of some words.")
+    (tmp_path / "tiny.yaml").write_text(MANIFEST)
+    port = free_port()
+    api = f"http://127.0.0.1:{port}/api"
+    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    environment |= {"PREFECT_HOME": str(tmp_path / "prefect")}
+    output = tmp_path / "up.txt"
+    with output.open("wb") as sink:
+        up = subprocess.Popen(
+            [sys.executable, "-m", "gristmill.flows.cli", "up", "--port", str(port), "--database", cluster.url()],
+            env=environment, cwd=tmp_path, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        wait_for(lambda: up.poll() is not None or "Deployments" in output.read_text(), "serving")
+        assert up.poll() is None, output.read_text()
+        run = subprocess.run(
+            [sys.executable, "-m", "gristmill.flows.cli", "run", "tiny.yaml"], cwd=tmp_path, capture_output=True,
+            text=True, env={**environment, "PREFECT_API_URL": api})
+        assert run.returncode == 0, run.stdout + run.stderr
+        with urllib.request.urlopen(f"{api}/admin/settings", timeout=20) as reply:
+            settings = reply.read().decode()
+    finally:
+        up.send_signal(signal.SIGTERM)
+        up.wait(timeout=60)
+    # What the server was told is in the database, after the server has gone.
+    assert ask(cluster, "select name, state_type::text from flow_run") == [("tiny.yaml", "COMPLETED")]
+    assert ask(cluster, "select name, state_name from task_run") == [("ingest", "Completed")]
+    assert not (tmp_path / "prefect" / "prefect.db").exists()
+    assert f"PostgreSQL at 127.0.0.1:{cluster.port}/postgres" in output.read_text()
+    told = [output.read_text(), run.stdout, run.stderr, settings]
+    told += [path.read_text(errors="replace") for folder in ("prefect", "gristmill-store")
+             for path in (tmp_path / folder).rglob("*") if path.is_file()]
+    assert not [text for text in told if PASSWORD in text or quote(PASSWORD, safe="") in text]
+
+
+def test_a_database_that_cannot_be_used_is_refused_before_a_server_is_started(cluster: Cluster) -> None:
+    ask(cluster, "create role guest login password 'guest'")
+    for url, reason in (
+        (cluster.url(password="wrong"), 'password authentication failed for user "gristmill"'),
+        (cluster.url(name="absent"), 'database "absent" does not exist'),
+        (cluster.url(user="guest", password="guest"), "does not let guest make tables"),
+        (Cluster(free_port()).url(), "onnect"),
+    ):
+        with pytest.raises(DatabaseError, match=reason) as told:
+            check_database(url)
+        assert "PostgreSQL at 127.0.0.1:" in str(told.value)
+        assert not {"hunter2", "wrong", ":guest"} & set(str(told.value).replace("@", " ").split())
+
+
+def test_up_ends_at_once_with_the_databases_sentence(cluster: Cluster) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "gristmill.flows.cli", "up", "--port", str(free_port())], capture_output=True,
+        text=True, env={**os.environ, DATABASE_VARIABLE: cluster.url(password="wrong")})
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr.splitlines() == [
+        f"PostgreSQL at 127.0.0.1:{cluster.port}/postgres cannot be used as gristmill: "
+        'password authentication failed for user "gristmill"; correct --database or GRISTMILL_DATABASE']
+
+
+@pytest.mark.parametrize(("url", "told"), [
+    ("mysql://me:hunter2@host/db", "beginning with mysql:// is not known"),
+    ("me:hunter2@host/db", "this is no URL"),
+    ("postgresql://me:hunter2@x@host/db", "%40"),
+    ("postgresql://me:hunter2/x@host/db", "%2F"),
+    ("postgresql://me:hunter2?x@host/db", "%3F"),
+    ("postgresql://me:100%@host/db", "%25"),
+    ("postgresql://me:hunter2/db", "is not written as postgresql://USER:PASSWORD@HOST:PORT/NAME"),
+    ("postgresql://me:hunter2@host", "is not written as postgresql://USER:PASSWORD@HOST:PORT/NAME"),
+    ("postgresql://me:hunter2@host:port/db", "is not written as"),
+])
+def test_an_address_that_is_written_wrongly_is_refused_without_being_repeated(url: str, told: str) -> None:
+    with pytest.raises(DatabaseError) as refused:
+        database_environment(url)
+    assert told in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+    assert "100" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("url", "given"), [
+    ("postgres://me@host/db", "postgresql+asyncpg://me@host/db"),
+    ("postgresql://me:a%40b@[::1]:5432/db", "postgresql+asyncpg://me:a%40b@[::1]:5432/db"),
+    ("postgresql+asyncpg://me:a@/db?host=/run/postgresql", "postgresql+asyncpg://me:a@/db?host=/run/postgresql"),
+    ("sqlite+aiosqlite:////tmp/a.db", "sqlite+aiosqlite:////tmp/a.db"),
+])
+def test_the_server_gets_the_address_with_its_driver(url: str, given: str) -> None:
+    assert database_environment(url) == {CONNECTION_VARIABLE: given}
+    assert database_environment(None) == {}
