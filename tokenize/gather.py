@@ -13,6 +13,9 @@ from numba.extending import intrinsic
 
 from gristmill.dataprep.kernels import kernel
 
+ALL_THERE, NO_SUCH_ROW = -1, -2
+"""What `gather_mapped` returns instead of a shard's number."""
+
 
 def by_shard(rows: np.ndarray, ends: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Each shard that some rows lie in, ascending, with their numbers in it and their places among those asked for.
@@ -88,15 +91,17 @@ def gather_mapped(addresses, ends, rows, out):  # type: ignore[no-untyped-def]
         addresses: uint64 (shards,), where each shard's first row lies in memory, 0 where it is not open; who calls
             keeps them there.
         ends: int64 (shards,), ascending: the first row behind each shard.
-        rows: int64 (k,), in [0, R); not checked.
+        rows: int64 (k,).
         out: (k, bytes of a row) uint8, filled.
 
     Returns:
-        -1, or the number of a shard that must be opened first.
+        ALL_THERE; or NO_SUCH_ROW; or the number of a shard that must be opened first.
     """
     size = out.shape[1]
     for place in range(len(rows)):
         shard = np.searchsorted(ends, rows[place], side="right")
+        if rows[place] < 0 or shard == len(ends):
+            return NO_SUCH_ROW
         if not addresses[shard]:
             return shard
         number = rows[place] - (ends[shard - 1] if shard else 0)
@@ -104,4 +109,4 @@ def gather_mapped(addresses, ends, rows, out):  # type: ignore[no-untyped-def]
         target = out[place]
         for byte in range(size):
             target[byte] = source[byte]
-    return -1
+    return ALL_THERE

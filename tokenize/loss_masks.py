@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from gristmill.dataprep.files import atomic_write, canonical_json, sha256_file
-from gristmill.tokenize.packed import PackedSet, PackedSetError
+from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_files import PackedSetError
 
 ROWS_AT_A_TIME = 4096
 

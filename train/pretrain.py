@@ -89,7 +89,7 @@ def check_stages(packed: PackedSet, section: Pretrain) -> None:
     """See that a training with these settings reads a staged set no further than its end, before it begins.
 
     Raises:
-        gristmill.tokenize.packed.PackedSetError: it would.
+        gristmill.tokenize.packed_files.PackedSetError: it would.
     """
     first, size = plan_of(section, packed.sequence_length).positions(section.steps - 1)
     packed.check_reads(first + size)

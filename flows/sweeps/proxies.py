@@ -15,7 +15,7 @@ from gristmill.flows.session import Session, open_session
 from gristmill.flows.sweeps.grid import SweepError, Weights, mixtures_of, normalised, read_grid
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.training import Pretrain
-from gristmill.tokenize.packed import MANIFEST
+from gristmill.tokenize.packed_files import MANIFEST
 from gristmill.train.loop.stream import plan_of
 
 SHARED_UNTIL = "tokenize"

@@ -12,7 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from gristmill.flows import cli, cli_tokens, export_tokens
-from gristmill.tokenize.packed import PackedSet, write_packed_set
+from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_writing import write_packed_set
 
 LENGTH = 8
 
@@ -23,7 +24,8 @@ def mix(tmp_path: Path) -> Path:
     import pyarrow as pa
 
     from gristmill.dataprep.files import read_json, write_json
-    from gristmill.tokenize.packed import PIECES_SCHEMA, write_rows
+    from gristmill.tokenize.packed_files import PIECES_SCHEMA
+    from gristmill.tokenize.packed_writing import write_rows
 
     rows = np.arange(12 * LENGTH).reshape(12, LENGTH) + 2
     folder = tmp_path / "mix"

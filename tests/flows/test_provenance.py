@@ -19,7 +19,9 @@ from gristmill.flows.provenance.readings import Reading, TraceError
 from gristmill.flows.store import StageFolder
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.order import Order
-from gristmill.tokenize.packed import LEDGER, LEDGER_SCHEMA, PackedSet, write_packed_set
+from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_files import LEDGER, LEDGER_SCHEMA
+from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train.loop.stream import Plan, extend_digest, plan_of
 
 TOKENIZER = {"vocab_size": 1000, "eos": 0, "pad": 1, "sha256": "0" * 64}

@@ -19,7 +19,9 @@ from gristmill.tokenize.exporting import export
 from gristmill.tokenize.exporting import split as split_module
 from gristmill.tokenize.exporting.export import FORMATS, ExportError, export_tokens
 from gristmill.tokenize.exporting.mds import columns
-from gristmill.tokenize.packed import DTYPES, PIECES_SCHEMA, PackedSet, dtype_name, write_rows
+from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_files import DTYPES, PIECES_SCHEMA, dtype_name
+from gristmill.tokenize.packed_writing import write_rows
 
 from .token_readers import (
     llmc_batches,

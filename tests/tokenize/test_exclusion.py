@@ -12,7 +12,8 @@ import pytest
 from gristmill.dataprep.counts import check_conservation
 from gristmill.tokenize.mixing.exclusion import read_excluded
 from gristmill.tokenize.mixing.shares import MixError
-from gristmill.tokenize.packed import LEDGER, PackedSet
+from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_files import LEDGER
 
 LENGTH = 32
 SOURCES = {"prose": {"weight": 0.7}, "code": {"weight": 0.3, "max_epochs": 4.0}}

@@ -18,7 +18,8 @@ from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.mixing.draws import id_words
 from gristmill.tokenize.mixing.shares import MixError
 from gristmill.tokenize.order import unrank
-from gristmill.tokenize.packed import LEDGER, PackedSet
+from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_files import LEDGER
 
 LENGTH = 32
 MIXTURE = {"prose": {"weight": 0.7}, "code": {"weight": 0.3, "max_epochs": 4.0}}

@@ -12,7 +12,9 @@ import pytest
 from gristmill.dataprep.files import as_path, read_json, write_json
 from gristmill.mixtures.streaming import Stream
 from gristmill.tokenize.order import unrank
-from gristmill.tokenize.packed import PIECES_SCHEMA, PackedSet, PackedSetError, write_packed_set, write_rows
+from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_files import PIECES_SCHEMA, PackedSetError
+from gristmill.tokenize.packed_writing import write_packed_set, write_rows
 
 TOKENIZER = {"vocab_size": 1000, "eos": 0, "pad": 1, "sha256": "0" * 64}
 ROWS = np.arange(12 * 8).reshape(12, 8)

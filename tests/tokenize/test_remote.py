@@ -14,7 +14,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from gristmill.dataprep.files import as_path, read_json, write_json
 from gristmill.mixtures.streaming import Stream
-from gristmill.tokenize.packed import PIECES_SCHEMA, PackedSet, PackedSetError, write_packed_set, write_rows
+from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_files import PIECES_SCHEMA, PackedSetError
+from gristmill.tokenize.packed_writing import write_packed_set, write_rows
 from gristmill.tokenize.streaming import patience
 from gristmill.tokenize.streaming.ahead import ReadAhead
 from gristmill.tokenize.streaming.patience import StoreUnavailableError
@@ -91,7 +93,7 @@ def opened(remote: Path, tmp_path: Path) -> Iterator[Callable[..., PackedSet]]:
 
 def wait_for_shards(packed: PackedSet) -> list[int]:
     """The shards on the local disk when all that fit have come."""
-    rows = packed._elsewhere()
+    rows = packed._shards.elsewhere()
     assert rows._filling is not None
     rows._filling.join(30)
     return rows.shards_here
@@ -236,7 +238,7 @@ def test_a_copy_that_rots_on_the_local_disk_is_noticed_and_read_anew(
     assert np.array_equal(packed.read(np.arange(60)), ROWS)
     (warning,) = warnings
     assert "train-00001.bin: its copy in the cache is damaged and was removed" in warning
-    assert packed._elsewhere().shards_here == [0, 2]
+    assert packed._shards.elsewhere().shards_here == [0, 2]
 
 
 def test_closing_ends_the_requests_that_still_wait(store: Store, opened: Callable[..., PackedSet]) -> None:

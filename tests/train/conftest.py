@@ -49,7 +49,7 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory, texts: dict[str, 
 @pytest.fixture(scope="session")
 def mix_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path, texts: dict[str, str]) -> Path:
     from gristmill.tokenize.encoding.tokenizer import load
-    from gristmill.tokenize.packed import write_packed_set
+    from gristmill.tokenize.packed_writing import write_packed_set
 
     tokenizer = load(tokenizer_folder)
     streams = {name: np.array(tokenizer.encode([text])[0].ids) for name, text in texts.items()}

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.tokenize.loss_masks import LossMasks, mask_name, write_mask
-from gristmill.tokenize.packed import PackedSet, PackedSetError
+from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_files import PackedSetError
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape
 from gristmill.train.objectives.assistant_turns import AssistantTurns

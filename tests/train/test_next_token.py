@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from gristmill.dataprep.files import read_json, write_json
-from gristmill.tokenize.packed import PIECES_SCHEMA, PackedSet, write_packed_set, write_rows
+from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_files import PIECES_SCHEMA
+from gristmill.tokenize.packed_writing import write_packed_set, write_rows
 from gristmill.train.loop.objective import UNTRAINED
 from gristmill.train.objectives.next_token import NextToken
 

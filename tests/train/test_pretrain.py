@@ -13,7 +13,9 @@ from safetensors.torch import load_file
 
 from gristmill.dataprep.context import Context
 from gristmill.mixtures.model import Model
-from gristmill.tokenize.packed import PackedSet, PackedSetError, write_packed_set
+from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_files import PackedSetError
+from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train import pretrain
 from gristmill.train.loop.loop import OtherRowsError
 from gristmill.train.loop.stream import Plan, extend_digest

@@ -16,15 +16,9 @@ import torch
 from gristmill.dataprep.files import read_json, write_json
 from gristmill.mixtures.evaluation import Contamination, Memorisation, Task
 from gristmill.mixtures.model import Model
-from gristmill.tokenize.packed import (
-    MANIFEST,
-    PIECES_SCHEMA,
-    PackedSet,
-    train_name,
-    validation_name,
-    write_packed_set,
-    write_rows,
-)
+from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_files import MANIFEST, PIECES_SCHEMA, train_name, validation_name
+from gristmill.tokenize.packed_writing import write_packed_set, write_rows
 from gristmill.train.evaluation.answering import Reader, answer_task, until
 from gristmill.train.evaluation.leaks import effect, item_coverage
 from gristmill.train.evaluation.likelihood import Request, Score, continuation, score_requests, windows

@@ -15,7 +15,7 @@ import torch
 
 from gristmill.dataprep.context import Context
 from gristmill.mixtures.watching import Profile, Wandb
-from gristmill.tokenize.packed import write_packed_set
+from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train import pretrain
 from gristmill.train.loop import loop
 from gristmill.train.loop.record import Record

@@ -19,7 +19,8 @@ from gristmill.tokenize.mixing.layouts import Packing, lay_out
 from gristmill.tokenize.mixing.pack import Documents, Plan, gather, layout_of, save, train_stream, write_train_shard
 from gristmill.tokenize.mixing.streams import make_stream
 from gristmill.tokenize.order import Order
-from gristmill.tokenize.packed import PackedSet, write_packed_set
+from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_writing import write_packed_set
 
 ROWS, LENGTH = 16_384, 1024
 MEAN_DOCUMENT_TOKENS = 900

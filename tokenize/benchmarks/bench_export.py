@@ -16,7 +16,9 @@ import pyarrow as pa
 from gristmill.dataprep.documents import ID_BYTES
 from gristmill.dataprep.files import atomic_write, read_json, write_json
 from gristmill.tokenize.exporting.export import FORMATS, export_tokens
-from gristmill.tokenize.packed import PackedSet, train_name, write_packed_set, write_rows
+from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_files import train_name
+from gristmill.tokenize.packed_writing import write_packed_set, write_rows
 
 ROWS, LENGTH, PIECES_PER_ROW = 16_384, 2048, 2
 """64 MB: one shard as the mix stage cuts them."""

@@ -25,7 +25,9 @@ import numpy as np
 from gristmill.dataprep.files import read_json, write_json
 from gristmill.tokenize.benchmarks import mosaic_peer
 from gristmill.tokenize.order import Order
-from gristmill.tokenize.packed import PIECES_SCHEMA, PackedSet, train_name, write_packed_set, write_rows
+from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_files import PIECES_SCHEMA, train_name
+from gristmill.tokenize.packed_writing import write_packed_set, write_rows
 from gristmill.tokenize.streaming.ahead import ReadAhead
 
 PYTHON_VARIABLE = "GRISTMILL_STREAMING_PYTHON"

@@ -13,7 +13,7 @@ from gristmill.tokenize.encoding.fast_encode import FastEncoder
 from gristmill.tokenize.encoding.patterns import NotKnownError
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer
 from gristmill.tokenize.encoding.vocabulary import TokenizerError
-from gristmill.tokenize.packed import DTYPES, dtype_name
+from gristmill.tokenize.packed_files import DTYPES, dtype_name
 
 BATCH_BYTES = 1 << 20
 """Text per call of the tokenizer: enough to keep all threads busy, little enough to hold its results."""

@@ -43,7 +43,7 @@ from gristmill.tokenize.encoding.token_report import (
     measure,
 )
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
-from gristmill.tokenize.packed import dtype_name
+from gristmill.tokenize.packed_files import dtype_name
 
 EXCERPT_CHARACTERS = 200
 REPORT_FILE = "report.json"

@@ -30,7 +30,7 @@ from gristmill.tokenize.encoding.piece_cache import (
     piece_key,
     remember,
 )
-from gristmill.tokenize.packed import DTYPES, dtype_name
+from gristmill.tokenize.packed_files import DTYPES, dtype_name
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

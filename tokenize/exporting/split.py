@@ -14,7 +14,8 @@ import numpy as np
 from gristmill.tokenize.boundaries import Boundaries, join
 from gristmill.tokenize.mixing.draws import id_words
 from gristmill.tokenize.order import Order
-from gristmill.tokenize.packed import OpenShard, PackedSet, PackedSetError
+from gristmill.tokenize.packed import OpenShard, PackedSet
+from gristmill.tokenize.packed_files import PackedSetError
 
 BLOCK_TOKENS = 1 << 21
 PIECE = np.dtype([("high", "<u8"), ("low", "<u8"), ("source", "<i4"), ("copy", "<i4"), ("offset", "<i8")])

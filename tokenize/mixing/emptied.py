@@ -14,7 +14,7 @@ from gristmill.dataprep.row_groups import read_matching
 from gristmill.tokenize.mixing.candidates import Candidates
 from gristmill.tokenize.mixing.draws import id_words, word_ids
 from gristmill.tokenize.mixing.exclusion import among
-from gristmill.tokenize.packed import ids_name
+from gristmill.tokenize.packed_files import ids_name
 
 EXCLUDED, WITHHELD = "excluded", "withheld"
 """Reasons in the ledger: on the list itself; in no row but emptied ones."""

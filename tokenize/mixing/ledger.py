@@ -11,7 +11,7 @@ import pyarrow as pa
 from gristmill.dataprep.documents import write_table
 from gristmill.tokenize.mixing.candidates import Candidates, unused
 from gristmill.tokenize.mixing.draws import word_ids
-from gristmill.tokenize.packed import INDEX_GROUP_ROWS, LEDGER, LEDGER_SCHEMA
+from gristmill.tokenize.packed_files import INDEX_GROUP_ROWS, LEDGER, LEDGER_SCHEMA
 
 
 def write_ledger(

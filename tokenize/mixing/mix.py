@@ -34,14 +34,22 @@ from gristmill.tokenize.mixing.pack import (
     write_shard,
 )
 from gristmill.tokenize.mixing.quotas import Quotas
-from gristmill.tokenize.packed import DTYPES, FORMAT, MANIFEST, STAGED_FORMAT, dtype_name, train_name, validation_name
+from gristmill.tokenize.packed_files import (
+    DTYPES,
+    FORMAT,
+    MANIFEST,
+    STAGED_FORMAT,
+    dtype_name,
+    train_name,
+    validation_name,
+)
 
 SHARD_BYTES = 64_000_000
 """Of tokens, where the manifest does not say `shard_rows`: large enough to stream, small enough to redo."""
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Plan the mixture and write the packed set (see `packed.py` for its files).
+    """Plan the mixture and write the packed set (see `packed_files.py` for its files).
 
     Args:
         inputs: `ingest`, the annotating stages, `tokenizer`, `tokenize`.

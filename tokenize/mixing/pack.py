@@ -17,7 +17,8 @@ from gristmill.tokenize.mixing.exclusion import documents_beside, drop_rows, emp
 from gristmill.tokenize.mixing.layouts import Layout
 from gristmill.tokenize.mixing.streams import Pieces, Stream, cut_runs
 from gristmill.tokenize.order import order_key, permute, stage_parts, unrank
-from gristmill.tokenize.packed import DTYPES, PIECES_SCHEMA, files_of, read_tokens, write_rows
+from gristmill.tokenize.packed_files import DTYPES, PIECES_SCHEMA, files_of, read_tokens
+from gristmill.tokenize.packed_writing import write_rows
 from gristmill.tokenize.streaming.buffers import Buffers
 
 MOST_PART_TOKENS = 2**40

@@ -13,7 +13,8 @@ import torch
 
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.optimizer import Optimizer
-from gristmill.tokenize.packed import PackedSet, write_packed_set
+from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train.generation.sample import generate
 from gristmill.train.loop.gradients import accumulate_gradients
 from gristmill.train.models.llama import Llama

@@ -20,7 +20,8 @@ import torch
 from gristmill.dataprep.context import Context
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.training import Pretrain
-from gristmill.tokenize.packed import PackedSet, write_packed_set
+from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape, shape_of

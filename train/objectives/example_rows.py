@@ -20,16 +20,9 @@ from gristmill.dataprep.files import write_json
 from gristmill.tokenize.loss_masks import mask_name, write_mask
 from gristmill.tokenize.mixing.best_fit import best_fit_decreasing, by_bin
 from gristmill.tokenize.order import sources_of_rows
-from gristmill.tokenize.packed import (
-    DTYPES,
-    FORMAT,
-    MANIFEST,
-    PIECES_SCHEMA,
-    PackedSet,
-    dtype_name,
-    train_name,
-    write_rows,
-)
+from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_files import DTYPES, FORMAT, MANIFEST, PIECES_SCHEMA, dtype_name, train_name
+from gristmill.tokenize.packed_writing import write_rows
 from gristmill.train.objectives.conversations import Conversation
 
 SHARD_BYTES = 64 << 20

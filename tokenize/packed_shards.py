@@ -1,0 +1,132 @@
+"""The training rows of a packed set as tokens, from memory-mapped files or out of an object store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gristmill.dataprep.files import is_local
+from gristmill.mixtures.streaming import Stream
+from gristmill.tokenize.gather import ALL_THERE, NO_SUCH_ROW, by_shard, gather_mapped
+from gristmill.tokenize.packed_files import PackedSetError, check_size, read_tokens
+from gristmill.tokenize.streaming.buffers import Buffers
+from gristmill.tokenize.streaming.checksums import sums_name
+
+if TYPE_CHECKING:
+    from gristmill.tokenize.streaming.remote import RemoteRows
+
+
+class Shards:
+    """The files of training rows, opened when they are first read.
+
+    A copy for another process opens them anew.
+
+    Args:
+        folder: of the set.
+        entries: the training shards in packed.json, in their order.
+        sequence_length: tokens per row, L.
+        dtype: of the files.
+        stream: see PackedSet.
+        warn: told when a store fails.
+
+    Attributes:
+        ends: int64 of shape (shards,), the first row behind each shard.
+        local: whether they lie on a local disk.
+    """
+
+    def __init__(
+        self, folder: Path, entries: Sequence[Mapping[str, Any]], sequence_length: int, dtype: np.dtype[Any],
+        stream: Stream | None, warn: Callable[[str], None],
+    ) -> None:
+        self.ends = np.cumsum([entry["rows"] for entry in entries], dtype=np.int64)
+        self.local = is_local(folder)
+        self._folder, self._entries, self._stream, self._warn = folder, entries, stream, warn
+        self._length, self._dtype = sequence_length, dtype
+        self._open: dict[str, np.ndarray] = {}
+        self._addresses = np.zeros(len(entries), dtype=np.uint64)
+        self._buffers = Buffers()
+        self._remote: RemoteRows | None = None
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": {}, "_remote": None, "_lock": None,
+                "_addresses": np.zeros_like(self._addresses)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
+
+    def first(self, shard: int) -> int:
+        """The number of a shard's first row."""
+        return int(self.ends[shard]) - int(self._entries[shard]["rows"])
+
+    def checked(self, rows: np.ndarray) -> np.ndarray:
+        """The rows as int64 of shape (n,).
+
+        Raises:
+            PackedSetError: the set has no such row.
+        """
+        rows = np.asarray(rows, dtype=np.int64).reshape(-1)
+        total = int(self.ends[-1]) if len(self.ends) else 0
+        if rows.size and (rows.min() < 0 or rows.max() >= total):
+            raise PackedSetError(f"{self._folder}: rows are in [0, {total}), not {rows.min()} to {rows.max()}")
+        return rows
+
+    def tokens(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Tokens (n, L) of rows (int64 of shape (n,)), in `out` or in memory that is used again (see Buffers)."""
+        rows = np.ascontiguousarray(rows, dtype=np.int64).reshape(-1)
+        tokens = self._buffers.array((len(rows), self._length), self._dtype) if out is None else out
+        if not self.local:
+            self.elsewhere().fill(list(by_shard(self.checked(rows), self.ends)), tokens)
+            return tokens
+        while (shard := gather_mapped(self._addresses, self.ends, rows, tokens.view(np.uint8))) != ALL_THERE:
+            if shard == NO_SUCH_ROW:
+                self.checked(rows)
+            # `_open` keeps it where it is.
+            self._addresses[shard] = self.load(self._entries[shard]).ctypes.data
+        return tokens
+
+    def load(self, entry: Mapping[str, Any]) -> np.ndarray:
+        """All tokens (rows, L) of a shard, training or held out."""
+        name = entry["file"]
+        if name not in self._open:
+            if self.local:
+                check_size(self._folder, entry, self._length * self._dtype.itemsize)
+            path = self.here(name, entry["sha256"])
+            opened = read_tokens(path, self._dtype).reshape(-1, self._length)
+            # Of threads that open it at once the first one's stays: its address may be in use already.
+            self._open.setdefault(name, opened)
+        return self._open[name]
+
+    def here(self, name: str, sha256: str) -> Path:
+        """The path of a file of the set on a local disk, where it is fetched to if it lies in a store."""
+        return self._folder / name if self.local else self.elsewhere().file(name, sha256)
+
+    def elsewhere(self) -> RemoteRows:
+        """The reader of shards that lie in an object store.
+
+        Raises:
+            PackedSetError: the set has no checksums of rows.
+        """
+        from gristmill.tokenize.streaming.remote import RemoteRows
+
+        with self._lock:
+            if self._remote is None:
+                missing = [entry["file"] for entry in self._entries if sums_name(entry["file"]) not in entry["beside"]]
+                if missing:
+                    raise PackedSetError(f"{self._folder}: {', '.join(missing)} have no checksums of their rows, so "
+                                         "they can't be read from a store; run the mix stage again, or copy the set "
+                                         "to a local disk")
+                self._remote = RemoteRows(self._folder, self._entries, self._length, self._dtype,
+                                          self._stream or Stream(), self._warn)
+                if self._stream is not None:
+                    self._remote.keep_shards()
+            return self._remote
+
+    def close(self) -> None:
+        """Ask an object store for nothing more, and let the cache's files go; local files need no closing."""
+        if self._remote is not None:
+            self._remote.close()
