@@ -241,6 +241,14 @@ def _part_of_sft(
     return recipe, told
 
 
+def _reward(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+    """Its own pairs, or those of preference optimisation."""
+    section = manifest.reward
+    if section is not None and section.data is None and manifest.dpo is not None:
+        manifest = manifest.model_copy(update={"reward": section.model_copy(update={"data": manifest.dpo.data})})
+    return _training("reward")(manifest, verify)
+
+
 def _reference(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     from gristmill.mixtures.posttraining import Reference
 
@@ -335,6 +343,7 @@ STAGES: dict[str, Stage] = {
               "torchrun"),
         Stage("sft", 3, "gristmill.train.sft:run", _sft, _only("tokenizer", "mix", "sft_data", "pretrain"),
               "torchrun"),
+        Stage("reward", 1, "gristmill.train.reward:run", _reward, _before_reference, "torchrun"),
         Stage("reference", 1, "gristmill.train.reference:run", _reference, _before_reference, "torchrun"),
         Stage("dpo", 3, "gristmill.train.dpo:run", _training("dpo"), _before_dpo, "torchrun"),
         Stage("evaluate", 2, "gristmill.train.evaluate:run", _evaluate,
@@ -342,5 +351,5 @@ STAGES: dict[str, Stage] = {
         Stage("export", 1, "gristmill.train.export:run", _export, _final_model),
     )
 }
-AFTER_PREPARE = ("tokenizer", "tokenize", "mix", "sft_data", "pretrain", "sft", "reference", "dpo", "evaluate",
-                 "export")
+AFTER_PREPARE = ("tokenizer", "tokenize", "mix", "sft_data", "pretrain", "sft", "reward", "reference", "dpo",
+                 "evaluate", "export")

@@ -250,10 +250,15 @@ def _contradictions(raw: Mapping[str, Any], lines: Mapping[Location, int], file:
             near = difflib.get_close_matches(str(name), names, n=1)
             hint = f", did you mean {near[0]!r}?" if near else ""
             problem(location, f"no such source: {name!r}{hint} (sources: {', '.join(names)})")
-    for stage, needed in (("mix", "tokenizer"), ("pretrain", "mix"), ("sft", "pretrain"), ("dpo", "pretrain"),
+    for stage, needed in (("mix", "tokenizer"), ("pretrain", "mix"), ("sft", "pretrain"), ("reward", "pretrain"),
+                          ("dpo", "pretrain"),
                           ("evaluate", "pretrain"), ("export", "pretrain")):
         if stage in raw and needed not in raw:
             problem((stage,), f"needs a section `{needed}:` too, which is absent")
+    reward = raw.get("reward")
+    if isinstance(reward, dict) and not reward.get("data") and raw.get("dpo") is None:
+        problem(("reward",), "has no pairs to learn from: give it `data:`, or the manifest a section `dpo:`, whose "
+                             "pairs it then takes")
     seen: dict[str, int] = {}
     steps = raw.get("prepare")
     for index, step in enumerate(steps if isinstance(steps, list) else []):

@@ -17,13 +17,14 @@ from gristmill.flows.lookup import committed_inputs
 from gristmill.flows.session import Session
 from gristmill.flows.store import StageFolder
 from gristmill.mixtures.posttraining import Dpo, Tuning
+from gristmill.mixtures.reward import Reward
 from gristmill.mixtures.training import Pretrain, Training
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.rollback import plan_after, read_rollbacks
 from gristmill.train.loop.stream import Plan, plan_of
 
-SECTIONS: dict[str, type[Training]] = {"pretrain": Pretrain, "sft": Tuning, "dpo": Dpo}
+SECTIONS: dict[str, type[Training]] = {"pretrain": Pretrain, "sft": Tuning, "reward": Reward, "dpo": Dpo}
 EXAMPLE_IDS = "examples.txt"
 """What a fine-tuning stage calls the list of its examples, row by row."""
 Use = Literal["read", "will read"]
@@ -38,7 +39,7 @@ class Reading:
     """A training stage and the order in which it reads.
 
     Attributes:
-        stage: pretrain, sft or dpo.
+        stage: pretrain, sft, reward or dpo.
         folder: the stage's output, finished or not.
         section: its settings.
         plan: which positions each step takes.

@@ -12,7 +12,7 @@ from gristmill.flows.lookup import DocumentNotFoundError
 from gristmill.flows.provenance.readings import EXAMPLE_IDS, Reading, reading_of
 from gristmill.flows.session import Session
 
-FINE_TUNING = ("sft", "dpo")
+FINE_TUNING = ("sft", "reward", "dpo")
 
 
 def trace_document(session: Session, wanted: str) -> dict[str, Any]:

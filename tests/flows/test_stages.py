@@ -10,6 +10,7 @@ import pytest
 
 from gristmill.flows.session import Session, open_session
 from gristmill.flows.stages import STAGES, Node, UnknownStageError
+from gristmill.mixtures.load import ManifestError
 
 DEMO = str(Path(__file__).resolve().parent.parent.parent / "mixtures" / "demo.yaml")
 
@@ -157,3 +158,18 @@ def test_the_content_of_evaluation_sets_names_what_is_clean_of_them(tmp_path: Pa
     assert fingerprint("there", "What is it?") == first
     assert fingerprint("here", "What was it?") != first
     assert fingerprint("there", "What is it?", ngram=10) != first
+
+
+def test_a_reward_model_learns_from_the_pairs_of_preference_optimisation_unless_it_has_its_own() -> None:
+    one = opened("reward={steps: 3}").plan
+    assert list(one).index("reward") == list(one).index("sft") + 1
+    assert one["reward"].inputs.keys() == {"tokenizer", "sft"}
+    assert one["reward"].config["data"] == one["dpo"].config["data"]
+    own = opened("reward={steps: 3, data: [{path: 'python-docs://', limit: 7}]}").plan["reward"]
+    assert [item["limit"] for item in own.config["data"]] == [7]
+    assert {name: node.fingerprint for name, node in one.items() if name != "reward"} == {
+        name: node.fingerprint for name, node in opened().plan.items()}
+    other = opened("reward={steps: 3}", "dpo.data=[{path: 'python-docs://', limit: 7}]").plan["reward"]
+    assert other.fingerprint != one["reward"].fingerprint
+    with pytest.raises(ManifestError, match="reward: has no pairs to learn from"):
+        opened("dpo=null", "reward={steps: 3}")

@@ -1,4 +1,4 @@
-"""Adapters, elastic weights and reference log-probabilities are the same on two processes as on one."""
+"""Adapters, elastic weights, reference log-probabilities and reward models are the same on two processes as on one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRAINING = {"steps": 3, "global_batch_size": 5, "micro_batch_size": 2, "seed": 1
 
 
 def jobs_in(folder: Path, inputs: dict[str, str], data: Path) -> list[dict[str, Any]]:
-    """A tuning with adapters, one that is held, the reference of a model, and preferences from there."""
+    """A tuning with adapters, one that is held, the reference of a model, preferences and a reward model from there."""
     chats, pairs = {"data": [{"path": str(data / "sft.jsonl")}]}, {"data": [{"path": str(data / "dpo.jsonl")}]}
     rate = {"optimizer": {"learning_rate": 0.002}}
     tuned = {**inputs, "sft": str(folder / "adapters" / "data")}
@@ -35,6 +35,8 @@ def jobs_in(folder: Path, inputs: dict[str, str], data: Path) -> list[dict[str, 
         {"stage": "dpo", "folder": str(folder / "dpo"),
          "inputs": {**tuned, "reference": str(folder / "reference" / "data")},
          "config": {**TRAINING, **pairs, **rate, "lora": {"rank": 2}}},
+        {"stage": "reward", "folder": str(folder / "reward"), "inputs": tuned,
+         "config": {**TRAINING, **pairs, **rate, "center_weight": 0.1, "holdout": 0.3}},
     ]
 
 
@@ -71,7 +73,7 @@ def test_two_processes_tune_as_one_does(
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}, capture_output=True, text=True,
         check=False, timeout=240)
     assert done.returncode == 0, done.stderr[-6000:]
-    for name in ("adapters", "held", "dpo"):
+    for name in ("adapters", "held", "dpo", "reward"):
         ours, theirs = ([json.loads(line) for line in (tmp_path / run / name / "data" / "metrics.jsonl").read_text()
                          .splitlines()] for run in ("two", "one"))
         assert len(ours) == len(theirs) == 3

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 LEVEL = 0.95
+NORMAL_QUANTILE = 1.959963984540054
+"""Of the normal distribution, at which LEVEL lies within plus and minus it."""
 CHUNK = 1 << 22
 """Random numbers drawn at a time."""
 Statistic = Callable[[np.ndarray], np.ndarray]
@@ -19,6 +21,25 @@ def mean_with_interval(values: np.ndarray, seed: int, resamples: int) -> dict[st
     values = np.asarray(values, dtype=np.float64)
     return {"value": float(values.mean()), "stderr": standard_error(values),
             **interval(values[:, None], lambda means: means[:, 0], seed, resamples)}
+
+
+def share_with_interval(hits: np.ndarray) -> dict[str, float] | None:
+    """A share of n units and Wilson's interval at 95 % (Wilson 1927), which is no point where all or none hit.
+
+    Args:
+        hits: (n,) bool.
+
+    Returns:
+        `value`, `low`, `high`, and `units`, n; None without units.
+    """
+    number = len(hits)
+    if not number:
+        return None
+    share, spread = float(np.mean(hits)), NORMAL_QUANTILE**2 / number
+    middle = (share + spread / 2) / (1 + spread)
+    half = NORMAL_QUANTILE * np.sqrt(share * (1 - share) / number + spread / (4 * number)) / (1 + spread)
+    return {"value": share, "low": max(0.0, float(middle - half)), "high": min(1.0, float(middle + half)),
+            "units": number}
 
 
 def standard_error(values: np.ndarray) -> float:

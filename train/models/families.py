@@ -85,6 +85,11 @@ def shape_from_hf(config: Mapping[str, Any]) -> Shape:
     )
 
 
+def is_scorer(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is of a model that scores a text instead of writing one (see models.reward)."""
+    return any(str(name).endswith("ForSequenceClassification") for name in config.get("architectures") or ())
+
+
 def _experts_of(config: Mapping[str, Any]) -> int:
     """Qwen3-MoE's are `num_experts` in files of transformers 4."""
     if config["model_type"] not in EXPERT_NAMES:

@@ -261,11 +261,15 @@ class Llama(nn.Module):
 
     def gathered(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states and the output matrix (v, d) for a head, whole where they are split."""
-        tied = self.model.embed_tokens if self.shape.tied_embeddings else None
-        output: Tensor = self.lm_head.weight if tied is None else tied.weight
+        output = self.output_matrix()
         if self.tensor_mesh is not None:
             hidden, output = whole(hidden), whole(output)
         return hidden, output[: self.shape.vocab_size]
+
+    def output_matrix(self) -> Tensor:
+        """What a head is given beside the hidden states, (padded v, d): the matrix that predicts tokens."""
+        output: Tensor = self.model.embed_tokens.weight if self.shape.tied_embeddings else self.lm_head.weight
+        return output
 
 
 def configure(model: Llama, compute: Compute) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gristmill.dataprep.files import atomic_write, read_json, write_json
 from gristmill.mixtures.model import Initialisation
-from gristmill.train.models.families import shape_from_hf, tensors_behind
+from gristmill.train.models.families import is_scorer, shape_from_hf, tensors_behind
 from gristmill.train.models.initialisation import initial_tensor
 from gristmill.train.models.int8 import read_int8, stored_name
 from gristmill.train.models.shape import Shape, shape_from_json, shape_to_json
@@ -105,15 +105,26 @@ def save_model(folder: Path, shape: Shape, tensors: dict[str, Tensor]) -> None:
 
 
 def load_model(folder: Path, device: str = "cpu") -> Llama:
-    """A saved model in float32, ready for evaluation in one process."""
+    """A saved model in float32, ready for evaluation in one process.
+
+    Raises:
+        WeightsError: the folder holds a model that scores text and does not write any.
+    """
     from gristmill.train.models.llama import Llama
 
-    shape = read_shape(folder)
+    if is_scorer(read_json(folder / SHAPE_FILE)):
+        raise WeightsError(f"{folder} is a reward model, which scores texts and cannot write any; name a model that "
+                           "`pretrain`, `sft` or `dpo` made")
     with torch.device("meta"):
-        model = Llama(shape)
-    tensor_of = stored(folder)
+        model = Llama(read_shape(folder))
+    fill_from(model, stored(folder), device)
+    return model
+
+
+def fill_from(model: nn.Module, tensor_of: TensorOf, device: str, dtype: torch.dtype = torch.float32) -> None:
+    """Give a model without values those that `tensor_of` knows, frozen, in evaluation mode."""
     for name, parameter in list(model.named_parameters()):
         owner = model.get_submodule(name.rpartition(".")[0])
-        value = nn.Parameter(tensor_of(name, parameter.shape).to(device), requires_grad=False)
+        value = nn.Parameter(tensor_of(name, parameter.shape).to(device, dtype), requires_grad=False)
         setattr(owner, name.rpartition(".")[2], value)
-    return model.eval()
+    model.eval()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,9 @@ from gristmill.mixtures.compute import Compute
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import TensorOf
 from gristmill.train.parallel.world import World
+
+if TYPE_CHECKING:
+    from gristmill.train.models.llama import Llama
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -27,7 +30,7 @@ def compute_dtype(precision: Literal["auto", "fp32", "bf16", "fp16"], device: to
 def sharded_model(
     shape: Shape, tensor_of: TensorOf, world: World, dtype: torch.dtype, compute: Compute | None = None,
     float8: Literal["off", "tensorwise", "rowwise"] = "off",
-    adapt: Callable[[nn.Module], None] | None = None,
+    adapt: Callable[[nn.Module], None] | None = None, build: Callable[[Shape], Llama] | None = None,
 ) -> nn.Module:
     """A model whose parameters are spread over all processes, at world size 1 too (torchtitan #3148).
 
@@ -42,6 +45,7 @@ def sharded_model(
         compute: what is compiled and recomputed.
         float8: how layers multiply in 8-bit floating point.
         adapt: changes the model before it is sharded (see adapters.lora).
+        build: makes the model, a decoder that predicts tokens if absent (see models.reward); no pipeline has it.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor import distribute_tensor
@@ -56,7 +60,7 @@ def sharded_model(
     # Masks and loss weights that pass through `forward` must keep their dtype.
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     with torch.device("meta"):
-        model = Llama(shape) if world.pipeline_group is None else Stage(
+        model = (build or Llama)(shape) if world.pipeline_group is None else Stage(
             shape, world.stage, world.pipeline_group, dtype, world.device)
         if adapt is not None:
             adapt(model)

@@ -1,0 +1,160 @@
+"""A reward model: its loss by hand, where it looks, and what a training leaves behind."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gristmill.mixtures.parallel import Parallel
+from gristmill.train.evaluation.intervals import share_with_interval
+from gristmill.train.models.reward import last_tokens, load_reward_model, scores
+from gristmill.train.models.shape import Shape
+from gristmill.train.models.weights import WeightsError, load_model
+from gristmill.train.objectives.chat import Chat
+from gristmill.train.objectives.conversations import NothingToTrainError
+from gristmill.train.objectives.reward_pairs import reward_loss
+from gristmill.train.reward import scoring_flops_per_token, unsplit
+
+WORDS = ("json", "text", "file", "name", "list", "code", "line", "type", "value", "error", "module", "class")
+
+
+@pytest.mark.parametrize(("margin", "center_weight", "expected"), [
+    (0.0, 0.0, 0.2014132780),  # ln(1 + e^-1.5)
+    (0.5, 0.0, 0.3132616875),  # ln(1 + e^-1)
+    (0.0, 0.01, 0.2039132780),  # + 0.01 (1.0 - 0.5)^2
+])
+def test_the_loss_by_hand(margin: float, center_weight: float, expected: float) -> None:
+    losses = reward_loss(torch.tensor([1.0]), torch.tensor([-0.5]), margin, center_weight)
+    assert losses.tolist() == [pytest.approx(expected, abs=1e-7)]
+
+
+def test_a_row_is_scored_at_its_last_token_that_is_no_padding() -> None:
+    ids = torch.tensor([[5, 9, 7, 9], [9, 9, 9, 9], [5, 6, 7, 8]])
+    assert last_tokens(ids, 9).tolist() == [2, 0, 3]
+
+
+def test_wilsons_interval_has_a_width_where_every_pair_is_right() -> None:
+    found = share_with_interval(np.ones(16, dtype=bool))
+    assert found == {"value": 1.0, "low": pytest.approx(16 / (16 + 1.959964**2)), "high": 1.0, "units": 16}
+    half = share_with_interval(np.array([True, False] * 50))
+    assert half is not None
+    assert (half["low"], half["high"]) == (pytest.approx(0.4038315), pytest.approx(0.5961685))
+    assert share_with_interval(np.ones(0, dtype=bool)) is None
+
+
+def test_processes_that_would_split_matrices_shard() -> None:
+    assert unsplit(Parallel(tensor=2)).sizes(4) == (1, 1, 4, 1)
+    assert unsplit(Parallel(tensor=2, shard=2, replicate=2)).sizes(8) == (1, 2, 4, 1)
+
+
+def test_a_score_costs_no_product_with_the_vocabulary(tiny_shape: Shape) -> None:
+    """Six operations a weight of all but the 100 x 32 output, and the attention's."""
+    weights = tiny_shape.matrix_parameters - tiny_shape.padded_vocab_size * tiny_shape.width
+    attention = 12 * tiny_shape.layers * tiny_shape.attention_width * 24
+    assert scoring_flops_per_token(tiny_shape, 24, None) == 6 * weights + attention
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path, make_model: Any) -> dict[str, Path]:
+    """A tuned model that was never trained, as the stages behind it see one."""
+    from gristmill.mixtures.model import Model
+    from gristmill.train.models.shape import shape_of
+    from gristmill.train.models.weights import save_model
+
+    section = Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48)
+    model = make_model(shape_of(section, vocab_size=Chat(tokenizer_folder).tokenizer.get_vocab_size(),
+                                sequence_length=64))
+    folder = tmp_path_factory.mktemp("sft")
+    save_model(folder / "model", model.shape, dict(model.state_dict()))
+    return {"tokenizer": tokenizer_folder, "sft": folder}
+
+
+def config_with(tmp_path: Path, **others: Any) -> dict[str, Any]:
+    """Thirty-six pairs of which the shorter answer is chosen, and one that is too long."""
+    lines = [{"prompt": [{"role": "user", "content": f"What is a {word}? {n}"}],
+              "chosen": [{"role": "assistant", "content": f"A {word}."}],
+              "rejected": [{"role": "assistant", "content": "I do not know that."}]}
+             for word in WORDS for n in range(3)]
+    lines.append({**lines[0], "chosen": [{"role": "assistant", "content": "a long story " * 20}]})
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return {"data": [{"path": str(tmp_path / "pairs.jsonl")}], "holdout": 0.25, "steps": 12, "seed": 11, "log_every": 1,
+            "global_batch_size": 5, "micro_batch_size": 3, "schedule": {"warmup_steps": 1},
+            "optimizer": {"learning_rate": 0.003}, **others}
+
+
+def test_a_training_learns_to_rank_and_its_model_gives_the_scores_that_it_measured(
+    run_stage: Any, start: dict[str, Path], tmp_path: Path
+) -> None:
+    summary = run_stage("reward", start, config_with(tmp_path, average={"decay": 0.5}), tmp_path / "reward")
+    lines = [json.loads(line) for line in (tmp_path / "reward/data/metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["loss"] < lines[0]["loss"] / 2
+    assert lines[-1]["accuracy"] == 1.0
+    assert lines[-1]["margin"] == pytest.approx(lines[-1]["scores/chosen"] - lines[-1]["scores/rejected"])
+    assert (summary["too_long_pairs"], summary["training_pairs"] + summary["held_out_pairs"]) == (1, 36)
+    held_out = [json.loads(line) for line in (tmp_path / "reward/data/holdout.jsonl").read_text().splitlines()]
+    found = summary["held_out"]
+    assert found["accuracy"]["value"] == np.mean(
+        [line["score_chosen"] > line["score_rejected"] for line in held_out]) > 0.9
+    assert found["accuracy"]["low"] < 0.9 < found["accuracy"]["high"] == 1.0
+    assert found["longer_chosen"]["value"] == 0.0
+    assert found["length_correlation"] < -0.5
+    folder, chat = tmp_path / "reward/data/model", Chat(start["tokenizer"])
+    conversations = [[*line["prompt"], *line[name]] for line in held_out for name in ("chosen", "rejected")]
+    rows = [chat.encode(messages).ids for messages in conversations]
+    ids = torch.full((len(rows), max(map(len, rows))), chat.pad)
+    for place, row in enumerate(rows):
+        ids[place, : len(row)] = torch.from_numpy(row)
+    ours = scores(load_reward_model(folder), ids, chat.pad)
+    recorded = [line[name] for line in held_out for name in ("score_chosen", "score_rejected")]
+    torch.testing.assert_close(ours, torch.tensor(recorded), atol=1e-5, rtol=0)
+    average = scores(load_reward_model(tmp_path / "reward/data/model-average"), ids, chat.pad)
+    assert not torch.allclose(average, ours, atol=1e-3)
+
+
+def test_adapters_and_the_scoring_row_learn_while_the_decoder_stays(
+    run_stage: Any, start: dict[str, Path], tmp_path: Path
+) -> None:
+    config = config_with(tmp_path, lora={"rank": 4, "targets": ["q_proj"]}, optimizer={"learning_rate": 0.02})
+    summary = run_stage("reward", start, config, tmp_path / "reward")
+    assert summary["last_loss"] < summary["first_loss"]
+    before = dict(load_model(start["sft"] / "model").named_parameters())
+    after = dict(load_reward_model(tmp_path / "reward/data/model").named_parameters())
+    moved = {name for name in before.keys() & after.keys()
+             if not torch.equal(before[name][: len(after[name])], after[name])}
+    assert moved == {f"model.layers.{layer}.self_attn.q_proj.weight" for layer in (0, 1)}
+    # Drawn with variance 1 / 33 and then trained.
+    assert after["score.weight"].shape == (1, 32)
+    assert 0.05 < after["score.weight"].std() < 0.6
+
+
+def test_the_first_loss_is_that_of_scores_that_differ_by_chance(
+    run_stage: Any, start: dict[str, Path], tmp_path: Path
+) -> None:
+    config = config_with(tmp_path, steps=1, global_batch_size=20, margin=4.0)
+    summary = run_stage("reward", start, config, tmp_path / "reward")
+    line = json.loads((tmp_path / "reward/data/metrics.jsonl").read_text().splitlines()[0])
+    # Jensen: the mean of a convex function is at least that of the mean.
+    assert summary["first_loss"] >= math.log1p(math.exp(4.0 - line["margin"])) - 1e-6
+    assert summary["first_loss"] < 8.0
+
+
+def test_nothing_to_train_is_said_with_the_numbers(run_stage: Any, start: dict[str, Path], tmp_path: Path) -> None:
+    config = config_with(tmp_path, holdout=0.999999)
+    with pytest.raises(NothingToTrainError, match=r"of 37 pairs 1 are longer .* and 36 are held out"):
+        run_stage("reward", start, config, tmp_path / "reward")
+
+
+def test_a_reward_model_is_not_taken_for_one_that_writes_nor_the_other_way_round(
+    run_stage: Any, start: dict[str, Path], tmp_path: Path
+) -> None:
+    run_stage("reward", start, config_with(tmp_path, steps=1), tmp_path / "reward")
+    with pytest.raises(WeightsError, match="is a reward model, which scores texts"):
+        load_model(tmp_path / "reward/data/model")
+    with pytest.raises(WeightsError, match=r"is no reward model: config\.json names None"):
+        load_reward_model(start["sft"] / "model")

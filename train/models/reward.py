@@ -1,0 +1,142 @@
+"""A model that scores a conversation with one number: a decoder whose output layer is a single row.
+
+On disk it is Hugging Face's `LlamaForSequenceClassification` (or that of the decoder's family) with one label: the
+decoder's tensors and `score.weight` (1, d), without an output matrix over the vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gristmill.dataprep.files import atomic_write, read_json, write_json
+from gristmill.train.models.families import hf_config, is_scorer, split_for_hf
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.shape import Shape
+from gristmill.train.models.weights import (
+    SHAPE_FILE,
+    WEIGHTS_FILE,
+    TensorOf,
+    WeightsError,
+    fill_from,
+    read_shape,
+    stored,
+)
+
+SCORE = "score.weight"
+OUTPUT, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+class RewardModel(Llama):
+    """A decoder that scores: the matrix that its head is given is `score.weight` (1, d), in place of the output's."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        if not shape.tied_embeddings:
+            del self.lm_head
+        self.score = nn.Linear(shape.width, 1, bias=False)
+
+    def output_matrix(self) -> Tensor:
+        """The one row that scores, (1, d)."""
+        return self.score.weight
+
+
+def scores(model: nn.Module, ids: Tensor, pad: int) -> Tensor:
+    """What a reward model gives each row, (n,) float32, with gradients where they are enabled.
+
+    A row's score is that of its last token which is not `pad`, as transformers' sequence classification defines it.
+
+    Args:
+        model: a reward model, sharded or not.
+        ids: (n, t) int64, padded on the right.
+        pad: the padding id.
+    """
+    scored: Tensor = model(ids, partial(scores_at, places=last_tokens(ids, pad)))
+    return scored
+
+
+def last_tokens(ids: Tensor, pad: int) -> Tensor:
+    """The place of the last id of each row that is not `pad`, (n,) int64; 0 in a row of padding alone."""
+    places = torch.arange(ids.shape[1], device=ids.device)
+    return (places * (ids != pad)).amax(dim=1)
+
+
+def scores_at(hidden: Tensor, matrix: Tensor, places: Tensor) -> Tensor:
+    """Scores (n,) float32 of one place of each row.
+
+    Args:
+        hidden: (n, t, d).
+        matrix: (1, d).
+        places: (n,) int64.
+    """
+    chosen = hidden[torch.arange(len(hidden), device=hidden.device), places]
+    # No view: FSDP hangs its backward pass on what a model returns.
+    return chosen.float() @ matrix[0].float()
+
+
+def with_new_score(tensor_of: TensorOf, seed: int) -> TensorOf:
+    """Where the tensors of a new reward model come from: a decoder's, and a row that is drawn.
+
+    It is normal with variance 1 / (d + 1) (Stiennon et al. 2020, appendix B.1), so that first scores have a deviation
+    of about one.
+    """
+
+    def found(name: str, size: torch.Size) -> Tensor:
+        if name != SCORE:
+            return tensor_of(name, size)
+        key = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
+        return torch.empty(size).normal_(0.0, 1 / math.sqrt(size[1] + 1), generator=generator)
+
+    return found
+
+
+def save_reward_model(
+    folder: Path, shape: Shape, tensors: Mapping[str, Tensor], stops: list[int], pad: int
+) -> None:
+    """Write a reward model in float32, as transformers reads it.
+
+    Args:
+        folder: where to.
+        shape: of the decoder.
+        tensors: whole, by our names.
+        stops: ids that end a turn.
+        pad: the padding id, which tells transformers where a row ends.
+    """
+    from safetensors.torch import save
+
+    config = hf_config(shape, "float32", stops, pad)
+    causal = config["architectures"][0]
+    config |= {"architectures": [causal.replace("ForCausalLM", "ForSequenceClassification")], "num_labels": 1,
+               "id2label": {"0": "score"}, "label2id": {"score": 0}}
+    written: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        kept = tensor[: shape.vocab_size] if name == EMBEDDING else tensor
+        written |= {inner: part.float().contiguous() for inner, part in split_for_hf(name, kept, shape).items()}
+    write_json(folder / SHAPE_FILE, config)
+    with atomic_write(folder / WEIGHTS_FILE) as sink:
+        sink.write(save(written, metadata={"format": "pt"}))
+
+
+def load_reward_model(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> RewardModel:
+    """A saved reward model, ours or one that transformers wrote, frozen, in one process; see `scores`.
+
+    Raises:
+        WeightsError: the folder holds a model that writes text instead, or one with several labels.
+        gristmill.train.models.families.UnknownArchitectureError: this decoder cannot run it.
+    """
+    config: dict[str, Any] = read_json(folder / SHAPE_FILE)
+    if not is_scorer(config):
+        raise WeightsError(f"{folder} is no reward model: {SHAPE_FILE} names {config.get('architectures')}, and not a "
+                           "...ForSequenceClassification; the stage `reward` makes one")
+    with torch.device("meta"):
+        model = RewardModel(read_shape(folder))
+    fill_from(model, stored(folder), device, dtype)
+    return model

@@ -1,0 +1,138 @@
+"""The objective of a reward model: of each pair the chosen answer must score higher."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gristmill.mixtures.reward import Reward
+from gristmill.tokenize.order import Order
+from gristmill.train.loop.batches import pinned
+from gristmill.train.loop.objective import Measured, mean_of_trained
+from gristmill.train.loop.stream import micro_batches
+from gristmill.train.models.reward import scores
+from gristmill.train.objectives.conversations import fingerprint_of, padded
+from gristmill.train.objectives.pairs import Pair
+from gristmill.train.parallel.sharding import evaluating
+from gristmill.train.parallel.world import World, sum_over_ranks
+
+
+def reward_loss(chosen: Tensor, rejected: Tensor, margin: float = 0.0, center_weight: float = 0.0) -> Tensor:
+    """-log sigma(r_c - r_r - margin) + center_weight (r_c + r_r)^2 of each pair, (n,).
+
+    Bradley & Terry 1952, with the margin of Touvron et al. 2023b (equation 2) and the centering of Eisenstein et al.
+    2023 (equation 5).
+
+    Args:
+        chosen, rejected: (n,) float32, scores.
+        margin: in units of scores.
+        center_weight: of the term that keeps scores around zero.
+    """
+    return -F.logsigmoid(chosen - rejected - margin) + center_weight * (chosen + rejected) ** 2
+
+
+@dataclass(frozen=True)
+class PaddedAnswers:
+    """A micro-batch of n pairs in host memory.
+
+    Attributes:
+        ids: (2n, t), all chosen answers first.
+        real: whether it counts.
+    """
+
+    ids: Tensor
+    real: bool
+
+
+class RewardPairs:
+    """Scores of pairs (see objective.Objective).
+
+    Args:
+        pairs: what to train on.
+        section: the loss's settings.
+        seed: of the order.
+        pad: the padding id.
+        length: the longest conversation.
+        flops_per_token: model arithmetic.
+        device: where the model computes.
+    """
+
+    sums_length = 4
+
+    def __init__(
+        self, pairs: Sequence[Pair], section: Reward, seed: int, pad: int, length: int, flops_per_token: float,
+        device: torch.device,
+    ) -> None:
+        self.order = Order([len(pairs)], seed)
+        self.fingerprint = fingerprint_of(part for pair in pairs for part in (pair.chosen, pair.rejected))
+        self.flops_per_token = flops_per_token
+        self.sequence_length = length
+        self._pairs, self._pad, self._device = pairs, pad, device
+        self._margin, self._center_weight = section.margin, section.center_weight
+        self._lengths = np.array([len(pair.chosen.ids) + len(pair.rejected.ids) for pair in pairs], dtype=np.int64)
+
+    def weight(self, rows: np.ndarray, cuts: int = 1) -> float:
+        """Pairs."""
+        return float(len(rows))
+
+    def num_tokens(self, rows: np.ndarray) -> int:
+        """All tokens of both conversations but padding."""
+        return int(self._lengths[rows].sum())
+
+    def prepare(self, rows: np.ndarray, cuts: int = 1) -> PaddedAnswers:
+        """Pad a micro-batch of pairs; for no rows any one, with no weight."""
+        # An empty micro-batch computes too: its passes are collective operations.
+        chosen = [self._pairs[int(row)] for row in rows] if len(rows) else [self._pairs[0]]
+        return PaddedAnswers(pinned(answer_ids(chosen, self._pad, self.sequence_length)), bool(len(rows)))
+
+    def loss(self, model: nn.Module, batch: PaddedAnswers, scale: float | Tensor, draw: int | None = None) -> Measured:
+        """See objective.Objective; the sums are loss, ranked right, and both answers' scores."""
+        real = float(batch.real)
+        chosen, rejected = scores(model, batch.ids.to(self._device, non_blocking=True), self._pad).chunk(2)
+        losses = reward_loss(chosen, rejected, self._margin, self._center_weight)
+        measured = (losses, chosen > rejected, chosen, rejected)
+        sums = torch.stack([part.detach().double().sum() for part in measured]) * real
+        return Measured(losses.sum() * (scale * real), sums, losses.detach()[:, None])
+
+    def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
+        """Means over pairs; ties are not ranked right."""
+        loss, right, chosen, rejected = (value / weight for value in sums)
+        return {"loss": loss, "accuracy": right, "margin": chosen - rejected, "scores/chosen": chosen,
+                "scores/rejected": rejected}
+
+    def describe(self, rows: np.ndarray) -> dict[str, Any]:
+        """The ids of the pairs."""
+        return {"examples": [self._pairs[row].example["id"] for row in rows]}
+
+    def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
+        """Every pair with its loss."""
+        return [{"id": self._pairs[row].example["id"], "loss": mean_of_trained(losses),
+                 "tokens": int(self._lengths[row])}
+                for row, losses in zip(rows.tolist(), row_losses, strict=True)]
+
+
+def answer_ids(pairs: Sequence[Pair], pad: int, length: int) -> Tensor:
+    """Ids of n pairs, (2n, t): all chosen answers, then all rejected ones."""
+    return padded([*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)], pad, length)[0]
+
+
+def pair_scores(
+    model: nn.Module, pairs: Sequence[Pair], pad: int, length: int, micro_batch_size: int, world: World
+) -> np.ndarray:
+    """Scores of both answers of all pairs: (n, 2) float32, chosen first, the same on every rank."""
+    found = torch.zeros(len(pairs), 2, dtype=torch.float32, device=world.device)
+    with evaluating(model):
+        for part in micro_batches(np.arange(len(pairs)), world.data_rank, world.data_size, micro_batch_size):
+            # An empty share still takes part in the collectives of the forward pass.
+            chosen = [pairs[row] for row in (part if len(part) else [0])]
+            scored = scores(model, answer_ids(chosen, pad, length).to(world.device), pad).view(2, -1).T
+            if len(part):
+                found[torch.from_numpy(part).to(world.device)] = scored
+    summed: np.ndarray = sum_over_ranks(found, world).cpu().numpy()
+    return summed

@@ -1,0 +1,165 @@
+"""Stage `reward`: a model that scores answers learns from preferences (Bradley-Terry).
+
+Output: `model/`, a LlamaForSequenceClassification of one label (or that of the decoder's family) with its tokenizer;
+`metrics.jsonl`, `skipped_steps.jsonl` as of pre-training; `holdout.jsonl`, the pairs that were not trained on, with
+their scores; `examples.txt`, the example of each row; where an average is kept `model-average/`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.files import atomic_write
+from gristmill.dataprep.reading.preference_audit import warnings_of
+from gristmill.mixtures.adapters import Lora
+from gristmill.mixtures.parallel import Parallel
+from gristmill.mixtures.reward import Reward
+from gristmill.train.adapters.lora import adapt, adapted_flops_per_token, adapted_tensors, merged
+from gristmill.train.evaluation.intervals import share_with_interval
+from gristmill.train.export import copy_file
+from gristmill.train.loop.loop import Job, train
+from gristmill.train.loop.throughput import peak_flops
+from gristmill.train.models.reward import RewardModel, save_reward_model, with_new_score
+from gristmill.train.models.shape import Shape
+from gristmill.train.models.weights import read_shape, stored
+from gristmill.train.objectives.chat import TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Chat
+from gristmill.train.objectives.conversations import EXAMPLE_IDS, NothingToTrainError, write_example_ids
+from gristmill.train.objectives.pairs import Pair, is_held_out, read_pairs
+from gristmill.train.objectives.reward_pairs import RewardPairs, pair_scores
+from gristmill.train.parallel.sharding import compute_dtype, sharded_model
+from gristmill.train.parallel.world import World, process_group
+from gristmill.train.pretrain import all_tensors, averaged, causal_share, describe_model, final_measurements
+from gristmill.train.reference import start_of
+
+HOLDOUT = "holdout.jsonl"
+TOKENIZER_FILES = (TOKENIZER_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE)
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Train a reward model; called on every rank of a torchrun process group.
+
+    Raises:
+        NothingToTrainError: no pair is left to train on.
+        gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
+    """
+    section = Reward.model_validate(config)
+    seed, start = section.seed or 0, start_of(inputs)
+    shape, chat = read_shape(start), Chat(inputs["tokenizer"])
+    length = section.sequence_length or shape.sequence_length
+    pairs, sets = read_pairs(section.data or (), chat, length)
+    whole, (training, held_out) = len(pairs), split_pairs(pairs, section)
+    with process_group(unsplit(context.parallel), pipelined=False) as world:
+        if world.is_first:
+            write_example_ids(out / EXAMPLE_IDS, [pair.example["id"] for pair in training])
+            for one in sets:
+                for warning in warnings_of(one["path"], one["audit"]):
+                    context.warn(warning)
+        dtype = compute_dtype(section.precision, world.device)
+        model = new_reward_model(shape, start, section, world, dtype, context)
+        flops = scoring_flops_per_token(shape, length, section.lora)
+        average = averaged(model, section)
+        record, summary = train(Job(
+            section=section, model=model, world=world, context=context, average=average,
+            objective=RewardPairs(training, section, seed, chat.pad, length, flops, world.device),
+            peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length, flops)))
+        scored = pair_scores(model, held_out, chat.pad, length, section.micro_batch_size, world)
+        tensors = all_tensors(model, average)
+        if record is not None:
+            for name, weights in tensors.items():
+                save_reward_model(out / name, shape, weights if section.lora is None else merged(weights, section.lora),
+                                  sorted(chat.stops), chat.pad)
+                for file in TOKENIZER_FILES:
+                    copy_file(inputs["tokenizer"] / file, out / name / file)
+            record.publish(out)
+            summary |= final_measurements(record.lines())
+            write_holdout(out / HOLDOUT, held_out, scored)
+    return {**summary, **describe_model(shape), "sequence_length": length, "sets": sets,
+            "training_pairs": len(training), "held_out_pairs": len(held_out),
+            "too_long_pairs": whole - len(training) - len(held_out), "held_out": judged(held_out, scored)}
+
+
+def unsplit(parallel: Parallel) -> Parallel:
+    """The same processes where those that would split matrices shard: a row of one number is not split."""
+    shard = None if parallel.shard is None else parallel.shard * parallel.tensor
+    return parallel.model_copy(update={"tensor": 1, "shard": shard})
+
+
+def split_pairs(pairs: Sequence[Pair], section: Reward) -> tuple[list[Pair], list[Pair]]:
+    """The pairs to train on and those to measure on; pairs whose end was cut off are in neither.
+
+    Raises:
+        NothingToTrainError: none is left to train on.
+    """
+    whole = [pair for pair in pairs if not (pair.chosen.truncated or pair.rejected.truncated)]
+    is_out = [is_held_out(pair.example, section.holdout, section.seed or 0) for pair in whole]
+    training = [pair for pair, out in zip(whole, is_out, strict=True) if not out]
+    if not training:
+        raise NothingToTrainError(
+            f"reward: of {len(pairs)} pairs {len(pairs) - len(whole)} are longer than reward.sequence_length and "
+            f"{len(whole)} are held out (reward.holdout {section.holdout}): none is left to train on; raise the one, "
+            "lower the other, or add pairs with other prompts")
+    return training, [pair for pair, out in zip(whole, is_out, strict=True) if out]
+
+
+def new_reward_model(
+    shape: Shape, start: Path, section: Reward, world: World, dtype: torch.dtype, context: Context
+) -> nn.Module:
+    """A saved decoder with a new scoring row, sharded, with adapters where the section asks for them."""
+    seed, lora = section.seed or 0, section.lora
+    tensor_of = adapted_tensors(with_new_score(stored(start), seed), lora, seed)
+    return sharded_model(shape, tensor_of, world, dtype, context.compute, build=RewardModel,
+                         adapt=None if lora is None else partial(adapt_but_score, lora=lora))
+
+
+def adapt_but_score(model: nn.Module, lora: Lora) -> None:
+    """Freeze a reward model but for its scoring row, and give its layers adapters, in place."""
+    adapt(model, lora)
+    model.get_submodule("score").requires_grad_(True)
+
+
+def scoring_flops_per_token(shape: Shape, length: int, lora: Lora | None) -> float:
+    """Arithmetic of a training per token: that of the decoder, which here multiplies with no vocabulary."""
+    per_weight = 6 if lora is None else 4
+    return adapted_flops_per_token(shape, length, lora) - per_weight * shape.vocab_size * shape.width
+
+
+def judged(pairs: Sequence[Pair], scored: np.ndarray) -> dict[str, Any]:
+    """What a summary says of held-out pairs.
+
+    Args:
+        pairs: n of them.
+        scored: (n, 2) float32, chosen first.
+
+    Returns:
+        `accuracy`, the share whose chosen answer scores higher (a tie does not), with its interval; `longer_chosen`,
+        what preferring the longer answer would reach, with its interval; `length_correlation`, Pearson's, of scores
+        and answers' tokens; `margin`, the mean difference; `mean` and `deviation` of all scores. None for what no
+        pair tells.
+    """
+    lengths = np.array([pair.scored_tokens for pair in pairs], dtype=np.float64).reshape(-1, 2)
+    found = scored.astype(np.float64)
+    varies = len(pairs) > 1 and lengths.std() > 0 and found.std() > 0
+    return {
+        "accuracy": share_with_interval(found[:, 0] > found[:, 1]),
+        "longer_chosen": share_with_interval(lengths[:, 0] > lengths[:, 1]),
+        "length_correlation": float(np.corrcoef(found.ravel(), lengths.ravel())[0, 1]) if varies else None,
+        "margin": float((found[:, 0] - found[:, 1]).mean()) if len(pairs) else None,
+        "mean": float(found.mean()) if len(pairs) else None, "deviation": float(found.std()) if len(pairs) else None,
+    }
+
+
+def write_holdout(path: Path, pairs: Sequence[Pair], scored: np.ndarray) -> None:
+    """Write the held-out pairs as JSON lines with `score_chosen` and `score_rejected`."""
+    with atomic_write(path) as sink:
+        for pair, (chosen, rejected) in zip(pairs, scored.tolist(), strict=True):
+            line = {**pair.example, "score_chosen": chosen, "score_rejected": rejected}
+            sink.write(json.dumps(line, ensure_ascii=False, sort_keys=True).encode() + b"\n")
