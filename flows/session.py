@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from gristmill.flows.expressions import check_expressions
 from gristmill.flows.run import Observer, Runner
 from gristmill.flows.runs import RunRecord
 from gristmill.flows.stages import STAGES, Plan, UnknownStageError, make_plan
@@ -109,4 +110,7 @@ def open_session(
         names = list(plan)
         plan = {name: plan[name] for name in names[: names.index(last) + 1]}
     location = store or os.environ.get("GRISTMILL_STORE") or DEFAULT_STORE
-    return Session(loaded, manifest, overrides, Store.at(location), store, plan)
+    session = Session(loaded, manifest, overrides, Store.at(location), store, plan)
+    if "mix" in plan and session.committed("mix") is None:
+        check_expressions(loaded, manifest)
+    return session

@@ -86,6 +86,13 @@ def parse_manifest(text: str, file: str, overrides: Sequence[str] = ()) -> Manif
     return anchored
 
 
+def line_of(path: str | Path, location: Location) -> int:
+    """The 1-based line of a manifest where a key is, or the innermost mapping around it that is there."""
+    node = yaml.compose(Path(path).read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    lines = dict(_key_lines(node)) if node is not None else {}
+    return next((lines[location[:length]] for length in range(len(location), -1, -1) if location[:length] in lines), 1)
+
+
 def _key_lines(node: yaml.Node, at: Location = ()) -> Iterator[tuple[Location, int]]:
     """Yield the 1-based line of every key and list item, by its location."""
     yield at, node.start_mark.line + 1

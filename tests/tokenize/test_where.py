@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from gristmill.tokenize.mixing.shares import MixError
-from gristmill.tokenize.mixing.where import MET, NOT_MET, UNKNOWN, judge
+from gristmill.tokenize.mixing.where import MET, NOT_MET, UNKNOWN, check_names, judge
 
 MEASURED = pa.table({"quality": pa.array([0.2, None, 0.9]), "tokens": pa.array([5, 6, 7])})
 
@@ -48,3 +48,13 @@ def test_a_condition_reaches_no_file_no_network_and_no_variable(condition: str, 
     with pytest.raises(MixError, match=r"sources\.web\.where"):
         judge("web", condition.format(secret=secret, out=out), pa.table({"quality": [0.5]}))
     assert [path.name for path in tmp_path.iterdir()] == ["secret.csv"]
+
+
+def test_names_are_checked_before_there_are_values() -> None:
+    names = ["quality", "language", "cluster_size"]
+    check_names("sources.web.where", "quality >= 0.5 AND language IN ('en', 'de') AND length(language) = 2", names)
+    check_names("sources.web.epochs", "coalesce(min(cluster_size, 4), 1)", names)
+    with pytest.raises(MixError, match=r"qualty.*columns: cluster_size, language, quality"):
+        check_names("sources.web.where", "qualty > 1", names)
+    with pytest.raises(MixError, match=r"sources\.web\.where.*syntax"):
+        check_names("sources.web.where", "quality >", names)

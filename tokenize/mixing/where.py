@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,22 @@ def repeat(source: str, expression: str, measured: pa.Table, words: np.ndarray, 
     chance = ((numbers - whole) * 2.0**64).astype(np.uint64)
     repeats = whole.astype(np.int64) + (draw(words, key) < chance)
     return np.where(known, repeats, UNKNOWN)
+
+
+def check_names(key: str, expression: str, names: Collection[str]) -> None:
+    """Raise MixError where an expression cannot be read as SQL, or names a column that is not among `names`.
+
+    What else may be wrong with it depends on the values and is left to `judge` and `repeat`.
+    """
+    import duckdb
+
+    nothing = pa.table({name: pa.nulls(0, pa.float64()) for name in names})
+    try:
+        _evaluate(key, expression, "VARCHAR", nothing)
+    except MixError as error:
+        cause = error.__cause__
+        if isinstance(cause, duckdb.ParserException) or "Referenced column" in str(cause):
+            raise
 
 
 def _evaluate(key: str, expression: str, kind: str, measured: pa.Table) -> tuple[np.ndarray, np.ndarray]:

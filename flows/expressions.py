@@ -1,0 +1,46 @@
+"""Names in a manifest's expressions, held against what its own stages measure before any of them runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gristmill.mixtures.load import Location, ManifestError, Problem, line_of
+from gristmill.mixtures.manifest import Manifest
+
+
+def check_expressions(manifest: Manifest, file: str) -> None:
+    """Look at every `where` and `epochs` of the sources.
+
+    Args:
+        file: the manifest's own, for the lines in the error.
+
+    Raises:
+        ManifestError: one of them is no SQL, or names a column that nothing in this manifest measures.
+    """
+    expressions = list(_expressions(manifest))
+    if not expressions:
+        return
+    from gristmill.dataprep.measured import measured_by
+    from gristmill.tokenize.mixing.shares import MixError
+    from gristmill.tokenize.mixing.where import check_names
+
+    measured = {step.stage: measured_by(step) for step in manifest.prepare}
+    # Of a name that several stages use, each has its own with the stage's name in front.
+    names = {"tokens", "bytes", *(name for found in measured.values() for name in found),
+             *(f"{stage}_{name}" for stage, found in measured.items() for name in found)}
+    problems = []
+    for location, expression in expressions:
+        key = ".".join(map(str, location))
+        try:
+            check_names(key, expression, names)
+        except MixError as error:
+            problems.append(Problem(file, line_of(file, location), key, str(error).removeprefix(f"{key}: ")))
+    if problems:
+        raise ManifestError(problems)
+
+
+def _expressions(manifest: Manifest) -> Iterator[tuple[Location, str]]:
+    for name, source in manifest.sources.items():
+        for key in ("where", "epochs"):
+            if (expression := getattr(source, key)) is not None:
+                yield ("sources", name, key), expression

@@ -1,0 +1,60 @@
+"""What a stage is said to measure before it runs is what it measures."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.documents import column_names, shard_names
+from gristmill.dataprep.measured import measured_by
+from gristmill.mixtures.prepare import PREPARE_STAGES, Step
+from gristmill.tokenize.mixing.where import JUDGEMENT_COLUMNS
+
+PROSE = "The river carried its silt slowly toward the quiet sea while old stories were told by those who stayed. "
+ITEM = "which of these seven rivers carried the most silt toward the quiet northern sea in that long year of floods"
+STEPS: list[dict[str, Any]] = [
+    {"clean": {"fix_unicode": True, "normalise": "NFC", "lines": ["c4", "dclm"], "max_newlines": 2,
+               "mask": ["email", "ip", "phone", "iban", "card"]}},
+    {"filter": {"rules": ["gopher_quality", "gopher_repetition", "c4", "mc4", "fineweb", "curator", "code"]}},
+    {"filter": {"rules": [{"gopher_quality": {"dialect": "dolma"}}, {"gopher_repetition": {"dialect": "curator"}}]}},
+    {"dedup": {"url": True, "minhash": {"threshold": 0.8}}},
+    {"dedup_lines": {}},
+    {"dedup_substrings": {}},
+    {"langid": {"keep": ["en"]}},
+    {"langid": {"keep": ["en"], "lines": True, "cut_other_lines": True}},
+    {"quality": {"heuristics": True}},
+    {"quality": {"perplexity": {"ngram": {"sources": ["web"]}, "buckets": [0.3, 0.6]}}},
+    {"decontaminate": {"against": ["items.jsonl"]}},
+    {"decontaminate": {"against": ["items.jsonl"], "action": "excise"}},
+]  # fmt: skip
+
+
+def test_every_stage_of_prepare_is_tried_here() -> None:
+    assert {name for step in STEPS for name in step} == set(PREPARE_STAGES)
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: next(iter(step)))
+def test_what_a_stage_is_said_to_measure_is_what_it_writes(
+    step: dict[str, Any], write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
+) -> None:
+    (tmp_path / "items.jsonl").write_text(json.dumps({"text": ITEM}) + "\n")
+    if "decontaminate" in step:
+        step = {"decontaminate": {**step["decontaminate"], "against": [str(tmp_path / "items.jsonl")]}}
+    texts = [PROSE * 3, PROSE * 3, PROSE + ITEM, *(f"{PROSE}\nNumber {number}.\n" * 4 for number in range(20))]
+    inputs = {"ingest": write_ingest("ingest", [[("web", str(row), text) for row, text in enumerate(texts)]])}
+    parsed = Step.model_validate(step)
+    place = {"clean": "cleaning.clean", "filter": "filtering.filter", "dedup": "duplicates.dedup",
+             "langid": "judges.langid", "quality": "judges.quality"}.get(parsed.stage, f"passages.{parsed.stage}")
+    out = tmp_path / "out"
+    importlib.import_module(f"gristmill.dataprep.{place}").run(
+        inputs, parsed.config.model_dump(mode="json"), out, make_context("work"))
+    written = set(column_names(out / shard_names(inputs["ingest"])[0])) - set(JUDGEMENT_COLUMNS)
+
+    assert written
+    assert written <= set(measured_by(parsed))
