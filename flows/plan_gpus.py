@@ -20,13 +20,11 @@ from gristmill.train.planning.compute import (
     kaplan_optimum,
 )
 from gristmill.train.planning.devices import GIGA, TERA, Device, UnknownDeviceError, named_device
-from gristmill.train.planning.forms import Candidate, Step, rank_forms
+from gristmill.train.planning.forms import HOST_LINK, Candidate, Step, rank_forms
 from gristmill.train.planning.prices import PricesError, read_prices
 
 SECONDS_PER_HOUR = 3600
 MOST_FORMS = 8
-PCI_EXPRESS = 32e9
-"""Bytes per second between GPUs of which nothing better is known: PCI Express 4, 16 lanes."""
 MOST_MEASURED_ROWS = 8
 
 
@@ -56,7 +54,7 @@ class GpuChoice:
         if (self.teraflops is None) != (self.gigabytes is None):
             raise PlanError("--peak-tflops and --memory-gb belong together: give both, or neither")
         if self.teraflops is not None and self.gigabytes is not None:
-            return Device(self.name, self.teraflops * TERA, self.gigabytes * GIGA, PCI_EXPRESS)
+            return Device(self.name, self.teraflops * TERA, self.gigabytes * GIGA, HOST_LINK)
         try:
             return named_device(self.name)
         except UnknownDeviceError as error:
@@ -85,7 +83,8 @@ def plan_gpus(
         raise PlanError(str(error)) from error
     section, shape, length = _training(session)
     tokens = section.steps * section.global_batch_size * length
-    step = Step(section.global_batch_size, length, section.optimizer.kind)
+    step = Step(section.global_batch_size, length, section.optimizer.kind,
+                offload=session.manifest.engine.compute.offload_optimizer)
     ranked = rank_forms(shape, step, gpus, device, utilisation)
     price = prices.per_gpu_hour.get(device.name)
     return {
@@ -178,7 +177,8 @@ def _form(one: Candidate, steps: int, gpus: int, price: float | None) -> dict[st
     return {
         "form": one.form.label(), "parallel": asdict(one.form), "micro_batch_size": one.load.micro_rows,
         "micro_batches": one.load.micro_batches, "activation_checkpointing": one.load.checkpointing,
-        "fits": one.fits, "memory": {**asdict(one.memory), "total": one.memory.total}, "bubble": one.bubble,
+        "fits": one.fits, "memory": {**asdict(one.memory), "total": one.memory.total},
+        "host_memory": one.host_memory, "bubble": one.bubble,
         "seconds_per_step": one.seconds, "mfu": one.utilisation, "hours": hours, "gpu_hours": hours * gpus,
         "cost": None if price is None else hours * gpus * price,
     }

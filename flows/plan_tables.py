@@ -103,7 +103,9 @@ def _print_forms(console: Console, found: Mapping[str, Any]) -> None:
         largest = max(MEMORY_NAMES, key=lambda name: best["memory"][name])
         console.print(f"no form fits: the closest needs {best['memory']['total'] / GIGA:.1f} GB per GPU, most of it "
                       f"{MEMORY_NAMES[largest]} ({best['memory'][largest] / GIGA:.1f} GB); take more GPUs or larger "
-                      "ones, shorter rows or a smaller model")
+                      "ones, shorter rows or a smaller model"
+                      + ("" if best["host_memory"] else "; engine.compute.offload_optimizer keeps the optimizer's "
+                         "moments in host memory"))
     table = _table("form", "micro", "recompute", "GB", "bubble", "MFU", "time")
     for form in forms:
         table.add_row(form["form"], f"{form['micro_batches']}x{form['micro_batch_size']}",
@@ -117,6 +119,8 @@ def _print_forms(console: Console, found: Mapping[str, Any]) -> None:
     _heading(console, f"Memory of a GPU, {best['form']}")
     console.print(", ".join(f"{name} {best['memory'][key] / GIGA:.2f}" for key, name in MEMORY_NAMES.items())
                   + f": {best['memory']['total'] / GIGA:.1f} of {gpu['memory'] / GIGA:.0f} GB")
+    if best["host_memory"]:
+        console.print(f"in its host's memory (engine.compute.offload_optimizer): {best['host_memory'] / GIGA:.2f} GB")
     _heading(console, "Time and cost")
     prices = found["prices"]
     cost = "" if best["cost"] is None else (

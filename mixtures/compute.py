@@ -1,4 +1,4 @@
-"""The part of `engine` that says how a training computes on each device."""
+"""The part of `engine` that says how a training computes on each device, and what it keeps there."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from gristmill.mixtures.section import Fraction, Positive, Section
 
 
 class Compute(Section):
-    """How a training computes on each device: what is compiled, and what is computed twice to save memory.
+    """How a training computes on each device: what is compiled, and what is computed twice or moved to save memory.
 
-    Changes no result but by rounding, and `activation_checkpointing` without `compile` not even by that.
+    Changes no result but by rounding; `activation_checkpointing` without `compile`, and `offload_optimizer`, not even
+    by that.
     """
 
     compile: Literal["off", "block", "model"] = "off"
@@ -26,6 +27,11 @@ class Compute(Section):
     """`full`, `selective`: only every so-many-th layer forgets."""
     memory_budget: Fraction = 0.9
     """`budget`: share of the activations' memory that may be kept (OLMo-core's guide: 0.9)."""
+
+    offload_optimizer: bool = False
+    """Keep the optimizer's moments in (page-locked) host memory: each parameter's come to the GPU for its update and go
+    back, 16 bytes per parameter and step over PCI Express for AdamW. Adafactor's and adamw8bit's, which are small, stay
+    on the GPU. A training goes on from its checkpoints with and without."""
 
     @model_validator(mode="after")
     def _budget_is_compiled(self) -> Compute:

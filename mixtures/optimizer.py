@@ -19,6 +19,10 @@ BETAS: dict[str, tuple[float, float]] = {
 """What `betas` means where the manifest does not say: each method's own published values for language models."""
 
 
+SMALL_MOMENTS: tuple[OptimizerKind, ...] = ("adafactor", "adamw8bit")
+"""Kinds that keep so little that `engine.compute.offload_optimizer` leaves it on the device."""
+
+
 class Optimizer(Section):
     """What an update is. Weight decay is decoupled (Loshchilov & Hutter 2019) and on matrices only, for every kind."""
 

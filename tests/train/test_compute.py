@@ -130,3 +130,21 @@ def test_what_cannot_be_is_refused() -> None:
         Compute(activation_checkpointing="budget")
     with pytest.raises(ValueError, match="compile: model is for one process, but ranks is 2; say block"):
         Engine(ranks=2, compute=Compute(compile="model"))
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_moments_on_the_host_learn_the_same_bits_and_checkpoints_go_on_with_and_without(
+    kind: str, run_stage: Any, tokenizer_folder: Path, mix_folder: Path, config: dict[str, Any], tmp_path: Path
+) -> None:
+    inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
+    config = {**config, "optimizer": {"kind": kind, "learning_rate": 0.01}}
+    for name, offload, goes_on_from in (("plain", False, None), ("offloaded", True, None),
+                                        ("taken away", True, "plain"), ("brought back", False, "offloaded")):
+        if goes_on_from is not None:
+            shutil.copytree(tmp_path / goes_on_from / "work" / "checkpoints", tmp_path / name / "work" / "checkpoints")
+        run_stage("pretrain", inputs, config, tmp_path / name, checkpoint_every=2,
+                  compute=Compute(offload_optimizer=offload))
+        first = min(json.loads(line)["step"] for line in (tmp_path / name / "data" / "metrics.jsonl").open())
+        assert first == (1 if goes_on_from is None else 3)
+        weights = Path("data", "model", "model.safetensors")
+        assert (tmp_path / name / weights).read_bytes() == (tmp_path / "plain" / weights).read_bytes()

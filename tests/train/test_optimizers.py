@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.optimizer import Optimizer
+from gristmill.mixtures.optimizer import SMALL_MOMENTS, Optimizer
 from gristmill.train.optim.clipping import clip_gradients, clip_units
 from gristmill.train.optim.lion import Lion
+from gristmill.train.optim.offload import is_on_host, one_by_one
 from gristmill.train.optim.optimizer import make_optimizers, update
 from gristmill.train.optim.sophia import Sophia
 
@@ -38,17 +39,23 @@ def gradients(model: nn.Module, step: int) -> list[Tensor]:
     return [torch.randn(parameter.shape, generator=generator) for parameter in model.parameters()]
 
 
-def run_steps(kind: str, steps: int, held_back: tuple[int, ...] = ()) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+def run_steps(
+    kind: str, steps: int, held_back: tuple[int, ...] = (), offload: bool = False
+) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
     """A model after some steps with given gradients; before the steps in `held_back` comes one that is not made."""
     if kind == "adamw8bit":
         pytest.importorskip("torchao")
     model = Small()
-    optimizers = make_optimizers(model, Optimizer(kind=kind))  # type: ignore[arg-type]
+    optimizers = make_optimizers(model, Optimizer(kind=kind), offload)  # type: ignore[arg-type]
     for step in range(steps):
         if step in held_back:
             for parameter in model.parameters():
                 parameter.grad = torch.full_like(parameter, math.nan)
             update(optimizers, 0.5, BAD)
+        if isinstance(optimizers[0], Sophia) and step % 2 == 0:
+            for parameter, gradient in zip(model.parameters(), gradients(model, 100 + step), strict=True):
+                parameter.grad = gradient
+            optimizers[0].estimate(3.0)
         for parameter, gradient in zip(model.parameters(), gradients(model, step), strict=True):
             parameter.grad = gradient.clone()
         update(optimizers, 0.01, GOOD)
@@ -67,6 +74,63 @@ def test_a_held_back_update_leaves_weights_moments_and_step_counts_as_they_were(
             assert a[number].keys() == b[number].keys()
             for name in a[number]:
                 assert str(a[number][name]) == str(b[number][name]), (number, name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_before_the_first_step_counts_none(kind: str) -> None:
+    """PyTorch makes moments that are not there yet by a step without gradients, and leaves its count at 1."""
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    if kind == "adamw8bit":
+        pytest.importorskip("torchao")
+    model = Small()
+    optimizers = make_optimizers(model, Optimizer(kind=kind))  # type: ignore[arg-type]
+    states = get_optimizer_state_dict(model, optimizers)["state"].values()
+    assert [state["step"].item() for state in states if "step" in state] == [0.0] * sum(
+        "step" in state for optimizer in optimizers for state in optimizer.state.values())
+
+
+def assert_equal_states(ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer) -> None:
+    a, b = ours.state_dict()["state"], theirs.state_dict()["state"]
+    assert a.keys() == b.keys()
+    for number in a:
+        assert a[number].keys() == b[number].keys()
+        for name in a[number]:
+            assert torch.equal(a[number][name], b[number][name]), (number, name)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in SMALL_MOMENTS])
+def test_moments_on_the_host_give_the_same_bits_and_stay_where_they_were_made(kind: str) -> None:
+    """Also where updates are held back; the tensors on the host are filled, never replaced."""
+    plain, first = run_steps(kind, 4, held_back=(0, 2))
+    model = Small()
+    made = [value for optimizer in make_optimizers(model, Optimizer(kind=kind), True)  # type: ignore[arg-type]
+            for state in optimizer.state.values() for value in state.values()]
+    assert made
+    assert all(value.device.type == "cpu" for value in made)
+    offloaded, second = run_steps(kind, 4, held_back=(0, 2), offload=True)
+    for a, b in zip(plain.parameters(), offloaded.parameters(), strict=True):
+        assert torch.equal(a, b)
+    for ours, theirs in zip(first, second, strict=True):
+        assert is_on_host(theirs)
+        assert not is_on_host(ours)
+        assert_equal_states(ours, theirs)
+        assert ours.param_groups[0]["params"][0].shape == theirs.param_groups[0]["params"][0].shape
+
+
+def test_moments_lie_on_the_device_for_their_own_parameters_update_only() -> None:
+    """What a step sees: one parameter, whose moments are copies; the host's are overwritten when it is done."""
+    model = Small()
+    (optimizer,) = make_optimizers(model, Optimizer(), offload=True)
+    on_host = {parameter: optimizer.state[parameter]["exp_avg"] for parameter in model.parameters()}
+    for parameter in one_by_one(optimizer):
+        assert [one for group in optimizer.param_groups for one in group["params"]] == [parameter]
+        moved = [one for one in on_host if optimizer.state[one]["exp_avg"] is not on_host[one]]
+        assert moved == [parameter]
+        optimizer.state[parameter]["exp_avg"].fill_(7.0)
+    assert all((one == 7.0).all() for one in on_host.values())
+    assert all(optimizer.state[parameter]["exp_avg"] is one for parameter, one in on_host.items())
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -205,18 +269,20 @@ def _one_rank(rank: int, size: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous-{size}", rank=rank, world_size=size)
     mesh, found = init_device_mesh("cpu", (size,)), {}
-    for kind in KINDS[:4] + KINDS[5:]:
+    runs = [(kind, False) for kind in KINDS if kind != "adamw8bit"]
+    for kind, offload in (*runs, ("adamw", True), ("muon", True)):
         model = Small()
         for owner, name in ((model.embed_tokens, "weight"), (model.layers[0], "weight"), (model.norm, "weight")):
             setattr(owner, name, nn.Parameter(distribute_tensor(getattr(owner, name).detach(), mesh, [Shard(0)])))
         section = Optimizer(kind=kind, clip="adaptive", clip_factor=0.05)  # type: ignore[arg-type]
-        optimizers = make_optimizers(model, section)
+        optimizers = make_optimizers(model, section, offload)
         for step in range(3):
             for parameter, gradient in zip(model.parameters(), gradients(model, step), strict=True):
                 parameter.grad = distribute_tensor(gradient, mesh, [Shard(0)])
             norm = clip_gradients(model, section)
             update(optimizers, 0.01, torch.tensor(step == 1))
-        found[kind] = [norm, *(parameter.full_tensor().detach() for parameter in model.parameters())]
+        weights = [parameter.full_tensor().detach() for parameter in model.parameters()]
+        found[kind + " offloaded" * offload] = [norm, *weights]
     if rank == 0:
         torch.save(found, f"{folder}/{size}.pt")
     dist.destroy_process_group()
@@ -230,9 +296,12 @@ def test_two_processes_that_share_the_matrices_move_them_as_one_does(tmp_path: P
     one, two = (torch.load(tmp_path / f"{size}.pt") for size in (1, 2))
     for kind in one:
         # Muon's products are in bfloat16, and their parts are added up in another order.
-        tolerance = 2e-3 if kind == "muon" else 1e-6
+        tolerance = 2e-3 if kind.startswith("muon") else 1e-6
         for a, b in zip(one[kind], two[kind], strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=tolerance)
+    for kind in ("adamw", "muon"):
+        for a, b in zip(two[kind], two[f"{kind} offloaded"], strict=True):
+            assert torch.equal(a, b), kind
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,8 @@ from gristmill.train.planning.compute import (
     kaplan_optimum,
 )
 from gristmill.train.planning.devices import UnknownDeviceError, find_device, named_device
-from gristmill.train.planning.forms import Step, forms, rank_forms
-from gristmill.train.planning.memory import Form, Load, rank_memory
+from gristmill.train.planning.forms import HOST_LINK, Step, forms, rank_forms
+from gristmill.train.planning.memory import Form, Load, moments_bytes, rank_memory
 from gristmill.train.planning.prices import PricesError, read_prices
 
 
@@ -110,6 +111,22 @@ def test_sharding_divides_what_is_kept_and_nothing_that_is_gathered() -> None:
     assert eight.parameters == alone.parameters / 8
     assert eight.gathered == alone.gathered
     assert eight.activations == alone.activations
+
+
+def test_offloaded_moments_lie_on_the_host_but_for_the_largest_matrix() -> None:
+    load = Load(1, 2048, 8)
+    lookup = 32_000 * 4096
+    device, host = moments_bytes(LLAMA_2_7B, Form(shard=8), replace(load, offload=True))
+    assert (device, host) == (lookup, LLAMA_2_7B.parameters)  # 8 bytes each, over 8 ranks
+    assert rank_memory(LLAMA_2_7B, Form(shard=8), replace(load, offload=True)).optimizer == lookup
+    small = replace(load, offload=True, optimizer="adamw8bit")
+    assert moments_bytes(LLAMA_2_7B, Form(shard=8), small) == (LLAMA_2_7B.parameters / 4, 0.0)
+    # 8 bytes of each parameter go and come in a step, half of the parameters over each of two buses.
+    kept, moved = (rank_forms(LLAMA_2_7B, Step(8, 2048, most_micro_rows=1, offload=offload), 2, named_device("H200"),
+                              0.4) for offload in (False, True))
+    found = {one.form: one.seconds for one in moved}[Form(shard=2)]
+    before = {one.form: one.seconds for one in kept}[Form(shard=2)]
+    assert found == pytest.approx(before + LLAMA_2_7B.parameters / 2 * 16 / HOST_LINK)
 
 
 def test_checkpointing_keeps_the_input_of_every_layer_and_one_layers_activations() -> None:

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gristmill.dataprep.files import read_json, sha256_file, write_json
+from gristmill.train.optim.offload import is_on_host, wait_until_back
 from gristmill.train.optim.optimizer import has_plain_state
 from gristmill.train.parallel.world import World, agree
 
@@ -135,8 +136,10 @@ class Checkpoints:
         target, state = step_folder(self.folder, step), self._state(tensors)
         check_index(target)
         dcp.load(state, checkpoint_id=target, planner=SafePlanner())  # type: ignore[attr-defined]
-        set_state_dict(self._model, self._optimizers, model_state_dict=state["model"],
-                       optim_state_dict=state["optimizer"], options=StateDictOptions(strict=True))
+        # All tensors were filled in place. Moments on the host stay as they are: PyTorch would take them to the device.
+        set_state_dict(self._model, [one for one in self._optimizers if not is_on_host(one)],
+                       model_state_dict=state["model"], optim_state_dict=state["optimizer"],
+                       options=StateDictOptions(strict=True))
         marker = agree(read_json(target / MARKER) if self._world.is_first else None, self._world)
         found: dict[str, Any] = marker["state"]
         return found
@@ -150,6 +153,7 @@ class Checkpoints:
     def _state(self, tensors: dict[str, Any]) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import get_state_dict
 
+        wait_until_back(self._optimizers)
         weights, moments = get_state_dict(self._model, self._optimizers)
         return {"model": weights, "optimizer": moments, "loop": tensors}
 

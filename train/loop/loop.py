@@ -93,7 +93,7 @@ class Attempt:
     def __init__(self, job: Job) -> None:
         section, context, device = job.section, job.context, job.world.device
         self.job = job
-        self.optimizers = make_optimizers(job.model, section.optimizer)
+        self.optimizers = make_optimizers(job.model, section.optimizer, context.compute.offload_optimizer)
         self.loss_scale = LossScale(device) if section.precision == "fp16" else None
         self.noise_scale = None if section.noise_scale_every is None else NoiseScale(device)
         parts: dict[str, Part | None] = {

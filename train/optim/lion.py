@@ -17,13 +17,17 @@ class Lion(torch.optim.Optimizer):
         groups: parameter groups; `weight_decay` per group.
         lr: learning rate.
         betas: of the interpolation that is stepped along, and of the running mean.
+        zeros_like: makes a parameter's moment.
     """
 
-    def __init__(self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float]) -> None:
+    def __init__(
+        self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float],
+        zeros_like: Callable[[torch.Tensor], torch.Tensor] = torch.zeros_like,
+    ) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": 0.0})
         for group in self.param_groups:
             for parameter in group["params"]:
-                self.state[parameter]["exp_avg"] = torch.zeros_like(parameter)
+                self.state[parameter]["exp_avg"] = zeros_like(parameter)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]

@@ -2,47 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.optimizer import Optimizer
+from gristmill.mixtures.optimizer import SMALL_MOMENTS, Optimizer
 from gristmill.train.optim.adafactor import Adafactor
 from gristmill.train.optim.lion import Lion
+from gristmill.train.optim.offload import STEP, host_zeros_like, is_on_host, keep_on_host, one_by_one
 from gristmill.train.optim.sharded import local
 from gristmill.train.optim.sophia import Sophia
 
+ZerosLike = Callable[[Tensor], Tensor]
+"""Makes a moment for a parameter: zeros, split as it is."""
 LAYERS = "layers."
 """Part of the names of what lies inside the layers: Muon takes its matrices from there."""
 
 
-def make_optimizers(model: nn.Module, section: Optimizer) -> list[torch.optim.Optimizer]:
+def make_optimizers(model: nn.Module, section: Optimizer, offload: bool = False) -> list[torch.optim.Optimizer]:
     """What updates a model's trained parameters: one optimizer, or Muon and AdamW side by side.
 
     All of them decay matrices only, not the gains of norms; all keep their moments split as the parameters are.
 
+    Args:
+        model: sharded.
+        section: what an update is.
+        offload: keep the moments in host memory (but those of adafactor and adamw8bit); changes no bit of an update.
+
     Raises:
         ModuleNotFoundError: `adamw8bit` where torchao is not installed.
     """
+    offload = offload and section.kind not in SMALL_MOMENTS
+    optimizers = _optimizers_of(model, section, host_zeros_like if offload else torch.zeros_like)
+    if offload:
+        for optimizer in optimizers:
+            keep_on_host(optimizer)
+    return optimizers
+
+
+def _optimizers_of(model: nn.Module, section: Optimizer, zeros_like: ZerosLike) -> list[torch.optim.Optimizer]:
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if section.kind == "muon":
         inside = {name for name, parameter in named if LAYERS in name and parameter.ndim == 2}
-        return [_muon([parameter for name, parameter in named if name in inside], section),
-                _fused_adamw(_groups([parameter for name, parameter in named if name not in inside], section), section)]
+        outside = _groups([parameter for name, parameter in named if name not in inside], section)
+        return [_muon([parameter for name, parameter in named if name in inside], section, zeros_like),
+                _fused_adamw(outside, section, zeros_like)]
     groups = _groups([parameter for _, parameter in named], section)
     match section.kind:
         case "adafactor":
             return [Adafactor(groups, section.learning_rate)]
         case "lion":
-            return [Lion(groups, section.learning_rate, section.decays)]
+            return [Lion(groups, section.learning_rate, section.decays, zeros_like)]
         case "sophia":
-            return [Sophia(groups, section.learning_rate, section.decays, section.gamma)]
+            return [Sophia(groups, section.learning_rate, section.decays, section.gamma, zeros_like)]
         case "adamw8bit":
             return [_adamw_8bit(groups, section)]
-    return [_fused_adamw(groups, section)]
+    return [_fused_adamw(groups, section, zeros_like)]
 
 
 @torch.no_grad()
@@ -55,18 +73,23 @@ def update(optimizers: Sequence[torch.optim.Optimizer], learning_rate: float, ba
     """
     for optimizer in optimizers:
         _set_rate(optimizer, learning_rate)
-        if isinstance(optimizer, torch.optim.AdamW):
-            # The flag that PyTorch's gradient scaler uses.
-            optimizer.grad_scale, optimizer.found_inf = None, bad.float()  # type: ignore[attr-defined]
-            optimizer.step()
-            del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
-        else:
-            before = [(part, part.clone()) for part in _moving_parts(optimizer)]
-            with _eagerly_on_cpus(optimizer):
-                optimizer.step()
-            for part, old in before:
-                part.copy_(torch.where(bad, old, part))
+        for _ in one_by_one(optimizer) if is_on_host(optimizer) else (None,):
+            _step_unless(bad, optimizer)
         optimizer.zero_grad(set_to_none=True)
+
+
+def _step_unless(bad: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    if isinstance(optimizer, torch.optim.AdamW):
+        # The flag that PyTorch's gradient scaler uses.
+        optimizer.grad_scale, optimizer.found_inf = None, bad.float()  # type: ignore[attr-defined]
+        optimizer.step()
+        del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+        return
+    before = [(part, part.clone()) for part in _moving_parts(optimizer)]
+    with _eagerly_on_cpus(optimizer):
+        optimizer.step()
+    for part, old in before:
+        part.copy_(torch.where(bad, old, part))
 
 
 def has_plain_state(optimizer: torch.optim.Optimizer) -> bool:
@@ -82,11 +105,24 @@ def _groups(parameters: Sequence[nn.Parameter], section: Optimizer) -> list[dict
     ]
 
 
-def _fused_adamw(groups: list[dict[str, Any]], section: Optimizer) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(groups, lr=section.learning_rate, betas=section.decays, eps=section.eps, fused=True)
+def _fused_adamw(
+    groups: list[dict[str, Any]], section: Optimizer, zeros_like: ZerosLike
+) -> torch.optim.Optimizer:
+    """PyTorch's fused AdamW with its moments made now.
+
+    Where there are none yet, a checkpoint of step 0 would make them by a step without gradients, and count that.
+    """
+    optimizer = torch.optim.AdamW(groups, lr=section.learning_rate, betas=section.decays, eps=section.eps, fused=True)
+    for parameter in _parameters(optimizer):
+        optimizer.state[parameter] = {
+            STEP: torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": zeros_like(parameter), "exp_avg_sq": zeros_like(parameter)}
+    return optimizer
 
 
-def _muon(matrices: Sequence[nn.Parameter], section: Optimizer) -> torch.optim.Optimizer:
+def _muon(
+    matrices: Sequence[nn.Parameter], section: Optimizer, zeros_like: ZerosLike
+) -> torch.optim.Optimizer:
     """PyTorch's Muon on sharded matrices: its products gather what they need.
 
     Updates have the size of AdamW's (Liu et al. 2025, "Muon is scalable for LLM training", section 2.2), so that both
@@ -95,7 +131,7 @@ def _muon(matrices: Sequence[nn.Parameter], section: Optimizer) -> torch.optim.O
     optimizer = torch.optim.Muon(matrices, lr=section.learning_rate, weight_decay=section.weight_decay,
                                  momentum=section.momentum, adjust_lr_fn="match_rms_adamw")
     for matrix in matrices:
-        optimizer.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+        optimizer.state[matrix]["momentum_buffer"] = zeros_like(matrix)
     return optimizer
 
 
@@ -130,7 +166,7 @@ def _make_state(optimizer: torch.optim.Optimizer) -> None:
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     for parameter in _parameters(optimizer):
-        optimizer.state[parameter]["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        optimizer.state[parameter][STEP] = torch.zeros((), dtype=torch.float32, device=parameter.device)
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"].fill_(rate)
 

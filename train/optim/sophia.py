@@ -24,17 +24,18 @@ class Sophia(torch.optim.Optimizer):
         lr: learning rate.
         betas: of the running means of gradients and of curvatures.
         gamma: scale of the curvature.
+        zeros_like: makes a parameter's moments.
     """
 
     def __init__(
-        self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float], gamma: float
+        self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float], gamma: float,
+        zeros_like: Callable[[torch.Tensor], torch.Tensor] = torch.zeros_like,
     ) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "gamma": gamma, "weight_decay": 0.0})
-        self._estimates: list[torch.Tensor] = []
+        self._estimates: dict[torch.Tensor, torch.Tensor] = {}
         for group in self.param_groups:
             for parameter in group["params"]:
-                self.state[parameter].update(exp_avg=torch.zeros_like(parameter),
-                                             hessian=torch.zeros_like(parameter))
+                self.state[parameter].update(exp_avg=zeros_like(parameter), hessian=zeros_like(parameter))
 
     @torch.no_grad()
     def estimate(self, examples: float) -> None:
@@ -43,23 +44,21 @@ class Sophia(torch.optim.Optimizer):
         Args:
             examples: over how many predictions their loss is a mean, B: the estimate is B g * g (algorithm 2).
         """
-        self._estimates = [local(parameter.grad) ** 2 * examples for group in self.param_groups
-                           for parameter in group["params"]]
+        self._estimates = {parameter: local(parameter.grad) ** 2 * examples for group in self.param_groups
+                           for parameter in group["params"]}
         self.zero_grad(set_to_none=True)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update every parameter."""
         parameters = [(group, parameter) for group in self.param_groups for parameter in group["params"]]
-        for number, (group, parameter) in enumerate(parameters):
+        for group, parameter in parameters:
             state, lr = self.state[parameter], group["lr"]
             mean, hessian, weight = local(state["exp_avg"]), local(state["hessian"]), local(parameter)
             mean.lerp_(local(parameter.grad), 1.0 - group["betas"][0])
-            if self._estimates:
-                estimate = self._estimates[number]
+            if (estimate := self._estimates.pop(parameter, None)) is not None:
                 mixed = hessian.lerp(estimate, 1.0 - group["betas"][1])
                 hessian.copy_(torch.where(estimate.isfinite(), mixed, hessian))
             weight.mul_(1.0 - lr * group["weight_decay"])
             # Algorithm 3, line 13: theta -= lr clip(m / max(gamma h, eps), 1)
             weight.sub_((mean / (hessian * group["gamma"]).clamp(min=SMALLEST_CURVATURE)).clamp(-1.0, 1.0), alpha=lr)
-        self._estimates = []

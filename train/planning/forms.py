@@ -7,7 +7,8 @@ The time of a step is a model, not a promise:
 - the pipeline's bubble under 1F1B: (p - 1) / m more for p stages and m micro-batches (Narayanan et al. 2021, 2.2.1);
 - tensor parallelism's collectives, which nothing hides: eight per layer and micro-batch, four forward and four
   backward, each of the residual stream (Korthikanti et al. 2022, 4.2.2);
-- FSDP's gathers and reductions, hidden behind the arithmetic as far as that lasts.
+- FSDP's gathers and reductions, hidden behind the arithmetic as far as that lasts;
+- moments that lie in host memory: their way to the GPU and back, which nothing hides.
 """
 
 from __future__ import annotations
@@ -18,11 +19,21 @@ from dataclasses import dataclass
 from gristmill.train.models.shape import Shape
 from gristmill.train.planning.compute import flops_per_token
 from gristmill.train.planning.devices import Device
-from gristmill.train.planning.memory import MASTER_BYTES, Form, Load, Memory, block_parameters, rank_memory
+from gristmill.train.planning.memory import (
+    MASTER_BYTES,
+    Form,
+    Load,
+    Memory,
+    block_parameters,
+    moments_bytes,
+    rank_memory,
+)
 
 GPUS_PER_MACHINE = 8
 NETWORK = 50e9
 """Bytes per second, GPU and direction between machines: 400 Gb/s InfiniBand, one port a GPU, as in DGX H100."""
+HOST_LINK = 32e9
+"""Bytes per second between a GPU and its host, and between GPUs of which nothing is known: PCI Express 4, 16 lanes."""
 RECOMPUTE = 4 / 3
 COLLECTIVES_PER_LAYER = 8
 
@@ -36,6 +47,7 @@ class Step:
         optimizer: its kind.
         compute_bytes: of a number in matrix products.
         most_micro_rows: rows per forward pass at the most; None: whatever fits.
+        offload: whether moments lie in host memory.
     """
 
     rows: int
@@ -43,6 +55,7 @@ class Step:
     optimizer: str = "adamw"
     compute_bytes: int = 2
     most_micro_rows: int | None = None
+    offload: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,6 +65,7 @@ class Candidate:
     Attributes:
         form, load: how it is spread and cut.
         memory: of the fullest rank.
+        host_memory: bytes of moments that the fullest rank keeps in its host's memory.
         fits: whether the device holds that.
         bubble: share of the time in which a rank waits for the pipeline.
         seconds: of a step.
@@ -61,6 +75,7 @@ class Candidate:
     form: Form
     load: Load
     memory: Memory
+    host_memory: float
     fits: bool
     bubble: float
     seconds: float
@@ -106,7 +121,8 @@ def _loads(form: Form, step: Step) -> Iterator[Load]:
     most = min(rows // form.pipeline, step.most_micro_rows or rows)
     for micro in (size for size in _divisors(rows) if size <= most):
         for checkpointing in (False, True):
-            yield Load(micro, step.length, rows // micro, step.compute_bytes, step.optimizer, checkpointing)
+            yield Load(micro, step.length, rows // micro, step.compute_bytes, step.optimizer, checkpointing,
+                       step.offload)
 
 
 def _candidate(shape: Shape, form: Form, load: Load, step: Step, device: Device, utilisation: float) -> Candidate:
@@ -116,7 +132,9 @@ def _candidate(shape: Shape, form: Form, load: Load, step: Step, device: Device,
     waiting = busy * (form.pipeline - 1) / load.micro_batches
     seconds = busy + waiting + _tensor_seconds(shape, form, load, device)
     seconds += max(0.0, _sharding_seconds(shape, form, load, device) - busy)
-    return Candidate(form, load, memory, memory.total <= device.memory, waiting / (busy + waiting), seconds,
+    _, on_host = moments_bytes(shape, form, load)
+    seconds += 2 * on_host / HOST_LINK
+    return Candidate(form, load, memory, on_host, memory.total <= device.memory, waiting / (busy + waiting), seconds,
                      arithmetic / seconds)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from gristmill.mixtures.optimizer import SMALL_MOMENTS
 from gristmill.train.models.shape import Shape
 
 MASTER_BYTES = 4
@@ -63,6 +64,7 @@ class Load:
         compute_bytes: of a number in matrix products: 2 for bfloat16, 4 for float32.
         optimizer: its kind.
         checkpointing: whether blocks forget their activations and compute them again.
+        offload: whether moments lie in host memory (`engine.compute.offload_optimizer`).
     """
 
     micro_rows: int
@@ -71,6 +73,7 @@ class Load:
     compute_bytes: int = 2
     optimizer: str = "adamw"
     checkpointing: bool = False
+    offload: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,8 +109,25 @@ def optimizer_bytes(shape: Shape, kind: str, layers: float | None = None, root: 
     """What an optimizer keeps for some weights of the layers and some outside them; all of them if not said."""
     layers = shape.layers * block_parameters(shape) if layers is None else layers
     root = _embeddings(shape) + shape.width if root is None else root
-    outside = OPTIMIZER_BYTES["adamw" if kind == "muon" else kind]
-    return OPTIMIZER_BYTES[kind] * layers + outside * root
+    return OPTIMIZER_BYTES[kind] * layers + OPTIMIZER_BYTES[_outside_layers(kind)] * root
+
+
+def moments_bytes(shape: Shape, form: Form, load: Load) -> tuple[float, float]:
+    """What the optimizer keeps of the fullest rank's parameters: on the device, and in its host's memory.
+
+    Moments in host memory come to the device parameter by parameter; there, the largest ones are what counts.
+    """
+    layers = math.ceil(shape.layers / form.pipeline) * block_parameters(shape)
+    kept = optimizer_bytes(shape, load.optimizer, layers, _root_parameters(shape, form)) / form.tensor / form.shard
+    if not load.offload or load.optimizer in SMALL_MOMENTS:
+        return kept, 0.0
+    matrix = max(shape.ffn_width, shape.heads * shape.head_width) * shape.width * OPTIMIZER_BYTES[load.optimizer]
+    lookup = shape.padded_vocab_size * shape.width * OPTIMIZER_BYTES[_outside_layers(load.optimizer)]
+    return max(matrix, lookup) / form.tensor / form.shard, kept
+
+
+def _outside_layers(kind: str) -> str:
+    return "adamw" if kind == "muon" else kind
 
 
 def block_activation_bytes(shape: Shape, compute_bytes: int) -> float:
@@ -144,8 +164,7 @@ def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
             + 3 * 4 * CHUNK_LOGITS)
     counted = Memory(
         parameters=MASTER_BYTES * here / form.shard, gradients=MASTER_BYTES * here / form.shard,
-        optimizer=optimizer_bytes(shape, load.optimizer, layers * block, root) / form.shard, gathered=gathered,
-        activations=kept, loss=loss,
+        optimizer=moments_bytes(shape, form, load)[0], gathered=gathered, activations=kept, loss=loss,
         overhead=FRAMEWORK_BYTES)
     return replace(counted, overhead=FRAMEWORK_BYTES + FRAGMENTATION * (counted.total - FRAMEWORK_BYTES))
 
