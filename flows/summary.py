@@ -148,7 +148,7 @@ def loss_rows(facts: Facts) -> list[dict[str, Any]]:
         steps = [line for line in record if "loss" in line]
         if not steps:
             continue
-        details = reward_details(facts, steps) if stage == "dpo" else ""
+        details = {"reward": ranking_details, "dpo": reward_details}.get(stage, no_details)(facts, steps)
         rows.append({"stage": stage, "steps": steps[-1]["step"], "first": steps[0]["loss"], "last": steps[-1]["loss"],
                      "details": details})
     return rows
@@ -160,7 +160,25 @@ def reward_details(facts: Facts, steps: list[dict[str, Any]]) -> str:
     held_out = dict(evaluated_models(facts)).get("dpo", {}).get("reward_accuracy")
     parts = [f"{accuracies[-1]:.0%} trained"] if accuracies else []
     parts += [] if held_out is None else [f"{held_out:.0%} held out"]
-    return f"reward accuracy {', '.join(parts)}" if parts else ""
+    accuracy = [f"reward accuracy {', '.join(parts)}"] if parts else []
+    found = facts["summaries"].get("dpo", {}).get("chosen_decline", {})
+    if found.get("fell_chosen") is not None:
+        accuracy.append(f"fell: {found['fell_chosen']:.0%} of chosen, {found['fell_rejected']:.0%} of rejected"
+                        + ("" if found["alarm_step"] is None else f", alarm at step {found['alarm_step']}"))
+    return "\n".join(accuracy)
+
+
+def ranking_details(facts: Facts, steps: list[dict[str, Any]]) -> str:
+    """How often a reward model ranks held-out pairs as they were judged, with the interval."""
+    found = facts["summaries"].get("reward", {}).get("held_out", {}).get("accuracy")
+    trained = f"ranks {steps[-1]['accuracy']:.0%} right, trained"
+    return trained if found is None else (
+        f"{trained}; {found['value']:.0%} held out ({found['low']:.0%} to {found['high']:.0%})")
+
+
+def no_details(facts: Facts, steps: list[dict[str, Any]]) -> str:
+    """Of stages whose loss says it all."""
+    return ""
 
 
 def evaluated_models(facts: Facts) -> list[tuple[str, Any]]:

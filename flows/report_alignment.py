@@ -1,0 +1,87 @@
+"""What the report says of preferences at work: the reward model, what preference optimisation moved, and the export."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+from gristmill.flows.facts import Facts
+from gristmill.flows.html import figure, table
+
+
+def reward_model(facts: Facts) -> str:
+    """How well a reward model ranks pairs that it has not seen, beside the length of answers."""
+    summary = facts["summaries"].get("reward")
+    if summary is None:
+        return ""
+    from gristmill.flows.pictures import curves
+
+    found, lines = summary["held_out"], facts["training"].get("reward", [])
+    measured = {name: [(line["step"], line[f"scores/{name}"]) for line in lines if f"scores/{name}" in line]
+                for name in ("chosen", "rejected")}
+    rows = [["pairs trained on", f"{summary['training_pairs']:,}"],
+            ["pairs held out", f"{summary['held_out_pairs']:,}"], ["pairs too long", f"{summary['too_long_pairs']:,}"],
+            ["chosen answer scores higher, held out", share(found["accuracy"])],
+            ["chosen answer is the longer one, held out", share(found["longer_chosen"])],
+            ["mean difference of scores, held out", number(found["margin"])],
+            ["correlation of score and length", number(found["length_correlation"])],
+            ["mean and deviation of scores", f"{number(found['mean'])}, {number(found['deviation'])}"]]
+    return ("<h2>Reward model</h2>" + table(["measured", "value"], rows, {1})
+            + '<p class="note">In brackets: Wilson\'s 95 % intervals over pairs. A model that ranks no better than the '
+              "length of answers does has learnt their length.</p>"
+            + (figure(curves(measured, "step", "score"), "reward: mean scores of answers")
+               if len(measured["chosen"]) > 1 else ""))
+
+
+def preference_effects(facts: Facts) -> str:
+    """Where preference optimisation's margin came from: answers against the reference, and the alarm if it rang."""
+    lines = [line for line in facts["training"].get("dpo", []) if "fell/chosen" in line]
+    if not lines:
+        return ""
+    from gristmill.flows.pictures import curves
+
+    summary = facts["summaries"].get("dpo", {})
+    alarm = summary.get("chosen_decline", {}).get("alarm_step")
+    rows = [[answer, f"{lines[-1][f'fell/{answer}']:.1%}", f"{lines[-1][f'log_ratio/{answer}']:+.4f}",
+             f"{lines[-1][f'rewards/{answer}']:+.4f}"] for answer in ("chosen", "rejected")]
+    ratios = {answer: [(line["step"], line[f"log_ratio/{answer}"]) for line in lines]
+              for answer in ("chosen", "rejected")}
+    note = ("Chosen answers did not keep falling." if alarm is None else
+            f"Alarm at step {alarm}: the margin grew although most chosen answers became less likely.")
+    held_out = summary.get("held_out", {})
+    if held_out.get("reward_accuracy") is not None:
+        note += (f" On {summary['held_out_pairs']:,} held-out pairs the chosen answer gained more in "
+                 f"{held_out['reward_accuracy']:.1%}, and is the likelier one in {held_out['chosen_more_likely']:.1%} "
+                 f"({held_out['chosen_more_likely_before']:.1%} before).")
+    return ("<h2>What preference optimisation moved</h2>"
+            + table(["answers", "less likely than under the reference", "nats per token against it", "reward"], rows,
+                    {1, 2, 3})
+            + f'<p class="note">Loss {escape(str(summary.get("objective", "")))}; means over pairs at the last logged '
+              f"step. {escape(note)}</p>"
+            + (figure(curves(ratios, "step", "nats per token"), "dpo: log-probability against the reference")
+               if len(lines) > 1 else ""))
+
+
+def rounding(facts: Facts) -> str:
+    """What rounding the exported matrices to 8 bits costs."""
+    cost = facts["summaries"].get("export", {}).get("int8")
+    if cost is None:
+        return ""
+    if cost["growth"] is None:
+        return ('<h2>Export in 8 bits</h2><p class="note">The mixture holds no rows out, so what rounding costs is not '
+                "measured.</p>")
+    return "<h2>Export in 8 bits</h2>" + table(
+        ["held-out rows", "perplexity before", "perplexity rounded", "growth"],
+        [[f"{cost['rows']:,}", f"{cost['perplexity_before']:.4f}", f"{cost['perplexity']:.4f}",
+          f"{cost['growth']:+.3%}"]], {0, 1, 2, 3})
+
+
+def share(found: dict[str, Any] | None) -> str:
+    """A share of pairs with its interval, as `91.2% [84.0%, 95.4%] of 96`."""
+    return "" if found is None else (
+        f"{found['value']:.1%} [{found['low']:.1%}, {found['high']:.1%}] of {found['units']:,}")
+
+
+def number(value: float | None) -> str:
+    """A number, or nothing where none was measured."""
+    return "" if value is None else f"{value:.3f}"

@@ -1,0 +1,66 @@
+"""What is shown of a reward model, of where preference optimisation's margin came from, and of rounding an export."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from gristmill.flows.report_alignment import preference_effects, reward_model, rounding
+from gristmill.flows.summary import loss_rows
+
+SHARE = {"value": 0.75, "low": 0.5, "high": 0.9, "units": 20}
+HELD_OUT = {"accuracy": SHARE, "longer_chosen": None, "length_correlation": -0.25, "margin": 1.5, "mean": 0.125,
+            "deviation": 2.0}
+
+
+def facts(**summaries: Any) -> dict[str, Any]:
+    dpo = [{"step": step, "loss": 0.6, "rewards/accuracies": 0.8, "rewards/chosen": 0.1, "rewards/rejected": -0.2,
+            "fell/chosen": 0.25, "fell/rejected": 0.9, "log_ratio/chosen": 0.01 * step, "log_ratio/rejected": -0.05}
+           for step in (1, 2)]
+    reward = [{"step": step, "loss": 0.5, "accuracy": 0.9, "scores/chosen": 1.0, "scores/rejected": 0.5}
+              for step in (1, 2)]
+    return {"summaries": summaries, "training": {"reward": reward, "dpo": dpo}, "evaluation": {}}
+
+
+def text(html: str) -> str:
+    return " ".join(re.sub(r"<svg.*?</svg>|<[^>]+>", " ", html, flags=re.S).split())
+
+
+def test_a_reward_models_card_has_its_accuracy_with_the_interval_and_what_no_pair_tells_is_blank() -> None:
+    shown = text(reward_model(facts(reward={
+        "held_out": HELD_OUT, "training_pairs": 1080, "held_out_pairs": 20, "too_long_pairs": 3})))
+    assert "chosen answer scores higher, held out 75.0% [50.0%, 90.0%] of 20 chosen answer is the longer" in shown
+    assert "pairs trained on 1,080" in shown
+    assert "correlation of score and length -0.250 mean and deviation of scores 0.125, 2.000" in shown
+    assert reward_model(facts()) == ""
+
+
+@pytest.mark.parametrize(("alarm", "said"), [
+    (None, "Chosen answers did not keep falling."), (7, "Alarm at step 7: the margin grew although")])
+def test_the_effects_of_preference_optimisation_are_split_by_answer(alarm: int | None, said: str) -> None:
+    summary = {"objective": "sigmoid", "chosen_decline": {"alarm_step": alarm, "fell_chosen": 0.25,
+                                                          "fell_rejected": 0.9}, "held_out_pairs": 40,
+               "held_out": {"reward_accuracy": 0.7, "chosen_more_likely": 0.6, "chosen_more_likely_before": 0.5}}
+    shown = text(preference_effects(facts(dpo=summary)))
+    assert "chosen 25.0% +0.0200 +0.1000 rejected 90.0% -0.0500 -0.2000" in shown
+    assert said in shown
+    assert "On 40 held-out pairs the chosen answer gained more in 70.0%, and is the likelier one in 60.0%" in shown
+    assert preference_effects({"summaries": {}, "training": {}}) == ""
+
+
+def test_the_terminal_says_how_a_reward_model_ranks_and_which_answers_fell() -> None:
+    rows = loss_rows(facts(reward={"held_out": HELD_OUT}, dpo={
+        "chosen_decline": {"alarm_step": 2, "fell_chosen": 0.25, "fell_rejected": 0.9}}))
+    assert [row["details"] for row in rows] == [
+        "ranks 90% right, trained; 75% held out (50% to 90%)",
+        "reward accuracy 80% trained\nfell: 25% of chosen, 90% of rejected, alarm at step 2"]
+
+
+def test_what_rounding_costs_is_shown_where_it_was_measured() -> None:
+    cost = {"rows": 256, "perplexity_before": 12.5, "perplexity": 12.625, "growth": 0.01}
+    assert "256 12.5000 12.6250 +1.000%" in text(rounding(facts(export={"int8": cost})))
+    nothing = {"rows": 0, "perplexity_before": None, "perplexity": None, "growth": None}
+    assert "what rounding costs is not measured" in text(rounding(facts(export={"int8": nothing})))
+    assert rounding(facts(export={})) == ""
