@@ -18,7 +18,7 @@ from gristmill.flows.session import Session
 from gristmill.flows.store import StageFolder
 from gristmill.mixtures.prepare import PREPARE_STAGES
 
-TRAINING_STAGES = ("pretrain", "sft", "reward", "dpo")
+TRAINING_STAGES = ("pretrain", "sft", "reward", "dpo", "rl")
 Facts = dict[str, Any]
 
 

@@ -261,6 +261,20 @@ def _reference(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None
     return read, {**told, "micro_batch_size": recipe["micro_batch_size"]}
 
 
+def _rl(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+    from gristmill.dataprep.reading.sources import outside_listing
+
+    found = _training("rl")(manifest, verify)
+    if found is None:
+        return None
+    recipe, told = found
+    # Which model begins is among the inputs.
+    del recipe["start_from"]
+    rewards = [{**one, "path": outside_listing(f"rl.rewards.{number}.path", one["path"], verify)} if one.get("path")
+               else one for number, one in enumerate(recipe["rewards"])]
+    return {**recipe, "rewards": rewards}, {**told, "rewards": recipe["rewards"]}
+
+
 def _evaluate(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     section = manifest.evaluate
     if section is None:
@@ -314,8 +328,17 @@ def _before_dpo(manifest: Manifest) -> list[str]:
     return ["mix", *_before_reference(manifest), "reference"]
 
 
+def _before_rl(manifest: Manifest) -> list[str]:
+    if manifest.rl is None:
+        return []
+    last = next(name for name in ("dpo", "sft", "pretrain") if getattr(manifest, name) is not None)
+    start = last if manifest.rl.start_from == "auto" else manifest.rl.start_from
+    models = ["reward"] if any(one.kind == "model" and one.path is None for one in manifest.rl.rewards) else []
+    return ["mix", "tokenizer", start, *models]
+
+
 def _final_model(manifest: Manifest) -> list[str]:
-    final = next(name for name in ("dpo", "sft", "pretrain") if getattr(manifest, name) is not None)
+    final = next(name for name in ("rl", "dpo", "sft", "pretrain") if getattr(manifest, name) is not None)
     measured = ["mix"] if manifest.export is not None and manifest.export.int8 else []
     return ["tokenizer", *measured, final]
 
@@ -346,10 +369,11 @@ STAGES: dict[str, Stage] = {
         Stage("reward", 1, "gristmill.train.reward:run", _reward, _before_reference, "torchrun"),
         Stage("reference", 1, "gristmill.train.reference:run", _reference, _before_reference, "torchrun"),
         Stage("dpo", 3, "gristmill.train.dpo:run", _training("dpo"), _before_dpo, "torchrun"),
+        Stage("rl", 1, "gristmill.train.rl:run", _rl, _before_rl, "torchrun"),
         Stage("evaluate", 2, "gristmill.train.evaluate:run", _evaluate,
-              _only("tokenizer", "mix", "pretrain", "sft", "dpo")),
+              _only("tokenizer", "mix", "pretrain", "sft", "dpo", "rl")),
         Stage("export", 1, "gristmill.train.export:run", _export, _final_model),
     )
 }
-AFTER_PREPARE = ("tokenizer", "tokenize", "mix", "sft_data", "pretrain", "sft", "reward", "reference", "dpo",
+AFTER_PREPARE = ("tokenizer", "tokenize", "mix", "sft_data", "pretrain", "sft", "reward", "reference", "dpo", "rl",
                  "evaluate", "export")

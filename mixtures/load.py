@@ -258,7 +258,7 @@ def _contradictions(raw: Mapping[str, Any], lines: Mapping[Location, int], file:
             hint = f", did you mean {near[0]!r}?" if near else ""
             problem(location, f"no such source: {name!r}{hint} (sources: {', '.join(names)})")
     for stage, needed in (("mix", "tokenizer"), ("pretrain", "mix"), ("sft", "pretrain"), ("reward", "pretrain"),
-                          ("dpo", "pretrain"),
+                          ("dpo", "pretrain"), ("rl", "pretrain"),
                           ("evaluate", "pretrain"), ("export", "pretrain")):
         if stage in raw and needed not in raw:
             problem((stage,), f"needs a section `{needed}:` too, which is absent")
@@ -266,6 +266,8 @@ def _contradictions(raw: Mapping[str, Any], lines: Mapping[Location, int], file:
     if isinstance(reward, dict) and not reward.get("data") and raw.get("dpo") is None:
         problem(("reward",), "has no pairs to learn from: give it `data:`, or the manifest a section `dpo:`, whose "
                              "pairs it then takes")
+    for location, message in _reinforcement_problems(raw):
+        problem(location, message)
     seen: dict[str, int] = {}
     steps = raw.get("prepare")
     for index, step in enumerate(steps if isinstance(steps, list) else []):
@@ -277,6 +279,21 @@ def _contradictions(raw: Mapping[str, Any], lines: Mapping[Location, int], file:
         if location and str(location[-1]).lower() in KEPT_TOKEN_NAMES:
             problem(location, "secrets do not belong into a manifest: it is kept with every run; use the environment")
     return problems
+
+
+def _reinforcement_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+    """A start, or a reward model, that no other section makes."""
+    section = raw.get("rl")
+    if not isinstance(section, dict):
+        return
+    start = section.get("start_from", "auto")
+    if start in ("sft", "dpo") and start not in raw:
+        yield ("rl", "start_from"), f"needs a section `{start}:` too, which is absent; `auto` takes the last there is"
+    rewards = section.get("rewards")
+    for number, reward in enumerate(rewards if isinstance(rewards, list) else []):
+        is_model = isinstance(reward, dict) and reward.get("kind") == "model"
+        if is_model and not reward.get("path") and "reward" not in raw:
+            yield ("rl", "rewards", number), "has no `path`, and there is no section `reward:` that makes such a model"
 
 
 def _locations(value: Any, at: Location = ()) -> Iterator[Location]:

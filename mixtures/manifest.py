@@ -17,6 +17,7 @@ from gristmill.mixtures.mix import Mix
 from gristmill.mixtures.parallel import Parallel
 from gristmill.mixtures.posttraining import Dpo, Sft
 from gristmill.mixtures.prepare import Step
+from gristmill.mixtures.reinforcement import Rl
 from gristmill.mixtures.reward import Reward
 from gristmill.mixtures.section import NAME_PATTERN, Positive, Section
 from gristmill.mixtures.sources import Ingest, Source
@@ -113,6 +114,7 @@ class Manifest(Section):
     sft: Sft | None = None
     reward: Reward | None = None
     dpo: Dpo | None = None
+    rl: Rl | None = None
     evaluate: Evaluate | None = None
     export: Export | None = None
     engine: Engine = Engine()

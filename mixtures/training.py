@@ -23,8 +23,9 @@ class Spikes(Section):
     step, and `exclude.txt`, the ids of the worst documents, one per line.
     """
 
-    sigma: PositiveFloat = 6.0
-    """Deviations over the running mean from which on a loss is a spike (OLMo-core: 6)."""
+    sigma: PositiveFloat | None = 6.0
+    """Deviations over the running mean from which on a loss is a spike (OLMo-core: 6); null: only a loss or gradient
+    that is no number makes a step bad."""
     window: Annotated[int, Field(ge=4)] = 128
     """Steps whose losses the mean is of; spikes are judged once there are half of them (OLMo-core: 128)."""
     rollback_after: Positive | None = None

@@ -40,7 +40,7 @@ from gristmill.train.objectives.pairs import padded_pairs, prepare_pairs, reward
 from gristmill.train.parallel.world import make_deterministic
 from gristmill.train.pretrain import MODEL, read_token_bytes
 
-MODELS = ("pretrain", "sft", "dpo")
+MODELS = ("pretrain", "sft", "dpo", "rl")
 """Stages that leave a model, in the order in which they train it."""
 
 

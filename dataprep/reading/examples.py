@@ -1,7 +1,8 @@
 """Instructions (SFT) and preferences (DPO): one shape for every form in which they come.
 
 An SFT example is `{"id", "messages"}`, with `tools` where it has some, a DPO example `{"id", "prompt", "chosen",
-"rejected"}`; `id` is the hash of the rest, all else are lists of messages (`conversations_messages.py`). The forms
+"rejected"}`, a prompt alone (`conversations_prompts.py`) `{"id", "prompt"}`, with `answer` and `tools` where it has
+them; `id` is the hash of the rest, all else are lists of messages (`conversations_messages.py`). The forms
 that are read are in `conversations_forms.py` and `conversations_preferences.py`; their rows lie in JSON lines
 (compressed or not), in a file `.json` that is one list, or in Parquet. `python-docs://` derives both kinds from the
 docstrings of the standard library.
@@ -24,6 +25,7 @@ from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLo
 from gristmill.dataprep.reading.conversations_forms import sft_example
 from gristmill.dataprep.reading.conversations_messages import Message
 from gristmill.dataprep.reading.conversations_preferences import dpo_example
+from gristmill.dataprep.reading.conversations_prompts import prompt_example
 from gristmill.dataprep.reading.docquestions import QUESTIONS_VERSION, preferences, questions
 from gristmill.dataprep.reading.pythondocs import DOCS
 from gristmill.dataprep.reading.readers import BYTE_ORDER_MARK, parse_json
@@ -34,7 +36,7 @@ __all__ = ["Example", "ExampleSet", "ExamplesError", "Kind", "Message", "Refused
 SHOWN_ERRORS = 20
 SHOWN_REASONS = 10
 
-Kind = Literal["sft", "dpo"]
+Kind = Literal["sft", "dpo", "prompts"]
 Example = dict[str, Any]
 Form = Callable[[Mapping[str, Any]], Example]
 
@@ -84,24 +86,26 @@ def read_examples(path: str, kind: Kind, limit: int | None = None) -> list[Examp
 
 
 def read_set(
-    path: str, kind: Kind, form: str = "auto", limit: int | None = None, max_refused: float = 0.0
+    path: str, kind: Kind, form: str = "auto", limit: int | None = None, max_refused: float = 0.0,
+    answer: str = "answer",
 ) -> ExampleSet:
     """Read all examples of a file, glob, folder, URL or `python-docs://`.
 
     Args:
         path: JSON lines (.jsonl, .gz, .zst, .bz2), a JSON list (.json), Parquet, or `python-docs://`.
-        kind: `sft` or `dpo`.
+        kind: `sft`, `dpo` or `prompts`.
         form: one of SFT_FORMS or DPO_FORMS, or `auto`: each row's keys tell.
         limit: keep the first so many, in the order of the ids.
         max_refused: share of the records that may be refused.
+        answer: of prompts, the key of the right answer.
 
     Raises:
         ExamplesError: there are none, or too many are refused; lists the first 20 of these.
     """
     if path == DOCS:
-        contents, refused = list(questions() if kind == "sft" else preferences()), list[Refused]()
+        contents, refused = _made(kind), list[Refused]()
     else:
-        contents, refused = _read_files(path, partial(sft_example if kind == "sft" else dpo_example, form=form))
+        contents, refused = _read_files(path, _form_of(kind, form, answer))
     records = len(contents) + len(refused)
     if not records:
         raise ExamplesError(f"{path}: holds no examples")
@@ -114,6 +118,22 @@ def read_set(
     examples = [{"id": example_id(content), **content} for content in contents]
     examples.sort(key=lambda example: example["id"])
     return ExampleSet(examples[:limit], refused, records)
+
+
+def _made(kind: Kind) -> list[Example]:
+    """What Python's own documentation gives."""
+    if kind == "prompts":
+        return [prompt_example(one) for one in questions()]
+    return list(questions() if kind == "sft" else preferences())
+
+
+def _form_of(kind: Kind, form: str, answer: str) -> Form:
+    match kind:
+        case "sft":
+            return partial(sft_example, form=form)
+        case "dpo":
+            return partial(dpo_example, form=form)
+    return partial(prompt_example, form=form, answer=answer)
 
 
 def examples_listing(path: str) -> list[dict[str, Any]]:

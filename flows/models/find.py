@@ -10,7 +10,7 @@ from gristmill.dataprep.files import as_path, read_json
 from gristmill.flows.session import Session
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
-TRAININGS = ("dpo", "sft", "pretrain")
+TRAININGS = ("rl", "dpo", "sft", "pretrain")
 PLACES = ("", "model", "data", "data/model")
 """Below the folder that is given, where a model may lie: an export, a training's data, or the folder of a stage."""
 

@@ -29,7 +29,7 @@ from gristmill.flows.session import Session
 from gristmill.mixtures.load import parse_manifest
 
 LIST_KEYS = ("id", "locator", "url")
-MODELS = ("sft", "reward", "dpo", "evaluate", "export")
+MODELS = ("sft", "reward", "dpo", "rl", "evaluate", "export")
 
 
 class TakedownError(ValueError):

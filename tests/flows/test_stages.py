@@ -67,6 +67,21 @@ def test_a_key_changes_its_own_stage_and_those_behind_it_only(override: str, fir
     assert changed == behind
 
 
+REINFORCED = ("rl={data: [{path: 'python-docs://'}], rewards: [{kind: length, target_tokens: 9}], steps: 2}",)
+
+
+def test_reinforcement_comes_between_the_model_that_it_begins_with_and_those_that_take_it() -> None:
+    plan = opened(*REINFORCED).plan
+    assert list(plan)[-4:] == ["dpo", "rl", "evaluate", "export"]
+    assert set(plan["rl"].inputs) == {"mix", "tokenizer", "dpo"}
+    assert "rl" in plan["export"].inputs
+    assert changed_by(*REINFORCED) == ["evaluate", "export"]
+    from_sft = opened(*REINFORCED, "rl.start_from=sft").plan["rl"]
+    assert set(from_sft.inputs) == {"mix", "tokenizer", "sft"}
+    # What begins is an input; how it was named is not.
+    assert opened(*REINFORCED, "rl.start_from=dpo").plan["rl"].fingerprint == plan["rl"].fingerprint
+
+
 def test_weights_that_the_mixture_overrides_are_in_no_recipe() -> None:
     weights = "mix.weights={prose: 0.5, code: 0.5}"
     one, other = (opened(weights, f"sources.code.weight={weight}").plan["mix"] for weight in (0.1, 0.9))

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import get_args
 
 import torch
@@ -33,18 +34,22 @@ class LoraLinear(nn.Linear):
     Attributes:
         lora_A: (rank, in); lora_B: (out, rank).
         lora_magnitude_vector: (out,), of DoRA alone.
+        is_off: whether it computes as the frozen layer does.
     """
 
     def __init__(self, frozen: nn.Linear, lora: Lora) -> None:
         super().__init__(frozen.in_features, frozen.out_features, bias=frozen.bias is not None)
         self.requires_grad_(False)
         self.scale = lora.scale
+        self.is_off = False
         self.lora_A = nn.Linear(self.in_features, lora.rank, bias=False)
         self.lora_B = nn.Linear(lora.rank, self.out_features, bias=False)
         self.lora_magnitude_vector = nn.Parameter(torch.empty(self.out_features)) if lora.dora else None
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
+        if self.is_off:
+            return super().forward(x)
         added = self.lora_B(self.lora_A(x)) * self.scale
         if self.lora_magnitude_vector is None:
             return super().forward(x) + added
@@ -76,6 +81,19 @@ def adapt(model: nn.Module, lora: Lora) -> None:
     for name, module in found:
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, LoraLinear(module, lora))
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Let a model compute as if it had no adapters: as what it was adapted from."""
+    layers = [module for module in model.modules() if isinstance(module, LoraLinear)]
+    for layer in layers:
+        layer.is_off = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.is_off = False
 
 
 def adapted_tensors(tensor_of: TensorOf, lora: Lora | None, seed: int) -> TensorOf:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -10,6 +10,7 @@ from torch import nn
 
 from gristmill.dataprep.context import Context
 from gristmill.mixtures.posttraining import Dpo, Tuning
+from gristmill.mixtures.reinforcement import Rl
 from gristmill.train.adapters.lora import LoraError, adapt, adapted_tensors
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import stored
@@ -18,9 +19,16 @@ from gristmill.train.parallel.world import World
 
 
 def tuned_model(
-    shape: Shape, start: Path, section: Tuning | Dpo, world: World, dtype: torch.dtype, context: Context
+    shape: Shape, start: Path, section: Tuning | Dpo | Rl, world: World, dtype: torch.dtype, context: Context,
+    extend: Callable[[nn.Module], None] | None = None,
 ) -> nn.Module:
     """A saved model, sharded, with new adapters where the section asks for them.
+
+    Args:
+        shape, start: the saved model.
+        section: its `lora` and `seed`.
+        world, dtype, context: where and how it computes.
+        extend: puts a layer on top of it, before it is sharded; what that adds begins at zero.
 
     Raises:
         LoraError: adapters are asked for, but matrices are split among processes, or there is no such layer.
@@ -29,5 +37,16 @@ def tuned_model(
     if lora is not None and world.tensor_mesh is not None:
         raise LoraError("lora: adapters cannot be split along matrices; set engine.parallel.tensor to 1 (the adapted "
                         "model is small enough for engine.parallel.shard), or remove lora")
-    return sharded_model(shape, adapted_tensors(stored(start), lora, section.seed or 0), world, dtype, context.compute,
-                         adapt=None if lora is None else partial(adapt, lora=lora))
+    inside = adapted_tensors(stored(start), lora, section.seed or 0)
+    added: set[str] = set()
+
+    def change(model: nn.Module) -> None:
+        if lora is not None:
+            adapt(model, lora)
+        before = {name for name, _ in model.named_parameters()}
+        if extend is not None:
+            extend(model)
+        added.update(name for name, _ in model.named_parameters() if name not in before)
+
+    return sharded_model(shape, lambda name, size: torch.zeros(size) if name in added else inside(name, size), world,
+                         dtype, context.compute, adapt=change)

@@ -54,11 +54,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a round brought a request: its number, new ids, and why it has ended, if it has."""
+    """What a round brought a request: its number, new ids, why it has ended, if it has, and the id that ended it."""
 
     number: int
     tokens: list[int]
     finish: Finish | None
+    stop: int | None = None
 
 
 @dataclass
@@ -228,7 +229,7 @@ class Scheduler:
         out: list[int] = []
         for token in tokens:
             if token in row.request.stops:
-                return Progress(row.number, out, "stop")
+                return Progress(row.number, out, "stop", token)
             out.append(token)
             row.left -= 1
             if row.left == 0:

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gristmill.tokenize.order import Order
 from gristmill.tokenize.streaming.ahead import ReadAhead
-from gristmill.train.loop.stream import Plan, micro_batches
+from gristmill.train.loop.stream import Plan, RowOrder, micro_batches
 from gristmill.train.parallel.world import World
 
 READING_THREADS = 4
@@ -22,7 +21,9 @@ READING_THREADS = 4
 class Readable(Protocol):
     """What of an objective reading needs (see objective.Objective)."""
 
-    order: Order
+    @property
+    def order(self) -> RowOrder:
+        """See objective.Objective."""
 
     def weight(self, rows: np.ndarray, cuts: int = 1) -> float:
         """See objective.Objective."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,8 @@ class Job:
         average: the running mean of the weights, if one is kept.
         decode: from token ids to text, for autopsies.
         elastic: what pulls the weights back to where they were, if anything does.
+        before_step: called on every rank with the steps done, before the next one's gradients.
+        state: further state that lies in checkpoints, by name.
     """
 
     section: Training
@@ -75,6 +77,8 @@ class Job:
     average: AveragedWeights | None = None
     decode: Decode | None = None
     elastic: ElasticWeights | None = None
+    before_step: Callable[[int], None] = lambda step: None
+    state: Mapping[str, Part] = field(default_factory=dict)
 
     @cached_property
     def plan(self) -> Plan:
@@ -97,7 +101,8 @@ class Attempt:
         self.loss_scale = LossScale(device) if section.precision == "fp16" else None
         self.noise_scale = None if section.noise_scale_every is None else NoiseScale(device)
         parts: dict[str, Part | None] = {
-            "loss_scale": self.loss_scale, "noise_scale": self.noise_scale, "average": job.average}
+            "loss_scale": self.loss_scale, "noise_scale": self.noise_scale, "average": job.average,
+            **job.state}
         self.progress = Progress(
             empty_window(device, section.spikes.window),
             torch.zeros(1 + job.objective.sums_length, dtype=torch.float64, device=device),
@@ -178,6 +183,7 @@ def _train_until_rollback(attempt: Attempt) -> bool:
     with closing(batches_ahead(job.objective, attempt.plan, job.section.steps, job.section.micro_batch_size, job.world,
                                job.context.stream.read_ahead_steps)) as batches:
         while progress.step < job.section.steps:
+            job.before_step(progress.step)
             _one_step(attempt, batches.take(progress.step), batches)
             attempt.profiler.after(progress.step)
             if _validate(attempt):

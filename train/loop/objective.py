@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from torch import Tensor, nn
 
-from gristmill.tokenize.order import Order
+from gristmill.train.loop.stream import RowOrder
 
 UNTRAINED = -1.0
 """In place of a loss where there is none; a loss is never negative."""
@@ -33,7 +33,6 @@ class Measured(NamedTuple):
 class Objective(Protocol):
     """What a training optimises. Rows are numbers of rows, examples or pairs: whatever `order` orders."""
 
-    order: Order
     fingerprint: str
     """Of what the rows hold: the same one, the same content under every number."""
     sums_length: int
@@ -42,6 +41,10 @@ class Objective(Protocol):
     """Model arithmetic per token that `num_tokens` counts."""
     sequence_length: int
     """Tokens of the longest row."""
+
+    @property
+    def order(self) -> RowOrder:
+        """Which row is read at each position."""
 
     def weight(self, rows: np.ndarray, cuts: int = 1) -> float:
         """What the summed loss of these rows (a whole batch) is divided by: their trained tokens, or pairs.

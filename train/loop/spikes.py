@@ -25,21 +25,23 @@ def window_statistics(window: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return count, mean, variance.sqrt()
 
 
-def judge(loss: Tensor, gradient_norm: Tensor, window: Tensor, sigma: float) -> tuple[Tensor, Tensor, Tensor]:
+def judge(loss: Tensor, gradient_norm: Tensor, window: Tensor, sigma: float | None) -> tuple[Tensor, Tensor, Tensor]:
     """Whether a step's update must not happen: decided on the device, without asking the host.
 
     Args:
         loss: scalar, the step's mean loss.
         gradient_norm: scalar, before clipping.
         window: the losses before this one; those that are NaN do not count.
-        sigma: how many standard deviations over their mean are too many.
+        sigma: how many standard deviations over their mean are too many; None: any number is a good loss.
 
     Returns:
         a scalar bool, and the mean and the deviation that it was judged by.
     """
     count, mean, deviation = window_statistics(window)
-    spike = (count >= len(window) // 2) & (loss - mean > sigma * deviation)
-    return ~(loss.isfinite() & gradient_norm.isfinite()) | spike, mean, deviation
+    bad = ~(loss.isfinite() & gradient_norm.isfinite())
+    if sigma is not None:
+        bad |= (count >= len(window) // 2) & (loss - mean > sigma * deviation)
+    return bad, mean, deviation
 
 
 def remember_loss(window: Tensor, loss: Tensor, step: int) -> None:

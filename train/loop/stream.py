@@ -11,15 +11,22 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
 from gristmill.mixtures.training import BatchStage, Pretrain, Training
-from gristmill.tokenize.order import Order
 
 
 class PlanError(ValueError):
     """A ramp does not fit the packed set, or does not ascend."""
+
+
+class RowOrder(Protocol):
+    """What is read at each position (see tokenize.order.Order)."""
+
+    def rows(self, positions: np.ndarray) -> np.ndarray:
+        """The rows, int64, at positions, int64."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class Plan:
         """Into how many rows of equal length each row of the set is cut in a step."""
         return self.cuts[bisect_right(self.cuts, step, key=lambda part: part[0]) - 1][1]
 
-    def rows(self, order: Order, step: int) -> np.ndarray:
+    def rows(self, order: RowOrder, step: int) -> np.ndarray:
         """The rows (int64, shape (B,)) of one optimizer step, counted from 0; epochs follow one another."""
         first, size = self.positions(step)
         return order.rows(np.arange(first, first + size, dtype=np.int64))

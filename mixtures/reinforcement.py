@@ -1,0 +1,167 @@
+"""The section `rl`: the tuned model learns from rewards of its own answers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from gristmill.mixtures.adapters import Lora
+from gristmill.mixtures.optimizer import Optimizer
+from gristmill.mixtures.posttraining import Examples
+from gristmill.mixtures.rewards import AnyReward, name_of
+from gristmill.mixtures.section import Fraction, Positive, PositiveFloat, Section
+from gristmill.mixtures.training import Spikes, Training
+
+
+class Prompts(Examples):
+    """One set of prompts to answer."""
+
+    format: Literal["auto", "prompts", "messages", "sharegpt", "completion", "instruction"] = "auto"
+    """`prompts`: `prompt` or `question`, a text or messages; the others are those of `sft.data`, whose last answer is
+    not shown to the model and is taken for the right one."""
+    answer: Annotated[str, Field(min_length=1)] = "answer"
+    """The key of the right answer, a text or a number, for the rewards that compare with one."""
+
+
+class Critic(Section):
+    """PPO's estimate of what reward is to come, a linear layer on the policy's last hidden states, and its use."""
+
+    discount: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Gamma: what a reward is worth a token earlier (Stiennon et al. 2020: 1)."""
+    gae_lambda: Fraction = 0.95
+    """Of generalised advantage estimation (Schulman et al. 2016, equation 16; their robots: 0.92 to 0.99)."""
+    loss_weight: PositiveFloat = 0.1
+    """Weight of the critic's loss beside the policy's (TRL's PPOTrainer: 0.1)."""
+    clip: PositiveFloat | None = 0.2
+    """How far an estimate may move from the one before the update and still lower the loss; not limited if null."""
+
+
+class Rl(Training):
+    """Reinforcement learning from rewards of the model's own answers: GRPO or PPO.
+
+    A batch of prompts is answered by the model as it is, `group_size` times each; the answers are rewarded, and
+    `steps_per_batch` x `epochs_per_batch` updates learn from them. The defaults are GRPO with DAPO's normalisation.
+    """
+
+    algorithm: Literal["grpo", "ppo"] = "grpo"
+    """`grpo`: an answer's advantage is its reward beside those of the same prompt (Shao et al. 2024, section 4.1);
+    `ppo`: a critic says what was to be expected of each token (Schulman et al. 2017; Ouyang et al. 2022)."""
+    start_from: Literal["auto", "pretrain", "sft", "dpo"] = "auto"
+    """The stage whose model begins, and is the reference; `auto`: the last of these that there is."""
+    data: Annotated[tuple[Prompts, ...], Field(min_length=1)]
+    """Where the prompts are."""
+    rewards: Annotated[tuple[AnyReward, ...], Field(min_length=1)]
+    """What an answer is rewarded for."""
+    group_size: Positive = 8
+    """Answers per prompt."""
+    global_batch_size: Positive = 64
+    """Answers per optimizer step, over all ranks and micro-batches: a multiple of `group_size`."""
+    micro_batch_size: Positive = 8
+    """Answers per forward pass of the training on one rank at the most."""
+    steps_per_batch: Positive = 1
+    """Optimizer steps that the answers to a batch of prompts are shared out to."""
+    epochs_per_batch: Positive = 1
+    """How often each of them is learned from."""
+    temperature: PositiveFloat = 1.0
+    """Logits are divided by it, when answers are drawn and when they are learned from: it is that policy which
+    improves."""
+    max_new_tokens: Positive = 256
+    """Most tokens of an answer, its end included; an answer that is longer is cut."""
+    generation_rows: Positive = 64
+    """Answers that are generated at the same time on one rank at the most."""
+    sequence_length: Annotated[int, Field(ge=8)] | None = None
+    """Most tokens of prompt and answer, at most the model's; the model's if absent. Prompts that leave less than
+    `max_new_tokens` are left out, and counted."""
+    clip: PositiveFloat = 0.2
+    """How far the ratio of new to old probability may fall below 1, or rise above it, and still be rewarded (Schulman
+    et al. 2017, equation 7)."""
+    clip_high: PositiveFloat | None = None
+    """How far it may rise, where that differs (DAPO, Yu et al. 2025: 0.28); `clip` if absent."""
+    kl_weight: Annotated[float, Field(ge=0.0)] = 0.04
+    """Strength of the tie to the model that it starts from (Shao et al. 2024: 0.04); 0 needs no reference in memory."""
+    kl_estimator: Literal["auto", "k1", "k2", "k3"] = "auto"
+    """How the divergence is estimated from drawn tokens (Schulman 2020). `grpo` adds it to the loss, where `auto` is
+    k3; `ppo` takes it from the reward of each token, where `auto` is k1."""
+    advantage_scale: Literal["group", "batch", "none"] = "group"
+    """What `grpo` divides advantages by: the standard deviation of the rewards of the same prompt (Shao et al. 2024),
+    of the whole batch, or nothing (Dr. GRPO, Liu et al. 2025, which finds that the first prefers prompts that are
+    too easy or too hard)."""
+    normalisation: Literal["sequence", "token", "constant"] = "token"
+    """What a step's loss is the mean of: answers, each the mean of its tokens (GRPO), tokens (DAPO), or tokens out of
+    `max_new_tokens` per answer, so that no answer's length changes the weight of its tokens (Dr. GRPO)."""
+    mask_truncated: bool = False
+    """Leave answers that were cut out of the loss (DAPO's overlong filtering); they count as answers of their group."""
+    critic: Critic = Critic()
+    """For `ppo` alone."""
+    holdout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    """Share of prompts, chosen by hash, that are never trained on: their likeliest answers are rewarded before and
+    after."""
+    holdout_limit: Positive = 256
+    """Held-out prompts that are answered at the most, the first by hash."""
+    samples_every: Positive = 50
+    """Batches of prompts between those whose answers are kept for the report; the first and the last are, too."""
+    optimizer: Optimizer = Optimizer(learning_rate=1e-6, weight_decay=0.0)
+    """What an update is (learning rate: TRL's GRPOTrainer for whole models); `sophia` needs labels to draw."""
+    spikes: Spikes = Spikes(sigma=None)
+    """Which steps are skipped: those whose loss or gradient is no number. A surrogate loss lies around zero by its
+    making, so that its size says nothing."""
+    lora: Lora | None = None
+    """Train adapters only; the reference is then the model without them. The whole model is trained if absent."""
+    validate_every: Positive | None = None
+    """Steps between measurements of the pre-training's held-out rows, which show what is forgotten, in the units of
+    `pretrain`; also measured after the last step. Nothing is measured if absent."""
+
+    @property
+    def updates_per_batch(self) -> int:
+        """Optimizer steps until the model answers anew."""
+        return self.steps_per_batch * self.epochs_per_batch
+
+    @property
+    def rollouts_per_batch(self) -> int:
+        """Answers that are generated at once."""
+        return self.global_batch_size * self.steps_per_batch
+
+    @property
+    def kl_kind(self) -> Literal["k1", "k2", "k3"]:
+        """The estimator that is meant."""
+        if self.kl_estimator != "auto":
+            return self.kl_estimator
+        return "k3" if self.algorithm == "grpo" else "k1"
+
+    @model_validator(mode="after")
+    def _groups_are_whole(self) -> Self:
+        if self.algorithm == "grpo" and self.group_size < 2:
+            raise ValueError("rl.group_size is 1, but grpo compares the answers to a prompt with one another; give at "
+                             "least 2 (8 is usual), or choose algorithm: ppo")
+        if self.global_batch_size % self.group_size:
+            raise ValueError(f"rl.global_batch_size ({self.global_batch_size}) answers per step are no whole groups of "
+                             f"group_size ({self.group_size}); make it a multiple")
+        return self
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [name_of(reward) for reward in self.rewards]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"rl.rewards: two are called {twice[0]}; give each a `name` of its own")
+        return self
+
+    @model_validator(mode="after")
+    def _estimator_has_a_gradient(self) -> Self:
+        if self.algorithm == "grpo" and self.kl_estimator == "k1":
+            raise ValueError("rl.kl_estimator cannot be k1 with grpo: in a loss its gradient is zero on average, so it "
+                             "would hold nothing; choose k2 or k3")
+        return self
+
+    @model_validator(mode="after")
+    def _fits_generation(self) -> Self:
+        if self.optimizer.kind == "sophia":
+            raise ValueError("rl.optimizer.kind cannot be sophia, which estimates curvature from labels that the model "
+                             "draws: a reward has none; choose another kind")
+        if self.schedule.warmup_tokens is not None:
+            raise ValueError("rl.schedule.warmup_tokens: how many tokens a step has is known only once they are "
+                             "generated; give warmup_steps")
+        if self.spikes.rollback_after is not None:
+            raise ValueError("rl.spikes.rollback_after: going back would leave the answers that were learned from in "
+                             "between to another model; remove it")
+        return self

@@ -1,0 +1,172 @@
+"""Losses and advantages of reinforcement learning: values worked out by hand, and laws that must hold."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gristmill.train.reinforcement.advantages import (
+    generalised_advantages,
+    group_advantages,
+    groups_without_variance,
+    token_rewards,
+    whitened,
+)
+from gristmill.train.reinforcement.surrogate import kl_estimate, surrogate_loss, token_weights, value_loss
+
+
+def tensor(*rows: object) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def test_the_surrogate_is_clipped_where_that_lowers_the_objective_and_nowhere_else() -> None:
+    """ratios 0.5, 1, 1.5 with A = 2: 1, 2, 2.4 (clipped at 1.2); with A = -2: -1.6 (clipped at 0.8), -2, -3."""
+    ratios = tensor(0.5, 1.0, 1.5)
+    old = torch.zeros(3, dtype=torch.float64)
+    loss, clipped = surrogate_loss(ratios.log(), old, tensor(2.0, 2.0, 2.0), clip=0.2)
+    torch.testing.assert_close(loss, -tensor(1.0, 2.0, 2.4))
+    assert clipped.tolist() == [False, False, True]
+    loss, clipped = surrogate_loss(ratios.log(), old, tensor(-2.0, -2.0, -2.0), clip=0.2)
+    torch.testing.assert_close(loss, tensor(1.6, 2.0, 3.0))
+    assert clipped.tolist() == [True, False, False]
+
+
+def test_another_bound_above_moves_only_the_bound_above() -> None:
+    ratios = tensor(0.5, 1.5)
+    loss, _ = surrogate_loss(ratios.log(), torch.zeros_like(ratios), tensor(1.0, 1.0), clip=0.2, clip_high=0.28)
+    torch.testing.assert_close(loss, -tensor(0.5, 1.28))
+    loss, _ = surrogate_loss(ratios.log(), torch.zeros_like(ratios), tensor(-1.0, -1.0), clip=0.2, clip_high=0.28)
+    torch.testing.assert_close(loss, tensor(0.8, 1.5))
+
+
+def test_a_clipped_token_has_no_gradient_and_one_on_policy_has_that_of_reinforce() -> None:
+    logps = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    loss, _ = surrogate_loss(logps, tensor(0.0, -1.0), tensor(3.0, 3.0), clip=0.2)
+    loss.sum().backward()
+    assert logps.grad is not None
+    torch.testing.assert_close(logps.grad, tensor(-3.0, 0.0))
+
+
+def test_the_critics_loss_takes_the_larger_of_the_plain_and_the_clipped_error() -> None:
+    """v = 1.0, old 0.5, target 2: plain (1)^2 / 2 = 0.5, clipped to 0.7: 1.3^2 / 2 = 0.845; and the other way round."""
+    values, old, returns = tensor(1.0, 1.0), tensor(0.5, 0.9), tensor(2.0, 0.0)
+    torch.testing.assert_close(value_loss(values, old, returns, clip=0.2), tensor(0.845, 0.5))
+    torch.testing.assert_close(value_loss(values, old, returns, clip=None), tensor(0.5, 0.5))
+
+
+def test_the_three_estimators_of_the_divergence_of_two_known_distributions() -> None:
+    """p = (3/4, 1/4), q = (1/2, 1/2): KL(p || q) = 3/4 ln 3/2 + 1/4 ln 1/2; k1 and k3 have it as their mean under p."""
+    p, q = tensor(0.75, 0.25), tensor(0.5, 0.5)
+    truth = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+    mean = {kind: float((p * kl_estimate(p.log(), q.log(), kind)).sum())  # type: ignore[arg-type]
+            for kind in ("k1", "k2", "k3")}
+    assert mean["k1"] == pytest.approx(truth, abs=1e-12)
+    assert mean["k3"] == pytest.approx(truth, abs=1e-12)
+    assert mean["k2"] == pytest.approx(0.5 * (0.75 * math.log(1.5) ** 2 + 0.25 * math.log(0.5) ** 2), abs=1e-12)
+    torch.testing.assert_close(kl_estimate(tensor(math.log(2.0)), tensor(0.0), "k3"), tensor(math.log(2.0) - 0.5))
+
+
+def test_k1_in_a_loss_would_pull_nowhere_and_k2_pulls_as_the_divergence_does() -> None:
+    """Under the policy's own distribution: gradients by the logits of the estimators' means, draws fixed."""
+    logits, reference = tensor(0.3, -0.2, 0.1), tensor(0.2, 0.5, 0.3).log()
+
+    def gradient(of: str) -> Tensor:
+        free = logits.clone().requires_grad_(True)
+        logps = free.log_softmax(dim=-1)
+        drawn = logits.softmax(dim=-1)
+        total = (logps.exp() * (logps - reference)).sum() if of == "true" else (
+            drawn * kl_estimate(logps, reference, of)).sum()  # type: ignore[arg-type]
+        return torch.autograd.grad(total, free)[0]
+
+    torch.testing.assert_close(gradient("k1"), torch.zeros(3, dtype=torch.float64))
+    torch.testing.assert_close(gradient("k2"), gradient("true"))
+    assert not torch.allclose(gradient("k3"), gradient("true"))
+
+
+def test_weights_of_tokens_by_answer_by_token_and_by_a_constant() -> None:
+    mask = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]], dtype=torch.bool)
+    expected = {"sequence": [[0.25] * 4, [1, 0, 0, 0]], "token": [[0.4] * 4, [0.4, 0, 0, 0]],
+                "constant": [[0.1] * 4, [0.1, 0, 0, 0]]}
+    for kind, weights in expected.items():
+        torch.testing.assert_close(token_weights(mask, kind, 10), torch.tensor(weights))  # type: ignore[arg-type]
+    # All of them divide the sum by the number of answers, two.
+    assert float(token_weights(mask, "sequence", 10).sum()) == pytest.approx(2.0)
+    assert float(token_weights(mask, "token", 10).sum()) == pytest.approx(2.0)
+
+
+def test_weights_of_answers_that_are_all_left_out_are_zero() -> None:
+    for kind in ("sequence", "token", "constant"):
+        assert token_weights(torch.zeros(2, 3), kind, 4).eq(0.0).all()  # type: ignore[arg-type]
+
+
+def test_advantages_within_groups() -> None:
+    """Rewards 1, 0, 0, 1 have the mean 0.5 and the deviation sqrt(1/3) = 0.57735."""
+    rewards = tensor(1.0, 0.0, 0.0, 1.0, 3.0, 3.0, 3.0, 3.0)
+    by_group = 0.5 / (math.sqrt(1 / 3) + 1e-4)
+    torch.testing.assert_close(group_advantages(rewards, 4, "group"),
+                               tensor(by_group, -by_group, -by_group, by_group, 0.0, 0.0, 0.0, 0.0))
+    torch.testing.assert_close(group_advantages(rewards, 4, "none"), tensor(0.5, -0.5, -0.5, 0.5, 0.0, 0.0, 0.0, 0.0))
+    deviation = float(rewards.std())
+    torch.testing.assert_close(group_advantages(rewards, 4, "batch")[:2],
+                               tensor(0.5, -0.5) / (deviation + 1e-4))
+    assert groups_without_variance(rewards, 4).tolist() == [False] * 4 + [True] * 4
+
+
+@given(st.lists(st.floats(-5, 5), min_size=6, max_size=6), st.floats(-3, 3))
+@settings(deadline=None)
+def test_a_groups_advantages_sum_to_zero_whatever_is_added_to_its_rewards(values: list[float], added: float) -> None:
+    rewards = tensor(*values)
+    for scale in ("group", "none"):
+        found = group_advantages(rewards, 3, scale)  # type: ignore[arg-type]
+        assert found.view(2, 3).sum(dim=1).abs().max() < 1e-4
+        if scale == "none":
+            torch.testing.assert_close(group_advantages(rewards + added, 3, scale), found)
+
+
+def test_a_tokens_reward_is_its_penalty_and_at_the_last_token_the_answers() -> None:
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    found = token_rewards(tensor(5.0, 7.0), tensor([1.0, 2.0, 3.0], [4.0, 9.0, 9.0]), 0.1, mask)
+    torch.testing.assert_close(found, tensor([-0.1, -0.2, 4.7], [6.6, 0.0, 0.0]))
+
+
+def test_generalised_advantages_by_hand() -> None:
+    """r = (0, 1), V = (0.5, 0.25), gamma 0.9, lambda 0.8: d1 = 0.75, d0 = 0.9 * 0.25 - 0.5 = -0.275,
+    A1 = 0.75, A0 = -0.275 + 0.72 * 0.75 = 0.265; the second answer is a token shorter."""
+    rewards, values = tensor([0.0, 1.0], [1.0, 99.0]), tensor([0.5, 0.25], [0.4, 99.0])
+    mask = torch.tensor([[True, True], [True, False]])
+    advantages, returns = generalised_advantages(rewards, values, mask, 0.9, 0.8)
+    torch.testing.assert_close(advantages, tensor([0.265, 0.75], [0.6, 0.0]))
+    torch.testing.assert_close(returns, tensor([0.765, 1.0], [1.0, 0.0]))
+
+
+@given(st.integers(1, 5), st.floats(0.5, 1.0), st.floats(0.0, 1.0), st.integers(0, 1000))
+@settings(deadline=None)
+def test_generalised_advantages_are_the_sum_that_the_paper_writes(
+    length: int, discount: float, gae_lambda: float, seed: int
+) -> None:
+    numbers = torch.Generator().manual_seed(seed)
+    rewards, values = (torch.randn(1, length, dtype=torch.float64, generator=numbers) for _ in range(2))
+    found, _ = generalised_advantages(rewards, values, torch.ones(1, length, dtype=torch.bool), discount, gae_lambda)
+    r, v = rewards[0].tolist(), [*values[0].tolist(), 0.0]
+    slow = [sum((discount * gae_lambda) ** k * (r[t + k] + discount * v[t + k + 1] - v[t + k])
+                for k in range(length - t)) for t in range(length)]
+    assert found[0].tolist() == pytest.approx(slow, abs=1e-9)
+
+
+def test_with_lambda_and_gamma_one_the_return_is_all_that_is_to_come() -> None:
+    values = tensor([0.3, -0.2, 0.9])
+    _, returns = generalised_advantages(tensor([1.0, 2.0, 4.0]), values, torch.ones(1, 3, dtype=torch.bool), 1.0, 1.0)
+    torch.testing.assert_close(returns, tensor([7.0, 6.0, 4.0]))
+
+
+def test_whitened_advantages_have_mean_0_and_variance_1_over_the_mask() -> None:
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    found = whitened(tensor([1.0, 2.0, 77.0], [6.0, 88.0, 99.0]), mask)
+    torch.testing.assert_close(found[mask], (tensor(1.0, 2.0, 6.0) - 3.0) / math.sqrt(7.0))
+    assert found[~mask].eq(0.0).all()
+    assert whitened(tensor([5.0]), torch.tensor([[True]])).tolist() == [[0.0]]

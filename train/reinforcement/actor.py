@@ -1,0 +1,193 @@
+"""What happens before the updates of a batch: prompts are answered, answers rewarded, and advantages worked out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gristmill.dataprep.files import write_json
+from gristmill.mixtures.reinforcement import Rl
+from gristmill.mixtures.rewards import name_of
+from gristmill.tokenize.order import Order
+from gristmill.train.adapters.lora import without_adapters
+from gristmill.train.generation.sampling import Sampling
+from gristmill.train.generation.scheduler import Request
+from gristmill.train.loop.stream import micro_batches
+from gristmill.train.objectives.chat import Chat
+from gristmill.train.parallel.sharding import evaluating
+from gristmill.train.parallel.world import World, sum_over_ranks
+from gristmill.train.reinforcement.advantages import (
+    generalised_advantages,
+    group_advantages,
+    groups_without_variance,
+    token_rewards,
+    whitened,
+)
+from gristmill.train.reinforcement.policy import opinion_of
+from gristmill.train.reinforcement.prompts import Prompt
+from gristmill.train.reinforcement.rewards import text_of
+from gristmill.train.reinforcement.rollouts import Generated, Rollouts
+from gristmill.train.reinforcement.sampler import Sampler, sampling_of
+from gristmill.train.reinforcement.surrogate import kl_estimate, token_weights
+
+SHOWN_GROUPS = 4
+"""Prompts of a batch whose answers are kept for the report."""
+
+
+@dataclass
+class Actor:
+    """Fills the rollouts, batch after batch.
+
+    Attributes:
+        section: the stage's.
+        prompts: to train on.
+        order: in which they are answered.
+        model: the policy, sharded.
+        reference: the frozen model, sharded; None where the policy without adapters is it, or none is needed.
+        sampler: draws from the policy.
+        reward: (prompts, answers) -> (n, k).
+        rollouts: filled.
+        chat: tokenizer and template.
+        world: the processes.
+        folder: where samples of batches are kept.
+        drawn_tokens, seconds: of all answers so far, and how long they took.
+    """
+
+    section: Rl
+    prompts: Sequence[Prompt]
+    order: Order
+    model: nn.Module
+    reference: nn.Module | None
+    sampler: Sampler
+    reward: Callable[[Sequence[Prompt], Sequence[Generated]], Tensor]
+    rollouts: Rollouts
+    chat: Chat
+    world: World
+    folder: Path
+    drawn_tokens: int = field(default=0, init=False)
+    seconds: float = field(default=0.0, init=False)
+
+    def before_step(self, step: int) -> None:
+        """Let the policy answer the prompts of a step (counted from 0), unless their answers are there."""
+        batch = step // self.section.updates_per_batch
+        if int(self.rollouts.batch) == batch:
+            return
+        section, rollouts = self.section, self.rollouts
+        prompts = self.prompts_of(batch)
+        chosen = [self.prompts[number] for number in prompts]
+        answers = self.draw(chosen, [
+            sampling_of(section.temperature, section.seed or 0, batch, prompt.example["id"], place)
+            for place, prompt in enumerate(chosen)])
+        rollouts.put(prompts, [prompt.ids for prompt in chosen], answers)
+        rollouts.rewards.copy_(self.rewarded(chosen, answers))
+        weights = torch.tensor([reward.weight for reward in section.rewards])
+        rollouts.totals.copy_(rollouts.rewards @ weights)
+        self._ask_models()
+        learn_from(rollouts, section)
+        rollouts.batch.fill_(batch)
+        last = (section.steps - 1) // section.updates_per_batch
+        if self.world.is_first and (batch % section.samples_every == 0 or batch == last):
+            write_json(self.folder / f"batch-{batch:08d}.json", {
+                "step": step + 1, "answers": self.shown(chosen, answers, rollouts.rewards, rollouts.totals,
+                                                        SHOWN_GROUPS * section.group_size)})
+
+    def prompts_of(self, batch: int) -> np.ndarray:
+        """The numbers of the prompts of a batch, one for each answer: those of a group side by side, (N,) int64."""
+        count = self.section.rollouts_per_batch // self.section.group_size
+        numbers = self.order.rows(np.arange(batch * count, (batch + 1) * count, dtype=np.int64))
+        return np.repeat(numbers, self.section.group_size)
+
+    def draw(self, prompts: Sequence[Prompt], samplings: Sequence[Sampling]) -> list[Generated]:
+        """An answer to each prompt."""
+        started = time.perf_counter()
+        answers = self.sampler.answer([
+            Request(prompt.ids, self.section.max_new_tokens, self.chat.stops, sampling)
+            for prompt, sampling in zip(prompts, samplings, strict=True)])
+        self.seconds += time.perf_counter() - started
+        self.drawn_tokens += sum(len(answer.tokens) for answer in answers)
+        return answers
+
+    def rewarded(self, prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
+        """All rewards of n answers, (n, k) float32 on the CPU; every rank works out its share."""
+        own = slice(self.world.data_rank, None, self.world.data_size)
+        found = torch.zeros(len(answers), len(self.section.rewards), device=self.world.device)
+        found[own] = self.reward(prompts[own], answers[own]).to(found.device)
+        return sum_over_ranks(found, self.world).cpu()
+
+    def shown(
+        self, prompts: Sequence[Prompt], answers: Sequence[Generated], rewards: Tensor, totals: Tensor, most: int
+    ) -> list[dict[str, Any]]:
+        """Some answers as they are kept: the prompt, the text, and what each reward gave."""
+        names = [name_of(reward) for reward in self.section.rewards]
+        return [{"id": prompt.example["id"], "prompt": prompt.example["prompt"][-1]["content"],
+                 "answer": text_of(self.chat, answer), "right": prompt.answer, "ended": answer.ended,
+                 "tokens": len(answer.tokens), "reward": float(total), "rewards": dict(zip(names, one, strict=True))}
+                for prompt, answer, one, total in zip(prompts[:most], answers, rewards.tolist(), totals.tolist(),
+                                                      strict=False)]
+
+    def measure(self, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
+        """The policy's likeliest answer to each prompt with its rewards, as in `shown`."""
+        answers = self.draw(prompts, [Sampling()] * len(prompts))
+        rewards = self.rewarded(prompts, answers)
+        totals = rewards @ torch.tensor([reward.weight for reward in self.section.rewards])
+        return self.shown(prompts, answers, rewards, totals, len(prompts))
+
+    def _ask_models(self) -> None:
+        """What policy, critic and reference say of the answers, in the very parts that updates have."""
+        found = self._opinions(self.model)
+        self.rollouts.old.copy_(found[0])
+        if found[1] is not None:
+            self.rollouts.values.copy_(found[1])
+        if self.section.kl_weight:
+            with nullcontext() if self.reference is not None else without_adapters(self.model):
+                self.rollouts.reference.copy_(self._opinions(self.reference or self.model)[0])
+
+    def _opinions(self, model: nn.Module) -> tuple[Tensor, Tensor | None]:
+        section, world = self.section, self.world
+        shape = self.rollouts.old.shape
+        logps, values = (torch.zeros(shape, dtype=torch.float32, device=world.device) for _ in range(2))
+        has_critic = False
+        with evaluating(model):
+            for first in range(0, len(logps), section.global_batch_size):
+                rows = np.arange(first, first + section.global_batch_size)
+                for part in micro_batches(rows, world.data_rank, world.data_size, section.micro_batch_size):
+                    # An empty share still takes part in the collectives of the forward pass.
+                    own = part if len(part) else rows[:1]
+                    found = opinion_of(model, self.rollouts.part(own).to(world.device), section.temperature)
+                    if not len(part):
+                        continue
+                    where = torch.from_numpy(part).to(world.device), slice(found.logps.shape[1])
+                    logps[where[0], where[1]] = found.logps
+                    if found.values is not None:
+                        has_critic = True
+                        values[where[0], where[1]] = found.values
+        whole = sum_over_ranks(logps, world).cpu()
+        return whole, sum_over_ranks(values, world).cpu() if has_critic else None
+
+
+def learn_from(rollouts: Rollouts, section: Rl) -> None:
+    """Work out advantages, returns and weights from rewards and opinions."""
+    mask = rollouts.mask
+    rollouts.flat.copy_(groups_without_variance(rollouts.totals, section.group_size))
+    if section.algorithm == "grpo":
+        advantages = group_advantages(rollouts.totals, section.group_size, section.advantage_scale)
+        rollouts.advantages.copy_(advantages[:, None] * mask)
+    else:
+        divergence = kl_estimate(rollouts.old, rollouts.reference, section.kl_kind)
+        given = token_rewards(rollouts.totals, divergence, section.kl_weight, mask)
+        found, returns = generalised_advantages(given, rollouts.values, mask, section.critic.discount,
+                                                section.critic.gae_lambda)
+        rollouts.returns.copy_(returns)
+        rollouts.advantages.copy_(whitened(found, mask))
+    counted = mask & rollouts.ended[:, None] if section.mask_truncated else mask
+    for weights, of_step in zip(rollouts.weights.split(section.global_batch_size),
+                                counted.split(section.global_batch_size), strict=True):
+        weights.copy_(token_weights(of_step, section.normalisation, section.max_new_tokens))

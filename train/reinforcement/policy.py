@@ -1,0 +1,85 @@
+"""What a policy says of answers: their log-probabilities, its entropy, and what its critic expects.
+
+The probabilities are those at the temperature that answers are drawn at. All log-probabilities that are compared come
+from this one forward pass, also those of the policy that drew the answers: the engine that draws has a cache, other
+shapes and perhaps merged adapters, so that its numbers differ by rounding, which the ratio of the surrogate would take
+for a change of the policy. So the first update of a batch has the ratio 1, exactly.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from gristmill.train.objectives.losses import CHUNK_LOGITS
+from gristmill.train.reinforcement.rollouts import Part
+
+VALUE_HEAD = "value_head"
+
+
+class Opinion(NamedTuple):
+    """Of n answers of r tokens: log-probabilities and values with gradients, the entropy without; (n, r) float32.
+
+    `values` is None where there is no critic. Where an answer has no token all are 0.
+    """
+
+    logps: Tensor
+    entropies: Tensor
+    values: Tensor | None
+
+
+def add_critic(model: nn.Module) -> None:
+    """Put a critic on a policy: one number from each last hidden state. It begins at zero."""
+    width = model.shape.width  # type: ignore[union-attr]
+    setattr(model, VALUE_HEAD, nn.Linear(width, 1))  # type: ignore[arg-type]
+
+
+def is_critic(name: str) -> bool:
+    """Whether a parameter is the critic's."""
+    return name.startswith(f"{VALUE_HEAD}.")
+
+
+def opinion_of(model: nn.Module, part: Part, temperature: float) -> Opinion:
+    """Run a model, sharded or not, over prompts and answers."""
+
+    def head(hidden: Tensor, matrix: Tensor) -> Opinion:
+        rows = torch.arange(len(part.mask), device=hidden.device)[:, None].expand_as(part.mask)[part.mask]
+        chosen = hidden[rows, part.columns[part.mask]]
+        logps, entropies = token_logps(chosen, matrix, part.tokens[part.mask], temperature)
+        critic = getattr(model, VALUE_HEAD, None)
+        values = None if critic is None else critic(chosen).squeeze(1).float()
+        return Opinion(*(None if one is None else torch.zeros(part.mask.shape, device=hidden.device).masked_scatter(
+            part.mask, one) for one in (logps, entropies, values)))  # type: ignore[arg-type]
+
+    found: Opinion = model(part.ids, head)
+    return found
+
+
+def token_logps(hidden: Tensor, matrix: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probability of each token, and the entropy (without gradient) that it was drawn with; both (m,) float32.
+
+    The logits of all tokens never exist at once: each chunk's are computed again on the way back.
+
+    Args:
+        hidden: (m, d) the states that predict the tokens.
+        matrix: (v, d), the output matrix.
+        tokens: (m,) int64.
+        temperature: what logits are divided by.
+    """
+    size = max(1, CHUNK_LOGITS // len(matrix))
+    parts = [checkpoint(_chunk_logps, hidden[start : start + size], matrix, tokens[start : start + size], temperature,
+                        use_reentrant=False, preserve_rng_state=False)
+             for start in range(0, len(hidden), size)]
+    logps, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
+    return logps, entropies
+
+
+def _chunk_logps(hidden: Tensor, matrix: Tensor, tokens: Tensor, temperature: float) -> tuple[Any, Any]:
+    scores = (F.linear(hidden, matrix).float() / temperature).log_softmax(dim=-1)
+    with torch.no_grad():
+        entropies = -(scores.exp() * scores).sum(dim=-1)
+    return scores.gather(1, tokens[:, None]).squeeze(1), entropies

@@ -1,0 +1,137 @@
+"""Prompts made ready to be answered: encoded up to where the assistant speaks, and who of them is held out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gristmill.dataprep.files import atomic_write, canonical_json
+from gristmill.dataprep.reading.examples import read_set
+from gristmill.mixtures.reinforcement import Prompts
+from gristmill.mixtures.rewards import AnswerReward, name_of, wants_answer
+from gristmill.train.objectives.chat import Chat, ChatError
+from gristmill.train.objectives.conversations import SHOWN_REASONS, NothingToTrainError
+from gristmill.train.objectives.pairs import is_held_out
+
+
+class NoAnswerError(ValueError):
+    """A reward compares with the right answer, but prompts have none."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is to be answered.
+
+    Attributes:
+        example: what it was made from: id, prompt (messages), and perhaps answer and tools.
+        ids: of the conversation, up to where the assistant speaks.
+    """
+
+    example: Mapping[str, Any]
+    ids: tuple[int, ...]
+
+    @property
+    def answer(self) -> str | None:
+        """The right one, if it is known."""
+        return self.example.get("answer")
+
+
+def read_prompts(
+    data: Sequence[Prompts], rewards: Sequence[AnswerReward], chat: Chat, longest: int
+) -> tuple[list[Prompt], list[dict[str, Any]]]:
+    """Read and encode all sets of prompts, in their order.
+
+    Args:
+        data: where they are.
+        rewards: some of which may want a right answer.
+        chat: tokenizer and template.
+        longest: most tokens of a prompt.
+
+    Returns:
+        the usable ones, each once, and counts per set: examples, used, repeated (of one that is there already), dropped
+        (too long), unrenderable (with the reasons).
+
+    Raises:
+        NothingToTrainError: a set has no usable prompt.
+        NoAnswerError: one has no answer that a reward compares with.
+    """
+    found: dict[str, Prompt] = {}
+    sets = []
+    for one in data:
+        read = read_set(one.path, "prompts", one.format, one.limit, one.max_refused, one.answer)
+        check_answers(one.path, read.examples, rewards, one.answer)
+        prompts, counts = prepare_prompts(read.examples, chat, longest)
+        if not prompts:
+            raise NothingToTrainError(
+                f"rl data {one.path}: none of its {counts['examples']} prompts has at most {longest} tokens "
+                f"({counts['dropped']} too long, {counts['unrenderable']} not to be rendered: "
+                f"{counts['unrenderable_reasons']}); raise rl.sequence_length, lower rl.max_new_tokens, or look at the "
+                "data")
+        fresh = {prompt.example["id"]: prompt for prompt in prompts if prompt.example["id"] not in found}
+        found |= fresh
+        sets.append({"path": one.path, **read.counts(), **counts, "used": len(fresh),
+                     "repeated": len(prompts) - len(fresh)})
+    return list(found.values()), sets
+
+
+def check_answers(path: str, examples: Sequence[Mapping[str, Any]], rewards: Sequence[AnswerReward], key: str) -> None:
+    """Raise NoAnswerError where a reward compares with answers that some prompts do not have."""
+    asking = [name_of(reward) for reward in rewards if wants_answer(reward)]
+    without = [example["id"] for example in examples if "answer" not in example]
+    if asking and without:
+        raise NoAnswerError(f"rl data {path}: {len(without)} of {len(examples)} prompts have no {key!r}, which the "
+                            f"reward {asking[0]} compares with (the first: {without[0]}); add it, name its key as "
+                            "`answer:` of the set, or remove the reward")
+
+
+def prepare_prompts(
+    examples: Sequence[Mapping[str, Any]], chat: Chat, longest: int
+) -> tuple[list[Prompt], dict[str, Any]]:
+    """Encode prompts; returns those of at most `longest` tokens, and counts (see `read_prompts`)."""
+    used: list[Prompt] = []
+    refused: list[str] = []
+    dropped = 0
+    for example in examples:
+        try:
+            ids = chat.encode(example["prompt"], prompt=True, tools=example.get("tools", ())).ids
+        except ChatError as error:
+            refused.append(str(error))
+            continue
+        if len(ids) > longest:
+            dropped += 1
+        else:
+            used.append(Prompt(example, tuple(ids.tolist())))
+    return used, {"examples": len(examples), "unrenderable": len(refused),
+                  "unrenderable_reasons": dict(Counter(refused).most_common(SHOWN_REASONS)), "dropped": dropped}
+
+
+def split(prompts: Sequence[Prompt], share: float, limit: int, seed: int) -> tuple[list[Prompt], list[Prompt]]:
+    """Prompts to train on, and those to measure, chosen by a hash of seed and prompt; at most `limit` of the latter.
+
+    Raises:
+        NothingToTrainError: all are held out.
+    """
+    held_out = [prompt for prompt in prompts if is_held_out(prompt.example, share, seed)]
+    training = [prompt for prompt in prompts if not is_held_out(prompt.example, share, seed)]
+    if not training:
+        raise NothingToTrainError(f"rl: all {len(prompts)} prompts are held out; lower rl.holdout ({share}) or add "
+                                  "prompts")
+    return training, sorted(held_out, key=lambda prompt: prompt.example["id"])[:limit]
+
+
+def fingerprint_of_prompts(prompts: Sequence[Prompt]) -> str:
+    """32 hexadecimal digits of prompts' ids and right answers, in their order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for prompt in prompts:
+        digest.update(canonical_json([list(prompt.ids), prompt.answer]))
+    return digest.hexdigest()
+
+
+def write_prompt_ids(path: Path, prompts: Sequence[Prompt]) -> None:
+    """Write the ids of the prompts that are trained on, a line each."""
+    with atomic_write(path) as sink:
+        sink.write("".join(f"{prompt.example['id']}\n" for prompt in prompts).encode())

@@ -1,0 +1,130 @@
+"""A batch of answers with all that updates learn from them, as tensors that lie in checkpoints.
+
+A training that is killed between two updates of one batch goes on with the very answers that it had: the model that
+gave them is gone by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gristmill.mixtures.reinforcement import Rl
+from gristmill.train.objectives.conversations import PAD_MULTIPLE
+
+NO_BATCH = -1
+"""In place of a batch's number, before the first."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """An answer as it was drawn.
+
+    Attributes:
+        tokens: its ids, with the one that ends it.
+        ended: whether it has one, else it was cut.
+    """
+
+    tokens: list[int]
+    ended: bool
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some answers, padded; n rows, t tokens of prompt and answer, r of the longest answer.
+
+    Attributes:
+        ids: (n, t) prompt and answer, padded on the right.
+        columns: (n, r) where the hidden state is that predicts each token of the answer.
+        mask: (n, r) bool, which are tokens.
+        tokens: (n, r) the answer.
+    """
+
+    ids: Tensor
+    columns: Tensor
+    mask: Tensor
+    tokens: Tensor
+
+    def to(self, device: torch.device) -> Part:
+        """The same on a device."""
+        return Part(*(part.to(device, non_blocking=True) for part in (self.ids, self.columns, self.mask, self.tokens)))
+
+
+class Rollouts:
+    """The answers that are learned from now, on the CPU and the same on every rank; N answers of at most R tokens.
+
+    Args:
+        section: how many, and how long.
+        length: most tokens of prompt and answer.
+        pad: the padding id.
+
+    Attributes:
+        batch: () int64, which batch of prompts they answer, from 0; NO_BATCH before the first.
+        prompts: (N,) int64, numbers of the prompts that are trained on.
+        rewards: (N, k) float32 of each reward, without its weight.
+        totals: (N,) float32, all of them, weighted.
+        old, reference, values: (N, R) float32, log-probabilities of the tokens under the policy that drew them and
+            under the reference, and what the critic expected before each.
+        advantages, returns: (N, R) float32.
+        weights: (N, R) float32, see surrogate.token_weights.
+        flat: (N,) bool, whose group got one and the same reward.
+    """
+
+    def __init__(self, section: Rl, length: int, pad: int) -> None:
+        count, most = section.rollouts_per_batch, section.max_new_tokens
+        self._pad = pad
+        self.batch = torch.tensor(NO_BATCH)
+        self.prompts, self.sizes, self.lengths = (torch.zeros(count, dtype=torch.int64) for _ in range(3))
+        self.ids = torch.full((count, length), pad, dtype=torch.int32)
+        self.ended, self.flat = (torch.zeros(count, dtype=torch.bool) for _ in range(2))
+        self.rewards, self.totals = torch.zeros(count, len(section.rewards)), torch.zeros(count)
+        self.old, self.reference, self.values, self.advantages, self.returns, self.weights = (
+            torch.zeros(count, most) for _ in range(6))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it, for a checkpoint; filled in place when one is loaded."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+    def put(self, prompts: np.ndarray, prompt_ids: Sequence[Sequence[int]], answers: Sequence[Generated]) -> None:
+        """Take the answers of a new batch; what is known about the last one is forgotten.
+
+        Args:
+            prompts: (N,) their numbers.
+            prompt_ids: the tokens of each.
+            answers: one for each.
+        """
+        for name, value in self.tensors().items():
+            value.fill_(self._pad if name == "ids" else 0)
+        self.prompts.copy_(torch.from_numpy(prompts))
+        for row, (prompt, answer) in enumerate(zip(prompt_ids, answers, strict=True)):
+            self.sizes[row], self.lengths[row] = len(prompt), len(answer.tokens)
+            self.ids[row, : len(prompt) + len(answer.tokens)] = torch.tensor([*prompt, *answer.tokens])
+            self.ended[row] = answer.ended
+
+    @property
+    def mask(self) -> Tensor:
+        """(N, R) bool, which are tokens of answers."""
+        return torch.arange(self.old.shape[1]) < self.lengths[:, None]
+
+    def part(self, rows: np.ndarray) -> Part:
+        """Some of the answers, padded to the longest of them."""
+        chosen = torch.from_numpy(rows)
+        sizes, lengths = self.sizes[chosen], self.lengths[chosen]
+        longest = int((sizes + lengths).max())
+        t = min(self.ids.shape[1], -(-longest // PAD_MULTIPLE) * PAD_MULTIPLE)
+        places = torch.arange(int(lengths.max()))
+        mask = places < lengths[:, None]
+        # Logits at a position are of the token behind it.
+        columns = torch.where(mask, sizes[:, None] - 1 + places, 0)
+        ids = self.ids[chosen, :t].long()
+        tokens = torch.where(mask, ids.gather(1, columns + 1), 0)
+        return Part(ids, columns, mask, tokens)
+
+    def of(self, rows: np.ndarray, width: int, device: torch.device, *names: str) -> list[Tensor]:
+        """Columns of some answers, (n, width) each, on a device."""
+        chosen = torch.from_numpy(rows)
+        return [getattr(self, name)[chosen, :width].to(device, non_blocking=True) for name in names]

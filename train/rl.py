@@ -1,0 +1,181 @@
+"""Stage `rl`: the model answers prompts, its answers are rewarded, and it learns from that by GRPO or PPO.
+
+Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl` as of pre-training; `prompts.txt`, the ids of the prompts that
+were trained on; `rollouts.json`: answers of some batches with their rewards, and the likeliest answers to held-out
+prompts before and after; with `lora` also `adapter/`, which PEFT loads, and `model/` is the model with that merged into
+it. PPO's critic is no part of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.files import read_json, write_json
+from gristmill.mixtures.reinforcement import Rl
+from gristmill.mixtures.rewards import name_of
+from gristmill.tokenize.order import Order
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.adapters.files import settle_adapters
+from gristmill.train.adapters.lora import adapted_flops_per_token
+from gristmill.train.adapters.model import tuned_model
+from gristmill.train.evaluation.intervals import paired_difference
+from gristmill.train.evaluation.validation import Validation
+from gristmill.train.loop.loop import Job, train
+from gristmill.train.loop.throughput import peak_flops
+from gristmill.train.models.shape import Shape
+from gristmill.train.models.weights import read_shape, stored
+from gristmill.train.objectives.chat import Chat
+from gristmill.train.optim.averaging import AveragedWeights
+from gristmill.train.parallel.sharding import compute_dtype, sharded_model
+from gristmill.train.parallel.world import World, agree, process_group
+from gristmill.train.pretrain import (
+    MODEL,
+    all_tensors,
+    averaged,
+    causal_share,
+    describe_model,
+    publish,
+    read_token_bytes,
+)
+from gristmill.train.reinforcement.actor import Actor
+from gristmill.train.reinforcement.objective import Reinforcement
+from gristmill.train.reinforcement.policy import add_critic, is_critic
+from gristmill.train.reinforcement.prompts import Prompt, read_prompts, split, write_prompt_ids
+from gristmill.train.reinforcement.rewards import rewards_of
+from gristmill.train.reinforcement.rollouts import Rollouts
+from gristmill.train.reinforcement.sampler import Sampler
+
+STARTS = ("dpo", "sft", "pretrain")
+"""Stages whose model this one may begin with, the last one first."""
+ROLLOUTS, PROMPTS = "rollouts.json", "prompts.txt"
+SAMPLES = "rollouts"
+"""Folder of the answers that are kept, a file per batch, while the training runs."""
+SHOWN_HELD_OUT = 8
+"""Held-out prompts whose answers the summary shows, before and after."""
+RESAMPLES = 1000
+"""Of the bootstrap (as `evaluate.resamples` has by default)."""
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Reinforce; called on every rank of a torchrun process group.
+
+    Raises:
+        gristmill.train.objectives.conversations.NothingToTrainError: no prompt is left to train on.
+        gristmill.train.reinforcement.prompts.NoAnswerError: a reward wants right answers that prompts do not have.
+        gristmill.train.reinforcement.rewards.RewardModelError: a reward model is missing, or knows other ids.
+        gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
+    """
+    section = Rl.model_validate(config)
+    start_stage = next(name for name in STARTS if name in inputs)
+    start, chat = inputs[start_stage] / MODEL, Chat(inputs["tokenizer"])
+    shape = read_shape(start)
+    length = row_length(section, shape)
+    prompts, sets = read_prompts(section.data, section.rewards, chat, length - section.max_new_tokens)
+    training, held_out = split(prompts, section.holdout, section.holdout_limit, section.seed or 0)
+    with closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed, \
+            process_group(context.parallel, pipelined=False) as world:
+        dtype = compute_dtype(section.precision, world.device)
+        model = tuned_model(shape, start, section, world, dtype, context,
+                            add_critic if section.algorithm == "ppo" else None)
+        needs_reference = bool(section.kl_weight) and section.lora is None
+        actor = Actor(
+            section, training, Order([len(training)], section.seed or 0), model,
+            sharded_model(shape, stored(start), world, dtype, context.compute).requires_grad_(False)
+            if needs_reference else None,
+            Sampler(model, shape, section.lora, dtype, section.generation_rows, world),
+            rewards_of(section.rewards, inputs, chat, shape.vocab_size, world.device, section.micro_batch_size),
+            Rollouts(section, length, chat.pad), chat, world, context.work / SAMPLES)
+        flops = adapted_flops_per_token(shape, length, section.lora)
+        average = averaged(model, section)
+        before = answers_before(actor, held_out, context.work / "before.json")
+        record, summary = train(Job(
+            section=section, objective=Reinforcement(actor, length, flops), model=model, world=world, context=context,
+            average=average, peak_flops=peak_flops(world.device, dtype),
+            causal_share=causal_share(shape, length, flops),
+            after_step=Validation(section.validate_every, section.steps, packed, model, average,
+                                  read_token_bytes(inputs["tokenizer"], world.device), world),
+            before_step=actor.before_step, state={"rollouts": actor.rollouts}))
+        after = actor.measure(held_out)
+        tensors = policies(model, average)
+        if record is not None:
+            summary |= publish(out, shape, settle_adapters(out, tensors, section.lora), record)
+            summary |= rewards_at_both_ends(record.lines(), section)
+            write_prompt_ids(out / PROMPTS, training)
+            write_json(out / ROLLOUTS, {"batches": kept_batches(context.work / SAMPLES), "before": before,
+                                        "after": after})
+    return {
+        **summary, **describe_model(shape), "sequence_length": length, "started_from": start_stage, "sets": sets,
+        "algorithm": section.algorithm, "kl_weight": section.kl_weight, "group_size": section.group_size,
+        "training_prompts": len(training), "held_out_prompts": len(held_out),
+        "held_out": held_out_rewards(before, after, section),
+        "samples": [{"prompt": one["prompt"], "before": one["answer"], "reward_before": one["reward"],
+                     "after": two["answer"], "reward": two["reward"]}
+                    for one, two in zip(before[:SHOWN_HELD_OUT], after, strict=False)],
+    }
+
+
+def row_length(section: Rl, shape: Shape) -> int:
+    """Most tokens of prompt and answer.
+
+    Raises:
+        ValueError: the model has not so many positions, or no prompt fits beside an answer.
+    """
+    length = section.sequence_length or shape.sequence_length
+    if length > shape.sequence_length:
+        raise ValueError(f"rl.sequence_length is {length}, but the model has {shape.sequence_length} positions; lower "
+                         "it")
+    if section.max_new_tokens >= length:
+        raise ValueError(f"rl.max_new_tokens ({section.max_new_tokens}) leaves no room for a prompt within {length} "
+                         "tokens; lower it")
+    return length
+
+
+def answers_before(actor: Actor, held_out: Sequence[Prompt], file: Path) -> list[dict[str, Any]]:
+    """The start model's likeliest answers to held-out prompts; a resumed training has them already."""
+    world: World = actor.world
+    if not agree(file.exists(), world):
+        found = actor.measure(held_out)
+        if world.is_first:
+            write_json(file, found)
+    answers: list[dict[str, Any]] = agree(read_json(file) if world.is_first else None, world)
+    return answers
+
+
+def policies(model: nn.Module, average: AveragedWeights | None) -> dict[str, dict[str, Tensor]]:
+    """Whole weights by the folder that they go to, without a critic."""
+    return {folder: {name: tensor for name, tensor in tensors.items() if not is_critic(name)}
+            for folder, tensors in all_tensors(model, average).items()}
+
+
+def kept_batches(folder: Path) -> list[dict[str, Any]]:
+    """The answers that were kept, in the order of their batches."""
+    return [read_json(file) for file in sorted(folder.glob("batch-*.json"))]
+
+
+def rewards_at_both_ends(lines: Sequence[dict[str, Any]], section: Rl) -> dict[str, Any]:
+    """Mean rewards of drawn answers in the first and in the last line of the metrics, and of each reward there."""
+    rewarded = [line for line in lines if "reward" in line]
+    if not rewarded:
+        return {}
+    keys = ("reward", *(f"rewards/{name_of(reward)}" for reward in section.rewards))
+    return {"first_rewards": {key: rewarded[0][key] for key in keys},
+            "last_rewards": {key: rewarded[-1][key] for key in keys}}
+
+
+def held_out_rewards(
+    before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]], section: Rl
+) -> dict[str, Any] | None:
+    """Mean rewards of the likeliest answers to held-out prompts before and after, and their paired difference; None
+    where nothing is held out."""
+    if not before:
+        return None
+    first, second = (np.array([one["reward"] for one in found]) for found in (before, after))
+    return {"reward_before": float(first.mean()), "reward": float(second.mean()),
+            "difference": paired_difference(first, second, section.seed or 0, RESAMPLES)}
