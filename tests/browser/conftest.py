@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-DEADLINE_SECONDS = 120.0
+DEADLINE_SECONDS = 200.0
 MANIFEST = """\
 name: tiny
 sources:
@@ -45,6 +45,20 @@ class Site:
     address: str
     manifest: Path
     store: Path
+    pid: int
+
+    def children(self) -> dict[str, int]:
+        """What `up` has started: the process of the `server`, and of the runner of the `deployments`."""
+        found = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+                command = (path / "cmdline").read_text().split("\0")
+            except OSError:  # it has ended meanwhile
+                continue
+            if parent == self.pid:
+                found["server" if "prefect" in command else "deployments"] = int(path.name)
+        return found
 
     def call(self, path: str, body: Any = None) -> Any:
         """Ask the server's API."""
@@ -121,7 +135,7 @@ def site(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Si
         [sys.executable, "-m", "gristmill.flows.cli", "up", "--port", str(port), "--limit", "2"],
         env={**environment, "PREFECT_HOME": str(folder / "prefect"), "GRISTMILL_STORE": str(folder / "store")},
         cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    found = Site(f"http://127.0.0.1:{port}", manifest, folder / "store")
+    found = Site(f"http://127.0.0.1:{port}", manifest, folder / "store", up.pid)
     try:
         wait_for(lambda: len(found.call("/deployments/filter", {})) == 3, "serving")
         yield found
@@ -147,3 +161,16 @@ def page(browser: Any) -> Iterator[Any]:
     context.set_default_timeout(60_000)
     yield context.new_page()
     context.close()
+
+
+@pytest.fixture(scope="session")
+def finished(site: Site, browser: Any) -> Any:
+    """The first run of all, of everything, started by filling the form in; the flow run at its end."""
+    page = browser.new_page(viewport={"width": 1400, "height": 1400})
+    page.set_default_timeout(60_000)
+    page.goto(f"{site.address}/deployments/deployment/{site.deployment('gristmill')}/run")
+    page.locator("textarea").first.fill(str(site.manifest))
+    page.get_by_role("button", name="Submit").click()
+    (run,) = wait_for(lambda: site.call("/flow_runs/filter", {}), "the form's run")
+    page.close()
+    return site.ended(run["id"])

@@ -12,29 +12,6 @@ import pytest
 pytestmark = [pytest.mark.xdist_group("browser")]
 
 
-def wait_for(condition: Any, what: str) -> Any:
-    import time
-
-    deadline = time.monotonic() + 120
-    while not (found := condition()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-    return found
-
-
-@pytest.fixture(scope="module")
-def finished(site: Any, browser: Any) -> Any:
-    """A run of everything, started by filling the form in; the flow run at its end."""
-    page = browser.new_page(viewport={"width": 1400, "height": 1400})
-    page.set_default_timeout(60_000)
-    page.goto(f"{site.address}/deployments/deployment/{site.deployment('gristmill')}/run")
-    page.locator("textarea").first.fill(str(site.manifest))
-    page.get_by_role("button", name="Submit").click()
-    (run,) = wait_for(lambda: site.call("/flow_runs/filter", {}), "the form's run")
-    page.close()
-    return site.ended(run["id"])
-
-
 def test_the_form_explains_every_parameter_and_starts_the_run(site: Any, page: Any, finished: Any) -> None:
     assert finished["state_type"] == "COMPLETED", finished["state"]["message"]
     assert finished["parameters"]["manifest"] == str(site.manifest)
