@@ -1,8 +1,9 @@
 """Beam's local runner with what it lacks: worker processes that are watched, and bundles that go to who is free.
 
-As shipped it cuts the work into one bundle per worker beforehand, so that one long shard leaves the others idle, and
-a worker process that dies leaves it waiting for ever. The few classes that are extended here are internal to Beam,
-which is why pyproject.toml pins its minor version.
+As shipped it cuts the work into one bundle per worker beforehand, so that one long shard leaves the others idle, a
+worker process that dies leaves it waiting for ever, and workers that are threads of this very process are spoken to
+through gRPC servers. Here each thread has a worker of Beam's that it calls. The few classes that are extended here
+are internal to Beam, which is why pyproject.toml pins its minor version.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from apache_beam.metrics import monitoring_infos
 from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.runners.portability.fn_api_runner.execution import GroupingBuffer
 from apache_beam.runners.portability.fn_api_runner.fn_runner import BundleManager, FnApiRunner
-from apache_beam.transforms.environments import EmbeddedPythonEnvironment, EmbeddedPythonGrpcEnvironment, Environment
+from apache_beam.transforms.environments import EmbeddedPythonEnvironment
 
 from gristmill.dataprep.jobs.job_errors import WorkerError
 from gristmill.dataprep.jobs.worker_processes import WorkerProcess, WorkerProcessEnvironment
@@ -36,7 +37,8 @@ class LocalRunner(FnApiRunner):
     """
 
     def __init__(self, mode: str, workers: int, module: str = "") -> None:
-        super().__init__(default_environment=_environment(mode, module))
+        processes = WorkerProcessEnvironment(module) if mode == "processes" else None
+        super().__init__(default_environment=processes or EmbeddedPythonEnvironment.default())
         self._workers = 1 if mode == "memory" else workers
 
     def run_via_runner_api(self, pipeline_proto: Any, options: Any) -> Any:
@@ -45,16 +47,10 @@ class LocalRunner(FnApiRunner):
         return super().run_via_runner_api(pipeline_proto, options)
 
     def _get_bundle_manager(self, bundle_context_manager: Any) -> Any:
-        if isinstance(self._default_environment, EmbeddedPythonEnvironment):
+        if self._workers == 1 and isinstance(self._default_environment, EmbeddedPythonEnvironment):
             return super()._get_bundle_manager(bundle_context_manager)
         return DynamicBundles(bundle_context_manager,
                               cache_token_generator=FnApiRunner.get_cache_token_generator(static=False))
-
-
-def _environment(mode: str, module: str) -> Environment:
-    if mode == "memory":
-        return EmbeddedPythonEnvironment.default()
-    return EmbeddedPythonGrpcEnvironment.default() if mode == "threads" else WorkerProcessEnvironment(module)
 
 
 class DynamicBundles(BundleManager):

@@ -123,7 +123,8 @@ def make_pipeline(
     bind_grpc_to_loopback()
     if runner == "local":
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        return beam.Pipeline(runner=_local_runner(mode, workers, module), options=PipelineOptions(flags=[]))
+        local_runner, default_options = _local_runner(mode, workers, module)
+        return beam.Pipeline(runner=local_runner, options=default_options)
     if runner == "dask":
         options = dask_options(address, num_tasks, options)
         check_cluster(options)
@@ -131,8 +132,10 @@ def make_pipeline(
     return beam.Pipeline(options=PipelineOptions.from_dictionary({"runner": BEAM_NAMES.get(runner, runner), **options}))
 
 
-def _local_runner(mode: Mode, workers: int, module: str) -> Any:
+def _local_runner(mode: Mode, workers: int, module: str) -> tuple[Any, Any]:
+    """The local runner and its options, both of which know Beam from the inside."""
     try:
+        from gristmill.dataprep.jobs.default_options import DefaultOptions
         from gristmill.dataprep.jobs.local_runner import LocalRunner
     except (ImportError, AttributeError) as error:
         import apache_beam
@@ -141,4 +144,4 @@ def _local_runner(mode: Mode, workers: int, module: str) -> Any:
             f"Apache Beam {apache_beam.__version__} has another inside than the versions that the local runner is "
             f"written for ({error}); install one that pyproject.toml allows: pip install 'apache-beam>=2.77,<2.78'"
         ) from error
-    return LocalRunner(mode, workers, module)
+    return LocalRunner(mode, workers, module), DefaultOptions()

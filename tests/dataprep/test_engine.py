@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -222,13 +223,46 @@ def look(pid: int, task: Task) -> Done:
     return Done([], {"addresses": sorted(listening_addresses(pid))})
 
 
-@pytest.mark.parametrize("mode", ["threads", "processes"])
-def test_the_local_runner_listens_on_the_loopback_address_only(tmp_path: Path, mode: str) -> None:
-    results = run_tasks("job", TASKS, partial(look, os.getpid()), context(tmp_path / "work", workers=2, mode=mode))
-    seen = {address for result in results for address in result["addresses"]}
+def test_the_local_runner_listens_on_the_loopback_address_only_and_with_threads_not_at_all(tmp_path: Path) -> None:
+    seen = {}
+    for mode in ("threads", "processes"):
+        work = context(tmp_path / mode, workers=2, mode=mode)
+        results = run_tasks("job", TASKS, partial(look, os.getpid()), work)
+        seen[mode] = {address for result in results for address in result["addresses"]}
+    assert not seen["threads"]
     # 127.0.0.1, and its form within IPv6, in the byte order of /proc.
-    assert seen
-    assert seen <= {"0100007F", "0000000000000000FFFF00000100007F"}
+    assert seen["processes"]
+    assert seen["processes"] <= {"0100007F", "0000000000000000FFFF00000100007F"}
+
+
+BOTH = threading.Barrier(2, timeout=60)
+
+
+def meet(task: Task) -> Done:
+    """Returns once another task has begun; without one, the barrier breaks."""
+    BOTH.wait()
+    return Done([], {"thread": threading.get_ident()})
+
+
+def test_as_many_tasks_run_at_once_as_there_are_threads(tmp_path: Path) -> None:
+    results = run_tasks("job", TASKS[:6], meet, context(tmp_path, workers=2, mode="threads"))
+    assert len({result["thread"] for result in results}) == 2
+
+
+def test_what_one_pipeline_sets_of_its_options_does_not_reach_the_next() -> None:
+    from apache_beam.options.pipeline_options import DebugOptions, PipelineOptions, StandardOptions
+
+    from gristmill.dataprep.jobs.default_options import DefaultOptions
+
+    changed, next_one = DefaultOptions(), DefaultOptions()
+    changed.view_as(StandardOptions).runner = "Other"
+    changed.view_as(DebugOptions).add_experiment("some")
+    assert (changed.view_as(StandardOptions).runner, changed.view_as(DebugOptions).experiments) == ("Other", ["some"])
+    fresh = PipelineOptions(flags=[])
+    for group in (StandardOptions, DebugOptions):
+        ours, theirs = next_one.view_as(group), fresh.view_as(group)
+        assert {name: getattr(ours, name) for name in theirs._visible_option_list()} == {
+            name: getattr(theirs, name) for name in theirs._visible_option_list()}  # fmt: skip
 
 
 def test_a_beam_with_another_inside_is_an_error_that_names_the_version_to_install(
