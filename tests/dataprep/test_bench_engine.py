@@ -14,16 +14,34 @@ from gristmill.dataprep.reading.sources import find_files
 from gristmill.mixtures.sources import Source
 
 
-def test_each_job_is_measured_both_ways() -> None:
-    rows = list(bench_jobs.rows(files=2, documents_per_file=20))
-    names = [row["name"] for row in rows]
-    assert names[:4] == [
+def test_jobs_are_measured_both_ways_and_the_first_of_a_process_in_a_fresh_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_jobs, "REPEATS", 1)
+    monkeypatch.setattr(bench_jobs, "jobs", lambda *folders: first_and_last(list(every_job(*folders))))
+    rows = list(bench_jobs.rows(files=2, documents_per_file=20, seconds={"beam_vs_multiprocessing": 0.0}))
+    assert [row["name"] for row in rows] == [
         "beam_vs_multiprocessing, read JSONL, first job of a process",
-        "beam_vs_multiprocessing, read JSONL",
-        "beam_vs_multiprocessing, filter",
         "beam_vs_multiprocessing, sketch",
     ]
     assert all(row["ratio"] == pytest.approx(row["ours"] / row["peer"]) and row["ratio"] > 0 for row in rows)
+    assert all("in 2 shards, 2 workers; peer: " in row["note"] for row in rows)
+
+
+every_job = bench_jobs.jobs
+
+
+def first_and_last(jobs: list[bench_jobs.Job]) -> list[bench_jobs.Job]:
+    """Of the jobs, the one of a fresh process, and one of threads."""
+    assert [job.name for job in jobs[:4]] == ["read JSONL, first job of a process", "read JSONL", "filter", "sketch"]
+    return [jobs[0], jobs[3]]
+
+
+def test_a_job_of_more_shards_than_files_gets_them_again_under_other_names(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text(name)
+    bench_jobs.repeat_files(tmp_path, 5)
+    assert sorted(path.read_text() for path in tmp_path.glob("*.jsonl")) == ["a", "a", "a", "b", "b"]
+    bench_jobs.repeat_files(tmp_path, 3)
+    assert len(list(tmp_path.iterdir())) == 5
 
 
 def test_both_ways_write_the_same_files(tmp_path: Path) -> None:
