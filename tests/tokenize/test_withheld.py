@@ -34,7 +34,8 @@ def test_everything_before_the_first_withheld_row_is_read_as_before() -> None:
     whole = Order([2**36, 2**35], 4)
     positions = np.array([10**9, 10**10, 10**10 + 5])
     order = OrderWithout(whole, whole.rows(positions))
-    assert np.array_equal(order.rows(np.arange(10**9)[-3:]), whole.rows(np.arange(10**9)[-3:]))
+    before = np.arange(10**9 - 3, 10**9)
+    assert np.array_equal(order.rows(before), whole.rows(before))
     assert order.rows(np.array([10**9, 10**10 - 1])).tolist() == whole.rows(
         np.array([10**9 + 1, 10**10 + 1])).tolist()
 
