@@ -197,7 +197,7 @@ def masks(facts: Facts) -> str:
 
 def preferences(facts: Facts) -> str:
     """What is wrong with the preference data, set by set."""
-    found = facts["summaries"].get("reference") or facts["summaries"].get("dpo", {})
+    found = facts["summaries"].get("dpo_data", {})
     rows = [[one["path"], f"{one['records']:,}", f"{one['refused']:,}", *(
         f"{one['audit'][key]:,}" for key in ("pairs", "prompts", "duplicates", "contradictions", "near_identical",
                                              "same_answers")),

@@ -242,23 +242,36 @@ def _part_of_sft(
 
 
 def _reward(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    """Its own pairs, or those of preference optimisation."""
+    """Its own pairs, or those of preference optimisation, each once."""
     section = manifest.reward
     if section is not None and section.data is None and manifest.dpo is not None:
-        manifest = manifest.model_copy(update={"reward": section.model_copy(update={"data": manifest.dpo.data})})
+        pairs = tuple(one.unweighted() for one in manifest.dpo.data)
+        manifest = manifest.model_copy(update={"reward": section.model_copy(update={"data": pairs})})
     return _training("reward")(manifest, verify)
 
 
-def _reference(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    from gristmill.mixtures.posttraining import Reference
+def _dpo_data(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+    from gristmill.mixtures.posttraining import DpoData
 
     dpo = _training("dpo")(manifest, verify)
     if dpo is None:
         return None
-    recipe, told = dpo
+    recipe, told = ({key: part[key] for key in DpoData.model_fields if key in part} for part in dpo)
+    # How often a set is read is none of this stage's.
+    return ({**recipe, "data": [_without(item, "weight") for item in recipe["data"]]},
+            {**told, "data": [_without(item, "weight") for item in told["data"]]})
+
+
+def _reference(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+    section = manifest.dpo
+    if section is None:
+        return None
     # The size of a forward pass is how the work is done. What a loss makes of the numbers is none of this stage's.
-    read = {name: recipe[name] for name in Reference.model_fields if name != "micro_batch_size"}
-    return read, {**told, "micro_batch_size": recipe["micro_batch_size"]}
+    return {"precision": section.precision}, {"micro_batch_size": section.micro_batch_size}
+
+
+def _without(item: Recipe, *keys: str) -> Recipe:
+    return {key: value for key, value in item.items() if key not in keys}
 
 
 def _rl(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
@@ -320,12 +333,21 @@ def _only(*names: str) -> Callable[[Manifest], list[str]]:
     return lambda manifest: list(names)
 
 
+def _start(manifest: Manifest) -> str:
+    """The stage whose model preferences are learned from."""
+    return "sft" if manifest.sft is not None else "pretrain"
+
+
+def _before_reward(manifest: Manifest) -> list[str]:
+    return ["tokenizer", _start(manifest)]
+
+
 def _before_reference(manifest: Manifest) -> list[str]:
-    return ["tokenizer", "sft" if manifest.sft is not None else "pretrain"]
+    return ["dpo_data", _start(manifest)]
 
 
 def _before_dpo(manifest: Manifest) -> list[str]:
-    return ["mix", *_before_reference(manifest), "reference"]
+    return ["tokenizer", "mix", *_before_reference(manifest), "reference"]
 
 
 def _before_rl(manifest: Manifest) -> list[str]:
@@ -362,18 +384,19 @@ STAGES: dict[str, Stage] = {
         Stage("tokenize", 2, "gristmill.tokenize.encoding.encode:run", _tokenize, _documents("tokenizer")),
         Stage("mix", 7, "gristmill.tokenize.mixing.mix:run", _mix, _documents("tokenizer", "tokenize")),
         Stage("sft_data", 1, "gristmill.train.sft_data:run", _sft_data, _only("tokenizer", "mix")),
+        Stage("dpo_data", 1, "gristmill.train.dpo_data:run", _dpo_data, _only("tokenizer", "mix")),
         Stage("pretrain", 2, "gristmill.train.pretrain:run", _training("pretrain"), _only("tokenizer", "mix"),
               "torchrun"),
-        Stage("sft", 3, "gristmill.train.sft:run", _sft, _only("tokenizer", "mix", "sft_data", "pretrain"),
+        Stage("sft", 4, "gristmill.train.sft:run", _sft, _only("tokenizer", "mix", "sft_data", "pretrain"),
               "torchrun"),
-        Stage("reward", 1, "gristmill.train.reward:run", _reward, _before_reference, "torchrun"),
-        Stage("reference", 1, "gristmill.train.reference:run", _reference, _before_reference, "torchrun"),
-        Stage("dpo", 3, "gristmill.train.dpo:run", _training("dpo"), _before_dpo, "torchrun"),
+        Stage("reward", 2, "gristmill.train.reward:run", _reward, _before_reward, "torchrun"),
+        Stage("reference", 2, "gristmill.train.reference:run", _reference, _before_reference, "torchrun"),
+        Stage("dpo", 4, "gristmill.train.dpo:run", _training("dpo"), _before_dpo, "torchrun"),
         Stage("rl", 1, "gristmill.train.rl:run", _rl, _before_rl, "torchrun"),
         Stage("evaluate", 2, "gristmill.train.evaluate:run", _evaluate,
               _only("tokenizer", "mix", "pretrain", "sft", "dpo", "rl")),
         Stage("export", 1, "gristmill.train.export:run", _export, _final_model),
     )
 }
-AFTER_PREPARE = ("tokenizer", "tokenize", "mix", "sft_data", "pretrain", "sft", "reward", "reference", "dpo", "rl",
-                 "evaluate", "export")
+AFTER_PREPARE = ("tokenizer", "tokenize", "mix", "sft_data", "dpo_data", "pretrain", "sft", "reward", "reference",
+                 "dpo", "rl", "evaluate", "export")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -53,6 +54,26 @@ class PreferencePairs(Examples):
     `scored`: several answers with scores, of which the best is chosen and the worst rejected."""
 
 
+class WeightedPairs(PreferencePairs):
+    """One set of preferences among others."""
+
+    weight: PositiveFloat | None = None
+    """Share of the pairs that are trained on, relative to the other sets' weights: the set that is largest for its
+    weight is taken once, pairs of the others are repeated. Given for all sets or for none; without any, each pair is
+    taken once."""
+
+    def unweighted(self) -> PreferencePairs:
+        """The set alone."""
+        return PreferencePairs.model_validate(self.model_dump(exclude={"weight"}))
+
+
+def _check_weights(section: str, data: Sequence[Instructions | WeightedPairs]) -> None:
+    without = [item.path for item in data if item.weight is None]
+    if without and len(without) < len(data):
+        raise ValueError(f"{section}.data: {without[0]} has no weight, though others have one; give all of them one, "
+                         "or none")
+
+
 class ElasticConsolidation(Section):
     """Elastic weight consolidation (Kirkpatrick et al. 2017): weights that the pre-training's rows need are held where
     they were, by a penalty whose gradient joins that of the loss."""
@@ -82,10 +103,7 @@ class SftData(Section):
 
     @model_validator(mode="after")
     def _all_have_weights_or_none(self) -> Self:
-        without = [item.path for item in self.data if item.weight is None]
-        if without and len(without) < len(self.data):
-            raise ValueError(f"sft.data: {without[0]} has no weight, though others have one; give all of them one, or "
-                             "none")
+        _check_weights("sft", self.data)
         return self
 
 
@@ -131,24 +149,33 @@ class Sft(SftData, Tuning):
     """Of what is drawn and of the order; the manifest's if absent."""
 
 
-class Reference(Section):
-    """What the stage `reference` is told of the section `dpo`: all that log-probabilities of pairs depend on."""
+class DpoData(Section):
+    """What the stage `dpo_data` is told of the section `dpo`: which rows of tokens are made."""
 
-    data: Annotated[tuple[PreferencePairs, ...], Field(min_length=1)]
+    data: Annotated[tuple[WeightedPairs, ...], Field(min_length=1)]
     """Where the pairs are."""
     sequence_length: Annotated[int, Field(ge=8)] | None = None
-    """Tokens per row; the mixture's if absent."""
+    """Tokens per row, and the most of a conversation, whose end is cut off; the mixture's if absent."""
+
+    @model_validator(mode="after")
+    def _all_have_weights_or_none(self) -> Self:
+        _check_weights("dpo", self.data)
+        return self
+
+
+class Reference(Section):
+    """What the stage `reference` is told of the section `dpo`: what log-probabilities of pairs depend on beside the
+    rows."""
+
     precision: Precision = "auto"
     """Compute dtype; `auto` is bf16 on a GPU and fp32 on a CPU."""
     micro_batch_size: Positive = 16
     """Pairs per forward pass on one rank at the most."""
 
 
-class Dpo(Training):
+class Dpo(DpoData, Training):
     """Direct preference optimisation (Rafailov et al. 2023) and its relatives."""
 
-    data: Annotated[tuple[PreferencePairs, ...], Field(min_length=1)]
-    """Where the examples are."""
     loss: PreferenceLoss = "sigmoid"
     """`sigmoid`: DPO; `cdpo`, `robust`: for labels that are wrong with the probability `label_smoothing`; `hinge`:
     SLiC's; `ipo`: over means of tokens, `ipo_sum`: over sums; `sigmoid_norm`: DPO over means of tokens; `simpo`,
@@ -164,8 +191,6 @@ class Dpo(Training):
     sft_weight: Annotated[float, Field(ge=0.0)] = 0.0
     """Weight of the chosen answers' loss per token, added to any loss: against falling likelihoods of chosen answers
     (Pang et al. 2024: 1)."""
-    sequence_length: Annotated[int, Field(ge=8)] | None = None
-    """Tokens per row; the mixture's if absent."""
     holdout: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     """Share of pairs, chosen by hash of the prompt, that only measure the reward accuracy."""
     optimizer: Optimizer = Optimizer(learning_rate=5e-5, weight_decay=0.0)

@@ -2,7 +2,8 @@
 
 Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl` as of pre-training; `holdout.jsonl`, the pairs that were not
 trained on, with their log-probabilities under the model that the training started from; `examples.txt`, the example
-of each row; with `lora` also `adapter/`, which PEFT loads, and `model/` is the model with that merged into it.
+of each row, and `rows-per-set.json`; with `lora` also `adapter/`, which PEFT loads, and `model/` is the model with that
+merged into it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,13 @@ from gristmill.train.evaluation.validation import Validation
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.weights import read_shape
-from gristmill.train.objectives.chat import Chat
 from gristmill.train.objectives.chosen_decline import decline_of
-from gristmill.train.objectives.conversations import EXAMPLE_IDS, NothingToTrainError, write_example_ids
-from gristmill.train.objectives.pairs import Pair, is_held_out, more_likely, pair_logps, read_pairs, reward_accuracy
+from gristmill.train.objectives.conversations import write_example_ids
+from gristmill.train.objectives.pair_draws import describe_draws, draw_pairs, held_out_mask, merged
+from gristmill.train.objectives.pair_rows import PairRows
+from gristmill.train.objectives.pairs import more_likely, reward_accuracy
 from gristmill.train.objectives.preferences import Preferences
-from gristmill.train.objectives.reference import certify_start, key_of, read_reference
+from gristmill.train.objectives.reference import certify_start, key_of, pair_logps, read_reference
 from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.parallel.world import process_group
 from gristmill.train.pretrain import all_tensors, averaged, causal_share, describe_model, publish, read_token_bytes
@@ -46,7 +47,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """Optimise preferences; called on every rank of a torchrun process group.
 
     Raises:
-        NothingToTrainError: no pair is left to train on.
+        gristmill.train.objectives.conversations.NothingToTrainError: no pair is left to train on.
         gristmill.train.objectives.reference.StaleReferenceError: the reference is of other weights, pairs or the like.
         gristmill.train.objectives.reference.NotTheReferenceError: the first batch's margin is not zero.
         gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
@@ -54,24 +55,21 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     section = Dpo.model_validate(config)
     seed = section.seed or 0
     start = start_of(inputs)
-    shape, chat = read_shape(start), Chat(inputs["tokenizer"])
-    length = section.sequence_length or shape.sequence_length
-    pairs, sets = read_pairs(section.data, chat, length)
-    is_out = held_out_mask(pairs, section, seed)
-    training = [pair for pair, out_of_training in zip(pairs, is_out, strict=True) if not out_of_training]
-    held_out = [pair for pair, out_of_training in zip(pairs, is_out, strict=True) if out_of_training]
-    with closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed, \
+    shape = read_shape(start)
+    with closing(PackedSet(inputs["dpo_data"], context.stream, context.warn)) as data, \
+            closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed, \
             process_group(context.parallel, pipelined=False) as world:
+        rows, length = PairRows(data), data.sequence_length
+        records = rows.records()
+        is_out = held_out_mask(records, section, seed)
+        draws = draw_pairs(rows, is_out, section, seed)
         dtype = compute_dtype(section.precision, world.device)
-        reference = read_reference(inputs["reference"], key_of(start, chat, pairs, length, dtype))
+        reference = read_reference(inputs["reference"], key_of(start, rows, dtype))
         model = tuned_model(shape, start, section, world, dtype, context)
         flops = adapted_flops_per_token(shape, length, section.lora)
-        measure = partial(pair_logps, model, pad=chat.pad, length=length, micro_batch_size=section.micro_batch_size,
-                          world=world)
-        objective = Preferences(training, reference[~is_out], section, seed, chat.pad, length,
-                                flops, world.device, context.warn)
+        objective = Preferences(rows, draws, reference, section, seed, flops, world.device, context.warn)
         if world.is_first:
-            write_example_ids(out / EXAMPLE_IDS, [pair.example["id"] for pair in training])
+            write_example_ids(out, [rows.ids[pair] for pair in merged(draws)], [len(drawn) for drawn in draws])
         certificate = certify_start(model, objective, section, dtype, context.work / CERTIFICATE, world)
         average = averaged(model, section)
         record, summary = train(Job(
@@ -79,16 +77,17 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length, flops),
             after_step=Validation(section.validate_every, section.steps, packed, model, average,
                                   read_token_bytes(inputs["tokenizer"], world.device), world)))
-        before, after = reference[is_out], measure(held_out)
+        before, held_out = reference[is_out], np.flatnonzero(is_out)
+        after = pair_logps(model, rows, held_out, section.micro_batch_size, world)
         tensors = all_tensors(model, average)
         if record is not None:
             summary |= publish(out, shape, settle_adapters(out, tensors, section.lora), record)
             summary["chosen_decline"] = decline_of(record.lines())
-            write_holdout(out / HOLDOUT, held_out, before, length)
+            write_holdout(out / HOLDOUT, [records[pair] for pair in held_out], before, length)
     return {
-        **summary, **describe_model(shape), "sequence_length": length, "sets": sets, "beta": section.beta,
-        "objective": section.loss,
-        "training_pairs": len(training), "held_out_pairs": len(held_out), "step_0": certificate,
+        **summary, **describe_model(shape), "sequence_length": length,
+        "sets": describe_draws(rows, data.sources, draws, is_out), "beta": section.beta, "objective": section.loss,
+        "training_pairs": int((~is_out).sum()), "held_out_pairs": len(held_out), "step_0": certificate,
         "held_out": {
             "reward_accuracy_before": reward_accuracy(before, before),
             "reward_accuracy": reward_accuracy(after, before),
@@ -98,26 +97,13 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     }
 
 
-def held_out_mask(pairs: Sequence[Pair], section: Dpo, seed: int) -> np.ndarray:
-    """Which of n pairs are held out, (n,) bool.
-
-    Raises:
-        NothingToTrainError: all of them are.
-    """
-    held_out = np.array([is_held_out(pair.example, section.holdout, seed) for pair in pairs], dtype=bool)
-    if held_out.all():
-        raise NothingToTrainError(f"dpo: all {len(pairs)} pairs are held out; lower dpo.holdout ({section.holdout}) or "
-                                  "add pairs with other prompts")
-    return held_out
-
-
-def write_holdout(path: Path, pairs: Sequence[Pair], reference: np.ndarray, length: int) -> None:
+def write_holdout(path: Path, records: Sequence[Mapping[str, Any]], reference: np.ndarray, length: int) -> None:
     """Write the held-out pairs as JSON lines.
 
     Each has `reference_chosen` and `reference_rejected`, and the `sequence_length` that its conversations were cut to.
     """
     with atomic_write(path) as sink:
-        for pair, (chosen, rejected) in zip(pairs, reference.tolist(), strict=True):
-            line = {**pair.example, "reference_chosen": chosen, "reference_rejected": rejected,
+        for pair, (chosen, rejected) in zip(records, reference.tolist(), strict=True):
+            line = {**pair, "reference_chosen": chosen, "reference_rejected": rejected,
                     "sequence_length": length}
             sink.write(json.dumps(line, ensure_ascii=False, sort_keys=True).encode() + b"\n")

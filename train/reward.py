@@ -32,8 +32,9 @@ from gristmill.train.models.reward import RewardModel, save_reward_model, with_n
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.objectives.chat import TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Chat
-from gristmill.train.objectives.conversations import EXAMPLE_IDS, NothingToTrainError, write_example_ids
-from gristmill.train.objectives.pairs import Pair, is_held_out, read_pairs
+from gristmill.train.objectives.conversations import NothingToTrainError, write_example_ids
+from gristmill.train.objectives.pair_sets import read_pairs
+from gristmill.train.objectives.pairs import Pair, is_held_out
 from gristmill.train.objectives.reward_pairs import RewardPairs, pair_scores
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
 from gristmill.train.parallel.world import World, process_group
@@ -55,11 +56,12 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     seed, start = section.seed or 0, start_of(inputs)
     shape, chat = read_shape(start), Chat(inputs["tokenizer"])
     length = section.sequence_length or shape.sequence_length
-    pairs, sets = read_pairs(section.data or (), chat, length)
+    found, sets, _ = read_pairs(section.data or (), chat, length)
+    pairs = [pair for of_set in found for pair in of_set]
     whole, (training, held_out) = len(pairs), split_pairs(pairs, section)
     with process_group(unsplit(context.parallel), pipelined=False) as world:
         if world.is_first:
-            write_example_ids(out / EXAMPLE_IDS, [pair.example["id"] for pair in training])
+            write_example_ids(out, [pair.example["id"] for pair in training], [len(training)])
             for one in sets:
                 for warning in warnings_of(one["path"], one["audit"]):
                     context.warn(warning)

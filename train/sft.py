@@ -1,8 +1,8 @@
 """Stage `sft`: supervised fine-tuning on conversations; only what the data's masks mark is trained.
 
 Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl`, as of pre-training; `examples.txt`: the examples of each
-row; `step-0.json`: what was proved before the first step; with `lora` also `adapter/`, which PEFT loads, and
-`model/` is the model with that merged into it.
+row, and `rows-per-set.json`; `step-0.json`: what was proved before the first step; with `lora` also `adapter/`, which
+PEFT loads, and `model/` is the model with that merged into it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.weights import read_shape
 from gristmill.train.objectives.assistant_turns import AssistantTurns
-from gristmill.train.objectives.conversations import EXAMPLE_IDS, write_example_ids
+from gristmill.train.objectives.conversations import write_example_ids
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.optim.elastic import ElasticWeights, fisher_diagonal
 from gristmill.train.parallel.sharding import compute_dtype
@@ -65,7 +65,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
         objective = AssistantTurns(rows, section.seed or 0, token_bytes, flops)
         if world.is_first:
-            write_example_ids(out / EXAMPLE_IDS, examples_of_rows(rows))
+            write_example_ids(out, examples_of_rows(rows), rows.rows_per_source)
         certificate = prove(model, objective, read_json(inputs["sft_data"] / COUNTS), section.gates, dtype,
                             section.micro_batch_size, context.work / CERTIFICATE, world)
         elastic = held_by_pretraining(model, section, NextToken(packed, section.seed or 0, token_bytes, shape))

@@ -8,17 +8,16 @@ that data is looked at, and mixed anew, before one is paid for.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import atomic_write, write_json
-from gristmill.dataprep.reading.examples import read_set
+from gristmill.dataprep.examples.sets import REFUSED, set_names, write_refused
+from gristmill.dataprep.files import write_json
+from gristmill.dataprep.reading.examples import Refused, read_set
 from gristmill.mixtures.posttraining import Instructions, SftData
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.objectives.chat import Chat
@@ -38,7 +37,6 @@ from gristmill.train.objectives.example_rows import (
 )
 from gristmill.train.objectives.set_weights import copies, quotas
 
-REFUSED = "refused.jsonl"
 COUNTS = "counts.json"
 REPLAY = "replay"
 SAMPLES_PER_SET = 3
@@ -64,8 +62,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     if section.replay and length != mix.sequence_length:
         raise ReplayError(f"sft.replay: the mixture's rows have {mix.sequence_length} tokens, but sft.sequence_length "
                           f"is {length}; make them equal, or replay nothing")
-    found, sets = read_sets(section.data, chat, length, out / REFUSED)
-    names = set_names(section.data)
+    names = set_names([one.path for one in section.data], [REPLAY])
+    found, sets, refused = read_sets(section.data, chat, length)
+    write_refused(out / REFUSED, zip(names, refused, strict=True))
     drawn = weighted(found, [one.weight for one in section.data], sets, seed)
     rows = {name: packed_rows([piece_of(one) for one in of_set], length, section.packing == "best_fit")
             for name, of_set in zip(names, drawn, strict=True)}
@@ -85,24 +84,13 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     }
 
 
-def set_names(data: Sequence[Instructions]) -> list[str]:
-    """What sets are called: by the name of their file or folder, numbered where two are equal."""
-    names: list[str] = []
-    for one in data:
-        last = PurePosixPath(one.path.rstrip("/:")).name
-        stem = re.sub(r"[^A-Za-z0-9_-]+", "-", last.split(".")[0]).strip("-") or "set"
-        taken = [name for name in (*names, REPLAY) if name == stem or re.fullmatch(rf"{re.escape(stem)}-\d+", name)]
-        names.append(f"{stem}-{len(taken) + 1}" if taken else stem)
-    return names
-
-
 def read_sets(
-    data: Sequence[Instructions], chat: Chat, length: int, refused: Path
-) -> tuple[list[list[Conversation]], list[dict[str, Any]]]:
-    """Read and encode all sets of examples; writes the refused records (JSON lines of set, place and reason).
+    data: Sequence[Instructions], chat: Chat, length: int
+) -> tuple[list[list[Conversation]], list[dict[str, Any]], list[Sequence[Refused]]]:
+    """Read and encode all sets of examples.
 
     Returns:
-        the examples to train on, set by set, and counts per set.
+        set by set: the examples to train on, counts, and the records that are no examples.
 
     Raises:
         gristmill.dataprep.reading.examples.ExamplesError: more records of a set are refused than may be.
@@ -110,7 +98,7 @@ def read_sets(
     """
     sets: list[list[Conversation]] = []
     counts: list[dict[str, Any]] = []
-    lines = []
+    refused: list[Sequence[Refused]] = []
     for one in data:
         read = read_set(one.path, "sft", one.format, one.limit, one.max_refused)
         found, counted = prepare_conversations(read.examples, chat, length, one.train_on)
@@ -121,11 +109,8 @@ def read_sets(
                 f"{counted['unrenderable_reasons']}); raise sft.sequence_length or look at the data")
         sets.append(found)
         counts.append({"path": one.path, **read.counts(), **counted})
-        lines += [{"set": one.path, "place": item.place, "reason": item.reason} for item in read.refused]
-    with atomic_write(refused) as sink:
-        for line in lines:
-            sink.write(json.dumps(line, ensure_ascii=False, sort_keys=True).encode() + b"\n")
-    return sets, counts
+        refused.append(read.refused)
+    return sets, counts, refused
 
 
 def weighted(

@@ -27,6 +27,8 @@ from gristmill.train.loop.stream import Plan, plan_of
 SECTIONS: dict[str, type[Training]] = {"pretrain": Pretrain, "sft": Tuning, "reward": Reward, "dpo": Dpo}
 EXAMPLE_IDS = "examples.txt"
 """What a fine-tuning stage calls the list of its examples, row by row."""
+ROWS_PER_SET = "rows-per-set.json"
+"""Beside it: how many of the rows are of each set, of which their order is made."""
 Use = Literal["read", "will read"]
 
 
@@ -129,8 +131,9 @@ def reading_of(session: Session, stage: str = "pretrain") -> Reading:
         raise TraceError(f"which examples {stage} reads is known once it has begun; run: "
                          f"{session.command('run', '--until', stage)}")
     examples = tuple(tuple(line.split()) for line in (folder.data / EXAMPLE_IDS).read_text().splitlines())
+    rows_per_set: list[int] = read_json(folder.data / ROWS_PER_SET)
     return Reading(stage, folder, section, settled_plan(folder, plan_of(section, 0)),
-                   Order([len(examples)], section.seed or 0), examples=examples)
+                   Order(rows_per_set, section.seed or 0), examples=examples)
 
 
 def reading_of_folder(folder: StageFolder) -> Reading:

@@ -32,8 +32,8 @@ assert _spec.loader is not None
 corpus = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(corpus)
 
-ALL_STAGES = ["ingest", "filter", "dedup", "quality", "tokenizer", "tokenize", "mix", "sft_data", "pretrain", "sft",
-              "reference", "dpo", "evaluate", "export"]
+ALL_STAGES = ["ingest", "filter", "dedup", "quality", "tokenizer", "tokenize", "mix", "sft_data", "dpo_data",
+              "pretrain", "sft", "reference", "dpo", "evaluate", "export"]
 START_SECONDS = 120.0
 
 

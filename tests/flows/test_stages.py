@@ -26,7 +26,7 @@ def changed_by(*overrides: str) -> list[str]:
 
 def test_the_demo_has_every_stage_in_order() -> None:
     assert list(opened().plan) == [
-        "ingest", "filter", "dedup", "langid", "quality", "tokenizer", "tokenize", "mix", "sft_data",
+        "ingest", "filter", "dedup", "langid", "quality", "tokenizer", "tokenize", "mix", "sft_data", "dpo_data",
         "pretrain", "sft", "reference", "dpo", "evaluate", "export"]
     assert [name for name in STAGES if name in opened().plan] == list(opened().plan)
 
@@ -52,7 +52,7 @@ def test_the_demo_has_every_stage_in_order() -> None:
     ("sft.packing=none", "sft_data"),
     ("sft.seed=8", "sft_data"),
     ("sft.steps=10", "sft"),
-    ("dpo.sequence_length=64", "reference"),
+    ("dpo.sequence_length=64", "dpo_data"),
     ("dpo.precision=bf16", "reference"),
     ("dpo.beta=0.2", "dpo"),
     ("dpo.loss=ipo", "dpo"),
@@ -63,8 +63,8 @@ def test_a_key_changes_its_own_stage_and_those_behind_it_only(override: str, fir
     changed = changed_by(override)
     order = list(opened().plan)
     assert changed[0] == first_changed
-    behind = [name for name in order[order.index(first_changed):] if (first_changed, name) != ("sft_data", "pretrain")]
-    assert changed == behind
+    untouched = {"sft_data": ["dpo_data", "pretrain"], "dpo_data": ["pretrain", "sft"]}.get(first_changed, [])
+    assert changed == [name for name in order[order.index(first_changed):] if name not in untouched]
 
 
 REINFORCED = ("rl={data: [{path: 'python-docs://'}], rewards: [{kind: length, target_tokens: 9}], steps: 2}",)
@@ -179,7 +179,7 @@ def test_a_reward_model_learns_from_the_pairs_of_preference_optimisation_unless_
     one = opened("reward={steps: 3}").plan
     assert list(one).index("reward") == list(one).index("sft") + 1
     assert one["reward"].inputs.keys() == {"tokenizer", "sft"}
-    assert one["reward"].config["data"] == one["dpo"].config["data"]
+    assert one["reward"].config["data"] == one["dpo_data"].config["data"]
     own = opened("reward={steps: 3, data: [{path: 'python-docs://', limit: 7}]}").plan["reward"]
     assert [item["limit"] for item in own.config["data"]] == [7]
     assert {name: node.fingerprint for name, node in one.items() if name != "reward"} == {

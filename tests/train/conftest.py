@@ -17,14 +17,22 @@ import torch
 
 from gristmill.mixtures.compute import Compute
 from gristmill.mixtures.model import Model
-from gristmill.mixtures.posttraining import SftData
+from gristmill.mixtures.posttraining import DpoData, Reference, SftData
+from gristmill.mixtures.section import Section
 from gristmill.mixtures.streaming import Stream
+from gristmill.tokenize.packed import PackedSet
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import drawn
+from gristmill.train.objectives.chat import Chat
+from gristmill.train.objectives.pair_rows import PairRows, write_pair_rows
+from gristmill.train.objectives.pairs import Pair
 
 SOURCES = ("prose", "code")
 SEQUENCE_LENGTH = 32
+DATA_OF: dict[str, tuple[str, type[Section]]] = {
+    "sft": ("sft_data", SftData), "reference": ("dpo_data", DpoData), "dpo": ("dpo_data", DpoData)}
+"""Which stage makes the rows of a training, and from which keys of its section."""
 TINY_MODEL = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn_width": 48}
 
 
@@ -108,6 +116,18 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
+@pytest.fixture
+def make_pair_rows(tokenizer_folder: Path, tmp_path: Path) -> Callable[..., PairRows]:
+    """Rows of encoded pairs: (set -> pairs, tokens per row)."""
+
+    def make(sets: dict[str, list[Pair]], length: int) -> PairRows:
+        chat = Chat(tokenizer_folder)
+        write_pair_rows(tmp_path / "pairs", sets, length, {"vocab_size": 400, "eos": 0, "pad": chat.pad}, chat)
+        return PairRows(PackedSet(tmp_path / "pairs"))
+
+    return make
+
+
 RunStage = Callable[..., dict[str, Any]]
 
 
@@ -115,7 +135,8 @@ RunStage = Callable[..., dict[str, Any]]
 def run_stage(one_process: None) -> RunStage:
     """Run a stage in this process: (name, inputs, config, folder, checkpoint_every, compute, stream) -> summary.
 
-    `sft` with the keys of its data runs `sft_data` before, and gives the summaries of both.
+    `sft` with the keys of its data runs `sft_data` before, `reference` and `dpo` with those of theirs `dpo_data`, and
+    give the summaries of both; a stage of the section `dpo` may be given the whole section.
     """
 
     def run(
@@ -127,11 +148,15 @@ def run_stage(one_process: None) -> RunStage:
         from gristmill.dataprep.context import Context
 
         made: dict[str, Any] = {}
+        if stage in DATA_OF and "data" in config:
+            name, section = DATA_OF[stage]
+            of_data = {key: config[key] for key in section.model_fields if key in config}
+            made = run(name, inputs, of_data, folder / "made")
+            inputs = {**inputs, name: folder / "made" / "data"}
         if stage == "sft":
-            of_data = {key: config[key] for key in SftData.model_fields if key in config}
-            made = run("sft_data", inputs, of_data, folder / "made")
-            inputs = {**inputs, "sft_data": folder / "made" / "data"}
             config = {key: value for key, value in config.items() if key == "seed" or key not in of_data}
+        if stage == "reference":
+            config = {key: value for key, value in config.items() if key in Reference.model_fields}
         (folder / "work").mkdir(parents=True, exist_ok=True)
         context = Context(folder / "work", stage, checkpoint_every=checkpoint_every, emit=lambda event: None,
                           compute=compute or Compute(), stream=stream or Stream())

@@ -16,7 +16,8 @@ from gristmill.train.models.shape import Shape
 from gristmill.train.objectives.chosen_decline import DeclineAlarm, decline_of
 from gristmill.train.objectives.conversations import Conversation
 from gristmill.train.objectives.losses import sequence_logps
-from gristmill.train.objectives.pairs import Pair, padded_pairs
+from gristmill.train.objectives.pair_rows import PairRows
+from gristmill.train.objectives.pairs import Pair
 from gristmill.train.objectives.preferences import Preferences
 
 
@@ -57,20 +58,21 @@ def test_lines_without_pairs_have_no_decline() -> None:
 
 
 def test_a_batch_says_which_answers_fell_and_how_far(
-    make_model: Callable[[Shape], Llama], tiny_shape: Shape
+    make_model: Callable[[Shape], Llama], tiny_shape: Shape, make_pair_rows: Callable[..., PairRows]
 ) -> None:
     """Answers of 2 and 4 tokens; the policy gives the chosen ones 1 nat less and 3 more, the rejected ones 2 less."""
     def said(ids: list[int], scored: int) -> Conversation:
-        return Conversation(np.array(ids), np.arange(len(ids)) >= len(ids) - scored, False, "a")
+        return Conversation(np.array(ids), np.arange(len(ids)) >= len(ids) - scored, False, "00" * 16)
 
-    pairs = [Pair({"id": "a"}, said([1, 2, 3, 4], 2), said([1, 2, 5, 6, 7, 8], 4))] * 2
+    example = {"id": "00" * 16, "prompt": [], "chosen": [], "rejected": []}
+    rows = make_pair_rows({"set": [Pair(example, said([1, 2, 3, 4], 2), said([1, 2, 5, 6, 7, 8], 4))] * 2}, 24)
     model = make_model(tiny_shape)
     with torch.no_grad():
-        ids, targets = padded_pairs(pairs, 0, 24)
+        ids, targets = rows.read(np.arange(2))
         logps = model(ids, partial(sequence_logps, targets=targets)).view(2, -1).T.numpy()
     reference = logps + np.array([[1.0, 2.0], [-3.0, 2.0]], dtype=np.float32)
     section = Dpo(data=({"path": "x"},), steps=1, beta=0.5)  # type: ignore[arg-type]
-    objective = Preferences(pairs, reference, section, 0, 0, 24, 1.0, torch.device("cpu"))
+    objective = Preferences(rows, [np.arange(2)], reference, section, 0, 1.0, torch.device("cpu"))
     sums = objective.loss(model, objective.prepare(np.array([0, 1])), 0.5).sums
     found = objective.report(sums.tolist(), 2.0)
     assert found["rewards/chosen"] == pytest.approx(0.5 * (-1 + 3) / 2, abs=1e-5)

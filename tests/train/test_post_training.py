@@ -56,16 +56,12 @@ def dpo_config(tmp_path: Path) -> dict[str, Any]:
     return {**TRAINING, "data": [{"path": path}], "holdout": 0.25, "optimizer": {"learning_rate": 0.001}}
 
 
-READ_BY_REFERENCE = ("data", "sequence_length", "micro_batch_size")
-
-
 @pytest.fixture
 def referenced(
     run_stage: Any, pretrained: dict[str, Path], dpo_config: dict[str, Any], tmp_path: Path
 ) -> dict[str, Path]:
     """What the stage `dpo` reads where nothing was fine-tuned."""
-    config = {name: dpo_config[name] for name in READ_BY_REFERENCE}
-    run_stage("reference", pretrained, config, tmp_path / "reference")
+    run_stage("reference", pretrained, dpo_config, tmp_path / "reference")
     return {**pretrained, "reference": tmp_path / "reference" / "data"}
 
 
@@ -210,8 +206,8 @@ def test_the_whole_chain_is_evaluated_and_exported(
 ) -> None:
     run_stage("sft", pretrained, sft_config, tmp_path / "sft")
     inputs = {**pretrained, "sft": tmp_path / "sft" / "data"}
-    run_stage("reference", {name: inputs[name] for name in ("tokenizer", "sft")},
-              {name: dpo_config[name] for name in READ_BY_REFERENCE}, tmp_path / "reference")
+    run_stage("reference", {name: inputs[name] for name in ("tokenizer", "mix", "sft")}, dpo_config,
+              tmp_path / "reference")
     inputs["reference"] = tmp_path / "reference" / "data"
     dpo_inputs = {name: inputs[name] for name in ("tokenizer", "mix", "sft", "reference")}
     tuned = run_stage("dpo", dpo_inputs, dpo_config, tmp_path / "dpo")

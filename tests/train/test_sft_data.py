@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gristmill.mixtures.posttraining import Instructions, Sft
+from gristmill.dataprep.examples.sets import REFUSED, set_names
+from gristmill.mixtures.posttraining import Sft
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.sft_data import REFUSED, ReplayError, set_names
+from gristmill.train.sft_data import ReplayError
 
 
 def write(path: Path, count: int, answer: str) -> str:
@@ -71,7 +72,7 @@ def test_replay_wants_rows_of_the_mixtures_length(run_stage: Any, inputs: dict[s
 
 def test_sets_are_called_by_their_files() -> None:
     paths = ["python-docs://", "a/chats.jsonl.zst", "b/chats.parquet", "s3://bucket/folder/", "*.jsonl", "replay.json"]
-    assert set_names([Instructions(path=path) for path in paths]) == [
+    assert set_names(paths, ["replay"]) == [
         "python-docs", "chats", "chats-2", "folder", "set", "replay-2"]
 
 

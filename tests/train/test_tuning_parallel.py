@@ -13,8 +13,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.mixtures.posttraining import SftData
+from gristmill.mixtures.posttraining import Dpo, Reference, Tuning
 
+DATA_OF = {"sft": "sft_data", "reference": "dpo_data", "dpo": "dpo_data"}
+READ = {"sft": Tuning.model_fields, "reference": Reference.model_fields, "dpo": Dpo.model_fields}
 WORKER = Path(__file__).parent / "tuning_worker.py"
 TRAINING = {"steps": 3, "global_batch_size": 5, "micro_batch_size": 2, "seed": 11, "log_every": 1,
             "sequence_length": 64, "schedule": {"warmup_steps": 1}}
@@ -41,12 +43,10 @@ def jobs_in(folder: Path, inputs: dict[str, str], data: Path) -> list[dict[str, 
 
 
 def on_made_rows(job: dict[str, Any], made: Path) -> dict[str, Any]:
-    """A tuning on the rows that the same one made in one process; other jobs as they are."""
-    if job["stage"] != "sft":
-        return job
-    config = {key: value for key, value in job["config"].items() if key == "seed" or key not in SftData.model_fields}
-    rows = made / Path(job["folder"]).name / "made" / "data"
-    return {**job, "config": config, "inputs": {**job["inputs"], "sft_data": str(rows)}}
+    """The job on the rows that the same one made in one process."""
+    name, rows = DATA_OF[job["stage"]], made / Path(job["folder"]).name / "made" / "data"
+    config = {key: value for key, value in job["config"].items() if key in READ[job["stage"]]}
+    return {**job, "config": config, "inputs": {**job["inputs"], name: str(rows)}}
 
 
 def test_two_processes_tune_as_one_does(

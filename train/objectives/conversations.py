@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gristmill.dataprep.files import atomic_write
+from gristmill.dataprep.files import atomic_write, write_json
 from gristmill.train.objectives.chat import Chat, ChatError, Tokens
 
 EXAMPLE_IDS = "examples.txt"
 """Of a training stage's output: the id of the example behind each row."""
+ROWS_PER_SET = "rows-per-set.json"
+"""Beside it: how many of the rows are of each set."""
 PAD_MULTIPLE = 64
 """Micro-batches are as long as their longest row, rounded up to this."""
 
@@ -123,10 +125,17 @@ def fingerprint_of(conversations: Iterable[Conversation]) -> str:
     return digest.hexdigest()
 
 
-def write_example_ids(path: Path, examples: Sequence[str]) -> None:
-    """Write which examples each row is, a line each, so that a step's examples can be named later."""
-    with atomic_write(path) as sink:
+def write_example_ids(folder: Path, examples: Sequence[str], rows_per_set: Sequence[int]) -> None:
+    """Write which examples each row is, a line each, so that a step's examples can be named later.
+
+    Args:
+        folder: output of a training stage.
+        examples: of each row, with blanks between.
+        rows_per_set: what the order of the rows is made of.
+    """
+    with atomic_write(folder / EXAMPLE_IDS) as sink:
         sink.write("".join(f"{example}\n" for example in examples).encode())
+    write_json(folder / ROWS_PER_SET, list(rows_per_set))
 
 
 def counts_of(used: Sequence[Conversation]) -> dict[str, Any]:

@@ -21,7 +21,15 @@ from gristmill.tokenize.loss_masks import mask_name, write_mask
 from gristmill.tokenize.mixing.best_fit import best_fit_decreasing, by_bin
 from gristmill.tokenize.order import sources_of_rows
 from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.packed_files import DTYPES, FORMAT, MANIFEST, PIECES_SCHEMA, dtype_name, train_name
+from gristmill.tokenize.packed_files import (
+    DTYPES,
+    FORMAT,
+    MANIFEST,
+    PIECES_SCHEMA,
+    STAGED_FORMAT,
+    dtype_name,
+    train_name,
+)
 from gristmill.tokenize.packed_writing import write_rows
 from gristmill.train.objectives.conversations import Conversation
 
@@ -103,20 +111,45 @@ def write_example_rows(
         `rows`, `rows_per_set`, `tokens` (of examples), and `fill`, the share of the rows' places that they take.
     """
     counts = [len(rows) for rows in sets.values()]
-    dtype = dtype_name(tokenizer["vocab_size"])
     source_of = sources_of_rows([counts], np.arange(sum(counts), dtype=np.int64))
     waiting = [iter(rows) for rows in sets.values()]
     ordered = [next(waiting[source]) for source in source_of.tolist()]
+    return write_ordered_rows(folder, list(sets), ordered, [counts], length, tokenizer, pad)
+
+
+def write_ordered_rows(
+    folder: Path, sets: Sequence[str], rows: Sequence[Row], stages: Sequence[Sequence[int]], length: int,
+    tokenizer: dict[str, Any], pad: int,
+) -> dict[str, Any]:
+    """Write rows in their order.
+
+    Args:
+        folder: where to.
+        sets: the names of the sets.
+        rows: all of them, stage after stage, each stage in the merged order of its sets.
+        stages: rows of each set, for each stage.
+        length: tokens per row.
+        tokenizer: vocab_size, eos, pad, sha256.
+        pad: what fills rows up.
+
+    Returns:
+        see `write_example_rows`.
+    """
+    dtype = dtype_name(tokenizer["vocab_size"])
+    counts = [sum(column) for column in zip(*stages, strict=True)]
+    source_of = sources_of_rows(stages, np.arange(len(rows), dtype=np.int64))
     step = max(1, SHARD_BYTES // (length * DTYPES[dtype].itemsize))
-    shards = [_write_shard(folder / train_name(number), ordered[start : start + step], source_of[start : start + step],
-                           start, length, dtype, pad) for number, start in enumerate(range(0, len(ordered), step))]
+    shards = [_write_shard(folder / train_name(number), rows[start : start + step], source_of[start : start + step],
+                           start, length, dtype, pad) for number, start in enumerate(range(0, len(rows), step))]
+    staged = {"stages": [list(stage) for stage in stages]} if len(stages) > 1 else {}
     write_json(folder / MANIFEST, {
-        "format": FORMAT, "dtype": dtype, "sequence_length": length, "sources": list(sets), "tokenizer": tokenizer,
-        "validation": {}, "train": {"rows": len(ordered), "rows_per_source": counts, "shards": shards},
+        "format": STAGED_FORMAT if staged else FORMAT, "dtype": dtype, "sequence_length": length,
+        "sources": list(sets), "tokenizer": tokenizer, "validation": {},
+        "train": {"rows": len(rows), "rows_per_source": counts, **staged, "shards": shards},
     })
-    tokens = sum(len(piece.ids) for row in ordered for piece in row)
-    return {"rows": len(ordered), "rows_per_set": dict(zip(sets, counts, strict=True)), "tokens": tokens,
-            "fill": tokens / (len(ordered) * length)}
+    tokens = sum(len(piece.ids) for row in rows for piece in row)
+    return {"rows": len(rows), "rows_per_set": dict(zip(sets, counts, strict=True)), "tokens": tokens,
+            "fill": tokens / (len(rows) * length)}
 
 
 def _write_shard(

@@ -6,29 +6,15 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gristmill.dataprep.files import canonical_json
-from gristmill.dataprep.reading.examples import read_set
-from gristmill.dataprep.reading.preference_audit import SAME, audit
-from gristmill.mixtures.posttraining import PreferencePairs
-from gristmill.train.loop.stream import micro_batches
 from gristmill.train.objectives.chat import Chat, ChatError
-from gristmill.train.objectives.conversations import (
-    SHOWN_REASONS,
-    Conversation,
-    NothingToTrainError,
-    conversation,
-    padded,
-)
-from gristmill.train.objectives.losses import next_tokens, sequence_logps
-from gristmill.train.parallel.sharding import evaluating
-from gristmill.train.parallel.world import World, sum_over_ranks
+from gristmill.train.objectives.conversations import SHOWN_REASONS, Conversation, conversation, padded
+from gristmill.train.objectives.losses import next_tokens
 
 HASH_BITS = 64
 
@@ -50,36 +36,6 @@ class Pair:
     def scored_tokens(self) -> tuple[int, int]:
         """How many tokens of the chosen and of the rejected answer are scored."""
         return int(self.chosen.trained.sum()), int(self.rejected.trained.sum())
-
-
-def read_pairs(data: Sequence[PreferencePairs], chat: Chat, length: int) -> tuple[list[Pair], list[dict[str, Any]]]:
-    """Read and encode all sets of pairs, in their order.
-
-    Args:
-        data: where they are.
-        chat: tokenizer and template.
-        length: most tokens per conversation.
-
-    Returns:
-        the usable pairs, and counts per set (see `prepare_pairs`), with what `audit` found.
-
-    Raises:
-        NothingToTrainError: a set has no usable pair.
-    """
-    pairs: list[Pair] = []
-    sets = []
-    for one in data:
-        read = read_set(one.path, "dpo", one.format, one.limit, one.max_refused)
-        found, counts = prepare_pairs(read.examples, chat, length)
-        if not found:
-            raise NothingToTrainError(
-                f"dpo data {one.path}: none of its {counts['examples']} pairs has both answers within {length} tokens "
-                f"({counts['dropped']} too long, {counts['unrenderable']} not to be rendered: "
-                f"{counts['unrenderable_reasons']}); raise dpo.sequence_length or look at the data")
-        pairs += found
-        audited = {**audit(read.examples), "same_answers": sum(item.reason == SAME for item in read.refused)}
-        sets.append({"path": one.path, **read.counts(), **counts, "audit": audited})
-    return pairs, sets
 
 
 def prepare_pairs(
@@ -132,28 +88,11 @@ def padded_pairs(pairs: Sequence[Pair], pad: int, length: int) -> tuple[Tensor, 
     return ids, next_tokens(ids, scored)
 
 
-def pair_logps(
-    model: nn.Module, pairs: Sequence[Pair], pad: int, length: int, micro_batch_size: int, world: World
-) -> np.ndarray:
-    """Summed log-probabilities of both answers of all pairs: (n, 2) float32, chosen first, the same on every rank."""
-    found = torch.zeros(len(pairs), 2, dtype=torch.float32, device=world.device)
-    with evaluating(model):
-        for part in micro_batches(np.arange(len(pairs)), world.data_rank, world.data_size, micro_batch_size):
-            # An empty share still takes part in the collectives of the forward pass.
-            chosen = [pairs[row] for row in (part if len(part) else [0])]
-            ids, targets = (part.to(world.device) for part in padded_pairs(chosen, pad, length))
-            logps = model(ids, partial(sequence_logps, targets=targets)).view(2, -1).T
-            if len(part):
-                found[torch.from_numpy(part).to(world.device)] = logps
-    summed: np.ndarray = sum_over_ranks(found, world).cpu().numpy()
-    return summed
-
-
 def reward_accuracy(logps: np.ndarray, reference: np.ndarray) -> float | None:
     """Share of pairs whose chosen answer gained more than the rejected one; ties do not count (TRL).
 
     Args:
-        logps, reference: (n, 2), as from `pair_logps`, under the policy and under the reference.
+        logps, reference: (n, 2), as from `reference.pair_logps`, under the policy and under the reference.
 
     Returns:
         None where there are no pairs.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,9 +17,9 @@ from gristmill.tokenize.order import Order
 from gristmill.train.loop.batches import pinned
 from gristmill.train.loop.objective import Measured, mean_of_trained
 from gristmill.train.objectives.chosen_decline import DeclineAlarm
-from gristmill.train.objectives.conversations import fingerprint_of
 from gristmill.train.objectives.losses import IGNORED, sequence_logps
-from gristmill.train.objectives.pairs import Pair, padded_pairs
+from gristmill.train.objectives.pair_draws import merged
+from gristmill.train.objectives.pair_rows import PairRows
 from gristmill.train.objectives.preference_losses import LossSettings, PairLogps, preference_loss
 
 
@@ -42,12 +43,11 @@ class Preferences:
     """A loss over pairs (see objective.Objective), against log-probabilities that were computed once.
 
     Args:
-        pairs: what to train on.
-        reference: (n, 2) float32, as from pairs.pair_logps under the frozen reference.
+        rows: the pairs.
+        draws: int64 arrays of the pairs to train on, set by set; one that is there twice is read twice an epoch.
+        reference: (P, 2) float32 of all pairs, as from reference.pair_logps under the frozen reference.
         section: which loss, and its settings.
         seed: of the order.
-        pad: the padding id.
-        length: the longest conversation.
         flops_per_token: model arithmetic.
         device: where the policy computes.
         warn: told when chosen answers keep falling.
@@ -56,18 +56,20 @@ class Preferences:
     sums_length = 10
 
     def __init__(
-        self, pairs: Sequence[Pair], reference: np.ndarray, section: Dpo, seed: int, pad: int, length: int,
+        self, rows: PairRows, draws: Sequence[np.ndarray], reference: np.ndarray, section: Dpo, seed: int,
         flops_per_token: float, device: torch.device, warn: Callable[[str], None] = lambda message: None,
     ) -> None:
-        self.order = Order([len(pairs)], seed)
-        self.fingerprint = fingerprint_of(part for pair in pairs for part in (pair.chosen, pair.rejected))
+        self.order = Order([len(drawn) for drawn in draws], seed)
+        # The order merges the sets by their numbers of pairs: row r is the next one of the set at place r.
+        self._pairs = merged(draws)
+        self.fingerprint = hashlib.blake2b(
+            rows.fingerprint.encode() + self._pairs.astype("<i8").tobytes(), digest_size=16).hexdigest()
         self.flops_per_token = flops_per_token
-        self.sequence_length = length
-        self._pairs, self._pad, self._device = pairs, pad, device
+        self.sequence_length = rows.packed.sequence_length
+        self._rows, self._device = rows, device
         self._kind, self._settings = section.loss, LossSettings.of(section)
         self._reference = reference
         self._alarm = DeclineAlarm(warn)
-        self._lengths = np.array([len(pair.chosen.ids) + len(pair.rejected.ids) for pair in pairs], dtype=np.int64)
 
     def weight(self, rows: np.ndarray, cuts: int = 1) -> float:
         """Pairs: every one counts the same, however long its answers are."""
@@ -75,14 +77,14 @@ class Preferences:
 
     def num_tokens(self, rows: np.ndarray) -> int:
         """All tokens of both conversations but padding."""
-        return int(self._lengths[rows].sum())
+        return int(self._rows.num_tokens[self._pairs[rows]].sum())
 
     def prepare(self, rows: np.ndarray, cuts: int = 1) -> PaddedPairs:
-        """Pad a micro-batch of pairs; for no rows any one, with no weight."""
+        """Read a micro-batch of pairs; for no rows any one, with no weight."""
         # An empty micro-batch computes too: its passes are collective operations.
-        chosen = [int(row) for row in rows] if len(rows) else [0]
-        ids, targets = padded_pairs([self._pairs[row] for row in chosen], self._pad, self.sequence_length)
-        return PaddedPairs(pinned(ids), pinned(targets), pinned(torch.from_numpy(self._reference[chosen])),
+        pairs = self._pairs[rows if len(rows) else [0]]
+        ids, targets = self._rows.read(pairs)
+        return PaddedPairs(pinned(ids), pinned(targets), pinned(torch.from_numpy(self._reference[pairs])),
                            bool(len(rows)))
 
     def loss(self, model: nn.Module, batch: PaddedPairs, scale: float | Tensor, draw: int | None = None) -> Measured:
@@ -123,10 +125,10 @@ class Preferences:
 
     def describe(self, rows: np.ndarray) -> dict[str, Any]:
         """The ids of the pairs."""
-        return {"examples": [self._pairs[row].example["id"] for row in rows]}
+        return {"examples": [self._rows.ids[pair] for pair in self._pairs[rows]]}
 
     def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
         """Every pair with its loss."""
-        return [{"id": self._pairs[row].example["id"], "loss": mean_of_trained(losses),
-                 "tokens": int(self._lengths[row])}
-                for row, losses in zip(rows.tolist(), row_losses, strict=True)]
+        return [{"id": self._rows.ids[pair], "loss": mean_of_trained(losses),
+                 "tokens": int(self._rows.num_tokens[pair])}
+                for pair, losses in zip(self._pairs[rows], row_losses, strict=True)]

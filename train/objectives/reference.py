@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,13 @@ import torch
 from torch import nn
 
 from gristmill.dataprep.documents import read_table, write_table
-from gristmill.dataprep.files import canonical_json, read_json, sha256_file, write_json
+from gristmill.dataprep.files import read_json, sha256_file, write_json
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.train.loop.batches import read_batch
-from gristmill.train.loop.stream import plan_of
+from gristmill.train.loop.stream import micro_batches, plan_of
 from gristmill.train.models.weights import WEIGHTS_FILE
-from gristmill.train.objectives.chat import Chat
-from gristmill.train.objectives.pairs import Pair
+from gristmill.train.objectives.losses import sequence_logps
+from gristmill.train.objectives.pair_rows import PairRows
 from gristmill.train.objectives.preference_losses import loss_at_start
 from gristmill.train.objectives.preferences import Preferences
 from gristmill.train.parallel.sharding import evaluating
@@ -38,27 +37,46 @@ class StaleReferenceError(RuntimeError):
     """Reference log-probabilities depend on something else than what they are wanted for."""
 
 
-def key_of(start: Path, chat: Chat, pairs: Sequence[Pair], length: int, dtype: torch.dtype) -> dict[str, Any]:
-    """What reference log-probabilities depend on, by name: weights, template, tokenizer, precision, length, pairs.
+def key_of(start: Path, rows: PairRows, dtype: torch.dtype) -> dict[str, Any]:
+    """What reference log-probabilities depend on, by name: weights, precision, template, tokenizer, length, pairs.
 
     Args:
         start: the folder of the model that is the reference.
-        chat: tokenizer and template.
-        pairs: all of them, in their order.
-        length: most tokens per conversation.
+        rows: the pairs.
         dtype: of matrix products.
     """
-    texts = [[pair.example[name] for name in ("prompt", "chosen", "rejected")] for pair in pairs]
-    return {"weights": sha256_file(start / WEIGHTS_FILE), "chat template and tokenizer": chat.digest,
-            "precision": str(dtype).removeprefix("torch."), "sequence_length": length,
-            "pairs": hashlib.sha256(canonical_json(texts)).hexdigest()}
+    return {"weights": sha256_file(start / WEIGHTS_FILE), "precision": str(dtype).removeprefix("torch."),
+            **rows.made_of}
 
 
-def write_reference(folder: Path, key: dict[str, Any], pairs: Sequence[Pair], logps: np.ndarray) -> None:
-    """Write log-probabilities (n, 2) float32 of n pairs, chosen first, with what they depend on."""
-    tokens = np.array([pair.scored_tokens for pair in pairs], dtype=np.int32)
+def pair_logps(model: nn.Module, rows: PairRows, pairs: np.ndarray, micro_batch_size: int, world: World) -> np.ndarray:
+    """Summed log-probabilities of both answers of n pairs: (n, 2) float32, chosen first, the same on every rank.
+
+    Args:
+        model: on every rank.
+        rows: the pairs' rows.
+        pairs: int64 of shape (n,), the numbers of the pairs.
+        micro_batch_size: pairs per forward pass on one rank, at the most.
+        world: the processes.
+    """
+    found = torch.zeros(len(pairs), 2, dtype=torch.float32, device=world.device)
+    with evaluating(model):
+        for part in micro_batches(np.arange(len(pairs)), world.data_rank, world.data_size, micro_batch_size):
+            # An empty share still takes part in the collectives of the forward pass.
+            read = pairs[part] if len(part) else np.zeros(1, dtype=np.int64)
+            ids, targets = (tensor.to(world.device) for tensor in rows.read(read))
+            logps = model(ids, partial(sequence_logps, targets=targets)).view(2, -1).T
+            if len(part):
+                found[torch.from_numpy(part).to(world.device)] = logps
+    summed: np.ndarray = sum_over_ranks(found, world).cpu().numpy()
+    return summed
+
+
+def write_reference(folder: Path, key: dict[str, Any], rows: PairRows, logps: np.ndarray) -> None:
+    """Write log-probabilities (n, 2) float32 of all n pairs, chosen first, with what they depend on."""
+    tokens = rows.scored_tokens.astype(np.int32)
     write_table(folder / TABLE, pa.table({
-        "id": [pair.example["id"] for pair in pairs], "chosen": logps[:, 0], "rejected": logps[:, 1],
+        "id": rows.ids, "chosen": logps[:, 0], "rejected": logps[:, 1],
         "chosen_tokens": tokens[:, 0], "rejected_tokens": tokens[:, 1]}))
     write_json(folder / KEY, key)
 

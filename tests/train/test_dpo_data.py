@@ -1,0 +1,140 @@
+"""The stage that makes rows of preference pairs: where they lie, what is refused and audited, and how often a set is
+read.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.examples.sets import REFUSED
+from gristmill.mixtures.posttraining import Dpo
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.objectives.chat import Chat
+from gristmill.train.objectives.conversations import Conversation, NothingToTrainError
+from gristmill.train.objectives.losses import IGNORED
+from gristmill.train.objectives.pair_draws import describe_draws, draw_pairs, merged
+from gristmill.train.objectives.pair_rows import PairRows
+from gristmill.train.objectives.pairs import Pair
+
+
+def pair(question: str, chosen: str, rejected: str) -> dict[str, str]:
+    return {"prompt": question, "chosen": chosen, "rejected": rejected}
+
+
+def write(path: Path, rows: list[dict[str, str]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
+    return {"tokenizer": tokenizer_folder, "mix": mix_folder}
+
+
+def test_a_pair_is_two_neighbouring_rows_with_a_loss_on_the_answers(
+    run_stage: Any, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    first = write(tmp_path / "a.jsonl", [pair(f"q {n}", f"yes {n}", "no") for n in range(3)])
+    second = write(tmp_path / "b.jsonl", [pair("why", "because", "?")])
+    config = {"data": [{"path": first}, {"path": second}], "sequence_length": 40}
+    summary = run_stage("dpo_data", inputs, config, tmp_path)
+    assert (summary["pairs"], summary["rows_per_set"]) == (4, {"a": 6, "b": 2})
+    packed, chat = PackedSet(tmp_path / "data"), Chat(inputs["tokenizer"])
+    packed.verify(deep=True)
+    assert packed.source_of(np.arange(8)).tolist() == [0] * 6 + [1] * 2
+    rows = PairRows(packed)
+    assert rows.sets.tolist() == [0, 0, 0, 1]
+    for number, record in enumerate(rows.records()):
+        assert record["id"] == rows.ids[number]
+        for row, name in ((2 * number, "chosen"), (2 * number + 1, "rejected")):
+            tokens = chat.encode([*record["prompt"], *record[name]])
+            assert packed.read(np.array([row]))[0, : len(tokens.ids)].tolist() == tokens.ids.tolist()
+            assert packed.pieces(np.array([row]))["id"][0].as_py().hex() == rows.ids[number]
+    ids, targets = rows.read(np.array([3, 0]))
+    assert ids.shape == targets.shape == (4, 40)
+    answers = [chat.decode(one[one != IGNORED].tolist(), special=True) for one in targets]
+    assert answers[0] == "because<|end|>"
+    assert answers[2:] == ["?<|end|>", "no<|end|>"]
+    assert rows.scored_tokens[3].tolist() == [(one != IGNORED).sum() for one in (targets[0], targets[2])]
+    before = (tmp_path / "data" / "train-00000.bin").read_bytes()
+    run_stage("dpo_data", inputs, config, tmp_path)
+    assert (tmp_path / "data" / "train-00000.bin").read_bytes() == before
+
+
+def test_every_record_is_used_dropped_or_refused_and_what_the_audit_finds_is_counted_and_warned_of(
+    inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    rows = [pair("q", "long enough", "no"), pair("q", "no", "long enough"), pair("q ", "long  enough", "No"),
+            pair("q " * 60, "a", "b"), pair("q", "<|end|>", "b"), pair("r", "same", "same"), {"text": "no form"}]
+    path = write(tmp_path / "set.jsonl", rows)
+    events: list[dict[str, Any]] = []
+    (tmp_path / "work").mkdir()
+    summary = importlib.import_module("gristmill.train.dpo_data").run(
+        inputs, {"data": [{"path": path, "max_refused": 0.3}]}, tmp_path / "data",
+        Context(tmp_path / "work", "dpo_data", emit=events.append))
+    (found,) = summary["sets"]
+    parts = ("refused", "beyond_limit", "unrenderable", "dropped", "used")
+    assert [found[key] for key in parts] == [2, 0, 1, 1, 3]
+    assert found["records"] == sum(found[key] for key in parts) == 7
+    refused = list(map(json.loads, (tmp_path / "data" / REFUSED).read_text().splitlines()))
+    assert [(one["place"], one["set"]) for one in refused] == [("set.jsonl:6", "set"), ("set.jsonl:7", "set")]
+    audit = found["audit"]
+    assert {key: audit[key] for key in ("pairs", "duplicates", "contradictions", "same_answers")} == {
+        "pairs": 5, "duplicates": 1, "contradictions": 3, "same_answers": 1}
+    warned = [event["message"] for event in events if event["event"] == "warning"]
+    assert [message.removeprefix("set: ")[:30] for message in warned] == [
+        "1 of 5 pairs repeat another pa", "3 of 5 pairs have their opposi", "1 of 5 pairs had the same answ",
+        "the longer answer is preferred"]
+
+
+def test_a_set_without_room_for_answers_is_refused(run_stage: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [pair("word " * 30, "a", "b")])
+    with pytest.raises(NothingToTrainError, match=r"none of its 1 pairs has both answers within 32 tokens \(1 too"):
+        run_stage("dpo_data", inputs, {"data": [{"path": path}]}, tmp_path)
+
+
+@pytest.fixture
+def two_sets(make_pair_rows: Callable[..., PairRows]) -> PairRows:
+    """4 and 12 pairs."""
+    def made(number: int) -> Pair:
+        one = Conversation(np.array([1, 2, 3 + number]), np.array([False, True, True]), False, f"{number:032x}")
+        return Pair({"id": one.example, "prompt": [], "chosen": [], "rejected": [number]}, one, one)
+
+    return make_pair_rows({"small": [made(n) for n in range(4)], "large": [made(n) for n in range(4, 16)]}, 8)
+
+
+def weighted(*weights: float | None) -> Dpo:
+    return Dpo(data=[{"path": str(n), "weight": weight} for n, weight in enumerate(weights)], steps=1)  # type: ignore[arg-type]
+
+
+def test_a_weight_is_a_share_of_the_pairs_that_are_trained_on(two_sets: PairRows) -> None:
+    held_out = np.isin(np.arange(16), [0, 5])
+    draws = draw_pairs(two_sets, held_out, weighted(1.0, 1.0), seed=3)
+    assert draws[1].tolist() == [4, *range(6, 16)]
+    assert sorted(np.bincount(draws[0], minlength=4).tolist()) == [0, 3, 4, 4]
+    assert describe_draws(two_sets, ["small", "large"], draws, held_out) == [
+        {"name": "small", "pairs": 4, "held_out": 1, "drawn": 11, "drawn_share": 0.5},
+        {"name": "large", "pairs": 12, "held_out": 1, "drawn": 11, "drawn_share": 0.5}]
+    # Every prefix has the shares.
+    is_small = merged(draws) < 4
+    assert all(abs(is_small[:end].sum() - end / 2) <= 1 for end in range(1, 23))
+    plain = draw_pairs(two_sets, held_out, weighted(None, None), seed=3)
+    assert [len(drawn) for drawn in plain] == [3, 11]
+
+
+def test_a_weighted_set_of_which_nothing_is_left_is_refused(two_sets: PairRows) -> None:
+    with pytest.raises(NothingToTrainError, match=r"dpo data 0: all of its pairs are held out, but its weight is 1\.0"):
+        draw_pairs(two_sets, np.arange(16) < 4, weighted(1.0, 1.0), seed=3)
+
+
+def test_weights_are_given_for_all_sets_or_none() -> None:
+    with pytest.raises(ValueError, match=r"dpo\.data: 1 has no weight, though others have one"):
+        weighted(1.0, None)

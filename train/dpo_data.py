@@ -1,0 +1,43 @@
+"""Stage `dpo_data`: preference pairs made into a packed set with loss masks, two rows to a pair.
+
+Output: a packed set (`tokenize/packed.py`) whose sources are the sets, with loss masks (`tokenize/loss_masks.py`) and
+the pairs' records (`train/objectives/pair_rows.py`); `refused.jsonl`: the records that are no pairs, and why. Needs no
+accelerator, so that data is looked at before one is paid for. No loss, no beta, no weight and no held-out share is
+among what it depends on: other ones cost nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.examples.sets import REFUSED, set_names, write_refused
+from gristmill.dataprep.reading.preference_audit import warnings_of
+from gristmill.mixtures.posttraining import DpoData
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.objectives.chat import Chat
+from gristmill.train.objectives.pair_rows import write_pair_rows
+from gristmill.train.objectives.pair_sets import read_pairs
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Read, audit and encode all pairs.
+
+    Raises:
+        gristmill.dataprep.reading.examples.ExamplesError: more records of a set are refused than may be.
+        gristmill.train.objectives.conversations.NothingToTrainError: a set has no usable pair.
+    """
+    section = DpoData.model_validate(config)
+    chat, mix = Chat(inputs["tokenizer"]), PackedSet(inputs["mix"])
+    length = section.sequence_length or mix.sequence_length
+    names = set_names([one.path for one in section.data])
+    found, sets, refused = read_pairs(section.data, chat, length)
+    write_refused(out / REFUSED, zip(names, refused, strict=True))
+    for name, one in zip(names, sets, strict=True):
+        for warning in warnings_of(name, one["audit"]):
+            context.warn(warning)
+    written = write_pair_rows(out, dict(zip(names, found, strict=True)), length, mix.manifest["tokenizer"], chat)
+    return {"sequence_length": length, "pairs": sum(map(len, found)), **written,
+            "sets": [{"name": name, **counts} for name, counts in zip(names, sets, strict=True)]}

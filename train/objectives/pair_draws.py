@@ -1,0 +1,77 @@
+"""Which pairs are held out, and how often each of the others is trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gristmill.mixtures.posttraining import Dpo
+from gristmill.tokenize.order import sources_of_rows
+from gristmill.train.objectives.conversations import NothingToTrainError
+from gristmill.train.objectives.pair_rows import PairRows
+from gristmill.train.objectives.pairs import is_held_out
+from gristmill.train.objectives.set_weights import copies, quotas
+
+
+def held_out_mask(records: Sequence[Mapping[str, Any]], section: Dpo, seed: int) -> np.ndarray:
+    """Which of n pairs are held out, (n,) bool.
+
+    Raises:
+        NothingToTrainError: all of them are.
+    """
+    held_out = np.array([is_held_out(record, section.holdout, seed) for record in records], dtype=bool)
+    if held_out.all():
+        raise NothingToTrainError(f"dpo: all {len(records)} pairs are held out; lower dpo.holdout ({section.holdout}) "
+                                  "or add pairs with other prompts")
+    return held_out
+
+
+def draw_pairs(rows: PairRows, held_out: np.ndarray, section: Dpo, seed: int) -> list[np.ndarray]:
+    """The pairs to train on, set by set (int64, the numbers of pairs, repeated ones beside each other).
+
+    Without weights every pair is there once. With them a set has its share of the pairs, and what it repeats is chosen
+    by a hash of seed and id, as in fine-tuning.
+
+    Args:
+        rows: all pairs.
+        held_out: (P,) bool, those that are not trained on.
+        section: with the weights of the sets, in the order of the rows' sets.
+        seed: of the hash.
+
+    Raises:
+        NothingToTrainError: all pairs of a weighted set are held out.
+    """
+    sets = [np.flatnonzero((rows.sets == number) & ~held_out) for number in range(len(section.data))]
+    if section.data[0].weight is None:
+        return sets
+    for one, of_set in zip(section.data, sets, strict=True):
+        if not len(of_set):
+            raise NothingToTrainError(f"dpo data {one.path}: all of its pairs are held out, but its weight is "
+                                      f"{one.weight}; lower dpo.holdout ({section.holdout}) or remove the set")
+    wanted = quotas([len(of_set) for of_set in sets], [one.weight or 0.0 for one in section.data])
+    return [np.repeat(of_set, copies(np.ones(len(of_set), dtype=np.int64), [rows.ids[pair] for pair in of_set], quota,
+                                     seed))
+            for of_set, quota in zip(sets, wanted, strict=True)]
+
+
+def merged(draws: Sequence[np.ndarray]) -> np.ndarray:
+    """The draws of all sets in one, each set's in its places of the merged order (see tokenize/order.py)."""
+    counts = [len(drawn) for drawn in draws]
+    set_of = sources_of_rows([counts], np.arange(sum(counts), dtype=np.int64))
+    pairs = np.empty(len(set_of), dtype=np.int64)
+    for number, drawn in enumerate(draws):
+        pairs[set_of == number] = drawn
+    return pairs
+
+
+def describe_draws(
+    rows: PairRows, names: Sequence[str], draws: Sequence[np.ndarray], held_out: np.ndarray
+) -> list[dict[str, Any]]:
+    """Per set: `name`, `pairs`, `held_out`, `drawn` and `drawn_share` of all that is drawn."""
+    total = sum(map(len, draws))
+    return [{"name": name, "pairs": int((rows.sets == number).sum()),
+             "held_out": int(held_out[rows.sets == number].sum()),
+             "drawn": len(drawn), "drawn_share": len(drawn) / total}
+            for number, (name, drawn) in enumerate(zip(names, draws, strict=True))]
