@@ -11,6 +11,8 @@ from gristmill.dataprep.kernels import kernel
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 """2^64 divided by the golden ratio (Knuth, The Art of Computer Programming, volume 3, section 6.4)."""
+_OTHER_ODD = np.uint64(0xC2B2AE3D27D4EB4F)
+"""xxHash's second 64-bit prime (Collet, BSD)."""
 
 
 @kernel
@@ -31,6 +33,21 @@ def fmix64(value: np.uint64) -> np.uint64:
     value ^= value >> np.uint64(33)
     value *= np.uint64(0xC4CEB9FE1A85EC53)
     return value ^ (value >> np.uint64(33))
+
+
+@kernel
+def splitmix64(value: np.uint64) -> np.uint64:
+    """SplitMix64's finaliser, a bijection that mixes as `fmix64` does (Steele, Lea & Flood 2014, figure 13)."""
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+@kernel
+def fold_words(first: np.uint64, second: np.uint64) -> np.uint64:
+    """Two words as one whose low bits depend on all of theirs: enough for a cell of a table, and two products only."""
+    mixed = (first ^ second * _OTHER_ODD) * _ODD
+    return mixed ^ mixed >> np.uint64(32)
 
 
 @kernel
@@ -96,13 +113,19 @@ def hash_bytes(data: np.ndarray, begin: int, end: int) -> np.uint64:
 @kernel
 def same_bytes(data: np.ndarray, first: int, second: int, length: int) -> bool:
     """Whether two ranges of bytes are equal."""
+    return equal_bytes(data, first, data, second, length)
+
+
+@kernel
+def equal_bytes(one: np.ndarray, first: int, other: np.ndarray, second: int, length: int) -> bool:
+    """Whether a range of bytes of one array is equal to one of another."""
     step = 0
     while length - step >= 8:
-        if load64(data, first + step) != load64(data, second + step):
+        if load64(one, first + step) != load64(other, second + step):
             return False
         step += 8
     while step < length:
-        if data[np.uint64(first + step)] != data[np.uint64(second + step)]:
+        if one[np.uint64(first + step)] != other[np.uint64(second + step)]:
             return False
         step += 1
     return True

@@ -55,6 +55,15 @@ class OrderWithout(Order):
             places[chosen] += moved + epoch * self._whole.total
         return self._whole.rows(places).reshape(positions.shape)
 
+    def span(self, first: int, count: int) -> np.ndarray:
+        """See Order.span."""
+        epoch, place = divmod(first, self.total)
+        if first >= 0 and 0 < count <= self.total - place and not (self.staged and epoch):
+            moved = np.searchsorted(self._gaps_of(epoch) - self._numbers, [place, place + count - 1], side="right")
+            if moved[0] == moved[1]:  # no gap lies within
+                return self._whole.span(epoch * self._whole.total + place + int(moved[0]), count)
+        return self.rows(np.arange(first, first + count, dtype=np.int64))
+
     def positions(self, rows: np.ndarray, epoch: int = 0) -> np.ndarray:
         """See Order.positions; raises ValueError for a withheld row, which has none."""
         rows = np.asarray(rows, dtype=np.int64)

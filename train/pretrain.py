@@ -23,6 +23,7 @@ from gristmill.mixtures.training import Pretrain, Training
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.evaluation.readers import InLoopTasks, open_reader
 from gristmill.train.evaluation.validation import Validation
+from gristmill.train.loop.batches import reading_threads
 from gristmill.train.loop.checkpoints import complete_steps, step_folder
 from gristmill.train.loop.continuing import take_over
 from gristmill.train.loop.loop import CHECKPOINTS, Job, train
@@ -69,6 +70,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                     InLoopTasks(section.tasks, open_reader(model, inputs["tokenizer"], world),  # type: ignore[arg-type]
                                 section.evaluate_every or section.validate_every, section.steps)),
                 average=average, decode=decoder(inputs["tokenizer"]),
+                reading_threads=reading_threads(packed.local, world.device),
             )
             record, summary = train(job)
             tensors = all_tensors(model, average)

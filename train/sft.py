@@ -23,6 +23,7 @@ from gristmill.train.adapters.files import settle_adapters
 from gristmill.train.adapters.lora import adapted_flops_per_token
 from gristmill.train.adapters.model import tuned_model
 from gristmill.train.evaluation.validation import Validation
+from gristmill.train.loop.batches import reading_threads
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.weights import read_shape
@@ -73,6 +74,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         job = Job(section=section, objective=objective, model=model, world=world, context=context,
                   peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length, flops),
                   average=average, elastic=elastic, decode=decoder(inputs["tokenizer"]),
+                  reading_threads=reading_threads(packed.local, world.device),
                   after_step=Validation(section.validate_every, section.steps, packed, model, average, token_bytes,
                                         world))
         record, summary = train(job)

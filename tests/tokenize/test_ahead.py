@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
+from collections.abc import Callable
 
 import pytest
 
@@ -57,19 +57,48 @@ def test_an_error_is_raised_where_its_step_is_taken() -> None:
 
 
 def test_waiting_is_measured_and_what_is_ready_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited_for, result = threading.Event(), Future.result
-
-    def wait(self: Future[int], timeout: float | None = None) -> int:
-        waited_for.set()
-        return result(self, timeout)
-
-    monkeypatch.setattr(Future, "result", wait)
+    waited_for = threading.Event()
     ahead = ReadAhead(lambda step: waited_for.wait(10) and step, last_step=3, depth=3, threads=1)
+    wait_for = ahead._come.wait_for
+
+    def wait(ready: Callable[[], bool]) -> bool:
+        waited_for.set()
+        return wait_for(ready)
+
+    monkeypatch.setattr(ahead._come, "wait_for", wait)
     assert ahead.take(0) == 0
     waited = ahead.waited_seconds
     assert waited > 0
-    while not ahead._ahead[0].done():
-        threading.Event().wait(0.001)
-    assert ahead.take(1) == 1
+    ahead._pool.shutdown(wait=True)  # all three steps were read
+    assert [ahead.take(1), ahead.take(2)] == [1, 2]
     assert ahead.waited_seconds == waited
+    ahead.close()
+
+
+def test_what_is_read_for_a_turn_that_is_over_is_dropped() -> None:
+    """Step 1 is being read when step 40 is asked for; read anew later, it is another result."""
+    began, go_on, calls = threading.Event(), threading.Event(), []
+
+    def read(step: int) -> tuple[int, int]:
+        calls.append(step)
+        if calls.count(1) == 1 and step == 1:
+            began.set()
+            assert go_on.wait(10)
+        return step, calls.count(step)
+
+    ahead = ReadAhead(read, last_step=100, depth=1, threads=1)
+    assert ahead.take(0) == (0, 1)
+    assert began.wait(10)
+    threading.Timer(0.0, go_on.set).start()
+    assert [ahead.take(40), ahead.take(1)] == [(40, 1), (1, 2)]
+    ahead.close()
+
+
+def test_without_threads_each_step_is_read_where_it_is_taken_and_counts_as_waiting() -> None:
+    read: list[tuple[int, threading.Thread]] = []
+    ahead = ReadAhead(lambda step: read.append((step, threading.current_thread())), last_step=9, depth=3, threads=0)
+    for step in (0, 1, 7):
+        ahead.take(step)
+    assert read == [(step, threading.current_thread()) for step in (0, 1, 7)]
+    assert ahead.waited_seconds > 0
     ahead.close()

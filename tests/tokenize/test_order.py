@@ -146,6 +146,41 @@ def test_the_compiled_order_is_the_one_that_the_functions_define(
     assert sources_of_rows([counts], rows).tolist() == unrank(counts, rows)[0].tolist()
 
 
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 2**37), min_size=1, max_size=6).filter(any), seeds, st.integers(0, 2**20), st.data())
+def test_rows_of_a_span_are_those_of_its_positions_one_by_one(
+    counts: list[int], seed: int, epoch: int, data: st.DataObject
+) -> None:
+    total = sum(counts)
+    first = data.draw(st.integers(0, total - 1))
+    places = np.arange(first, min(first + data.draw(st.integers(1, 300)), total))
+    found = Order(counts, seed).span(epoch * total + first, len(places))
+    assert found.tolist() == by_definition(counts, seed, epoch, places).tolist()
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=2, max_size=2).filter(any), min_size=1, max_size=3), st.data())
+def test_a_span_goes_on_into_the_next_stage_and_the_next_epoch(stages: list[list[int]], data: st.DataObject) -> None:
+    order = Order.of_stages(stages, 9)
+    end = order.total if order.staged else 3 * order.total
+    first = data.draw(st.integers(0, end))
+    count = data.draw(st.integers(0, end - first))
+    assert order.span(first, count).tolist() == order.rows(np.arange(first, first + count)).tolist()
+
+
+def test_a_span_before_the_beginning_or_behind_the_end_of_a_staged_order_is_refused() -> None:
+    with pytest.raises(ValueError, match="positions start at 0, not -2"):
+        Order([5], 0).span(-2, 4)
+    with pytest.raises(ValueError, match="position 6 is beyond the 6 rows of a staged set"):
+        Order.of_stages([[4], [2]], 0).span(4, 3)
+
+
+def test_a_span_is_exact_where_floating_point_rounds_up_to_the_next_row() -> None:
+    n = 2**38
+    for counts in ([n + 1, n], [n, n + 1]):
+        assert Order(counts, 1).span(2 * n - 9, 10).tolist() == by_definition(
+            counts, 1, 0, np.arange(2 * n - 9, 2 * n + 1)).tolist()
+
+
 def test_a_million_million_rows_are_ordered_without_storing_anything_per_row() -> None:
     counts = [600_000_000_000, 399_999_999_999, 1]
     tracemalloc.start()

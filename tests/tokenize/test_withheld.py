@@ -27,6 +27,9 @@ def test_it_is_the_order_with_the_withheld_rows_taken_out_in_every_epoch(
     positions = np.arange(epoch * order.total, (epoch + 1) * order.total)
     assert order.rows(positions).tolist() == left
     assert np.array_equal(order.positions(np.array(left), epoch), positions)
+    first = data.draw(st.integers(0, order.total))
+    count = data.draw(st.integers(0, 2 * order.total))
+    assert order.span(first, count).tolist() == order.rows(np.arange(first, first + count)).tolist()
     assert np.array_equal(pickle.loads(pickle.dumps(order)).rows(positions), order.rows(positions))
 
 

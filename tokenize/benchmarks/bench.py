@@ -97,7 +97,7 @@ def _reading(folder: Path) -> Iterator[dict[str, Any]]:
 
     def compute_and_read() -> None:
         for first in range(0, ROWS, BATCH_ROWS):
-            packed.read(order.rows(np.arange(first, first + BATCH_ROWS)))
+            packed.read(order.span(first, BATCH_ROWS))
 
     def copy() -> None:
         for first in range(0, ROWS, BATCH_ROWS):
@@ -112,7 +112,7 @@ def _reading(folder: Path) -> Iterator[dict[str, Any]]:
 def _ordering() -> dict[str, Any]:
     """A shuffled order of a billion rows, computed, against numpy's shuffle of a million."""
     order, number, rng = Order([700_000_000, 300_000_000], 7), 1_000_000, np.random.default_rng(2)
-    ours = _rate(number, lambda: order.rows(np.arange(number)))
+    ours = _rate(number, lambda: order.span(0, number))
     peer = _rate(number, lambda: rng.permutation(number))
     return _row("order: positions computed", ours, peer, "M/s shuffle")
 

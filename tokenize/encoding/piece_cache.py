@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gristmill.dataprep.hashing import hash_bytes, load64
+from gristmill.dataprep.hashing import equal_bytes, fold_words, hash_bytes, load64
 from gristmill.dataprep.kernels import kernel
 
 MEMORY_BYTES = 32 << 20
@@ -25,8 +25,6 @@ LONGEST_PIECE = 4096
 IDS_INSIDE = 3
 WORDS_PER_CELL = 4
 CELLS, ARENA, IDS = 0, 1, 2
-_FIRST_ODD, _SECOND_ODD = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
-"""Multipliers whose bits are well mixed: 2^64 divided by the golden ratio, and xxHash64's second prime."""
 _OUTSIDE = np.uint64(0xFF)
 LENGTH_MASK = 0xFFFF
 _LOW_40 = np.uint64(2**40 - 1)
@@ -85,8 +83,7 @@ def piece_key(data: np.ndarray, at: int, stop: int) -> tuple[np.uint64, np.uint6
 @kernel
 def first_cell(low: np.uint64, high: np.uint64, words: int) -> np.uint64:
     """Where the first cell that a key may have begins, in a table of so many words."""
-    mixed = (low ^ high * _SECOND_ODD) * _FIRST_ODD
-    return ((mixed ^ mixed >> np.uint64(32)) << np.uint64(2)) & np.uint64(words - 1)
+    return (fold_words(low, high) << np.uint64(2)) & np.uint64(words - 1)
 
 
 @kernel
@@ -107,7 +104,7 @@ def find_cell(
         if cells[place] == low:
             if here == high:
                 return place
-            if outside and here & ~_LOW_40 == high and _same(
+            if outside and here & ~_LOW_40 == high and equal_bytes(
                 arena, np.int64(here & _LOW_40), data, at, np.int64(high >> np.uint64(40)) & LENGTH_MASK
             ):
                 return place
@@ -160,17 +157,3 @@ def remember(
     used[CELLS] += 1
     used[ARENA] += length
     used[IDS] += many
-
-
-@kernel
-def _same(arena: np.ndarray, first: int, data: np.ndarray, second: int, length: int) -> bool:
-    step = 0
-    while length - step >= 8:
-        if load64(arena, first + step) != load64(data, second + step):
-            return False
-        step += 8
-    while step < length:
-        if arena[np.uint64(first + step)] != data[np.uint64(second + step)]:
-            return False
-        step += 1
-    return True

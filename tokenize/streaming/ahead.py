@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -17,47 +17,90 @@ class ReadAhead(Generic[T]):
     The results are those of calling `read` in place: threads change when it runs, never what comes out. An error of
     a step is raised where that step is taken, after all steps before it.
 
+    A thread reads step after step as long as there is room, and ends; so nobody waits for one where reading is the
+    slower side, and none outlives its work.
+
     Args:
         read: from the number of a step to what it needs; called in threads, for several steps at a time where
             `threads` is more than one.
         last_step: the first step that does not exist.
         depth: steps that are read or being read ahead of the one taken.
-        threads: how many steps are read at a time.
+        threads: how many steps are read at a time; 0 reads each where it is taken, and none ahead.
 
     Attributes:
-        waited_seconds: how long `take` has waited for results so far.
+        waited_seconds: how long `take` has waited for results, or has read, so far.
     """
 
     def __init__(self, read: Callable[[int], T], last_step: int, depth: int, threads: int = 1) -> None:
-        self._read, self._last, self._depth = read, last_step, depth
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="read-ahead")
-        self._ahead: deque[Future[T]] = deque()
-        self._next = 0
+        self._read, self._last, self._depth, self._threads = read, last_step, depth, threads
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="read-ahead") if threads else None
+        self._come = threading.Condition()
+        self._results: dict[int, tuple[T | None, BaseException | None]] = {}
+        self._turn = 0
+        """How often reading began anew: what an earlier turn reads is nobody's."""
+        self._taken = 0
+        """The step behind the one that was taken last."""
+        self._begun = self._end = 0
+        """The step behind those that are read or being read, and the one that must not be begun yet."""
+        self._reading = 0
         self.waited_seconds = 0.0
 
     def take(self, step: int) -> T:
         """The result of a step. Steps that follow one another were read ahead; any other one starts anew there."""
-        if step != self._next - len(self._ahead):
-            self._drop()
-            self._next = step
-        while self._next <= step or (len(self._ahead) <= self._depth and self._next < self._last):
-            self._ahead.append(self._pool.submit(self._read, self._next))
-            self._next += 1
-        first = self._ahead.popleft()
-        if first.done():
-            return first.result()
-        begun = time.perf_counter()
-        try:
-            return first.result()
-        finally:
-            self.waited_seconds += time.perf_counter() - begun
+        if self._pool is None:
+            begun = time.perf_counter()
+            try:
+                return self._read(step)
+            finally:
+                self.waited_seconds += time.perf_counter() - begun
+        with self._come:
+            if step != self._taken:
+                self._start_at(step)
+            self._taken = step + 1
+            self._end = max(step + 1, min(step + 1 + self._depth, self._last))
+            for _ in range(min(self._threads - self._reading, self._end - self._begun)):
+                self._reading += 1
+                self._pool.submit(self._read_on)
+            if step not in self._results:
+                begun = time.perf_counter()
+                self._come.wait_for(lambda: step in self._results)
+                self.waited_seconds += time.perf_counter() - begun
+            result, error = self._results.pop(step)
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value]  # None only where `read` returned it
 
     def close(self) -> None:
         """Read no further; a read that is under way ends by itself."""
-        self._drop()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        with self._come:
+            self._start_at(0)
+            self._end = 0
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _drop(self) -> None:
-        for future in self._ahead:
-            future.cancel()
-        self._ahead.clear()
+    def _start_at(self, step: int) -> None:
+        self._turn += 1
+        self._results.clear()
+        self._taken = self._begun = step
+
+    def _read_on(self) -> None:
+        """Read steps until there is no room for more."""
+        while True:
+            with self._come:
+                step, turn = self._begun, self._turn
+                if step >= self._end:
+                    self._reading -= 1
+                    return
+                self._begun += 1
+            found = self._outcome(step)
+            with self._come:
+                if turn == self._turn:
+                    self._results[step] = found
+                    if step == self._taken - 1:
+                        self._come.notify()
+
+    def _outcome(self, step: int) -> tuple[T | None, BaseException | None]:
+        try:
+            return self._read(step), None
+        except BaseException as error:  # noqa: BLE001 - raised where the step is taken
+            return None, error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gristmill.dataprep.hashing import first_bytes, load64
 from gristmill.dataprep.kernels import kernel
 
 PRIMES = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)
@@ -49,24 +50,6 @@ def _round(lane, word):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _word(row, at, size):  # type: ignore[no-untyped-def]
-    """`size` bytes from `at` on as one little-endian number."""
-    word = np.uint64(0)
-    for byte in range(size):
-        word |= np.uint64(row[at + byte]) << np.uint64(8 * byte)
-    return word
-
-
-@kernel
-def _long_word(row, at):  # type: ignore[no-untyped-def]
-    """Eight bytes from `at` on; written out, so that they become one load."""
-    return (np.uint64(row[at]) | np.uint64(row[at + 1]) << np.uint64(8) | np.uint64(row[at + 2]) << np.uint64(16)
-            | np.uint64(row[at + 3]) << np.uint64(24) | np.uint64(row[at + 4]) << np.uint64(32)
-            | np.uint64(row[at + 5]) << np.uint64(40) | np.uint64(row[at + 6]) << np.uint64(48)
-            | np.uint64(row[at + 7]) << np.uint64(56))
-
-
-@kernel
 def hash_rows(rows, found):  # type: ignore[no-untyped-def]
     """Fill `found` (uint64, (n,)) with the checksums of `rows` (uint8, (n, bytes))."""
     size = rows.shape[1]
@@ -76,10 +59,10 @@ def hash_rows(rows, found):  # type: ignore[no-untyped-def]
         if size >= STRIPE_BYTES:
             a, b, c, d = P1 + P2, P2, np.uint64(0), np.uint64(0) - P1
             while at + STRIPE_BYTES <= size:
-                a = _round(a, _long_word(row, at))
-                b = _round(b, _long_word(row, at + 8))
-                c = _round(c, _long_word(row, at + 16))
-                d = _round(d, _long_word(row, at + 24))
+                a = _round(a, load64(row, at))
+                b = _round(b, load64(row, at + 8))
+                c = _round(c, load64(row, at + 16))
+                d = _round(d, load64(row, at + 24))
                 at += STRIPE_BYTES
             value = _rotate(a, 1) + _rotate(b, 7) + _rotate(c, 12) + _rotate(d, 18)
             for lane in (a, b, c, d):
@@ -88,13 +71,13 @@ def hash_rows(rows, found):  # type: ignore[no-untyped-def]
             value = P5
         value += np.uint64(size)
         while at + 8 <= size:
-            value = _rotate(value ^ _round(np.uint64(0), _long_word(row, at)), 27) * P1 + P4
+            value = _rotate(value ^ _round(np.uint64(0), load64(row, at)), 27) * P1 + P4
             at += 8
         if at + 4 <= size:
-            value = _rotate(value ^ (_word(row, at, 4) * P1), 23) * P2 + P3
+            value = _rotate(value ^ (first_bytes(row, at, 4) * P1), 23) * P2 + P3
             at += 4
         while at < size:
-            value = _rotate(value ^ (np.uint64(row[at]) * P5), 11) * P1
+            value = _rotate(value ^ (np.uint64(row[np.uint64(at)]) * P5), 11) * P1
             at += 1
         value = (value ^ (value >> np.uint64(33))) * P2
         value = (value ^ (value >> np.uint64(29))) * P3

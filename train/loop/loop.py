@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gristmill.dataprep.context import Context
 from gristmill.mixtures.training import LOOK_EVERY_STEPS, EarlyStopping, Training
 from gristmill.tokenize.streaming.ahead import ReadAhead
-from gristmill.train.loop.batches import Batch, batches_ahead
+from gristmill.train.loop.batches import READING_THREADS, Batch, batches_ahead
 from gristmill.train.loop.checkpoints import Checkpoints, Keeping
 from gristmill.train.loop.examination import Decode, finite, look_at_device
 from gristmill.train.loop.gradients import accumulate_gradients, measuring_parts
@@ -64,6 +64,7 @@ class Job:
         elastic: what pulls the weights back to where they were, if anything does.
         before_step: called on every rank with the steps done, before the next one's gradients.
         state: further state that lies in checkpoints, by name.
+        reading_threads: see batches.reading_threads.
     """
 
     section: Training
@@ -79,6 +80,7 @@ class Job:
     elastic: ElasticWeights | None = None
     before_step: Callable[[int], None] = lambda step: None
     state: Mapping[str, Part] = field(default_factory=dict)
+    reading_threads: int = READING_THREADS
 
     @cached_property
     def plan(self) -> Plan:
@@ -181,7 +183,7 @@ def _train_until_rollback(attempt: Attempt) -> bool:
     """Train to the last step, or until the training has gone back; returns whether it is over before its last step."""
     job, progress = attempt.job, attempt.progress
     with closing(batches_ahead(job.objective, attempt.plan, job.section.steps, job.section.micro_batch_size, job.world,
-                               job.context.stream.read_ahead_steps)) as batches:
+                               job.context.stream.read_ahead_steps, job.reading_threads)) as batches:
         while progress.step < job.section.steps:
             job.before_step(progress.step)
             _one_step(attempt, batches.take(progress.step), batches)

@@ -28,6 +28,9 @@ class RowOrder(Protocol):
     def rows(self, positions: np.ndarray) -> np.ndarray:
         """The rows, int64, at positions, int64."""
 
+    def span(self, first: int, count: int) -> np.ndarray:
+        """The rows, int64, at positions that follow one another."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -59,8 +62,7 @@ class Plan:
 
     def rows(self, order: RowOrder, step: int) -> np.ndarray:
         """The rows (int64, shape (B,)) of one optimizer step, counted from 0; epochs follow one another."""
-        first, size = self.positions(step)
-        return order.rows(np.arange(first, first + size, dtype=np.int64))
+        return order.span(*self.positions(step))
 
     def steps_of(self, positions: np.ndarray) -> np.ndarray:
         """The steps (int64, counted from 0) that read some positions, -1 where none does: inverts `positions`."""

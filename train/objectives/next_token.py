@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.evaluation.held_out import loss_metrics
-from gristmill.train.loop.batches import pinned
+from gristmill.train.loop.batches import pinned, read_pinned
 from gristmill.train.loop.objective import UNTRAINED, Measured, mean_of_trained
 from gristmill.train.models.experts import expert_loads, report_loads
 from gristmill.train.models.shape import Shape
@@ -86,13 +86,13 @@ class NextToken:
         # An empty micro-batch computes too: its passes are collective operations.
         real, rows = bool(len(rows)), rows if len(rows) else np.zeros(1, dtype=np.int64)
         length = self.sequence_length // cuts
-        tokens, sources = self.packed.tokens(rows).reshape(-1, length), np.repeat(self.packed.source_of(rows), cuts)
+        tokens, sources = read_pinned(self.packed, rows).view(-1, length), np.repeat(self.packed.source_of(rows), cuts)
         positions = None
         if self._shape.document_mask:
             # A piece that was cut begins anew with its row.
             found = np.minimum(self.packed.positions(rows).reshape(-1, length), np.arange(length, dtype=np.int32))
             positions = pinned(torch.from_numpy(found))
-        return Rows(pinned(torch.from_numpy(tokens)), pinned(torch.from_numpy(sources)),
+        return Rows(tokens, pinned(torch.from_numpy(sources)),
                     pinned(torch.from_numpy(self._filled(rows, cuts))), positions, real, cuts)
 
     def _filled(self, rows: np.ndarray, cuts: int) -> np.ndarray:

@@ -36,6 +36,10 @@ class InOrder:
         """The positions."""
         return positions
 
+    def span(self, first: int, count: int) -> np.ndarray:
+        """The positions."""
+        return np.arange(first, first + count, dtype=np.int64)
+
 
 class Reinforcement:
     """A loss over answers (see objective.Objective), which an actor draws and rewards.
