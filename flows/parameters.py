@@ -12,8 +12,8 @@ from pydantic import Field
 
 StageName = Literal[
     "ingest", "clean", "filter", "dedup", "dedup_lines", "dedup_substrings", "langid", "quality", "decontaminate",
-    "tokenizer", "tokenize", "mix", "sft_data", "dpo_data", "pretrain", "sft", "reward", "reference", "dpo",
-    "rl", "evaluate", "export",
+    "tokenizer", "tokenize", "mix", "sft_data", "dpo_data", "pretrain", "teacher", "sft", "reward",
+    "reference", "dpo", "rl", "evaluate", "export",
 ]
 """All stages, in the order in which they run."""
 

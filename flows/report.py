@@ -12,7 +12,7 @@ from gristmill.dataprep.secrets import mask_secrets
 from gristmill.flows.facts import Facts, gather_facts
 from gristmill.flows.html import contents, details, figure, listing, page, table
 from gristmill.flows.mixture_table import limits_note, mixture_rows, mixture_table, stage_table
-from gristmill.flows.report_alignment import preference_effects, reward_model, rounding
+from gristmill.flows.report_alignment import distillation, preference_effects, reward_model, rounding
 from gristmill.flows.report_documents import document_sections
 from gristmill.flows.report_evaluation import evaluation_sections
 from gristmill.flows.report_tokens import tokenizer_section
@@ -47,8 +47,8 @@ def render_report(session: Session, record: dict[str, Any] | None) -> str:
     facts = gather_facts(session)
     sections = [
         *document_sections(facts), tokenizer_section(facts), tokens(facts), training(facts), spikes(facts),
-        masks(facts), preferences(facts), reward_model(facts), preference_effects(facts), *evaluation_sections(facts),
-        rounding(facts), samples(facts), costs(facts),
+        masks(facts), distillation(facts), preferences(facts), reward_model(facts), preference_effects(facts),
+        *evaluation_sections(facts), rounding(facts), samples(facts), costs(facts),
         lineage(facts, record),
     ]
     links, body = contents("\n".join(section for section in sections if section))

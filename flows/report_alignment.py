@@ -1,4 +1,4 @@
-"""What the report says of preferences at work: the reward model, what preference optimisation moved, and the export."""
+"""What the report says of tuning: what a teacher gave, reward models, what preferences moved, and the export."""
 
 from __future__ import annotations
 
@@ -7,6 +7,27 @@ from typing import Any
 
 from gristmill.flows.facts import Facts
 from gristmill.flows.html import figure, table
+
+
+def distillation(facts: Facts) -> str:
+    """What a fine-tuning learnt from its teacher, and how much of the teacher was kept."""
+    summary = facts["summaries"].get("teacher")
+    lines = [line for line in facts["training"].get("sft", []) if "divergence" in line]
+    if summary is None:
+        return ""
+    from gristmill.flows.pictures import curves
+
+    rows = [["tokens of the teacher", f"{summary['tokens']:,}"], ["ids kept per token", f"{summary['top_k']}"],
+            ["mass of the others", f"{summary['rest_mass']:.3%}"], ["temperature", f"{summary['temperature']:g}"],
+            ["the teacher's own loss on the labels", f"{summary['loss']:.4f}"]]
+    for name, key in (("student's loss on the labels", "label_loss"), ("divergence from the teacher", "divergence")):
+        rows += [[f"{name}, {when}", f"{line[key]:.4f}"] for when, line in (("first", lines[0]), ("last", lines[-1]))
+                 ] if lines else []
+    apart = {"divergence": [(line["step"], line["divergence"]) for line in lines]}
+    return ("<h2>Distillation</h2>" + table(["measured", "value"], rows, {1})
+            + '<p class="note">Losses and divergences are nats per trained token.</p>'
+            + (figure(curves(apart, "step", "nats per token"), "sft: divergence from the teacher")
+               if len(lines) > 1 else ""))
 
 
 def reward_model(facts: Facts) -> str:

@@ -224,7 +224,27 @@ def _sft_data(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
 
 
 def _sft(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    return _part_of_sft(manifest, verify, lambda key, of_data: not of_data or key == "seed")
+    found = _part_of_sft(manifest, verify, lambda key, of_data: not of_data or key == "seed")
+    if found is None:
+        return None
+    recipe, told = found
+    distill = recipe.pop("distill")
+    if distill is None:
+        return recipe, told
+    # The teacher is what the stage of that name made of it.
+    mixed = {key: distill[key] for key in ("kind", "beta", "weight")}
+    return {**recipe, "distill": mixed}, {**told, "distill": distill}
+
+
+def _teacher(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+    from gristmill.mixtures.distillation import TeacherKeys
+
+    if manifest.sft is None or manifest.sft.distill is None:
+        return None
+    dumped = {key: _dump(manifest.sft.distill)[key] for key in TeacherKeys.model_fields}
+    named = name_outside_files(dumped, TeacherKeys.model_validate(dumped), verify)
+    return ({**named, "precision": manifest.sft.precision},
+            {"teacher": dumped["teacher"], "micro_batch_size": manifest.sft.micro_batch_size})
 
 
 def _part_of_sft(
@@ -342,6 +362,11 @@ def _before_reward(manifest: Manifest) -> list[str]:
     return ["tokenizer", _start(manifest)]
 
 
+def _before_teacher(manifest: Manifest) -> list[str]:
+    own = manifest.sft is not None and manifest.sft.distill is not None and manifest.sft.distill.teacher == "pretrain"
+    return ["tokenizer", "sft_data", *(["pretrain"] if own else [])]
+
+
 def _before_reference(manifest: Manifest) -> list[str]:
     return ["dpo_data", _start(manifest)]
 
@@ -387,7 +412,8 @@ STAGES: dict[str, Stage] = {
         Stage("dpo_data", 1, "gristmill.train.dpo_data:run", _dpo_data, _only("tokenizer", "mix")),
         Stage("pretrain", 2, "gristmill.train.pretrain:run", _training("pretrain"), _only("tokenizer", "mix"),
               "torchrun"),
-        Stage("sft", 4, "gristmill.train.sft:run", _sft, _only("tokenizer", "mix", "sft_data", "pretrain"),
+        Stage("teacher", 1, "gristmill.train.teacher:run", _teacher, _before_teacher, "torchrun"),
+        Stage("sft", 4, "gristmill.train.sft:run", _sft, _only("tokenizer", "mix", "sft_data", "pretrain", "teacher"),
               "torchrun"),
         Stage("reward", 2, "gristmill.train.reward:run", _reward, _before_reward, "torchrun"),
         Stage("reference", 2, "gristmill.train.reference:run", _reference, _before_reference, "torchrun"),
@@ -398,5 +424,5 @@ STAGES: dict[str, Stage] = {
         Stage("export", 1, "gristmill.train.export:run", _export, _final_model),
     )
 }
-AFTER_PREPARE = ("tokenizer", "tokenize", "mix", "sft_data", "dpo_data", "pretrain", "sft", "reward", "reference",
-                 "dpo", "rl", "evaluate", "export")
+AFTER_PREPARE = ("tokenizer", "tokenize", "mix", "sft_data", "dpo_data", "pretrain", "teacher", "sft", "reward",
+                 "reference", "dpo", "rl", "evaluate", "export")

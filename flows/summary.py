@@ -148,9 +148,9 @@ def loss_rows(facts: Facts) -> list[dict[str, Any]]:
         steps = [line for line in record if "loss" in line]
         if not steps:
             continue
-        details = {"reward": ranking_details, "dpo": reward_details}.get(stage, no_details)(facts, steps)
+        describe = {"sft": teaching_details, "reward": ranking_details, "dpo": reward_details}.get(stage, no_details)
         rows.append({"stage": stage, "steps": steps[-1]["step"], "first": steps[0]["loss"], "last": steps[-1]["loss"],
-                     "details": details})
+                     "details": describe(facts, steps)})
     return rows
 
 
@@ -166,6 +166,12 @@ def reward_details(facts: Facts, steps: list[dict[str, Any]]) -> str:
         accuracy.append(f"fell: {found['fell_chosen']:.0%} of chosen, {found['fell_rejected']:.0%} of rejected"
                         + ("" if found["alarm_step"] is None else f", alarm at step {found['alarm_step']}"))
     return "\n".join(accuracy)
+
+
+def teaching_details(facts: Facts, steps: list[dict[str, Any]]) -> str:
+    """How far a student is from its teacher, if it has one."""
+    apart = [line["divergence"] for line in steps if "divergence" in line]
+    return f"divergence from the teacher {apart[0]:.3f} -> {apart[-1]:.3f}" if apart else ""
 
 
 def ranking_details(facts: Facts, steps: list[dict[str, Any]]) -> str:

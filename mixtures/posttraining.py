@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from gristmill.mixtures.adapters import Lora
+from gristmill.mixtures.distillation import Distill
 from gristmill.mixtures.optimizer import Optimizer
 from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section
 from gristmill.mixtures.training import Precision, Training
@@ -128,6 +129,8 @@ class Tuning(Training):
     """Train adapters only; the whole model is trained if absent."""
     gates: Gates = Gates()
     """What must hold before the first step."""
+    distill: Distill | None = None
+    """Learn from a larger model too; from the labels alone if absent."""
     ewc: ElasticConsolidation | None = None
     """Hold weights that the pre-training needs; not together with `lora`, which moves none of them."""
     validate_every: Positive | None = None
@@ -139,6 +142,13 @@ class Tuning(Training):
         if self.ewc is not None and self.lora is not None:
             raise ValueError("sft.ewc and sft.lora exclude each other: with adapters the model's own weights do not "
                              "move; remove one of the two")
+        return self
+
+    @model_validator(mode="after")
+    def _draws_from_one_model(self) -> Self:
+        if self.distill is not None and self.optimizer.kind == "sophia":
+            raise ValueError("sft.optimizer.kind cannot be sophia together with sft.distill: it estimates curvature "
+                             "from labels that the model draws, and a teacher's distributions are none; choose another")
         return self
 
 

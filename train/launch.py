@@ -24,7 +24,7 @@ from gristmill.mixtures.streaming import Stream
 from gristmill.mixtures.watching import Profile, Wandb
 from gristmill.train.loop.stopping import EXIT_TERMINATED, StoppedError, stop_on_sigterm
 
-TORCHRUN_STAGES = ("pretrain", "sft", "reward", "reference", "dpo", "rl")
+TORCHRUN_STAGES = ("pretrain", "teacher", "sft", "reward", "reference", "dpo", "rl")
 EXIT_FAILED = 1
 
 

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import read_json, write_json
+from gristmill.mixtures.distillation import Distill
 from gristmill.mixtures.posttraining import Tuning
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.files import settle_adapters
@@ -26,10 +28,14 @@ from gristmill.train.evaluation.validation import Validation
 from gristmill.train.loop.batches import reading_threads
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.throughput import peak_flops
+from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import read_shape
 from gristmill.train.objectives.assistant_turns import AssistantTurns
+from gristmill.train.objectives.chat import Chat
 from gristmill.train.objectives.conversations import write_example_ids
 from gristmill.train.objectives.next_token import NextToken
+from gristmill.train.objectives.taught_turns import TaughtTurns
+from gristmill.train.objectives.teacher_rows import TeacherRows, check_teacher_key, teacher_key
 from gristmill.train.optim.elastic import ElasticWeights, fisher_diagonal
 from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.parallel.world import process_group
@@ -45,6 +51,7 @@ from gristmill.train.pretrain import (
 )
 from gristmill.train.proofs.step_0 import CERTIFICATE, prove
 from gristmill.train.sft_data import COUNTS
+from gristmill.train.teacher import kept_ids, teacher_folder
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
@@ -67,11 +74,13 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         objective = AssistantTurns(rows, section.seed or 0, token_bytes, flops)
         if world.is_first:
             write_example_ids(out, examples_of_rows(rows), rows.rows_per_source)
+        taught = (objective if section.distill is None else
+                  taught_turns(section.distill, objective, inputs, dtype, shape))
         certificate = prove(model, objective, read_json(inputs["sft_data"] / COUNTS), section.gates, dtype,
                             section.micro_batch_size, context.work / CERTIFICATE, world)
         elastic = held_by_pretraining(model, section, NextToken(packed, section.seed or 0, token_bytes, shape))
         average = averaged(model, section)
-        job = Job(section=section, objective=objective, model=model, world=world, context=context,
+        job = Job(section=section, objective=taught, model=model, world=world, context=context,
                   peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length, flops),
                   average=average, elastic=elastic, decode=decoder(inputs["tokenizer"]),
                   reading_threads=reading_threads(packed.local, world.device),
@@ -83,6 +92,21 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             write_json(out / CERTIFICATE, certificate)
             summary |= publish(out, shape, settle_adapters(out, tensors, section.lora), record)
     return {**summary, **describe_model(shape), "sequence_length": length, "rows": rows.rows, "step_0": certificate}
+
+
+def taught_turns(
+    distill: Distill, turns: AssistantTurns, inputs: Mapping[str, Path], dtype: torch.dtype, student: Shape
+) -> TaughtTurns:
+    """The same rows with what the stage `teacher` kept of them.
+
+    Raises:
+        gristmill.train.objectives.reference.StaleReferenceError: that is of other weights, rows or the like, or of
+            another vocabulary than the student's.
+    """
+    key = teacher_key(teacher_folder(distill, inputs), Chat(inputs["tokenizer"]), turns.fingerprint, dtype,
+                      distill.temperature, kept_ids(distill, student.vocab_size), student.vocab_size)
+    check_teacher_key(inputs["teacher"], key)
+    return TaughtTurns(turns, TeacherRows(inputs["teacher"], turns.masks), distill)
 
 
 def held_by_pretraining(model: nn.Module, section: Tuning, pretraining: NextToken) -> ElasticWeights | None:

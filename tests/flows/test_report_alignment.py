@@ -1,13 +1,14 @@
-"""What is shown of a reward model, of where preference optimisation's margin came from, and of rounding an export."""
+"""What is shown of a teacher, a reward model, of where a preference margin came from, and of rounding an export."""
 
 from __future__ import annotations
 
 import re
+from html import unescape
 from typing import Any
 
 import pytest
 
-from gristmill.flows.report_alignment import preference_effects, reward_model, rounding
+from gristmill.flows.report_alignment import distillation, preference_effects, reward_model, rounding
 from gristmill.flows.summary import loss_rows
 
 SHARE = {"value": 0.75, "low": 0.5, "high": 0.9, "units": 20}
@@ -25,7 +26,19 @@ def facts(**summaries: Any) -> dict[str, Any]:
 
 
 def text(html: str) -> str:
-    return " ".join(re.sub(r"<svg.*?</svg>|<[^>]+>", " ", html, flags=re.S).split())
+    return " ".join(unescape(re.sub(r"<svg.*?</svg>|<[^>]+>", " ", html, flags=re.S)).split())
+
+
+def test_distillation_shows_what_was_kept_of_the_teacher_and_how_near_the_student_came() -> None:
+    found = facts(teacher={"tokens": 1200, "top_k": 64, "rest_mass": 0.0123, "temperature": 2.0, "loss": 1.5})
+    found["training"]["sft"] = [{"step": step, "loss": 2.0, "label_loss": 3.0 / step, "divergence": 1.0 / step}
+                                for step in (1, 2)]
+    shown = text(distillation(found))
+    assert "tokens of the teacher 1,200 ids kept per token 64 mass of the others 1.230% temperature 2" in shown
+    assert "student's loss on the labels, last 1.5000 divergence from the teacher, first 1.0000 divergence" in shown
+    (row,) = (row for row in loss_rows(found) if row["stage"] == "sft")
+    assert row["details"] == "divergence from the teacher 1.000 -> 0.500"
+    assert distillation(facts()) == ""
 
 
 def test_a_reward_models_card_has_its_accuracy_with_the_interval_and_what_no_pair_tells_is_blank() -> None:

@@ -188,3 +188,29 @@ def test_a_reward_model_learns_from_the_pairs_of_preference_optimisation_unless_
     assert other.fingerprint != one["reward"].fingerprint
     with pytest.raises(ManifestError, match="reward: has no pairs to learn from"):
         opened("dpo=null", "reward={steps: 3}")
+
+
+def test_what_a_teacher_says_depends_on_what_is_kept_of_it_and_not_on_what_a_student_makes_of_that(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    base = ("sft.distill.teacher=" + str(tmp_path),)
+    one = opened(*base).plan
+    assert list(one).index("teacher") == list(one).index("sft") - 1
+    assert one["teacher"].inputs.keys() == {"tokenizer", "sft_data"}
+    assert "teacher" in one["sft"].inputs
+    assert one["teacher"].config["teacher"] == str(tmp_path)
+    assert one["teacher"].recipe["teacher"][0]["path"] == "config.json"
+
+    def changed(*overrides: str) -> list[str]:
+        other = opened(*base, *overrides).plan
+        return [name for name in one if one[name].fingerprint != other[name].fingerprint]
+
+    behind = list(one)[list(one).index("sft"):]
+    assert changed("sft.distill.kind=reverse") == changed("sft.distill.weight=0.9") == behind
+    assert changed("sft.distill.top_k=5") == changed("sft.distill.temperature=2") == ["teacher", *behind]
+    assert changed("pretrain.steps=7") == ["pretrain", *behind]
+    own = opened("sft.distill.teacher=pretrain").plan["teacher"]
+    assert own.inputs.keys() == {"tokenizer", "sft_data", "pretrain"}
+    assert "teacher" not in opened().plan
+    assert "distill" not in opened().plan["sft"].recipe

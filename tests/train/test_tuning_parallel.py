@@ -1,4 +1,4 @@
-"""Adapters, elastic weights, reference log-probabilities and reward models are the same on two processes as on one."""
+"""Adapters, elastic weights, references, reward models and distillation are the same on two processes as on one."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ TRAINING = {"steps": 3, "global_batch_size": 5, "micro_batch_size": 2, "seed": 1
             "sequence_length": 64, "schedule": {"warmup_steps": 1}}
 
 
-def jobs_in(folder: Path, inputs: dict[str, str], data: Path) -> list[dict[str, Any]]:
-    """A tuning with adapters, one that is held, the reference of a model, preferences and a reward model from there."""
+def jobs_in(folder: Path, inputs: dict[str, str], data: Path, made: Path) -> list[dict[str, Any]]:
+    """A tuning with adapters, one that is held, the reference of a model, preferences, a reward model, a teacher."""
     chats, pairs = {"data": [{"path": str(data / "sft.jsonl")}]}, {"data": [{"path": str(data / "dpo.jsonl")}]}
     rate = {"optimizer": {"learning_rate": 0.002}}
     tuned = {**inputs, "sft": str(folder / "adapters" / "data")}
+    taught = {"teacher": "pretrain", "top_k": 7, "temperature": 2.0}
     return [
         {"stage": "sft", "folder": str(folder / "adapters"), "inputs": inputs,
          "config": {**TRAINING, **chats, **rate, "lora": {"rank": 3, "dora": True}}},
@@ -39,6 +40,11 @@ def jobs_in(folder: Path, inputs: dict[str, str], data: Path) -> list[dict[str, 
          "config": {**TRAINING, **pairs, **rate, "lora": {"rank": 2}}},
         {"stage": "reward", "folder": str(folder / "reward"), "inputs": tuned,
          "config": {**TRAINING, **pairs, **rate, "center_weight": 0.1, "holdout": 0.3}},
+        {"stage": "teacher", "folder": str(folder / "teacher"), "config": {**taught, "micro_batch_size": 1},
+         "inputs": {**inputs, "sft_data": str(made / "adapters" / "made" / "data")}},
+        {"stage": "sft", "folder": str(folder / "taught"),
+         "inputs": {**inputs, "teacher": str(folder / "teacher" / "data")},
+         "config": {**TRAINING, **chats, **rate, "distill": {**taught, "kind": "jsd"}}},
     ]
 
 
@@ -62,10 +68,11 @@ def test_two_processes_tune_as_one_does(
     inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
     run_stage("pretrain", inputs, {**pretrain_config, "steps": 2}, tmp_path / "pretrain")
     named = {**{name: str(path) for name, path in inputs.items()}, "pretrain": str(tmp_path / "pretrain" / "data")}
-    for job in jobs_in(tmp_path / "one", named, tmp_path):
+    for job in jobs_in(tmp_path / "one", named, tmp_path, tmp_path / "one"):
         run_stage(job["stage"], {name: Path(path) for name, path in job["inputs"].items()}, job["config"],
                   Path(job["folder"]))
-    of_two = [on_made_rows(job, tmp_path / "one") for job in jobs_in(tmp_path / "two", named, tmp_path)]
+    of_two = [on_made_rows(job, tmp_path / "one")
+              for job in jobs_in(tmp_path / "two", named, tmp_path, tmp_path / "one")]
     (tmp_path / "jobs.json").write_text(json.dumps(of_two))
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=2", "--rdzv-backend=c10d",
@@ -73,13 +80,14 @@ def test_two_processes_tune_as_one_does(
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}, capture_output=True, text=True,
         check=False, timeout=240)
     assert done.returncode == 0, done.stderr[-6000:]
-    for name in ("adapters", "held", "dpo", "reward"):
+    for name in ("adapters", "held", "dpo", "reward", "taught"):
         ours, theirs = ([json.loads(line) for line in (tmp_path / run / name / "data" / "metrics.jsonl").read_text()
                          .splitlines()] for run in ("two", "one"))
         assert len(ours) == len(theirs) == 3
         for line, expected in zip(ours, theirs, strict=True):
-            compared = {"loss", "grad_norm", "elastic_penalty", "log_ratio/chosen"} & expected.keys()
-            assert {"held": "elastic_penalty", "dpo": "log_ratio/chosen"}.get(name, "loss") in compared
+            compared = {"loss", "grad_norm", "elastic_penalty", "log_ratio/chosen", "divergence"} & expected.keys()
+            own = {"held": "elastic_penalty", "dpo": "log_ratio/chosen", "taught": "divergence"}
+            assert own.get(name, "loss") in compared
             for key in compared:
                 assert line[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-5), (name, key)
     tables = [pq.read_table(tmp_path / run / "reference" / "data" / "reference.parquet") for run in ("two", "one")]

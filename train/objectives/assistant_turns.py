@@ -43,6 +43,24 @@ class Turns:
     real: bool
 
 
+@dataclass(frozen=True)
+class PlacedTurns:
+    """A micro-batch on the device.
+
+    Attributes:
+        ids: (n, t) int64.
+        targets: (n, t) int64, IGNORED where nothing is trained.
+        counted: (n, t) float32, 1 where something is trained that counts.
+        sources, positions: as of Turns.
+    """
+
+    ids: Tensor
+    targets: Tensor
+    counted: Tensor
+    sources: Tensor
+    positions: Tensor | None
+
+
 class AssistantTurns:
     """Cross-entropy over the tokens that have a loss (see objective.Objective).
 
@@ -84,23 +102,31 @@ class AssistantTurns:
 
     def loss(self, model: nn.Module, batch: Turns, scale: float | Tensor, draw: int | None = None) -> Measured:
         """See objective.Objective; the sums are the total loss, and loss, trained tokens and bytes of each set."""
-        device, real = self._token_bytes.device, float(batch.real)
+        placed = self.place(batch)
+        weights = placed.counted * scale
+        head = partial(weighted_nll, targets=placed.targets, weights=weights)
+        if draw is not None:
+            head = partial(drawn_nll, targets=placed.targets, weights=weights, uniforms=uniforms(placed.ids, draw))
+        loss, nll = model(placed.ids, head, positions=placed.positions, trained=weights.sum(dim=1))
+        return Measured(loss, self.sums(placed, nll), torch.where(placed.counted > 0, nll, UNTRAINED))
+
+    def place(self, batch: Turns) -> PlacedTurns:
+        """A micro-batch on the device, with its targets."""
+        device = self._token_bytes.device
         ids, trained, sources = (part.to(device, non_blocking=True)
                                  for part in (batch.ids, batch.trained, batch.sources))
         positions = None if batch.positions is None else batch.positions.to(device, non_blocking=True)
         targets = next_tokens(ids, trained)
-        counted = (targets != IGNORED).float() * real
-        weights = counted * scale
-        head = partial(weighted_nll, targets=targets, weights=weights)
-        if draw is not None:
-            head = partial(drawn_nll, targets=targets, weights=weights, uniforms=uniforms(ids, draw))
-        loss, nll = model(ids, head, positions=positions, trained=weights.sum(dim=1))
-        num_bytes = self._token_bytes[targets.clamp(min=0)]
-        per_row = torch.stack([(part * counted).double().sum(dim=1) for part in (nll, counted, num_bytes)], dim=1)
+        return PlacedTurns(ids, targets, (targets != IGNORED).float() * float(batch.real), sources, positions)
+
+    def sums(self, placed: PlacedTurns, nll: Tensor) -> Tensor:
+        """From the loss of each token (n, t): the total, and loss, trained tokens and bytes of each set."""
+        num_bytes = self._token_bytes[placed.targets.clamp(min=0)]
+        per_row = torch.stack([(part * placed.counted).double().sum(dim=1)
+                               for part in (nll, placed.counted, num_bytes)], dim=1)
         # A product with one-hot columns instead of index_add_, whose order is not fixed on GPUs.
-        per_set = torch.nn.functional.one_hot(sources, len(self.packed.sources)).double().T @ per_row
-        sums = torch.cat((per_set[:, :1].sum(dim=0), per_set.flatten()))
-        return Measured(loss, sums, torch.where(counted > 0, nll, UNTRAINED))
+        per_set = torch.nn.functional.one_hot(placed.sources, len(self.packed.sources)).double().T @ per_row
+        return torch.cat((per_set[:, :1].sum(dim=0), per_set.flatten()))
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
         """Loss per trained token and bits per byte, over all sets and of each one that was read."""
