@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from gristmill.mixtures.load import Location, ManifestError, Problem, line_of
@@ -25,9 +26,9 @@ def check_expressions(manifest: Manifest, file: str) -> None:
     from gristmill.tokenize.mixing.where import check_names
 
     measured = {step.stage: measured_by(step) for step in manifest.prepare}
+    uses = Counter(["tokens", "bytes", *(name for found in measured.values() for name in found)])
     # Of a name that several stages use, each has its own with the stage's name in front.
-    names = {"tokens", "bytes", *(name for found in measured.values() for name in found),
-             *(f"{stage}_{name}" for stage, found in measured.items() for name in found)}
+    names = {*uses, *(f"{stage}_{name}" for stage, found in measured.items() for name in found if uses[name] > 1)}
     problems = []
     for location, expression in expressions:
         key = ".".join(map(str, location))

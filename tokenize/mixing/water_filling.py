@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from math import ceil
 
 from gristmill.tokenize.mixing.shares import MixError
 
@@ -56,10 +57,10 @@ def _distribute(
         free = sum((share for source, share in enumerate(parts) if source not in fixed), Fraction(0))
         where = f"stage {stage + 1} of {len(rows)}" if len(rows) > 1 else "the mixture"
         if left < 0:
-            raise MixError(f"{where} has {number} rows, and the sources' min_tokens need {float(number - left):.1f}; "
+            raise MixError(f"{where} has {number} rows, and the sources' min_tokens need {ceil(number - left)}; "
                            "lower min_tokens, or ask for more tokens (mix.tokens)")
         if left and not free:
-            raise MixError(f"{where} has {number} rows, of which {float(left):.1f} are left without a source: all that "
+            raise MixError(f"{where} has {number} rows, of which {ceil(left)} are left without a source: all that "
                            "have a weight in it are at their limits; raise a max_epochs or max_tokens, give another "
                            "source a weight, or ask for fewer tokens (mix.tokens)")
         level = left / free if free else Fraction(0)
