@@ -84,7 +84,8 @@ def tokens(facts: Facts) -> str:
     rows = mixture_rows(facts)
     summary = facts["summaries"].get("tokenizer", {})
     per_token = summary.get("bytes_per_token", {})
-    note = ", ".join(f"{name} {value:.2f}" for name, value in per_token.items())
+    note = ", ".join(f"{name} {'none left' if value is None else format(value, '.2f')}"
+                     for name, value in per_token.items())
     return (
         '<h2>Mixture</h2><p class="note">Vocabulary of '
         f'{facts["packed"]["tokenizer"]["vocab_size"]:,}; bytes per token: '
