@@ -1,13 +1,16 @@
-"""Processes that do not outlive the one that started them."""
+"""Processes that do not outlive the one that started them, and what they cost."""
 
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
 """See prctl(2)."""
+KILOBYTE = 1024
+"""Linux's unit of ru_maxrss."""
 
 
 def end_with_parent(number: signal.Signals, parent: int | None = None) -> None:
@@ -24,3 +27,17 @@ def end_with_parent(number: signal.Signals, parent: int | None = None) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
     if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), number)
+
+
+def measure_cost(workers: int, processes: int = 1) -> dict[str, float]:
+    """What this process and its children have used: seconds of CPU, and bytes of memory at the peak.
+
+    The kernel keeps the peak of the largest child only; where there are children, as many of that size as there are
+    workers are assumed. Of `processes` that do the same side by side, this is taken to be one like all.
+    """
+    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    seconds = sum(usage.ru_utime + usage.ru_stime for usage in (own, children))
+    return {
+        "cpu_seconds": round(processes * seconds, 3),
+        "peak_memory_bytes": processes * KILOBYTE * (own.ru_maxrss + workers * children.ru_maxrss),
+    }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import resource
 import signal
 import sys
 import traceback
@@ -17,12 +16,10 @@ from typing import Any
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import as_path, read_json, write_json
-from gristmill.dataprep.processes import end_with_parent
+from gristmill.dataprep.processes import end_with_parent, measure_cost
 from gristmill.dataprep.secrets import mask_text
 
 EXIT_FAILED = 1
-KILOBYTE = 1024
-"""Linux's unit of ru_maxrss."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -60,20 +57,6 @@ def run_stage(folder: Path, description: dict[str, Any]) -> dict[str, Any]:
     run = getattr(importlib.import_module(module), function)
     summary: dict[str, Any] = run(inputs, description["config"], folder / "data", context)
     return summary
-
-
-def measure_cost(workers: int) -> dict[str, float]:
-    """What this process and its children have used: seconds of CPU, and bytes of memory at the peak.
-
-    The kernel keeps the peak of the largest child only; where there are children, as many of that size as there are
-    workers are assumed.
-    """
-    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    seconds = sum(usage.ru_utime + usage.ru_stime for usage in (own, children))
-    return {
-        "cpu_seconds": round(seconds, 3),
-        "peak_memory_bytes": KILOBYTE * (own.ru_maxrss + workers * children.ru_maxrss),
-    }
 
 
 def write_error(folder: Path, error: BaseException) -> None:

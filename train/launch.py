@@ -17,7 +17,7 @@ from typing import Any
 
 from gristmill.dataprep.context import Context, print_event
 from gristmill.dataprep.files import as_path, read_json, write_json
-from gristmill.dataprep.processes import end_with_parent
+from gristmill.dataprep.processes import end_with_parent, measure_cost
 from gristmill.mixtures.compute import Compute
 from gristmill.mixtures.parallel import Parallel
 from gristmill.mixtures.streaming import Stream
@@ -50,6 +50,7 @@ def main(argv: list[str] | None = None) -> int:
         write_json(folder / "work" / "error.json", {"type": type(error).__name__, "message": str(error)})
         return EXIT_FAILED
     if is_first:
+        write_json(folder / "work" / "cost.json", measure_cost(workers=1, processes=int(os.environ["WORLD_SIZE"])))
         write_json(folder / "work" / "result.json", summary)
     return 0
 

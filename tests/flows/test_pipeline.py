@@ -67,6 +67,11 @@ def losses_of(folder: StageFolder) -> list[tuple[int, float]]:
     return [(line["step"], line["loss"]) for line in lines if "loss" in line]
 
 
+def test_every_stage_says_what_it_cost_trainings_too(undisturbed: Session) -> None:
+    costs = {stage: undisturbed.folder(stage).manifest()["cost"] for stage in ALL_STAGES}
+    assert all(cost["cpu_seconds"] > 0 and cost["peak_memory_bytes"] > 10e6 for cost in costs.values()), costs
+
+
 def copy_store(undisturbed: Session, target: Path, without_from: str) -> None:
     """Copy the committed outputs of all stages before one."""
     for stage in ALL_STAGES[: ALL_STAGES.index(without_from)]:
