@@ -28,6 +28,7 @@ AREAS = {
         "gristmill.dataprep.benchmarks.bench_spans",
         "gristmill.dataprep.benchmarks.bench_dedup",
     ),
+    "jobs": ("gristmill.dataprep.benchmarks.bench_jobs",),
     "dedup_million": ("gristmill.dataprep.benchmarks.bench_dedup",),
     "quality": (
         "gristmill.dataprep.benchmarks.bench_duplicates",

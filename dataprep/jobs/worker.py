@@ -20,7 +20,7 @@ import warnings
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from gristmill.dataprep.jobs.runner import import_beam, quieten_beam
+from gristmill.dataprep.jobs.runner import import_beam, quieten_beam, without_collection
 from gristmill.dataprep.processes import end_with_parent
 
 PRELOADED = ("apache_beam.runners.worker.sdk_worker_main", "gristmill.dataprep.jobs.task_dofn",
@@ -33,10 +33,11 @@ def main(argv: list[str]) -> None:
     (descriptor,) = argv
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
-    import_beam()
-    quieten_beam()
-    for name in PRELOADED:
-        importlib.import_module(name)
+    with without_collection():
+        import_beam()
+        quieten_beam()
+        for name in PRELOADED:
+            importlib.import_module(name)
     gc.freeze()  # what is imported stays: a worker that looks for garbage in it would copy all of its memory
     with socket.socket(fileno=int(descriptor)) as requests:
         Server(requests).serve()
@@ -84,8 +85,9 @@ class Server:
         return True
 
     def _fork(self, line: socket.socket, output: int, request: dict[str, Any]) -> None:
-        for name in request["modules"]:
-            importlib.import_module(name)
+        with without_collection():
+            for name in request["modules"]:
+                importlib.import_module(name)
         server, pid = os.getpid(), os.fork()
         if not pid:
             self._become_worker(server, line, output, request)
