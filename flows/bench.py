@@ -47,7 +47,11 @@ AREAS = {
         "gristmill.tokenize.benchmarks.bench_export",
     ),
     "stream": ("gristmill.tokenize.benchmarks.bench_stream",),
-    "train": ("gristmill.train.benchmarks.bench", "gristmill.train.benchmarks.bench_loop"),
+    "train": (
+        "gristmill.train.benchmarks.bench",
+        "gristmill.train.benchmarks.bench_loop",
+        "gristmill.train.benchmarks.bench_forms",
+    ),
     "posttrain": ("gristmill.train.benchmarks.bench_posttrain",),
 }  # fmt: skip
 """Area -> modules whose `rows()` yield what was measured."""

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from gristmill.mixtures.manifest import Engine
 from gristmill.mixtures.parallel import Parallel
+from gristmill.train.benchmarks.bench_forms import ROUNDING, differences_of
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape
 from gristmill.train.parallel.pipeline import PipelineError, Stage
@@ -118,6 +119,16 @@ def test_every_form_learns_the_same_and_goes_on_from_the_checkpoints_of_the_othe
     for number in range(len(FORMS[ranks])):
         assert_same(tmp_path / f"fresh-{number}", alone, first_step=1)
         assert_same(tmp_path / f"resumed-{number}", alone, first_step=CHECKPOINT + 1)
+
+
+def test_a_product_of_three_forms_learns_the_same() -> None:
+    """The other products, and that of all four on 16 processes, are rows of `gristmill bench train`."""
+    (steps,) = differences_of(8, [{"pipeline": 2, "shard": 2, "tensor": 2}]).values()
+    assert len(steps) == 3
+    assert steps[-1].keys() == ROUNDING.keys()
+    for step in steps:
+        for name, difference in step.items():
+            assert difference < ROUNDING[name], name
 
 
 def test_a_product_other_than_the_number_of_ranks_is_refused() -> None:

@@ -1,4 +1,7 @@
-"""Adapters, elastic weights, references, reward models and distillation are the same on two processes as on one."""
+"""Adapters, elastic weights, references, reward models and distillation are the same on two processes as on one.
+
+A pipeline, which these trainings have not, shards instead; what is split in another way is said per job.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,13 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 
+from gristmill.dataprep.context import Context
 from gristmill.mixtures.posttraining import Dpo, Reference, Tuning
+from gristmill.train.adapters.lora import LoraError
+from gristmill.train.adapters.model import tuned_model
+from gristmill.train.models.shape import Shape
 
 DATA_OF = {"sft": "sft_data", "reference": "dpo_data", "dpo": "dpo_data"}
 READ = {"sft": Tuning.model_fields, "reference": Reference.model_fields, "dpo": Dpo.model_fields}
@@ -29,15 +37,18 @@ def jobs_in(folder: Path, inputs: dict[str, str], data: Path, made: Path) -> lis
     tuned = {**inputs, "sft": str(folder / "adapters" / "data")}
     taught = {"teacher": "pretrain", "top_k": 7, "temperature": 2.0}
     return [
-        {"stage": "sft", "folder": str(folder / "adapters"), "inputs": inputs,
+        {"stage": "sft", "folder": str(folder / "adapters"), "inputs": inputs, "parallel": {"pipeline": 2},
          "config": {**TRAINING, **chats, **rate, "lora": {"rank": 3, "dora": True}}},
-        {"stage": "sft", "folder": str(folder / "held"), "inputs": inputs,
+        {"stage": "sft", "folder": str(folder / "held"), "inputs": inputs, "parallel": {"tensor": 2},
          "config": {**TRAINING, **chats, **rate, "ewc": {"weight": 100.0, "fisher_rows": 3}}},
         {"stage": "reference", "folder": str(folder / "reference"), "inputs": tuned,
          "config": {**pairs, "sequence_length": 64, "micro_batch_size": 2}},
-        {"stage": "dpo", "folder": str(folder / "dpo"),
+        {"stage": "dpo", "folder": str(folder / "dpo"), "parallel": {"replicate": 2},
          "inputs": {**tuned, "reference": str(folder / "reference" / "data")},
          "config": {**TRAINING, **pairs, **rate, "lora": {"rank": 2}}},
+        {"stage": "dpo", "folder": str(folder / "dpo whole"), "parallel": {"tensor": 2},
+         "inputs": {**tuned, "reference": str(folder / "reference" / "data")},
+         "config": {**TRAINING, **pairs, **rate}},
         {"stage": "reward", "folder": str(folder / "reward"), "inputs": tuned,
          "config": {**TRAINING, **pairs, **rate, "center_weight": 0.1, "holdout": 0.3}},
         {"stage": "teacher", "folder": str(folder / "teacher"), "config": {**taught, "micro_batch_size": 1},
@@ -49,10 +60,21 @@ def jobs_in(folder: Path, inputs: dict[str, str], data: Path, made: Path) -> lis
 
 
 def on_made_rows(job: dict[str, Any], made: Path) -> dict[str, Any]:
-    """The job on the rows that the same one made in one process."""
+    """The job on the rows that the same one made in one process; one that makes none as it is."""
+    if job["stage"] not in DATA_OF:
+        return job
     name, rows = DATA_OF[job["stage"]], made / Path(job["folder"]).name / "made" / "data"
     config = {key: value for key, value in job["config"].items() if key in READ[job["stage"]]}
     return {**job, "config": config, "inputs": {**job["inputs"], name: str(rows)}}
+
+
+def test_adapters_of_matrices_that_are_split_are_refused(tiny_shape: Shape, tmp_path: Path) -> None:
+    class World:
+        tensor_mesh = "two processes"
+
+    section = Tuning.model_validate({"steps": 1, "lora": {}})
+    with pytest.raises(LoraError, match=r"set engine.parallel.tensor to 1 .* or remove lora"):
+        tuned_model(tiny_shape, tmp_path, section, World(), torch.float32, Context(tmp_path))  # type: ignore[arg-type]
 
 
 def test_two_processes_tune_as_one_does(
@@ -80,13 +102,13 @@ def test_two_processes_tune_as_one_does(
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}, capture_output=True, text=True,
         check=False, timeout=240)
     assert done.returncode == 0, done.stderr[-6000:]
-    for name in ("adapters", "held", "dpo", "reward", "taught"):
+    for name in ("adapters", "held", "dpo", "dpo whole", "reward", "taught"):
         ours, theirs = ([json.loads(line) for line in (tmp_path / run / name / "data" / "metrics.jsonl").read_text()
                          .splitlines()] for run in ("two", "one"))
         assert len(ours) == len(theirs) == 3
         for line, expected in zip(ours, theirs, strict=True):
             compared = {"loss", "grad_norm", "elastic_penalty", "log_ratio/chosen", "divergence"} & expected.keys()
-            own = {"held": "elastic_penalty", "dpo": "log_ratio/chosen", "taught": "divergence"}
+            own = {"held": "elastic_penalty", "dpo": "log_ratio/chosen", "dpo whole": "log_ratio/chosen", "taught": "divergence"}
             assert own.get(name, "loss") in compared
             for key in compared:
                 assert line[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-5), (name, key)

@@ -1,6 +1,6 @@
 """What test_tuning_parallel.py starts under torchrun: several fine-tuning stages in one process group.
 
-The argument is a JSON file: a list of {"stage", "folder", "inputs", "config"}.
+The argument is a JSON file: a list of {"stage", "folder", "inputs", "config"}, and "parallel" or not.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def main() -> None:
                 (folder / "work").mkdir(parents=True)
             dist.barrier()
             module.run({name: Path(path) for name, path in job["inputs"].items()}, job["config"], folder / "data",
-                       Context(folder / "work", job["stage"], emit=lambda event: None))
+                       Context(folder / "work", job["stage"], emit=lambda event: None,
+                               parallel=Parallel.model_validate(job.get("parallel", {}))))
 
 
 if __name__ == "__main__":
