@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from gristmill.mixtures.section import Positive, PositiveFloat, Section
 
 LinearLayer = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """The linear layers of a decoder's layer, by the names that transformers and PEFT give them."""
+
+RoundedBase = Literal["nf4", "int8"]
+"""How many bits a frozen weight has, and which."""
 
 
 class Lora(Section):
@@ -35,3 +38,25 @@ class Lora(Section):
     def scale(self) -> float:
         """What B A is multiplied with."""
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+
+
+class LoraOnRounded(Lora):
+    """The same, with a frozen model that may be rounded (QLoRA, Dettmers et al. 2023)."""
+
+    base: RoundedBase | None = None
+    """Hold the adapted layers' frozen weights in fewer bits: `nf4` in 4 (bitsandbytes, extra `quant`; 0.52 bytes a
+    weight), `int8` in 8, with a scale per row. Every process then holds all of them. The adapters learn what rounding
+    took away along with the task, and the stage's model is the rounded one with them merged; float32 if absent. Not
+    together with `dora` or `engine.compute.compile`."""
+
+    @model_validator(mode="after")
+    def _has_rows_to_measure(self) -> Self:
+        if self.base is not None and self.dora:
+            raise ValueError("lora.dora takes the norms of the frozen weights' rows in every step, which lora.base has "
+                             "rounded; remove one of the two")
+        return self
+
+
+def base_of(lora: Lora | None) -> RoundedBase | None:
+    """How frozen weights are rounded, if they are."""
+    return lora.base if isinstance(lora, LoraOnRounded) else None

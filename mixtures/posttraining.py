@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from gristmill.mixtures.adapters import Lora
+from gristmill.mixtures.adapters import Lora, LoraOnRounded
 from gristmill.mixtures.distillation import Distill
 from gristmill.mixtures.optimizer import Optimizer
 from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section
@@ -125,7 +125,7 @@ class Tuning(Training):
 
     optimizer: Optimizer = Optimizer(learning_rate=3e-4, weight_decay=0.0)
     """What an update is."""
-    lora: Lora | None = None
+    lora: LoraOnRounded | None = None
     """Train adapters only; the whole model is trained if absent."""
     gates: Gates = Gates()
     """What must hold before the first step."""

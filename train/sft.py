@@ -18,10 +18,12 @@ from torch import nn
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import read_json, write_json
+from gristmill.mixtures.adapters import base_of
 from gristmill.mixtures.distillation import Distill
 from gristmill.mixtures.posttraining import Tuning
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.files import settle_adapters
+from gristmill.train.adapters.frozen import describe_rounding, rounded_tensors
 from gristmill.train.adapters.lora import adapted_flops_per_token
 from gristmill.train.adapters.model import tuned_model
 from gristmill.train.evaluation.validation import Validation
@@ -87,7 +89,10 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                   after_step=Validation(section.validate_every, section.steps, packed, model, average, token_bytes,
                                         world))
         record, summary = train(job)
-        tensors = all_tensors(model, average)
+        frozen = rounded_tensors(model)
+        tensors = {name: {**weights, **frozen} for name, weights in all_tensors(model, average).items()}
+        if frozen:
+            summary["lora_base"] = {"kind": base_of(section.lora), **describe_rounding(model)}
         if record is not None:
             write_json(out / CERTIFICATE, certificate)
             summary |= publish(out, shape, settle_adapters(out, tensors, section.lora), record)

@@ -11,8 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gristmill.mixtures.adapters import Lora
+from gristmill.mixtures.adapters import Lora, LoraOnRounded
+from gristmill.train.adapters.frozen import check_rounding
 from gristmill.train.adapters.lora import LoraError, LoraLinear, adapt, adapted_tensors, is_adapter, merged
+from gristmill.train.adapters.rounded import product, rounded
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import drawn, load_model
@@ -133,3 +135,77 @@ def test_fine_tuning_and_preferences_train_adapters_go_on_after_a_stop_and_merge
     # With B = 0 the policy is the reference, which is the model without adapters.
     assert found["step_0"]["margin"] == pytest.approx(0.0, abs=1e-4)
     assert found["last_loss"] < found["first_loss"]
+
+
+@pytest.mark.parametrize(("kind", "bytes_per_weight", "error"), [("int8", 1.02, 0.01), ("nf4", 0.53, 0.1)])
+def test_a_rounded_matrix_is_small_near_and_multiplied_as_what_it_stands_for(
+    kind: Any, bytes_per_weight: float, error: float
+) -> None:
+    """Gradients go through it to its input. The error is a mean, relative to the mean size of a weight."""
+    if kind == "nf4":
+        pytest.importorskip("bitsandbytes")
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(192, 256, generator=generator)
+    small = rounded(weight, kind)
+    whole = small.whole(torch.float32)
+    assert whole.shape == weight.shape
+    assert (whole - weight).abs().mean() < error * weight.abs().mean()
+    assert small.nbytes < bytes_per_weight * weight.numel() + (1200 if kind == "nf4" else 0)  # tables of 16 and 256
+    x, gradient = (torch.randn(3, 5, width, generator=generator) for width in (256, 192))
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    out = product(ours, small)
+    expected = torch.nn.functional.linear(theirs, whole)
+    assert torch.equal(out, expected)
+    out.backward(gradient)
+    expected.backward(gradient)
+    assert ours.grad is not None
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+def test_adapters_on_a_rounded_model_learn_as_on_the_whole_and_are_merged_into_what_they_learned_on(
+    kind: str, run_stage: Callable[..., Any], start: dict[str, Path], tmp_path: Path
+) -> None:
+    if kind == "nf4":
+        pytest.importorskip("bitsandbytes")
+    words = ("json", "text", "file", "name", "list", "code")
+    (tmp_path / "sft.jsonl").write_text("".join(json.dumps({"messages": [
+        {"role": "user", "content": word}, {"role": "assistant", "content": f"A {word}."}]}) + "\n" for word in words))
+    lora = {"rank": 4, "alpha": 8}
+    config = {**TRAINING, "steps": 8, "data": [{"path": str(tmp_path / "sft.jsonl")}],
+              "optimizer": {"learning_rate": 0.02}, "lora": lora, "schedule": {"kind": "constant", "warmup_steps": 1}}
+    plain = run_stage("sft", start, config, tmp_path / "plain")
+    config = {**config, "lora": {**lora, "base": kind}}
+    run_stage("sft", start, {**config, "steps": 4}, tmp_path / "rounded")  # and goes on from there
+    found = run_stage("sft", start, config, tmp_path / "rounded")
+    whole = run_stage("sft", start, config, tmp_path / "at once")
+    assert found["first_loss"] == pytest.approx(plain["first_loss"], rel=0.01)
+    assert found["last_loss"] == pytest.approx(plain["last_loss"], rel=0.05)
+    assert found["last_loss"] < found["first_loss"]
+    base = found["lora_base"]
+    assert base == {**whole["lora_base"], "kind": kind}
+    # 2 layers of two (32, 32), two (16, 32) and three (48, 32) matrices; tables weigh much beside so small ones
+    assert base["float32_bytes"] == 4 * 2 * (2 * 32 * 32 + 2 * 16 * 32 + 3 * 48 * 32)
+    assert base["bytes"] < base["float32_bytes"] * (0.3 if kind == "int8" else 0.45)
+    one, other = (load_file(tmp_path / run / "data" / "model" / "model.safetensors") for run in ("rounded", "at once"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    before = load_file(start["pretrain"] / "model" / "model.safetensors")
+    adapters = load_file(tmp_path / "rounded" / "data" / "adapter" / "adapter_model.safetensors")
+    name = "model.layers.1.mlp.up_proj"
+    down, up = (adapters[f"base_model.model.{name}.{part}.weight"] for part in ("lora_A", "lora_B"))
+    stands_for = rounded(before[f"{name}.weight"], kind).whole(torch.float32)  # type: ignore[arg-type]
+    torch.testing.assert_close(one[f"{name}.weight"], stands_for + 8 / 4 * up @ down)
+    assert torch.equal(one["model.embed_tokens.weight"], before["model.embed_tokens.weight"])
+    sizes = [sum(path.stat().st_size for path in (tmp_path / run / "work" / "checkpoints" / "step-00000004").iterdir())
+             for run in ("at once", "plain")]
+    assert sizes[1] - sizes[0] > 0.9 * base["float32_bytes"]
+
+
+def test_roundings_that_cannot_be_had_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"lora.dora takes the norms .* remove one of the two"):
+        LoraOnRounded(base="int8", dora=True)
+    with pytest.raises(LoraError, match=r"say compile: off, or remove lora\.base"):
+        check_rounding("int8", compiled=True)
+    monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", None)
+    with pytest.raises(LoraError, match=r"install gristmill\[quant\], or say base: int8"):
+        check_rounding("nf4", compiled=False)

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gristmill.mixtures.adapters import LinearLayer, Lora
+from gristmill.mixtures.adapters import LinearLayer, Lora, base_of
+from gristmill.train.adapters.rounded import RoundedWeight, product
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import TensorOf
 from gristmill.train.planning.compute import flops_per_token
@@ -35,11 +36,16 @@ class LoraLinear(nn.Linear):
         lora_A: (rank, in); lora_B: (out, rank).
         lora_magnitude_vector: (out,), of DoRA alone.
         is_off: whether it computes as the frozen layer does.
+        rounded: the frozen weight, where it is not `weight` (see rounded.py).
     """
+
+    rounded: RoundedWeight | None = None
 
     def __init__(self, frozen: nn.Linear, lora: Lora) -> None:
         super().__init__(frozen.in_features, frozen.out_features, bias=frozen.bias is not None)
         self.requires_grad_(False)
+        if base_of(lora) is not None:
+            self.weight = None  # type: ignore[assignment]
         self.scale = lora.scale
         self.is_off = False
         self.lora_A = nn.Linear(self.in_features, lora.rank, bias=False)
@@ -49,13 +55,19 @@ class LoraLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
         if self.is_off:
-            return super().forward(x)
+            return self._frozen(x)
         added = self.lora_B(self.lora_A(x)) * self.scale
         if self.lora_magnitude_vector is None:
-            return super().forward(x) + added
+            return self._frozen(x) + added
         # The norm is a constant to the gradient (section 4.3), which saves a third of the memory and costs nothing.
         norm = adapted_weight(self.weight, self.lora_A.weight, self.lora_B.weight, self.scale).norm(dim=1).detach()
         out = (F.linear(x, self.weight) + added) * (self.lora_magnitude_vector / norm)
+        return out if self.bias is None else out + self.bias
+
+    def _frozen(self, x: Tensor) -> Tensor:
+        if self.rounded is None:
+            return super().forward(x)
+        out = product(x, self.rounded)
         return out if self.bias is None else out + self.bias
 
 

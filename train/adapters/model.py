@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from gristmill.dataprep.context import Context
+from gristmill.mixtures.adapters import base_of
 from gristmill.mixtures.posttraining import Dpo, Tuning
 from gristmill.mixtures.reinforcement import Rl
+from gristmill.train.adapters.frozen import check_rounding, round_frozen
 from gristmill.train.adapters.lora import LoraError, adapt, adapted_tensors
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import stored
@@ -31,12 +33,16 @@ def tuned_model(
         extend: puts a layer on top of it, before it is sharded; what that adds begins at zero.
 
     Raises:
-        LoraError: adapters are asked for, but matrices are split among processes, or there is no such layer.
+        LoraError: adapters are asked for, but matrices are split among processes, or there is no such layer; or
+            frozen weights cannot be rounded as they are to be.
     """
     lora = section.lora
     if lora is not None and world.tensor_mesh is not None:
         raise LoraError("lora: adapters cannot be split along matrices; set engine.parallel.tensor to 1 (the adapted "
                         "model is small enough for engine.parallel.shard), or remove lora")
+    base = base_of(lora)
+    if base is not None:
+        check_rounding(base, context.compute.compile != "off")
     inside = adapted_tensors(stored(start), lora, section.seed or 0)
     added: set[str] = set()
 
@@ -48,5 +54,8 @@ def tuned_model(
             extend(model)
         added.update(name for name, _ in model.named_parameters() if name not in before)
 
-    return sharded_model(shape, lambda name, size: torch.zeros(size) if name in added else inside(name, size), world,
-                         dtype, context.compute, adapt=change)
+    model = sharded_model(shape, lambda name, size: torch.zeros(size) if name in added else inside(name, size), world,
+                          dtype, context.compute, adapt=change)
+    if base is not None:
+        round_frozen(model, stored(start), base, world.device)
+    return model
