@@ -108,7 +108,8 @@ def test_two_processes_tune_as_one_does(
         assert len(ours) == len(theirs) == 3
         for line, expected in zip(ours, theirs, strict=True):
             compared = {"loss", "grad_norm", "elastic_penalty", "log_ratio/chosen", "divergence"} & expected.keys()
-            own = {"held": "elastic_penalty", "dpo": "log_ratio/chosen", "dpo whole": "log_ratio/chosen", "taught": "divergence"}
+            own = {"held": "elastic_penalty", "dpo": "log_ratio/chosen", "dpo whole": "log_ratio/chosen",
+                   "taught": "divergence"}
             assert own.get(name, "loss") in compared
             for key in compared:
                 assert line[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-5), (name, key)
