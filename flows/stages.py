@@ -407,7 +407,7 @@ STAGES: dict[str, Stage] = {
               _before("decontaminate")),
         Stage("tokenizer", 3, "gristmill.tokenize.encoding.tokenizer:run", _tokenizer, _documents()),
         Stage("tokenize", 2, "gristmill.tokenize.encoding.encode:run", _tokenize, _documents("tokenizer")),
-        Stage("mix", 7, "gristmill.tokenize.mixing.mix:run", _mix, _documents("tokenizer", "tokenize")),
+        Stage("mix", 8, "gristmill.tokenize.mixing.mix:run", _mix, _documents("tokenizer", "tokenize")),
         Stage("sft_data", 1, "gristmill.train.sft_data:run", _sft_data, _only("tokenizer", "mix")),
         Stage("dpo_data", 1, "gristmill.train.dpo_data:run", _dpo_data, _only("tokenizer", "mix")),
         Stage("pretrain", 2, "gristmill.train.pretrain:run", _training("pretrain"), _only("tokenizer", "mix"),

@@ -43,7 +43,7 @@ def write_rows(path: Path, tokens: np.ndarray, pieces: pa.Table, first: int = 0)
     """
     pieces = pieces.cast(PIECES_SCHEMA)
     _, table, boundaries, index, sums = files_of(path)
-    write_table(table, pieces, repeating=("source", "copy"))
+    write_table(table, pieces, INDEX_GROUP_ROWS, repeating=("source", "copy"))
     write_table(index, index_of(pieces), INDEX_GROUP_ROWS, repeating=())
     columns = {name: pieces[name].to_numpy() for name in ("row", "start", "length")}
     with atomic_write(boundaries) as sink:
@@ -62,9 +62,10 @@ def index_of(pieces: pa.Table) -> pa.Table:
     """Each document's rows (`id`, `row`, once each), ordered by id, from a table of pieces."""
     words, row = id_words(pieces["id"]), pieces["row"].to_numpy()
     order = ordered_by(words[:, 0], words[:, 1], row)
-    found = np.column_stack([words[order], row[order].astype(np.uint64)])
-    new = np.concatenate([[True], (found[1:] != found[:-1]).any(axis=1)])[: len(found)]
-    return pa.table([word_ids(words[order[new]]), row[order[new]]], ["id", "row"])
+    words, row = words[order], row[order]
+    same = (words[1:, 0] == words[:-1, 0]) & (words[1:, 1] == words[:-1, 1]) & (row[1:] == row[:-1])
+    new = np.concatenate([[True], ~same])[: len(row)]
+    return pa.table([word_ids(words[new]), row[new]], ["id", "row"])
 
 
 def write_packed_set(

@@ -21,7 +21,7 @@ from gristmill.dataprep.jobs.batches import deal
 from gristmill.dataprep.jobs.chain import check_linear
 from gristmill.dataprep.jobs.dask_cluster import wait_for
 from gristmill.dataprep.jobs.fork_server import fork_server, module_of
-from gristmill.dataprep.jobs.job_errors import WorkerError, failure_path, noted_failure, shorten
+from gristmill.dataprep.jobs.job_errors import WorkerError, failure_path, note_failure, noted_failure, shorten
 from gristmill.dataprep.jobs.runner import Mode, import_beam, make_pipeline
 
 POLL_SECONDS = 0.5
@@ -69,7 +69,7 @@ def shard_tasks(ingest: Path) -> list[Task]:
 
 
 def run_tasks(
-    job: str, tasks: Sequence[Task], process: Process, context: Context, holds_gil: bool = False
+    job: str, tasks: Sequence[Task], process: Process, context: Context, holds_gil: bool = False, direct: bool = False
 ) -> list[dict[str, Any]]:
     """Run every task that has not finished yet, and return all results in the order of `tasks`.
 
@@ -80,6 +80,8 @@ def run_tasks(
         context: where to run.
         holds_gil: whether `process` spends its time in Python, or in native code that lets no other thread run (see
             `choose_mode`).
+        direct: call the tasks here, without a pipeline, where the local runner would do so one after another too: for
+            stages that take no longer than a pipeline takes to begin.
 
     Raises:
         Exception: what a task raised, with its type; the message names the task ("job/task: ValueError: ...").
@@ -94,7 +96,7 @@ def run_tasks(
     if pending:
         mode = choose_mode(context.mode, context.workers, pending, holds_gil)
         with _Progress(context, job, records, pending, total):
-            _run_to_the_end(job, pending, process, context, records, mode)
+            _run_to_the_end(job, pending, process, context, records, mode, direct)
     results = [read_record(records, task.name) for task in tasks]
     missing = [task.name for task, result in zip(tasks, results, strict=True) if result is None]
     if missing:
@@ -150,12 +152,15 @@ def finish_task(task: Task, process: Process, records: Path) -> dict[str, Any]:
 
 
 def _run_to_the_end(
-    job: str, tasks: Sequence[Task], process: Process, context: Context, records: Path, mode: Mode
+    job: str, tasks: Sequence[Task], process: Process, context: Context, records: Path, mode: Mode, direct: bool
 ) -> None:
     """Run the tasks; where one raises, that is the error, whatever the runner makes of it."""
     failure_path(records).unlink(missing_ok=True)
     try:
-        _run_pipeline(job, tasks, process, context, records, mode)
+        if direct and (context.runner, mode) == ("local", "memory"):
+            _run_here(tasks, process, records)
+        else:
+            _run_pipeline(job, tasks, process, context, records, mode)
     except WorkerError:
         raise
     except Exception as error:
@@ -163,6 +168,16 @@ def _run_to_the_end(
     failure = noted_failure(job, records)
     if failure is not None:
         raise failure
+
+
+def _run_here(tasks: Sequence[Task], process: Process, records: Path) -> None:
+    """What the workers of a pipeline do (`task_dofn.DoTasks`), its counters aside."""
+    for task in tasks:
+        try:
+            finish_task(task, process, records)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job ends with it
+            note_failure(records, task.name, error)
+            return
 
 
 def _run_pipeline(

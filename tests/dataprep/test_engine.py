@@ -115,6 +115,34 @@ def test_after_an_error_no_further_task_is_begun(tmp_path: Path) -> None:
     assert calls(tmp_path) == ["t0", "t1", "t2"]
 
 
+def test_tasks_that_are_called_directly_leave_what_a_pipeline_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results, files, records and errors; no pipeline is made, unless there are workers to share the tasks."""
+    left: dict[str, Any] = {}
+    for name, direct in (("called", True), ("piped", False)):
+        out = tmp_path / name
+        work = context(out / "work")
+        with pytest.MonkeyPatch.context() as patch:
+            if direct:
+                patch.setattr(engine, "make_pipeline", no_pipeline)
+            with pytest.raises(ValueError, match="three") as caught:
+                run_tasks("job", TASKS, partial(fail_on_three, out), work, direct=direct)
+            begun = calls(out)
+            results = run_tasks("job", TASKS, partial(square, out), work, direct=direct)
+        records = {path.name: path.read_text().replace(str(out), "") for path in (out / "work/job").iterdir()}
+        left[name] = str(caught.value), "in fail_on_three" in caught.value.__notes__[0], begun, results, records
+    assert left["called"] == left["piped"]
+    assert left["called"][2] == ["t0", "t1", "t2"]
+    monkeypatch.setattr(engine, "make_pipeline", no_pipeline)
+    with pytest.raises(TaskError, match="a pipeline is made"):
+        run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work", workers=2), direct=True)
+
+
+def no_pipeline(*arguments: object) -> None:
+    raise RuntimeError("a pipeline is made")
+
+
 class OddError(Exception):
     def __init__(self, number: int, word: str) -> None:
         super().__init__(f"{number} {word}s")

@@ -15,8 +15,10 @@ from gristmill.dataprep.jobs.engine import Task
 from gristmill.tokenize.encoding.sample import Sample
 from gristmill.tokenize.encoding.tokenizer import load, write_tokenizer
 from gristmill.tokenize.encoding.vocabulary import train
+from gristmill.tokenize.mixing.contents import gather
 from gristmill.tokenize.mixing.layouts import Packing, lay_out
-from gristmill.tokenize.mixing.pack import Documents, Plan, gather, layout_of, save, train_stream, write_train_shard
+from gristmill.tokenize.mixing.pack import write_train_shard
+from gristmill.tokenize.mixing.plan import Documents, Plan, layout_of, save, train_stream
 from gristmill.tokenize.mixing.streams import make_stream
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet

@@ -15,7 +15,7 @@ from gristmill.dataprep.counts import Counts
 from gristmill.dataprep.documents import ID_BYTES, read_annotations, read_table, shard_names
 from gristmill.tokenize.encoding.encode import docs_name
 from gristmill.tokenize.mixing.draws import drawn_below, id_words, ordered_by
-from gristmill.tokenize.mixing.pack import Documents
+from gristmill.tokenize.mixing.plan import Documents
 from gristmill.tokenize.mixing.shares import MixError
 from gristmill.tokenize.mixing.where import MET, UNKNOWN, judge, measured_columns, repeat
 from gristmill.tokenize.order import order_key

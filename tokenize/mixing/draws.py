@@ -44,11 +44,11 @@ def ordered_by(first: np.ndarray, *others: np.ndarray) -> np.ndarray:
 
     The first column is a hash, which alone decides nearly always: only where it is equal the others are compared.
     """
-    order = np.argsort(first, kind="stable")
+    order = np.argsort(first)
     ordered = first[order]
     equal = np.flatnonzero(ordered[1:] == ordered[:-1])
     touched = np.union1d(equal, equal + 1)
-    tied = order[touched]
+    tied = np.sort(order[touched])
     order[touched] = tied[np.lexsort((*(column[tied] for column in reversed(others)), first[tied]))]
     return order
 

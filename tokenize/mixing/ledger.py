@@ -34,4 +34,4 @@ def write_ledger(
     write_table(out / LEDGER, pa.table([
         word_ids(documents.words), documents.part.astype(np.int32), candidates.row, candidates.source.astype(np.int32),
         candidates.held_out, pa.DictionaryArray.from_arrays(codes, pa.array(list(rules), pa.string())),
-    ], schema=LEDGER_SCHEMA), INDEX_GROUP_ROWS)
+    ], schema=LEDGER_SCHEMA), INDEX_GROUP_ROWS, repeating=("shard", "source", "reason"))

@@ -25,14 +25,8 @@ from gristmill.tokenize.mixing.exclusion import read_excluded
 from gristmill.tokenize.mixing.laying import Laid, lay_train, lay_validation
 from gristmill.tokenize.mixing.ledger import write_ledger
 from gristmill.tokenize.mixing.outcome import describe, describe_redistribution, redistributed, used_documents
-from gristmill.tokenize.mixing.pack import (
-    Plan,
-    layout_of,
-    save,
-    train_stream,
-    validation_stream,
-    write_shard,
-)
+from gristmill.tokenize.mixing.pack import write_shard
+from gristmill.tokenize.mixing.plan import Plan, layout_of, save, train_stream, validation_stream
 from gristmill.tokenize.mixing.quotas import Quotas
 from gristmill.tokenize.packed_files import (
     DTYPES,
@@ -79,7 +73,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     _save_plan(context.work / "plan", candidates, train, held_out)
     token_bytes = str(inputs["tokenizer"] / "token_bytes.npy")
     tasks = [*_validation_tasks(held_out), *_train_tasks(plan, section)]
-    written = run_tasks("rows", tasks, partial(write_shard, plan=plan, token_bytes=token_bytes), context)
+    written = run_tasks("rows", tasks, partial(write_shard, plan=plan, token_bytes=token_bytes), context,
+                        direct=True)
     validation, shards = written[: len(held_out)], written[len(held_out) :]
     used, emptied = without_emptied(candidates, used_documents(candidates, train, held_out), out, written,
                                     plan.excluded)
