@@ -17,7 +17,7 @@ from gristmill.train.export import exported_tensors, write_weights
 from gristmill.train.models.families import UnknownArchitectureError, family_of, hf_config, shape_from_hf
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.rotary import frequencies
-from gristmill.train.models.shape import Shape, shape_from_json, shape_to_json
+from gristmill.train.models.shape import Shape, ShapeError, shape_from_json, shape_to_json
 from gristmill.train.models.weights import WeightsError, load_model, read_shape, save_model
 
 VOCAB, LENGTH = 100, 24
@@ -141,6 +141,18 @@ def test_a_shape_survives_both_of_its_files(changes: dict[str, Any], family: str
     assert family_of(shape) == family
     assert shape_from_json(json.loads(json.dumps(shape_to_json(shape)))) == shape
     assert shape_from_hf(json.loads(json.dumps(hf_config(shape, "float32", [0], 1)))) == shape
+
+
+def test_a_model_from_before_head_width_is_read_and_one_of_another_version_is_named(
+    tiny_shape: Shape, tmp_path: Path
+) -> None:
+    config = shape_to_json(tiny_shape)
+    del config["head_width"]
+    assert shape_from_json(config) == tiny_shape
+    del config["norm_eps"]
+    write_json(tmp_path / "config.json", {**config, "gates": 3})
+    with pytest.raises(ShapeError, match=f"^{tmp_path}: config.json lacks norm_eps and has gates: it is neither"):
+        read_shape(tmp_path)
 
 
 def test_weights_that_do_not_fit_their_config_are_refused(

@@ -17,7 +17,7 @@ from gristmill.dataprep.context import Context
 from gristmill.mixtures.training import Pretrain, Spikes
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train import export
-from gristmill.train.loop import loop
+from gristmill.train.loop import loop, step
 from gristmill.train.loop.checkpoints import Checkpoints
 from gristmill.train.loop.rollback import describe_rollback, is_given_up, plan_after
 from gristmill.train.loop.stopping import held_out_loss, no_longer_improves
@@ -50,14 +50,14 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, inputs: dict[str, Path]) -> Callab
     """The batches of what are steps 21 to 23 at first have a loss that is no number; returns all batches read."""
     packed, plan = PackedSet(inputs["mix"]), Plan(((0, 0, 4),))
     bad = {tuple(plan.rows(packed.order(11), step - 1)) for step in (21, 22, 23)}
-    original, read = loop._gradients, []
+    original, read = step._gradients, []
 
-    def gradients(attempt: Any, batch: Any, step: int) -> Any:
-        sums, row_losses, noise = original(attempt, batch, step)
+    def gradients(attempt: Any, batch: Any, number: int) -> Any:
+        sums, row_losses, noise = original(attempt, batch, number)
         read.append(tuple(batch.rows))
         return sums * (math.nan if tuple(batch.rows) in bad else 1.0), row_losses, noise
 
-    monkeypatch.setattr(loop, "_gradients", gradients)
+    monkeypatch.setattr(step, "_gradients", gradients)
     return lambda: read
 
 

@@ -17,7 +17,7 @@ from gristmill.dataprep.context import Context
 from gristmill.mixtures.watching import Profile, Wandb
 from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train import pretrain
-from gristmill.train.loop import loop
+from gristmill.train.loop.profiling import Profiler
 from gristmill.train.loop.record import Record
 
 
@@ -106,7 +106,7 @@ def test_the_losses_of_a_known_training_are_those_on_record(
 
 
 def test_a_training_that_resumes_behind_the_traced_steps_traces_nothing(tmp_path: Path) -> None:
-    profiler = loop.Profiler(Profile(first_step=2), Context(tmp_path), None, 5)  # type: ignore[arg-type]
+    profiler = Profiler(Profile(first_step=2), Context(tmp_path), None, 5)  # type: ignore[arg-type]
     profiler.after(6)
     profiler.close()
     assert not (tmp_path / "profile").exists()

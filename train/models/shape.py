@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from gristmill.mixtures.model import Model, RopeScaling
@@ -12,6 +12,10 @@ from gristmill.mixtures.model import Model, RopeScaling
 VOCAB_MULTIPLE = 128
 """Rows of the embedding are padded to this multiple, which matrix units prefer (OLMo-core: padded_vocab_size)."""
 FFN_MULTIPLE = 64
+
+
+class ShapeError(ValueError):
+    """A folder's config.json describes no model that is known here."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,18 @@ def shape_from_json(value: Mapping[str, Any]) -> Shape:
     """Read `config.json` back.
 
     Raises:
-        TypeError: a key is missing or unknown.
+        ShapeError: a key is missing or unknown.
     """
-    scaling = value.get("rope_scaling")
-    return Shape(**{**value, "rope_scaling": None if scaling is None else RopeScaling.model_validate(scaling)})
+    read = dict(value)
+    if "head_width" not in read and {"width", "heads"} <= read.keys():
+        read["head_width"] = read["width"] // read["heads"]  # what it was before it could be chosen
+    known = {field.name: field.default is MISSING for field in fields(Shape)}
+    missing, unknown = [name for name, needed in known.items() if needed and name not in read], read.keys() - known
+    if missing or unknown:
+        parts = [f"{verb} {', '.join(sorted(names))}"
+                 for verb, names in (("lacks", missing), ("has", unknown)) if names]
+        raise ShapeError(f"config.json {' and '.join(parts)}: it is neither of this version nor a model of "
+                         "transformers (with `model_type`); export the model with the version that saved it, or train "
+                         "it anew")
+    scaling = read.get("rope_scaling")
+    return Shape(**{**read, "rope_scaling": None if scaling is None else RopeScaling.model_validate(scaling)})

@@ -15,7 +15,7 @@ from gristmill.mixtures.model import Initialisation
 from gristmill.train.models.families import is_scorer, shape_from_hf, tensors_behind
 from gristmill.train.models.initialisation import initial_tensor
 from gristmill.train.models.int8 import read_int8, stored_name
-from gristmill.train.models.shape import Shape, shape_from_json, shape_to_json
+from gristmill.train.models.shape import Shape, ShapeError, shape_from_json, shape_to_json
 
 if TYPE_CHECKING:
     from gristmill.train.models.llama import Llama
@@ -90,9 +90,15 @@ def read_shape(folder: Path) -> Shape:
 
     Raises:
         gristmill.train.models.families.UnknownArchitectureError: this decoder cannot run it.
+        gristmill.train.models.shape.ShapeError: a model of ours, but of another version.
     """
     config = read_json(folder / SHAPE_FILE)
-    return shape_from_hf(config) if "model_type" in config else shape_from_json(config)
+    if "model_type" in config:
+        return shape_from_hf(config)
+    try:
+        return shape_from_json(config)
+    except ShapeError as error:
+        raise ShapeError(f"{folder}: {error}") from error
 
 
 def save_model(folder: Path, shape: Shape, tensors: dict[str, Tensor]) -> None:

@@ -1,0 +1,83 @@
+"""What a training is made of, and what its steps are due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+
+from gristmill.dataprep.context import Context
+from gristmill.mixtures.training import EarlyStopping, Training
+from gristmill.train.loop.batches import READING_THREADS
+from gristmill.train.loop.examination import Decode
+from gristmill.train.loop.objective import Objective
+from gristmill.train.loop.progress import Part
+from gristmill.train.loop.stream import Plan, plan_of
+from gristmill.train.optim.averaging import AveragedWeights
+from gristmill.train.optim.elastic import ElasticWeights
+from gristmill.train.optim.schedules import learning_rate
+from gristmill.train.parallel.world import World
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that the loop needs to know.
+
+    Attributes:
+        section: steps, batch sizes, optimizer, schedule.
+        objective: what to read and the loss.
+        model: sharded.
+        world: the processes.
+        context: working folder, checkpoint policy, where progress goes.
+        peak_flops: of one device, if known.
+        causal_share: of the objective's arithmetic, what remains where masked attention is not counted.
+        after_step: called on every rank after each step; what it returns is logged as a line of that step.
+        average: the running mean of the weights, if one is kept.
+        decode: from token ids to text, for autopsies.
+        elastic: what pulls the weights back to where they were, if anything does.
+        before_step: called on every rank with the steps done, before the next one's gradients.
+        state: further state that lies in checkpoints, by name.
+        reading_threads: see batches.reading_threads.
+    """
+
+    section: Training
+    objective: Objective
+    model: nn.Module
+    world: World
+    context: Context
+    peak_flops: float | None = None
+    causal_share: float = 1.0
+    after_step: Callable[[int], dict[str, Any] | None] = lambda step: None
+    average: AveragedWeights | None = None
+    decode: Decode | None = None
+    elastic: ElasticWeights | None = None
+    before_step: Callable[[int], None] = lambda step: None
+    state: Mapping[str, Part] = field(default_factory=dict)
+    reading_threads: int = READING_THREADS
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Which positions each step reads, as long as the training does not go back."""
+        return plan_of(self.section, self.objective.sequence_length)
+
+    @cached_property
+    def early_stopping(self) -> EarlyStopping | None:
+        """When to end before the last step."""
+        return getattr(self.section, "early_stopping", None)
+
+
+def scheduled_rate(job: Job, step: int) -> float:
+    """The learning rate of a step, counted from 1; a warm-up in tokens goes by the first step's tokens."""
+    section = job.section
+    step_tokens = 0
+    if section.schedule.warmup_tokens is not None:
+        step_tokens = job.objective.num_tokens(job.plan.rows(job.objective.order, 0))
+    return learning_rate(section.schedule, section.optimizer.learning_rate, step, section.steps, step_tokens)
+
+
+def is_logged(section: Training, step: int) -> bool:
+    """Whether a step, counted from 1, gets a line: the first, the last and every `log_every`-th one."""
+    return step in (1, section.steps) or step % section.log_every == 0
