@@ -56,7 +56,7 @@ def reward_model(facts: Facts) -> str:
 
 def preference_effects(facts: Facts) -> str:
     """Where preference optimisation's margin came from: answers against the reference, and the alarm if it rang."""
-    lines = [line for line in facts["training"].get("dpo", []) if "fell/chosen" in line]
+    lines = [line for line in facts["training"].get("dpo", []) if "fell/chosen" in line and "fell/rejected" in line]
     if not lines:
         return ""
     from gristmill.flows.pictures import curves
@@ -74,6 +74,10 @@ def preference_effects(facts: Facts) -> str:
         note += (f" On {summary['held_out_pairs']:,} held-out pairs the chosen answer gained more in "
                  f"{held_out['reward_accuracy']:.1%}, and is the likelier one in {held_out['chosen_more_likely']:.1%} "
                  f"({held_out['chosen_more_likely_before']:.1%} before).")
+    if held_out.get("ranked_right") is not None:
+        counts = summary["held_out_answers"]
+        note += (f" Of {counts['desirable']:,} desirable and {counts['undesirable']:,} other held-out answers a "
+                 f"desirable one gained more than another in {held_out['ranked_right']:.1%} of all cases.")
     return ("<h2>What preference optimisation moved</h2>"
             + table(["answers", "less likely than under the reference", "nats per token against it", "reward"], rows,
                     {1, 2, 3})

@@ -287,7 +287,9 @@ def _reference(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None
     if section is None:
         return None
     # The size of a forward pass is how the work is done. What a loss makes of the numbers is none of this stage's.
-    return {"precision": section.precision}, {"micro_batch_size": section.micro_batch_size}
+    # Single answers are another work than pairs; no other loss is told apart.
+    answers = {"answers": True} if section.loss == "kto" else {}
+    return {"precision": section.precision, **answers}, {"micro_batch_size": section.micro_batch_size}
 
 
 def _without(item: Recipe, *keys: str) -> Recipe:
@@ -409,7 +411,7 @@ STAGES: dict[str, Stage] = {
         Stage("tokenize", 2, "gristmill.tokenize.encoding.encode:run", _tokenize, _documents("tokenizer")),
         Stage("mix", 8, "gristmill.tokenize.mixing.mix:run", _mix, _documents("tokenizer", "tokenize")),
         Stage("sft_data", 1, "gristmill.train.sft_data:run", _sft_data, _only("tokenizer", "mix")),
-        Stage("dpo_data", 1, "gristmill.train.dpo_data:run", _dpo_data, _only("tokenizer", "mix")),
+        Stage("dpo_data", 2, "gristmill.train.dpo_data:run", _dpo_data, _only("tokenizer", "mix")),
         Stage("pretrain", 2, "gristmill.train.pretrain:run", _training("pretrain"), _only("tokenizer", "mix"),
               "torchrun"),
         Stage("teacher", 1, "gristmill.train.teacher:run", _teacher, _before_teacher, "torchrun"),

@@ -14,7 +14,7 @@ from gristmill.mixtures.section import Fraction, OutsidePath, Positive, Positive
 from gristmill.mixtures.training import Precision, Training
 
 PreferenceLoss = Literal[
-    "sigmoid", "cdpo", "robust", "hinge", "ipo", "ipo_sum", "sigmoid_norm", "simpo", "orpo"]
+    "sigmoid", "cdpo", "robust", "hinge", "ipo", "ipo_sum", "sigmoid_norm", "simpo", "orpo", "kto"]
 
 
 class Examples(Section):
@@ -49,10 +49,11 @@ class Instructions(Examples):
 class PreferencePairs(Examples):
     """One set of preferences to learn from."""
 
-    format: Literal["auto", "pairs", "transcripts", "scored"] = "auto"
+    format: Literal["auto", "pairs", "transcripts", "scored", "labelled"] = "auto"
     """`pairs`: `prompt`, `chosen`, `rejected`, texts or messages; without `prompt` it is what both begin with;
     `transcripts`: `chosen` and `rejected` as whole dialogues, with Human: and Assistant: behind blank lines (HH-RLHF);
-    `scored`: several answers with scores, of which the best is chosen and the worst rejected."""
+    `scored`: several answers with scores, of which the best is chosen and the worst rejected; `labelled`: `prompt`,
+    `completion` (or `response`) and `label`, true or false: single answers, which only the loss `kto` learns from."""
 
 
 class WeightedPairs(PreferencePairs):
@@ -181,6 +182,8 @@ class Reference(Section):
     """Compute dtype; `auto` is bf16 on a GPU and fp32 on a CPU."""
     micro_batch_size: Positive = 16
     """Pairs per forward pass on one rank at the most."""
+    answers: bool = False
+    """Whether the loss is of single answers (`kto`), with answers to other prompts beside them."""
 
 
 class Dpo(DpoData, Training):
@@ -189,7 +192,9 @@ class Dpo(DpoData, Training):
     loss: PreferenceLoss = "sigmoid"
     """`sigmoid`: DPO; `cdpo`, `robust`: for labels that are wrong with the probability `label_smoothing`; `hinge`:
     SLiC's; `ipo`: over means of tokens, `ipo_sum`: over sums; `sigmoid_norm`: DPO over means of tokens; `simpo`,
-    `orpo`: without a reference. The definitions are in train/objectives/preference_losses.py."""
+    `orpo`: without a reference; `kto`: of single answers that are desirable or not (Ethayarajh et al. 2024), into which
+    pairs are split: a batch is then of answers. The definitions are in train/objectives/preference_losses.py and
+    kto_loss.py."""
     beta: PositiveFloat = 0.1
     """Strength of the tie to the reference model."""
     label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.0
@@ -198,9 +203,13 @@ class Dpo(DpoData, Training):
     """SimPO's target margin as a multiple of beta (its authors: 0.3 to 0.8)."""
     odds_weight: PositiveFloat = 0.1
     """ORPO's lambda (its authors: 0.1)."""
+    desirable_weight: PositiveFloat = 1.0
+    """For `kto`: weight of desirable (chosen) answers."""
+    undesirable_weight: PositiveFloat = 1.0
+    """For `kto`: weight of the others; the two kinds should weigh about the same in all (equation 8 of the paper)."""
     sft_weight: Annotated[float, Field(ge=0.0)] = 0.0
     """Weight of the chosen answers' loss per token, added to any loss: against falling likelihoods of chosen answers
-    (Pang et al. 2024: 1)."""
+    (Pang et al. 2024: 1), but `kto`."""
     holdout: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     """Share of pairs, chosen by hash of the prompt, that only measure the reward accuracy."""
     optimizer: Optimizer = Optimizer(learning_rate=5e-5, weight_decay=0.0)
@@ -223,4 +232,13 @@ class Dpo(DpoData, Training):
         if self.label_smoothing and self.loss not in ("cdpo", "robust"):
             raise ValueError(f"label_smoothing means nothing to the loss {self.loss}; choose cdpo or robust, or remove "
                              "it")
+        return self
+
+    @model_validator(mode="after")
+    def _kinds_are_weighed_by_kto(self) -> Dpo:
+        if self.loss != "kto" and (self.desirable_weight, self.undesirable_weight) != (1.0, 1.0):
+            raise ValueError(f"desirable_weight and undesirable_weight mean nothing to the loss {self.loss}; choose "
+                             "kto, or remove them")
+        if self.loss == "kto" and self.sft_weight:
+            raise ValueError("sft_weight is for losses over pairs, not for kto; remove it, or raise desirable_weight")
         return self

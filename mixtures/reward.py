@@ -18,7 +18,7 @@ class Reward(Training):
     transformers loads with AutoModelForSequenceClassification."""
 
     data: Annotated[tuple[PreferencePairs, ...], Field(min_length=1)] | None = None
-    """Where the pairs are; those of `dpo` if absent."""
+    """Where the pairs are; those of `dpo` if absent, each once whatever the weights of the sets."""
     margin: Annotated[float, Field(ge=0.0)] = 0.0
     """By how much a chosen answer's score should be the larger: subtracted from the difference inside the loss
     (Touvron et al. 2023b, equation 2)."""

@@ -8,8 +8,7 @@ merged into it.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,20 +16,21 @@ from typing import Any
 import numpy as np
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import atomic_write
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.files import settle_adapters
 from gristmill.train.adapters.lora import adapted_flops_per_token
 from gristmill.train.adapters.model import tuned_model
 from gristmill.train.evaluation.validation import Validation
+from gristmill.train.kto import optimise
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.weights import read_shape
 from gristmill.train.objectives.chosen_decline import decline_of
 from gristmill.train.objectives.conversations import write_example_ids
+from gristmill.train.objectives.held_out_pairs import HOLDOUT, write_holdout
 from gristmill.train.objectives.pair_draws import describe_draws, draw_pairs, held_out_mask, merged
-from gristmill.train.objectives.pair_rows import PairRows
+from gristmill.train.objectives.pair_rows import PairRows, check_pairs
 from gristmill.train.objectives.pairs import more_likely, reward_accuracy
 from gristmill.train.objectives.preferences import Preferences
 from gristmill.train.objectives.reference import certify_start, key_of, pair_logps, read_reference
@@ -39,7 +39,6 @@ from gristmill.train.parallel.world import process_group
 from gristmill.train.pretrain import all_tensors, averaged, causal_share, describe_model, publish, read_token_bytes
 from gristmill.train.reference import start_of
 
-HOLDOUT = "holdout.jsonl"
 CERTIFICATE = "step-0.json"
 
 
@@ -53,9 +52,13 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
     """
     section = Dpo.model_validate(config)
+    if section.loss == "kto":
+        return optimise(inputs, section, out, context)
     seed = section.seed or 0
     start = start_of(inputs)
     shape = read_shape(start)
+    with closing(PackedSet(inputs["dpo_data"])) as data:
+        check_pairs(data)
     with closing(PackedSet(inputs["dpo_data"], context.stream, context.warn)) as data, \
             closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed, \
             process_group(context.parallel, pipelined=False) as world:
@@ -95,15 +98,3 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             "chosen_more_likely": more_likely(after),
         },
     }
-
-
-def write_holdout(path: Path, records: Sequence[Mapping[str, Any]], reference: np.ndarray, length: int) -> None:
-    """Write the held-out pairs as JSON lines.
-
-    Each has `reference_chosen` and `reference_rejected`, and the `sequence_length` that its conversations were cut to.
-    """
-    with atomic_write(path) as sink:
-        for pair, (chosen, rejected) in zip(records, reference.tolist(), strict=True):
-            line = {**pair, "reference_chosen": chosen, "reference_rejected": rejected,
-                    "sequence_length": length}
-            sink.write(json.dumps(line, ensure_ascii=False, sort_keys=True).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""Stage `dpo_data`: preference pairs made into a packed set with loss masks, two rows to a pair.
+"""Stage `dpo_data`: preference pairs (and labelled answers) made into a packed set with loss masks, a row an answer.
 
 Output: a packed set (`tokenize/packed.py`) whose sources are the sets, with loss masks (`tokenize/loss_masks.py`) and
 the pairs' records (`train/objectives/pair_rows.py`); `refused.jsonl`: the records that are no pairs, and why. Needs no
@@ -19,7 +19,8 @@ from gristmill.mixtures.posttraining import DpoData
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.objectives.chat import Chat
 from gristmill.train.objectives.pair_rows import write_pair_rows
-from gristmill.train.objectives.pair_sets import read_pairs
+from gristmill.train.objectives.pair_sets import read_preferences
+from gristmill.train.objectives.pairs import Pair
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
@@ -33,11 +34,12 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     chat, mix = Chat(inputs["tokenizer"]), PackedSet(inputs["mix"])
     length = section.sequence_length or mix.sequence_length
     names = set_names([one.path for one in section.data])
-    found, sets, refused = read_pairs(section.data, chat, length)
+    found, sets, refused = read_preferences(section.data, chat, length)
     write_refused(out / REFUSED, zip(names, refused, strict=True))
     for name, one in zip(names, sets, strict=True):
         for warning in warnings_of(name, one["audit"]):
             context.warn(warning)
     written = write_pair_rows(out, dict(zip(names, found, strict=True)), length, mix.manifest["tokenizer"], chat)
-    return {"sequence_length": length, "pairs": sum(map(len, found)), **written,
+    pairs = sum(isinstance(one, Pair) for of_set in found for one in of_set)
+    return {"sequence_length": length, "pairs": pairs, "answers": sum(map(len, found)) - pairs, **written,
             "sets": [{"name": name, **counts} for name, counts in zip(names, sets, strict=True)]}

@@ -22,7 +22,6 @@ from gristmill.dataprep.files import write_json
 from gristmill.mixtures.evaluation import Evaluate
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.dpo import HOLDOUT
 from gristmill.train.evaluation.answering import Reader, Result
 from gristmill.train.evaluation.documents import score_documents, source_metrics
 from gristmill.train.evaluation.held_out import ROWS_PER_FORWARD
@@ -35,6 +34,7 @@ from gristmill.train.generation.sample import generate
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.chat import Chat
+from gristmill.train.objectives.held_out_pairs import HOLDOUT
 from gristmill.train.objectives.losses import sequence_logps
 from gristmill.train.objectives.pairs import padded_pairs, prepare_pairs, reward_accuracy
 from gristmill.train.parallel.world import make_deterministic

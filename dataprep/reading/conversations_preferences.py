@@ -6,6 +6,8 @@
     scored        prompt (or instruction) and several answers with scores: completions, responses or answers, a list of
                   objects with a score each, or of texts beside a list `scores`; the best is chosen, the worst rejected
                   (of equal ones the first)
+    labelled      prompt and completion (or response), texts or messages, and label, true or false: no pair, but one
+                  answer that is desirable or not (KTO)
 
 Which one a row has is told by its keys, unless a manifest names it.
 """
@@ -21,6 +23,8 @@ from gristmill.dataprep.reading.conversations_messages import Message, check_tur
 
 ANSWER_LISTS = ("completions", "responses", "answers")
 ANSWER_TEXTS = ("response", "text", "content", "answer", "completion")
+ANSWER_KEYS = ("completion", "response")
+"""What one answer that has a label is called."""
 SCORES = ("score", "overall_score", "rating", "reward")
 """What UltraFeedback, Nectar-like sets and reward models call it; the first one that an answer has counts."""
 _TURN = re.compile(r"\n\n(Human|Assistant):")
@@ -30,12 +34,15 @@ Pair = dict[str, list[Message]]
 
 
 def dpo_example(row: Row, form: str = "auto") -> dict[str, Any]:
-    """Bring a row into the shape of a DPO example (without `id`).
+    """Bring a row into the shape of a DPO example (without `id`), or of a labelled answer: prompt, completion, label.
 
     Raises:
         ValueError: it is of no known form, or not of the one that is asked for; says why.
     """
-    pair = DPO_FORMS[preference_form_of(row) if form == "auto" else form](row)
+    form = preference_form_of(row) if form == "auto" else form
+    if form == "labelled":
+        return _labelled(row)
+    pair = DPO_FORMS[form](row)
     if not pair["prompt"]:
         raise ValueError("chosen and rejected begin with no common prompt")
     for name in ("chosen", "rejected"):
@@ -56,6 +63,8 @@ def preference_form_of(row: Row) -> str:
     if any(isinstance(row.get(key), list) for key in ANSWER_LISTS):
         return "scored"
     missing = [key for key in ("chosen", "rejected") if key not in row]
+    if missing and "label" in row:
+        return "labelled"
     if missing:
         lacks = ["prompt", *missing] if "prompt" not in row else missing
         raise ValueError(f"lacks {', '.join(lacks)}; its keys are {', '.join(row) or 'none'}")
@@ -119,6 +128,20 @@ def _scored(row: Row) -> Pair:
                                  for name, place in (("chosen", best), ("rejected", worst))}}
 
 
+def _labelled(row: Row) -> dict[str, Any]:
+    if not isinstance(row.get("label"), bool):
+        raise ValueError(f"label must be true or false, not {row.get('label')!r}")
+    key = next((key for key in ANSWER_KEYS if key in row), None)
+    if key is None:
+        raise ValueError(f"has a label, but no answer under one of {', '.join(ANSWER_KEYS)}")
+    prompt, answer = turns("prompt", row.get("prompt"), "user"), turns(key, row[key], "assistant")
+    answer = answer[len(prompt) :] if answer[: len(prompt)] == prompt else answer
+    if not answer:
+        raise ValueError(f"{key} holds nothing but the prompt")
+    check_turns("the conversation", prompt + answer)
+    return {"prompt": with_system(row, prompt), "completion": answer, "label": row["label"]}
+
+
 def _answer(where: str, answer: Any) -> Any:
     if not isinstance(answer, dict):
         return answer
@@ -141,4 +164,5 @@ def _score(where: str, value: Any) -> float:
     return float(value)
 
 
-DPO_FORMS: dict[str, Callable[[Row], Pair]] = {"pairs": _pairs, "transcripts": _transcripts, "scored": _scored}
+DPO_FORMS: dict[str, Callable[[Row], dict[str, Any]]] = {
+    "pairs": _pairs, "transcripts": _transcripts, "scored": _scored, "labelled": _labelled}

@@ -302,6 +302,17 @@ def test_transcripts_scored_answers_and_common_prompts_become_pairs(tmp_path: Pa
     assert {key: example[key] for key in pair} == pair
 
 
+@pytest.mark.parametrize("row", [
+    {"prompt": "q", "completion": "good", "label": True},
+    {"prompt": [user("q")], "response": [user("q"), assistant("good")], "label": True},
+])
+def test_answers_with_a_label_are_read_as_they_are(tmp_path: Path, row: Any) -> None:
+    (example,) = read_set(write(tmp_path / "a.jsonl", [row]), "dpo").examples
+    assert {key: example[key] for key in ("prompt", "completion", "label")} == {
+        "prompt": [user("q")], "completion": [assistant("good")], "label": True}
+    assert "chosen" not in example
+
+
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
@@ -312,6 +323,9 @@ def test_transcripts_scored_answers_and_common_prompts_become_pairs(tmp_path: Pa
         ({"prompt": "q", "responses": ["a", "b"], "scores": [1, 1]}, "all 2 responses have the same score"),
         ({"prompt": "q", "responses": ["a", "b"], "scores": [1]}, "2 responses, but 1 scores"),
         ({"prompt": "q", "responses": ["a", "b"]}, "responses, answer 1 has no score"),
+        ({"prompt": "q", "completion": "a", "label": 1}, "label must be true or false, not 1"),
+        ({"prompt": "q", "label": True}, "has a label, but no answer under one of completion, response"),
+        ({"prompt": [user("q")], "completion": [user("q")], "label": False}, "completion holds nothing but the prompt"),
     ],
 )
 def test_what_is_wrong_with_a_preference_is_said(tmp_path: Path, row: Any, reason: str) -> None:

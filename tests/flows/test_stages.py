@@ -214,3 +214,11 @@ def test_what_a_teacher_says_depends_on_what_is_kept_of_it_and_not_on_what_a_stu
     assert own.inputs.keys() == {"tokenizer", "sft_data", "pretrain"}
     assert "teacher" not in opened().plan
     assert "distill" not in opened().plan["sft"].recipe
+
+
+def test_single_answers_cost_another_reference_and_no_other_rows() -> None:
+    assert changed_by("dpo.loss=kto") == ["reference", "dpo", "evaluate", "export"]
+    kto = opened("dpo.loss=kto").plan["reference"]
+    assert kto.recipe["answers"] is True
+    assert "answers" not in opened().plan["reference"].recipe
+    assert opened("dpo.loss=kto", "dpo.undesirable_weight=1.3").plan["reference"].fingerprint == kto.fingerprint

@@ -49,6 +49,11 @@ def jobs_in(folder: Path, inputs: dict[str, str], data: Path, made: Path) -> lis
         {"stage": "dpo", "folder": str(folder / "dpo whole"), "parallel": {"tensor": 2},
          "inputs": {**tuned, "reference": str(folder / "reference" / "data")},
          "config": {**TRAINING, **pairs, **rate}},
+        {"stage": "reference", "folder": str(folder / "answers"), "inputs": tuned,
+         "config": {**pairs, "sequence_length": 64, "micro_batch_size": 2, "answers": True}},
+        {"stage": "dpo", "folder": str(folder / "kto"),
+         "inputs": {**tuned, "reference": str(folder / "answers" / "data")},
+         "config": {**TRAINING, **pairs, **rate, "loss": "kto", "beta": 1.0}},
         {"stage": "reward", "folder": str(folder / "reward"), "inputs": tuned,
          "config": {**TRAINING, **pairs, **rate, "center_weight": 0.1, "holdout": 0.3}},
         {"stage": "teacher", "folder": str(folder / "teacher"), "config": {**taught, "micro_batch_size": 1},
@@ -102,14 +107,15 @@ def test_two_processes_tune_as_one_does(
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}, capture_output=True, text=True,
         check=False, timeout=240)
     assert done.returncode == 0, done.stderr[-6000:]
-    for name in ("adapters", "held", "dpo", "dpo whole", "reward", "taught"):
+    for name in ("adapters", "held", "dpo", "dpo whole", "kto", "reward", "taught"):
         ours, theirs = ([json.loads(line) for line in (tmp_path / run / name / "data" / "metrics.jsonl").read_text()
                          .splitlines()] for run in ("two", "one"))
         assert len(ours) == len(theirs) == 3
         for line, expected in zip(ours, theirs, strict=True):
-            compared = {"loss", "grad_norm", "elastic_penalty", "log_ratio/chosen", "divergence"} & expected.keys()
+            compared = expected.keys() & {
+                "loss", "grad_norm", "elastic_penalty", "log_ratio/chosen", "divergence", "kl"}
             own = {"held": "elastic_penalty", "dpo": "log_ratio/chosen", "dpo whole": "log_ratio/chosen",
-                   "taught": "divergence"}
+                   "taught": "divergence", "kto": "kl"}
             assert own.get(name, "loss") in compared
             for key in compared:
                 assert line[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-5), (name, key)

@@ -22,6 +22,7 @@ from gristmill.train.parallel.world import World, make_world, process_group
 
 def main() -> None:
     """Run the stages one after the other, all in the one process group."""
+    kto: Any = importlib.import_module("gristmill.train.kto")
     jobs = json.loads(Path(sys.argv[1]).read_text())
     with process_group() as joined:
 
@@ -31,7 +32,8 @@ def main() -> None:
 
         for job in jobs:
             module: Any = importlib.import_module(f"gristmill.train.{job['stage']}")
-            module.process_group = same_group
+            # The stage `dpo` leaves the loss kto to a module of its own.
+            module.process_group = kto.process_group = same_group
             folder = Path(job["folder"])
             if joined.is_first:
                 (folder / "work").mkdir(parents=True)

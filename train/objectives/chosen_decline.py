@@ -26,7 +26,7 @@ def decline_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         shares of pairs whose chosen and whose rejected answer fell.
     """
     streak, alarm = 0, None
-    measured = [line for line in lines if "fell/chosen" in line]
+    measured = [line for line in lines if "fell/chosen" in line and "fell/rejected" in line]
     for line in measured:
         streak = streak + 1 if falls(line) else 0
         if streak == LINES_IN_A_ROW and alarm is None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.order import sources_of_rows
+from gristmill.train.objectives.answer_rows import AnswerRows
 from gristmill.train.objectives.conversations import NothingToTrainError
 from gristmill.train.objectives.pair_rows import PairRows
 from gristmill.train.objectives.pairs import is_held_out
@@ -28,7 +29,7 @@ def held_out_mask(records: Sequence[Mapping[str, Any]], section: Dpo, seed: int)
     return held_out
 
 
-def draw_pairs(rows: PairRows, held_out: np.ndarray, section: Dpo, seed: int) -> list[np.ndarray]:
+def draw_pairs(rows: PairRows | AnswerRows, held_out: np.ndarray, section: Dpo, seed: int) -> list[np.ndarray]:
     """The pairs to train on, set by set (int64, the numbers of pairs, repeated ones beside each other).
 
     Without weights every pair is there once. With them a set has its share of the pairs, and what it repeats is chosen
@@ -67,7 +68,7 @@ def merged(draws: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def describe_draws(
-    rows: PairRows, names: Sequence[str], draws: Sequence[np.ndarray], held_out: np.ndarray
+    rows: PairRows | AnswerRows, names: Sequence[str], draws: Sequence[np.ndarray], held_out: np.ndarray
 ) -> list[dict[str, Any]]:
     """Per set: `name`, `pairs`, `held_out`, `drawn` and `drawn_share` of all that is drawn."""
     total = sum(map(len, draws))

@@ -1,10 +1,12 @@
 """Preference pairs as rows of a packed set: row 2i holds the chosen answer of pair i, row 2i + 1 the rejected one.
 
-Each row is one conversation, prompt included, with a loss mask over its answer; the sets lie one after another. Beside
+An answer that is labelled as desirable or not, and is of no pair, is one row, behind the pairs of its set. Each row is
+one conversation, prompt included, with a loss mask over its answer; the sets lie one after another. Beside
 the rows lie
 
     examples.parquet    one row per example: id, set (its number in packed.json), row (its first one), rows (how many
-                        it has: 2, a pair), and the record that it was made from, as JSON
+                        it has: 2, a pair, or 1, an answer), label (of an answer: whether it is desirable), and the
+                        record that it was made from, as JSON
     made-of.json        what the rows depend on, by name
 
 so that what needs no tokens (who is held out, how often a set is read) is decided without them.
@@ -29,22 +31,23 @@ from gristmill.dataprep.files import canonical_json, read_json, write_json
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.objectives.chat import Chat
-from gristmill.train.objectives.conversations import PAD_MULTIPLE
+from gristmill.train.objectives.conversations import PAD_MULTIPLE, Conversation
 from gristmill.train.objectives.example_rows import Piece, piece_of, write_ordered_rows
 from gristmill.train.objectives.losses import next_tokens
-from gristmill.train.objectives.pairs import Pair
+from gristmill.train.objectives.pairs import Answer, Pair
 
 EXAMPLES, MADE_OF = "examples.parquet", "made-of.json"
 ROWS_OF_PAIR = 2
 EXAMPLES_SCHEMA = pa.schema([
-    ("id", pa.string()), ("set", pa.int32()), ("row", pa.int64()), ("rows", pa.int32()), ("record", pa.large_string()),
+    ("id", pa.string()), ("set", pa.int32()), ("row", pa.int64()), ("rows", pa.int32()), ("label", pa.bool_()),
+    ("record", pa.large_string()),
 ])
 
 
 def write_pair_rows(
-    folder: Path, sets: Mapping[str, Sequence[Pair]], length: int, tokenizer: dict[str, Any], chat: Chat
+    folder: Path, sets: Mapping[str, Sequence[Pair | Answer]], length: int, tokenizer: dict[str, Any], chat: Chat
 ) -> dict[str, Any]:
-    """Write the pairs of all sets as one packed set.
+    """Write the pairs and labelled answers of all sets as one packed set.
 
     Args:
         folder: where to.
@@ -56,21 +59,45 @@ def write_pair_rows(
     Returns:
         see `example_rows.write_example_rows`.
     """
-    pairs = [pair for of_set in sets.values() for pair in of_set]
-    rows: list[list[Piece]] = [[piece_of(one)] for pair in pairs for one in (pair.chosen, pair.rejected)]
-    counts = [ROWS_OF_PAIR * len(of_set) for of_set in sets.values()]
+    examples = [one for of_set in sets.values() for one in of_set]
+    rows: list[list[Piece]] = [[piece_of(one)] for example in examples for one in conversations_of(example)]
+    sizes = np.array([len(conversations_of(example)) for example in examples], dtype=np.int64)
+    counts = [sum(len(conversations_of(example)) for example in of_set) for of_set in sets.values()]
     # A stage for every set: one after another, so that the two rows of a pair are neighbours.
     stages = np.diag(counts).tolist()
     write_table(folder / EXAMPLES, pa.table({
-        "id": [pair.example["id"] for pair in pairs],
+        "id": [one.example["id"] for one in examples],
         "set": np.repeat(np.arange(len(counts)), [len(of_set) for of_set in sets.values()]),
-        "row": np.arange(0, len(rows), ROWS_OF_PAIR), "rows": np.full(len(pairs), ROWS_OF_PAIR),
-        "record": [json.dumps(pair.example, ensure_ascii=False, sort_keys=True) for pair in pairs],
+        "row": np.cumsum(sizes) - sizes, "rows": sizes,
+        "label": [one.example.get("label") for one in examples],
+        "record": [json.dumps(one.example, ensure_ascii=False, sort_keys=True) for one in examples],
     }).cast(EXAMPLES_SCHEMA))
-    texts = [[pair.example[name] for name in ("prompt", "chosen", "rejected")] for pair in pairs]
+    texts = [[one.example[name] for name in ("prompt", "chosen", "rejected", "completion", "label")
+              if name in one.example] for one in examples]
     write_json(folder / MADE_OF, {"chat template and tokenizer": chat.digest, "sequence_length": length,
                                   "pairs": hashlib.sha256(canonical_json(texts)).hexdigest()})
     return write_ordered_rows(folder, list(sets), rows, stages, length, tokenizer, chat.pad)
+
+
+def conversations_of(example: Pair | Answer) -> tuple[Conversation, ...]:
+    """What becomes rows, in their order."""
+    return (example.chosen, example.rejected) if isinstance(example, Pair) else (example.conversation,)
+
+
+class LabelledError(ValueError):
+    """Answers of no pair stand where a loss is of pairs."""
+
+
+def check_pairs(packed: PackedSet) -> None:
+    """Refuse a set that has other examples than pairs.
+
+    Raises:
+        LabelledError: it does.
+    """
+    counts = read_table(packed.folder / EXAMPLES, ["rows"])["rows"]
+    if single := len(counts) - pc.sum(pc.equal(counts, ROWS_OF_PAIR)).as_py():
+        raise LabelledError(f"dpo.data: {single} of {len(counts)} examples are single answers with a label, but "
+                            "dpo.loss is one of pairs; set it to kto, or leave those sets out")
 
 
 class PairRows:

@@ -38,6 +38,40 @@ class Pair:
         return int(self.chosen.trained.sum()), int(self.rejected.trained.sum())
 
 
+@dataclass(frozen=True)
+class Answer:
+    """A prompt with one answer that is desirable or not.
+
+    Attributes:
+        example: what it was made from: id, prompt, completion, label.
+        conversation: encoded, prompt included; only the answer is scored.
+    """
+
+    example: Mapping[str, Any]
+    conversation: Conversation
+
+
+def prepare_answers(
+    examples: Sequence[Mapping[str, Any]], chat: Chat, length: int
+) -> tuple[list[Answer], dict[str, Any]]:
+    """Encode labelled examples; arguments and counts as of `prepare_pairs`."""
+    used: list[Answer] = []
+    refused: list[str] = []
+    for example in examples:
+        earlier_turns = sum(message["role"] == "assistant" for message in example["prompt"])
+        try:
+            tokens = chat.encode([*example["prompt"], *example["completion"]])
+        except ChatError as error:
+            refused.append(str(error))
+            continue
+        if (found := conversation(tokens, earlier_turns + 1, length, example["id"])) is not None:
+            used.append(Answer(example, found))
+    return used, {"examples": len(examples), "unrenderable": len(refused),
+                  "unrenderable_reasons": dict(Counter(refused).most_common(SHOWN_REASONS)),
+                  "dropped": len(examples) - len(used) - len(refused), "used": len(used),
+                  "truncated": sum(one.conversation.truncated for one in used)}
+
+
 def prepare_pairs(
     examples: Sequence[Mapping[str, Any]], chat: Chat, length: int
 ) -> tuple[list[Pair], dict[str, Any]]:

@@ -17,6 +17,7 @@ from gristmill.mixtures.posttraining import Dpo
 from gristmill.train.loop.batches import read_batch
 from gristmill.train.loop.stream import micro_batches, plan_of
 from gristmill.train.models.weights import WEIGHTS_FILE
+from gristmill.train.objectives.answer_rows import AnswerRows
 from gristmill.train.objectives.losses import sequence_logps
 from gristmill.train.objectives.pair_rows import PairRows
 from gristmill.train.objectives.preference_losses import loss_at_start
@@ -81,11 +82,46 @@ def write_reference(folder: Path, key: dict[str, Any], rows: PairRows, logps: np
     write_json(folder / KEY, key)
 
 
+def answer_key(start: Path, rows: AnswerRows, dtype: torch.dtype) -> dict[str, Any]:
+    """As `key_of`, of log-probabilities of single answers."""
+    return {"weights": sha256_file(start / WEIGHTS_FILE), "precision": str(dtype).removeprefix("torch."),
+            "rows": "answers", **rows.made_of}
+
+
+def write_answer_reference(folder: Path, key: dict[str, Any], rows: AnswerRows, logps: np.ndarray) -> None:
+    """Write log-probabilities (A, 2) float32 of all answers, to their prompts and of their partners to the same."""
+    write_table(folder / TABLE, pa.table({"id": rows.ids, "logp": logps[:, 0], "mismatched": logps[:, 1],
+                                          "tokens": rows.scored_tokens.astype(np.int32)}))
+    write_json(folder / KEY, key)
+
+
+def read_answer_reference(folder: Path, key: dict[str, Any]) -> np.ndarray:
+    """Log-probabilities (A, 2) float32 as they were written.
+
+    Raises:
+        StaleReferenceError: they depend on something else; the message names what differs.
+    """
+    check_key(folder, key)
+    table = read_table(folder / TABLE, columns=["logp", "mismatched"])
+    return np.stack([table[name].to_numpy() for name in ("logp", "mismatched")], axis=1)
+
+
 def read_reference(folder: Path, key: dict[str, Any]) -> np.ndarray:
     """Log-probabilities (n, 2) float32, chosen first, in the order of the pairs that the key names.
 
     Raises:
         StaleReferenceError: they depend on something else; the message names what differs.
+    """
+    check_key(folder, key)
+    table = read_table(folder / TABLE, columns=["chosen", "rejected"])
+    return np.stack([table[name].to_numpy() for name in ("chosen", "rejected")], axis=1)
+
+
+def check_key(folder: Path, key: dict[str, Any]) -> None:
+    """Refuse log-probabilities that depend on something else than the key says.
+
+    Raises:
+        StaleReferenceError: the message names what differs.
     """
     found = read_json(folder / KEY)
     differing = [f"{name} was {found.get(name)} and is {wanted}" for name, wanted in key.items()
@@ -94,8 +130,6 @@ def read_reference(folder: Path, key: dict[str, Any]) -> np.ndarray:
         raise StaleReferenceError(f"{folder}: the reference log-probabilities there are of something else: "
                                   f"{'; '.join(differing)}. Run again with `--force reference`, on the kind of "
                                   "device that trains")
-    table = read_table(folder / TABLE, columns=["chosen", "rejected"])
-    return np.stack([table[name].to_numpy() for name in ("chosen", "rejected")], axis=1)
 
 
 def certify_start(

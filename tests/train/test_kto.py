@@ -1,0 +1,172 @@
+"""Kahneman-Tversky optimisation: its loss by hand, prompts with others' answers, and a training on all of that."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gristmill.mixtures.model import Model
+from gristmill.mixtures.posttraining import Dpo
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.kto import ranked_right
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.weights import load_model, save_model
+from gristmill.train.objectives.answer_rows import AnswerRows, partners_of
+from gristmill.train.objectives.chat import Chat
+from gristmill.train.objectives.kto_loss import baseline_of, kto_loss
+from gristmill.train.objectives.losses import IGNORED, next_tokens, sequence_logps
+from gristmill.train.objectives.pair_rows import LabelledError
+
+WORDS = ("json", "text", "file", "name", "list", "code", "line", "type")
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def test_the_loss_by_hand() -> None:
+    """Two desirable answers that gained 3 and -1, an undesirable one that gained 2; z is 1, beta 1/2."""
+    gains, desirable = torch.tensor([3.0, -1.0, 2.0]), torch.tensor([True, True, False])
+    losses = kto_loss(gains, desirable, torch.tensor(1.0), 0.5, 2.0, 3.0)
+    assert losses.tolist() == pytest.approx(
+        [2 * (1 - sigmoid(1.0)), 2 * (1 - sigmoid(-1.0)), 3 * (1 - sigmoid(-0.5))], abs=1e-6)
+
+
+def test_the_baseline_is_a_mean_that_is_never_negative_and_has_no_gradient() -> None:
+    gains = torch.tensor([1.0, -0.5], requires_grad=True)
+    assert baseline_of(gains).item() == 0.25
+    assert not baseline_of(gains).requires_grad
+    assert baseline_of(torch.tensor([-1.0, 0.5])).item() == 0.0
+
+
+def test_partners_answer_another_prompt_around_the_end() -> None:
+    """Examples: a pair, two single answers to one and the same prompt, a pair."""
+    examples = np.array([0, 0, 1, 2, 3, 3])
+    assert partners_of(examples, [b"x", b"y", b"y", b"z"]).tolist() == [2, 2, 4, 4, 0, 1]
+    assert partners_of(np.array([0, 0, 1]), [b"x", b"x"]).tolist() == [0, 1, 2]
+
+
+def test_ranked_right_is_the_area_under_the_curve() -> None:
+    assert ranked_right(np.array([2.0, 0.0]), np.array([1.0, 0.0])) == (2 + 0.5) / 4
+    assert ranked_right(np.array([]), np.array([1.0])) is None
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path, mix_folder: Path,
+          make_model: Callable[[Shape], Llama]) -> dict[str, Path]:
+    section = Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48)
+    model = make_model(shape_of(section, vocab_size=Chat(tokenizer_folder).tokenizer.get_vocab_size(),
+                                sequence_length=64))
+    folder = tmp_path_factory.mktemp("sft")
+    save_model(folder / "model", model.shape, dict(model.state_dict()))
+    return {"tokenizer": tokenizer_folder, "mix": mix_folder, "sft": folder}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> dict[str, Any]:
+    """Pairs in one set, labelled answers in another; short answers are the desirable ones."""
+    pairs = [{"prompt": [{"role": "user", "content": f"What is a {word}?"}],
+              "chosen": [{"role": "assistant", "content": f"A {word}."}],
+              "rejected": [{"role": "assistant", "content": "I do not know that."}]} for word in WORDS]
+    labelled = [{"prompt": f"Name a {word}, {n}.", "completion": f"My {word}." if n else "What do you mean?",
+                 "label": bool(n)} for word in WORDS for n in range(3)]
+    for name, lines in (("pairs", pairs), ("labelled", labelled)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return {"data": [{"path": str(tmp_path / f"{name}.jsonl")} for name in ("pairs", "labelled")],
+            "sequence_length": 64}
+
+
+@pytest.fixture
+def made(run_stage: Any, start: dict[str, Path], data: dict[str, Any], tmp_path: Path) -> dict[str, Path]:
+    summary = run_stage("dpo_data", start, data, tmp_path / "made")
+    assert (summary["pairs"], summary["answers"], summary["rows"]) == (8, 24, 40)
+    assert [(one["desirable"], one["undesirable"]) for one in summary["sets"]] == [(0, 0), (16, 8)]
+    return {**start, "dpo_data": tmp_path / "made" / "data"}
+
+
+def test_answers_are_read_with_their_labels_and_behind_other_prompts(made: dict[str, Path]) -> None:
+    rows, chat = AnswerRows(PackedSet(made["dpo_data"])), Chat(made["tokenizer"])
+    assert len(rows) == 40
+    assert rows.desirable[:4].tolist() == [True, False, True, False]
+    assert rows.desirable.sum() == 8 + 16
+    every = np.arange(40)
+
+    def texts(ids: torch.Tensor, targets: torch.Tensor) -> list[tuple[str, str]]:
+        found = []
+        for row, wanted in zip(ids.tolist(), targets.tolist(), strict=True):
+            first = next(place for place, target in enumerate(wanted) if target != IGNORED)
+            found.append((chat.decode(row[: first + 1], special=True),
+                          chat.decode([target for target in wanted if target != IGNORED], special=True)))
+        return found
+
+    own, mixed = texts(*rows.read(every)), texts(*rows.read_mismatched(every))
+    for answer, (prompt, text) in enumerate(own):
+        partner = int(rows.partners[answer])
+        assert mixed[answer] == (prompt, own[partner][1])
+        assert own[partner][0] != prompt
+        record = rows.records[rows.examples[answer]]
+        wanted = record.get("completion") or record["chosen" if rows.desirable[answer] else "rejected"]
+        assert text == wanted[0]["content"] + "<|end|>"
+
+
+def config_with(data: dict[str, Any], **others: Any) -> dict[str, Any]:
+    return {**data, "loss": "kto", "holdout": 0.2, "steps": 15, "seed": 11, "log_every": 1, "global_batch_size": 6,
+            "micro_batch_size": 4, "schedule": {"warmup_steps": 1}, "optimizer": {"learning_rate": 0.003}, **others}
+
+
+def test_a_training_makes_desirable_answers_gain_on_the_others_however_the_batch_is_cut(
+    run_stage: Any, made: dict[str, Path], data: dict[str, Any], tmp_path: Path
+) -> None:
+    told = run_stage("reference", made, {"answers": True, "micro_batch_size": 3}, tmp_path / "reference")
+    assert told["answers"] == 40
+    inputs = {**made, "reference": tmp_path / "reference" / "data"}
+    summary = run_stage("dpo", inputs, config_with(data), tmp_path / "dpo")
+    lines = [json.loads(line) for line in (tmp_path / "dpo/data/metrics.jsonl").read_text().splitlines()]
+    assert lines[0]["loss"] == pytest.approx(0.5, abs=1e-4)
+    assert (lines[0]["kl"], summary["step_0"]["largest_reward"]) == (pytest.approx(0, abs=1e-4),) * 2
+    assert lines[-1]["loss"] < 0.45
+    assert all(line["answers/chosen"] + line["answers/rejected"] == 6 for line in lines)
+    assert any("rewards/margins" in line for line in lines)
+    assert summary["held_out"]["ranked_right"] > 0.9
+    counts = [sum(summary[name].values()) for name in ("training_answers", "held_out_answers")]
+    assert sum(counts) == 40
+    assert min(counts) > 0
+    held_out = [json.loads(line) for line in (tmp_path / "dpo/data/holdout.jsonl").read_text().splitlines()]
+    model, chat = load_model(made["sft"] / "model"), Chat(made["tokenizer"])
+    for line in held_out:
+        for name in ("chosen", "rejected"):
+            tokens = chat.encode([*line["prompt"], *line[name]])
+            ids = torch.from_numpy(tokens.ids)[None]
+            targets = next_tokens(ids, torch.from_numpy(tokens.turns > 0)[None])
+            logp = model(ids, lambda hidden, matrix, wanted=targets: sequence_logps(hidden, matrix, wanted))
+            assert line[f"reference_{name}"] == pytest.approx(logp.item(), abs=1e-3)
+    run_stage("dpo", inputs, config_with(data, micro_batch_size=1, steps=4), tmp_path / "cut")
+    cut = [json.loads(line) for line in (tmp_path / "cut/data/metrics.jsonl").read_text().splitlines()]
+    for ours, theirs in zip(cut, lines[:4], strict=True):
+        assert {name: ours[name] for name in ("loss", "kl", "grad_norm")} == pytest.approx(
+            {name: theirs[name] for name in ("loss", "kl", "grad_norm")}, rel=1e-3, abs=1e-5)
+
+
+def test_losses_over_pairs_refuse_labelled_answers(
+    run_stage: Any, made: dict[str, Path], data: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(LabelledError, match=r"24 of 32 examples are single answers with a label, but dpo\.loss is"):
+        run_stage("reference", made, {"micro_batch_size": 3}, tmp_path / "reference")
+
+
+@pytest.mark.parametrize(("told", "message"), [
+    ({"desirable_weight": 2.0}, "mean nothing to the loss sigmoid"),
+    ({"loss": "kto", "sft_weight": 0.5}, "sft_weight is for losses over pairs"),
+    ({"loss": "kto", "label_smoothing": 0.1}, "label_smoothing means nothing to the loss kto"),
+])
+def test_settings_that_would_do_nothing_are_refused(told: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Dpo.model_validate({"steps": 1, "data": [{"path": "pairs.jsonl"}], **told})

@@ -1,0 +1,180 @@
+"""Kahneman-Tversky optimisation as the stage `dpo` runs it for `loss: kto`: single answers in place of pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.files import read_json, write_json
+from gristmill.mixtures.posttraining import Dpo
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.adapters.files import settle_adapters
+from gristmill.train.adapters.lora import adapted_flops_per_token
+from gristmill.train.adapters.model import tuned_model
+from gristmill.train.evaluation.validation import Validation
+from gristmill.train.loop.batches import read_batch
+from gristmill.train.loop.loop import Job, train
+from gristmill.train.loop.stream import plan_of
+from gristmill.train.loop.throughput import peak_flops
+from gristmill.train.models.weights import read_shape
+from gristmill.train.objectives.answer_rows import AnswerRows
+from gristmill.train.objectives.chosen_decline import decline_of
+from gristmill.train.objectives.conversations import NothingToTrainError, write_example_ids
+from gristmill.train.objectives.desirability import Desirability, answer_logps
+from gristmill.train.objectives.held_out_pairs import HOLDOUT, write_holdout
+from gristmill.train.objectives.kto_loss import weights_to_balance
+from gristmill.train.objectives.pair_draws import describe_draws, draw_pairs, merged
+from gristmill.train.objectives.pairs import is_held_out
+from gristmill.train.objectives.reference import (
+    LARGEST_MARGIN,
+    NotTheReferenceError,
+    answer_key,
+    read_answer_reference,
+)
+from gristmill.train.parallel.sharding import compute_dtype, evaluating
+from gristmill.train.parallel.world import World, agree, process_group, sum_over_ranks
+from gristmill.train.pretrain import all_tensors, averaged, causal_share, describe_model, publish, read_token_bytes
+from gristmill.train.reference import start_of
+
+CERTIFICATE = "step-0.json"
+MOST_IMBALANCE = 4 / 3
+"""Equation 8 of the paper asks that both kinds weigh the same in all, up to this factor for the desirable ones."""
+
+
+def optimise(inputs: Mapping[str, Path], section: Dpo, out: Path, context: Context) -> dict[str, Any]:
+    """Optimise desirability; called on every rank of a torchrun process group. Returns the stage's summary.
+
+    Raises:
+        NothingToTrainError: no answer is left to train on.
+        gristmill.train.objectives.reference.StaleReferenceError: the reference is of other weights, rows or the like.
+        gristmill.train.objectives.reference.NotTheReferenceError: the first batch's rewards are not zero.
+        gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
+    """
+    seed, start = section.seed or 0, start_of(inputs)
+    shape = read_shape(start)
+    with closing(PackedSet(inputs["dpo_data"], context.stream, context.warn)) as data, \
+            closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed, \
+            process_group(context.parallel, pipelined=False) as world:
+        rows, length = AnswerRows(data), data.sequence_length
+        is_out = held_out_answers(rows, section, seed)
+        draws = draw_pairs(rows, is_out, section, seed)
+        dtype = compute_dtype(section.precision, world.device)
+        reference = read_answer_reference(inputs["reference"], answer_key(start, rows, dtype))
+        model = tuned_model(shape, start, section, world, dtype, context)
+        # The estimate of the KL is one more forward pass over as many tokens, or nearly.
+        flops = adapted_flops_per_token(shape, length, section.lora) + 2 * shape.matrix_parameters
+        objective = Desirability(rows, draws, reference, section, seed, flops, world, context.warn)
+        if world.is_first:
+            write_example_ids(out, [rows.ids[answer] for answer in merged(draws)], [len(drawn) for drawn in draws])
+            warn_of_imbalance(rows.desirable[merged(draws)], section, context)
+        certificate = certify(model, objective, section, dtype, context.work / CERTIFICATE, world)
+        average = averaged(model, section)
+        record, summary = train(Job(
+            section=section, objective=objective, model=model, world=world, context=context, average=average,
+            peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length, flops),
+            before_step=partial(objective.before_step, model),
+            after_step=Validation(section.validate_every, section.steps, packed, model, average,
+                                  read_token_bytes(inputs["tokenizer"], world.device), world)))
+        held_out = np.flatnonzero(is_out)
+        gains = answer_logps(model, rows, held_out, section.micro_batch_size, world) - reference[held_out, 0]
+        tensors = all_tensors(model, average)
+        if record is not None:
+            summary |= publish(out, shape, settle_adapters(out, tensors, section.lora), record)
+            summary["chosen_decline"] = decline_of(record.lines())
+            # A pair's rejected answer is the row behind its chosen one.
+            chosen = np.array([answer for answer in held_out if rows.desirable[answer]
+                               and "chosen" in rows.records[rows.examples[answer]]], dtype=np.int64)
+            write_holdout(out / HOLDOUT, [rows.records[example] for example in rows.examples[chosen]],
+                          np.stack([reference[chosen, 0], reference[chosen + 1, 0]], axis=1), length)
+    desirable = rows.desirable[held_out]
+    return {
+        **summary, **describe_model(shape), "sequence_length": length,
+        "sets": describe_draws(rows, data.sources, draws, is_out), "beta": section.beta, "objective": section.loss,
+        "training_answers": {"desirable": int(rows.desirable[~is_out].sum()),
+                             "undesirable": int((~rows.desirable[~is_out]).sum())},
+        "held_out_answers": {"desirable": int(desirable.sum()), "undesirable": int((~desirable).sum())},
+        "step_0": certificate, "held_out": {"ranked_right": ranked_right(gains[desirable], gains[~desirable])},
+    }
+
+
+def held_out_answers(rows: AnswerRows, section: Dpo, seed: int) -> np.ndarray:
+    """Which of A answers are held out, (A,) bool: by prompt, as pairs are.
+
+    Raises:
+        NothingToTrainError: all of them are.
+    """
+    held_out: np.ndarray = np.array([is_held_out(record, section.holdout, seed) for record in rows.records],
+                                    dtype=bool)[rows.examples]
+    if held_out.all():
+        raise NothingToTrainError(f"dpo: all {len(rows)} answers are held out; lower dpo.holdout ({section.holdout}) "
+                                  "or add answers to other prompts")
+    return held_out
+
+
+def warn_of_imbalance(desirable: np.ndarray, section: Dpo, context: Context) -> None:
+    """Tell where the two kinds of answers weigh too differently."""
+    counts = int(desirable.sum()), int((~desirable).sum())
+    if not all(counts):
+        missing = "undesirable" if counts[0] else "desirable"
+        context.warn(f"dpo: there is no {missing} answer to train on; the other kind alone teaches little")
+        return
+    share = weights_to_balance(*counts, section.desirable_weight, section.undesirable_weight)
+    if not 1 / MOST_IMBALANCE <= share <= MOST_IMBALANCE:
+        context.warn(f"dpo: {counts[0]:,} desirable answers with the weight {section.desirable_weight:g} against "
+                     f"{counts[1]:,} undesirable ones with {section.undesirable_weight:g} are {share:.2f} to 1, where "
+                     "Ethayarajh et al. 2024 (equation 8) ask for 1 to 1.33: set dpo.desirable_weight or "
+                     "dpo.undesirable_weight")
+
+
+def ranked_right(desirable: np.ndarray, undesirable: np.ndarray) -> float | None:
+    """Among all pairs of a desirable and an undesirable answer the share whose first gained more; ties count half.
+
+    The area under the curve of Mann & Whitney 1947. None where a kind is missing.
+    """
+    if not len(desirable) or not len(undesirable):
+        return None
+    ordered = np.sort(undesirable)
+    below, upto = (np.searchsorted(ordered, desirable, side=side) for side in ("left", "right"))
+    return float((below + upto).sum() / (2 * len(desirable) * len(undesirable)))
+
+
+def certify(
+    model: nn.Module, objective: Desirability, section: Dpo, dtype: torch.dtype, file: Path, world: World
+) -> dict[str, float]:
+    """Prove, before the first step, that policy and reference are one: rewards and KL are zero on the first batch.
+
+    A resumed training has its certificate already.
+
+    Raises:
+        NotTheReferenceError: they are not.
+    """
+    if agree(file.exists(), world):
+        certificate: dict[str, float] = agree(read_json(file) if world.is_first else None, world)
+        return certificate
+    plan = plan_of(section, objective.sequence_length)
+    batch = read_batch(objective, plan, 0, section.micro_batch_size, world.data_rank, world.data_size)
+    objective.before_step(model, 0)
+    sums = torch.zeros(objective.sums_length, dtype=torch.float64, device=world.device)
+    with evaluating(model):
+        for part in batch.parts:
+            sums += objective.loss(model, part, 1.0).sums
+    measured = objective.report(sum_over_ranks(sums, world).tolist(), batch.weight)
+    rewards = [measured[name] for name in ("rewards/chosen", "rewards/rejected") if name in measured]
+    certificate = {"loss": measured["loss"], "kl": measured["kl"], "largest_reward": max(map(abs, rewards))}
+    most = LARGEST_MARGIN[dtype]
+    if certificate["largest_reward"] > most or certificate["kl"] > most / section.beta:
+        raise NotTheReferenceError(
+            f"dpo: before the first step the mean reward is up to {certificate['largest_reward']:.6f} and the KL "
+            f"{certificate['kl']:.6f}, not 0 (tolerance {most}): the reference log-probabilities are of another model; "
+            "run again with `--force reference`")
+    if world.is_first:
+        write_json(file, certificate)
+    return certificate
