@@ -14,6 +14,7 @@ from gristmill.dataprep.documents import read_annotations, shard_names
 from gristmill.dataprep.files import read_json
 from gristmill.flows.cuts import describe_cuts
 from gristmill.flows.lookup import committed_inputs, locators_of
+from gristmill.flows.provenance.suspects import autopsies, with_origins
 from gristmill.flows.session import Session
 from gristmill.flows.store import StageFolder
 from gristmill.mixtures.prepare import PREPARE_STAGES
@@ -44,6 +45,8 @@ def gather_facts(session: Session) -> Facts:
     }
     facts["spikes"] = {name: autopsies(folders[name]) for name in facts["training"]}
     inputs = committed_inputs(session, session.plan)
+    if {"ingest", "mix", "pretrain"} <= folders.keys():
+        facts["spikes"]["pretrain"] = with_origins(facts["spikes"]["pretrain"], folders["mix"].data, inputs)
     if "ingest" in folders:
         facts["cuts"] = describe_cuts(session, inputs, summaries)
     if "dedup" in folders:
@@ -116,9 +119,3 @@ def top_reasons(counts: Mapping[str, Any], most: int = 3) -> list[tuple[str, int
 def training(folder: StageFolder) -> list[dict[str, Any]]:
     """The record of a training stage: one dictionary per logged step."""
     return [json.loads(line) for line in (folder.data / "metrics.jsonl").read_text().splitlines()]
-
-
-def autopsies(folder: StageFolder) -> list[dict[str, Any]]:
-    """What a training's skipped steps had read, in the order of the steps; see gristmill.train.loop.autopsy."""
-    found = [read_json(path) for path in sorted((folder.data / "autopsies").glob("step-*.json"))]
-    return sorted(found, key=lambda one: int(one["step"]))

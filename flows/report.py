@@ -12,6 +12,7 @@ from gristmill.dataprep.secrets import mask_secrets
 from gristmill.flows.facts import Facts, gather_facts
 from gristmill.flows.html import contents, details, figure, listing, page, table
 from gristmill.flows.mixture_table import limits_note, mixture_rows, mixture_table, stage_table
+from gristmill.flows.provenance.suspects import describe_origin
 from gristmill.flows.report_alignment import distillation, preference_effects, reward_model, rounding
 from gristmill.flows.report_documents import document_sections
 from gristmill.flows.report_evaluation import evaluation_sections
@@ -160,12 +161,13 @@ def spikes(facts: Facts) -> str:
     for stage, found in facts.get("spikes", {}).items():
         for step in found:
             suspects = set(step["suspects"])
-            rows = [(_loss(one["loss"]), " ".join(str(one[key]) for key in ("source", "id") if one.get(key)),
+            rows = [(_loss(one["loss"]), " ".join(str(one[key]) for key in ("source", "id") if one.get(key))
+                     + (f" · {origin}" if (origin := describe_origin(one)) else ""),
                      " ".join(str(one.get("text") or "").split())[:EXCERPT])
                     for one in step["documents"] if one["id"] in suspects][:MOST_SUSPECTS]
             title = (f"{stage}, step {step['step']}: loss {_loss(step['loss'])}, where {_loss(step.get('mean'))} was "
                      f"usual; {len(suspects)} suspects")
-            parts.append(details(title, listing("Loss, source and id of the suspects", rows)))
+            parts.append(details(title, listing("The suspects: loss, source, id, where from, how judged", rows)))
     return "<h2>Spikes</h2>" + "".join(parts) if parts else ""
 
 

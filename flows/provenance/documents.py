@@ -17,6 +17,7 @@ from gristmill.tokenize.packed import PackedSet
 
 JUDGEMENTS = ("id", "keep", "reason", "error", "edits")
 CLUSTER_COLUMNS = ("cluster", "cluster_size")
+LANGUAGE = "language"
 RECORD_ID = re.compile(r"#[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")
 """Of a WARC record, which stands behind the address in the locator of a page."""
 URL_KEYS = ("url", "URL", "uri")
@@ -31,12 +32,12 @@ def describe_documents(
 
     Args:
         packed: the set whose ledger knows where each one is.
-        inputs: `ingest`, and `dedup` and `quality` where they ran.
+        inputs: `ingest`, and `dedup`, `quality` and `langid` where they ran.
         ids: of tokenised documents.
 
     Returns:
         id -> `id` (hexadecimal), `source`, `locator`, `url` (where it has one), `quality` (measured name -> value),
-        `cluster` and `cluster_size`.
+        `language`, `cluster` and `cluster_size`.
 
     Raises:
         MisalignedError: a shard holds another document where the ledger points.
@@ -64,6 +65,9 @@ def _describe_shard(inputs: Mapping[str, Path], shard: str, rows: Sequence[int])
     if "quality" in inputs:
         for one, values in zip(described, _measured(inputs["quality"] / shard, rows), strict=True):
             one["quality"] = values
+    if "langid" in inputs:
+        for one, values in zip(described, _measured(inputs["langid"] / shard, rows, (LANGUAGE,)), strict=True):
+            one.update(values)
     if "dedup" in inputs:
         for one, values in zip(described, _measured(inputs["dedup"] / shard, rows, CLUSTER_COLUMNS), strict=True):
             one.update(values)

@@ -16,6 +16,7 @@ from gristmill.dataprep.documents import DOCUMENT_SCHEMA, MisalignedError, docum
 from gristmill.flows.provenance.against import compare_readings
 from gristmill.flows.provenance.documents import describe_documents
 from gristmill.flows.provenance.readings import Reading, TraceError
+from gristmill.flows.provenance.suspects import with_origins
 from gristmill.flows.store import StageFolder
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.order import Order
@@ -129,7 +130,7 @@ def test_recorded_digests_narrow_the_search_and_a_record_that_is_not_its_orders_
 def test_documents_are_described_from_where_the_ledger_points(tmp_path: Path) -> None:
     """5,000 documents in two shards; the described ones lie in different row groups."""
     uuid = "0" * 8 + "-0000-0000-0000-" + "0" * 12
-    inputs = {name: tmp_path / name for name in ("ingest", "dedup", "quality")}
+    inputs = {name: tmp_path / name for name in ("ingest", "dedup", "quality", "langid")}
     ids = []
     for shard in range(2):
         locators = [f"https://site.example/{shard}/{n}#part#{uuid}" if n == 7 else f"{shard}.jsonl#{n}"
@@ -143,6 +144,8 @@ def test_documents_are_described_from_where_the_ledger_points(tmp_path: Path) ->
         judged = {"id": pa.array(own, pa.binary(16)), "keep": [True] * 2500}
         write_table(inputs["quality"] / f"part-{shard}.parquet", pa.table({
             **judged, "quality": np.arange(2500) / 2500}))
+        write_table(inputs["langid"] / f"part-{shard}.parquet", pa.table({
+            **judged, "language": ["de" if n % 2 else "en" for n in range(2500)], "language_score": [0.9] * 2500}))
         write_table(inputs["dedup"] / f"part-{shard}.parquet", pa.table({
             **judged, "cluster": pa.array(own, pa.binary(16)), "cluster_size": [3] * 2500,
             "jaccard": pa.nulls(2500, pa.float64())}))
@@ -152,12 +155,16 @@ def test_documents_are_described_from_where_the_ledger_points(tmp_path: Path) ->
     write_table(packed.folder / LEDGER, pa.table([list(column) for column in zip(*entries)], schema=LEDGER_SCHEMA))
     wanted = [ids[1][2400], ids[0][7]]
     found = describe_documents(packed, inputs, wanted)
+    step = {"step": 3, "suspects": [wanted[1].hex()], "documents": [{"id": wanted[1].hex(), "loss": 9.0}, {"id": "ab"}]}
+    (joined,) = with_origins([step], packed.folder, inputs)
+    assert joined["documents"] == [{"id": wanted[1].hex(), "loss": 9.0, **{
+        key: value for key, value in found[wanted[1]].items() if key not in ("id", "source")}}, {"id": "ab"}]
     assert found == {
         wanted[0]: {"id": wanted[0].hex(), "source": "web", "locator": "1.jsonl#2400", "url": "https://other.example",
-                    "quality": {"quality": 0.96}, "cluster": wanted[0].hex(), "cluster_size": 3},
+                    "quality": {"quality": 0.96}, "language": "en", "cluster": wanted[0].hex(), "cluster_size": 3},
         wanted[1]: {"id": wanted[1].hex(), "source": "web", "locator": f"https://site.example/0/7#part#{uuid}",
                     "url": "https://site.example/0/7#part", "quality": {"quality": 0.0028},
-                    "cluster": wanted[1].hex(), "cluster_size": 3}}
+                    "language": "de", "cluster": wanted[1].hex(), "cluster_size": 3}}
     swapped = [(one, 1 - shard, *rest) for one, shard, *rest in entries]
     write_table(packed.folder / LEDGER, pa.table([list(column) for column in zip(*swapped)], schema=LEDGER_SCHEMA))
     with pytest.raises(MisalignedError, match=r"part-0.parquet: row 2400 is document .* run the mix stage again"):

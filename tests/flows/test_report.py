@@ -15,6 +15,7 @@ from gristmill.flows.cards import document_lines, picture
 from gristmill.flows.facts import cluster_sizes, with_tokens
 from gristmill.flows.html import breakable, contents, page, table
 from gristmill.flows.pictures import _place, cut_histogram
+from gristmill.flows.provenance.suspects import describe_origin
 from gristmill.flows.report import by_source, costs, spikes
 from gristmill.flows.report_documents import cuts, document_sections, tokens_kept
 from gristmill.flows.report_tokens import MOST_LANGUAGES, tokenizer_section
@@ -165,6 +166,16 @@ def test_a_spike_is_shown_with_the_documents_that_are_suspected() -> None:
     assert "<b>no number</b> <span>web ab12</span><br>&lt;script&gt; 0 0 0" in shown
     assert "plain prose" not in shown
     assert spikes({"spikes": {"pretrain": []}}) == ""
+
+
+def test_a_suspect_is_shown_with_where_it_is_from_and_how_it_was_judged() -> None:
+    suspect = {"id": "ab12", "source": "web", "loss": 9.0, "text": "0 0 0", "url": "https://site.example/a",
+               "locator": "web.jsonl#3", "language": "de", "quality": {"score": 0.123456, "lines": 3},
+               "cluster": "0123456789abcdef", "cluster_size": 4}
+    step = {"step": 21, "loss": 9.5, "mean": 3.0, "suspects": ["ab12"], "documents": [suspect]}
+    assert ("web ab12 · https://site.example/a · de · score 0.123 · lines 3 · cluster 01234567 of 4"
+            in spikes({"spikes": {"pretrain": [step]}}))
+    assert describe_origin({"locator": "web.jsonl#3", "cluster": "01", "cluster_size": 1}) == "web.jsonl#3"
 
 
 def test_curves_are_drawn_for_every_source_where_there_are_several() -> None:
