@@ -53,19 +53,25 @@ AREAS = {
         "gristmill.train.benchmarks.bench_forms",
     ),
     "posttrain": ("gristmill.train.benchmarks.bench_posttrain",),
+    "chaos": ("gristmill.flows.chaos.bench_chaos",),
 }  # fmt: skip
 """Area -> modules whose `rows()` yield what was measured."""
+SAID = ("promised", "happened")
+"""What a row may say in words besides: lines below it on a terminal, columns of a page."""
 
 
-def print_rows(area: str, as_json: bool, markdown: Path | None = None) -> None:
-    """Measure an area and print its rows as they come; keep them as a table of markdown where asked for."""
+def print_rows(area: str, as_json: bool, markdown: Path | None = None, **options: Any) -> None:
+    """Measure an area and print its rows as they come; keep them as a table of markdown where asked for.
+
+    `options` go to the area's `rows`; only `chaos` has any.
+    """
     here = (f"{time.strftime('%Y-%m-%d %H:%M')}, {os.cpu_count()} cores, {platform.machine()}, "
             f"Python {platform.python_version()}")
     if not as_json:
         typer.echo(here)
         typer.echo(f"{'name':<44} {'ours':>12} {'peer':>12} {'unit':<14} {'ratio':>7}")
     rows = []
-    for row in (row for module in AREAS[area] for row in importlib.import_module(module).rows()):
+    for row in (row for module in AREAS[area] for row in importlib.import_module(module).rows(**options)):
         rows.append(row)
         typer.echo(json.dumps(row) if as_json else describe(row))
     if markdown is not None:
@@ -76,7 +82,8 @@ def print_rows(area: str, as_json: bool, markdown: Path | None = None) -> None:
 def describe(row: Mapping[str, Any]) -> str:
     """One line of text; a dash where nothing was measured, and the note behind."""
     ours, peer, ratio = shown(row)
-    return f"{row['name']:<44} {ours:>12} {peer:>12} {row['unit']:<14} {ratio:>7}  {row.get('note', '')}".rstrip()
+    line = f"{row['name']:<44} {ours:>12} {peer:>12} {row['unit']:<14} {ratio:>7}  {row.get('note', '')}".rstrip()
+    return "\n".join([line, *(f"    {key}: {row[key]}" for key in SAID if key in row)])
 
 
 def shown(row: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -87,9 +94,11 @@ def shown(row: Mapping[str, Any]) -> tuple[str, str, str]:
 
 def in_markdown(area: str, here: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """An area's rows as a page that says when and where it was measured."""
+    said = [key for key in SAID if any(key in row for row in rows)] or ["note"]
     lines = [f"# gristmill bench {area}", "", f"Written by `gristmill bench {area} --markdown`: {here}.", "",
-             "| name | ours | peer | unit | ratio | note |", "| --- | ---: | ---: | --- | ---: | --- |"]
+             f"| name | ours | peer | unit | ratio | {' | '.join(said)} |",
+             f"| --- | ---: | ---: | --- | ---: |{' --- |' * len(said)}"]
     for row in rows:
-        cells = [row["name"], *shown(row)[:2], row["unit"], shown(row)[2], row.get("note", "")]
+        cells = [row["name"], *shown(row)[:2], row["unit"], shown(row)[2], *(row.get(key, "") for key in said)]
         lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"

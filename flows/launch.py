@@ -11,6 +11,7 @@ from typing import TextIO, cast
 from rich.console import Console
 from rich.text import Text
 
+from gristmill.dataprep.secrets import mask_text
 from gristmill.flows.lease import LeaseLostError
 from gristmill.flows.report import write_report
 from gristmill.flows.run import StageFailedError
@@ -42,6 +43,8 @@ def launch(session: Session, stages: list[str], force: frozenset[str], tracked: 
             run_untracked(session, stages, force, observer)
     except (StageFailedError, LeaseLostError) as error:
         failure = (str(error), EXIT_STAGE_FAILED)
+    except OSError as error:
+        failure = (why_the_store_failed(error, session), EXIT_STAGE_FAILED)
     except KeyboardInterrupt:
         failure = (f"interrupted; go on with: {session.command('run')}", EXIT_INTERRUPTED)
     finally:
@@ -55,6 +58,20 @@ def launch(session: Session, stages: list[str], force: frozenset[str], tracked: 
 
         print_summary(session, console)
     return EXIT_DONE
+
+
+def why_the_store_failed(error: OSError, session: Session) -> str:
+    """What to say when the store cannot be read or written: what the stage itself said of it, where it said something.
+
+    A full disk fails the stage first; then neither the end of its lease nor the run's record can be written.
+    """
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, StageFailedError):
+        cause = cause.__context__
+    if cause is not None:
+        return str(cause)
+    return (f"the store {mask_text(str(session.store.root))} cannot be used: {mask_text(str(error))}; what is "
+            f"committed stays. Go on with: {session.command('run')}")
 
 
 def run_untracked(session: Session, stages: list[str], force: frozenset[str], observer: TerminalObserver) -> Path:

@@ -8,6 +8,7 @@ was paused and overtaken cannot commit. Only exclusive create is needed of the f
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -24,6 +25,7 @@ BEAT_SECONDS = 15.0
 STALE_SECONDS = 90.0
 WAIT_SECONDS = 0.5
 KILL_SECONDS = 5.0
+log = logging.getLogger("gristmill.lease")
 
 
 class LeaseLostError(RuntimeError):
@@ -65,8 +67,14 @@ class Lease:
         beats = 0
         while not self._stop.wait(BEAT_SECONDS):
             beats += 1
-            write_json(self.folder / f"{self.number}.beat.json", {"beats": beats})
-            if highest(self.folder) != self.number:
+            try:
+                write_json(self.folder / f"{self.number}.beat.json", {"beats": beats})
+                lost = highest(self.folder) != self.number
+            except OSError as error:
+                # A full disk, or a store that is away for a while, is no loss yet: the next beat tells.
+                log.warning("the lease of %s could not be kept fresh: %s", self.folder.parent, error)
+                continue
+            if lost:
                 if self.on_lost is not None:
                     self.on_lost()
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -12,9 +13,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from gristmill.dataprep.context import EVENT_PREFIX
+from gristmill.dataprep.files import is_local
 from gristmill.dataprep.secrets import mask_text
 
 TERMINATE_SECONDS = 15.0
@@ -29,6 +31,41 @@ DEFAULT_ENVIRONMENT = {
 }
 """What a stage's process finds in its environment unless the user has set it."""
 Event = dict[str, Any]
+log = logging.getLogger("gristmill.process")
+
+
+class LogFile:
+    """Takes the lines that a stage prints. On a disk that is full they are lost, and the stage is not kept waiting."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._sink: IO[bytes] | None = None
+        self._lose_on_error(self._open)
+
+    def write(self, line: bytes) -> None:
+        """Append a line; unbuffered, so that `gristmill logs` sees it."""
+        sink = self._sink
+        if sink is not None:
+            self._lose_on_error(lambda: sink.write(line))
+
+    def close(self) -> None:
+        """Close the file; one in an object store is there only then."""
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            self._lose_on_error(sink.close)
+
+    def _open(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        local = is_local(self._path)
+        self._sink = open(self._path, "ab", buffering=0) if local else self._path.open("wb")  # noqa: SIM115
+
+    def _lose_on_error(self, act: Callable[[], Any]) -> None:
+        try:
+            act()
+        except OSError as error:
+            # A stage whose output nobody reads would wait for good; one that cannot write ends by itself, and says why.
+            log.warning("%s cannot be written: %s", self._path, error)
+            self._sink = None
 
 
 class StageProcess:
@@ -42,7 +79,6 @@ class StageProcess:
             **os.environ, "GRISTMILL_PARENT": str(os.getpid()), "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0",
             **{name: os.environ.get(name, value) for name, value in DEFAULT_ENVIRONMENT.items()},
         }
-        log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log
         self._process = subprocess.Popen(
             [sys.executable, "-m", "gristmill.flows.execute", str(stage_folder)],
@@ -95,15 +131,17 @@ class StageProcess:
     def _read(self, on_event: Callable[[Event], None]) -> None:
         stream = self._process.stdout
         assert stream is not None
-        with open(self._log, "ab") as log:
+        log = LogFile(self._log)
+        try:
             for raw in stream:
                 self._take_line(raw, log, on_event)
+        finally:
+            log.close()
 
-    def _take_line(self, raw: bytes, log: BinaryIO, on_event: Callable[[Event], None]) -> None:
+    def _take_line(self, raw: bytes, log: LogFile, on_event: Callable[[Event], None]) -> None:
         line = mask_text(raw.decode("utf-8", "replace").rstrip("\n"))
         if not line.startswith(EVENT_PREFIX):
             log.write(line.encode() + b"\n" if b"://" in raw else raw)
-            log.flush()
             self._tail.append(line)
             on_event({"event": "log", "line": line})
             return

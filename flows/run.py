@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from gristmill.dataprep.files import read_json, write_json
 from gristmill.dataprep.secrets import mask_secrets, mask_text
-from gristmill.flows.lease import Lease, acquire
+from gristmill.flows.lease import Lease, acquire, running_owner
 from gristmill.flows.process import Event, StageProcess
 from gristmill.flows.progress import ProgressFile
 from gristmill.flows.stages import Node, Plan
@@ -76,6 +76,7 @@ class Runner:
         """
         node, folder = self.plan[stage], self.folder(stage)
         if not force and folder.state() == "committed":
+            _end_cleaning(folder)
             return self._finished(node, Outcome(stage, node.fingerprint, "Cached", 0.0, folder))
         self._check_inputs(node)
         done_before = folder.state() == "committed"
@@ -195,6 +196,19 @@ class Runner:
         if reason.startswith(f"{node.name}:"):
             reason = reason.partition(":")[2].strip()
         return f"{node.name}: {mask_text(reason)}\n  log: {log}\n  go on with: {self.resume_command}"
+
+
+def _end_cleaning(folder: StageFolder) -> None:
+    """Clean up after an attempt that was killed behind its commit, unless somebody is at it."""
+    if folder.is_tidy() or running_owner(folder.path / "lease") is not None:
+        return
+    lease = acquire(folder.path / "lease", lambda owner: None, lambda: not folder.is_tidy())
+    if lease is None:
+        return
+    try:
+        folder.tidy()
+    finally:
+        lease.release()
 
 
 def compare_with_replaced(outcome: Outcome, replaced: StageFolder) -> Outcome:

@@ -41,6 +41,8 @@ KEPT_WORK = ("tensorboard",)
 """Folders below work/ that stay when a stage is committed."""
 KEPT_LIST = "kept.json"
 """A stage's own list of what else stays: paths below work/."""
+LAST_WORK = ("result.json", KEPT_LIST)
+"""Files of work/ that are removed last and in this order, so that a killed cleaning goes on with the same list."""
 
 
 class CorruptError(RuntimeError):
@@ -114,7 +116,7 @@ class StageFolder:
             number = len(list(self.path.glob("_CORRUPT.*")))
             (self.path / f"_CORRUPT.{number}").write_text("\n".join(self.damage()) + "\n")
             success.unlink()
-        for leftover in self.data.rglob(f"*{TEMPORARY_MARK}*"):
+        for leftover in (*self.path.glob(f"*{TEMPORARY_MARK}*"), *self.data.rglob(f"*{TEMPORARY_MARK}*")):
             leftover.unlink()
 
     def commit(self, header: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,12 +134,25 @@ class StageFolder:
         return manifest
 
     def clean_work(self) -> None:
-        """Remove what only attempts needed."""
+        """Remove what only attempts needed; the files that say whether this is still to be done go last."""
         if not self.work.exists():
             return
-        listed = self.work / KEPT_LIST
+        listed, marks = self.work / KEPT_LIST, [self.work / name for name in LAST_WORK]
         names = [*KEPT_WORK, *(read_json(listed) if listed.exists() else ())]
-        _remove_but(self.work, [self.work / name for name in names])
+        _remove_but(self.work, [*(self.work / name for name in names), *marks])
+        for mark in marks:
+            mark.unlink(missing_ok=True)
+
+    def is_tidy(self) -> bool:
+        """Whether a committed output's last attempt has come to its end: it may be killed while it cleans up."""
+        return not (any((self.work / name).exists() for name in LAST_WORK)
+                    or any(self.path.glob(f"*{TEMPORARY_MARK}*")))
+
+    def tidy(self) -> None:
+        """Remove what a killed attempt has left behind its commit."""
+        self.clean_work()
+        for leftover in self.path.glob(f"*{TEMPORARY_MARK}*"):
+            leftover.unlink()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,125 @@
+"""A tiny corpus and a manifest that takes it through every stage; what a run of chaos disturbs."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gristmill.dataprep.judges import classifier
+
+WORDS = """
+the of and to in that have with be a is was for on as by at from this which are not but it or an were their river
+mountain window garden letter machine teacher evening village story winter summer music history ocean market bridge
+forest captain doctor signal picture question answer paper kitchen station journey measure
+""".split()
+MODIFIED_AT = 1_700_000_000
+"""Seconds since 1970, of every file, so that the same files have the same listing."""
+MANIFEST = """\
+name: chaos
+seed: 5
+sources:
+  web: {path: "web/*.jsonl", weight: 0.6, max_epochs: 8}
+  books: {path: "books/*.txt", weight: 0.2, max_epochs: 8}
+  code: {path: "code/*.py", weight: 0.2, max_epochs: 16}
+ingest: {shard_bytes: 20_000, max_quarantined: 0.2}
+prepare:
+  - clean: {normalise: NFC}
+  - filter: {sources: [web, books], rules: [gopher_quality]}
+  - dedup: {minhash: {threshold: 0.7}}
+  - dedup_lines: {min_words: 5}
+  - dedup_substrings: {min_words: 50}
+  - langid: {model: languages.bin, keep: [en], threshold: 0.5, sources: [web, books]}
+  - quality: {classifier: {positive: [books], negative: [code], holdout: 0.3}}
+  - decontaminate: {against: [{path: questions.jsonl}]}
+tokenizer: {vocab_size: 400}
+mix: {tokens: 12_000, sequence_length: 64, validation: 0.1, shard_rows: 60}
+pretrain:
+  model: {layers: 1, width: 32, heads: 2}
+  steps: 12
+  global_batch_size: 8
+  micro_batch_size: 4
+  log_every: 1
+  validate_every: 6
+sft: {data: [{path: chats.jsonl}], steps: 4, global_batch_size: 8, micro_batch_size: 4, sequence_length: 128}
+dpo: {data: [{path: pairs.jsonl}], steps: 4, global_batch_size: 4, micro_batch_size: 2, sequence_length: 128}
+evaluate: {prompts: ["The river"], max_new_tokens: 4}
+export:
+engine: {workers: 2, ranks: 2, checkpoint_every: 3}
+"""
+
+
+def write_project(folder: Path) -> Path:
+    """Write corpus, examples and manifest; the same files every time. Returns the manifest's path.
+
+    There are exact and near duplicates, repeated lines, a document that is too short, records that cannot be read and
+    one that holds a question of the evaluation: every stage has something to decide.
+    """
+    random_ = random.Random(11)
+    files = {**_web(random_), **{f"books/{n}.txt": _prose(random_, 40) for n in range(6)},
+             **{f"code/{n}.py": _code(random_) for n in range(8)}, **_examples(random_), "chaos.yaml": MANIFEST}
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        os.utime(path, (MODIFIED_AT, MODIFIED_AT))
+    _write_language_model(folder, random_)
+    return folder / "chaos.yaml"
+
+
+def _sentence(random_: random.Random) -> str:
+    return " ".join(random_.choice(WORDS) for _ in range(random_.randint(7, 16))).capitalize() + "."
+
+
+def _prose(random_: random.Random, sentences: int = 24) -> str:
+    return "\n".join(" ".join(_sentence(random_) for _ in range(3)) for _ in range(sentences // 3))
+
+
+def _code(random_: random.Random) -> str:
+    names = [(random_.choice(WORDS), random_.randint(2, 99)) for _ in range(12)]
+    return "\n".join(f"def {name}_{n}(value):\n    return value * {factor} + {n}\n"
+                     for n, (name, factor) in enumerate(names))
+
+
+def _web(random_: random.Random) -> dict[str, str]:
+    texts = [_prose(random_) for _ in range(40)]
+    texts += [texts[0], texts[1] + " One more sentence at the end.", "Too short."]
+    texts += [f"{_prose(random_)}\nAll rights of this site are kept by its owner." for _ in range(4)]
+    texts.append(f"{_prose(random_)}\n{QUESTION}")
+    lines = [json.dumps({"text": text}) for text in texts] + ["this is no json", '{"title": "no text here"}']
+    return {f"web/{n}.jsonl": "\n".join(lines[n::4]) for n in range(4)}
+
+
+QUESTION = ("Which river runs below the old bridge near the market of the village where the captain met the doctor "
+            "on a winter evening")
+
+
+def _examples(random_: random.Random) -> dict[str, str]:
+    chats, pairs = [], []
+    for number in range(32):
+        question, answer = f"What is {WORDS[number % len(WORDS)]}?", _sentence(random_)
+        chats.append({"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]})
+        pairs.append({"prompt": question, "chosen": answer, "rejected": _sentence(random_)})
+    return {"chats.jsonl": _json_lines(chats), "pairs.jsonl": _json_lines(pairs),
+            "questions.jsonl": _json_lines([{"question": QUESTION}])}
+
+
+def _json_lines(rows: Sequence[Mapping[str, object]]) -> str:
+    return "\n".join(json.dumps(row) for row in rows)
+
+
+def _write_language_model(folder: Path, random_: random.Random) -> None:
+    """A fastText model that tells the corpus's prose from noise: small, and of this machine alone."""
+    examples = folder / "languages.txt"
+    examples.write_text("".join(
+        f"__label__en {_sentence(random_)}\n__label__xx {''.join(random_.choices('qxzjkw ', k=60))}\n"
+        for _ in range(200)))
+    settings = json.dumps({"dim": 4, "epoch": 3, "bucket": 1000, "thread": 1, "verbose": 0})
+    command = [sys.executable, "-m", classifier.__name__, str(examples), str(folder / "languages.bin"), settings]
+    subprocess.run(command, check=True, env={**os.environ, **classifier.ZEROED_MEMORY})
+    examples.unlink()
+    os.utime(folder / "languages.bin", (MODIFIED_AT, MODIFIED_AT))

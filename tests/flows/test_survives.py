@@ -1,0 +1,122 @@
+"""Whatever happens to a run, the same command ends with the same bytes: one point of each kind of `bench chaos`.
+
+The long form, `gristmill bench chaos`, takes hundreds of random points over all stages.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gristmill.flows.chaos import surroundings
+from gristmill.flows.chaos.fuse import Act, Fuse, burn_at, new_log
+from gristmill.flows.chaos.kills import still_running
+from gristmill.flows.chaos.surroundings import CannotMountError, Scene
+from gristmill.flows.chaos.undisturbed import Undisturbed, gristmill
+
+pytestmark = pytest.mark.xdist_group("pipeline")
+
+
+@pytest.fixture
+def scene(undisturbed_run: Undisturbed, tmp_path: Path) -> Scene:
+    return Scene(undisturbed_run, tmp_path / "store", "ingest", seed=0, number=1)
+
+
+def attempt(scene: Scene, change: str, act: Act, stage: str = "ingest", *more: str, **role: str) -> tuple[Fuse, int]:
+    """Run up to a stage, with a fuse that burns before the first such change of it; returns the exit code, too."""
+    root = scene.run.folder_in(scene.store, stage).path
+    fuse = Fuse(str(root), new_log(), 1, act, before=change, **role)  # type: ignore[arg-type]
+    done = gristmill(scene.run.arguments(scene.store, stage, *more), burn_at(fuse))
+    assert fuse.has_burnt(), fuse.changes()
+    assert "Traceback" not in done.stdout
+    return fuse, done.returncode
+
+
+def test_a_run_killed_in_a_shard_and_around_its_commit_goes_on_to_the_same_bytes(scene: Scene) -> None:
+    scene.run.lend(scene.store, "ingest")
+    folder = scene.run.folder_in(scene.store, "ingest")
+    shard = attempt(scene, "rename data/part-00002-000.parquet", "kill it and all above")
+    assert not (folder.data / "part-00002-000.parquet").exists()
+    manifest = attempt(scene, "link _SUCCESS", "kill the flow")
+    assert (folder.path / "manifest.json").exists()
+    assert folder.state() == "unfinished"
+    commit = attempt(scene, "remove work/result.json", "kill the flow")
+    assert folder.state() == "committed"
+    assert (folder.work / "result.json").exists()
+    assert [code for _, code in (shard, manifest, commit)] == [-9, -9, -9]
+    assert scene.goes_on() == []
+    assert still_running([fuse.log for fuse, _ in (shard, manifest, commit)]) == []
+
+
+def test_a_run_that_is_asked_to_end_says_so_and_goes_on_to_the_same_bytes(scene: Scene) -> None:
+    scene.run.lend(scene.store, "ingest")
+    fuse, code = attempt(scene, "rename data/part-00001-000.parquet", "terminate the flow")
+    assert code == 130
+    assert still_running([fuse.log]) == []
+    assert scene.goes_on() == []
+
+
+def test_a_killed_beam_worker_fails_its_stage_which_goes_on_to_the_same_bytes(scene: Scene) -> None:
+    scene.run.lend(scene.store, "filter")
+    fuse, code = attempt(scene, "rename data/part-00003-000.parquet", "kill it", "filter", "--set",
+                         "engine.mode=processes", role="worker")
+    assert code == 1
+    assert still_running([fuse.log]) == []
+    assert gristmill(scene.run.arguments(scene.store, "filter")).returncode == 0
+    assert scene.run.differences(scene.store, ["filter"]) == []
+
+
+def test_deleted_and_truncated_files_are_found_and_made_again(scene: Scene) -> None:
+    folder = scene.run.folder_in(scene.store, "ingest")
+    shutil.copytree(scene.run.session.folder("ingest").path, folder.path)
+    (folder.data / "part-00001-000.parquet").unlink()
+    cut = folder.data / "part-00002-000.parquet"
+    cut.write_bytes(cut.read_bytes()[:-1])
+    assert folder.state() == "corrupt"
+    assert scene.goes_on() == []
+
+
+def test_a_full_disk_is_told_of_and_with_space_the_stage_goes_on(scene: Scene) -> None:
+    try:
+        assert surroundings.fill_the_disk(scene) == []
+    except CannotMountError as error:
+        pytest.skip(f"no disk can be mounted here: {error}")
+
+
+def test_a_read_only_store_is_told_of_and_nothing_in_it_changes(scene: Scene) -> None:
+    try:
+        assert surroundings.forbid_writing(scene) == []
+    except CannotMountError as error:
+        pytest.skip(f"no disk can be mounted here: {error}")
+
+
+def test_two_runs_at_once_make_a_stage_once(scene: Scene) -> None:
+    assert surroundings.run_two_at_once(scene, kill_one=False) == []
+
+
+def test_a_clock_that_is_set_back_changes_nothing(scene: Scene) -> None:
+    assert surroundings.set_the_clock_back(scene) == []
+
+
+def test_the_comparison_notices_what_is_lost_double_different_or_left_behind(
+    undisturbed_run: Undisturbed, tmp_path: Path
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder = undisturbed_run.folder_in(tmp_path, "ingest")
+    shutil.copytree(undisturbed_run.session.folder("ingest").path, folder.path)
+    assert undisturbed_run.differences(tmp_path, ["ingest"]) == []
+    shard = folder.data / "part-00000-000.parquet"
+    table = pq.read_table(shard)
+    pq.write_table(pa.concat_tables([table.slice(1), table.slice(1, 1)]), shard)
+    manifest = folder.manifest()
+    for name in ("manifest.json", "_SUCCESS"):
+        (folder.path / name).unlink()
+    folder.commit({}, {**manifest["summary"], "documents": -1})
+    (folder.work / "spill").write_text("")
+    assert undisturbed_run.differences(tmp_path, ["ingest"]) == [
+        "ingest: data/part-00000-000.parquet differs", "ingest: its summary has another documents",
+        "ingest: 1 documents are lost", "ingest: 1 documents are double", "ingest: work/spill was left behind"]
