@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gristmill.flows.chaos import surroundings
+from gristmill.flows.chaos import servers, surroundings
 from gristmill.flows.chaos.kills import KILLS, chains, draw, run_chain
 from gristmill.flows.chaos.surroundings import CannotMountError, Scene
 from gristmill.flows.chaos.undisturbed import Undisturbed
@@ -54,6 +54,11 @@ FAULTS = (
     Fault("two runs at once, one is killed", "the other takes over",
           partial(surroundings.run_two_at_once, kill_one=True)),
     Fault("the clock is set back by 400 days", "the run goes on to its end", surroundings.set_the_clock_back),
+    Fault("the object store is slow, and fails at times", "the run goes on to its end", servers.slow_and_failing_store),
+    Fault("the object store goes away", "code 1 and the reason; later the same command goes on",
+          servers.store_goes_away),
+    Fault("the Prefect server is away, or silent", "the run says so, and goes on to its end",
+          servers.no_prefect_server),
 )
 
 
@@ -121,7 +126,7 @@ def play(fault: Fault, scene: Scene) -> Result:
     shutil.rmtree(scene.store, ignore_errors=True)
     try:
         wrong = fault.act(scene)
-    except CannotMountError as error:
+    except (CannotMountError, ImportError) as error:
         return {"fault": fault.name, "stage": scene.stage, "wrong": [], "not_tried": str(error)}
     if not wrong:
         shutil.rmtree(scene.store)

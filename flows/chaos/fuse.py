@@ -46,7 +46,7 @@ class Fuse:
         role: whose changes count.
         late_seconds: how long after the change it burns, instead of before it.
         back_seconds: by how much the clock is set back, where that is the act.
-        before: where given, only changes that are called so count, such as `link _SUCCESS`.
+        before: where given, only changes that begin so count, such as `link _SUCCESS`.
     """
 
     root: str
@@ -70,7 +70,7 @@ class Fuse:
         if self.role not in ("any", role):
             return
         change = f"{event.removeprefix('os.')} {str(path)[len(self.root) + 1:]}"
-        if self.before in ("", change) and self._count(f"{role} {change}") == self.at:
+        if change.startswith(self.before) and self._count(f"{role} {change}") == self.at:
             self._burn()
 
     def changes(self) -> list[str]:

@@ -32,26 +32,34 @@ RUN_SECONDS = 900
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A finished run of a manifest in a store of its own, and the log of the changes that it made there."""
+    """A finished run of a manifest in a store of its own, and the log of the changes that it made there.
+
+    Attributes:
+        manifest: the manifest's file.
+        store: the clean store.
+        log: of the fuse that counted the changes.
+        until: the last stage that counts; the manifest's last one if None.
+    """
 
     manifest: Path
     store: Path
     log: Path
+    until: str | None = None
 
     @classmethod
-    def make(cls, folder: Path) -> Undisturbed:
+    def make(cls, folder: Path, until: str | None = None) -> Undisturbed:
         """Make the run of the tiny project below a folder, or find it there as it was made before.
 
         Raises:
             RuntimeError: it failed.
         """
-        run = cls(folder / "project" / "chaos.yaml", folder / "clean", folder / "changes")
+        run = cls(folder / "project" / "chaos.yaml", folder / "clean", folder / "changes", until)
         if not run.manifest.exists():
             write_project(folder / "project")
         if any(run.session.folder(stage).state() != "committed" for stage in run.stages):
             shutil.rmtree(run.store, ignore_errors=True)
             run.log.unlink(missing_ok=True)
-            done = gristmill(run.arguments(run.store), burn_at(Fuse(str(run.store), str(run.log))))
+            done = gristmill(run.arguments(run.store, until), burn_at(Fuse(str(run.store), str(run.log))))
             if done.returncode:
                 raise RuntimeError(f"the run that nothing disturbs failed with code {done.returncode}:\n{done.stderr}")
         return run
@@ -59,7 +67,7 @@ class Undisturbed:
     @cached_property
     def session(self) -> Session:
         """The manifest, planned in the clean store."""
-        return open_session(str(self.manifest), [], str(self.store))
+        return open_session(str(self.manifest), [], str(self.store), until=self.until)
 
     @property
     def stages(self) -> list[str]:

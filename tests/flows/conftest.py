@@ -1,8 +1,7 @@
-"""One undisturbed run of a small corpus for all tests; and a pipeline of plain functions, without any real work."""
+"""A small pipeline of plain functions, so that the machinery is tested without any real work."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +9,7 @@ from typing import Any
 
 import pytest
 
-from gristmill.flows.chaos.fuse import Fuse, burn_at
-from gristmill.flows.chaos.undisturbed import Undisturbed, gristmill
 from gristmill.flows.run import Outcome, Runner
-from gristmill.flows.session import Session
 from gristmill.flows.stages import Node, Stage, fingerprint
 from gristmill.flows.store import Store
 from gristmill.mixtures.manifest import Engine
@@ -109,35 +105,3 @@ def toy_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
         return Runner(Store.at(tmp_path / "store"), plan, "toy", Engine(), Silent(), "gristmill run toy.yaml")
 
     return make
-
-
-@pytest.fixture(scope="session")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The manifest of a small corpus."""
-    spec = importlib.util.spec_from_file_location("gristmill_corpus", Path(__file__).with_name("corpus.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    corpus = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(corpus)
-    written: Path = corpus.write_project(tmp_path_factory.mktemp("project"))
-    return written
-
-
-@pytest.fixture(scope="session")
-def undisturbed_run(project: Path) -> Undisturbed:
-    """A run from beginning to end that nothing disturbed, as a Prefect flow with no server configured.
-
-    Whoever uses it belongs to the xdist group `pipeline`, so that it is made once.
-    """
-    run = Undisturbed(project, project.parent / "store", project.parent / "changes")
-    environment = burn_at(Fuse(str(run.store), str(run.log)))
-    done = gristmill(["run", str(project), "--store", str(run.store)],
-                     {**environment, "PREFECT_HOME": str(project.parent / "prefect")})
-    assert done.returncode == 0, done.stdout
-    return run
-
-
-@pytest.fixture(scope="session")
-def undisturbed(undisturbed_run: Undisturbed) -> Session:
-    """That run's manifest, planned in its store."""
-    return undisturbed_run.session

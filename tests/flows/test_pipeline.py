@@ -45,6 +45,19 @@ def gristmill(*arguments: str, check: bool = True, **environment: str) -> subpro
     return run
 
 
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return corpus.write_project(tmp_path_factory.mktemp("project"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(project: Path) -> Session:
+    """A run from beginning to end that nothing disturbed, as a Prefect flow with no server configured."""
+    store = project.parent / "store"
+    gristmill("run", str(project), "--store", str(store), PREFECT_HOME=str(project.parent / "prefect"))
+    return open_session(str(project), [], str(store))
+
+
 def files_of(folder: StageFolder) -> dict[str, Any]:
     return folder.manifest()["files"]
 

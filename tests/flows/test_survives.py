@@ -16,12 +16,17 @@ from gristmill.flows.chaos.kills import still_running
 from gristmill.flows.chaos.surroundings import CannotMountError, Scene
 from gristmill.flows.chaos.undisturbed import Undisturbed, gristmill
 
-pytestmark = pytest.mark.xdist_group("pipeline")
+pytestmark = pytest.mark.xdist_group("survives")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return Undisturbed.make(tmp_path_factory.mktemp("chaos"), until="clean")
 
 
 @pytest.fixture
-def scene(undisturbed_run: Undisturbed, tmp_path: Path) -> Scene:
-    return Scene(undisturbed_run, tmp_path / "store", "ingest", seed=0, number=1)
+def scene(undisturbed: Undisturbed, tmp_path: Path) -> Scene:
+    return Scene(undisturbed, tmp_path / "store", "ingest", seed=0, number=1)
 
 
 def attempt(scene: Scene, change: str, act: Act, stage: str = "ingest", *more: str, **role: str) -> tuple[Fuse, int]:
@@ -39,10 +44,10 @@ def test_a_run_killed_in_a_shard_and_around_its_commit_goes_on_to_the_same_bytes
     folder = scene.run.folder_in(scene.store, "ingest")
     shard = attempt(scene, "rename data/part-00002-000.parquet", "kill it and all above")
     assert not (folder.data / "part-00002-000.parquet").exists()
-    manifest = attempt(scene, "link _SUCCESS", "kill the flow")
+    manifest = attempt(scene, "open _SUCCESS.tmp-", "kill the flow")
     assert (folder.path / "manifest.json").exists()
     assert folder.state() == "unfinished"
-    commit = attempt(scene, "remove work/result.json", "kill the flow")
+    commit = attempt(scene, "remove _SUCCESS.tmp-", "kill the flow")
     assert folder.state() == "committed"
     assert (folder.work / "result.json").exists()
     assert [code for _, code in (shard, manifest, commit)] == [-9, -9, -9]
@@ -59,13 +64,13 @@ def test_a_run_that_is_asked_to_end_says_so_and_goes_on_to_the_same_bytes(scene:
 
 
 def test_a_killed_beam_worker_fails_its_stage_which_goes_on_to_the_same_bytes(scene: Scene) -> None:
-    scene.run.lend(scene.store, "filter")
-    fuse, code = attempt(scene, "rename data/part-00003-000.parquet", "kill it", "filter", "--set",
+    scene.run.lend(scene.store, "clean")
+    fuse, code = attempt(scene, "rename data/part-00003-000.parquet", "kill it", "clean", "--set",
                          "engine.mode=processes", role="worker")
     assert code == 1
     assert still_running([fuse.log]) == []
-    assert gristmill(scene.run.arguments(scene.store, "filter")).returncode == 0
-    assert scene.run.differences(scene.store, ["filter"]) == []
+    assert gristmill(scene.run.arguments(scene.store, "clean")).returncode == 0
+    assert scene.run.differences(scene.store, ["clean"]) == []
 
 
 def test_deleted_and_truncated_files_are_found_and_made_again(scene: Scene) -> None:
@@ -101,14 +106,14 @@ def test_a_clock_that_is_set_back_changes_nothing(scene: Scene) -> None:
 
 
 def test_the_comparison_notices_what_is_lost_double_different_or_left_behind(
-    undisturbed_run: Undisturbed, tmp_path: Path
+    undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    folder = undisturbed_run.folder_in(tmp_path, "ingest")
-    shutil.copytree(undisturbed_run.session.folder("ingest").path, folder.path)
-    assert undisturbed_run.differences(tmp_path, ["ingest"]) == []
+    folder = undisturbed.folder_in(tmp_path, "ingest")
+    shutil.copytree(undisturbed.session.folder("ingest").path, folder.path)
+    assert undisturbed.differences(tmp_path, ["ingest"]) == []
     shard = folder.data / "part-00000-000.parquet"
     table = pq.read_table(shard)
     pq.write_table(pa.concat_tables([table.slice(1), table.slice(1, 1)]), shard)
@@ -117,6 +122,6 @@ def test_the_comparison_notices_what_is_lost_double_different_or_left_behind(
         (folder.path / name).unlink()
     folder.commit({}, {**manifest["summary"], "documents": -1})
     (folder.work / "spill").write_text("")
-    assert undisturbed_run.differences(tmp_path, ["ingest"]) == [
+    assert undisturbed.differences(tmp_path, ["ingest"]) == [
         "ingest: data/part-00000-000.parquet differs", "ingest: its summary has another documents",
         "ingest: 1 documents are lost", "ingest: 1 documents are double", "ingest: work/spill was left behind"]

@@ -1,0 +1,144 @@
+"""Servers that are slow, fail or go away: a network in front of an object store, and a Prefect API that is none."""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+FAIL_EVERY = 7
+"""One in so many requests is spoilt, by turns with an error 503 and with a connection that is cut."""
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_REGION": "us-east-1",
+               "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
+
+
+class Network(ThreadingHTTPServer):
+    """Hands requests on to a server of this machine.
+
+    Attributes:
+        delay_seconds: how long each request waits.
+        is_faulty: whether some requests are spoilt.
+        away_from: the request from which on every connection is cut; None for never.
+        requests: how many there were.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, upstream: int) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.upstream, self.requests = upstream, 0
+        self.delay_seconds, self.is_faulty = 0.0, False
+        self.away_from: int | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def address(self) -> str:
+        """Its URL."""
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def fault(self) -> str | None:
+        """What happens to the next request: `cut`, `503` or nothing."""
+        with self._lock:
+            self.requests += 1
+            if self.away_from is not None and self.requests >= self.away_from:
+                return "cut"
+            if not self.is_faulty or self.requests % FAIL_EVERY:
+                return None
+            return "503" if self.requests % (2 * FAIL_EVERY) else "cut"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    protocol_version = "HTTP/1.1"
+    server: Network
+
+    def handle_request(self) -> None:
+        """Hand a request on, or spoil it."""
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        fault = self.server.fault()
+        time.sleep(self.server.delay_seconds)
+        if fault == "cut":
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.close_connection = True
+            self.connection.close()
+            return
+        status, headers, content = (503, [], b"") if fault == "503" else self._ask(body)
+        self.send_response(status)
+        for name, value in headers:
+            if name.lower() not in ("content-length", "transfer-encoding", "connection", "date", "server"):
+                self.send_header(name, value)
+        length = next((value for name, value in headers if name.lower() == "content-length"), str(len(content)))
+        self.send_header("Content-Length", length if self.command == "HEAD" else str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = handle_request
+
+    def _ask(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+        upstream = http.client.HTTPConnection("127.0.0.1", self.server.upstream, timeout=60)
+        try:
+            upstream.request(self.command, self.path, body, dict(self.headers))
+            response = upstream.getresponse()
+            return response.status, response.getheaders(), response.read()
+        finally:
+            upstream.close()
+
+    def log_message(self, *arguments: Any) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def network(upstream: int) -> Iterator[Network]:
+    """A network in front of a port of this machine."""
+    with Network(upstream) as found:
+        threading.Thread(target=found.serve_forever, daemon=True).start()
+        try:
+            yield found
+        finally:
+            found.shutdown()
+
+
+@contextmanager
+def object_store(bucket: str) -> Iterator[int]:
+    """An S3-compatible server in this process, with a bucket; yields its port.
+
+    Raises:
+        ImportError: moto or s3fs is not installed.
+    """
+    import s3fs  # type: ignore[import-untyped]  # noqa: F401 - what the runs reach it with
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # which would print a line for every request
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        port = server.get_host_and_port()[1]
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        connection.request("PUT", f"/{bucket}")
+        connection.getresponse().read()
+        connection.close()
+        yield port
+    finally:
+        server.stop()
+
+
+@contextmanager
+def silent_server() -> Iterator[str]:
+    """The URL of a server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/api"
+
+
+def unused_address() -> str:
+    """The URL of a server that is not there."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    return f"http://127.0.0.1:{port}/api"
