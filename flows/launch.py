@@ -11,6 +11,7 @@ from typing import TextIO, cast
 from rich.console import Console
 from rich.text import Text
 
+from gristmill.dataprep.files import is_local
 from gristmill.dataprep.secrets import mask_text
 from gristmill.flows.lease import LeaseLostError
 from gristmill.flows.report import write_report
@@ -43,7 +44,10 @@ def launch(session: Session, stages: list[str], force: frozenset[str], tracked: 
             run_untracked(session, stages, force, observer)
     except (StageFailedError, LeaseLostError) as error:
         failure = (str(error), EXIT_STAGE_FAILED)
-    except OSError as error:
+    except Exception as error:
+        # The libraries of object stores raise errors of their own when they cannot reach it.
+        if is_local(session.store.root) and not isinstance(error, OSError):
+            raise
         failure = (why_the_store_failed(error, session), EXIT_STAGE_FAILED)
     except KeyboardInterrupt:
         failure = (f"interrupted; go on with: {session.command('run')}", EXIT_INTERRUPTED)
@@ -60,7 +64,7 @@ def launch(session: Session, stages: list[str], force: frozenset[str], tracked: 
     return EXIT_DONE
 
 
-def why_the_store_failed(error: OSError, session: Session) -> str:
+def why_the_store_failed(error: Exception, session: Session) -> str:
     """What to say when the store cannot be read or written: what the stage itself said of it, where it said something.
 
     A full disk fails the stage first; then neither the end of its lease nor the run's record can be written.

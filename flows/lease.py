@@ -70,7 +70,7 @@ class Lease:
             try:
                 write_json(self.folder / f"{self.number}.beat.json", {"beats": beats})
                 lost = highest(self.folder) != self.number
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
                 # A full disk, or a store that is away for a while, is no loss yet: the next beat tells.
                 log.warning("the lease of %s could not be kept fresh: %s", self.folder.parent, error)
                 continue

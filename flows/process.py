@@ -62,7 +62,7 @@ class LogFile:
     def _lose_on_error(self, act: Callable[[], Any]) -> None:
         try:
             act()
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
             # A stage whose output nobody reads would wait for good; one that cannot write ends by itself, and says why.
             log.warning("%s cannot be written: %s", self._path, error)
             self._sink = None

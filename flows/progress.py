@@ -42,7 +42,7 @@ class ProgressFile:
         try:
             write_json(self._path, {"started": self._started, "at": self._written, "job_started": self._job_started,
                                     "job_done": self._job_done, **event})
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
             # A full disk ends the stage at its own next write; the thread that reads its output must live on.
             self._broken = True
             log.warning("progress is not shown by `status` any more: %s", error)

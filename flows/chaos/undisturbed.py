@@ -193,6 +193,6 @@ def _left_behind(clean: StageFolder, other: StageFolder) -> list[str]:
 
 
 def _names(folder: StageFolder) -> set[str]:
-    """The names of all that lies in a folder, but for what attempts may keep."""
-    names = (path.relative_to(folder.path).as_posix() for path in folder.path.rglob("*"))
+    """The names of all files that lie in a folder, but for what attempts may keep."""
+    names = (path.relative_to(folder.path).as_posix() for path in folder.path.rglob("*") if path.is_file())
     return {name for name in names if not name.startswith((*FREE_FOLDERS, "_CORRUPT"))}
