@@ -24,6 +24,7 @@ from gristmill.flows.chaos import servers, surroundings
 from gristmill.flows.chaos.kills import KILLS, chains, draw, run_chain
 from gristmill.flows.chaos.surroundings import CannotMountError, Scene
 from gristmill.flows.chaos.undisturbed import Undisturbed
+from gristmill.flows.stages import STAGES
 
 KILLS_PER_SCENE = 100
 """For so many kills, every other fault is tried once."""
@@ -147,5 +148,5 @@ def _row(name: str, promised: str, results: Sequence[Result]) -> dict[str, Any]:
 def _happened(results: Sequence[Result], points: int) -> str:
     stages = Counter(result["stage"] for result in results)
     wrong = [f"{result['stage']}: {result['wrong'][0]}" for result in results if result["wrong"]]
-    said = f"{points} points in {len(stages)} stages, "
+    said = f"{points} points in {len(stages)} of {len(STAGES)} stages, "
     return said + ("all as promised" if not wrong else f"{len(wrong)} otherwise: {'; '.join(wrong[:3])}")

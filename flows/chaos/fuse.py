@@ -64,7 +64,7 @@ class Fuse:
         if place is None or (event == "open" and not _writes(arguments)):
             return
         path = arguments[place]
-        if not isinstance(path, str | os.PathLike) or not str(path).startswith(self.root):
+        if not isinstance(path, str | os.PathLike) or not str(path).startswith(self.root + os.sep):
             return
         role = own_role()
         if self.role not in ("any", role):
