@@ -6,12 +6,13 @@ The long form, `gristmill bench chaos`, takes hundreds of random points over all
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gristmill.flows.chaos import surroundings
-from gristmill.flows.chaos.fuse import Act, Fuse, burn_at, new_log
+from gristmill.flows.chaos.fuse import Act, Fuse, burn_at
 from gristmill.flows.chaos.kills import still_running
 from gristmill.flows.chaos.surroundings import CannotMountError, Scene
 from gristmill.flows.chaos.undisturbed import Undisturbed, gristmill
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.xdist_group("survives")
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    return Undisturbed.make(tmp_path_factory.mktemp("chaos"), until="clean")
+    return Undisturbed.make(tmp_path_factory.mktemp("chaos"), until="ingest")
 
 
 @pytest.fixture
@@ -29,48 +30,30 @@ def scene(undisturbed: Undisturbed, tmp_path: Path) -> Scene:
     return Scene(undisturbed, tmp_path / "store", "ingest", seed=0, number=1)
 
 
-def attempt(scene: Scene, change: str, act: Act, stage: str = "ingest", *more: str, **role: str) -> tuple[Fuse, int]:
-    """Run up to a stage, with a fuse that burns before the first such change of it; returns the exit code, too."""
-    root = scene.run.folder_in(scene.store, stage).path
-    fuse = Fuse(str(root), new_log(), 1, act, before=change, **role)  # type: ignore[arg-type]
-    done = gristmill(scene.run.arguments(scene.store, stage, *more), burn_at(fuse))
+def attempt(scene: Scene, change: str, act: Act) -> tuple[Fuse, int]:
+    """Run, with a fuse that burns before the first change that begins so; returns it and the exit code."""
+    fuse = replace(scene.fuse(1, act), before=change)
+    done = gristmill(scene.run.arguments(scene.store, scene.stage), burn_at(fuse))
     assert fuse.has_burnt(), fuse.changes()
     assert "Traceback" not in done.stdout
     return fuse, done.returncode
 
 
-def test_a_run_killed_in_a_shard_and_around_its_commit_goes_on_to_the_same_bytes(scene: Scene) -> None:
-    scene.run.lend(scene.store, "ingest")
+def test_a_run_ended_in_shards_and_around_its_commit_goes_on_to_the_same_bytes(scene: Scene) -> None:
     folder = scene.run.folder_in(scene.store, "ingest")
-    shard = attempt(scene, "rename data/part-00002-000.parquet", "kill it and all above")
-    assert not (folder.data / "part-00002-000.parquet").exists()
-    manifest = attempt(scene, "open _SUCCESS.tmp-", "kill the flow")
+    killed = attempt(scene, "rename data/part-00001-000.parquet", "kill it and all above")
+    assert not (folder.data / "part-00001-000.parquet").exists()
+    asked = attempt(scene, "rename data/part-00003-000.parquet", "terminate the flow")
+    before = attempt(scene, "open _SUCCESS.tmp-", "kill the flow")
     assert (folder.path / "manifest.json").exists()
     assert folder.state() == "unfinished"
-    commit = attempt(scene, "remove _SUCCESS.tmp-", "kill the flow")
+    behind = attempt(scene, "remove _SUCCESS.tmp-", "kill the flow")
     assert folder.state() == "committed"
     assert (folder.work / "result.json").exists()
-    assert [code for _, code in (shard, manifest, commit)] == [-9, -9, -9]
+    attempts = [killed, asked, before, behind]
+    assert [code for _, code in attempts] == [-9, 130, -9, -9]
     assert scene.goes_on() == []
-    assert still_running([fuse.log for fuse, _ in (shard, manifest, commit)]) == []
-
-
-def test_a_run_that_is_asked_to_end_says_so_and_goes_on_to_the_same_bytes(scene: Scene) -> None:
-    scene.run.lend(scene.store, "ingest")
-    fuse, code = attempt(scene, "rename data/part-00001-000.parquet", "terminate the flow")
-    assert code == 130
-    assert still_running([fuse.log]) == []
-    assert scene.goes_on() == []
-
-
-def test_a_killed_beam_worker_fails_its_stage_which_goes_on_to_the_same_bytes(scene: Scene) -> None:
-    scene.run.lend(scene.store, "clean")
-    fuse, code = attempt(scene, "rename data/part-00003-000.parquet", "kill it", "clean", "--set",
-                         "engine.mode=processes", role="worker")
-    assert code == 1
-    assert still_running([fuse.log]) == []
-    assert gristmill(scene.run.arguments(scene.store, "clean")).returncode == 0
-    assert scene.run.differences(scene.store, ["clean"]) == []
+    assert still_running([fuse.log for fuse, _ in attempts]) == []
 
 
 def test_deleted_and_truncated_files_are_found_and_made_again(scene: Scene) -> None:
