@@ -277,6 +277,17 @@ def test_as_many_tasks_run_at_once_as_there_are_threads(tmp_path: Path) -> None:
     assert len({result["thread"] for result in results}) == 2
 
 
+@pytest.mark.parametrize("mode", ["memory", "threads"])
+def test_beam_counts_what_all_workers_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    ended: list[Any] = []
+    monkeypatch.setattr(engine, "wait_for", ended.append)
+    work = context(tmp_path / "work", workers=2, mode=mode, stage="toy")
+    run_tasks("job", TASKS, partial(square, tmp_path), work)
+    counters = {(found.key.metric.namespace, found.key.metric.name): found.result
+                for result in ended for found in result.metrics().query()["counters"]}
+    assert counters == {("toy", "read"): 7, ("toy", "kept"): 7, ("toy", "quarantined"): 0}
+
+
 def test_what_one_pipeline_sets_of_its_options_does_not_reach_the_next() -> None:
     from apache_beam.options.pipeline_options import DebugOptions, PipelineOptions, StandardOptions
 
