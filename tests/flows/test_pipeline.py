@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from gristmill.flows.cli import app
 from gristmill.flows.session import Session, open_session
 from gristmill.flows.store import StageFolder
 from gristmill.tokenize.packed import PackedSet
@@ -43,6 +45,16 @@ def gristmill(*arguments: str, check: bool = True, **environment: str) -> subpro
     if check:
         assert run.returncode == 0, run.stdout + run.stderr
     return run
+
+
+def look(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """A command that only reads, in this process: to import all of gristmill anew takes longer than the command."""
+    looked = CliRunner().invoke(app, arguments)
+    if looked.exception is not None and not isinstance(looked.exception, SystemExit):
+        raise looked.exception
+    if check:
+        assert looked.exit_code == 0, looked.output
+    return subprocess.CompletedProcess(arguments, looked.exit_code, looked.stdout, looked.stderr)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +93,7 @@ def copy_store(undisturbed: Session, target: Path, without_from: str) -> None:
 
 def test_every_stage_is_committed_and_a_second_run_finds_all_of_them(undisturbed: Session) -> None:
     assert list(undisturbed.plan) == ALL_STAGES
-    status = gristmill("status", undisturbed.manifest_file, "--store", str(undisturbed.store.root), "--json")
+    status = look("status", undisturbed.manifest_file, "--store", str(undisturbed.store.root), "--json")
     assert {row["stage"]: row["state"] for row in json.loads(status.stdout)} == dict.fromkeys(ALL_STAGES, "committed")
     again = gristmill("run", undisturbed.manifest_file, "--store", str(undisturbed.store.root), "--no-ui")
     assert again.stdout.count("Cached") == len(ALL_STAGES)
@@ -117,7 +129,7 @@ def test_the_packed_set_honours_the_weights_exactly(undisturbed: Session) -> Non
 
 def test_explain_prints_the_journey_of_a_dropped_document(undisturbed: Session) -> None:
     base = ["--store", str(undisturbed.store.root), "--json"]
-    found = json.loads(gristmill("explain", undisturbed.manifest_file, "b.jsonl#33", *base).stdout)
+    found = json.loads(look("explain", undisturbed.manifest_file, "b.jsonl#33", *base).stdout)
     assert found["fate"] == "dropped by filter: gopher_quality/min_words"
     (judged,) = found["stages"]
     assert (judged["values"]["words"], judged["threshold"]) == (2, 50)
@@ -125,11 +137,11 @@ def test_explain_prints_the_journey_of_a_dropped_document(undisturbed: Session) 
 
 def test_explain_and_trace_agree_on_what_a_step_read(undisturbed: Session) -> None:
     base = ["--store", str(undisturbed.store.root), "--json"]
-    step = json.loads(gristmill("trace", undisturbed.manifest_file, "--step", "3", *base).stdout)
+    step = json.loads(look("trace", undisturbed.manifest_file, "--step", "3", *base).stdout)
     assert len(step["rows"]) == 8
     assert step["tokens"] == 8 * 64
     read = step["documents"][0]
-    found = json.loads(gristmill("explain", undisturbed.manifest_file, read["id"], *base).stdout)
+    found = json.loads(look("explain", undisturbed.manifest_file, read["id"], *base).stdout)
     assert found["locator"] == read["locator"]
     assert set(read["rows"]) <= set(found["mix"]["rows"])
     assert 3 in found["mix"]["steps"]
@@ -137,7 +149,7 @@ def test_explain_and_trace_agree_on_what_a_step_read(undisturbed: Session) -> No
 
 
 def traced(undisturbed: Session, *arguments: str) -> dict[str, Any]:
-    run = gristmill("trace", undisturbed.manifest_file, *arguments, "--store", str(undisturbed.store.root), "--json")
+    run = look("trace", undisturbed.manifest_file, *arguments, "--store", str(undisturbed.store.root), "--json")
     found: dict[str, Any] = json.loads(run.stdout)
     return found
 
@@ -171,8 +183,8 @@ def test_trace_refuses_what_there_is_not(undisturbed: Session) -> None:
         (("--step", "3", "--document", "x"), "give one of --step N, --document ID and --against RUN"),
         (("--against", "yesterday"), "'yesterday' is neither a manifest nor a run of"),
     ):
-        refused = gristmill("trace", undisturbed.manifest_file, *arguments, "--store", str(undisturbed.store.root),
-                            check=False)
+        refused = look("trace", undisturbed.manifest_file, *arguments, "--store", str(undisturbed.store.root),
+                       check=False)
         assert refused.returncode == 2
         assert complaint in refused.stderr
 
@@ -180,7 +192,7 @@ def test_trace_refuses_what_there_is_not(undisturbed: Session) -> None:
 def test_whatif_foretells_what_a_run_with_other_thresholds_keeps(undisturbed: Session, tmp_path: Path) -> None:
     file, store = undisturbed.manifest_file, str(undisturbed.store.root)
     change = ("--set", "filter.gopher_quality.min_stop_words=36")
-    foretold = json.loads(gristmill("whatif", file, *change, "--store", store, "--json", "--samples", "3").stdout)
+    foretold = json.loads(look("whatif", file, *change, "--store", store, "--json", "--samples", "3").stdout)
     other = tmp_path / "store"
     shutil.copytree(undisturbed.folder("ingest").path, other / "ingest" / undisturbed.folder("ingest").path.name)
     gristmill("run", file, *change, "--store", str(other), "--until", "filter", "--no-ui")
@@ -198,7 +210,7 @@ def test_whatif_foretells_what_a_run_with_other_thresholds_keeps(undisturbed: Se
     assert (cut["now"], cut["then"], len(cut["failing"]), len(cut["passing"])) == (2, 36, 3, 3)
     assert all(sample["value"] < 36 for sample in cut["failing"])
     assert all(sample["value"] >= 36 for sample in cut["passing"])
-    refused = gristmill("whatif", file, "--set", "dedup.exact=false", "--store", store, check=False)
+    refused = look("whatif", file, "--set", "dedup.exact=false", "--store", store, check=False)
     assert refused.returncode == 2
     assert "dedup.exact changes what is measured" in refused.stderr
 
@@ -282,8 +294,8 @@ def test_two_training_processes_read_the_same_rows_and_reach_the_same_losses(
 
 
 def test_a_new_weight_mixes_again_and_prepares_nothing(undisturbed: Session, tmp_path: Path) -> None:
-    plan = gristmill("plan", undisturbed.manifest_file, "--store", str(undisturbed.store.root), "--json",
-                     "--set", "sources.code.weight=0.4")
+    plan = look("plan", undisturbed.manifest_file, "--store", str(undisturbed.store.root), "--json",
+                "--set", "sources.code.weight=0.4")
     actions = {row["stage"]: row["action"] for row in json.loads(plan.stdout)}
     assert [stage for stage, action in actions.items() if action == "reuse"] == ALL_STAGES[:6]
     reason = next(row["reason"] for row in json.loads(plan.stdout) if row["stage"] == "mix")
@@ -329,7 +341,7 @@ def test_too_many_unreadable_records_fail_the_stage_with_the_share(project: Path
 def test_a_manifest_with_mistakes_is_refused_before_any_work(tmp_path: Path) -> None:
     manifest = tmp_path / "bad.yaml"
     manifest.write_text("name: bad\nsources:\n  a: {path: x, wieght: 1}\nmix: {tokens: -5}\n")
-    run = gristmill("run", str(manifest), "--store", str(tmp_path / "store"), check=False)
+    run = look("run", str(manifest), "--store", str(tmp_path / "store"), check=False)
     assert run.returncode == 2
     assert "bad.yaml:3: sources.a.wieght: unknown key, did you mean 'weight'?" in run.stderr
     assert "3 problems in" in run.stderr
