@@ -51,6 +51,7 @@ AREAS = {
         "gristmill.train.benchmarks.bench",
         "gristmill.train.benchmarks.bench_loop",
         "gristmill.train.benchmarks.bench_forms",
+        "gristmill.train.benchmarks.bench_budget",
     ),
     "posttrain": ("gristmill.train.benchmarks.bench_posttrain",),
     "chaos": ("gristmill.flows.chaos.bench_chaos",),
