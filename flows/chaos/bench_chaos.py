@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -127,10 +128,13 @@ def play(fault: Fault, scene: Scene) -> Result:
     shutil.rmtree(scene.store, ignore_errors=True)
     try:
         wrong = fault.act(scene)
+    except subprocess.SubprocessError as error:
+        wrong = [f"a command hangs, or cannot be run: {error}"]
     except (CannotMountError, ImportError) as error:
         return {"fault": fault.name, "stage": scene.stage, "wrong": [], "not_tried": str(error)}
     if not wrong:
-        shutil.rmtree(scene.store)
+        for leftover in (scene.store, *scene.store.parent.glob(f"{scene.store.name}-fuse-*")):
+            shutil.rmtree(leftover)
     return {"fault": fault.name, "stage": scene.stage, "wrong": wrong}
 
 
@@ -139,7 +143,8 @@ def _row(name: str, promised: str, results: Sequence[Result]) -> dict[str, Any]:
     row = {"name": name, "peer": 1.0, "unit": "identical", "promised": promised}
     if not tried:
         return {**row, "ours": None, "ratio": None, "happened": f"not tried: {results[0]['not_tried']}"}
-    weights = [len(result.get("kills", [1])) for result in tried]
+    weights = [max(1, len(result.get("kills", []))) for result in tried]
+    # One kill of a chain that ends otherwise spoils all of them.
     good = sum(weight for weight, result in zip(weights, tried, strict=True) if not result["wrong"])
     share = good / max(sum(weights), 1)
     return {**row, "ours": share, "ratio": share, "happened": _happened(tried, sum(weights))}

@@ -143,9 +143,10 @@ def own_role() -> Role:
     return "stage" if os.getpid() == os.getpgid(0) else "worker"
 
 
-def new_log() -> str:
-    """A name for a log that no other fuse has."""
-    return str(Path(tempfile.mkdtemp(prefix="gristmill-fuse-")) / "changes")
+def new_log(store: Path) -> str:
+    """A name for a log that no other fuse has, in a folder beside a store."""
+    store.parent.mkdir(parents=True, exist_ok=True)
+    return str(Path(tempfile.mkdtemp(prefix=f"{store.name}-fuse-", dir=store.parent)) / "changes")
 
 
 def _writes(arguments: tuple[Any, ...]) -> bool:

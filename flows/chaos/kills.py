@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -52,10 +53,11 @@ class Kill:
         return [stage for stage in workers if launched in (None, STAGES[stage].launch)]
 
 
+# Stages whose work lies with Beam workers, which are processes where the engine is told so.
 BEAM_STAGES = ("clean", "filter", "dedup", "dedup_lines", "dedup_substrings", "langid", "decontaminate", "tokenize")
 KILLS = (
     Kill("SIGKILL of the flow", "its stage ends with it; the same command goes on", "kill the flow", "any", (-9,), 0.3),
-    Kill("SIGKILL of the flow and the processes below it", "the same command goes on", "kill it and all above", "any",
+    Kill("SIGKILL of the flow and what is below it", "the same command goes on", "kill it and all above", "any",
          (-9,), 0.3),
     Kill("SIGTERM to the flow", "code 130, the stage has ended; the same command goes on", "terminate the flow", "any",
          (130,), 0.16),
@@ -80,9 +82,9 @@ class Chain:
 
 
 def chains(run: Undisturbed, kills: int, seed: int) -> Iterator[Chain]:
-    """The chains that hold so many kills: all drawn by hash of the seed, stages by the changes that they make.
+    """The chains that hold so many kills: all drawn by hash of the seed.
 
-    Stages come in turns of a shuffled order as well, so that those with few changes are not left out.
+    Stages weigh as the square root of the changes that they make, so that those with few are not left out.
     """
     changes = run.changes()
     for number in range(-(-kills // KILLS_IN_CHAIN)):
@@ -103,14 +105,25 @@ def run_chain(run: Undisturbed, chain: Chain, folder: Path) -> dict[str, Any]:
         what was done, with the change before which every attempt ended, and `wrong`: a sentence for everything that
         is not as promised.
     """
+    ended: list[dict[str, Any]] = []
+    try:
+        wrong = _kill_and_compare(run, chain, folder, ended)
+    except subprocess.TimeoutExpired as error:
+        wrong = [f"an attempt hangs: {error}"]
+    return {"number": chain.number, "fault": chain.kill.name, "stage": chain.stage, "kills": ended, "wrong": wrong}
+
+
+def _kill_and_compare(run: Undisturbed, chain: Chain, folder: Path, ended: list[dict[str, Any]]) -> list[str]:
+    """What is not as promised; `ended` takes every attempt that was ended."""
     store = folder / f"chain-{chain.number}"
     shutil.rmtree(store, ignore_errors=True)
     run.lend(store, chain.stage)
     root = run.folder_in(store, chain.stage).path
-    left, fuses, ended, wrong = run.changes()[chain.stage], [], [], []
+    left, wrong = run.changes()[chain.stage], list[str]()
+    fuses: list[Fuse] = []
     for place, late in zip(chain.places, chain.lates, strict=True):
         at = 1 + int(place * left)
-        fuse = Fuse(str(root), new_log(), at, chain.kill.act, chain.kill.role, late)
+        fuse = Fuse(str(root), new_log(store), at, chain.kill.act, chain.kill.role, late)
         fuses.append(fuse)
         settings = [word for setting in chain.kill.settings for word in ("--set", setting)]
         done = gristmill(run.arguments(store, chain.stage, *settings), burn_at(fuse))
@@ -131,7 +144,7 @@ def run_chain(run: Undisturbed, chain: Chain, folder: Path) -> dict[str, Any]:
         shutil.rmtree(Path(fuse.log).parent)
     if not wrong:
         shutil.rmtree(store)
-    return {"number": chain.number, "fault": chain.kill.name, "stage": chain.stage, "kills": ended, "wrong": wrong}
+    return wrong
 
 
 def _end(run: Undisturbed, stage: str, store: Path) -> list[str]:

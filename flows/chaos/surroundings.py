@@ -42,7 +42,7 @@ class Scene:
     def fuse(self, at: int, act: Act, late: float = 0.0, back: float = 0.0) -> Fuse:
         """A fuse that burns at a change of the stage."""
         root = self.run.folder_in(self.store, self.stage).path
-        return Fuse(str(root), new_log(), at, act, "any", late, back)
+        return Fuse(str(root), new_log(self.store), at, act, "any", late, back)
 
     def some_change(self, *what: str) -> int:
         """The number of a change that the stage makes."""
