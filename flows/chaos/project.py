@@ -61,14 +61,16 @@ def write_project(folder: Path) -> Path:
     """
     random_ = random.Random(11)
     files = {**_web(random_), **{f"books/{n}.txt": _prose(random_, 40) for n in range(6)},
-             **{f"code/{n}.py": _code(random_) for n in range(8)}, **_examples(random_), "chaos.yaml": MANIFEST}
+             **{f"code/{n}.py": _code(random_) for n in range(8)}, **_examples(random_)}
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         os.utime(path, (MODIFIED_AT, MODIFIED_AT))
     _write_language_model(folder, random_)
-    return folder / "chaos.yaml"
+    manifest = folder / "chaos.yaml"
+    manifest.write_text(MANIFEST)  # last: where it is, the project is whole
+    return manifest
 
 
 def _sentence(random_: random.Random) -> str:
