@@ -16,6 +16,7 @@ from gristmill.flows.provenance.suspects import describe_origin
 from gristmill.flows.report_alignment import distillation, preference_effects, reward_model, rounding
 from gristmill.flows.report_documents import document_sections
 from gristmill.flows.report_evaluation import evaluation_sections
+from gristmill.flows.report_reinforcement import reinforcement
 from gristmill.flows.report_tokens import tokenizer_section
 from gristmill.flows.runs import RunRecord
 from gristmill.flows.session import Session
@@ -49,6 +50,7 @@ def render_report(session: Session, record: dict[str, Any] | None) -> str:
     sections = [
         *document_sections(facts), tokenizer_section(facts), tokens(facts), training(facts), spikes(facts),
         masks(facts), distillation(facts), preferences(facts), reward_model(facts), preference_effects(facts),
+        reinforcement(facts),
         *evaluation_sections(facts), rounding(facts), samples(facts), costs(facts),
         lineage(facts, record),
     ]

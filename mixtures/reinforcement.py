@@ -83,6 +83,10 @@ class Rl(Training):
     kl_estimator: Literal["auto", "k1", "k2", "k3"] = "auto"
     """How the divergence is estimated from drawn tokens (Schulman 2020). `grpo` adds it to the loss, where `auto` is
     k3; `ppo` takes it from the reward of each token, where `auto` is k1."""
+    kl_correction: bool = True
+    """Multiply `grpo`'s estimate by the ratio of new to old probability, which makes its gradient that of the
+    divergence, also where an update is not the first of its answers (DeepSeek-V3.2 2025, section 3.1; TRL 1.16 does so
+    too). The first GRPO had k3 without it, whose gradient is another divergence's."""
     advantage_scale: Literal["group", "batch", "none"] = "group"
     """What `grpo` divides advantages by: the standard deviation of the rewards of the same prompt (Shao et al. 2024),
     of the whole batch, or nothing (Dr. GRPO, Liu et al. 2025, which finds that the first prefers prompts that are
@@ -148,9 +152,9 @@ class Rl(Training):
 
     @model_validator(mode="after")
     def _estimator_has_a_gradient(self) -> Self:
-        if self.algorithm == "grpo" and self.kl_estimator == "k1":
-            raise ValueError("rl.kl_estimator cannot be k1 with grpo: in a loss its gradient is zero on average, so it "
-                             "would hold nothing; choose k2 or k3")
+        if self.algorithm == "grpo" and self.kl_estimator == "k1" and not self.kl_correction:
+            raise ValueError("rl.kl_estimator cannot be k1 with grpo and no kl_correction: in a loss its gradient is "
+                             "zero on average, so it would hold nothing; choose k2 or k3, or kl_correction: true")
         return self
 
     @model_validator(mode="after")

@@ -3,44 +3,232 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
+
+from gristmill.mixtures.model import Model
+from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
+from gristmill.train.generation.sample import generate
+from gristmill.train.generation.sampling import Sampling
+from gristmill.train.generation.scheduler import Request, Scheduler
+from gristmill.train.loop.checkpoints import Checkpoints
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.reward import load_reward_model, save_reward_model, with_new_score
+from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.weights import drawn, load_model, save_model
+from gristmill.train.objectives.chat import Chat
+from gristmill.train.objectives.conversations import NothingToTrainError
+from gristmill.train.reinforcement.actor import Actor
+from gristmill.train.reinforcement.prompts import NoAnswerError
+from gristmill.train.reinforcement.rewards import RewardModelError
+from gristmill.train.reinforcement.sampler import drawn_by, sampling_of
 
 WORDS = ("json", "text", "file", "name", "list", "code", "line", "type", "value", "error", "module", "class")
 TIMINGS = ("tokens_per_second", "mfu", "mfu_causal", "data_wait_seconds", "data_wait_share", "peak_memory_bytes",
            "rollout_tokens_per_second")
+TINY = Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48)
 
 
-@pytest.fixture
+def tensors_of(shape: Shape) -> dict[str, torch.Tensor]:
+    with torch.device("meta"):
+        sizes = {name: parameter.shape for name, parameter in Llama(shape).named_parameters()}
+    return {name: drawn(shape, 3)(name, size) for name, size in sizes.items()}
+
+
+@pytest.fixture(scope="module")
+def shape(tokenizer_folder: Path) -> Shape:
+    return shape_of(TINY, load_tokenizer(tokenizer_folder).vocab_size, 32)
+
+
+@pytest.fixture(scope="module")
 def start(
-    run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
+    tokenizer_folder: Path, mix_folder: Path, shape: Shape, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
-    inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
-    run_stage("pretrain", inputs, {**pretrain_config, "steps": 2}, tmp_path / "pretrain")
-    return {**inputs, "pretrain": tmp_path / "pretrain" / "data"}
+    """What the stage reads; the model that it begins with is an untrained one."""
+    folder = tmp_path_factory.mktemp("start")
+    save_model(folder / "model", shape, tensors_of(shape))
+    return {"tokenizer": tokenizer_folder, "mix": mix_folder, "pretrain": folder}
 
 
 @pytest.fixture
 def rl_config(tmp_path: Path) -> dict[str, Any]:
-    """Answer with an "e", briefly."""
+    """Say something with an "e" in it, in a few tokens."""
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": word, "answer": word}) + "\n" for word in WORDS))
-    return {"data": [{"path": str(path)}], "rewards": [{"kind": "contains", "text": "e"}], "group_size": 8,
-            "global_batch_size": 32, "micro_batch_size": 32, "max_new_tokens": 6, "steps": 12, "log_every": 1,
-            "seed": 5, "kl_weight": 0.01, "holdout": 0.2, "samples_every": 6, "sequence_length": 32,
-            "optimizer": {"learning_rate": 0.01}}
+    return {"data": [{"path": str(path)}], "rewards": [{"kind": "contains", "text": "e"}], "group_size": 4,
+            "global_batch_size": 16, "micro_batch_size": 16, "max_new_tokens": 4, "steps": 20, "log_every": 1,
+            "seed": 5, "kl_weight": 0.01, "holdout": 0.2, "samples_every": 8, "optimizer": {"learning_rate": 0.02},
+            "schedule": {"warmup_steps": 1, "kind": "constant"}}
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in TIMINGS} for line in lines]
 
 
-def test_the_policy_learns_what_is_rewarded(
+def mean_reward(lines: Sequence[dict[str, Any]]) -> float:
+    return sum(line["reward"] for line in lines) / len(lines)
+
+
+def test_the_policy_learns_what_is_rewarded_and_says_how_that_went(
     run_stage: Any, start: dict[str, Path], rl_config: dict[str, Any], tmp_path: Path
 ) -> None:
     summary = run_stage("rl", start, rl_config, tmp_path / "rl")
     lines = metrics(tmp_path / "rl")
-    assert [line["step"] for line in lines] == list(range(1, 13))
-    assert summary["held_out"]["reward"] > summary["held_out"]["reward_before"]
+    assert [line["step"] for line in lines] == list(range(1, 21))
+    assert mean_reward(lines[:4]) < 0.5
+    assert mean_reward(lines[-4:]) > 0.8
+    assert summary["held_out"]["reward_before"] == 0.0
+    assert summary["held_out"]["reward"] == 1.0
+    # Before the first update the policy is the reference, and the one that drew the answers.
+    assert (lines[0]["kl"], lines[0]["clip_ratio"]) == (0.0, 0.0)
+    assert lines[-1]["kl"] > 0.0
+    assert lines[0]["entropy"] == pytest.approx(torch.log(torch.tensor(float(400))).item(), abs=0.1)
+    assert lines[0]["rewards/contains"] == lines[0]["reward"] == summary["first_rewards"]["reward"]
+    assert summary["training_prompts"] + summary["held_out_prompts"] == len(WORDS)
+    kept = json.loads((tmp_path / "rl" / "data" / "rollouts.json").read_text())
+    assert [batch["step"] for batch in kept["batches"]] == [1, 9, 17, 20]
+    assert all(answer["reward"] == float("e" in answer["answer"]) for batch in kept["batches"]
+               for answer in batch["answers"])
+    trained = (tmp_path / "rl" / "data" / "prompts.txt").read_text().split()
+    assert not set(trained) & {one["id"] for one in kept["before"]}
+    assert [one["id"] for one in kept["before"]] == [one["id"] for one in kept["after"]]
+    after = generate(load_model(tmp_path / "rl" / "data" / "model"),
+                     [Chat(start["tokenizer"]).encode([{"role": "user", "content": one["prompt"]}], prompt=True).ids
+                      for one in kept["after"]], 4, Chat(start["tokenizer"]).stops)
+    assert [Chat(start["tokenizer"]).decode(one) for one in after] == [one["answer"] for one in kept["after"]]
+
+
+PPO = {"algorithm": "ppo", "steps_per_batch": 2, "epochs_per_batch": 2, "steps": 24, "global_batch_size": 32,
+       "micro_batch_size": 32}
+
+
+def test_ppo_learns_and_goes_on_from_the_middle_of_a_batch_as_if_it_had_not_been_killed(
+    run_stage: Any, start: dict[str, Path], rl_config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {**rl_config, **PPO}
+    run_stage("rl", start, config, tmp_path / "whole", checkpoint_every=100)
+    lines = metrics(tmp_path / "whole")
+    assert mean_reward(lines[-4:]) > mean_reward(lines[:4]) + 0.3
+    # Updates of one batch move away from the policy that drew it; the answers are the same in both epochs.
+    assert lines[0]["reward"] == lines[2]["reward"] != lines[4]["reward"]
+    assert any(line["clip_ratio"] > 0.0 for line in lines)
+    assert lines[0]["loss/critic"] > min(line["loss/critic"] for line in lines)
+    whole = load_file(tmp_path / "whole" / "data" / "model" / "model.safetensors")
+    assert not any("value_head" in name for name in whole)
+    before_step, save = Actor.before_step, Checkpoints.save
+
+    def written(checkpoints: Checkpoints, *arguments: Any) -> None:
+        save(checkpoints, *arguments)
+        checkpoints.join()
+
+    def killed(actor: Actor, step: int) -> None:
+        before_step(actor, step)
+        if step == 11:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Actor, "before_step", killed)
+        patched.setattr(Checkpoints, "save", written)
+        with pytest.raises(KeyboardInterrupt):
+            run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=5)
+    torch.distributed.destroy_process_group()
+    steps = sorted(path.parent.name for path in (tmp_path / "killed" / "work" / "checkpoints").glob("*/complete.json"))
+    assert steps == ["step-00000005", "step-00000010"]  # the second lies between the epochs of a batch
+    run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=5)
+    assert metrics(tmp_path / "killed") == lines
+    for name in ("model/model.safetensors", "rollouts.json"):
+        assert (tmp_path / "killed" / "data" / name).read_bytes() == (tmp_path / "whole" / "data" / name).read_bytes()
+
+
+def test_with_adapters_the_reference_is_the_model_without_them(
+    run_stage: Any, start: dict[str, Path], rl_config: dict[str, Any], tmp_path: Path
+) -> None:
+    config = {**rl_config, "steps": 4, "lora": {"rank": 4}, "kl_weight": 0.1, "holdout": 0.0,
+              "rewards": [{"kind": "contains", "text": "e", "weight": 2.0}, {"kind": "length", "target_tokens": 2}]}
+    summary = run_stage("rl", start, config, tmp_path / "rl")
+    lines = metrics(tmp_path / "rl")
+    assert lines[0]["kl"] == 0.0 < lines[-1]["kl"]
+    assert lines[0]["reward"] == pytest.approx(2.0 * lines[0]["rewards/contains"] + lines[0]["rewards/length"])
+    assert summary["held_out"] is None
+    assert (tmp_path / "rl" / "data" / "adapter" / "adapter_model.safetensors").exists()
+    before, after = (load_file(folder / "model" / "model.safetensors")
+                     for folder in (start["pretrain"], tmp_path / "rl" / "data"))
+    assert before.keys() == after.keys()
+    assert torch.equal(before["model.norm.weight"], after["model.norm.weight"])
+    assert not torch.equal(before["model.layers.0.self_attn.q_proj.weight"],
+                           after["model.layers.0.self_attn.q_proj.weight"])
+
+
+def test_answers_do_not_depend_on_who_is_answered_together(start: dict[str, Path]) -> None:
+    model, chat = load_model(start["pretrain"] / "model"), Chat(start["tokenizer"])
+    prompts = [tuple(chat.encode([{"role": "user", "content": word}], prompt=True).ids.tolist()) for word in WORDS]
+    requests = [Request(ids, 6, chat.stops, sampling_of(1.0, 5, 3, word, place))
+                for place, (ids, word) in enumerate(zip(prompts, WORDS, strict=True))]
+    together = drawn_by(Scheduler(model, 64), requests)
+    assert drawn_by(Scheduler(model, 3), requests) == together
+    assert [drawn_by(Scheduler(model, 1), [one])[0] for one in requests] == together
+    seeds = {sampling_of(1.0, *key).seed for key in ((5, 3, "a", 0), (6, 3, "a", 0), (5, 4, "a", 0), (5, 3, "b", 0),
+                                                     (5, 3, "a", 1))}
+    assert len(seeds) == 5
+
+
+def test_the_end_of_an_answer_is_one_of_its_tokens(start: dict[str, Path]) -> None:
+    model, chat = load_model(start["pretrain"] / "model"), Chat(start["tokenizer"])
+    ids = tuple(chat.encode([{"role": "user", "content": "json"}], prompt=True).ids.tolist())
+    (whole,) = drawn_by(Scheduler(model, 1), [Request(ids, 5, frozenset(), Sampling(1.0, seed=4))])
+    assert (len(whole.tokens), whole.ended) == (5, False)
+    stop = next(token for token in whole.tokens if token != whole.tokens[0])
+    (ended,) = drawn_by(Scheduler(model, 1), [Request(ids, 5, frozenset({stop}), Sampling(1.0, seed=4))])
+    assert ended.tokens == whole.tokens[: whole.tokens.index(stop) + 1]
+    assert ended.ended
+
+
+@pytest.fixture
+def reward_folder(start: dict[str, Path], shape: Shape, tmp_path: Path) -> Path:
+    tensors = {**tensors_of(shape), "score.weight": with_new_score(drawn(shape, 3), 1)(
+        "score.weight", torch.Size([1, shape.width]))}
+    tensors = {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+    save_reward_model(tmp_path / "reward" / "model", shape, tensors, [0], Chat(start["tokenizer"]).pad)
+    return tmp_path / "reward"
+
+
+def test_a_model_rewards_the_conversation_as_it_was_trained_to_read_it(
+    run_stage: Any, start: dict[str, Path], rl_config: dict[str, Any], reward_folder: Path, tmp_path: Path
+) -> None:
+    config = {**rl_config, "steps": 1, "rewards": [{"kind": "model"}], "holdout": 0.5}
+    run_stage("rl", {**start, "reward": reward_folder}, config, tmp_path / "rl")
+    chat, model = Chat(start["tokenizer"]), load_reward_model(reward_folder / "model")
+    kept = json.loads((tmp_path / "rl" / "data" / "rollouts.json").read_text())
+    for one in kept["before"]:
+        asked = chat.encode([{"role": "user", "content": one["prompt"]}], prompt=True).ids.tolist()
+        (answer,) = drawn_by(Scheduler(load_model(start["pretrain"] / "model"), 1),
+                             [Request(tuple(asked), 4, chat.stops, Sampling())])
+        tail = chat.encode([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}])
+        behind = tail.ids[int((tail.turns > 0).nonzero()[0][-1]) + 1:].tolist() if answer.ended else []
+        ids = torch.tensor([[*asked, *answer.tokens, *behind]])
+        hidden, _ = model(ids, lambda hidden, matrix: (hidden, matrix))
+        assert one["reward"] == pytest.approx(float(hidden[0, -1] @ model.score.weight[0]), abs=1e-5)
+
+
+def test_what_cannot_be_rewarded_or_trained_is_refused(
+    run_stage: Any, start: dict[str, Path], rl_config: dict[str, Any], shape: Shape, tmp_path: Path
+) -> None:
+    without = tmp_path / "without.jsonl"
+    without.write_text(json.dumps({"prompt": "a"}) + "\n" + json.dumps({"prompt": "b", "answer": "c"}) + "\n")
+    asking = {**rl_config, "data": [{"path": str(without)}], "rewards": [{"kind": "exact"}]}
+    for config, error, message in (
+            (asking, NoAnswerError, "1 of 2 prompts have no 'answer', which the reward exact compares with"),
+            ({**rl_config, "sequence_length": 8}, NothingToTrainError, r"12 prompts has at most 4 tokens \(12 too"),
+            ({**rl_config, "sequence_length": 64}, ValueError, "the model has 32 positions"),
+            ({**rl_config, "max_new_tokens": 32}, ValueError, "leaves no room for a prompt"),
+            ({**rl_config, "rewards": [{"kind": "model"}]}, RewardModelError, "no section `reward:`")):
+        with pytest.raises(error, match=message):
+            run_stage("rl", start, config, tmp_path / "rl")
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()

@@ -17,7 +17,7 @@ from gristmill.train.reinforcement.advantages import (
     token_rewards,
     whitened,
 )
-from gristmill.train.reinforcement.surrogate import kl_estimate, surrogate_loss, token_weights, value_loss
+from gristmill.train.reinforcement.surrogate import kl_estimate, kl_loss, surrogate_loss, token_weights, value_loss
 
 
 def tensor(*rows: object) -> Tensor:
@@ -71,21 +71,23 @@ def test_the_three_estimators_of_the_divergence_of_two_known_distributions() -> 
     torch.testing.assert_close(kl_estimate(tensor(math.log(2.0)), tensor(0.0), "k3"), tensor(math.log(2.0) - 0.5))
 
 
-def test_k1_in_a_loss_would_pull_nowhere_and_k2_pulls_as_the_divergence_does() -> None:
+def test_which_estimators_pull_as_the_divergence_does() -> None:
     """Under the policy's own distribution: gradients by the logits of the estimators' means, draws fixed."""
     logits, reference = tensor(0.3, -0.2, 0.1), tensor(0.2, 0.5, 0.3).log()
 
-    def gradient(of: str) -> Tensor:
+    def gradient(of: str, corrected: bool = False) -> Tensor:
         free = logits.clone().requires_grad_(True)
         logps = free.log_softmax(dim=-1)
         drawn = logits.softmax(dim=-1)
         total = (logps.exp() * (logps - reference)).sum() if of == "true" else (
-            drawn * kl_estimate(logps, reference, of)).sum()  # type: ignore[arg-type]
+            drawn * kl_loss(logps, drawn.log(), reference, of, corrected)).sum()  # type: ignore[arg-type]
         return torch.autograd.grad(total, free)[0]
 
     torch.testing.assert_close(gradient("k1"), torch.zeros(3, dtype=torch.float64))
     torch.testing.assert_close(gradient("k2"), gradient("true"))
     assert not torch.allclose(gradient("k3"), gradient("true"))
+    for kind in ("k1", "k3"):
+        torch.testing.assert_close(gradient(kind, corrected=True), gradient("true"))
 
 
 def test_weights_of_tokens_by_answer_by_token_and_by_a_constant() -> None:

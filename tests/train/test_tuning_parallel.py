@@ -1,4 +1,4 @@
-"""Adapters, elastic weights, references, reward models and distillation are the same on two processes as on one.
+"""Adapters, elastic weights, references, reward models, distillation and rewarded answers: two processes do as one.
 
 A pipeline, which these trainings have not, shards instead; what is split in another way is said per job.
 """
@@ -61,6 +61,10 @@ def jobs_in(folder: Path, inputs: dict[str, str], data: Path, made: Path) -> lis
         {"stage": "sft", "folder": str(folder / "taught"),
          "inputs": {**inputs, "teacher": str(folder / "teacher" / "data")},
          "config": {**TRAINING, **chats, **rate, "distill": {**taught, "kind": "jsd"}}},
+        {"stage": "rl", "folder": str(folder / "rl"), "inputs": inputs,
+         "config": {**TRAINING, **chats, **rate, "algorithm": "ppo", "global_batch_size": 6, "group_size": 2,
+                    "max_new_tokens": 5, "sequence_length": 32, "epochs_per_batch": 2, "holdout": 0.3,
+                    "rewards": [{"kind": "contains", "text": "e"}, {"kind": "length", "target_tokens": 3}]}},
     ]
 
 
@@ -107,10 +111,12 @@ def test_two_processes_tune_as_one_does(
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}, capture_output=True, text=True,
         check=False, timeout=240)
     assert done.returncode == 0, done.stderr[-6000:]
-    for name in ("adapters", "held", "dpo", "dpo whole", "kto", "reward", "taught"):
+    for name in ("adapters", "held", "dpo", "dpo whole", "kto", "reward", "taught", "rl"):
         ours, theirs = ([json.loads(line) for line in (tmp_path / run / name / "data" / "metrics.jsonl").read_text()
                          .splitlines()] for run in ("two", "one"))
         assert len(ours) == len(theirs) == 3
+        if name == "rl":  # what two processes drew is what the one drew
+            assert [line["reward"] for line in ours] == [line["reward"] for line in theirs]
         for line, expected in zip(ours, theirs, strict=True):
             compared = expected.keys() & {
                 "loss", "grad_norm", "elastic_penalty", "log_ratio/chosen", "divergence", "kl"}

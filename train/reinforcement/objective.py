@@ -21,7 +21,7 @@ from gristmill.train.loop.objective import Measured
 from gristmill.train.reinforcement.actor import Actor
 from gristmill.train.reinforcement.policy import Opinion, opinion_of
 from gristmill.train.reinforcement.prompts import fingerprint_of_prompts
-from gristmill.train.reinforcement.surrogate import kl_estimate, surrogate_loss, value_loss
+from gristmill.train.reinforcement.surrogate import kl_estimate, kl_loss, surrogate_loss, value_loss
 
 OF_TOKENS = 4
 """Sums over tokens behind the loss: tokens, entropy, divergence, clipped."""
@@ -86,7 +86,8 @@ class Reinforcement:
         of_policy, clipped = surrogate_loss(found.logps, old, advantages, self._section.clip, self._section.clip_high)
         losses = of_policy
         if self._section.algorithm == "grpo" and self._section.kl_weight:
-            losses = losses + self._section.kl_weight * kl_estimate(found.logps, reference, self._section.kl_kind)
+            losses = losses + self._section.kl_weight * kl_loss(found.logps, old, reference, self._section.kl_kind,
+                                                                self._section.kl_correction)
         of_critic = self._critic_losses(found, places, width)
         total = losses + self._section.critic.loss_weight * of_critic
         row_losses = (total * weights).sum(dim=1)

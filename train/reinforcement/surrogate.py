@@ -68,6 +68,16 @@ def kl_estimate(logps: Tensor, reference: Tensor, kind: KlEstimator) -> Tensor:
             return torch.expm1(-x) + x
 
 
+def kl_loss(logps: Tensor, old: Tensor, reference: Tensor, kind: KlEstimator, corrected: bool) -> Tensor:
+    """The divergence as a part of the loss per token: its estimate, perhaps times the ratio of new to old probability.
+
+    An expectation under the policy has a gradient through its own probabilities too, which an estimate from drawn
+    tokens lacks; the ratio, 1 in value in the first update, brings it back (DeepSeek-V3.2 2025, section 3.1).
+    """
+    estimate = kl_estimate(logps, reference, kind)
+    return (logps - old).exp() * estimate if corrected else estimate
+
+
 def token_weights(mask: Tensor, kind: Normalisation, most_tokens: int) -> Tensor:
     """What each token's loss is multiplied with, so that the sum over a step's n answers, divided by n, is its loss.
 
