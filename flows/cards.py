@@ -18,6 +18,7 @@ from gristmill.flows.report_documents import (
     reasons_picture,
     tokens_kept,
 )
+from gristmill.flows.report_reinforcement import reward_points
 from gristmill.flows.run import Outcome
 from gristmill.flows.session import Session
 from gristmill.flows.summary import all_samples, evaluation_rows, loss_rows, packing_rows
@@ -45,7 +46,10 @@ def stage_card(outcome: Outcome) -> str:
             ["read", counts["read"]], ["kept", counts["kept"]],
             *[[f"dropped: {rule}", number] for rule, number in top_reasons(counts, 20)]]), ""]
     if (outcome.folder.data / "metrics.jsonl").exists():
-        lines += loss_lines([(line["step"], line["loss"]) for line in training(outcome.folder) if "loss" in line])
+        record = training(outcome.folder)
+        lines += loss_lines([(line["step"], line["loss"]) for line in record if "loss" in line])
+        if rewards := reward_points(record):
+            lines += [picture(curves(rewards, "step", "reward"), "reward by step"), ""]
     lines += [f"Output: `{outcome.folder.path}`"]
     return "\n".join(lines)
 

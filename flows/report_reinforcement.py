@@ -25,8 +25,8 @@ def reinforcement(facts: Facts) -> str:
         return ""
     drift = points_of(lines, {"kl": "divergence from the start, nats per token", "entropy": "entropy, nats per token"})
     lengths = points_of(lines, {"completions/mean_length": "tokens per answer"})
-    return ("<h2>What was learned from rewards</h2>" + table(["reward", "first step", "last step"], reward_rows(summary),
-                                                             {1, 2})
+    return ("<h2>What was learned from rewards</h2>"
+            + table(["reward", "first step", "last step"], reward_rows(summary), {1, 2})
             + f'<p class="note">{escape(held_out_note(summary))}</p>'
             + figure(curves(rewards, "step", "reward"), "Mean rewards of the answers of each logged step.")
             + figure(curves(drift, "step", "nats per token"), "How far the policy moved, and how free its choice is.")

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from gristmill.flows.facts import TRAINING_STAGES, Facts, gather_facts, top_reasons
 from gristmill.flows.mixture_table import limits_note, mixture_table, stage_table
+from gristmill.flows.report_reinforcement import reinforcement_details
 from gristmill.flows.session import Session
 
 SAMPLES = 3
@@ -148,7 +149,8 @@ def loss_rows(facts: Facts) -> list[dict[str, Any]]:
         steps = [line for line in record if "loss" in line]
         if not steps:
             continue
-        describe = {"sft": teaching_details, "reward": ranking_details, "dpo": reward_details}.get(stage, no_details)
+        describe = {"sft": teaching_details, "reward": ranking_details, "dpo": reward_details,
+                    "rl": reinforcement_details}.get(stage, no_details)
         rows.append({"stage": stage, "steps": steps[-1]["step"], "first": steps[0]["loss"], "last": steps[-1]["loss"],
                      "details": describe(facts, steps)})
     return rows

@@ -1,0 +1,47 @@
+"""What the report, the summary and a stage's card say about reinforcement learning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gristmill.flows.report_reinforcement import reinforcement, reinforcement_details, reward_points
+
+LINES: list[dict[str, Any]] = [
+    {"step": step, "loss": 0.0, "reward": 0.1 * step, "rewards/exact": 0.05 * step, "rewards/format": 0.05 * step,
+     "kl": 0.01, "entropy": 2.0, "completions/mean_length": 7.5} for step in (1, 5, 10)] + [
+    {"step": 10, "validation": {}}]
+SUMMARY: dict[str, Any] = {
+    "algorithm": "grpo", "started_from": "sft", "held_out_prompts": 12,
+    "first_rewards": {"reward": 0.1, "rewards/exact": 0.05, "rewards/format": 0.05},
+    "last_rewards": {"reward": 1.0, "rewards/exact": 0.5, "rewards/format": 0.5},
+    "held_out": {"reward_before": 0.25, "reward": 0.75,
+                 "difference": {"value": 0.5, "low": 0.25, "high": 0.75, "significant": True}},
+    "samples": [{"prompt": "2 + 2?", "before": "<b>5</b>", "reward_before": 0.0, "after": "4", "reward": 1.0}],
+}
+FACTS: dict[str, Any] = {"summaries": {"rl": SUMMARY}, "training": {"rl": LINES}}
+
+
+def test_the_section_shows_rewards_at_both_ends_and_answers_before_and_after() -> None:
+    html = reinforcement(FACTS).replace("<wbr>", "")
+    assert "<td>all, weighted</td>" in html
+    assert '<td class="n">0.100</td><td class="n">1.000</td>' in html
+    assert "GRPO from the model of sft" in html
+    assert "12 held-out prompts: 0.250 before, 0.750 after; a gain of +0.500 (+0.250 to +0.750)" in html
+    assert "&lt;b&gt;5&lt;/b&gt;" in html
+    assert html.count("<svg") == 3
+
+
+def test_a_run_without_reinforcement_has_no_section() -> None:
+    assert reinforcement({"summaries": {}, "training": {}}) == ""
+    assert reward_points([{"step": 1, "loss": 2.0}]) == {}
+
+
+def test_one_reward_is_one_curve_and_several_are_drawn_beside_their_sum() -> None:
+    assert set(reward_points(LINES)) == {"all", "exact", "format"}
+    alone = [{"step": 1, "reward": 0.5, "rewards/exact": 0.5}]
+    assert reward_points(alone) == {"reward": [(1, 0.5)]}
+
+
+def test_the_summary_says_what_rewards_became() -> None:
+    assert reinforcement_details(FACTS, LINES) == "reward 0.100 -> 1.000\nheld out 0.250 -> 0.750"
+    assert reinforcement_details({"summaries": {}}, LINES) == "reward 0.100 -> 1.000"
