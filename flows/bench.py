@@ -53,7 +53,7 @@ AREAS = {
         "gristmill.train.benchmarks.bench_forms",
         "gristmill.train.benchmarks.bench_budget",
     ),
-    "posttrain": ("gristmill.train.benchmarks.bench_posttrain",),
+    "posttrain": ("gristmill.train.benchmarks.bench_posttrain", "gristmill.train.benchmarks.bench_rollouts"),
     "chaos": ("gristmill.flows.chaos.bench_chaos",),
 }  # fmt: skip
 """Area -> modules whose `rows()` yield what was measured."""

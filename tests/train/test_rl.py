@@ -102,6 +102,11 @@ def test_the_policy_learns_what_is_rewarded_and_says_how_that_went(
                      [Chat(start["tokenizer"]).encode([{"role": "user", "content": one["prompt"]}], prompt=True).ids
                       for one in kept["after"]], 4, Chat(start["tokenizer"]).stops)
     assert [Chat(start["tokenizer"]).decode(one) for one in after] == [one["answer"] for one in kept["after"]]
+    exported = run_stage("export", {"tokenizer": start["tokenizer"], "rl": tmp_path / "rl" / "data"}, {},
+                         tmp_path / "export")
+    assert exported["model"] == "rl"
+    measured = run_stage("evaluate", {**start, "rl": tmp_path / "rl" / "data"}, {"resamples": 10}, tmp_path / "eval")
+    assert list(measured["models"]) == ["pretrain", "rl"]
 
 
 PPO = {"algorithm": "ppo", "steps_per_batch": 2, "epochs_per_batch": 2, "steps": 24, "global_batch_size": 32,

@@ -65,6 +65,11 @@ def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
 
 def draw(weights: np.ndarray, generator: np.random.Generator) -> int:
     """One id from weights (v,) that need not sum to 1, by inverting their cumulative distribution."""
-    cumulative = weights.cumsum()
-    place = int(np.searchsorted(cumulative, generator.random() * cumulative[-1], side="right"))
-    return min(place, len(weights) - 1)
+    return draw_each(weights[None], [generator])[0]
+
+
+def draw_each(weights: np.ndarray, generators: Sequence[np.random.Generator]) -> list[int]:
+    """One id from each row of weights (n, v), by the row's own random numbers; see `draw`."""
+    cumulative = weights.cumsum(axis=1)
+    return [min(int(row.searchsorted(generator.random() * row[-1], side="right")), len(row) - 1)
+            for row, generator in zip(cumulative, generators, strict=True)]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gristmill.train.generation.caches import arranged, filled, take_back
-from gristmill.train.generation.sampling import Sampling, draw, probabilities, random_numbers
+from gristmill.train.generation.sampling import Sampling, draw, draw_each, probabilities, random_numbers
 from gristmill.train.generation.speculation import accept, accept_greedy
 from gristmill.train.models.llama import Cache, Llama
 
@@ -208,13 +208,23 @@ class Scheduler:
         places = self._sampled
         if not places:
             return {}
-        values = logits[places].cpu().numpy()
-        return {place: probabilities(one, self._rows[place].request.sampling)
-                for place, one in zip(places, values, strict=True)}
+        # Rows that are sampled alike are computed at once; their numbers are those of each alone.
+        alike: dict[tuple[float, float], list[int]] = {}
+        for place in places:
+            sampling = self._rows[place].request.sampling
+            alike.setdefault((sampling.temperature, sampling.top_p), []).append(place)
+        return {place: one for of_kind in alike.values() for place, one in zip(
+            of_kind, probabilities(logits[of_kind].cpu().numpy(), self._rows[of_kind[0]].request.sampling),
+            strict=True)}
 
     def _choose(self, logits: Tensor, proposals: list[list[int]], drafted: dict[int, np.ndarray]) -> list[list[int]]:
         """The ids of each row that count, from the large model's logits (n, g + 1, v)."""
         likeliest, weights = logits.argmax(dim=-1).tolist(), self._weights(logits)
+        if not self._ahead:
+            drawn = draw_each(np.stack([one[0] for one in weights.values()]), [
+                self._rows[place].generator for place in weights]) if weights else []
+            ids = dict(zip(weights, drawn, strict=True))
+            return [[ids.get(place, one[0])] for place, one in enumerate(likeliest)]
         none = np.zeros((0, logits.shape[-1]))
         found = [accept(proposed, drafted.get(place, none), weights[place], row.generator) if place in weights
                  else accept_greedy(proposed, likeliest[place])
