@@ -216,21 +216,28 @@ def _written_location(location: Sequence[str | int], raw: Any) -> Location:
 
 def _known_keys(location: Location) -> list[str]:
     """The keys that the schema knows at a location."""
-    model: Any = Manifest
+    models: list[Any] = [Manifest]
     for part in location:
-        if isinstance(part, int) or model is None:
+        if isinstance(part, int) or not models:
             continue
-        field = model.model_fields.get(part)
-        model = _model_in(field.annotation) if field is not None else model
-    return sorted(model.model_fields) if model is not None else []
+        field = models[0].model_fields.get(part)
+        # Where it is no key, it is the kind that says which of several models a mapping is.
+        models = _models_in(field.annotation) if field is not None else [
+            one for one in models if part in _kinds_of(one)] or models
+    return sorted(models[0].model_fields) if models else []
 
 
-def _model_in(annotation: Any) -> Any:
+def _models_in(annotation: Any) -> list[Any]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
+        return [annotation]
     if get_origin(annotation) is None:
-        return None
-    return next((model for inner in get_args(annotation) if (model := _model_in(inner)) is not None), None)
+        return []
+    return [model for inner in get_args(annotation) for model in _models_in(inner)]
+
+
+def _kinds_of(model: Any) -> tuple[Any, ...]:
+    kind = model.model_fields.get("kind")
+    return () if kind is None else get_args(kind.annotation)
 
 
 def _dotted(location: Location) -> str:

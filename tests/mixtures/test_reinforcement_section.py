@@ -50,6 +50,8 @@ def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any]
 @pytest.mark.parametrize(("section", "message"), [
     ("{steps: 1, data: [{path: a.jsonl}], rewards: [{kind: exact}], start_from: dpo}", "needs a section `dpo:` too"),
     ("{steps: 1, data: [{path: a.jsonl}], rewards: [{kind: model}]}", "has no `path`, and there is no section"),
+    ("{steps: 1, data: [{path: a.jsonl}], rewards: [{kind: length, txt: 3}]}",
+     "unknown key; known here: kind, name, target_tokens, weight"),
 ])
 def test_what_another_section_must_make_is_missed(section: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "small.yaml"
