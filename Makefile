@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 LAYERS := mixtures dataprep tokenize train flows
 
-.PHONY: demo test check clean
+.PHONY: demo test check audit clean
 
 demo: .venv/installed
 	$(BIN)/gristmill run mixtures/demo.yaml
@@ -14,6 +14,16 @@ test: .venv/developing
 check: .venv/developing build/typecheck
 	$(BIN)/ruff check .
 	MYPYPATH=build/typecheck $(BIN)/mypy $(LAYERS:%=-p gristmill.%)
+	$(BIN)/python .ci/audit.py
+
+# What `check` cannot know without the network: today's advisories. The auditor has an environment of its own, so that
+# it is not among what it audits.
+audit: .venv/developing
+	$(BIN)/python .ci/audit.py --files
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	grep -v '^ *#' constraints.txt > build/audit/pinned.txt
+	build/audit/bin/pip-audit --no-deps --disable-pip --requirement build/audit/pinned.txt
 
 # What a run needs. torch comes first and pinned, so that nothing that follows pulls another build of it.
 .venv/installed: pyproject.toml constraints.txt
