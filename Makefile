@@ -23,7 +23,7 @@ audit: .venv/developing
 	$(PYTHON) -m venv build/audit
 	build/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
 	grep -v '^ *#' constraints.txt > build/audit/pinned.txt
-	build/audit/bin/pip-audit --no-deps --disable-pip --requirement build/audit/pinned.txt
+	build/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement build/audit/pinned.txt
 
 # What a run needs. torch comes first and pinned, so that nothing that follows pulls another build of it.
 .venv/installed: pyproject.toml constraints.txt

@@ -2,15 +2,20 @@
 
 Credentials belong into the environment or into the files of their tools. Some addresses carry them all the same
 (`https://user:password@host/`, signed links of object stores); what runs may use these, what is written down is masked.
+A stage's process reads its description from a file, and what is masked there from its environment.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 MASK = "***"
+VARIABLE = "GRISTMILL_SECRETS"
+"""Holds, for a stage's process and its children, what the file that describes the stage lacks."""
 _KEY = r"(?:passwd|password|secret|signature|credential|(?:api|access|account|secret|private)[_-]?key)s?"
 _TOKEN = r"(?:auth|access|security|session|bearer|api|hf)[_-]?token"
 """Only these: `eot_token` and `special_tokens` are no secrets of a language model."""
@@ -44,3 +49,36 @@ def mask_secrets(value: Any, name: str = "") -> Any:
     if equals and _NAME.search(key) and not re.search(r"[\s/?&]", key):
         return f"{key}={MASK}"
     return mask_text(value)
+
+
+def split_secrets(value: Any) -> tuple[Any, str | None]:
+    """What may be written down of a value, and the rest, as `restore_secrets` finds it in `VARIABLE`; None for nothing.
+
+    Args:
+        value: what JSON can hold.
+    """
+    masked = mask_secrets(value)
+    hidden = list(_hidden(value, masked, ()))
+    return masked, json.dumps(hidden) if hidden else None
+
+
+def restore_secrets(masked: Any) -> Any:
+    """A value as it was before `split_secrets`, in a process that was told the rest; changed in place."""
+    for path, original in json.loads(os.environ.get(VARIABLE, "[]")):
+        at = masked
+        for key in path[:-1]:
+            at = at[key]
+        at[path[-1]] = original
+    return masked
+
+
+def _hidden(value: Any, masked: Any, at: Sequence[str | int]) -> Iterator[tuple[list[str | int], Any]]:
+    """Yield every text that masking has changed, behind the way there."""
+    if isinstance(value, Mapping):
+        for key in value:
+            yield from _hidden(value[key], masked[key], (*at, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from _hidden(inner, masked[index], (*at, index))
+    elif value != masked:
+        yield list(at), value

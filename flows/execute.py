@@ -1,7 +1,8 @@
 """The process of one stage: `python -m gristmill.flows.execute STAGE_DIR`. The folder is the whole interface.
 
 `stage.json` says what to do; the files go to `data/`, everything that survives attempts to `work/`. The result is
-`work/result.json`, or `work/error.json` where it failed. A batch system would run exactly this command.
+`work/result.json`, or `work/error.json` where it failed. A batch system would run exactly this command. Only the
+credentials of addresses are not in the folder: the environment has them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import as_path, read_json, write_json
 from gristmill.dataprep.processes import end_with_parent, measure_cost
-from gristmill.dataprep.secrets import mask_text
+from gristmill.dataprep.secrets import mask_text, restore_secrets
 
 EXIT_FAILED = 1
 
@@ -28,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     folder = as_path(location)
     parent = os.environ.get("GRISTMILL_PARENT")
     end_with_parent(signal.SIGTERM, None if parent is None else int(parent))
-    description = read_json(folder / "stage.json")
+    description = restore_secrets(read_json(folder / "stage.json"))
     for name in ("result.json", "error.json", "cost.json"):
         (folder / "work" / name).unlink(missing_ok=True)
     if description["launch"] == "torchrun":

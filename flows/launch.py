@@ -6,13 +6,13 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.text import Text
 
 from gristmill.dataprep.files import is_local
-from gristmill.dataprep.secrets import mask_text
+from gristmill.dataprep.secrets import mask_secrets, mask_text
 from gristmill.flows.lease import LeaseLostError
 from gristmill.flows.report import write_report
 from gristmill.flows.run import StageFailedError
@@ -102,21 +102,24 @@ def _run_tracked(
         return
     from gristmill.flows.owners import mark_crashed_quietly, show_cancelled
     from gristmill.flows.parameters import StageName
-    from gristmill.flows.pipeline import gristmill, gristmill_stage, observer_of_caller
+    from gristmill.flows.pipeline import gristmill, gristmill_stage, observer_of_caller, session_of_caller
 
     if tracking == "server":
         mark_crashed_quietly()
-    token = observer_of_caller.set(observer)
+    tokens = observer_of_caller.set(observer), session_of_caller.set(session)
+    # Prefect keeps these for everybody to read; what the flow works with is the session.
+    shown: dict[str, Any] = mask_secrets({"overrides": session.overrides, "store": session.store_option or ""})
+    shown["overrides"] = tuple(shown["overrides"])
     try:
         if len(stages) == 1 and list(session.plan) != stages:
             gristmill_stage(manifest=session.manifest_file, stage=cast(StageName, stages[0]), force=bool(force),
-                            overrides=tuple(session.overrides), store=session.store_option or "")
+                            **shown)
         else:
             gristmill(manifest=session.manifest_file, until=cast(StageName, list(session.plan)[-1]),
-                      force=cast(tuple[StageName, ...], tuple(sorted(force))), overrides=tuple(session.overrides),
-                      store=session.store_option or "")
+                      force=cast(tuple[StageName, ...], tuple(sorted(force))), **shown)
     finally:
-        observer_of_caller.reset(token)
+        observer_of_caller.reset(tokens[0])
+        session_of_caller.reset(tokens[1])
         show_cancelled()
 
 

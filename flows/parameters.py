@@ -6,9 +6,12 @@ the run starts.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
 
 StageName = Literal[
     "ingest", "clean", "filter", "dedup", "dedup_lines", "dedup_substrings", "langid", "quality", "decontaminate",
@@ -28,3 +31,35 @@ DeploymentName = Annotated[str, Field(pattern=r"^([^/\s]+/[^/\s]+)?$")]
 
 Count = Annotated[int, Field(ge=1)]
 """At least 1."""
+
+
+class ProxyModel(BaseModel):
+    """The small model that a sweep trains on every mixture."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    layers: int = Field(default=2, ge=1, description="At least 1.")
+    width: int = Field(default=128, ge=1, description="Of the residual stream; a multiple of the heads.")
+    heads: int = Field(default=4, ge=1, description="Of the attention.")
+    more: tuple[Setting, ...] = Field(default=(), description="Other keys of pretrain.model, such as qk_norm=true")
+
+    @classmethod
+    def of(cls, keys: Mapping[str, Any]) -> ProxyModel:
+        """The form's values for keys of `pretrain.model`."""
+        own = {name: value for name, value in keys.items() if name in ("layers", "width", "heads")}
+        return cls(**own, more=tuple(f"{name}={json.dumps(value)}" for name, value in keys.items() if name not in own))
+
+    def keys(self) -> dict[str, Any]:
+        """The keys of `pretrain.model` that the form's values stand for."""
+        parts = (setting.partition("=") for setting in self.more)
+        return {"layers": self.layers, "width": self.width, "heads": self.heads,
+                **{name: yaml.safe_load(value) for name, _, value in parts}}
+
+
+class SourceShare(BaseModel):
+    """How much one source counts in the mean that a sweep makes small."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    source: str = Field(min_length=1, description="A source of the manifest, by its name.")
+    share: float = Field(default=1.0, ge=0.0, description="At least 0; shares are divided by their sum.")

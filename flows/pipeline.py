@@ -14,6 +14,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from gristmill.flows.owners import owned_run
+from gristmill.flows.parameter_secrets import refuse_secrets, without_secrets
 from gristmill.flows.parameters import DeploymentName, FilePath, Setting, StageName
 from gristmill.flows.reporting import PrefectObserver, publish_refusal, publish_run
 from gristmill.flows.routing import run_elsewhere
@@ -26,6 +27,8 @@ TRAINING_TAG = "gristmill-training"
 """Tag of the tasks that train. Where a server limits it (`gristmill up` does), so many of them run at a time."""
 observer_of_caller: contextvars.ContextVar[Observer | None] = contextvars.ContextVar("observer", default=None)
 """The display of the terminal that called the flow, where one did."""
+session_of_caller: contextvars.ContextVar[Session | None] = contextvars.ContextVar("session", default=None)
+"""What that terminal has opened; the parameters that Prefect is told are masked."""
 
 
 @task(cache_policy=NO_CACHE, persist_result=False, retries=0)
@@ -96,11 +99,18 @@ def gristmill_stage(
 
 def _open(manifest: str, overrides: tuple[str, ...], store: str, until: str, exactly: bool) -> Session:
     """Open a manifest; where it is refused, all that is wrong with it is shown in the run before it fails."""
+    opened = session_of_caller.get()
+    if opened is not None:
+        return opened
     try:
+        refuse_secrets({"overrides": list(overrides), "store": store})
         return open_session(manifest, list(overrides), store or None, until=until, exactly=exactly)
     except Exception as error:
-        publish_refusal(manifest, error)
-        raise
+        told = without_secrets(error)
+        publish_refusal(manifest, told)
+        if told is error:
+            raise
+        raise told from None
 
 
 def _run(session: Session, stages: list[str], force: frozenset[str], training_deployment: str = "") -> str:

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from gristmill.dataprep.context import EVENT_PREFIX
 from gristmill.dataprep.files import is_local
-from gristmill.dataprep.secrets import mask_text
+from gristmill.dataprep.secrets import VARIABLE, mask_text
 
 TERMINATE_SECONDS = 15.0
 """For a checkpoint after SIGTERM. Whoever cancels in the UI waits for as long, and Prefect kills after 30 s."""
@@ -71,13 +71,17 @@ class LogFile:
 class StageProcess:
     """A stage's process group: its output goes to a log file, its events to a callback, on a thread of its own.
 
-    The lines of the log are events too, `{"event": "log", "line": ...}`, for those who watch.
+    The lines of the log are events too, `{"event": "log", "line": ...}`, for those who watch. `secrets` is what
+    `dataprep.secrets.split_secrets` left out of the stage's description.
     """
 
-    def __init__(self, stage_folder: Path, log: Path, on_event: Callable[[Event], None]) -> None:
+    def __init__(
+        self, stage_folder: Path, log: Path, on_event: Callable[[Event], None], secrets: str | None = None
+    ) -> None:
         environment = {
             **os.environ, "GRISTMILL_PARENT": str(os.getpid()), "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0",
             **{name: os.environ.get(name, value) for name, value in DEFAULT_ENVIRONMENT.items()},
+            VARIABLE: secrets or "[]",
         }
         self._log = log
         self._process = subprocess.Popen(

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from gristmill.dataprep.secrets import mask_secrets
 from gristmill.flows.session import Session
 from gristmill.flows.stages import Node
 from gristmill.flows.status import ACTIONS, stage_states
@@ -55,7 +56,7 @@ def _committed(session: Session, stage: str) -> Iterator[StageFolder]:
 
 def differences(manifest: Mapping[str, Any], node: Node) -> dict[str, list[str]]:
     """Differences of a committed output from a plan's node, as sentences by kind: config, files, code, input."""
-    recipe = json.loads(json.dumps(dict(node.recipe)))
+    recipe = json.loads(json.dumps(mask_secrets(dict(node.recipe))))
     changes: dict[str, list[str]] = {"config": [], "files": [], "code": [], "input": []}
     for key, old, new in changed_keys(manifest["recipe"], recipe):
         if key.rpartition(".")[2] == "listing":

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from gristmill.dataprep.files import read_json, write_json
-from gristmill.dataprep.secrets import mask_secrets, mask_text
+from gristmill.dataprep.files import read_json
+from gristmill.dataprep.secrets import mask_secrets, mask_text, split_secrets
 from gristmill.flows.lease import Lease, acquire, running_owner
 from gristmill.flows.process import Event, StageProcess
 from gristmill.flows.progress import ProgressFile
@@ -134,15 +134,11 @@ class Runner:
             "inputs": {name: str(self.folder(name).data) for name in node.inputs},
             "engine": self.engine.model_dump(mode="json"),
         }
-        folder.begin(description)
+        # Only the process has to know the credentials of an address; its next attempt is told anew.
+        written, secrets = split_secrets(description)
+        folder.begin(written)
         self.observer.stage_started(node, resuming)
-        log = folder.logs / f"{lease.number}.log"
-        try:
-            self._run_process(node, folder, lease, log)
-        finally:
-            # Only the process has to know the credentials of an address; its next attempt is told anew.
-            if (masked := mask_secrets(description)) != description:
-                write_json(folder.path / "stage.json", masked)
+        self._run_process(node, folder, lease, folder.logs / f"{lease.number}.log", secrets)
         summary = read_json(folder.work / "result.json")
         lease.check()
         seconds = time.time() - started
@@ -156,18 +152,18 @@ class Runner:
     def _header(self, node: Node) -> dict[str, Any]:
         return {
             "stage": node.name, "version": node.stage.version, "fingerprint": node.fingerprint,
-            "recipe": dict(node.recipe),
+            "recipe": mask_secrets(dict(node.recipe)),
             "input_fingerprints": dict(node.inputs),
         }
 
-    def _run_process(self, node: Node, folder: StageFolder, lease: Lease, log: Path) -> None:
+    def _run_process(self, node: Node, folder: StageFolder, lease: Lease, log: Path, secrets: str | None) -> None:
         progress = ProgressFile(lease.folder, lease.number)
 
         def take(event: Event) -> None:
             progress.note(event)
             self.observer.stage_event(node, event)
 
-        process = StageProcess(folder.path, log, take)
+        process = StageProcess(folder.path, log, take, secrets)
         lease.on_lost = process.kill
         lease.name_child(process.pid)
         lease.start_heartbeat()

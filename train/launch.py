@@ -18,6 +18,7 @@ from typing import Any
 from gristmill.dataprep.context import Context, print_event
 from gristmill.dataprep.files import as_path, read_json, write_json
 from gristmill.dataprep.processes import end_with_parent, measure_cost
+from gristmill.dataprep.secrets import restore_secrets
 from gristmill.mixtures.compute import Compute
 from gristmill.mixtures.parallel import Parallel
 from gristmill.mixtures.streaming import Stream
@@ -38,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     # times faster on a busy one. OpenMP reads this when torch is imported, which no module up to here does.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     folder = as_path(location)
-    description = read_json(folder / "stage.json")
+    description = restore_secrets(read_json(folder / "stage.json"))
     is_first = os.environ["RANK"] == "0"
     try:
         summary = run_stage(folder, description, is_first)

@@ -11,6 +11,7 @@ from typing import Any, cast
 from rich.console import Console
 from rich.text import Text
 
+from gristmill.dataprep.secrets import mask_secrets
 from gristmill.flows.launch import interrupt
 from gristmill.flows.sweeps.proxies import Sweep, run_mixture, run_shared
 from gristmill.flows.terminal import LastingStream, TerminalObserver
@@ -49,14 +50,20 @@ def _run_tracked(
     observer: TerminalObserver,
 ) -> list[dict[str, Any]]:
     from gristmill.flows.owners import show_cancelled
+    from gristmill.flows.parameters import ProxyModel, SourceShare
     from gristmill.flows.pipeline import observer_of_caller
-    from gristmill.flows.sweeps.pipeline import gristmill_sweep
+    from gristmill.flows.sweeps.pipeline import gristmill_sweep, sweep_of_caller
 
-    token = observer_of_caller.set(observer)
+    tokens = observer_of_caller.set(observer), sweep_of_caller.set(sweep)
+    # Prefect keeps these for everybody to read; what the flow works with is the sweep.
+    shown: dict[str, Any] = mask_secrets({"overrides": overrides, "store": sweep.store or ""})
+    shown["overrides"] = tuple(shown["overrides"])
     try:
-        return gristmill_sweep(manifest=sweep.manifest_file, grid=str(grid_file), steps=steps, seeds=len(sweep.seeds),
-                               model=dict(model), overrides=tuple(overrides), store=sweep.store or "",
-                               target=sweep.target)
+        return gristmill_sweep(
+            manifest=sweep.manifest_file, grid=str(grid_file), steps=steps, seeds=len(sweep.seeds),
+            model=ProxyModel.of(model), target=tuple(SourceShare(source=name, share=share)
+                                                    for name, share in sweep.target.items()), **shown)
     finally:
-        observer_of_caller.reset(token)
+        observer_of_caller.reset(tokens[0])
+        sweep_of_caller.reset(tokens[1])
         show_cancelled()

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextvars
 from pathlib import Path
 from typing import Any
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
-from pydantic import NonNegativeFloat
 
 from gristmill.flows.owners import owned_run
-from gristmill.flows.parameters import Count, FilePath, Setting
+from gristmill.flows.parameter_secrets import refuse_secrets, without_secrets
+from gristmill.flows.parameters import Count, FilePath, ProxyModel, Setting, SourceShare
 from gristmill.flows.pipeline import TRAINING_TAG, observer_of_caller
 from gristmill.flows.reporting import PrefectObserver, publish_refusal
 from gristmill.flows.run import Observer
 from gristmill.flows.sweeps.proxies import Sweep, plan_sweep, run_mixture, run_shared
+
+sweep_of_caller: contextvars.ContextVar[Sweep | None] = contextvars.ContextVar("sweep", default=None)
+"""What the terminal that called the flow has planned; the parameters that Prefect is told are masked."""
 
 
 @task(name="shared stages", cache_policy=NO_CACHE, persist_result=False, retries=0)
@@ -31,8 +35,8 @@ def mixture(sweep: Sweep, number: int, observer: Observer) -> dict[str, Any]:
 
 @flow(name="gristmill-sweep", flow_run_name="mixtures of {manifest}", persist_result=False, log_prints=False)
 def gristmill_sweep(
-    manifest: FilePath, grid: FilePath, steps: Count, seeds: Count = 1, model: dict[str, Any] | None = None,
-    overrides: tuple[Setting, ...] = (), store: str = "", target: dict[str, NonNegativeFloat] | None = None,
+    manifest: FilePath, grid: FilePath, steps: Count, seeds: Count = 1, model: ProxyModel | None = None,
+    overrides: tuple[Setting, ...] = (), store: str = "", target: tuple[SourceShare, ...] = (),
 ) -> list[dict[str, Any]]:
     """Train a small proxy on every mixture of a grid.
 
@@ -41,17 +45,25 @@ def gristmill_sweep(
         grid: Path of the sweep's file: a list of weights, or a mapping with mixtures, grid and dirichlet.
         steps: Training steps of every proxy; at least 1.
         seeds: Proxies per mixture, for the spread between runs; at least 1.
-        model: Keys of pretrain.model that differ from the proxy's (2 layers of width 128 with 4 heads).
+        model: The proxy's size; where it is left out, 2 layers of width 128 with 4 heads.
         overrides: Settings that replace the manifest's, one each, such as pretrain.global_batch_size=8
         store: Folder or URL of the outputs; empty for the default.
-        target: How much each source counts in the mean; the manifest's weights if absent.
+        target: How much each source counts in the mean; the manifest's weights if there is none.
     """
     with owned_run():
+        sweep = sweep_of_caller.get()
+        if sweep is not None:
+            return _run(sweep)
         try:
-            sweep = plan_sweep(manifest, Path(grid), steps, seeds, model or {}, list(overrides), store or None, target)
+            refuse_secrets({"overrides": list(overrides), "store": store})
+            sweep = plan_sweep(manifest, Path(grid), steps, seeds, (model or ProxyModel()).keys(),
+                               list(overrides), store or None, {one.source: one.share for one in target} or None)
         except Exception as error:
-            publish_refusal(manifest, error)
-            raise
+            told = without_secrets(error)
+            publish_refusal(manifest, told)
+            if told is error:
+                raise
+            raise told from None
         return _run(sweep)
 
 

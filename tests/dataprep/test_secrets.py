@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from gristmill.dataprep.secrets import mask_secrets, mask_text
+from gristmill.dataprep.secrets import VARIABLE, mask_secrets, mask_text, restore_secrets, split_secrets
 
 
 @pytest.mark.parametrize(("text", "masked"), [
@@ -36,3 +38,15 @@ def test_values_are_masked_by_their_key_in_records_and_in_settings() -> None:
         "manifest": {"engine": {"options": {"aws_secret_access_key": "***", "hf_token": "***", "job_endpoint": "h:1"}},
                      "tokenizer": {"eot_token": "<|end|>", "special_tokens": ["<|user|>"]}, "steps": 3},
     }
+
+
+def test_what_is_left_out_of_a_description_is_put_back_where_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    description = {"config": {"paths": ["a.txt", "https://me:hunter2@h/b"], "hf_token": "hunter2"}, "engine": {"n": 1}}
+    written, rest = split_secrets(description)
+    assert "hunter2" not in json.dumps(written)
+    assert rest is not None
+    monkeypatch.setenv(VARIABLE, rest)
+    assert restore_secrets(json.loads(json.dumps(written))) == description
+    assert split_secrets({"path": "https://h/a"}) == ({"path": "https://h/a"}, None)
+    monkeypatch.delenv(VARIABLE)
+    assert restore_secrets({"path": "https://h/a"}) == {"path": "https://h/a"}

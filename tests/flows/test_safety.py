@@ -51,6 +51,8 @@ def test_no_file_of_a_run_holds_the_credentials_of_an_address(
         "def first(inputs, config, out, context):\n"
         "    print('reading', config['path'])\n"
         "    assert 'hunter2' in config['path']\n"
+        "    for path in context.work.parents[2].rglob('*'):\n"
+        "        assert path.is_dir() or 'hunter2' not in path.read_text(), f'{path} holds it while the stage runs'\n"
         "    raise ValueError(config['path'] + ' is not there')\n")
     runner = toy_runner(first={"path": URL})
     node = runner.plan["first"]
