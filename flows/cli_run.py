@@ -19,6 +19,7 @@ from gristmill.flows.command_line import (
     open_or_exit,
     print_json,
 )
+from gristmill.flows.completion import complete_stage
 
 if TYPE_CHECKING:
     from gristmill.flows.session import Session
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
 @app.command()
 def run(
     manifest: ManifestArgument,
-    until: Annotated[str | None, typer.Option(help="The last stage to run.")] = None,
-    force: Annotated[list[str] | None, typer.Option(help="A stage to make anew although it is committed.")] = None,
+    until: Annotated[str | None, typer.Option(help="The last stage to run.", autocompletion=complete_stage)] = None,
+    force: Annotated[list[str] | None, typer.Option(help="A stage to make anew although it is committed.",
+                                                   autocompletion=complete_stage)] = None,
     set_: SetOption = None,
     store: StoreOption = None,
     no_ui: Annotated[bool, typer.Option("--no-ui", help="Do not record the run in Prefect (starts faster).")] = False,
@@ -57,7 +59,7 @@ def run(
 
 @app.command()
 def stage(
-    name: Annotated[str, typer.Argument(metavar="STAGE", help="The stage to run.")],
+    name: Annotated[str, typer.Argument(metavar="STAGE", help="The stage to run.", autocompletion=complete_stage)],
     manifest: ManifestArgument,
     force: Annotated[bool, typer.Option("--force", help="Make it anew although it is committed.")] = False,
     set_: SetOption = None,

@@ -20,13 +20,15 @@ from gristmill.flows.command_line import (
     open_store,
     print_json,
 )
+from gristmill.flows.completion import complete_manifest, complete_run, complete_stage
 
 
 @app.command()
 def logs(
     manifest: ManifestArgument,
     stage: Annotated[str | None, typer.Argument(metavar="[STAGE]", help="Absent: the one that runs, else one that "
-                                                "stopped half-way, else the last one.", show_default=False)] = None,
+                                                "stopped half-way, else the last one.", show_default=False,
+                                                autocompletion=complete_stage)] = None,
     attempt: Annotated[int | None, typer.Option(help="An earlier attempt of the stage, by its number.", min=1)] = None,
     lines: Annotated[int, typer.Option("--lines", "-n", help="The last so many lines; 0 for all.", min=0)] = 50,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the attempt has ended.")] = False,
@@ -41,15 +43,19 @@ def logs(
     except NoLogError as error:
         fail(str(error), EXIT_USAGE)
     typer.echo(f"{log}:", err=True)
+    printed = False
     for text in read_log(log, lines or None, follow):
+        printed = True
         typer.echo(text, nl=False)
+    if not printed:
+        typer.echo("(this attempt printed nothing)", err=True)
 
 
 @app.command()
 def compare(
     first: Annotated[str, typer.Argument(metavar="RUN", help="A run's name or an unmistakable part of it, `last`, or "
-                                         "`last-1` for the one before.")],
-    second: Annotated[str, typer.Argument(metavar="RUN", help="Another one.")],
+                                         "`last-1` for the one before.", autocompletion=complete_run)],
+    second: Annotated[str, typer.Argument(metavar="RUN", help="Another one.", autocompletion=complete_run)],
     store: StoreOption = None, as_json: JsonOption = False,
     html: Annotated[Path | None, typer.Option(help="Also write one HTML file with the losses as curves.")] = None,
 ) -> None:
@@ -98,7 +104,7 @@ def runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
 @app.command()
 def verify(
     subject: Annotated[str, typer.Argument(metavar="MANIFEST|MODEL", help="A manifest (*.yaml), or the folder of a "
-                                           "model.")],
+                                           "model.", autocompletion=complete_manifest)],
     set_: SetOption = None, store: StoreOption = None,
     repair: Annotated[bool, typer.Option("--repair", help="Remove the damaged files, so that a run makes just them "
                                          "again.")] = False,
@@ -140,6 +146,9 @@ def gc(
 
     opened = open_store(store)
     garbage = collect(opened, keep_runs, delete)
+    if not garbage:
+        typer.echo(f"nothing to remove: the last {keep_runs} runs of each manifest refer to every output")
+        return
     for path, size in garbage:
         typer.echo(f"{size / 1e6:10.1f} MB  {path}")
     total = sum(size for _, size in garbage) / 1e6

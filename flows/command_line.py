@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from gristmill.flows.completion import complete_manifest, complete_setting
+
 if TYPE_CHECKING:
     from gristmill.flows.session import Session
 
@@ -39,9 +41,11 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, rich_markup_mode=None,
 )
 
-ManifestArgument = Annotated[str, typer.Argument(metavar="MANIFEST", help="The YAML manifest.")]
+ManifestArgument = Annotated[str, typer.Argument(
+    metavar="MANIFEST", help="The YAML manifest.", autocompletion=complete_manifest)]
 SetOption = Annotated[list[str] | None, typer.Option(
-    "--set", metavar="KEY=VALUE", help="Replace a setting of the manifest, e.g. pretrain.steps=50.")]
+    "--set", metavar="KEY=VALUE", help="Replace a setting of the manifest, e.g. pretrain.steps=50.",
+    autocompletion=complete_setting)]
 StoreOption = Annotated[str | None, typer.Option(
     "--store", metavar="PATH", help="Folder or URL of the outputs.  [default: $GRISTMILL_STORE or ./gristmill-store]")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]

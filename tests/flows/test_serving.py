@@ -158,15 +158,22 @@ def test_a_run_from_the_command_line_shows_up_in_a_running_server(
     assert "dropped: gopher_quality/min_words | 1" in cards[0]["data"]
 
 
-def test_without_a_server_the_run_is_recorded_for_a_later_one(project: Path, environment: dict[str, str]) -> None:
+def test_without_a_server_the_run_is_recorded_for_a_later_one_but_no_credentials(
+    project: Path, environment: dict[str, str]
+) -> None:
+    secret = "sources.notes.licence=https://me:hunter2@example.org/licence"
     run = subprocess.run(
-        [sys.executable, "-m", "gristmill.flows.cli", "run", str(project), "--store", str(project.parent / "s")],
-        env=environment, capture_output=True, text=True)
+        [sys.executable, "-m", "gristmill.flows.cli", "run", str(project), "--store", str(project.parent / "s"),
+         "--set", secret], env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stderr == ""
     with sqlite3.connect(Path(environment["PREFECT_HOME"]) / "prefect.db") as database:
         states = dict(database.execute("select name, state_name from task_run").fetchall())
+        ((parameters,),) = database.execute("select parameters from flow_run").fetchall()
     assert states == {"ingest": "Completed", "filter": "Completed"}
+    assert json.loads(parameters)["overrides"] == ["sources.notes.licence=https://***@example.org/licence"]
+    kept = [path for folder in ("prefect", "s") for path in (project.parent / folder).rglob("*") if path.is_file()]
+    assert [path for path in kept if b"hunter2" in path.read_bytes()] == []
 
 
 def test_up_starts_a_server_with_the_deployments_and_takes_it_down_again(environment: dict[str, str]) -> None:

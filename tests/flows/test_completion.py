@@ -1,0 +1,110 @@
+"""What the shell completes: stages, runs, manifests and their keys; at once, and only what is right."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gristmill.flows.completion import (
+    complete_manifest,
+    complete_run,
+    complete_setting,
+    complete_stage,
+    manifest_keys,
+)
+
+MANIFEST = "name: tiny\nsources:\n  notes: {path: 'notes/*.txt'}\n"
+
+
+def context(**parameters: Any) -> Any:
+    return SimpleNamespace(params=parameters)
+
+
+def names(offers: list[tuple[str, str]]) -> list[str]:
+    return [name for name, _ in offers]
+
+
+def test_stages_are_offered_in_the_order_in_which_they_run() -> None:
+    assert complete_stage("de") == ["dedup", "dedup_lines", "dedup_substrings", "decontaminate"]
+    assert complete_stage("") [:3] == ["ingest", "clean", "filter"]
+    assert complete_stage("nonsense") == []
+
+
+def test_manifests_and_the_folders_on_the_way_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mixtures").mkdir()
+    for name in ("mixtures/demo.yaml", "mixtures/notes.txt", "mine.yml", ".hidden.yaml"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    assert complete_manifest("") == ["mine.yml", "mixtures/"]
+    assert complete_manifest("mixtures/") == ["mixtures/demo.yaml"]
+    assert complete_manifest(f"{tmp_path}/m") == [f"{tmp_path}/mine.yml", f"{tmp_path}/mixtures/"]
+    assert complete_manifest("absent/x") == []
+
+
+def test_runs_are_offered_newest_first_with_how_they_ended(tmp_path: Path) -> None:
+    for name, state in (("20260101-1-tiny", "completed"), ("20260102-1-tiny", "failed")):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        record = {"state": state, "manifest_file": "/somewhere/tiny.yaml"}
+        (tmp_path / "runs" / name / "run.json").write_text(json.dumps(record))
+    (tmp_path / "runs" / "20260103-1-begun").mkdir()
+    assert complete_run(context(store=str(tmp_path)), "") == [
+        ("last", "the newest run"), ("20260102-1-tiny", "failed, tiny.yaml"),
+        ("20260101-1-tiny", "completed, tiny.yaml")]
+    assert names(complete_run(context(store=str(tmp_path)), "20260101")) == ["20260101-1-tiny"]
+    assert complete_run(context(store=str(tmp_path / "absent")), "2") == []
+
+
+def test_keys_of_the_manifest_are_offered_with_their_first_sentence(tmp_path: Path) -> None:
+    manifest = tmp_path / "tiny.yaml"
+    manifest.write_text(MANIFEST)
+    asked = context(manifest=str(manifest))
+    assert ("pretrain.steps", "Optimizer steps.") in complete_setting(asked, "pretrain.st")
+    assert names(complete_setting(asked, "filter.gopher_quality.min_w"))[0] == "filter.gopher_quality.min_words"
+    assert "sources.notes.licence" in names(complete_setting(asked, "sources.no"))
+    assert complete_setting(context(manifest="absent.yaml"), "sources.") == []
+
+
+def test_values_that_can_be_counted_are_offered_behind_the_equals_sign() -> None:
+    asked = context(manifest=None)
+    assert names(complete_setting(asked, "pretrain.schedule.kind=co")) == ["pretrain.schedule.kind=cosine",
+                                                                          "pretrain.schedule.kind=constant"]
+    assert names(complete_setting(asked, "pretrain.model.qk_norm=")) == ["pretrain.model.qk_norm=true",
+                                                                        "pretrain.model.qk_norm=false"]
+    assert complete_setting(asked, "pretrain.steps=") == []
+    assert complete_setting(asked, "nonsense=") == []
+
+
+def test_every_key_that_is_offered_is_one_that_a_setting_may_name() -> None:
+    from gristmill.mixtures.load import ManifestError, parse_manifest
+
+    unknown = []
+    for key in manifest_keys():
+        try:
+            parse_manifest(MANIFEST, "tiny.yaml", [f"{key}=1"])
+        except ManifestError as error:  # 1 may be no good value, but the key is known
+            unknown += [key for problem in error.problems if "unknown key" in problem.message]
+    assert unknown == []
+
+
+def test_a_shell_gets_its_answer_without_anything_heavy(tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(MANIFEST)
+    code = ("import atexit, sys; sys.argv[0] = 'gristmill'; "
+            "atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
+            "from gristmill.flows.cli import main; main()")
+    for words, offered in (("run tiny.yaml --until de", "dedup"), ("stage de", "dedup"),
+                           ("run tiny.yaml --set pretrain.ste", "pretrain.steps"), ("run ti", "tiny.yaml")):
+        asked = f"gristmill {words}"
+        run = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path,
+            env={**os.environ, "_GRISTMILL_COMPLETE": "complete_bash", "COMP_WORDS": asked,
+                 "COMP_CWORD": str(len(asked.split()) - 1)})
+        assert run.stdout.split()[0] == offered, run.stderr[-2000:]
+        loaded = set(run.stderr.split())
+        assert loaded & {"torch", "apache_beam", "prefect", "numba", "pyarrow", "matplotlib", "numpy"} == set()

@@ -1,0 +1,199 @@
+"""Runs whose process is gone are shown as crashed, others are left alone; a run that is cancelled in the UI ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gristmill.flows import owners
+from gristmill.flows.lease import identity
+
+
+@dataclass
+class Server:
+    """What the functions under test ask of Prefect's client, without a server."""
+
+    runs: list[Any] = field(default_factory=list)
+    tasks: list[Any] = field(default_factory=list)
+    silent: bool = False
+
+    def __enter__(self) -> Server:
+        if self.silent:
+            raise ConnectionError("no answer")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def add(self, name: str, state: Any, owner: dict[str, Any] | None, runner: int = 0, task: Any = None) -> Any:
+        labels = {} if owner is None else {f"gristmill.{key}": value for key, value in owner.items()}
+        run = SimpleNamespace(id=uuid.uuid4(), name=name, state=state, labels={**labels, "gristmill.runner": runner})
+        self.runs.append(run)
+        if task is not None:
+            self.tasks.append(SimpleNamespace(id=uuid.uuid4(), flow_run_id=run.id, state=task))
+        return run
+
+    def read_flow_runs(self, flow_run_filter: Any, limit: int, offset: int) -> list[Any]:
+        wanted = flow_run_filter.state.type.any_
+        return [run for run in self.runs if run.state.type in wanted][offset : offset + limit]
+
+    def read_flow_run(self, run: uuid.UUID) -> Any:
+        return next(one for one in self.runs if one.id == run)
+
+    def read_task_runs(self, flow_run_filter: Any, task_run_filter: Any = None, limit: int = 0) -> list[Any]:
+        if flow_run_filter.id is not None:
+            return [task for task in self.tasks if task.flow_run_id in flow_run_filter.id.any_]
+        ended = {run.id for run in self.runs if run.state.type in flow_run_filter.state.type.any_}
+        return [task for task in self.tasks
+                if task.flow_run_id in ended and task.state.type in task_run_filter.state.type.any_]
+
+    def set_flow_run_state(self, run: uuid.UUID, state: Any, force: bool) -> None:
+        assert force, "nobody is left who could propose a state"
+        self.read_flow_run(run).state = state
+
+    def set_task_run_state(self, task: uuid.UUID, state: Any, force: bool) -> None:
+        assert force, "nobody is left who could propose a state"
+        next(one for one in self.tasks if one.id == task).state = state
+
+    def update_flow_run_labels(self, run: uuid.UUID, labels: dict[str, Any]) -> None:
+        self.read_flow_run(run).labels.update(labels)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    fake = Server()
+    monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: fake)
+    return fake
+
+
+@pytest.fixture(scope="module")
+def gone() -> dict[str, Any]:
+    """The identity of a process that has ended."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    seen = identity(child.pid)
+    child.kill()
+    child.wait()
+    return seen
+
+
+def states(server: Server) -> dict[str, str]:
+    return {run.name: run.state.name for run in server.runs}
+
+
+def test_only_runs_of_this_machine_whose_process_is_gone_are_marked(server: Server, gone: dict[str, Any]) -> None:
+    from prefect.states import Cancelling, Completed, Running
+
+    server.add("gone", Running(), gone, task=Running())
+    server.add("gone while cancelled", Cancelling(), gone)
+    server.add("alive", Running(), identity(os.getpid()), task=Running())
+    server.add("elsewhere", Running(), {**gone, "host": "another"})
+    server.add("not ours", Running(), None)
+    server.add("over", Completed(), gone)
+    assert owners.mark_crashed() == ["gone", "gone while cancelled"]
+    assert states(server) == {"gone": "Crashed", "gone while cancelled": "Cancelled", "alive": "Running",
+                              "elsewhere": "Running", "not ours": "Running", "over": "Completed"}
+    assert [task.state.name for task in server.tasks] == ["Crashed", "Running"]
+    assert f"process ({gone['pid']}) is gone" in server.runs[0].state.message
+
+
+def test_a_runner_marks_those_that_it_started_and_no_others(server: Server, gone: dict[str, Any]) -> None:
+    from prefect.states import Running
+
+    server.add("mine", Running(), gone, runner=7)
+    server.add("another's", Running(), gone, runner=8)
+    assert owners.mark_crashed(7) == ["mine"]
+    assert states(server) == {"mine": "Crashed", "another's": "Running"}
+
+
+def test_tasks_that_a_crashed_run_left_running_are_marked_too(server: Server, gone: dict[str, Any]) -> None:
+    from prefect.states import Completed, Crashed, Running
+
+    for task in (Running(), Completed()):
+        server.add("crashed", Crashed(), gone, task=task)
+    server.add("elsewhere", Crashed(), {**gone, "host": "another"}, task=Running())
+    assert owners.mark_crashed() == []
+    assert [task.state.name for task in server.tasks] == ["Crashed", "Completed", "Running"]
+
+
+def test_runs_beyond_the_first_page_are_found(
+    server: Server, gone: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect.states import Running
+
+    monkeypatch.setattr(owners, "MOST_RUNS", 2)
+    for number in range(5):
+        server.add(f"run {number}", Running(), gone)
+    assert owners.mark_crashed() == [f"run {number}" for number in range(5)]
+
+
+def test_a_server_that_does_not_answer_stops_nothing(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    server.silent = True
+    owners.mark_crashed_quietly()
+    owners.end_runs_of(1, seconds=0)
+    owners.cancelled_runs.add(uuid.uuid4())
+    owners.show_cancelled()
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "runs whose process is gone could not be looked for", "the runs of this runner could not be looked for",
+        "Prefect does not know that this run was cancelled"]
+    assert owners.cancelled_runs == set()
+
+
+def test_a_runner_that_ends_ends_its_runs_first_and_marks_what_could_not_say_so(server: Server) -> None:
+    from prefect.states import Running
+
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    server.add("mine", Running(), identity(child.pid), runner=7)
+    server.add("another's", Running(), identity(os.getpid()), runner=8)
+    owners.end_runs_of(7, seconds=20)
+    assert child.wait() == -signal.SIGTERM
+    assert states(server) == {"mine": "Crashed", "another's": "Running"}
+
+
+@pytest.fixture
+def current(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A flow run without a deployment, which this process carries."""
+    from prefect.runtime import deployment, flow_run
+    from prefect.states import Running
+
+    run = server.add("current", Running(), None)
+    monkeypatch.setattr(flow_run, "id", run.id, raising=False)
+    monkeypatch.setattr(deployment, "id", None, raising=False)
+    monkeypatch.setattr(owners, "LOOK_SECONDS", 0.01)
+    yield run
+    owners.cancelled_runs.clear()
+
+
+def test_a_run_from_a_terminal_names_its_process_and_ends_when_it_is_cancelled(server: Server, current: Any) -> None:
+    from prefect.states import Cancelling, Crashed
+
+    asked = threading.Event()
+    previous = signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    try:
+        with owners.owned_run():
+            assert current.labels["gristmill.pid"] == os.getpid()
+            assert current.labels["gristmill.runner"] == 0
+            current.state = Cancelling()
+            assert asked.wait(timeout=20)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    # Prefect takes a flow that SIGTERM ended for a crashed one.
+    current.state = Crashed()
+    owners.show_cancelled()
+    assert current.state.name == "Cancelled"
+
+
+def test_a_run_that_is_not_cancelled_ends_by_itself_and_keeps_its_state(current: Any) -> None:
+    with owners.owned_run():
+        pass
+    owners.show_cancelled()
+    assert current.state.name == "Running"
