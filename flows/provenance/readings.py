@@ -120,6 +120,8 @@ def reading_of(session: Session, stage: str = "pretrain") -> Reading:
     """
     if stage not in session.plan:
         raise TraceError(f"{session.manifest_file} has no `{stage}:` section, so it has no such steps")
+    if stage not in SECTIONS:
+        raise TraceError(f"{stage} reads no rows whose steps could be traced; those of {', '.join(SECTIONS)} can be")
     node, folder = session.plan[stage], session.folder(stage)
     section = SECTIONS[stage].model_validate(node.config)
     if stage == "pretrain":
