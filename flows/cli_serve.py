@@ -24,7 +24,8 @@ def serve(
 
 @app.command()
 def up(
-    port: Annotated[int, typer.Option(help="Port of the Prefect server, on the loopback address.")] = 4200,
+    port: Annotated[int, typer.Option(help="Port of the Prefect server, on the loopback address.",
+                                      min=1, max=65535)] = 4200,
     limit: Annotated[int, typer.Option(help="Flow runs at the same time.", min=1)] = 1,
     database: Annotated[str | None, typer.Option(
         metavar="URL", help="PostgreSQL database of the server, postgresql://...  [default: a file, SQLite]",

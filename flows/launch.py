@@ -117,6 +117,13 @@ def _run_tracked(
         else:
             gristmill(manifest=session.manifest_file, until=cast(StageName, list(session.plan)[-1]),
                       force=cast(tuple[StageName, ...], tuple(sorted(force))), **shown)
+    except RuntimeError as error:
+        if tracking != "temporary" or "ephemeral" not in str(error):
+            raise
+        # On a busy machine Prefect's own server may not be up in time. Whatever the flow has made is in the store.
+        console.print(Text("Prefect's temporary server did not start in time: this run is not shown there (its record "
+                           "is in the store)", style="yellow"))
+        run_untracked(session, stages, force, observer)
     finally:
         observer_of_caller.reset(tokens[0])
         session_of_caller.reset(tokens[1])

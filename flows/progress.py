@@ -11,7 +11,6 @@ from typing import Any
 from gristmill.dataprep.files import read_json, write_json
 
 WRITE_SECONDS = 2.0
-SHOWN_METRICS = ("loss", "tokens_per_second")
 log = logging.getLogger("gristmill.progress")
 
 
@@ -70,9 +69,14 @@ def describe_progress(progress: Mapping[str, Any]) -> str:
     if "done" not in progress:
         return ""
     job = f"{progress['job']}: " if progress.get("job") else ""
-    metrics = "".join(f", {key.replace('_', ' ')} {progress[key]:.4g}" for key in SHOWN_METRICS
-                      if isinstance(progress.get(key), int | float))
+    metrics = "".join(f", {part}" for part in describe_metrics(progress))
     return f"{job}{progress['done']:g}/{progress['total']:g} {progress['unit']}{metrics}"
+
+
+def describe_metrics(event: Mapping[str, Any]) -> list[str]:
+    """A training's loss and pace, in words as short as a bar needs them; empty for everything else."""
+    shown = {"loss": "loss {:.4g}", "tokens_per_second": "{:,.0f} tokens/s"}
+    return [words.format(event[key]) for key, words in shown.items() if isinstance(event.get(key), int | float)]
 
 
 def seconds_left(progress: Mapping[str, Any]) -> float | None:

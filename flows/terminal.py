@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.text import Text
 
 from gristmill.flows.process import Event
+from gristmill.flows.progress import describe_metrics
 from gristmill.flows.run import Outcome
 from gristmill.flows.stages import Node
 
@@ -87,8 +88,7 @@ class TerminalObserver:
             return
         what = f"{node.name} {event['job']}" if event.get("job") else node.name
         count = f"{event['done']:g}/{event['total']:g} {event['unit']}"
-        details = "".join(f" {key} {value:.4g}" for key, value in event.items()
-                          if key in ("loss", "tokens_per_second") and isinstance(value, int | float))
+        details = "".join(f", {part}" for part in describe_metrics(event))
         if self._bar is not None and self._task is not None:
             if what != self._job:
                 self._job = what

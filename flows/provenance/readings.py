@@ -70,7 +70,8 @@ class Reading:
             TraceError: there is no such step.
         """
         if not 1 <= step <= self.section.steps:
-            raise TraceError(f"{self.stage} has {self.section.steps} steps; there is no step {step}")
+            raise TraceError(f"{self.stage} has {self.section.steps} steps; there is no step {step}; "
+                             f"give 1 to {self.section.steps}")
         return self.plan.rows(self.order, step - 1)
 
     def steps_that_read(self, rows: np.ndarray) -> dict[int, list[int]]:

@@ -17,6 +17,7 @@ from gristmill.flows.reporting import PrefectObserver, publish_refusal
 from gristmill.flows.run import Observer
 from gristmill.flows.sweeps.proxies import Sweep, plan_sweep, run_mixture, run_shared
 
+PROXY = ProxyModel()
 sweep_of_caller: contextvars.ContextVar[Sweep | None] = contextvars.ContextVar("sweep", default=None)
 """What the terminal that called the flow has planned; the parameters that Prefect is told are masked."""
 
@@ -35,7 +36,7 @@ def mixture(sweep: Sweep, number: int, observer: Observer) -> dict[str, Any]:
 
 @flow(name="gristmill-sweep", flow_run_name="mixtures of {manifest}", persist_result=False, log_prints=False)
 def gristmill_sweep(
-    manifest: FilePath, grid: FilePath, steps: Count, seeds: Count = 1, model: ProxyModel | None = None,
+    manifest: FilePath, grid: FilePath, steps: Count, seeds: Count = 1, model: ProxyModel = PROXY,
     overrides: tuple[Setting, ...] = (), store: str = "", target: tuple[SourceShare, ...] = (),
 ) -> list[dict[str, Any]]:
     """Train a small proxy on every mixture of a grid.
@@ -45,7 +46,7 @@ def gristmill_sweep(
         grid: Path of the sweep's file: a list of weights, or a mapping with mixtures, grid and dirichlet.
         steps: Training steps of every proxy; at least 1.
         seeds: Proxies per mixture, for the spread between runs; at least 1.
-        model: The proxy's size; where it is left out, 2 layers of width 128 with 4 heads.
+        model: The proxy's size.
         overrides: Settings that replace the manifest's, one each, such as pretrain.global_batch_size=8
         store: Folder or URL of the outputs; empty for the default.
         target: How much each source counts in the mean; the manifest's weights if there is none.
@@ -56,7 +57,7 @@ def gristmill_sweep(
             return _run(sweep)
         try:
             refuse_secrets({"overrides": list(overrides), "store": store})
-            sweep = plan_sweep(manifest, Path(grid), steps, seeds, (model or ProxyModel()).keys(),
+            sweep = plan_sweep(manifest, Path(grid), steps, seeds, model.keys(),
                                list(overrides), store or None, {one.source: one.share for one in target} or None)
         except Exception as error:
             told = without_secrets(error)

@@ -53,10 +53,10 @@ def test_the_pace_of_a_job_gives_the_time_that_is_left() -> None:
     progress = {"started": 0.0, "job_started": 100.0, "job_done": 10.0, "at": 120.0, "done": 20, "total": 50,
                 "unit": "steps", "loss": 3.25, "tokens_per_second": 81234.0, "job": ""}
     assert seconds_left(progress) == 60.0
-    assert describe_progress(progress) == "20/50 steps, loss 3.25, tokens per second 8.123e+04"
+    assert describe_progress(progress) == "20/50 steps, loss 3.25, 81,234 tokens/s"
     row = {"owner": "process 7 on here", "progress": progress}
     assert describe_running(row, 130.0) == (
-        "for 2 m 10 s: 20/50 steps, loss 3.25, tokens per second 8.123e+04, about 50 s left (process 7 on here)")
+        "for 2 m 10 s: 20/50 steps, loss 3.25, 81,234 tokens/s, about 50 s left (process 7 on here)")
     assert [duration(seconds) for seconds in (0.4, 59.6, 3600)] == ["0 s", "1 m 0 s", "1 h 0 m"]
 
 
