@@ -15,10 +15,16 @@ from rich.text import Text
 from gristmill.dataprep.cleaning.clean import RULE_PREFIX, WORDS_LEFT
 from gristmill.dataprep.documents import annotation_stages, read_annotations, read_documents
 from gristmill.dataprep.edits import EDITS
-from gristmill.flows.lookup import DocumentNotFoundError, committed_inputs, find_document
+from gristmill.dataprep.examples.survivors import prepared_inputs
+from gristmill.flows.lookup import (
+    AmbiguousDocumentError,
+    DocumentNotFoundError,
+    committed_inputs,
+    find_document,
+)
 from gristmill.flows.session import Session
-from gristmill.flows.stages import Plan
 
+EXAMPLE_STAGES = ("sft_prepare", "dpo_prepare")
 SHOWN_NUMBERS = 8
 SHOWN_EDITS = 3
 SHOWN_CHARS = 60
@@ -41,19 +47,62 @@ NOT_DRAWN = {
 
 
 def journey(session: Session, wanted: str) -> dict[str, Any]:
-    """Everything that is known about a document.
+    """Everything that is known about a document, or about what the preparation of examples made of one of these.
 
     Args:
         session: the opened manifest.
-        wanted: the id in hexadecimal (or its first digits), or the locator.
+        wanted: the id in hexadecimal (or its first digits), or the locator; of an example its id, or file and line.
 
     Raises:
         DocumentNotFoundError: nothing, or more than one document, fits.
     """
     inputs = committed_inputs(session, session.plan)
-    if "ingest" not in inputs:
-        raise DocumentNotFoundError(f"nothing is ingested yet; run: {session.command('run', '--until', 'ingest')}")
-    shard, row = find_document(inputs, wanted)
+    try:
+        if "ingest" not in inputs:
+            raise DocumentNotFoundError(f"nothing is ingested yet; run: {session.command('run', '--until', 'ingest')}")
+        recipes = {name: node.recipe for name, node in session.plan.items()}
+        found = judgements(recipes, inputs, *find_document(inputs, wanted))
+    except AmbiguousDocumentError:
+        raise
+    except DocumentNotFoundError:
+        example = _example_journey(session, inputs, wanted)
+        if example is None:
+            raise
+        return example
+    if found["fate"] == "kept" and "mix" in inputs:
+        found["mix"] = places_in_mix(session, inputs["mix"], found["source"], bytes.fromhex(found["id"]))
+    return found
+
+
+def _example_journey(session: Session, inputs: Mapping[str, Path], wanted: str) -> dict[str, Any] | None:
+    """What the steps of `sft.prepare` or `dpo.prepare` said of an example; None where neither knows it."""
+    for stage in EXAMPLE_STAGES:
+        if stage not in inputs:
+            continue
+        prepared = prepared_inputs(inputs[stage])
+        try:
+            place = find_document(prepared, wanted)
+        except AmbiguousDocumentError:
+            raise
+        except DocumentNotFoundError:
+            continue
+        steps = session.plan[stage].recipe["prepare"]
+        return judgements({name: recipe for step in steps for name, recipe in step.items()}, prepared, *place,
+                          called=f"{stage}: ")
+    return None
+
+
+def judgements(
+    recipes: Mapping[str, Mapping[str, Any]], inputs: Mapping[str, Path], shard: str, row: int, called: str = ""
+) -> dict[str, Any]:
+    """A document with what every preparing stage among the inputs said of it, up to the one that dropped it.
+
+    Args:
+        recipes: stage -> its recipe.
+        inputs: `ingest` and the stages, in their order.
+        shard, row: where the document is.
+        called: what stands before the stages' names.
+    """
     document = read_documents(inputs, shard).slice(row, 1).to_pylist()[0]
     found: dict[str, Any] = {
         "id": document["id"].hex(), "source": document["source"], "locator": document["locator"],
@@ -64,26 +113,24 @@ def journey(session: Session, wanted: str) -> dict[str, Any]:
         judged = read_annotations(inputs, shard, stage).slice(row, 1).to_pylist()[0]
         if judged["keep"] is None:
             break
-        verdict = describe_judgement(session.plan, stage, judged)
+        verdict = describe_judgement(called + stage, recipes[stage], judged)
         if judged.get(EDITS):
             verdict["edits"] = describe_edits(inputs, stage, shard, row, judged[EDITS])
         found["stages"].append(verdict)
         if not judged["keep"]:
-            found["fate"] = f"dropped by {stage}: {judged['reason']}"
+            found["fate"] = f"dropped by {called}{stage}: {judged['reason']}"
             break
-    if found["fate"] == "kept" and "mix" in inputs:
-        found["mix"] = places_in_mix(session, inputs["mix"], document["source"], document["id"])
     return found
 
 
-def describe_judgement(plan: Plan, stage: str, judged: Mapping[str, Any]) -> dict[str, Any]:
+def describe_judgement(stage: str, recipe: Mapping[str, Any], judged: Mapping[str, Any]) -> dict[str, Any]:
     """One stage's verdict: its rule, every measured value, and the thresholds that it was held against."""
     values = {name: value.hex() if isinstance(value, bytes) else value for name, value in judged.items()
               if name not in ("id", "keep", "reason", "error", EDITS) and value is not None}
     verdict: dict[str, Any] = {"stage": stage, "keep": judged["keep"], "reason": judged["reason"], "values": values}
     if judged.get("error"):
         verdict["error"] = judged["error"]
-    threshold = find_threshold(plan[stage].recipe, judged["reason"])
+    threshold = find_threshold(recipe, judged["reason"])
     if threshold is not None:
         verdict["threshold"] = threshold
     return verdict

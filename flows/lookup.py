@@ -19,6 +19,10 @@ class DocumentNotFoundError(LookupError):
     """No document, or more than one, fits what was asked for."""
 
 
+class AmbiguousDocumentError(DocumentNotFoundError):
+    """More than one document fits what was asked for."""
+
+
 def committed_inputs(session: Session, plan: Plan) -> dict[str, Path]:
     """Stage -> data folder, of the committed stages of a plan."""
     return {name: folder.data for name in plan if (folder := session.committed(name)) is not None}
@@ -47,7 +51,7 @@ def find_document(inputs: Mapping[str, Path], wanted: str) -> tuple[str, int]:
         raise DocumentNotFoundError(f"no document has the id or locator {wanted!r}; both stand beside the samples "
                                     "of `gristmill report`: an id has 32 hexadecimal digits, a locator is FILE#NUMBER")
     if len(hits) > 1:
-        raise DocumentNotFoundError(f"{len(hits)} documents fit {wanted!r}; give an id: {_ids(inputs, hits)}")
+        raise AmbiguousDocumentError(f"{len(hits)} documents fit {wanted!r}; give an id: {_ids(inputs, hits)}")
     return hits[0]
 
 

@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 StageName = Literal[
     "ingest", "clean", "filter", "dedup", "dedup_lines", "dedup_substrings", "langid", "quality", "decontaminate",
-    "tokenizer", "tokenize", "mix", "sft_data", "dpo_data", "pretrain", "teacher", "sft", "reward",
+    "tokenizer", "tokenize", "mix", "sft_prepare", "sft_data", "dpo_prepare", "dpo_data", "pretrain", "teacher",
+    "sft", "reward",
     "reference", "dpo", "rl", "evaluate", "export",
 ]
 """All stages, in the order in which they run."""

@@ -22,12 +22,16 @@ Written by `gristmill schema --markdown`. Every key may be replaced on the comma
 
 def markdown() -> str:
     """The whole reference."""
-    return "\n".join([TITLE, *_section(Manifest, "")])
+    return "\n".join([TITLE, *_section(Manifest, "", {})])
 
 
-def _section(model: type[BaseModel], at: str) -> Iterator[str]:
-    """A section's own table, then the sections inside it."""
+def _section(model: type[BaseModel], at: str, written: dict[type[BaseModel], str]) -> Iterator[str]:
+    """A section's own table, then the sections inside it; one that is written already is only referred to."""
     yield f"## {f'`{at}`' if at else 'The whole'}\n"
+    if model in written:
+        yield f"The keys of `{written[model]}`.\n"
+        return
+    written[model] = at
     yield f"{_prose(model.__doc__)}\n"
     yield "| key | value | default | |"
     yield "| --- | --- | --- | --- |"
@@ -38,7 +42,7 @@ def _section(model: type[BaseModel], at: str) -> Iterator[str]:
         inside += [(inner, _path(at, name, field.annotation)) for inner in _models(field.annotation)]
     yield ""
     for inner, place in inside:
-        yield from _section(inner, place)
+        yield from _section(inner, place, written)
 
 
 def _path(at: str, name: str, annotation: Any) -> str:

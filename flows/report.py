@@ -16,6 +16,7 @@ from gristmill.flows.provenance.suspects import describe_origin
 from gristmill.flows.report_alignment import distillation, preference_effects, reward_model, rounding
 from gristmill.flows.report_documents import document_sections
 from gristmill.flows.report_evaluation import evaluation_sections
+from gristmill.flows.report_examples import dropped_before, example_sections, preferences
 from gristmill.flows.report_reinforcement import reinforcement
 from gristmill.flows.report_tokens import tokenizer_section
 from gristmill.flows.runs import RunRecord
@@ -49,8 +50,8 @@ def render_report(session: Session, record: dict[str, Any] | None) -> str:
     facts = gather_facts(session)
     sections = [
         *document_sections(facts), tokenizer_section(facts), tokens(facts), training(facts), spikes(facts),
-        masks(facts), distillation(facts), preferences(facts), reward_model(facts), preference_effects(facts),
-        reinforcement(facts),
+        *example_sections(facts), masks(facts), distillation(facts), preferences(facts), reward_model(facts),
+        preference_effects(facts), reinforcement(facts),
         *evaluation_sections(facts), rounding(facts), samples(facts), costs(facts),
         lineage(facts, record),
     ]
@@ -182,11 +183,11 @@ def masks(facts: Facts) -> str:
     summary = facts["summaries"].get("sft_data", {})
     if not summary.get("samples"):
         return ""
-    rows = [[one["name"], f"{one['records']:,}", f"{one['refused']:,}", f"{one['unrenderable']:,}",
+    rows = [[one["name"], f"{one['records']:,}", f"{one['refused']:,}", dropped_before(one), f"{one['unrenderable']:,}",
              f"{one['dropped']:,}", f"{one['truncated']:,}", f"{one['used']:,}", f"{one['drawn_share']:.1%}",
              f"{one['trained_share']:.1%}", f"{one['end_of_turn_share']:.2%}"] for one in summary["sets"]]
-    headings = ["set", "records", "refused", "not rendered", "too long", "cut", "used", "share of trained tokens",
-                "tokens trained", "ends of turn trained"]
+    headings = ["set", "records", "refused", "dropped before", "not rendered", "too long", "cut", "used",
+                "share of trained tokens", "tokens trained", "ends of turn trained"]
     shown = "".join(f'<p class="note">{escape(one["set"])}, example {escape(one["example"])}</p><pre>' + "".join(
         f'<span class="{"trained" if trained else "masked"}">{escape(text)}</span>' for text, trained in one["spans"])
         + "</pre>" for one in summary["samples"])
@@ -198,21 +199,6 @@ def masks(facts: Facts) -> str:
                "one batch" if proved else ""))
     return ('<h2>What fine-tuning trains on</h2>' + table(headings, rows, set(range(1, len(headings))))
             + f'<p class="note">{escape(note)}. Marked text is trained on; the rest is context.</p>{shown}')
-
-
-def preferences(facts: Facts) -> str:
-    """What is wrong with the preference data, set by set."""
-    found = facts["summaries"].get("dpo_data", {})
-    rows = [[one["path"], f"{one['records']:,}", f"{one['refused']:,}", *(
-        f"{one['audit'][key]:,}" for key in ("pairs", "prompts", "duplicates", "contradictions", "near_identical",
-                                             "same_answers")),
-             "" if one["audit"]["longer_chosen"] is None else f"{one['audit']['longer_chosen']:.1%}"]
-            for one in found.get("sets", []) if "audit" in one]
-    if not rows:
-        return ""
-    headings = ["set", "records", "refused", "pairs", "prompts", "duplicates", "contradictions",
-                "nearly the same answer", "the same answer", "longer answer preferred"]
-    return "<h2>What the preferences are like</h2>" + table(headings, rows, set(range(1, len(headings))))
 
 
 def samples(facts: Facts) -> str:

@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gristmill.dataprep.files import as_path, canonical_json, sha256_file
+from gristmill.mixtures.decontaminate import Decontaminate
+from gristmill.mixtures.language import LanguageId
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.mix_problems import uses_own_weights
-from gristmill.mixtures.section import Section, outside_paths
+from gristmill.mixtures.section import Judging, Section, outside_paths
 
 MIXTURE_KEYS = ("weight", "max_epochs", "min_tokens", "max_tokens", "where", "epochs")
 """Keys of a source that only the mixture reads; all others belong to its reading."""
@@ -131,20 +133,24 @@ def _ingest(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe]:
 
 def _prepare(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | None]:
     def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-        from gristmill.dataprep.judges.models import is_other_model
-
         for step in manifest.prepare:
-            if step.stage != name:
-                continue
-            if step.langid is not None and not is_other_model(step.langid.model):
-                # lid.176 is one pinned file wherever it lies, so its path is no part of the recipe.
-                return _dump(step.langid, "model"), {"model": step.langid.model}
-            seed = {"seed": _seed(step.config, manifest)} if "seed" in type(step.config).model_fields else {}
-            config = {**_dump(step.config), **seed}
-            return name_outside_files(config, step.config, verify), config
+            if step.stage == name:
+                return _step(step.config, manifest, verify)
         return None
 
     return configure
+
+
+def _step(section: Judging, manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe]:
+    """The recipe of a step, of documents' preparation or of examples', and what its function is told."""
+    from gristmill.dataprep.judges.models import is_other_model
+
+    if isinstance(section, LanguageId) and not is_other_model(section.model):
+        # lid.176 is one pinned file wherever it lies, so its path is no part of the recipe.
+        return _dump(section, "model"), {"model": section.model}
+    seed = {"seed": _seed(section, manifest)} if "seed" in type(section).model_fields else {}
+    config = {**_dump(section), **seed}
+    return name_outside_files(config, section, verify), config
 
 
 def name_outside_files(recipe: Recipe, section: Section, verify: bool) -> Recipe:
@@ -205,7 +211,8 @@ def _training(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | N
         section = getattr(manifest, name)
         if section is None:
             return None
-        recipe = {**_dump(section), "seed": _seed(section, manifest)}
+        # What is prepared of examples, and counted of them, is other stages' business.
+        recipe = {**_dump(section, "prepare", "leaks"), "seed": _seed(section, manifest)}
         if name == "pretrain":
             named = name_outside_files(recipe, section, verify)
             return named, {key: value for key, value in recipe.items() if named[key] != value}
@@ -215,6 +222,24 @@ def _training(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | N
         recipe["data"] = [{**{key: value for key, value in item.items() if key != "path"},
                            "listing": examples_listing(item["path"])} for item in data]
         return recipe, {"data": data}
+
+    return configure
+
+
+def _examples(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | None]:
+    """The preparation of a section's examples, where it asks for one."""
+
+    def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+        section = getattr(manifest, name)
+        whole = _training(name)(manifest, verify)
+        if whole is None or not section.prepare:
+            return None
+        recipe, told = ([_without(item, "weight", "train_on") for item in part["data"]] for part in whole)
+        steps = [(step.stage, step.judged, *_step(step.config, manifest, verify)) for step in section.prepare]
+        return ({"kind": name, "data": recipe,
+                 "prepare": [{stage: named, "judge": judged} for stage, judged, named, _ in steps]},
+                {"data": told, "prepare": [{stage: {**named, **config}, "judge": judged}
+                                           for stage, judged, named, config in steps]})
 
     return configure
 
@@ -277,9 +302,18 @@ def _dpo_data(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     if dpo is None:
         return None
     recipe, told = ({key: part[key] for key in DpoData.model_fields if key in part} for part in dpo)
+    leaks = _leaks(manifest)
+    named, config = (None, None) if leaks is None else _step(leaks, manifest, verify)
     # How often a set is read is none of this stage's.
-    return ({**recipe, "data": [_without(item, "weight") for item in recipe["data"]]},
-            {**told, "data": [_without(item, "weight") for item in told["data"]]})
+    return ({**recipe, "data": [_without(item, "weight") for item in recipe["data"]], "leaks": named},
+            {**told, "data": [_without(item, "weight") for item in told["data"]], "leaks": config})
+
+
+def _leaks(manifest: Manifest) -> Decontaminate | None:
+    """The evaluation sets that preferences are compared with: their own, or those of the documents."""
+    if manifest.dpo is not None and manifest.dpo.leaks is not None:
+        return manifest.dpo.leaks
+    return next((step.decontaminate for step in manifest.prepare if step.decontaminate is not None), None)
 
 
 def _reference(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
@@ -361,7 +395,8 @@ def _start(manifest: Manifest) -> str:
 
 
 def _before_reward(manifest: Manifest) -> list[str]:
-    return ["tokenizer", _start(manifest)]
+    own = manifest.reward is not None and manifest.reward.data is not None
+    return [*([] if own else ["dpo_prepare"]), "tokenizer", _start(manifest)]
 
 
 def _before_teacher(manifest: Manifest) -> list[str]:
@@ -410,8 +445,10 @@ STAGES: dict[str, Stage] = {
         Stage("tokenizer", 3, "gristmill.tokenize.encoding.tokenizer:run", _tokenizer, _documents()),
         Stage("tokenize", 2, "gristmill.tokenize.encoding.encode:run", _tokenize, _documents("tokenizer")),
         Stage("mix", 8, "gristmill.tokenize.mixing.mix:run", _mix, _documents("tokenizer", "tokenize")),
-        Stage("sft_data", 1, "gristmill.train.sft_data:run", _sft_data, _only("tokenizer", "mix")),
-        Stage("dpo_data", 2, "gristmill.train.dpo_data:run", _dpo_data, _only("tokenizer", "mix")),
+        Stage("sft_prepare", 1, "gristmill.dataprep.examples.prepare:run", _examples("sft"), _only()),
+        Stage("sft_data", 1, "gristmill.train.sft_data:run", _sft_data, _only("sft_prepare", "tokenizer", "mix")),
+        Stage("dpo_prepare", 1, "gristmill.dataprep.examples.prepare:run", _examples("dpo"), _only()),
+        Stage("dpo_data", 3, "gristmill.train.dpo_data:run", _dpo_data, _only("dpo_prepare", "tokenizer", "mix")),
         Stage("pretrain", 2, "gristmill.train.pretrain:run", _training("pretrain"), _only("tokenizer", "mix"),
               "torchrun"),
         Stage("teacher", 1, "gristmill.train.teacher:run", _teacher, _before_teacher, "torchrun"),
@@ -426,5 +463,5 @@ STAGES: dict[str, Stage] = {
         Stage("export", 1, "gristmill.train.export:run", _export, _final_model),
     )
 }
-AFTER_PREPARE = ("tokenizer", "tokenize", "mix", "sft_data", "dpo_data", "pretrain", "teacher", "sft", "reward",
-                 "reference", "dpo", "rl", "evaluate", "export")
+AFTER_PREPARE = ("tokenizer", "tokenize", "mix", "sft_prepare", "sft_data", "dpo_prepare", "dpo_data", "pretrain",
+                 "teacher", "sft", "reward", "reference", "dpo", "rl", "evaluate", "export")

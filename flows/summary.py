@@ -10,6 +10,7 @@ from rich.text import Text
 
 from gristmill.flows.facts import TRAINING_STAGES, Facts, gather_facts, top_reasons
 from gristmill.flows.mixture_table import limits_note, mixture_table, stage_table
+from gristmill.flows.report_examples import prepared_rows
 from gristmill.flows.report_reinforcement import reinforcement_details
 from gristmill.flows.session import Session
 
@@ -21,6 +22,7 @@ def print_summary(session: Session, console: Console) -> None:
     """Print the run's summary from the committed outputs."""
     facts = gather_facts(session)
     print_funnel(facts, console)
+    print_examples(facts, console)
     print_tokens(facts, console)
     print_mixture(facts, console)
     print_packing(facts, console)
@@ -50,6 +52,19 @@ def print_funnel(facts: Facts, console: Console) -> None:
     for row in facts["funnel"]:
         reasons = ", ".join(f"{rule.rpartition('/')[2]} {count}" for rule, count in top_reasons(row))
         table.add_row(row["stage"], f"{row['read']:,}", f"{row['kept']:,}", f"{row['bytes_kept'] / 1e6:.1f}", reasons)
+    console.print(table)
+
+
+def print_examples(facts: Facts, console: Console) -> None:
+    """What was dropped of the examples for fine-tuning and preferences, where that was asked for."""
+    rows = prepared_rows(facts)
+    if not rows:
+        return
+    section(console, "Examples")
+    table = plain_table(("set", False), ("records", True), ("refused", True), ("dropped", True), ("kept", True),
+                        ("dropped most by", False))
+    for row in rows:
+        table.add_row(*row)
     console.print(table)
 
 

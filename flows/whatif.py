@@ -71,6 +71,10 @@ def compare(before: Session, after: Session) -> Comparison:
     old_rules = _replayable(before, inputs, None)
     new_rules = _replayable(after, inputs, old_rules)
     others = sorted(_differing_keys(before, after) - _keys(old_rules) - _keys(new_rules))
+    if others and others[0].startswith(("sft.prepare", "dpo.prepare")):
+        raise NotReplayableError(
+            f"{others[0]} is about examples, of which there are few: whatif looks at documents alone; run it: "
+            f"{after.command('run', '--until', others[0].partition('.')[0] + '_prepare')}")
     if others:
         raise NotReplayableError(
             f"{others[0]} changes what is measured, or what comes after preparation: stored values cannot answer for "

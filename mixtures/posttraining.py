@@ -8,8 +8,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from gristmill.mixtures.adapters import Lora, LoraOnRounded
+from gristmill.mixtures.decontaminate import Decontaminate
 from gristmill.mixtures.distillation import Distill
 from gristmill.mixtures.optimizer import Optimizer
+from gristmill.mixtures.prepare_examples import Prepared
 from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section
 from gristmill.mixtures.training import Precision, Training
 
@@ -153,7 +155,7 @@ class Tuning(Training):
         return self
 
 
-class Sft(SftData, Tuning):
+class Sft(SftData, Prepared, Tuning):
     """Supervised fine-tuning on conversations; loss on the assistant's turns. A row is one of the packed set's."""
 
     seed: int | None = None
@@ -167,6 +169,10 @@ class DpoData(Section):
     """Where the pairs are."""
     sequence_length: Annotated[int, Field(ge=8)] | None = None
     """Tokens per row, and the most of a conversation, whose end is cut off; the mixture's if absent."""
+    leaks: Decontaminate | None = None
+    """Evaluation sets, and when a pair's prompt and chosen answer hold an item of one: such pairs are counted and
+    warned of, and trained on all the same unless `prepare` drops them. What `decontaminate` of the documents'
+    `prepare` says if absent."""
 
     @model_validator(mode="after")
     def _all_have_weights_or_none(self) -> Self:
@@ -186,7 +192,7 @@ class Reference(Section):
     """Whether the loss is of single answers (`kto`), with answers to other prompts beside them."""
 
 
-class Dpo(DpoData, Training):
+class Dpo(DpoData, Prepared, Training):
     """Direct preference optimisation (Rafailov et al. 2023) and its relatives."""
 
     loss: PreferenceLoss = "sigmoid"

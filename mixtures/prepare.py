@@ -30,6 +30,15 @@ PREPARE_STAGES = tuple(PREPARE_SECTIONS)
 """The stages that annotate documents, by the names that `prepare:` uses."""
 
 
+def take_bare_name(value: Any) -> Any:
+    """An entry that is only a name, or has nothing behind it, as one with the defaults."""
+    if isinstance(value, str):
+        return {value: {}}
+    if isinstance(value, dict):
+        return {key: ({} if item is None and key in PREPARE_SECTIONS else item) for key, item in value.items()}
+    return value
+
+
 class Step(Section):
     """One entry of `prepare:`: a mapping of one stage name to its configuration."""
 
@@ -45,11 +54,7 @@ class Step(Section):
     @model_validator(mode="before")
     @classmethod
     def _bare_name(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return {value: {}}
-        if isinstance(value, dict):
-            return {key: ({} if item is None else item) for key, item in value.items()}
-        return value
+        return take_bare_name(value)
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Step:

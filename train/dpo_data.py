@@ -34,7 +34,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     chat, mix = Chat(inputs["tokenizer"]), PackedSet(inputs["mix"])
     length = section.sequence_length or mix.sequence_length
     names = set_names([one.path for one in section.data])
-    found, sets, refused = read_preferences(section.data, chat, length)
+    found, sets, refused = read_preferences(section.data, chat, length, inputs.get("dpo_prepare"), section.leaks)
     write_refused(out / REFUSED, zip(names, refused, strict=True))
     for name, one in zip(names, sets, strict=True):
         for warning in warnings_of(name, one["audit"]):

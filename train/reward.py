@@ -56,7 +56,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     seed, start = section.seed or 0, start_of(inputs)
     shape, chat = read_shape(start), Chat(inputs["tokenizer"])
     length = section.sequence_length or shape.sequence_length
-    found, sets, _ = read_pairs(section.data or (), chat, length)
+    found, sets, _ = read_pairs(section.data or (), chat, length, inputs.get("dpo_prepare"))
     pairs = [pair for of_set in found for pair in of_set]
     whole, (training, held_out) = len(pairs), split_pairs(pairs, section)
     with process_group(unsplit(context.parallel), pipelined=False) as world:

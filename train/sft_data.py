@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.examples.sets import REFUSED, set_names, write_refused
+from gristmill.dataprep.examples.sets import REFUSED, check_records, set_names, write_refused
+from gristmill.dataprep.examples.survivors import usable_sets
 from gristmill.dataprep.files import write_json
-from gristmill.dataprep.reading.examples import Refused, read_set
+from gristmill.dataprep.reading.examples import Refused
 from gristmill.mixtures.posttraining import Instructions, SftData
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.objectives.chat import Chat
@@ -63,7 +64,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         raise ReplayError(f"sft.replay: the mixture's rows have {mix.sequence_length} tokens, but sft.sequence_length "
                           f"is {length}; make them equal, or replay nothing")
     names = set_names([one.path for one in section.data], [REPLAY])
-    found, sets, refused = read_sets(section.data, chat, length)
+    found, sets, refused = read_sets(section.data, chat, length, inputs.get("sft_prepare"))
     write_refused(out / REFUSED, zip(names, refused, strict=True))
     drawn = weighted(found, [one.weight for one in section.data], sets, seed)
     rows = {name: packed_rows([piece_of(one) for one in of_set], length, section.packing == "best_fit")
@@ -85,9 +86,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
 
 def read_sets(
-    data: Sequence[Instructions], chat: Chat, length: int
+    data: Sequence[Instructions], chat: Chat, length: int, prepared: Path | None = None
 ) -> tuple[list[list[Conversation]], list[dict[str, Any]], list[Sequence[Refused]]]:
-    """Read and encode all sets of examples.
+    """Read and encode all sets of examples, or what their preparation left of them.
 
     Returns:
         set by set: the examples to train on, counts, and the records that are no examples.
@@ -99,8 +100,7 @@ def read_sets(
     sets: list[list[Conversation]] = []
     counts: list[dict[str, Any]] = []
     refused: list[Sequence[Refused]] = []
-    for one in data:
-        read = read_set(one.path, "sft", one.format, one.limit, one.max_refused)
+    for one, read in zip(data, usable_sets(data, "sft", prepared), strict=True):
         found, counted = prepare_conversations(read.examples, chat, length, one.train_on)
         if not found:
             raise NothingToTrainError(
@@ -108,7 +108,8 @@ def read_sets(
                 f"{length} tokens ({counted['dropped']} too long, {counted['unrenderable']} not to be rendered: "
                 f"{counted['unrenderable_reasons']}); raise sft.sequence_length or look at the data")
         sets.append(found)
-        counts.append({"path": one.path, **read.counts(), **counted})
+        counts.append({"path": one.path, **read.counts, **counted})
+        check_records(f"sft_data: {one.path}", counts[-1])
         refused.append(read.refused)
     return sets, counts, refused
 

@@ -21,8 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.benchmarks.public_data import data_folder
-from gristmill.dataprep.passages.contamination import find_matches
-from gristmill.dataprep.passages.decontaminate import is_over
+from gristmill.dataprep.passages.contamination import find_matches, is_over
 from gristmill.dataprep.passages.evaluation_sets import read_parts
 from gristmill.dataprep.passages.ngram_index import build_index, count_documents, find_ngrams
 from gristmill.dataprep.reading.compression import read_lines

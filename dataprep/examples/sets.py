@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
+from gristmill.dataprep.counts import ConservationError
 from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.reading.examples import Refused
 
@@ -29,6 +31,23 @@ def set_names(paths: Sequence[str], reserved: Sequence[str] = ()) -> list[str]:
                  if name == stem or re.fullmatch(rf"{re.escape(stem)}-\d+", name)]
         names.append(f"{stem}-{len(taken) + 1}" if taken else stem)
     return names
+
+
+def check_records(where: str, counts: Mapping[str, Any]) -> None:
+    """Raise ConservationError unless every record of a set is refused, beyond the limit, dropped or used.
+
+    Args:
+        where: stage and set.
+        counts: `records`, `refused`, `beyond_limit`, `unrenderable`, `dropped` (too long), `used`; of a prepared set
+            also `prepared_dropped` (rule -> number) and `quarantined`.
+    """
+    before = sum(counts.get("prepared_dropped", {}).values()) + counts.get("quarantined", 0)
+    parts = ("refused", "beyond_limit", "unrenderable", "dropped", "used")
+    accounted = before + sum(counts[part] for part in parts)
+    if accounted != counts["records"]:
+        raise ConservationError(f"{where}: {counts['records']} records were read but {accounted} are accounted for "
+                                f"({', '.join(f'{part} {counts[part]}' for part in parts)}, dropped before {before}); "
+                                "nothing was committed")
 
 
 def write_refused(path: Path, refused: Iterable[tuple[str, Sequence[Refused]]]) -> None:

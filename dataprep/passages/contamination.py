@@ -8,6 +8,7 @@ import numpy as np
 
 from gristmill.dataprep.groups import group_starts, sort_rows, spread_groups
 from gristmill.dataprep.passages.ngram_index import Hits, NgramIndex, covered
+from gristmill.mixtures.decontaminate import Decontaminate
 
 MOST_COPIES = 1000
 """Further copies of one n-gram in one text are not looked at: they change no share, and could fill the memory."""
@@ -72,6 +73,14 @@ def find_matches(
     longest = np.zeros(len(starts), np.int64)
     np.maximum.at(longest, runs.match, runs.words)
     return Matches(text[starts], part[starts], contamination[starts], longest), runs
+
+
+def is_over(matches: Matches, section: Decontaminate) -> np.ndarray:
+    """Which matches are more than a document may hold (bool)."""
+    over: np.ndarray = (matches.contamination > section.max_contamination) | (
+        matches.words > section.max_contamination_words
+    )
+    return over
 
 
 def _first_copies(hits: Hits) -> Hits:

@@ -24,7 +24,7 @@ from gristmill.dataprep.edits import EDITS, cuts_array
 from gristmill.dataprep.filtering.rules import first_failures
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.judged_texts import JudgedTexts, read_judged
-from gristmill.dataprep.passages.contamination import Matches, Runs, find_matches
+from gristmill.dataprep.passages.contamination import Matches, Runs, find_matches, is_over
 from gristmill.dataprep.passages.evaluation_sets import Part, read_parts
 from gristmill.dataprep.passages.excision import widen, words_left
 from gristmill.dataprep.passages.match_report import (
@@ -161,14 +161,6 @@ def apply(task: Task, plan: Plan) -> Done:
     rows = match_table(texts, matches, runs, over, parts)
     write_partitions(found, rows, np.zeros(len(rows), np.int64), 1)
     return Done([plan.out / task.name, found], {"counts": counts, "bytes_cut": bytes_cut})
-
-
-def is_over(matches: Matches, section: Decontaminate) -> np.ndarray:
-    """Which matches are more than a document may hold (bool)."""
-    over: np.ndarray = (matches.contamination > section.max_contamination) | (
-        matches.words > section.max_contamination_words
-    )
-    return over
 
 
 def _measure(matches: Matches, texts: int, parts: Sequence[Part]) -> dict[str, pa.Array]:

@@ -59,16 +59,31 @@ class Refused:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Where an example comes from.
+
+    Attributes:
+        place: as a refused record's.
+        url: of the page that it was made from, where its record has one (`url`).
+    """
+
+    place: str
+    url: str | None = None
+
+
+@dataclass(frozen=True)
 class ExampleSet:
     """What was read.
 
     Attributes:
         examples: in the order of their ids.
+        origins: of each of them.
         refused: in the order of the files.
         records: how many were looked at.
     """
 
     examples: Sequence[Example]
+    origins: Sequence[Origin]
     refused: Sequence[Refused]
     records: int
 
@@ -103,7 +118,8 @@ def read_set(
         ExamplesError: there are none, or too many are refused; lists the first 20 of these.
     """
     if path == DOCS:
-        contents, refused = _made(kind), list[Refused]()
+        contents = [(content, Origin(f"{path}{number}")) for number, content in enumerate(_made(kind), start=1)]
+        refused = list[Refused]()
     else:
         contents, refused = _read_files(path, _form_of(kind, form, answer))
     records = len(contents) + len(refused)
@@ -115,9 +131,10 @@ def read_set(
         raise ExamplesError(
             f"{path}: {len(refused)} lines are no {kind} examples, of {records} (correct or remove them, or allow "
             f"them: max_refused is {max_refused}):\n  {shown}{more}")
-    examples = [{"id": example_id(content), **content} for content in contents]
-    examples.sort(key=lambda example: example["id"])
-    return ExampleSet(examples[:limit], refused, records)
+    found = [({"id": example_id(content), **content}, origin) for content, origin in contents]
+    found.sort(key=lambda item: item[0]["id"])
+    kept = found[:limit]
+    return ExampleSet([example for example, _ in kept], [origin for _, origin in kept], refused, records)
 
 
 def _made(kind: Kind) -> list[Example]:
@@ -168,26 +185,28 @@ def _files(path: str) -> list[SourceFile]:
     return [found[name] for name in sorted(found)]
 
 
-def _read_files(path: str, form: Form) -> tuple[list[Example], list[Refused]]:
-    found: list[Example] = []
+def _read_files(path: str, form: Form) -> tuple[list[tuple[Example, Origin]], list[Refused]]:
+    found: list[tuple[Example, Origin]] = []
     refused: list[Refused] = []
     for file in _files(path):
         for number, row in _rows(file):
             try:
-                found.append(_example(row, form))
+                content, url = _example(row, form)
+                found.append((content, Origin(f"{file.name}:{number}", url)))
             except ValueError as error:
                 refused.append(Refused(f"{file.name}:{number}", str(error)))
     return found, refused
 
 
-def _example(row: Any, form: Form) -> Example:
+def _example(row: Any, form: Form) -> tuple[Example, str | None]:
     if isinstance(row, Exception):
         raise ValueError(str(row)) from row
     if isinstance(row, bytes):
         row = parse_json(row)
     if not isinstance(row, dict):
         raise ValueError("a JSON object was expected")
-    return form(row)
+    url = row.get("url")
+    return form(row), url if isinstance(url, str) else None
 
 
 def _rows(file: SourceFile) -> Iterator[tuple[int, Any]]:

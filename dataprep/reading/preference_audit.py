@@ -61,6 +61,12 @@ def warnings_of(name: str, found: Mapping[str, Any]) -> list[str]:
                       ("same_answers", "had the same answer twice and were refused")):
         if number := found.get(key):
             said_of.append(f"{name}: {number:,} of {pairs:,} pairs {what}")
+    for of_set, leaked in (found.get("leaks") or {}).items():
+        if leaked["texts"]:
+            said_of.append(f"{name}: {leaked['texts']:,} of {pairs:,} pairs hold an item of the evaluation set "
+                           f"{of_set} in prompt or chosen answer ({leaked['leaked']:,} of its {leaked['items']:,} "
+                           "items): what is measured there will say little; drop them with dpo.prepare: "
+                           "[decontaminate: ...]")
     longer = found["longer_chosen"]
     if longer is not None and abs(longer - 0.5) > LARGEST_BIAS:
         said_of.append(f"{name}: the {'longer' if longer > 0.5 else 'shorter'} answer is preferred in "

@@ -1,10 +1,14 @@
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gristmill.dataprep.benchmarks.public_data import data_folder
+from gristmill.dataprep.passages.leakage import leaks_into
 from gristmill.dataprep.reading.examples import read_set
 from gristmill.dataprep.reading.preference_audit import audit, warnings_of
+from gristmill.mixtures.decontaminate import Decontaminate
 
 
 def pair(prompt: str, chosen: str, rejected: str) -> dict[str, Any]:
@@ -38,3 +42,20 @@ def test_a_real_set_is_measured() -> None:
     found = audit(read_set(str(data_folder() / "dpo/hh_harmless_base_test.jsonl.gz"), "dpo", max_refused=0.01).examples)
     assert (found["pairs"], found["prompts"], found["duplicates"]) == (2299, 2297, 0)
     assert found["longer_chosen"] == pytest.approx(0.446, abs=5e-4)
+
+
+def test_pairs_that_hold_an_evaluation_item_in_prompt_or_chosen_answer_are_counted(tmp_path: Path) -> None:
+    item = "which of the seven rivers of the old kingdom carries no boats in the winter months of the year"
+    (tmp_path / "quiz.jsonl").write_text(json.dumps({"question": item}) + "\n" + json.dumps({"question": "short"}))
+    section = Decontaminate.model_validate({"against": str(tmp_path / "quiz.jsonl")})
+    texts = [f"Well: {item.upper()}?", "nothing", f"{item}!", "the seven rivers of the old kingdom"]
+    found = leaks_into(texts, section)
+    assert found == {"quiz": {"items": 2, "leaked": 1, "texts": 2}}
+    # An n-gram of many texts is common property, unless nearly all of the item is there.
+    part = " ".join(item.split()[:13])
+    assert leaks_into([*texts, part], section)["quiz"]["texts"] == 3
+    assert leaks_into([*texts, *[part] * 20], section) == found
+    said = warnings_of("set", {"pairs": 4, "longer_chosen": None, "leaks": found})
+    assert said == ["set: 2 of 4 pairs hold an item of the evaluation set quiz in prompt or chosen answer (1 of its 2 "
+                    "items): what is measured there will say little; drop them with dpo.prepare: [decontaminate: ...]"]
+    assert warnings_of("set", {"pairs": 4, "longer_chosen": None, "leaks": None}) == []

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.reading.examples import Refused, read_set
+from gristmill.dataprep.examples.sets import check_records
+from gristmill.dataprep.examples.survivors import usable_sets
+from gristmill.dataprep.examples.views import view_text
+from gristmill.dataprep.passages.leakage import leaks_into
+from gristmill.dataprep.reading.examples import Refused
 from gristmill.dataprep.reading.preference_audit import SAME, audit
+from gristmill.mixtures.decontaminate import Decontaminate
 from gristmill.mixtures.posttraining import PreferencePairs
 from gristmill.train.objectives.chat import Chat
 from gristmill.train.objectives.conversations import NothingToTrainError
@@ -18,14 +24,15 @@ class NoPairsError(ValueError):
 
 
 def read_pairs(
-    data: Sequence[PreferencePairs], chat: Chat, length: int
+    data: Sequence[PreferencePairs], chat: Chat, length: int, prepared: Path | None = None,
+    leaks: Decontaminate | None = None,
 ) -> tuple[list[list[Pair]], list[dict[str, Any]], list[Sequence[Refused]]]:
     """Read and encode all sets, which are of pairs; see `read_preferences`.
 
     Raises:
         NoPairsError: a set has an answer that is labelled and no pair.
     """
-    found, counts, refused = read_preferences(data, chat, length)
+    found, counts, refused = read_preferences(data, chat, length, prepared, leaks)
     for one, of_set in zip(data, found, strict=True):
         if labelled := sum(isinstance(item, Answer) for item in of_set):
             raise NoPairsError(f"preferences {one.path}: {labelled} of its examples are single answers with a label, "
@@ -34,14 +41,17 @@ def read_pairs(
 
 
 def read_preferences(
-    data: Sequence[PreferencePairs], chat: Chat, length: int
+    data: Sequence[PreferencePairs], chat: Chat, length: int, prepared: Path | None = None,
+    leaks: Decontaminate | None = None,
 ) -> tuple[list[list[Pair | Answer]], list[dict[str, Any]], list[Sequence[Refused]]]:
-    """Read and encode all sets of pairs and of labelled answers.
+    """Read and encode all sets of pairs and of labelled answers, or what their preparation left of them.
 
     Args:
         data: where they are.
         chat: tokenizer and template.
         length: most tokens per conversation.
+        prepared: output of the stage that prepared them, if any did.
+        leaks: the evaluation sets that they are compared with.
 
     Returns:
         set by set: the usable pairs and after them the usable answers; counts (see `pairs.prepare_pairs`) with what
@@ -55,8 +65,7 @@ def read_preferences(
     sets: list[list[Pair | Answer]] = []
     counts: list[dict[str, Any]] = []
     refused: list[Sequence[Refused]] = []
-    for one in data:
-        read = read_set(one.path, "dpo", one.format, one.limit, one.max_refused)
+    for one, read in zip(data, usable_sets(data, "dpo", prepared), strict=True):
         pairs, of_pairs = prepare_pairs([item for item in read.examples if "chosen" in item], chat, length)
         answers, of_answers = prepare_answers([item for item in read.examples if "label" in item], chat, length)
         counted = added(of_pairs, of_answers)
@@ -67,10 +76,13 @@ def read_preferences(
                 f"{counted['unrenderable_reasons']}); raise sequence_length or look at the data")
         sets.append([*pairs, *answers])
         audited = {**audit([item for item in read.examples if "chosen" in item]),
-                   "same_answers": sum(item.reason == SAME for item in read.refused)}
+                   "same_answers": sum(item.reason == SAME for item in read.refused),
+                   "leaks": None if leaks is None else leaks_into(
+                       [view_text("conversation", example) for example in read.examples], leaks)}
         labels = [item.example["label"] for item in answers]
-        counts.append({"path": one.path, **read.counts(), **counted, "desirable": sum(labels),
+        counts.append({"path": one.path, **read.counts, **counted, "desirable": sum(labels),
                        "undesirable": len(labels) - sum(labels), "audit": audited})
+        check_records(f"preferences: {one.path}", counts[-1])
         refused.append(read.refused)
     return sets, counts, refused
 

@@ -1,0 +1,152 @@
+"""What a person sees of examples that were prepared: the plan, one example's journey, the report, the terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from gristmill.dataprep.examples.survivors import survivors
+from gristmill.dataprep.replay import NotReplayableError
+from gristmill.flows.explain import journey
+from gristmill.flows.facts import gather_facts
+from gristmill.flows.lookup import DocumentNotFoundError
+from gristmill.flows.predict import _Silent
+from gristmill.flows.report_examples import example_sections, preferences, prepared_rows
+from gristmill.flows.session import Session, open_session
+from gristmill.flows.summary import print_examples
+from gristmill.flows.whatif import compare
+
+LEAK = "which of the seven rivers of the old kingdom carries no boats in the winter months of the year"
+MANIFEST = """\
+name: prepared
+sources: {web: {path: web.jsonl}}
+tokenizer: {vocab_size: 400}
+mix: {tokens: 1000}
+pretrain: {steps: 1, model: {layers: 1, width: 8, heads: 1}}
+sft:
+  steps: 1
+  data: [{path: chats.jsonl, train_on: last}]
+  prepare:
+    - dedup
+    - filter: {rules: {gopher_quality: {min_words: 3, min_stop_words: 0}}}
+      judge: answer
+    - decontaminate: {against: quiz.jsonl}
+dpo: {steps: 1, data: [{path: pairs.jsonl}], leaks: {against: quiz.jsonl}}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A manifest of which the examples are prepared, and nothing else is made."""
+    folder = tmp_path_factory.mktemp("prepared")
+    answer = "The river runs slowly through old forests."
+    chats = [("Where?", answer), ("Where?", answer), ("Why?", "Because."), (LEAK, answer),
+             ("When?", f"{answer} Again.")]
+    for name, rows in {
+        "chats": [{"prompt": prompt, "completion": said} for prompt, said in chats],
+        "pairs": [{"prompt": "q", "chosen": "a", "rejected": "b"}], "quiz": [{"question": LEAK}],
+        "web": [{"text": "a"}],
+    }.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "run.yaml").write_text(MANIFEST)
+    opened(folder).runner(_Silent()).run_stage("sft_prepare")
+    return folder
+
+
+def opened(folder: Path, *overrides: str) -> Session:
+    return open_session(str(folder / "run.yaml"), list(overrides), str(folder / "store"), None, False)
+
+
+def fingerprints(session: Session) -> dict[str, str]:
+    return {name: node.fingerprint for name, node in session.plan.items()}
+
+
+@pytest.mark.parametrize(("override", "changed"), [
+    ("sft.prepare.filter.rules.gopher_quality.min_words=4", {"sft_prepare", "sft_data", "sft", "reference", "dpo"}),
+    ("sft.data.0.weight=2", {"sft_data", "sft", "reference", "dpo"}),
+    ("dpo.leaks=null", {"dpo_data", "reference", "dpo"}),
+    ("dpo.prepare=[dedup]", {"dpo_data", "reference", "dpo"}),
+    ("dpo.data.0.weight=2", {"dpo"}),
+    ("dpo.beta=0.2", {"dpo"}),
+    ("dpo.holdout=0.3", {"dpo"}),
+])
+def test_a_key_of_the_examples_changes_what_reads_them_and_no_more(
+    folder: Path, override: str, changed: set[str]
+) -> None:
+    before, after = fingerprints(opened(folder)), fingerprints(opened(folder, override))
+    assert {name for name in before if before[name] != after[name]} == changed
+    assert set(after) - set(before) == ({"dpo_prepare"} if "prepare" in override and "dpo" in override else set())
+
+
+def test_pairs_are_compared_with_the_documents_evaluation_sets_unless_they_have_their_own(folder: Path) -> None:
+    steps = "prepare=[{decontaminate: {against: quiz.jsonl, ngram: 9}}]"
+    assert opened(folder).plan["dpo_data"].config["leaks"]["ngram"] == 13
+    assert opened(folder, "dpo.leaks=null", steps).plan["dpo_data"].config["leaks"]["ngram"] == 9
+    assert opened(folder, "dpo.leaks=null").plan["dpo_data"].config["leaks"] is None
+
+
+def test_an_example_is_explained_by_its_place_or_id_with_the_rule_and_its_threshold(folder: Path) -> None:
+    session = opened(folder)
+    short = journey(session, "chats.jsonl:3")
+    assert short["fate"] == "dropped by sft_prepare: filter: gopher_quality/min_words"
+    assert (short["source"], short["excerpt"]) == ("chats", "Why?\n\nBecause.")
+    assert [(one["stage"], one["keep"]) for one in short["stages"]] == [
+        ("sft_prepare: dedup", True), ("sft_prepare: filter", False)]
+    assert short["stages"][1]["threshold"] == 3
+    assert journey(session, "chats.jsonl:4")["fate"] == "dropped by sft_prepare: decontaminate: " \
+                                                        "decontaminate/max_contamination"
+    (kept,) = (one for one in survivors(session.folder("sft_prepare").data)["chats"]
+               if one["messages"][0]["content"] == "When?")
+    assert journey(session, kept["id"])["fate"] == "kept"
+    with pytest.raises(DocumentNotFoundError, match="nothing is ingested yet"):
+        journey(session, "elsewhere.jsonl:1")
+
+
+def test_other_thresholds_for_examples_are_tried_by_running_them(folder: Path) -> None:
+    before, after = opened(folder), opened(folder, "sft.prepare.filter.rules.gopher_quality.min_words=4")
+    with pytest.raises(NotReplayableError, match="ingest is not committed"):
+        compare(before, after)
+
+
+def rows_of(page: str) -> list[list[str]]:
+    """The cells of all tables of a page, row by row."""
+    return [re.findall(r"<td[^>]*>(.*?)</td>", row.replace("<wbr>", "")) for row in page.split("<tr>")]
+
+
+def test_the_terminal_and_the_report_account_for_every_record(folder: Path) -> None:
+    facts = gather_facts(opened(folder))
+    assert prepared_rows(facts) == [["sft: chats", "5", "0", "3", "2", "max_contamination 1, exact_duplicate 1, "
+                                     "min_words 1"]]
+    for width in (60, 80):
+        shown = Console(file=io.StringIO(), width=width)
+        print_examples(facts, shown)
+        assert max(map(len, shown.file.getvalue().splitlines())) <= width  # type: ignore[attr-defined]
+        assert "sft: chats" in shown.file.getvalue()  # type: ignore[attr-defined]
+    (page,) = example_sections(facts)
+    for cells in (["chats", "5", "0", "0", "3", "0", "2"], ["dedup", "conversation", "5", "4"],
+                  ["filter", "answer", "4", "3"], ["quiz", "1", "1", "1"]):
+        assert cells in [found[: len(cells)] for found in rows_of(page)]
+
+
+def facts_of_pairs(audit: dict[str, Any]) -> dict[str, Any]:
+    of_set = {"name": "pairs", "path": "pairs.jsonl", "records": 9, "refused": 1, "beyond_limit": 0,
+              "unrenderable": 1, "dropped": 1, "truncated": 2, "used": 4, "quarantined": 0,
+              "prepared_dropped": {"exact_duplicate": 2}, "audit": audit}
+    drawn = {"name": "pairs", "pairs": 4, "held_out": 1, "drawn": 6, "drawn_share": 0.5}
+    return {"summaries": {"dpo_data": {"sets": [of_set]}, "dpo": {"sets": [drawn]}}}
+
+
+def test_the_report_shows_every_number_of_the_audit() -> None:
+    audit = {"pairs": 6, "prompts": 5, "duplicates": 11, "contradictions": 12, "near_identical": 13,
+             "same_answers": 14, "longer_chosen": 0.615, "leaks": {"quiz": {"items": 15, "leaked": 16, "texts": 17}}}
+    page = preferences(facts_of_pairs(audit))
+    for number in ("9", "6", "5", "11", "12", "13", "14", "61.5%", "15", "16", "17", "50.0%"):
+        assert f">{number}</td>" in page, number
+    without = preferences(facts_of_pairs({**audit, "longer_chosen": None, "leaks": None}))
+    assert "evaluation set" not in without
