@@ -95,6 +95,25 @@ def test_every_record_is_used_dropped_or_refused_and_what_the_audit_finds_is_cou
         "the longer answer is preferred"]
 
 
+def test_evaluation_items_in_pairs_are_counted_and_warned_of_and_trained_on_all_the_same(
+    inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    item = "which of the seven rivers carries no boats in winter"
+    quiz = write(tmp_path / "quiz.jsonl", [{"question": item}])
+    path = write(tmp_path / "set.jsonl", [pair(item, "a", "b"), pair("q", f"{item}?", "b"), pair("q", "a", item),
+                                          pair("r", "a", "b")])
+    events: list[dict[str, Any]] = []
+    (tmp_path / "work").mkdir()
+    summary = importlib.import_module("gristmill.train.dpo_data").run(
+        inputs, {"data": [{"path": path}], "leaks": {"against": quiz}, "sequence_length": 200}, tmp_path / "data",
+        Context(tmp_path / "work", "dpo_data", emit=events.append))
+    (found,) = summary["sets"]
+    assert found["audit"]["leaks"] == {"quiz": {"items": 1, "leaked": 1, "texts": 2}}
+    assert found["used"] == 4
+    assert any(event["message"].startswith("set: 2 of 4 pairs hold an item of the evaluation set quiz")
+               for event in events if event["event"] == "warning")
+
+
 def test_a_set_without_room_for_answers_is_refused(run_stage: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [pair("word " * 30, "a", "b")])
     with pytest.raises(NothingToTrainError, match=r"none of its 1 pairs has both answers within 32 tokens \(1 too"):

@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gristmill.dataprep.examples.sets import REFUSED, set_names
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.counts import ConservationError
+from gristmill.dataprep.examples import prepare
+from gristmill.dataprep.examples.sets import REFUSED, check_records, set_names
 from gristmill.mixtures.posttraining import Sft
+from gristmill.mixtures.prepare_examples import ExampleStep
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.sft_data import ReplayError
@@ -62,6 +66,35 @@ def test_every_record_is_used_dropped_or_refused_with_its_reason(
     (line,) = map(json.loads, (tmp_path / "data" / REFUSED).read_text().splitlines())
     assert line["place"] == "set.jsonl:3"
     assert line["reason"].startswith("no known form: its keys are text")
+
+
+def test_what_preparation_left_is_encoded_and_what_it_dropped_is_accounted_for(
+    run_stage: Any, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    rows = [{"prompt": f"q {n % 3}", "completion": f"a {n % 3}"} for n in range(5)]
+    for name, kept in (("twice", rows), ("once", rows[:3])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "set.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    step = ExampleStep.model_validate({"dedup": {"minhash": None, "index": False}})
+    data = [{"path": str(tmp_path / "twice" / "set.jsonl")}]
+    (tmp_path / "work").mkdir()
+    prepare.run({}, {"kind": "sft", "data": data, "prepare": [step.model_dump(mode="json")]}, tmp_path / "prepared",
+                Context(tmp_path / "work", "sft_prepare", emit=lambda event: None))
+    prepared = {**inputs, "sft_prepare": tmp_path / "prepared"}
+    (found,) = run_stage("sft_data", prepared, {"data": data}, tmp_path / "of_prepared")["sets"]
+    assert (found["records"], found["prepared_dropped"], found["examples"]) == (5, {"exact_duplicate": 2}, 3)
+    run_stage("sft_data", inputs, {"data": [{"path": str(tmp_path / "once" / "set.jsonl")}]}, tmp_path / "of_once")
+    for file in ("train-00000.bin", "train-00000.mask", "train-00000.docs.parquet"):
+        assert (tmp_path / "of_prepared" / "data" / file).read_bytes() == \
+            (tmp_path / "of_once" / "data" / file).read_bytes()
+
+
+def test_a_record_that_nobody_accounts_for_is_an_error() -> None:
+    counts = {"records": 9, "refused": 1, "beyond_limit": 2, "unrenderable": 1, "dropped": 1, "used": 2,
+              "prepared_dropped": {"a": 1}, "quarantined": 1}
+    check_records("sft_data: set", counts)
+    with pytest.raises(ConservationError, match=r"9 records were read but 8 are accounted for .*dropped before 1"):
+        check_records("sft_data: set", {**counts, "quarantined": 0})
 
 
 def test_replay_wants_rows_of_the_mixtures_length(run_stage: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
