@@ -47,6 +47,7 @@ AREAS = {
         "gristmill.tokenize.benchmarks.bench_export",
     ),
     "stream": ("gristmill.tokenize.benchmarks.bench_stream",),
+    "trace": ("gristmill.flows.benchmarks.bench_trace",),
     "train": (
         "gristmill.train.benchmarks.bench",
         "gristmill.train.benchmarks.bench_loop",

@@ -25,7 +25,7 @@ from gristmill.tokenize.packed_files import (
     DTYPES,
     LEDGER,
     MANIFEST,
-    PIECES_SCHEMA,
+    NO_PIECES,
     READABLE_FORMATS,
     PackedSetError,
     boundaries_name,
@@ -203,13 +203,13 @@ class PackedSet:
     def pieces(self, rows: np.ndarray) -> pa.Table:
         """The document pieces of training rows (PIECES_SCHEMA), ordered by row and start; reads only their shards."""
         rows, shards = self._locate(rows)
-        return pa.concat_tables([PIECES_SCHEMA.empty_table(), *(
+        return pa.concat_tables([NO_PIECES, *(
             pieces_of_rows(self.folder, self._entries[shard]["file"], rows[shards == shard])
             for shard in np.unique(shards).tolist())])
 
     def rows_of_documents(self, documents: Collection[bytes]) -> pa.Table:
         """Where documents were put: their pieces in the training rows (PIECES_SCHEMA), of all copies, by row."""
-        return pa.concat_tables([PIECES_SCHEMA.empty_table(), *(
+        return pa.concat_tables([NO_PIECES, *(
             pieces_of_documents(self.folder, entry["file"], documents) for entry in self._entries)])
 
     def rows_of_document(self, document: bytes) -> pa.Table:

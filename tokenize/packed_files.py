@@ -43,6 +43,8 @@ PIECES_SCHEMA = pa.schema([
     ("row", pa.int64()), ("start", pa.int32()), ("length", pa.int32()), ("id", pa.binary(ID_BYTES)),
     ("source", pa.int32()), ("copy", pa.int32()), ("offset", pa.int64()),
 ])
+NO_PIECES = pa.Table.from_batches([], PIECES_SCHEMA)
+"""An empty table, made without Arrow's look at a list, for which it imports pandas."""
 LEDGER = "documents.parquet"
 LEDGER_SCHEMA = pa.schema([
     ("id", pa.binary(ID_BYTES)), ("shard", pa.int32()), ("row", pa.int64()), ("source", pa.int32()),

@@ -18,10 +18,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from gristmill.flows.cli import app
+from gristmill.flows.provenance.readings import reading_of
 from gristmill.flows.session import Session, open_session
 from gristmill.flows.store import StageFolder
 from gristmill.tokenize.packed import PackedSet
@@ -187,6 +189,32 @@ def test_trace_refuses_what_there_is_not(undisturbed: Session) -> None:
                        check=False)
         assert refused.returncode == 2
         assert complaint in refused.stderr
+
+
+def test_a_takedown_empties_the_rows_of_the_documents_and_leaves_everything_else_as_it_was(
+    undisturbed: Session, tmp_path: Path
+) -> None:
+    store, before = str(undisturbed.store.root), PackedSet(undisturbed.folder("mix").data)
+    document = before.pieces(reading_of(undisturbed).rows(5))["id"][0].as_py()
+    (tmp_path / "list.txt").write_text(f"# asked for\n{document.hex()}\n")
+    found = json.loads(gristmill("takedown", undisturbed.manifest_file, "--ids", str(tmp_path / "list.txt"),
+                                 "--store", store, "--json").stdout)
+    assert [one["id"] for one in found["documents"]] == [document.hex()]
+    assert found["trained"]
+    assert found["first_step"] <= 5
+    rows = sorted(set(before.rows_of_document(document)["row"].to_pylist()))
+    assert found["rows"] == rows
+    without = open_session(found["written"]["manifest"], [], store)
+    assert found["command"].endswith(f"{found['written']['manifest']} --store {store}")
+    changed = [stage for stage in ALL_STAGES if without.plan[stage].fingerprint != undisturbed.plan[stage].fingerprint]
+    assert changed[0] == "mix"
+    gristmill("run", without.manifest_file, "--until", "mix", "--store", store, "--no-ui")
+    packed = PackedSet(without.folder("mix").data)
+    assert packed.withheld.tolist() == rows
+    assert packed.rows_of_document(document).num_rows == 0
+    others = np.setdiff1d(np.arange(before.rows), rows)
+    assert np.array_equal(packed.read(others), before.read(others))
+    assert packed.ledger([document])["reason"].to_pylist() == ["excluded"]
 
 
 def test_whatif_foretells_what_a_run_with_other_thresholds_keeps(undisturbed: Session, tmp_path: Path) -> None:

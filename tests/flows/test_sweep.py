@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +187,44 @@ def test_proxies_differ_in_weights_and_seed_only_and_read_their_tokens_once(tmp_
     mixes = [session.plan["mix"].recipe for session in (one, two)]
     assert mixes[0] != mixes[1]
     assert suggested_text(str(manifest), {"prose": 0.5, "code": 0.25, "maths": 0.25}).count("weight: 0.25") == 2
+
+
+TRACKED = """\
+import sys
+from pathlib import Path
+from gristmill.flows.sweeps import launch, pipeline, proxies
+
+def shared(sweep, observer):
+    print("shared stages ran")
+
+def mixture(sweep, number, observer):
+    return {"mixture": number, "weights": sweep.mixtures[number], "proxies": [],
+            **({"error": "cannot be filled"} if number else {})}
+
+if __name__ == "__main__":
+    manifest, grid, store = sys.argv[1:]
+    pipeline.run_shared, pipeline.run_mixture = shared, mixture
+    sweep = proxies.plan_sweep(manifest, Path(grid), 10, 1, {}, [], store)
+    found = launch.launch_sweep(sweep, Path(grid), 10, {}, [], tracked=True)
+    print([one["weights"] for one in found] == list(sweep.mixtures), [one.get("error") for one in found])
+"""
+
+
+def test_a_tracked_sweep_ends_with_a_task_for_each_mixture_and_with_their_outcomes(tmp_path: Path) -> None:
+    """The stages themselves are left out; a mixture that cannot be filled is a result, not the flow's failure."""
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text("words\n")
+    (tmp_path / "small.yaml").write_text(MANIFEST)
+    (tmp_path / "grid.yaml").write_text("- {prose: 1}\n- {code: 1}\n")
+    (tmp_path / "tracked.py").write_text(TRACKED)
+    done = subprocess.run(
+        [sys.executable, "tracked.py", "small.yaml", "grid.yaml", "store"], cwd=tmp_path, capture_output=True,
+        text=True, env={**os.environ, "PREFECT_HOME": str(tmp_path / "prefect"), "DO_NOT_TRACK": "1",
+                        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "300"}, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "True [None, 'cannot be filled']" in done.stdout
+    with sqlite3.connect(tmp_path / "prefect" / "prefect.db") as database:
+        tasks = dict(database.execute("select name, state_name from task_run").fetchall())
+        flows = database.execute("select name, state_type from flow_run").fetchall()
+    assert tasks == dict.fromkeys(["shared stages", "mixture-00", "mixture-01"], "Completed")
+    assert flows == [("mixtures of small.yaml", "COMPLETED")]
