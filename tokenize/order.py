@@ -30,6 +30,9 @@ FEISTEL_ROUNDS = 6
 MIN_HALF_BITS = 3
 """Below 3 bits a half has too few values for the rounds to mix a tiny domain."""
 CHUNK_CELLS = 1 << 20
+FIRST_SPANS, FEW_ROWS = 2, 4096
+"""So many spans of at most so many rows are computed by numpy: loading the kernels takes half a second, which a
+command that looks at one step need not wait for."""
 
 
 class Order:
@@ -54,6 +57,7 @@ class Order:
         self.seed = int(seed)
         self.total = int(self._ends[-1])
         self.staged = False
+        self._spans = 0
 
     @classmethod
     def of_stages(cls, stages: Sequence[Sequence[int]], seed: int) -> Order:
@@ -105,6 +109,9 @@ class Order:
         if first < 0 or (self.staged and epoch) or place + count > int(self._ends[stage]):
             return self.rows(np.arange(first, first + count, dtype=np.int64))
         before, counts = int(self._ends[stage - 1]) if stage else 0, self._stages[stage]
+        self._spans += 1
+        if self._spans <= FIRST_SPANS and count <= FEW_ROWS:
+            return before + by_definition(counts, self.seed, stage, epoch, np.arange(count) + (place - before))
         rows = np.empty(count, dtype=np.int64)
         keys = _epoch_keys(self.seed, stage, epoch, len(counts), False)
         rows_of_span(counts, self._half_bits[stage], keys, place - before, rows)
@@ -152,6 +159,15 @@ class Order:
                     inverse, found)
             shuffled[chosen] = found
         return shuffled
+
+
+def by_definition(counts: np.ndarray, seed: int, stage: int, epoch: int, places: np.ndarray) -> np.ndarray:
+    """The rows at places of a stage and epoch, as the functions below define them; the kernels give the same."""
+    sources, index = unrank(counts, places)
+    for source in np.unique(sources).tolist():
+        own, key = sources == source, order_key(seed, *stage_parts(stage), "epoch", epoch, source)
+        index[own] = permute(index[own], int(counts[source]), key)
+    return rank(counts, sources, index)
 
 
 def _distinct(values: np.ndarray) -> list[int]:

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from gristmill.dataprep.documents import MisalignedError, column_names, shard_names
-from gristmill.dataprep.row_groups import read_rows
+from gristmill.dataprep.row_groups import integers, read_rows
 from gristmill.tokenize.packed import PackedSet
 
 JUDGEMENTS = ("id", "keep", "reason", "error", "edits")
@@ -43,11 +42,11 @@ def describe_documents(
         MisalignedError: a shard holds another document where the ledger points.
     """
     ledger = packed.ledger(list(ids))
-    shards = ledger["shard"].to_numpy()
+    shards = np.array(ledger["shard"].to_pylist(), dtype=np.int64)
     names = shard_names(inputs["ingest"])
     found: dict[bytes, dict[str, Any]] = {}
     for shard in np.unique(shards).tolist():
-        entries = ledger.filter(pa.array(shards == shard)).to_pylist()
+        entries = ledger.take(integers(np.flatnonzero(shards == shard))).to_pylist()
         described = _describe_shard(inputs, names[shard], [entry["row"] for entry in entries])
         for entry, description in zip(entries, described, strict=True):
             if description["id"] != entry["id"].hex():
