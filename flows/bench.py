@@ -41,6 +41,7 @@ AREAS = {
     "memory": ("gristmill.dataprep.benchmarks.bench_memory",),
     "tokenize": (
         "gristmill.tokenize.benchmarks.bench_encode",
+        "gristmill.tokenize.benchmarks.bench_ids",
         "gristmill.tokenize.benchmarks.bench",
         "gristmill.tokenize.benchmarks.bench_remix",
         "gristmill.tokenize.benchmarks.bench_packing",

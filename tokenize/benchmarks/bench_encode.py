@@ -1,27 +1,29 @@
 """`gristmill bench tokenize`: encoding documents against `tokenizers` (and tiktoken) with the same merges, one core.
 
-Text: prose, code and many languages from the folder of public test data (`GRISTMILL_BENCH_DATA`, or `../shared/data`
-beside the repository); code is this Python's standard library everywhere. Warm: the encoder has seen as much other
-text of the kind. Cold: it has seen nothing.
+Text: see `texts.py`. Warm: the encoder has seen as much other text of the kind. Cold: it has seen nothing.
 """
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import random
-import sysconfig
 import tempfile
 import time
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from gristmill.dataprep.benchmarks.public_data import data_folder
+from gristmill.tokenize.benchmarks.texts import (
+    TEXT_BYTES,
+    books,
+    code,
+    declarations,
+    first_texts,
+    languages,
+    text_bytes,
+)
 from gristmill.tokenize.encoding.fast_encode import FastEncoder
 from gristmill.tokenize.encoding.merges import byte_characters
 from gristmill.tokenize.encoding.patterns import GPT2, LLAMA3
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 VOCAB_SIZE = 32_000
-DOCUMENT_CHARACTERS = 8000
-TEXT_BYTES = 20_000_000
 LIBRARY_BYTES = 2_000_000
 """The library gets the first documents only; rates are per byte."""
 BATCH_DOCUMENTS = 128
@@ -48,11 +48,11 @@ def rows() -> Iterator[dict[str, Any]]:
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
-        english, code, multilingual = _books(), _code(), _languages()
+        english, source, multilingual = books(), code(), languages()
         yield from _measure("english", english, GPT2, cold=True)
         yield from _measure("english_llama3", english, LLAMA3, cold=True)
-        yield from _measure("code", code, GPT2)
-        yield from _measure("code_llama3", code, LLAMA3)
+        yield from _measure("code", source, GPT2)
+        yield from _measure("code_llama3", source, LLAMA3)
         yield from _measure("multilingual", multilingual, GPT2, cold=True)
         yield _worst_language()
         yield _stage(english)
@@ -71,9 +71,9 @@ def _measure(name: str, texts: Sequence[str], pattern: str, cold: bool = False) 
     half = len(texts) // 2
     batches = [pa.array(texts[at : at + BATCH_DOCUMENTS], pa.large_string())
                for at in range(half, len(texts), BATCH_DOCUMENTS)]
-    size = _bytes(texts[half:])
-    some = _first(texts[half:], LIBRARY_BYTES)
-    library = _rate(_bytes(some), lambda: tokenizer.encode_batch_fast(some, add_special_tokens=False), REPEATS)
+    size = text_bytes(texts[half:])
+    some = first_texts(texts[half:], LIBRARY_BYTES)
+    library = _rate(text_bytes(some), lambda: tokenizer.encode_batch_fast(some, add_special_tokens=False), REPEATS)
     if cold:
         fresh = FastEncoder.for_tokenizer(tokenizer)
         yield _row(f"encode_{name}_cold_vs_tokenizers", _rate(size, lambda: [*map(fresh.encode, batches)], 1), library)
@@ -101,14 +101,14 @@ def _against_tiktoken(name: str, tokenizer: Any, pattern: str, texts: Sequence[s
              for token, number in tokenizer.get_vocab(with_added_tokens=False).items()
              if all(character in spelt for character in token) and not token.startswith("<|")}
     encoding = tiktoken.Encoding("peer", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
-    peer = _rate(_bytes(texts), lambda: [encoding.encode_ordinary(text) for text in texts], REPEATS)
+    peer = _rate(text_bytes(texts), lambda: [encoding.encode_ordinary(text) for text in texts], REPEATS)
     return _row(f"encode_{name}_vs_tiktoken", ours, peer)
 
 
 def _worst_language() -> dict[str, Any]:
     """The lowest ratio of all languages, of prose and of words that never occur twice; ours with an empty memory."""
     name = "encode_worst_language_vs_tokenizers"
-    texts = _declarations()
+    texts = declarations()
     if not texts:
         return _missing(name, "the public test data is not here")
     tokenizer, cache = _learn([*texts.values()], GPT2), empty_cache()
@@ -138,7 +138,7 @@ def _stage(texts: Sequence[str]) -> dict[str, Any]:
     from gristmill.dataprep.jobs.engine import Task
     from gristmill.tokenize.encoding.encode import encode_shard
 
-    texts = _first(texts, TEXT_BYTES)
+    texts = first_texts(texts, TEXT_BYTES)
     tokenizer = _learn(texts, GPT2)
     encoder = FastEncoder.for_tokenizer(tokenizer)
     column = pa.array(texts, pa.large_string())
@@ -155,8 +155,8 @@ def _stage(texts: Sequence[str]) -> dict[str, Any]:
         encoder.encode(column)
         alone = stage = 0.0
         for _ in range(REPEATS):
-            alone = max(alone, _rate(_bytes(texts), lambda: encoder.encode(column), 1))
-            stage = max(stage, _rate(_bytes(texts), lambda: encode_shard(task, names, str(out)), 1))
+            alone = max(alone, _rate(text_bytes(texts), lambda: encoder.encode(column), 1))
+            stage = max(stage, _rate(text_bytes(texts), lambda: encode_shard(task, names, str(out)), 1))
     return _row("tokenize_stage_vs_encoder", stage, alone)
 
 
@@ -164,66 +164,6 @@ def _unique_words() -> str:
     source = random.Random(0)
     return " ".join("".join(source.choices("abcdefghijklmnopqrstuvwxyz", k=source.randint(4, 14)))
                     for _ in range(20_000))
-
-
-def _books() -> list[str]:
-    folder = _data()
-    if folder is None:
-        return _pieces([path.read_text(encoding="utf-8", errors="ignore") for path in _modules()])
-    import zstandard
-
-    with (folder / "text" / "books.jsonl.zst").open("rb") as stream:
-        lines = io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(stream), encoding="utf-8")
-        return _pieces([json.loads(line)["text"] for line in lines])
-
-
-def _code() -> list[str]:
-    return _pieces([path.read_text(encoding="utf-8", errors="ignore") for path in _modules()])
-
-
-def _languages() -> list[str]:
-    texts = [*_declarations().values()]
-    # Every language is in both halves of what is measured.
-    return [text[: len(text) // 2] for text in texts] + [text[len(text) // 2 :] for text in texts]
-
-
-def _declarations() -> dict[str, str]:
-    """The declaration of human rights by language; those without spaces (Thai, Chinese, Japanese) among them."""
-    folder = _data()
-    if folder is None:
-        return {}
-    with zipfile.ZipFile(folder / "langid" / "udhr2.zip") as archive:
-        names = sorted(name for name in archive.namelist() if name.endswith(".txt"))
-        texts = {Path(name).stem: archive.read(name).decode("utf-8", "ignore") for name in names}
-    return {name: text for name, text in texts.items() if text.strip()}  # one of the files is empty
-
-
-def _modules() -> list[Path]:
-    return sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py"))
-
-
-def _data() -> Path | None:
-    return folder if (folder := data_folder()).exists() else None
-
-
-def _pieces(texts: Sequence[str]) -> list[str]:
-    """Documents of a few kilobytes, in an order that mixes the texts; TEXT_BYTES of them."""
-    pieces = [text[at : at + DOCUMENT_CHARACTERS] for text in texts for at in range(0, len(text), DOCUMENT_CHARACTERS)]
-    return _first([piece for start in range(7) for piece in pieces[start::7]], 2 * TEXT_BYTES)
-
-
-def _first(texts: Sequence[str], most_bytes: int) -> list[str]:
-    found, size = [], 0
-    for text in texts:
-        found.append(text)
-        size += len(text.encode())
-        if size >= most_bytes:
-            break
-    return found
-
-
-def _bytes(texts: Sequence[str]) -> int:
-    return sum(len(text.encode()) for text in texts)
 
 
 def _rate(size: int, work: Callable[[], object], repeats: int) -> float:
