@@ -31,8 +31,8 @@ MIN_HALF_BITS = 3
 """Below 3 bits a half has too few values for the rounds to mix a tiny domain."""
 CHUNK_CELLS = 1 << 20
 FIRST_SPANS, FEW_ROWS = 2, 4096
-"""So many spans of at most so many rows are computed by numpy: loading the kernels takes half a second, which a
-command that looks at one step need not wait for."""
+"""As long as the kernels are not loaded, so many spans of at most so many rows are computed by numpy: loading takes
+half a second, which a command that looks at one step need not wait for."""
 
 
 class Order:
@@ -110,7 +110,7 @@ class Order:
             return self.rows(np.arange(first, first + count, dtype=np.int64))
         before, counts = int(self._ends[stage - 1]) if stage else 0, self._stages[stage]
         self._spans += 1
-        if self._spans <= FIRST_SPANS and count <= FEW_ROWS:
+        if self._spans <= FIRST_SPANS and count <= FEW_ROWS and not rows_of_span.overloads:
             return before + by_definition(counts, self.seed, stage, epoch, np.arange(count) + (place - before))
         rows = np.empty(count, dtype=np.int64)
         keys = _epoch_keys(self.seed, stage, epoch, len(counts), False)

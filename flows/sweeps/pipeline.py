@@ -22,7 +22,7 @@ sweep_of_caller: contextvars.ContextVar[Sweep | None] = contextvars.ContextVar("
 """What the terminal that called the flow has planned; the parameters that Prefect is told are masked."""
 
 
-@task(name="shared stages", cache_policy=NO_CACHE, persist_result=False, retries=0)
+@task(name="shared stages", task_run_name="shared stages", cache_policy=NO_CACHE, persist_result=False, retries=0)
 def shared_stages(sweep: Sweep, observer: Observer) -> None:
     """Make what all mixtures share."""
     run_shared(sweep, observer)
