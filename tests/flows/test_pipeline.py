@@ -197,8 +197,8 @@ def test_a_takedown_empties_the_rows_of_the_documents_and_leaves_everything_else
     store, before = str(undisturbed.store.root), PackedSet(undisturbed.folder("mix").data)
     document = before.pieces(reading_of(undisturbed).rows(5))["id"][0].as_py()
     (tmp_path / "list.txt").write_text(f"# asked for\n{document.hex()}\n")
-    found = json.loads(gristmill("takedown", undisturbed.manifest_file, "--ids", str(tmp_path / "list.txt"),
-                                 "--store", store, "--json").stdout)
+    found = json.loads(look("takedown", undisturbed.manifest_file, "--ids", str(tmp_path / "list.txt"),
+                            "--store", store, "--json").stdout)
     assert [one["id"] for one in found["documents"]] == [document.hex()]
     assert found["trained"]
     assert found["first_step"] <= 5

@@ -136,7 +136,10 @@ def gather(source: np.ndarray, origin: np.ndarray, target: np.ndarray, length: n
         out: tokens, flat, of the dtype of `source`.
     """
     for i in range(len(origin)):
-        out[target[i] : target[i] + length[i]] = source[origin[i] : origin[i] + length[i]]
+        # Unsigned, as no index counts from the end: what makes vector instructions of the loop.
+        there, here = np.uint64(target[i]), np.uint64(origin[i])
+        for step in range(np.uint64(length[i])):
+            out[there + step] = source[here + step]
 
 
 @kernel

@@ -5,9 +5,13 @@ from __future__ import annotations
 import mmap
 import weakref
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
+
+LARGE_BYTES = 4 << 20
+"""From here on two megabytes of a page are a small share; numpy asks for large pages from the same size on."""
 
 
 class _Loan(weakref.ref[np.ndarray]):
@@ -56,5 +60,15 @@ class Buffers:
         try:
             memory = self._free.pop()  # the one used last is in the cache
         except IndexError:
-            return mmap.mmap(-1, size)
-        return memory if size <= len(memory) <= 2 * size else mmap.mmap(-1, size)
+            return _new_memory(size)
+        return memory if size <= len(memory) <= 2 * size else _new_memory(size)
+
+
+def _new_memory(size: int) -> mmap.mmap:
+    """Memory of this process alone, in large pages where that pays and the system has them."""
+    private = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
+    memory = mmap.mmap(-1, size, flags=private) if private else mmap.mmap(-1, size)
+    if size >= LARGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel that was built without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
