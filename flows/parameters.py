@@ -50,8 +50,11 @@ class ProxyModel(BaseModel):
         own = {name: value for name, value in keys.items() if name in ("layers", "width", "heads")}
         return cls(**own, more=tuple(f"{name}={json.dumps(value)}" for name, value in keys.items() if name not in own))
 
-    def keys(self) -> dict[str, Any]:
-        """The keys of `pretrain.model` that the form's values stand for."""
+    def as_keys(self) -> dict[str, Any]:
+        """The keys of `pretrain.model` that the form's values stand for.
+
+        Not called `keys`: Prefect makes a dictionary of every parameter, and would take that for a mapping's.
+        """
         parts = (setting.partition("=") for setting in self.more)
         return {"layers": self.layers, "width": self.width, "heads": self.heads,
                 **{name: yaml.safe_load(value) for name, _, value in parts}}

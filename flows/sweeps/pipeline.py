@@ -57,7 +57,7 @@ def gristmill_sweep(
             return _run(sweep)
         try:
             refuse_secrets({"overrides": list(overrides), "store": store})
-            sweep = plan_sweep(manifest, Path(grid), steps, seeds, model.keys(),
+            sweep = plan_sweep(manifest, Path(grid), steps, seeds, model.as_keys(),
                                list(overrides), store or None, {one.source: one.share for one in target} or None)
         except Exception as error:
             told = without_secrets(error)

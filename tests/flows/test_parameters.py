@@ -51,8 +51,8 @@ def test_the_proxys_form_stands_for_keys_of_the_model_and_back() -> None:
     keys: dict[str, Any] = {"layers": 3, "width": 64, "heads": 2, "qk_norm": True, "rope_theta": 500.5}
     form = ProxyModel.of(keys)
     assert form.more == ("qk_norm=true", "rope_theta=500.5")
-    assert form.keys() == keys
-    assert ProxyModel.of({"qk_norm": True}).keys() == {"layers": 2, "width": 128, "heads": 4, "qk_norm": True}
+    assert form.as_keys() == keys
+    assert ProxyModel.of({"qk_norm": True}).as_keys() == {"layers": 2, "width": 128, "heads": 4, "qk_norm": True}
 
 
 def test_the_forms_of_a_sweep_are_fields_and_not_json() -> None:

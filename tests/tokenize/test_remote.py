@@ -189,8 +189,8 @@ def test_a_training_goes_on_through_an_outage_as_long_as_it_has_rows_and_then_wh
     ahead = ReadAhead(read, last_step=10, depth=4, threads=2)
     expected = [ROWS[order.rows(np.arange(6 * step, 6 * step + 6))] for step in range(10)]
     assert np.array_equal(ahead.take(0), expected[0])
-    for future in list(ahead._ahead)[:4]:
-        future.result(timeout=30)
+    with ahead._come:
+        assert ahead._come.wait_for(lambda: len(ahead._results) == 4, timeout=30)
     store.away.set()
     for step in (1, 2, 3, 4):
         assert np.array_equal(ahead.take(step), expected[step])

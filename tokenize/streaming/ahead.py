@@ -96,8 +96,7 @@ class ReadAhead(Generic[T]):
             with self._come:
                 if turn == self._turn:
                     self._results[step] = found
-                    if step == self._taken - 1:
-                        self._come.notify()
+                    self._come.notify()
 
     def _outcome(self, step: int) -> tuple[T | None, BaseException | None]:
         try:
