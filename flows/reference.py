@@ -27,7 +27,7 @@ def markdown() -> str:
 
 def _section(model: type[BaseModel], at: str, written: dict[type[BaseModel], str]) -> Iterator[str]:
     """A section's own table, then the sections inside it; one that is written already is only referred to."""
-    yield f"## {f'`{at}`' if at else 'The whole'}\n"
+    yield f"## {f'`{at}`' if at else 'The whole'}{_variant(model)}\n"
     if model in written:
         yield f"The keys of `{written[model]}`.\n"
         return
@@ -43,6 +43,13 @@ def _section(model: type[BaseModel], at: str, written: dict[type[BaseModel], str
     yield ""
     for inner, place in inside:
         yield from _section(inner, place, written)
+
+
+def _variant(model: type[BaseModel]) -> str:
+    """What tells a section from the others that may stand in its place: `, kind: regex`."""
+    kind = model.model_fields.get("kind")
+    values = get_args(kind.annotation) if kind is not None and get_origin(kind.annotation) is Literal else ()
+    return f", `kind: {values[0]}`" if len(values) == 1 else ""
 
 
 def _path(at: str, name: str, annotation: Any) -> str:
