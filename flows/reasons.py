@@ -37,15 +37,20 @@ def explain_plan(session: Session, force: frozenset[str] = frozenset()) -> list[
 def why_missing(session: Session, stage: str) -> str:
     """What is not as in the nearest committed output of the same stage: `config changed: steps 400 -> 40`.
 
-    The nearest is the one with the fewest differences; of equals, one under the same name, then the newest.
+    The nearest is the one with the fewest differences; of equals, one under the same name, then the newest. What
+    another manifest has made tells nothing if it differs in more than a few places.
     """
     node, name = session.plan[stage], session.manifest.name
-    made = [(folder, folder.manifest()) for folder in _committed(session, stage)]
-    if not made:
+    found = []
+    for folder in _committed(session, stage):
+        manifest = folder.manifest()
+        changes = differences(manifest, node)
+        many, other = sum(map(len, changes.values())), not folder.path.name.startswith(f"{name}--")
+        if not other or many <= MOST_CHANGES:
+            found.append((many, other, -manifest["started"], changes))
+    if not found:
         return "never made"
-    found = [(differences(manifest, node), not folder.path.name.startswith(f"{name}--"), -manifest["started"])
-             for folder, manifest in made]
-    changes = min(found, key=lambda item: (sum(map(len, item[0].values())), *item[1:]))[0]
+    changes = min(found, key=lambda item: item[:3])[3]
     parts = [f"{what} changed: {_shortened(of_it)}" for what, of_it in changes.items() if of_it]
     return "; ".join(parts) or "what comes before it changes"
 

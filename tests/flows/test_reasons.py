@@ -49,6 +49,18 @@ def test_of_several_outputs_the_nearest_is_compared_and_not_the_newest(toy_runne
     assert told(toy_runner(first={"n": 1, "a": 1, "b": 2})) == [("make", "config changed: b 1 -> 2")]
 
 
+def test_what_another_manifest_made_is_compared_only_where_it_is_nearly_the_same(toy_runner: Make) -> None:
+    finish(toy_runner(first={"n": 1, **dict.fromkeys("abcde", 1)}))
+
+    def told_to_another(**recipe: int) -> str:
+        runner = toy_runner(first=recipe)
+        session = replace(session_of(runner), manifest=Manifest(name="other", sources={"a": Source(path="x")}))
+        return str(explain_plan(session)[0]["reason"])
+
+    assert told_to_another(n=2, **dict.fromkeys("abcde", 1)) == "config changed: n 1 -> 2"
+    assert told_to_another(n=2, **dict.fromkeys("abcde", 2)) == "never made"
+
+
 def test_files_keys_and_code_are_told_apart(toy_runner: Make) -> None:
     runner = finish(toy_runner(first={"n": 1}))
     manifest = runner.folder("first").manifest()
