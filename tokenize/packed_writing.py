@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -43,19 +44,26 @@ def write_rows(path: Path, tokens: np.ndarray, pieces: pa.Table, first: int = 0)
     """
     pieces = pieces.cast(PIECES_SCHEMA)
     _, table, boundaries, index, sums = files_of(path)
-    write_table(table, pieces, INDEX_GROUP_ROWS, repeating=("source", "copy"))
-    write_table(index, index_of(pieces), INDEX_GROUP_ROWS, repeating=())
-    columns = {name: pieces[name].to_numpy() for name in ("row", "start", "length")}
-    with atomic_write(boundaries) as sink:
-        sink.write(to_bytes(boundaries_of(columns, first, *tokens.shape)))
-    with atomic_write(sums) as sink:
-        sink.write(row_checksums(tokens).data.cast("B") if len(tokens) else b"")
     content = np.ascontiguousarray(tokens).data.cast("B") if tokens.size else b""
+    with ThreadPoolExecutor(1, "tokens") as pool:  # neither needs the interpreter for longer than moments
+        checksum = pool.submit(_write_tokens, path, content)
+        write_table(table, pieces, INDEX_GROUP_ROWS, repeating=("source", "copy"))
+        write_table(index, index_of(pieces), INDEX_GROUP_ROWS, repeating=())
+        columns = {name: pieces[name].to_numpy() for name in ("row", "start", "length")}
+        with atomic_write(boundaries) as sink:
+            sink.write(to_bytes(boundaries_of(columns, first, *tokens.shape)))
+        with atomic_write(sums) as sink:
+            sink.write(row_checksums(tokens).data.cast("B") if len(tokens) else b"")
+        return {"file": path.name, "rows": len(tokens), "sha256": checksum.result(),
+                "beside": {beside.name: sha256_file(beside) for beside in (table, boundaries, index, sums)}}
+
+
+def _write_tokens(path: Path, content: memoryview | bytes) -> str:
+    """Write a shard's tokens; returns their SHA-256."""
     with atomic_write(path) as sink:
         sink.write(content)
     # Of what is in memory: reading it again would take as long as mixing it does.
-    return {"file": path.name, "rows": len(tokens), "sha256": hashlib.sha256(content).hexdigest(),
-            "beside": {beside.name: sha256_file(beside) for beside in (table, boundaries, index, sums)}}
+    return hashlib.sha256(content).hexdigest()
 
 
 def index_of(pieces: pa.Table) -> pa.Table:

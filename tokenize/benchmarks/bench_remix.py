@@ -45,7 +45,8 @@ def rows() -> Iterator[dict[str, Any]]:
         rates = (size / ours / 1e6, size / peer / 1e6)
         yield {"name": "remix_mb_per_s_per_core", "ours": rates[0], "peer": rates[1], "unit": "MB/s",
                "ratio": rates[0] / rates[1],
-               "note": f"peer: a copy of the tokens with SHA-256 and fsync; bound: {BOUND_MB_PER_S} MB/s"}
+               "note": f"one worker, which writes and hashes tokens beside its tables; peer: a copy with SHA-256 and "
+                       f"fsync; bound: {BOUND_MB_PER_S} MB/s"}
 
 
 def prepare(folder: Path, documents: int) -> dict[str, Path]:
