@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import yaml
 from gristmill.dataprep.files import read_json
 from gristmill.flows.run import Observer, StageFailedError
 from gristmill.flows.session import Session, open_session
+from gristmill.flows.stages import Plan
 from gristmill.flows.sweeps.grid import SweepError, Weights, mixtures_of, normalised, read_grid
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.training import Pretrain
@@ -51,9 +52,11 @@ class Sweep:
         return open_session(self.manifest_file, list(self.overrides), self.store, until=SHARED_UNTIL)
 
     def proxy(self, number: int, seed: int) -> Session:
-        """The run of one mixture with one seed, up to its pre-training."""
+        """The run of one mixture with one seed: what its pre-training needs, and no data of later trainings."""
         overrides = [*self.overrides, *weight_overrides(self.mixtures[number]), f"pretrain.seed={seed}"]
-        return open_session(self.manifest_file, overrides, self.store, until="pretrain", exactly=True)
+        session = open_session(self.manifest_file, overrides, self.store, until="pretrain", exactly=True)
+        needed = _needed(session.plan, "pretrain")
+        return replace(session, plan={name: node for name, node in session.plan.items() if name in needed})
 
 
 def plan_sweep(
@@ -97,6 +100,11 @@ def plan_sweep(
         manifest_file, (*overrides, *proxy, f"mix.tokens={tokens}"), store,
         tuple(mixtures_of(read_grid(grid_file), own)), tuple(first_seed + number for number in range(num_seeds)), own,
         counts)
+
+
+def _needed(plan: Plan, stage: str) -> set[str]:
+    """A stage and all those that it is made from."""
+    return {stage}.union(*(_needed(plan, name) for name in plan[stage].inputs))
 
 
 def own_weights(manifest: Manifest) -> Weights:

@@ -189,6 +189,16 @@ def test_proxies_differ_in_weights_and_seed_only_and_read_their_tokens_once(tmp_
     assert suggested_text(str(manifest), {"prose": 0.5, "code": 0.25, "maths": 0.25}).count("weight: 0.25") == 2
 
 
+def test_a_proxy_makes_no_data_of_later_trainings(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt", "c.txt", "chats.jsonl"):
+        (tmp_path / name).write_text("text")
+    manifest, grid = tmp_path / "small.yaml", tmp_path / "grid.yaml"
+    manifest.write_text(MANIFEST + "sft: {data: [{path: chats.jsonl, format: messages}], steps: 3}\n")
+    grid.write_text("- {prose: 1}\n- {prose: 1, maths: 1}\n")
+    proxy = plan_sweep(str(manifest), grid, 10, 1, {}, [], str(tmp_path / "store")).proxy(0, 5)
+    assert list(proxy.plan) == ["ingest", "tokenizer", "tokenize", "mix", "pretrain"]
+
+
 TRACKED = """\
 import sys
 from pathlib import Path
