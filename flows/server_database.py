@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 DATABASE_VARIABLE = "GRISTMILL_DATABASE"
@@ -62,7 +63,10 @@ def check_database(url: str | None) -> str | None:
         return None
     place = f"PostgreSQL at {match['place']}" if match["place"][0] != "/" else f"PostgreSQL, {match['place'][1:]}"
     try:
-        version, may_create = asyncio.run(asyncio.wait_for(_ask(connection), CONNECT_SECONDS))
+        # On a thread of its own, since the caller's may have a loop that runs already.
+        with ThreadPoolExecutor(1) as thread:
+            asked = asyncio.wait_for(_ask(connection), CONNECT_SECONDS)
+            version, may_create = thread.submit(asyncio.run, asked).result()
     except TimeoutError as error:
         raise DatabaseError(f"{place} did not answer within {CONNECT_SECONDS:.0f} s; is it the right host and port, "
                             "and may this machine connect?") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
 import shutil
@@ -13,6 +14,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,8 +125,6 @@ def check(url: str) -> str | None:
 
 def ask(cluster: Cluster, statement: str) -> list[tuple[Any, ...]]:
     """Ask the database itself, by another driver's connection than Prefect's."""
-    import asyncio
-
     import asyncpg
 
     async def fetch() -> list[tuple[Any, ...]]:
@@ -135,7 +135,8 @@ def ask(cluster: Cluster, statement: str) -> list[tuple[Any, ...]]:
         finally:
             await connection.close()
 
-    return asyncio.run(fetch())
+    with ThreadPoolExecutor(1) as thread:  # this one may have the loop of a browser that other tests drive
+        return thread.submit(asyncio.run, fetch()).result()
 
 
 def test_up_keeps_runs_in_postgresql_and_tells_nobody_the_password(cluster: Cluster, tmp_path: Path) -> None:
@@ -186,6 +187,14 @@ def test_a_database_that_cannot_be_used_is_refused_before_a_server_is_started(cl
             check_database(url)
         assert "PostgreSQL at 127.0.0.1:" in str(told.value)
         assert not {"hunter2", "wrong", ":guest"} & set(str(told.value).replace("@", " ").split())
+
+
+def test_a_database_may_be_tried_where_a_loop_runs_already() -> None:
+    async def inside() -> None:
+        check_database(Cluster(free_port()).url())
+
+    with pytest.raises(DatabaseError, match="onnect"):
+        asyncio.run(inside())
 
 
 def test_up_ends_at_once_with_the_databases_sentence(cluster: Cluster) -> None:
