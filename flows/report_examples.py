@@ -52,7 +52,8 @@ def prepared_rows(facts: Facts) -> list[list[str]]:
     for name in SECTIONS:
         for one in facts["summaries"].get(f"{name}_prepare", {}).get("sets", []):
             gone = one["beyond_limit"] + sum(one["dropped"].values()) + one["quarantined"]
-            reasons = ", ".join(f"{rule.rpartition('/')[2]} {number:,}" for rule, number in top_reasons(one))
+            why = [("over the limit", one["beyond_limit"]), *top_reasons(one)]
+            reasons = ", ".join(f"{rule.rpartition('/')[2]} {number:,}" for rule, number in why if number)
             rows.append([f"{name}: {one['name']}", f"{one['records']:,}", f"{one['refused']:,}", f"{gone:,}",
                          f"{one['kept']:,}", reasons])
     return rows
