@@ -20,9 +20,7 @@ from gristmill.train.adapters.files import settle_adapters
 from gristmill.train.adapters.lora import adapted_flops_per_token
 from gristmill.train.adapters.model import tuned_model
 from gristmill.train.evaluation.validation import Validation
-from gristmill.train.loop.batches import read_batch
 from gristmill.train.loop.loop import Job, train
-from gristmill.train.loop.stream import plan_of
 from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.weights import read_shape
 from gristmill.train.objectives.answer_rows import AnswerRows
@@ -37,10 +35,11 @@ from gristmill.train.objectives.reference import (
     LARGEST_MARGIN,
     NotTheReferenceError,
     answer_key,
+    measured_at_start,
     read_answer_reference,
 )
-from gristmill.train.parallel.sharding import compute_dtype, evaluating
-from gristmill.train.parallel.world import World, agree, process_group, sum_over_ranks
+from gristmill.train.parallel.sharding import compute_dtype
+from gristmill.train.parallel.world import World, agree, process_group
 from gristmill.train.pretrain import all_tensors, averaged, causal_share, describe_model, publish, read_token_bytes
 from gristmill.train.reference import start_of
 
@@ -159,14 +158,8 @@ def certify(
     if agree(file.exists(), world):
         certificate: dict[str, float] = agree(read_json(file) if world.is_first else None, world)
         return certificate
-    plan = plan_of(section, objective.sequence_length)
-    batch = read_batch(objective, plan, 0, section.micro_batch_size, world.data_rank, world.data_size)
     objective.before_step(model, 0)
-    sums = torch.zeros(objective.sums_length, dtype=torch.float64, device=world.device)
-    with evaluating(model):
-        for part in batch.parts:
-            sums += objective.loss(model, part, 1.0).sums
-    measured = objective.report(sum_over_ranks(sums, world).tolist(), batch.weight)
+    measured = measured_at_start(model, objective, section, world)
     rewards = [measured[name] for name in ("rewards/chosen", "rewards/rejected") if name in measured]
     certificate = {"loss": measured["loss"], "kl": measured["kl"], "largest_reward": max(map(abs, rewards))}
     most = LARGEST_MARGIN[dtype]

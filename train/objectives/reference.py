@@ -15,6 +15,7 @@ from gristmill.dataprep.documents import read_table, write_table
 from gristmill.dataprep.files import read_json, sha256_file, write_json
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.train.loop.batches import read_batch
+from gristmill.train.loop.objective import Objective
 from gristmill.train.loop.stream import micro_batches, plan_of
 from gristmill.train.models.weights import WEIGHTS_FILE
 from gristmill.train.objectives.answer_rows import AnswerRows
@@ -147,13 +148,7 @@ def certify_start(
     if agree(file.exists(), world):
         certificate: dict[str, float] = agree(read_json(file) if world.is_first else None, world)
         return certificate
-    plan = plan_of(section, objective.sequence_length)
-    batch = read_batch(objective, plan, 0, section.micro_batch_size, world.data_rank, world.data_size)
-    sums = torch.zeros(objective.sums_length, dtype=torch.float64, device=world.device)
-    with evaluating(model):
-        for part in batch.parts:
-            sums += objective.loss(model, part, 1.0).sums
-    measured = objective.report(sum_over_ranks(sums, world).tolist(), batch.weight)
+    measured = measured_at_start(model, objective, section, world)
     certificate = {"loss": measured["loss"], "margin": measured["rewards/margins"]}
     expected, most = loss_at_start(section.loss, section.beta), LARGEST_MARGIN[dtype]
     if expected is not None:
@@ -167,3 +162,16 @@ def certify_start(
     if world.is_first:
         write_json(file, certificate)
     return certificate
+
+
+def measured_at_start(
+    model: nn.Module, objective: Objective, section: Dpo, world: World
+) -> dict[str, Any]:
+    """What an objective reports of the first batch, before any step."""
+    plan = plan_of(section, objective.sequence_length)
+    batch = read_batch(objective, plan, 0, section.micro_batch_size, world.data_rank, world.data_size)
+    sums = torch.zeros(objective.sums_length, dtype=torch.float64, device=world.device)
+    with evaluating(model):
+        for part in batch.parts:
+            sums += objective.loss(model, part, 1.0).sums
+    return objective.report(sum_over_ranks(sums, world).tolist(), batch.weight)
