@@ -106,30 +106,21 @@ def source_keys(manifest: str | None) -> dict[str, tuple[str, tuple[str, ...]]]:
 
 
 def _keys(model: Any, at: str) -> Iterator[tuple[str, tuple[str, tuple[str, ...]]]]:
+    from gristmill.flows.reference import alternatives
+
     for name, field in model.model_fields.items():
-        inner = next((part for part in _parts(field.annotation) if hasattr(part, "model_fields")), None)
+        inner = next((part for part in alternatives(field.annotation) if hasattr(part, "model_fields")), None)
         if inner is not None and not _is_list(field.annotation):
             yield from _keys(inner, f"{at}{name}.")
             continue
-        values = tuple(str(value) for part in _parts(field.annotation) for value in _values(part))
+        values = tuple(str(value) for part in alternatives(field.annotation) for value in _values(part))
         yield f"{at}{name}", (_first_sentence(field.description or ""), values)
 
 
 def _is_list(annotation: Any) -> bool:
-    return any(getattr(part, "__origin__", None) in (list, tuple, dict) for part in _parts(annotation, through=False))
+    from gristmill.flows.reference import alternatives
 
-
-def _parts(annotation: Any, through: bool = True) -> Iterator[Any]:
-    """The alternatives of a type, and what lies within Annotated."""
-    arguments = get_args(annotation)
-    origin = getattr(annotation, "__origin__", None)
-    if type(annotation).__name__ in ("UnionType", "Union", "_UnionGenericAlias"):
-        for argument in arguments:
-            yield from _parts(argument, through)
-    elif hasattr(annotation, "__metadata__"):
-        yield from _parts(origin, through)
-    else:
-        yield annotation
+    return any(getattr(part, "__origin__", None) in (list, tuple, dict) for part in alternatives(annotation))
 
 
 def _values(part: Any) -> tuple[Any, ...]:

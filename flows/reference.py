@@ -55,25 +55,25 @@ def _variant(model: type[BaseModel]) -> str:
 def _path(at: str, name: str, annotation: Any) -> str:
     """Where a section stands: `sources.<name>`, `prepare[].filter`, `pretrain.model`."""
     here = f"{at}.{name}" if at else name
-    kinds = {get_origin(part) for part in _parts(annotation)}
+    kinds = {get_origin(part) for part in alternatives(annotation)}
     if dict in kinds:
         return f"{here}.<name>"
     return f"{here}[]" if tuple in kinds or list in kinds else here
 
 
-def _parts(annotation: Any) -> Iterator[Any]:
-    """The alternatives of a type."""
+def alternatives(annotation: Any) -> Iterator[Any]:
+    """The alternatives of a type, and what lies within Annotated."""
     if get_origin(annotation) is Annotated:
-        yield from _parts(get_args(annotation)[0])
+        yield from alternatives(get_args(annotation)[0])
     elif get_origin(annotation) in (Union, types.UnionType):
         for part in get_args(annotation):
-            yield from _parts(part)
+            yield from alternatives(part)
     else:
         yield annotation
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    for part in _parts(annotation):
+    for part in alternatives(annotation):
         if isinstance(part, type) and issubclass(part, BaseModel):
             yield part
         else:
@@ -83,7 +83,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _kind(annotation: Any) -> str:
-    return " or ".join(dict.fromkeys(kind for part in _parts(annotation) if (kind := _one_kind(part))))
+    return " or ".join(dict.fromkeys(kind for part in alternatives(annotation) if (kind := _one_kind(part))))
 
 
 def _one_kind(part: Any) -> str:
