@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,8 +135,13 @@ def ask(cluster: Cluster, statement: str) -> list[tuple[Any, ...]]:
         finally:
             await connection.close()
 
-    with ThreadPoolExecutor(1) as thread:  # this one may have the loop of a browser that other tests drive
-        return thread.submit(asyncio.run, fetch()).result()
+    return in_a_loop_of_its_own(fetch())
+
+
+def in_a_loop_of_its_own(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run it in a thread: this one may have the loop of a browser that other tests drive."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 def test_up_keeps_runs_in_postgresql_and_tells_nobody_the_password(cluster: Cluster, tmp_path: Path) -> None:
@@ -194,7 +199,7 @@ def test_a_database_may_be_tried_where_a_loop_runs_already() -> None:
         check_database(Cluster(free_port()).url())
 
     with pytest.raises(DatabaseError, match="onnect"):
-        asyncio.run(inside())
+        in_a_loop_of_its_own(inside())
 
 
 def test_up_ends_at_once_with_the_databases_sentence(cluster: Cluster) -> None:
