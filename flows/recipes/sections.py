@@ -1,0 +1,60 @@
+"""What all recipes are made of: the settings of a section, with outside files named by what identifies them."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+from gristmill.mixtures.language import LanguageId
+from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.section import Judging, Section, outside_paths
+
+Recipe = dict[str, Any]
+"""What of a manifest can change a stage's output, as JSON; or what its function is told besides."""
+
+
+def dump(section: Section, *leave_out: str) -> Recipe:
+    """The settings of a section as JSON, without some."""
+    return section.model_dump(mode="json", exclude=set(leave_out))
+
+
+def seed_of(section: Any, manifest: Manifest) -> int:
+    """The seed of a section, which is the manifest's where it has none of its own."""
+    return manifest.seed if section.seed is None else section.seed
+
+
+def step_recipe(section: Judging, manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe]:
+    """The recipe of a step, of documents' preparation or of examples', and what its function is told."""
+    from gristmill.dataprep.judges.models import is_other_model
+
+    if isinstance(section, LanguageId) and not is_other_model(section.model):
+        # lid.176 is one pinned file wherever it lies, so its path is no part of the recipe.
+        return dump(section, "model"), {"model": section.model}
+    seed = {"seed": seed_of(section, manifest)} if "seed" in type(section).model_fields else {}
+    config = {**dump(section), **seed}
+    return name_outside_files(config, section, verify), config
+
+
+def name_outside_files(recipe: Recipe, section: Section, verify: bool) -> Recipe:
+    """The recipe with every outside path replaced by what identifies the files that it names."""
+    from gristmill.dataprep.reading.sources import outside_listing
+
+    named: Recipe = deepcopy(recipe)
+    for location, path in outside_paths(section):
+        *parents, last = location
+        at: Any = named
+        for part in parents:
+            at = at[part]
+        at[last] = outside_listing(".".join(map(str, location)), path, verify)
+    return named
+
+
+def dump_only(section: Section, verify: bool, *keys: str) -> Recipe:
+    """Some settings of a section, outside files by what identifies them."""
+    named = name_outside_files(dump(section), section, verify)
+    return {key: named[key] for key in keys}
+
+
+def without(item: Recipe, *keys: str) -> Recipe:
+    """The settings other than some."""
+    return {key: value for key, value in item.items() if key not in keys}
