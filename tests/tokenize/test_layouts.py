@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.tokenize.mixing.best_fit import best_fit_decreasing, longest_first
-from gristmill.tokenize.mixing.layouts import Layout, Packing, account, compare, end_of, lay_out
+from gristmill.tokenize.mixing.accounts import account, compare
+from gristmill.tokenize.mixing.best_fit import best_fit_decreasing, count_bins, longest_first
+from gristmill.tokenize.mixing.layouts import Layout, Packing, end_of, lay_out
 from gristmill.tokenize.mixing.streams import Stream
 
 LENGTH = 8
@@ -50,6 +51,7 @@ def test_best_fit_is_the_slow_search_through_all_bins(lengths: list[int], capaci
     assert used == len(set(bins.tolist()))
     filled = np.bincount(bins, np.array(lengths), minlength=used) if lengths else np.zeros(0)
     assert (filled <= capacity).all()
+    assert count_bins(np.bincount(lengths, minlength=capacity + 1), capacity) == used
     assert longest_first(np.array(lengths, dtype=np.int32), 70).tolist() == sorted(
         range(len(lengths)), key=lambda number: -lengths[number])
 
@@ -86,6 +88,18 @@ def test_rows_hold_every_token_once_but_those_that_alignment_drops(sizes: list[i
         cut = [any(a < b < stop for b in ends) for a, stop in pairwise(stream.starts.tolist())]
         assert costs["split_documents"] == sum(cut)
         assert costs["split_tokens"] == sum(size for size, split in zip(within, cut, strict=True) if split)
+
+
+@given(sizes_of_documents, st.data())
+def test_the_packings_that_were_not_chosen_cost_what_laying_them_out_shows(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    stream = stream_of(sizes)
+    end = data.draw(st.integers(1, stream.tokens))
+    layouts = {packing: lay_out(stream, 0, end, packing) for packing in PACKINGS}
+    shown = {packing.name: account(stream, 0, end, layout, packing) for packing, layout in layouts.items()}
+    for used, layout in layouts.items():
+        assert compare(stream, end, used, layout) == shown
 
 
 @given(sizes_of_documents)

@@ -51,8 +51,8 @@ def _gathering() -> dict[str, Any]:
     out, other = np.empty_like(flat), np.empty_like(flat)
     piece = LENGTH // 2
     origin = np.arange(0, len(flat), piece)
-    target, length = rng.permutation(origin), np.full(len(origin), piece)
-    ours = _rate(flat.nbytes, lambda: gather(flat, origin, target, length, out))
+    order, target, length = np.arange(len(origin)), rng.permutation(origin), np.full(len(origin), piece)
+    ours = _rate(flat.nbytes, lambda: gather(flat, 0, order, origin, target, length, out))
     return _row("mix: pieces of half a row, gathered", ours, _rate(flat.nbytes, lambda: np.copyto(other, flat)),
                 "MB/s copy")
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from gristmill.tokenize.mixing.accounts import compare
 from gristmill.tokenize.mixing.best_fit import best_fit_decreasing
-from gristmill.tokenize.mixing.layouts import Packing, compare, lay_out
+from gristmill.tokenize.mixing.layouts import Packing, lay_out
 from gristmill.tokenize.mixing.streams import Stream
 
 DOCUMENTS, LENGTH = 200_000, 2048

@@ -57,6 +57,50 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray,
 
 
 @kernel
+def count_bins(items: np.ndarray, capacity: int) -> int:
+    """How many bins `best_fit_decreasing` fills, which the lengths alone decide.
+
+    Items of one length fill the bin with the smallest space, one after the other, until it has no room for another: it
+    stays the one with the smallest space. So all of them are dealt out at once.
+
+    Args:
+        items: int64 of shape (capacity + 1,), how many items there are of each length; those of length 0 need no bin.
+        capacity: of every bin.
+    """
+    bins = np.zeros(capacity + 1, dtype=np.int64)  # by their space
+    leaves = 1
+    while leaves <= capacity:
+        leaves *= 2
+    tree = np.zeros(2 * leaves, dtype=np.bool_)
+    used = 0
+    for length in range(capacity, 0, -1):
+        waiting = items[length]
+        while waiting:
+            space = smallest_space(tree, leaves, length)
+            is_new = space == 0
+            if is_new:
+                space = capacity
+            room = space // length
+            # The last ones may leave room in their bin.
+            moved = waiting // room if waiting >= room else 1
+            if is_new:
+                used += moved
+            else:
+                moved = min(moved, bins[space])
+                bins[space] -= moved
+                if not bins[space]:
+                    mark(tree, leaves + space, False)
+            each = min(room, waiting)
+            waiting -= moved * each
+            left = space - each * length
+            if left:
+                if not bins[left]:
+                    mark(tree, leaves + left, True)
+                bins[left] += moved
+    return used
+
+
+@kernel
 def longest_first(lengths: np.ndarray, longest: int) -> np.ndarray:
     """The numbers of items by decreasing length, equal ones in their order (int32; counting sort)."""
     begins = np.zeros(longest + 2, dtype=np.int64)

@@ -14,11 +14,9 @@ from gristmill.tokenize.mixing.best_fit import by_bin
 from gristmill.tokenize.mixing.draws import word_ids
 from gristmill.tokenize.mixing.layouts import Layout
 from gristmill.tokenize.mixing.plan import Documents, Plan, layout_of, load_record
+from gristmill.tokenize.mixing.spread import order_below
 from gristmill.tokenize.mixing.streams import Pieces, Stream, cut_runs
 from gristmill.tokenize.packed_files import DTYPES, PIECES_SCHEMA, read_tokens
-
-MOST_PART_TOKENS = 2**40
-"""Tokens of a part, which is one document shard's, are fewer by far."""
 
 
 @dataclass(frozen=True)
@@ -83,41 +81,42 @@ def _pieces(stream: Stream, layout: Layout, rows: np.ndarray) -> Pieces:
 def gather_parts(plan: Plan, documents: Documents, contents: Contents, tokens: np.ndarray) -> None:
     """Copy every piece from its token part: part by part, each read from front to back."""
     flat, pieces = tokens.reshape(-1), len(contents.row)
+    itemsize = DTYPES[plan.dtype].itemsize
+    sizes = [as_path(part).stat().st_size // itemsize for part in plan.parts]
+    begins = np.cumsum([0, *sizes], dtype=np.int64)
     origin, target, text = (np.empty(pieces, dtype=np.int64) for _ in range(3))
-    route(contents.row, contents.start, contents.length, contents.document, contents.offset, documents.part,
+    route(contents.row, contents.start, contents.length, contents.document, contents.offset, begins, documents.part,
           documents.offset, documents.tokens, plan.sequence_length, plan.eos, flat, origin, target, text)
-    order = np.argsort(origin)  # several copies of one document may come in any order: each has its own target
-    origin, target, text = origin[order], target[order], text[order]
-    bounds = np.searchsorted(origin, np.arange(len(plan.parts) + 1) * MOST_PART_TOKENS).tolist()
-    for number, part in enumerate(plan.parts):
-        chosen = slice(bounds[number], bounds[number + 1])
-        if chosen.start < chosen.stop:
+    order, ordered = order_below(origin, int(begins[-1]))
+    bounds = np.searchsorted(ordered, begins).tolist()
+    for part, begin, first, last in zip(plan.parts, begins.tolist(), bounds, bounds[1:], strict=False):
+        if first < last:
             source = read_tokens(as_path(part), DTYPES[plan.dtype])
-            gather(source, origin[chosen] - number * MOST_PART_TOKENS, target[chosen], text[chosen], flat)
+            gather(source, begin, order[first:last], origin, target, text, flat)
 
 
 @kernel
 def route(
-    row: np.ndarray, start: np.ndarray, length: np.ndarray, document: np.ndarray, offset: np.ndarray, part: np.ndarray,
-    first: np.ndarray, tokens: np.ndarray, row_tokens: int, eos: int, flat: np.ndarray, origin: np.ndarray,
-    target: np.ndarray, text: np.ndarray,
+    row: np.ndarray, start: np.ndarray, length: np.ndarray, document: np.ndarray, offset: np.ndarray,
+    begins: np.ndarray, part: np.ndarray, first: np.ndarray, tokens: np.ndarray, row_tokens: int, eos: int,
+    flat: np.ndarray, origin: np.ndarray, target: np.ndarray, text: np.ndarray,
 ) -> None:  # fmt: skip
     """Where each piece comes from and goes to, and the ends of text, which come from nowhere.
 
     Args:
         row, start, length, document, offset: see Contents.
+        begins: int64, tokens in the parts before each.
         part, first, tokens: of all documents, see Documents.
         row_tokens: tokens per row.
         eos: the end of text.
         flat: all tokens of the shard; the ends of text are put there.
-        origin: int64, filled: the first token, counted from MOST_PART_TOKENS times its part's number.
+        origin: int64, filled: the first token, counted through all parts.
         target: int64, filled: where that goes.
         text: int64, filled: how many follow it.
     """
     for piece in range(len(row)):
         one = document[piece]
-        # No part is so large that its tokens cannot be numbered beside the parts' numbers in 64 bits.
-        origin[piece] = part[one] * MOST_PART_TOKENS + first[one] + offset[piece]
+        origin[piece] = begins[part[one]] + first[one] + offset[piece]
         target[piece] = row[piece] * row_tokens + start[piece]
         text[piece] = min(length[piece], tokens[one] - offset[piece])
         if text[piece] < length[piece]:
@@ -125,19 +124,22 @@ def route(
 
 
 @kernel
-def gather(source: np.ndarray, origin: np.ndarray, target: np.ndarray, length: np.ndarray, out: np.ndarray) -> None:
-    """Copy runs: `out[target[i]:target[i] + length[i]] = source[origin[i]:origin[i] + length[i]]` for all i.
+def gather(
+    source: np.ndarray, begin: int, order: np.ndarray, origin: np.ndarray, target: np.ndarray, length: np.ndarray,
+    out: np.ndarray,
+) -> None:  # fmt: skip
+    """Copy runs: `out[target[i]:][:length[i]] = source[origin[i] - begin:][:length[i]]` for all i of an order.
 
     Args:
         source: tokens, flat.
-        origin: int64 of shape (n,).
-        target: int64 of shape (n,).
-        length: int64 of shape (n,).
+        begin: number of its first token.
+        order: int64 of shape (k,), which runs to copy.
+        origin, target, length: int64 of shape (n,).
         out: tokens, flat, of the dtype of `source`.
     """
-    for i in range(len(origin)):
+    for i in order:
         # Unsigned, as no index counts from the end: what makes vector instructions of the loop.
-        there, here = np.uint64(target[i]), np.uint64(origin[i])
+        there, here = np.uint64(target[i]), np.uint64(origin[i] - begin)
         for step in range(np.uint64(length[i])):
             out[there + step] = source[here + step]
 

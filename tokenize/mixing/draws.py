@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.documents import ID_BYTES
+from gristmill.tokenize.mixing.spread import order_of_spread
 from gristmill.tokenize.order import mix_bits
 
 
@@ -44,12 +45,12 @@ def ordered_by(first: np.ndarray, *others: np.ndarray) -> np.ndarray:
 
     The first column is a hash, which alone decides nearly always: only where it is equal the others are compared.
     """
-    order = np.argsort(first)
-    ordered = first[order]
+    order, ordered = order_of_spread(first)
     equal = np.flatnonzero(ordered[1:] == ordered[:-1])
-    touched = np.union1d(equal, equal + 1)
-    tied = np.sort(order[touched])
-    order[touched] = tied[np.lexsort((*(column[tied] for column in reversed(others)), first[tied]))]
+    if len(equal) and others:
+        touched = np.union1d(equal, equal + 1)
+        tied = order[touched]
+        order[touched] = tied[np.lexsort((*(column[tied] for column in reversed(others)), ordered[touched]))]
     return order
 
 

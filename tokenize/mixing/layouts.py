@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -107,62 +106,6 @@ def join_layouts(layouts: Sequence[Layout]) -> Layout:
     return Layout(np.concatenate([*firsts, runs[-1:]]).astype(np.int64),
                   np.concatenate([layout.at for layout in layouts]),
                   np.concatenate([layout.length for layout in layouts]))
-
-
-def account(stream: Stream, begin: int, end: int, layout: Layout, packing: Packing) -> dict[str, Any]:
-    """What a packing of the tokens [begin, end) of a stream costs.
-
-    Returns:
-        `rows`, `tokens` (of documents), `padding_tokens`, `dropped_tokens` (of [begin, end), in no row), `documents`,
-        and `split_documents` and `split_tokens`: those that a row's end cuts, and their tokens in [begin, end).
-    """
-    cut, cut_tokens = cut_documents(stream.starts, np.sort(layout.at + layout.length), begin, end)
-    first = int(np.searchsorted(stream.starts, begin, side="right"))
-    last = int(np.searchsorted(stream.starts, end, side="left"))
-    return {
-        "rows": layout.rows, "tokens": layout.tokens,
-        "padding_tokens": layout.rows * packing.sequence_length - layout.tokens,
-        "dropped_tokens": end - begin - layout.tokens, "documents": max(0, last - first + 1) if end > begin else 0,
-        "split_documents": cut, "split_tokens": cut_tokens,
-    }
-
-
-@kernel
-def cut_documents(starts: np.ndarray, ends: np.ndarray, begin: int, end: int) -> tuple[int, int]:
-    """How many documents some run ends within, and how many tokens they have in [begin, end).
-
-    Args:
-        starts: int64 of shape (k + 1,), see `Stream`.
-        ends: int64 of shape (runs,), where runs end, ascending.
-        begin, end: what of the stream is looked at.
-    """
-    entry, last, documents, tokens = 0, -1, 0, 0
-    for place in ends:
-        while entry < len(starts) - 1 and starts[entry + 1] <= place:
-            entry += 1
-        if starts[entry] < place and entry != last:
-            documents += 1
-            tokens += min(starts[entry + 1], end) - max(starts[entry], begin)
-            last = entry
-    return documents, tokens
-
-
-def compare(stream: Stream, end: int, used: Packing, layout: Layout) -> dict[str, dict[str, Any]]:
-    """`account` of every packing there is, by its name, for the same tokens [0, end) of a stream.
-
-    Args:
-        stream: the documents.
-        end: up to where.
-        used: the packing that was chosen; the others have its sequence length, and go through the stream at one go.
-        layout: what came of it.
-    """
-    accounts = {}
-    for best_fit in (False, True):
-        for aligned in (False, True):
-            packing = Packing(used.sequence_length, best_fit, aligned)
-            rows = layout if packing == used else lay_out(stream, 0, end, packing)
-            accounts[packing.name] = account(stream, 0, end, rows, packing)
-    return accounts
 
 
 def _parts(stream: Stream, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from gristmill.dataprep.counts import check_conservation
 from gristmill.mixtures.mix import Mix
+from gristmill.tokenize.mixing.accounts import compare
 from gristmill.tokenize.mixing.candidates import Candidates, count
 from gristmill.tokenize.mixing.laying import Laid, packing_of
-from gristmill.tokenize.mixing.layouts import Packing, account, compare
 from gristmill.tokenize.mixing.quotas import Quotas
 
 LIMITS = ("max_epochs", "min_tokens", "max_tokens", "where", "epochs")
@@ -36,11 +36,12 @@ def describe(
     counts = count(candidates, used, list(sources), emptied)
     check_conservation(counts, "mix")
     total, packing = sum(laid.tokens for laid in train.values()), packing_of(section)
-    realised = {name: _realised(laid, total, packing) for name, laid in train.items()}
+    costs = {name: compare(laid.stream, laid.end, packing, laid.layout) for name, laid in train.items()}
+    realised = {name: {**costs[name][packing.name], **_realised(laid, total)} for name, laid in train.items()}
     return {
         "counts": counts, "rows": sum(laid.rows for laid in train.values()), "tokens": total,
         "padding_tokens": sum(part["padding_tokens"] for part in realised.values()), "packing": packing.name,
-        "packings": _packings(train, packing),
+        "packings": _packings(costs.values()),
         "requested": _requested(sources, quotas, section.sequence_length), "realised": realised,
         "stages": _stages(list(sources), quotas, train, section),
         "redistributed": redistributed(list(sources), quotas, section.sequence_length),
@@ -101,21 +102,20 @@ def _shares(sources: Sequence[str], parts: Sequence[Fraction] | Sequence[int]) -
     return {name: float(part / sum(exact)) for name, part in zip(sources, exact, strict=True)}
 
 
-def _packings(train: Mapping[str, Laid], packing: Packing) -> dict[str, dict[str, Any]]:
-    """What every packing makes of the same tokens of documents, over all sources (see `layouts.account`)."""
+def _packings(costs: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """What every packing makes of the same tokens of documents, over all sources (see `accounts.compare`)."""
     total: dict[str, dict[str, Any]] = {}
-    for laid in train.values():
-        for name, costs in compare(laid.stream, laid.end, packing, laid.layout).items():
-            sums = total.setdefault(name, dict.fromkeys(costs, 0))
-            total[name] = {key: sums[key] + value for key, value in costs.items()}
+    for source in costs:
+        for name, account in source.items():
+            sums = total.setdefault(name, dict.fromkeys(account, 0))
+            total[name] = {key: sums[key] + value for key, value in account.items()}
     return total
 
 
-def _realised(laid: Laid, total_tokens: int, packing: Packing) -> dict[str, Any]:
-    """What a source gave: see `layouts.account`; `cut_tokens` are the rest of its last document."""
+def _realised(laid: Laid, total_tokens: int) -> dict[str, Any]:
+    """What a source gave, besides what its packing costs; `cut_tokens` are the rest of its last document."""
     documents = laid.stream.document
     return {
-        **account(laid.stream, 0, laid.end, laid.layout, packing),
         "share": laid.tokens / total_tokens, "available_tokens": laid.pass_tokens,
         "documents": int(np.count_nonzero(np.bincount(documents))), "copies": len(documents),
         "epochs": round(laid.end / laid.pass_tokens, 4) if laid.pass_tokens else 0.0,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from gristmill.dataprep.files import as_path
@@ -15,8 +17,8 @@ from gristmill.tokenize.packed_files import DTYPES, files_of
 from gristmill.tokenize.packed_writing import write_rows
 from gristmill.tokenize.streaming.buffers import Buffers
 
-SHARDS = Buffers(most_kept=1)
-"""The memory of the shard that a worker has just written serves for its next one."""
+SHARDS = Buffers(most_kept=1, most_waste=math.inf)
+"""The memory of the shard that a worker has just written serves for its next one, and for the last, smaller one."""
 
 
 def write_shard(task: Task, plan: Plan, token_bytes: str) -> Done:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gristmill.dataprep.kernels import kernel
 from gristmill.tokenize.mixing.draws import draw, ordered_by
 from gristmill.tokenize.order import order_key
 
@@ -93,7 +94,7 @@ def _entries(number: int, repeats: np.ndarray | None) -> tuple[np.ndarray, np.nd
 def _drawn_pass(words: np.ndarray, key: int, number: int, entries: np.ndarray, repeat: np.ndarray) -> np.ndarray:
     """The order (int64) of a pass: each time of a document has a draw of its own."""
     draws = np.empty(len(entries), dtype=np.uint64)
-    for time in np.unique(repeat).tolist():
+    for time in range(int(repeat.max(initial=0)) + 1):
         parts = (number, time) if time else (number,)
         chosen = repeat == time
         draws[chosen] = draw(words[entries[chosen]], order_key(key, "pass", *parts))
@@ -116,12 +117,34 @@ def cut_runs(stream: Stream, place: np.ndarray, start: np.ndarray, at: np.ndarra
         at: int64 of shape (n,), first token within the stream.
         length: of shape (n,), tokens.
     """
-    end = at + length
     first = np.searchsorted(stream.starts, at, side="right") - 1
-    last = np.searchsorted(stream.starts, end, side="left")
-    counts = last - first
-    run = np.repeat(np.arange(len(at)), counts)
-    entry = np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts - first, counts)
-    begin = np.maximum(stream.starts[entry], at[run])
-    size = np.minimum(stream.starts[entry + 1], end[run]) - begin
-    return Pieces(place[run], start[run] + begin - at[run], size, entry, begin - stream.starts[entry])
+    counts = np.searchsorted(stream.starts, at + length, side="left") - first
+    pieces = Pieces(*(np.empty(int(counts.sum()), dtype=np.int64) for _ in range(5)))
+    cut(stream.starts, place, start, at, length, first, counts, pieces.place, pieces.start, pieces.length, pieces.entry,
+        pieces.offset)
+    return pieces
+
+
+@kernel
+def cut(
+    starts: np.ndarray, place: np.ndarray, start: np.ndarray, at: np.ndarray, length: np.ndarray, first: np.ndarray,
+    counts: np.ndarray, to_place: np.ndarray, to_start: np.ndarray, to_length: np.ndarray, to_entry: np.ndarray,
+    to_offset: np.ndarray,
+) -> None:  # fmt: skip
+    """Fill the columns of `Pieces` (`to_...`), run after run (see `cut_runs`).
+
+    Args:
+        starts: of the stream.
+        place, start, at, length: of the runs.
+        first: int64 of shape (n,), number of the document in the stream that a run begins in.
+        counts: int64 of shape (n,), how many documents it goes through.
+        to_place, to_start, to_length, to_entry, to_offset: see `Pieces`.
+    """
+    piece = 0
+    for run in range(len(at)):
+        for entry in range(first[run], first[run] + counts[run]):
+            begin = max(starts[entry], at[run])
+            to_place[piece], to_entry[piece] = place[run], entry
+            to_start[piece], to_offset[piece] = start[run] + begin - at[run], begin - starts[entry]
+            to_length[piece] = min(starts[entry + 1], at[run] + length[run]) - begin
+            piece += 1
