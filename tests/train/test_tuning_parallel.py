@@ -1,6 +1,7 @@
 """Adapters, elastic weights, references, reward models, distillation and rewarded answers: two processes do as one.
 
-A pipeline, which these trainings have not, shards instead; what is split in another way is said per job.
+A pipeline, which these trainings have not, shards instead; what is split in another way is said per job. What has a
+layer of its own on top of the model, a reward model and a critic, is both sharded and split.
 """
 
 from __future__ import annotations
@@ -68,6 +69,12 @@ def jobs_in(folder: Path, inputs: dict[str, str], data: Path, made: Path) -> lis
     ]
 
 
+def split_ones(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of the jobs that have a layer on top of the model, with matrices split in place of sharded."""
+    return [{**job, "folder": f"{job['folder']} split", "parallel": {"tensor": 2}} for job in jobs
+            if job["stage"] in ("reward", "rl")]
+
+
 def on_made_rows(job: dict[str, Any], made: Path) -> dict[str, Any]:
     """The job on the rows that the same one made in one process; one that makes none as it is."""
     if job["stage"] not in DATA_OF:
@@ -102,8 +109,8 @@ def test_two_processes_tune_as_one_does(
     for job in jobs_in(tmp_path / "one", named, tmp_path, tmp_path / "one"):
         run_stage(job["stage"], {name: Path(path) for name, path in job["inputs"].items()}, job["config"],
                   Path(job["folder"]))
-    of_two = [on_made_rows(job, tmp_path / "one")
-              for job in jobs_in(tmp_path / "two", named, tmp_path, tmp_path / "one")]
+    jobs = jobs_in(tmp_path / "two", named, tmp_path, tmp_path / "one")
+    of_two = [on_made_rows(job, tmp_path / "one") for job in (*jobs, *split_ones(jobs))]
     (tmp_path / "jobs.json").write_text(json.dumps(of_two))
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=2", "--rdzv-backend=c10d",
@@ -111,17 +118,17 @@ def test_two_processes_tune_as_one_does(
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}, capture_output=True, text=True,
         check=False, timeout=240)
     assert done.returncode == 0, done.stderr[-6000:]
-    for name in ("adapters", "held", "dpo", "dpo whole", "kto", "reward", "taught", "rl"):
-        ours, theirs = ([json.loads(line) for line in (tmp_path / run / name / "data" / "metrics.jsonl").read_text()
-                         .splitlines()] for run in ("two", "one"))
+    for name in ("adapters", "held", "dpo", "dpo whole", "kto", "reward", "reward split", "taught", "rl", "rl split"):
+        ours, theirs = ([json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
+                        for folder in (tmp_path / "two" / name, tmp_path / "one" / name.removesuffix(" split")))
         assert len(ours) == len(theirs) == 3
-        if name == "rl":  # what two processes drew is what the one drew
+        if name.startswith("rl"):  # what two processes drew is what the one drew
             assert [line["reward"] for line in ours] == [line["reward"] for line in theirs]
         for line, expected in zip(ours, theirs, strict=True):
             compared = expected.keys() & {
-                "loss", "grad_norm", "elastic_penalty", "log_ratio/chosen", "divergence", "kl"}
+                "loss", "grad_norm", "elastic_penalty", "log_ratio/chosen", "divergence", "kl", "loss/critic"}
             own = {"held": "elastic_penalty", "dpo": "log_ratio/chosen", "dpo whole": "log_ratio/chosen",
-                   "taught": "divergence", "kto": "kl"}
+                   "taught": "divergence", "kto": "kl", "rl": "loss/critic", "rl split": "loss/critic"}
             assert own.get(name, "loss") in compared
             for key in compared:
                 assert line[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-5), (name, key)

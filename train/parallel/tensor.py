@@ -54,6 +54,8 @@ def _plan_of_ends(model: Llama) -> dict[str, Any]:
         "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(SEQUENCE)),
         "model.norm": SequenceParallel(use_local_output=False),
         "lm_head": ColwiseParallel(),
+        # One row, of a reward model or of a critic: split along its inputs, since it has no outputs to share out.
+        **{name: RowwiseParallel(input_layouts=Replicate()) for name in ("score", "value_head")},
     }  # fmt: skip
     present = {name for name, _ in model.named_modules()}
     return {name: style for name, style in plan.items() if name in present}

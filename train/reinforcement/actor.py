@@ -154,7 +154,6 @@ class Actor:
         section, world = self.section, self.world
         shape = self.rollouts.old.shape
         logps, values = (torch.zeros(shape, dtype=torch.float32, device=world.device) for _ in range(2))
-        has_critic = False
         with evaluating(model):
             for first in range(0, len(logps), section.global_batch_size):
                 rows = np.arange(first, first + section.global_batch_size)
@@ -167,9 +166,9 @@ class Actor:
                     where = torch.from_numpy(part).to(world.device), slice(found.logps.shape[1])
                     logps[where[0], where[1]] = found.logps
                     if found.values is not None:
-                        has_critic = True
                         values[where[0], where[1]] = found.values
         whole = sum_over_ranks(logps, world).cpu()
+        has_critic = section.algorithm == "ppo" and model is self.model
         return whole, sum_over_ranks(values, world).cpu() if has_critic else None
 
 
