@@ -29,7 +29,8 @@ def trace(
         "steps read it.")] = None,
     against: Annotated[str | None, typer.Option(
         metavar="RUN", help="Another manifest, or a run of the store: the first step that read other tokens.")] = None,
-    stage: Annotated[str, typer.Option(help="The training that --step is of: pretrain, sft or dpo.")] = "pretrain",
+    stage: Annotated[str, typer.Option(
+        help="The training that --step is of: pretrain, sft, reward, dpo or rl.")] = "pretrain",
     rank: Annotated[int | None, typer.Option(help="Only what this process read, of engine.ranks.", min=0)] = None,
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:

@@ -141,7 +141,7 @@ STAGES: dict[str, Stage] = {
         _trains("reward", 2, training.reward, needs.before_reward),
         _trains("reference", 2, training.reference, needs.before_reference),
         _trains("dpo", 4, training.whole("dpo"), needs.before_dpo),
-        _trains("rl", 1, training.rl, needs.before_rl),
+        _trains("rl", 2, training.rl, needs.before_rl),
         Stage("evaluate", 2, "gristmill.train.evaluate:run", results.evaluate,
               needs.only("tokenizer", "mix", "pretrain", "sft", "dpo", "rl")),
         Stage("export", 1, "gristmill.train.export:run", results.export, needs.final_model),

@@ -104,7 +104,8 @@ class Rl(Training):
     holdout_limit: Positive = 256
     """Held-out prompts that are answered at the most, the first by hash."""
     samples_every: Positive = 50
-    """Batches of prompts between those whose answers are kept for the report; the first and the last are, too."""
+    """Batches of prompts between those of which `rollouts.json` shows some answers, beside the first and the last.
+    Every answer is kept, and `gristmill trace --stage rl --step N` shows those of a step."""
     optimizer: Optimizer = Optimizer(learning_rate=1e-6, weight_decay=0.0)
     """What an update is (learning rate: TRL's GRPOTrainer for whole models); `sophia` needs labels to draw."""
     spikes: Spikes = Spikes(sigma=None)

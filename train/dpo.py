@@ -61,7 +61,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         check_pairs(data)
     with closing(PackedSet(inputs["dpo_data"], context.stream, context.warn)) as data, \
             closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed, \
-            process_group(context.parallel, pipelined=False) as world:
+            process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
         rows, length = PairRows(data), data.sequence_length
         records = rows.records()
         is_out = held_out_mask(records, section, seed)

@@ -61,7 +61,7 @@ def optimise(inputs: Mapping[str, Path], section: Dpo, out: Path, context: Conte
     shape = read_shape(start)
     with closing(PackedSet(inputs["dpo_data"], context.stream, context.warn)) as data, \
             closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed, \
-            process_group(context.parallel, pipelined=False) as world:
+            process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
         rows, length = AnswerRows(data), data.sequence_length
         is_out = held_out_answers(rows, section, seed)
         draws = draw_pairs(rows, is_out, section, seed)

@@ -21,7 +21,6 @@ from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.reading.preference_audit import warnings_of
 from gristmill.mixtures.adapters import Lora
-from gristmill.mixtures.parallel import Parallel
 from gristmill.mixtures.reward import Reward
 from gristmill.train.adapters.lora import adapt, adapted_flops_per_token, adapted_tensors, merged
 from gristmill.train.evaluation.intervals import share_with_interval
@@ -59,7 +58,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     found, sets, _ = read_pairs(section.data or (), chat, length, inputs.get("dpo_prepare"))
     pairs = [pair for of_set in found for pair in of_set]
     whole, (training, held_out) = len(pairs), split_pairs(pairs, section)
-    with process_group(unsplit(context.parallel), pipelined=False) as world:
+    with process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
         if world.is_first:
             write_example_ids(out, [pair.example["id"] for pair in training], [len(training)])
             for one in sets:
@@ -87,12 +86,6 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     return {**summary, **describe_model(shape), "sequence_length": length, "sets": sets,
             "training_pairs": len(training), "held_out_pairs": len(held_out),
             "too_long_pairs": whole - len(training) - len(held_out), "held_out": judged(held_out, scored)}
-
-
-def unsplit(parallel: Parallel) -> Parallel:
-    """The same processes where those that would split matrices shard: a row of one number is not split."""
-    shard = None if parallel.shard is None else parallel.shard * parallel.tensor
-    return parallel.model_copy(update={"tensor": 1, "shard": shard})
 
 
 def split_pairs(pairs: Sequence[Pair], section: Reward) -> tuple[list[Pair], list[Pair]]:

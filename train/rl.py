@@ -1,9 +1,9 @@
 """Stage `rl`: the model answers prompts, its answers are rewarded, and it learns from that by GRPO or PPO.
 
 Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl` as of pre-training; `prompts.txt`, the ids of the prompts that
-were trained on; `rollouts.json`: answers of some batches with their rewards, and the likeliest answers to held-out
-prompts before and after; with `lora` also `adapter/`, which PEFT loads, and `model/` is the model with that merged into
-it. PPO's critic is no part of the model.
+are trained on; `answers.parquet`, every answer that was learned from (see reinforcement/kept.py); `rollouts.json`:
+those of some batches, and the likeliest answers to held-out prompts before and after; with `lora` also `adapter/`,
+which PEFT loads, and `model/` is the model with that merged into it. PPO's critic is no part of the model.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from gristmill.train.pretrain import (
     read_token_bytes,
 )
 from gristmill.train.reinforcement.actor import Actor
+from gristmill.train.reinforcement.kept import ANSWERS, BATCHES, gather_batches, read_batch
 from gristmill.train.reinforcement.objective import Reinforcement
 from gristmill.train.reinforcement.policy import add_critic, is_critic
 from gristmill.train.reinforcement.prompts import Prompt, read_prompts, split, write_prompt_ids
@@ -55,8 +56,8 @@ from gristmill.train.reinforcement.sampler import Sampler
 STARTS = ("dpo", "sft", "pretrain")
 """Stages whose model this one may begin with, the last one first."""
 ROLLOUTS, PROMPTS = "rollouts.json", "prompts.txt"
-SAMPLES = "rollouts"
-"""Folder of the answers that are kept, a file per batch, while the training runs."""
+SHOWN_GROUPS = 4
+"""Prompts of a batch whose answers `rollouts.json` shows."""
 SHOWN_HELD_OUT = 8
 """Held-out prompts whose answers the summary shows, before and after."""
 RESAMPLES = 1000
@@ -80,7 +81,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     prompts, sets = read_prompts(section.data, section.rewards, chat, length - section.max_new_tokens)
     training, held_out = split(prompts, section.holdout, section.holdout_limit, section.seed or 0)
     with closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed, \
-            process_group(context.parallel, pipelined=False) as world:
+            process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
+        if world.is_first:
+            write_prompt_ids(out / PROMPTS, training)
         dtype = compute_dtype(section.precision, world.device)
         model = tuned_model(shape, start, section, world, dtype, context,
                             add_critic if section.algorithm == "ppo" else None)
@@ -91,7 +94,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             if needs_reference else None,
             Sampler(model, shape, section.lora, dtype, section.generation_rows, world),
             rewards_of(section.rewards, inputs, chat, shape.vocab_size, world.device, section.micro_batch_size),
-            Rollouts(section, length, chat.pad), chat, world, context.work / SAMPLES)
+            Rollouts(section, length, chat.pad), chat, world, context.work / BATCHES)
         flops = adapted_flops_per_token(shape, length, section.lora)
         average = averaged(model, section)
         before = answers_before(actor, held_out, context.work / "before.json")
@@ -107,9 +110,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         if record is not None:
             summary |= publish(out, shape, settle_adapters(out, tensors, section.lora), record)
             summary |= rewards_at_both_ends(record.lines(), section)
-            write_prompt_ids(out / PROMPTS, training)
-            write_json(out / ROLLOUTS, {"batches": kept_batches(context.work / SAMPLES), "before": before,
-                                        "after": after})
+            gather_batches(context.work / BATCHES, batches_of(section), out / ANSWERS)
+            write_json(out / ROLLOUTS, {"batches": shown_batches(out, section), "before": before, "after": after})
     return {
         **summary, **describe_model(shape), "sequence_length": length, "started_from": start_stage, "sets": sets,
         "algorithm": section.algorithm, "kl_weight": section.kl_weight, "group_size": section.group_size,
@@ -154,9 +156,17 @@ def policies(model: nn.Module, average: AveragedWeights | None) -> dict[str, dic
             for folder, tensors in all_tensors(model, average).items()}
 
 
-def kept_batches(folder: Path) -> list[dict[str, Any]]:
-    """The answers that were kept, in the order of their batches."""
-    return [read_json(file) for file in sorted(folder.glob("batch-*.json"))]
+def batches_of(section: Rl) -> int:
+    """How many batches of prompts are answered."""
+    return -(-section.steps // section.updates_per_batch)
+
+
+def shown_batches(out: Path, section: Rl) -> list[dict[str, Any]]:
+    """The first answers of some batches, each with the step that first learned from it."""
+    last = batches_of(section) - 1
+    return [{"step": batch * section.updates_per_batch + 1,
+             "answers": (read_batch([out], batch) or [])[: SHOWN_GROUPS * section.group_size]}
+            for batch in range(last + 1) if batch % section.samples_every == 0 or batch == last]
 
 
 def rewards_at_both_ends(lines: Sequence[dict[str, Any]], section: Rl) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     shape = read_shape(start)
     with closing(PackedSet(inputs["sft_data"], context.stream, context.warn)) as rows, \
             closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed, \
-            process_group(context.parallel, pipelined=False) as world:
+            process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
         length, dtype = rows.sequence_length, compute_dtype(section.precision, world.device)
         model = tuned_model(shape, start, section, world, dtype, context)
         flops = adapted_flops_per_token(shape, length, section.lora)

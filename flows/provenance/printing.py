@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.flows.explain import NOT_DRAWN, describe_values, shorten
+from gristmill.flows.explain import NOT_DRAWN, describe_values, shorten, shorten_text
 
 SHOWN_STEPS = 12
 
@@ -30,6 +31,9 @@ def print_step(found: Mapping[str, Any]) -> None:
         f"{found['tokens']} tokens, {len(found['documents'])} documents")
     console.print(Text(f"{found['stage']} step {found['step']} {found['use']}{rank}: {len(found['rows'])} rows, {what}",
                        style="bold"))
+    if "answers" in found:
+        print_answers(console, found)
+        return
     if "examples" in found:
         for row, example in zip(found["rows"], found["examples"], strict=True):
             console.print(f"{row:>8}  {example}")
@@ -44,6 +48,25 @@ def print_step(found: Mapping[str, Any]) -> None:
         table.add_row(str(entry["tokens"]), entry["source"], entry["id"][:16], quality, cluster,
                       entry.get("url", entry["locator"]))
     console.print(table)
+
+
+def print_answers(console: Console, found: Mapping[str, Any]) -> None:
+    """Print the prompts of a step, each with its answers and what they were rewarded with."""
+    if not found["answers"]:
+        for example in found["examples"]:
+            console.print(Text(f"  {example}"))
+        console.print(Text("their answers are not drawn yet", style="dim"))
+        return
+    for example, answers in groupby(found["answers"], key=lambda one: one["id"]):
+        listed = list(answers)
+        right = "" if listed[0]["right"] is None else f"  right: {shorten_text(listed[0]['right'])}"
+        console.print(Text.assemble((f"{example[:16]}  ", "dim"), (shorten_text(listed[0]["prompt"]), "bold"),
+                                    (right, "green")))
+        table = new_table(("reward", True), ("advantage", True), ("tokens", True), ("", False), ("answer", False))
+        for one in listed:
+            table.add_row(f"{one['reward']:.4g}", f"{one['advantage']:+.4g}", str(one["tokens"]),
+                          "" if one["ended"] else "cut", Text(shorten_text(one["answer"])))
+        console.print(table)
 
 
 def print_document(found: Mapping[str, Any]) -> None:

@@ -17,16 +17,20 @@ from gristmill.flows.lookup import committed_inputs
 from gristmill.flows.session import Session
 from gristmill.flows.store import StageFolder
 from gristmill.mixtures.posttraining import Dpo, Tuning
+from gristmill.mixtures.reinforcement import Rl
 from gristmill.mixtures.reward import Reward
 from gristmill.mixtures.training import Pretrain, Training
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.rollback import plan_after, read_rollbacks
 from gristmill.train.loop.stream import Plan, plan_of
+from gristmill.train.reinforcement.order import PromptPlan, prompt_plan_of
 
-SECTIONS: dict[str, type[Training]] = {"pretrain": Pretrain, "sft": Tuning, "reward": Reward, "dpo": Dpo}
-EXAMPLE_IDS = "examples.txt"
-"""What a fine-tuning stage calls the list of its examples, row by row."""
+SECTIONS: dict[str, type[Training]] = {"pretrain": Pretrain, "sft": Tuning, "reward": Reward, "dpo": Dpo,
+                                      "rl": Rl}
+EXAMPLE_IDS, PROMPT_IDS = "examples.txt", "prompts.txt"
+"""What a fine-tuning stage calls the list of its examples, row by row, and reinforcement learning that of its
+prompts."""
 ROWS_PER_SET = "rows-per-set.json"
 """Beside it: how many of the rows are of each set, of which their order is made."""
 Use = Literal["read", "will read"]
@@ -41,19 +45,19 @@ class Reading:
     """A training stage and the order in which it reads.
 
     Attributes:
-        stage: pretrain, sft, reward or dpo.
+        stage: pretrain, sft, reward, dpo or rl.
         folder: the stage's output, finished or not.
         section: its settings.
         plan: which positions each step takes.
-        order: which row is read at each position.
+        order: which row is read at each position; in reinforcement learning, which prompt is answered.
         packed: the set that the rows are of, in pre-training.
-        examples: the ids of the examples that each row holds, in fine-tuning.
+        examples: the ids of the examples that each row holds, in fine-tuning; each prompt's, in reinforcement learning.
     """
 
     stage: str
     folder: StageFolder
     section: Training
-    plan: Plan
+    plan: Plan | PromptPlan
     order: Order
     packed: PackedSet | None = None
     examples: tuple[tuple[str, ...], ...] = ()
@@ -76,15 +80,16 @@ class Reading:
 
     def steps_that_read(self, rows: np.ndarray) -> dict[int, list[int]]:
         """Step (counted from 1) -> those of some rows that it reads, in the order of the steps."""
-        end = self.plan.positions(self.section.steps)[0]
+        end = self.plan.end(self.section.steps)
         found: dict[int, list[int]] = {}
         for epoch in range(-(-end // self.order.total)):
             positions = self.order.positions(rows, epoch)
             within = positions < end
-            steps = self.plan.steps_of(positions[within]) + 1
-            for step, row in zip(steps.tolist(), rows[within].tolist(), strict=True):
-                if step:  # what a rollback left behind was read by steps that were given up
-                    found.setdefault(step, []).append(row)
+            for steps in np.atleast_2d(self.plan.steps_of(positions[within]) + 1):
+                for step, row in zip(steps.tolist(), rows[within].tolist(), strict=True):
+                    # What a rollback left behind was read by steps that were given up.
+                    if 0 < step <= self.section.steps:
+                        found.setdefault(step, []).append(row)
         return {step: sorted(found[step]) for step in sorted(found)}
 
     def steps_done(self) -> int:
@@ -130,10 +135,14 @@ def reading_of(session: Session, stage: str = "pretrain") -> Reading:
         if "mix" not in inputs:
             raise TraceError(f"the mixture is not packed yet; run: {session.command('run', '--until', 'mix')}")
         return _pre_training(folder, section, inputs["mix"])
-    if not (folder.data / EXAMPLE_IDS).exists():
+    ids = PROMPT_IDS if stage == "rl" else EXAMPLE_IDS
+    if not (folder.data / ids).exists():
         raise TraceError(f"which examples {stage} reads is known once it has begun; run: "
                          f"{session.command('run', '--until', stage)}")
-    examples = tuple(tuple(line.split()) for line in (folder.data / EXAMPLE_IDS).read_text().splitlines())
+    examples = tuple(tuple(line.split()) for line in (folder.data / ids).read_text().splitlines())
+    if isinstance(section, Rl):
+        return Reading(stage, folder, section, prompt_plan_of(section), Order([len(examples)], section.seed or 0),
+                       examples=examples)
     rows_per_set: list[int] = read_json(folder.data / ROWS_PER_SET)
     return Reading(stage, folder, section, settled_plan(folder, plan_of(section, 0)),
                    Order(rows_per_set, section.seed or 0), examples=examples)

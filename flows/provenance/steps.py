@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.flows.lookup import committed_inputs
+from gristmill.flows.provenance.answers import answers_of_step
 from gristmill.flows.provenance.documents import describe_documents
 from gristmill.flows.provenance.readings import Reading, TraceError, reading_of
 from gristmill.flows.session import Session
@@ -21,27 +22,43 @@ def trace_step(session: Session, step: int, stage: str = "pretrain", rank: int |
     Args:
         session: the opened manifest.
         step: counted from 1, as in the metrics.
-        stage: pretrain, sft or dpo.
-        rank: only the rows of this process, of the `engine.ranks` there are.
+        stage: one of readings.SECTIONS.
+        rank: only the rows, or the answers, of this process, of the `engine.ranks` there are.
 
     Raises:
         TraceError: the manifest does not train, has fewer steps or ranks, or its data is not made yet.
     """
     reading = reading_of(session, stage)
     rows, ranks = reading.rows(step), session.manifest.engine.ranks
-    if rank is not None and not 0 <= rank < ranks:
-        raise TraceError(f"there is no rank {rank}: engine.ranks is {ranks}, so ranks are 0 to {ranks - 1}")
-    # As train.loop.stream.micro_batches deals them out.
-    rows = rows if rank is None else rows[rank::ranks]
+    share, shares = (0, 1) if rank is None else share_of_rank(session, reading, rank)
+    answers = answers_of_step(reading, step, share, shares) if stage == "rl" else None
+    # As train.loop.stream.micro_batches deals them out; in reinforcement learning it deals out answers.
+    rows = rows[share::shares] if answers is None else rows
     found: dict[str, Any] = {
         "stage": stage, "step": step, "use": reading.use(step, reading.steps_done()), "rank": rank, "ranks": ranks,
         "rows": rows.tolist(), "checkpoints_after": [one for one in reading.checkpoints() if one >= step],
     }
+    if answers is not None:
+        return {**found, "examples": [reading.examples[row][0] for row in rows.tolist()], "answers": answers}
     if reading.packed is None:
         return {**found, "examples": [one for row in rows.tolist() for one in reading.examples[row]]}
     inputs = committed_inputs(session, session.plan)
     documents = documents_of_rows(reading, inputs, rows)
     return {**found, "tokens": sum(entry["tokens"] for entry in documents), "documents": documents}
+
+
+def share_of_rank(session: Session, reading: Reading, rank: int) -> tuple[int, int]:
+    """Which share of each batch a process computes, and of how many.
+
+    Raises:
+        TraceError: there is no such process.
+    """
+    engine = session.manifest.engine
+    if not 0 <= rank < engine.ranks:
+        raise TraceError(f"there is no rank {rank}: engine.ranks is {engine.ranks}, so ranks are 0 to "
+                         f"{engine.ranks - 1}")
+    return engine.parallel.share_of(rank, engine.ranks, pipelined=reading.stage == "pretrain",
+                                    split=getattr(reading.section, "lora", None) is None)
 
 
 def documents_of_rows(reading: Reading, inputs: Mapping[str, Path], rows: np.ndarray) -> list[dict[str, Any]]:

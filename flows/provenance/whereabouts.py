@@ -9,10 +9,10 @@ import numpy as np
 
 from gristmill.flows.explain import journey
 from gristmill.flows.lookup import DocumentNotFoundError
-from gristmill.flows.provenance.readings import EXAMPLE_IDS, Reading, reading_of
+from gristmill.flows.provenance.readings import EXAMPLE_IDS, PROMPT_IDS, Reading, reading_of
 from gristmill.flows.session import Session
 
-FINE_TUNING = ("sft", "reward", "dpo")
+FINE_TUNING = ("sft", "reward", "dpo", "rl")
 
 
 def trace_document(session: Session, wanted: str) -> dict[str, Any]:
@@ -63,7 +63,8 @@ def _trace_example(session: Session, wanted: str) -> dict[str, Any] | None:
     """What became of a fine-tuning example; None where no stage has one by that id."""
     found: dict[str, Any] | None = None
     for stage in FINE_TUNING:
-        if stage not in session.plan or not (session.folder(stage).data / EXAMPLE_IDS).exists():
+        if stage not in session.plan or not any(
+                (session.folder(stage).data / ids).exists() for ids in (EXAMPLE_IDS, PROMPT_IDS)):
             continue
         reading = reading_of(session, stage)
         hits = {one for row in reading.examples for one in row if one == wanted.lower() or (

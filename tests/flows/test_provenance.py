@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,20 @@ from hypothesis import strategies as st
 
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, MisalignedError, document_id, write_table
 from gristmill.flows.provenance.against import compare_readings
+from gristmill.flows.provenance.answers import answers_of_step
 from gristmill.flows.provenance.documents import describe_documents
 from gristmill.flows.provenance.readings import Reading, TraceError
 from gristmill.flows.provenance.suspects import with_origins
 from gristmill.flows.store import StageFolder
+from gristmill.mixtures.reinforcement import Rl
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import LEDGER, LEDGER_SCHEMA
 from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train.loop.stream import Plan, extend_digest, plan_of
+from gristmill.train.reinforcement.kept import gather_batches, keep_batch
+from gristmill.train.reinforcement.order import prompt_plan_of
 
 TOKENIZER = {"vocab_size": 1000, "eos": 0, "pad": 1, "sha256": "0" * 64}
 ROWS = np.arange(40 * 8).reshape(40, 8)
@@ -53,6 +58,49 @@ def record(one: Reading, steps: range, work: Path) -> None:
             lines.append(json.dumps({"step": step, "rows_digest": digest}) + "\n")
     work.mkdir(parents=True)
     (work / "metrics.jsonl").write_text("".join(lines))
+
+
+def reinforcement(folder: Path, prompts: int, **section: Any) -> Reading:
+    """A reinforcement learning that has not begun."""
+    settings_ = Rl.model_validate({"data": [{"path": "p.jsonl"}], "rewards": [{"kind": "contains", "text": "e"}],
+                                   "seed": 1, **section})
+    return Reading("rl", StageFolder(folder), settings_, prompt_plan_of(settings_), Order([prompts], 1),
+                   examples=tuple((f"prompt-{number}",) for number in range(prompts)))
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 9), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 13), st.data())
+def test_the_steps_of_a_prompt_are_all_those_that_learn_from_answers_to_it(
+    prompts: int, groups: int, steps_per_batch: int, epochs: int, steps: int, data: st.DataObject
+) -> None:
+    one = reinforcement(Path("nowhere"), prompts, group_size=2, global_batch_size=2 * groups, steps=steps,
+                        steps_per_batch=steps_per_batch, epochs_per_batch=epochs)
+    wanted = data.draw(st.lists(st.integers(0, prompts - 1), min_size=1, max_size=3, unique=True))
+    expected: dict[int, list[int]] = {}
+    for step in range(1, steps + 1):
+        hits = sorted(row for row in one.rows(step).tolist() if row in wanted)
+        if hits:
+            expected[step] = hits
+    assert one.steps_that_read(np.array(wanted)) == expected
+
+
+def test_a_step_of_reinforcement_learning_shows_the_answers_that_it_learned_from(tmp_path: Path) -> None:
+    one = reinforcement(tmp_path, 8, group_size=2, global_batch_size=4, steps=8, steps_per_batch=2, epochs_per_batch=2)
+    prompts = [one.rows(step).tolist() for step in (1, 2)]
+    batch = [{"id": f"prompt-{number}", "prompt": "say", "answer": f"answer {place} to {number}", "right": None,
+              "ended": True, "tokens": 3, "reward": float(place), "rewards": {"contains": float(place)},
+              "advantage": place - 0.5} for of_step in prompts for number in of_step for place in range(2)]
+    assert answers_of_step(one, 1) == []
+    keep_batch(tmp_path / "work" / "answers", 0, batch, ["contains"])
+    assert answers_of_step(one, 1) == answers_of_step(one, 3) == batch[:4]
+    assert answers_of_step(one, 2) == answers_of_step(one, 4) == batch[4:]
+    assert answers_of_step(one, 5) == []
+    assert [answer["id"] for answer in answers_of_step(one, 2)[::2]] == [f"prompt-{row}" for row in prompts[1]]
+    assert answers_of_step(one, 1, share=1, shares=3) == [batch[1]]
+    (tmp_path / "data").mkdir()
+    gather_batches(tmp_path / "work" / "answers", 1, tmp_path / "data" / "answers.parquet")
+    shutil.rmtree(tmp_path / "work")
+    assert answers_of_step(one, 4) == batch[4:]
 
 
 @settings(max_examples=40)

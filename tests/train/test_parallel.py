@@ -135,6 +135,10 @@ def test_a_product_other_than_the_number_of_ranks_is_refused() -> None:
     assert Parallel(tensor=2).sizes(8) == (1, 1, 4, 2)
     assert Parallel(pipeline=2, replicate=2, tensor=2).sizes(8) == (2, 2, 1, 2)
     assert Parallel(pipeline=2, tensor=2).sizes(8, pipelined=False) == (1, 1, 4, 2)
+    assert Parallel(pipeline=2, tensor=2, replicate=2).sizes(8, pipelined=False, split=False) == (1, 2, 4, 1)
+    form = Parallel(pipeline=2, replicate=2, tensor=2)
+    assert [form.share_of(rank, 8) for rank in range(8)] == [(share, 2) for share in (0, 0, 1, 1, 0, 0, 1, 1)]
+    assert [form.share_of(rank, 8, pipelined=False, split=False) for rank in range(8)] == [(n, 8) for n in range(8)]
     with pytest.raises(ValueError, match=r"pipeline 1 x .* x shard 1 x tensor 4 are 4 processes, but ranks is 2"):
         Engine(ranks=2, parallel=Parallel(tensor=4))
     with pytest.raises(ValueError, match="are 6 processes, but ranks is 4"):

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from gristmill.mixtures.parallel import Parallel
 from gristmill.train.evaluation.intervals import share_with_interval
 from gristmill.train.models.reward import last_tokens, load_reward_model, scores
 from gristmill.train.models.shape import Shape
@@ -19,7 +18,7 @@ from gristmill.train.models.weights import WeightsError, load_model
 from gristmill.train.objectives.chat import Chat
 from gristmill.train.objectives.conversations import NothingToTrainError
 from gristmill.train.objectives.reward_pairs import reward_loss
-from gristmill.train.reward import scoring_flops_per_token, unsplit
+from gristmill.train.reward import scoring_flops_per_token
 
 WORDS = ("json", "text", "file", "name", "list", "code", "line", "type", "value", "error", "module", "class")
 
@@ -46,11 +45,6 @@ def test_wilsons_interval_has_a_width_where_every_pair_is_right() -> None:
     assert half is not None
     assert (half["low"], half["high"]) == (pytest.approx(0.4038315), pytest.approx(0.5961685))
     assert share_with_interval(np.ones(0, dtype=bool)) is None
-
-
-def test_processes_that_would_split_matrices_shard() -> None:
-    assert unsplit(Parallel(tensor=2)).sizes(4) == (1, 1, 4, 1)
-    assert unsplit(Parallel(tensor=2, shard=2, replicate=2)).sizes(8) == (1, 2, 4, 1)
 
 
 def test_a_score_costs_no_product_with_the_vocabulary(tiny_shape: Shape) -> None:

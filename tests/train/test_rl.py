@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -95,6 +96,12 @@ def test_the_policy_learns_what_is_rewarded_and_says_how_that_went(
     assert [batch["step"] for batch in kept["batches"]] == [1, 9, 17, 20]
     assert all(answer["reward"] == float("e" in answer["answer"]) for batch in kept["batches"]
                for answer in batch["answers"])
+    batches = pq.ParquetFile(tmp_path / "rl" / "data" / "answers.parquet")
+    for line in lines:
+        answers = batches.read_row_group(line["step"] - 1).to_pylist()
+        assert sum(one["reward"] for one in answers) / len(answers) == pytest.approx(line["reward"])
+        advantages = [one["advantage"] for one in answers if one["reward"] == 0.0]
+        assert all(advantage <= 0.0 for advantage in advantages)
     trained = (tmp_path / "rl" / "data" / "prompts.txt").read_text().split()
     assert not set(trained) & {one["id"] for one in kept["before"]}
     assert [one["id"] for one in kept["before"]] == [one["id"] for one in kept["after"]]
@@ -147,7 +154,7 @@ def test_ppo_learns_and_goes_on_from_the_middle_of_a_batch_as_if_it_had_not_been
     assert steps == ["step-00000005", "step-00000010"]  # the second lies between the epochs of a batch
     run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=5)
     assert metrics(tmp_path / "killed") == lines
-    for name in ("model/model.safetensors", "rollouts.json"):
+    for name in ("model/model.safetensors", "rollouts.json", "answers.parquet"):
         assert (tmp_path / "killed" / "data" / name).read_bytes() == (tmp_path / "whole" / "data" / name).read_bytes()
 
 

@@ -1,7 +1,8 @@
 """Adapters, elastic weights, references, reward models, distillation and rewarded answers: two processes do as one.
 
-A pipeline, which these trainings have not, shards instead; what is split in another way is said per job. What has a
-layer of its own on top of the model, a reward model and a critic, is both sharded and split.
+A pipeline, which these trainings have not, shards instead, and so do matrices that have adapters; what is split in
+another way is said per job. What has a layer of its own on top of the model, a reward model and a critic, is both
+sharded and split.
 """
 
 from __future__ import annotations
@@ -16,13 +17,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 
-from gristmill.dataprep.context import Context
 from gristmill.mixtures.posttraining import Dpo, Reference, Tuning
-from gristmill.train.adapters.lora import LoraError
-from gristmill.train.adapters.model import tuned_model
-from gristmill.train.models.shape import Shape
 
 DATA_OF = {"sft": "sft_data", "reference": "dpo_data", "dpo": "dpo_data"}
 READ = {"sft": Tuning.model_fields, "reference": Reference.model_fields, "dpo": Dpo.model_fields}
@@ -44,7 +40,7 @@ def jobs_in(folder: Path, inputs: dict[str, str], data: Path, made: Path) -> lis
          "config": {**TRAINING, **chats, **rate, "ewc": {"weight": 100.0, "fisher_rows": 3}}},
         {"stage": "reference", "folder": str(folder / "reference"), "inputs": tuned,
          "config": {**pairs, "sequence_length": 64, "micro_batch_size": 2}},
-        {"stage": "dpo", "folder": str(folder / "dpo"), "parallel": {"replicate": 2},
+        {"stage": "dpo", "folder": str(folder / "dpo"), "parallel": {"tensor": 2},
          "inputs": {**tuned, "reference": str(folder / "reference" / "data")},
          "config": {**TRAINING, **pairs, **rate, "lora": {"rank": 2}}},
         {"stage": "dpo", "folder": str(folder / "dpo whole"), "parallel": {"tensor": 2},
@@ -52,7 +48,7 @@ def jobs_in(folder: Path, inputs: dict[str, str], data: Path, made: Path) -> lis
          "config": {**TRAINING, **pairs, **rate}},
         {"stage": "reference", "folder": str(folder / "answers"), "inputs": tuned,
          "config": {**pairs, "sequence_length": 64, "micro_batch_size": 2, "answers": True}},
-        {"stage": "dpo", "folder": str(folder / "kto"),
+        {"stage": "dpo", "folder": str(folder / "kto"), "parallel": {"replicate": 2},
          "inputs": {**tuned, "reference": str(folder / "answers" / "data")},
          "config": {**TRAINING, **pairs, **rate, "loss": "kto", "beta": 1.0}},
         {"stage": "reward", "folder": str(folder / "reward"), "inputs": tuned,
@@ -82,15 +78,6 @@ def on_made_rows(job: dict[str, Any], made: Path) -> dict[str, Any]:
     name, rows = DATA_OF[job["stage"]], made / Path(job["folder"]).name / "made" / "data"
     config = {key: value for key, value in job["config"].items() if key in READ[job["stage"]]}
     return {**job, "config": config, "inputs": {**job["inputs"], name: str(rows)}}
-
-
-def test_adapters_of_matrices_that_are_split_are_refused(tiny_shape: Shape, tmp_path: Path) -> None:
-    class World:
-        tensor_mesh = "two processes"
-
-    section = Tuning.model_validate({"steps": 1, "lora": {}})
-    with pytest.raises(LoraError, match=r"set engine.parallel.tensor to 1 .* or remove lora"):
-        tuned_model(tiny_shape, tmp_path, section, World(), torch.float32, Context(tmp_path))  # type: ignore[arg-type]
 
 
 def test_two_processes_tune_as_one_does(

@@ -27,8 +27,8 @@ def main() -> None:
     with process_group() as joined:
 
         @contextmanager
-        def same_group(parallel: Parallel, pipelined: bool) -> Iterator[World]:
-            yield make_world(parallel, joined.device, pipelined)
+        def same_group(parallel: Parallel, pipelined: bool, split: bool = True) -> Iterator[World]:
+            yield make_world(parallel, joined.device, pipelined, split)
 
         for job in jobs:
             module: Any = importlib.import_module(f"gristmill.train.{job['stage']}")

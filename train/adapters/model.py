@@ -13,7 +13,7 @@ from gristmill.mixtures.adapters import base_of
 from gristmill.mixtures.posttraining import Dpo, Tuning
 from gristmill.mixtures.reinforcement import Rl
 from gristmill.train.adapters.frozen import check_rounding, round_frozen
-from gristmill.train.adapters.lora import LoraError, adapt, adapted_tensors
+from gristmill.train.adapters.lora import adapt, adapted_tensors
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import stored
 from gristmill.train.parallel.sharding import sharded_model
@@ -33,13 +33,9 @@ def tuned_model(
         extend: puts a layer on top of it, before it is sharded; what that adds begins at zero.
 
     Raises:
-        LoraError: adapters are asked for, but matrices are split among processes, or there is no such layer; or
-            frozen weights cannot be rounded as they are to be.
+        LoraError: there is no such layer, or frozen weights cannot be rounded as they are to be.
     """
     lora = section.lora
-    if lora is not None and world.tensor_mesh is not None:
-        raise LoraError("lora: adapters cannot be split along matrices; set engine.parallel.tensor to 1 (the adapted "
-                        "model is small enough for engine.parallel.shard), or remove lora")
     base = base_of(lora)
     if base is not None:
         check_rounding(base, context.compute.compile != "off")

@@ -56,6 +56,10 @@ class Plan:
         left_out = sum(positions for from_step, positions in self.jumps if from_step <= step)
         return first + (step - first_step) * size + left_out, size
 
+    def end(self, steps: int) -> int:
+        """The position behind those of so many steps."""
+        return self.positions(steps)[0]
+
     def cuts_in_step(self, step: int) -> int:
         """Into how many rows of equal length each row of the set is cut in a step."""
         return self.cuts[bisect_right(self.cuts, step, key=lambda part: part[0]) - 1][1]

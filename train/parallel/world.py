@@ -84,12 +84,15 @@ class World:
 
 
 @contextmanager
-def process_group(parallel: Parallel | None = None, pipelined: bool = True) -> Iterator[World]:
+def process_group(
+    parallel: Parallel | None = None, pipelined: bool = True, split: bool = True
+) -> Iterator[World]:
     """Join the process group that torchrun's environment describes; leave it at the end.
 
     Args:
         parallel: how the training is spread; all processes shard if absent.
         pipelined: whether this training may be pipelined; otherwise those processes shard.
+        split: whether its matrices may be split; otherwise those processes shard.
 
     CPU tensors travel by gloo, GPU tensors by NCCL. The number of CPU threads per process is fixed, and algorithms
     are deterministic, so that the same world size gives the same bits.
@@ -103,17 +106,17 @@ def process_group(parallel: Parallel | None = None, pipelined: bool = True) -> I
         torch.set_float32_matmul_precision("high")
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
     try:
-        yield make_world(parallel or Parallel(), device, pipelined)
+        yield make_world(parallel or Parallel(), device, pipelined, split)
     finally:
         # After an error the other ranks may hang in a collective: leave at once, torchrun ends them.
         if sys.exc_info()[0] is None:
             dist.destroy_process_group()
 
 
-def make_world(parallel: Parallel, device: torch.device, pipelined: bool = True) -> World:
+def make_world(parallel: Parallel, device: torch.device, pipelined: bool = True, split: bool = True) -> World:
     """The processes of the group that was joined, in one form."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    mesh = init_device_mesh(device.type, parallel.sizes(size, pipelined), mesh_dim_names=DIMENSIONS)
+    mesh = init_device_mesh(device.type, parallel.sizes(size, pipelined, split), mesh_dim_names=DIMENSIONS)
     return World(rank, size, device, mesh)
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gristmill.dataprep.files import write_json
 from gristmill.mixtures.reinforcement import Rl
 from gristmill.mixtures.rewards import name_of
 from gristmill.tokenize.order import Order
@@ -31,15 +30,13 @@ from gristmill.train.reinforcement.advantages import (
     token_rewards,
     whitened,
 )
+from gristmill.train.reinforcement.kept import keep_batch
 from gristmill.train.reinforcement.policy import opinion_of
 from gristmill.train.reinforcement.prompts import Prompt
 from gristmill.train.reinforcement.rewards import text_of
 from gristmill.train.reinforcement.rollouts import Generated, Rollouts
 from gristmill.train.reinforcement.sampler import Sampler, sampling_of
 from gristmill.train.reinforcement.surrogate import kl_estimate, token_weights
-
-SHOWN_GROUPS = 4
-"""Prompts of a batch whose answers are kept for the report."""
 
 
 @dataclass
@@ -57,7 +54,7 @@ class Actor:
         rollouts: filled.
         chat: tokenizer and template.
         world: the processes.
-        folder: where samples of batches are kept.
+        folder: where each batch's answers are kept.
         drawn_tokens, seconds: of all answers so far, and how long they took.
     """
 
@@ -93,11 +90,11 @@ class Actor:
         self._ask_models()
         learn_from(rollouts, section)
         rollouts.batch.fill_(batch)
-        last = (section.steps - 1) // section.updates_per_batch
-        if self.world.is_first and (batch % section.samples_every == 0 or batch == last):
-            write_json(self.folder / f"batch-{batch:08d}.json", {
-                "step": step + 1, "answers": self.shown(chosen, answers, rollouts.rewards, rollouts.totals,
-                                                        SHOWN_GROUPS * section.group_size)})
+        if self.world.is_first:
+            advantages = rollouts.advantages.sum(dim=1) / rollouts.lengths.clamp(min=1)
+            shown = self.shown(chosen, answers, rollouts.rewards, rollouts.totals)
+            keep_batch(self.folder, batch, [{**one, "advantage": advantage} for one, advantage in zip(
+                shown, advantages.tolist(), strict=True)], [name_of(reward) for reward in section.rewards])
 
     def prompts_of(self, batch: int) -> np.ndarray:
         """The numbers of the prompts of a batch, one for each answer: those of a group side by side, (N,) int64."""
@@ -123,22 +120,21 @@ class Actor:
         return sum_over_ranks(found, self.world).cpu()
 
     def shown(
-        self, prompts: Sequence[Prompt], answers: Sequence[Generated], rewards: Tensor, totals: Tensor, most: int
+        self, prompts: Sequence[Prompt], answers: Sequence[Generated], rewards: Tensor, totals: Tensor
     ) -> list[dict[str, Any]]:
-        """Some answers as they are kept: the prompt, the text, and what each reward gave."""
+        """Answers as they are kept: the prompt, the text, and what each reward gave."""
         names = [name_of(reward) for reward in self.section.rewards]
         return [{"id": prompt.example["id"], "prompt": prompt.example["prompt"][-1]["content"],
                  "answer": text_of(self.chat, answer), "right": prompt.answer, "ended": answer.ended,
                  "tokens": len(answer.tokens), "reward": float(total), "rewards": dict(zip(names, one, strict=True))}
-                for prompt, answer, one, total in zip(prompts[:most], answers, rewards.tolist(), totals.tolist(),
-                                                      strict=False)]
+                for prompt, answer, one, total in zip(prompts, answers, rewards.tolist(), totals.tolist(), strict=True)]
 
     def measure(self, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
         """The policy's likeliest answer to each prompt with its rewards, as in `shown`."""
         answers = self.draw(prompts, [Sampling()] * len(prompts))
         rewards = self.rewarded(prompts, answers)
         totals = rewards @ torch.tensor([reward.weight for reward in self.section.rewards])
-        return self.shown(prompts, answers, rewards, totals, len(prompts))
+        return self.shown(prompts, answers, rewards, totals)
 
     def _ask_models(self) -> None:
         """What policy, critic and reference say of the answers, in the very parts that updates have."""

@@ -1,0 +1,72 @@
+"""Every answer that was learned from, with its rewards: a table per batch of prompts while the training runs, and one
+of them all, a row group per batch, when it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gristmill.dataprep.documents import open_parquet, write_table
+from gristmill.dataprep.files import atomic_write
+
+ANSWERS = "answers.parquet"
+"""Of all batches, in the stage's output."""
+BATCHES = "answers"
+"""The folder of the batches so far, beside the checkpoints."""
+
+
+def schema_of(names: Sequence[str]) -> pa.Schema:
+    """The columns, in the order of a batch's answers, those to one prompt side by side.
+
+    `id` of the prompt, `prompt` (its last turn), `answer`, `right` (null where no reward asks for it), `ended`,
+    `tokens` (with the one that ends it), `reward` (all, weighted), `rewards` (each without its weight), `advantage`
+    (the mean of its tokens').
+    """
+    return pa.schema({
+        "id": pa.string(), "prompt": pa.string(), "answer": pa.string(), "right": pa.string(), "ended": pa.bool_(),
+        "tokens": pa.int32(), "reward": pa.float32(),
+        "rewards": pa.struct([(name, pa.float32()) for name in names]), "advantage": pa.float32()})
+
+
+def keep_batch(folder: Path, batch: int, answers: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    """Write a batch's answers; a training that draws it again writes the same."""
+    write_table(folder / _name(batch), pa.Table.from_pylist(list(answers), schema_of(names)))
+
+
+def gather_batches(folder: Path, batches: int, out: Path) -> None:
+    """Write all batches into one table."""
+    with atomic_write(out) as sink:
+        writer: pq.ParquetWriter | None = None
+        for batch in range(batches):
+            with open_parquet(folder / _name(batch)) as file:
+                table = file.read(use_threads=False)
+            writer = writer or pq.ParquetWriter(sink, table.schema, compression="zstd")
+            writer.write_table(table, row_group_size=max(1, len(table)))
+        if writer is not None:
+            writer.close()
+
+
+def read_batch(folders: Iterable[Path], batch: int) -> list[dict[str, Any]] | None:
+    """A batch's answers from the first of some folders that knows it, a finished stage's or an unfinished one's."""
+    for folder in folders:
+        if (folder / ANSWERS).exists():
+            with open_parquet(folder / ANSWERS) as file:
+                return _rows(file.read_row_group(batch, use_threads=False))
+        if (folder / BATCHES / _name(batch)).exists():
+            with open_parquet(folder / BATCHES / _name(batch)) as file:
+                return _rows(file.read(use_threads=False))
+    return None
+
+
+def _rows(table: pa.Table) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
+
+
+def _name(batch: int) -> str:
+    return f"batch-{batch:08d}.parquet"
