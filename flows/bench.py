@@ -51,10 +51,12 @@ AREAS = {
     "trace": ("gristmill.flows.benchmarks.bench_trace",),
     "train": (
         "gristmill.train.benchmarks.bench",
+        "gristmill.train.benchmarks.bench_sizes",
         "gristmill.train.benchmarks.bench_loop",
         "gristmill.train.benchmarks.bench_forms",
         "gristmill.train.benchmarks.bench_budget",
     ),
+    "sizes": ("gristmill.train.benchmarks.bench_sizes",),
     "posttrain": ("gristmill.train.benchmarks.bench_posttrain", "gristmill.train.benchmarks.bench_rollouts"),
     "chaos": ("gristmill.flows.chaos.bench_chaos",),
 }  # fmt: skip

@@ -28,7 +28,7 @@ from gristmill.train.models.weights import SHAPE_FILE, read_shape, stored
 from gristmill.train.objectives.assistant_turns import AssistantTurns
 from gristmill.train.objectives.chat import TOKENIZER_FILE, Chat
 from gristmill.train.objectives.distillation import Taught, kept_of
-from gristmill.train.objectives.losses import CHUNK_LOGITS, IGNORED
+from gristmill.train.objectives.losses import IGNORED, chunk_rows
 from gristmill.train.objectives.reference import KEY
 from gristmill.train.objectives.teacher_rows import TeacherFiles, teacher_key
 from gristmill.train.parallel.sharding import compute_dtype, evaluating, sharded_model
@@ -144,7 +144,7 @@ def distributions(
 ) -> tuple[Taught, Tensor]:
     """What is kept of the distributions over m tokens that have a target, row by row, and these targets' nll (m,)."""
     flat, wanted = hidden.flatten(0, 1)[(targets != IGNORED).flatten()], targets[targets != IGNORED]
-    size = max(1, CHUNK_LOGITS // len(matrix))
+    size = chunk_rows(matrix)
     kept, nll = [], []
     for start in range(0, max(len(flat), 1), size):
         part = slice(start, start + size)

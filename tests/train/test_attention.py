@@ -82,3 +82,19 @@ def test_flex_attention_computes_the_same() -> None:
     plain = attend(queries, keys, values, see_documents(positions, dense=True))
     flexible = attend(queries, keys, values, block_mask(document_numbers(positions)))
     torch.testing.assert_close(flexible, plain, atol=1e-6, rtol=1e-5)
+
+
+def test_the_preferred_kernels_of_hopper_are_a_part_of_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced whole, as the layers are; what the driver is asked is settled while compiling. Not run: no such GPU."""
+    asked = []
+
+    @torch.compiler.assume_constant_result
+    def is_hopper(device: torch.device) -> bool:
+        asked.append(device)
+        return True
+
+    monkeypatch.setattr(attention, "_is_hopper", is_hopper)
+    queries = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(3))
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(queries, queries, queries, None), attend(queries, queries, queries, None))
+    assert len(asked) == 2  # once while compiling, once without

@@ -25,7 +25,7 @@ from gristmill.tokenize.packed import PackedSet
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import load_model, read_shape, save_model
-from gristmill.train.objectives import distillation
+from gristmill.train.objectives import losses
 from gristmill.train.objectives.assistant_turns import AssistantTurns
 from gristmill.train.objectives.chat import Chat
 from gristmill.train.objectives.distillation import Taught, distilled_nll, divergence, kept_of
@@ -98,7 +98,7 @@ def test_the_chunked_loss_and_its_gradients_are_a_dense_computations(
     trained, mixing = targets != IGNORED, Distill(teacher="pretrain", temperature=2.0, kind=kind, weight=0.3)
     ours, theirs = ([part.clone().requires_grad_() for part in (hidden, matrix)] for _ in range(2))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(distillation, "CHUNK_LOGITS", chunk)
+        patch.setattr(losses, "CHUNK_LOGITS", chunk)
         total, nll, apart = distilled_nll(*ours, targets, weights, kept_of(teacher[trained], 2.0, None), mixing)
     (3 * total).backward()
     logits = theirs[0] @ theirs[1].T

@@ -44,6 +44,32 @@ def test_the_loss_of_fine_tuning_by_hand() -> None:
     torch.testing.assert_close(hidden.grad, torch.tensor([[[0.125, -0.125], [-0.25, 0.25], [0.0, 0.0]]]))
 
 
+@pytest.mark.parametrize("z_loss", [0.0, 1e-3])
+def test_what_compilers_fuse_is_the_same_loss(z_loss: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced whole and run as written; chunks of three positions, the last one shorter."""
+    monkeypatch.setattr(losses, "_compiled_logit_gradients", lambda: torch.compile(
+        losses._logit_gradients, fullgraph=True, backend="eager"))
+    monkeypatch.setattr(losses, "CHUNK_LOGITS", 3 * 11)
+    generator = torch.Generator().manual_seed(0)
+    hidden, matrix, weights = (torch.randn(size, generator=generator) for size in ((2, 4, 5), (11, 5), (2, 4)))
+    targets = torch.tensor([[1, IGNORED, 6, 10], [0, 3, IGNORED, 2]])
+    sides = []
+    for fused in (False, True):
+        parts = [part.clone().requires_grad_() for part in (hidden, matrix)]
+        total, nll = weighted_nll(*parts, targets, weights, z_loss, fused)
+        total.backward()
+        sides.append((total, nll, *(part.grad for part in parts)))
+    for plain, fused_one in zip(*sides, strict=True):
+        torch.testing.assert_close(fused_one, plain, atol=1e-6, rtol=1e-6)
+
+
+def test_a_gpu_is_given_more_logits_at_a_time() -> None:
+    """2^22 and 2^28 logits of 32,768 ids."""
+    assert losses.chunk_rows(torch.empty(1 << 15, 2, device="meta")) == 128
+    with torch._subclasses.FakeTensorMode():
+        assert losses.chunk_rows(torch.empty(1 << 15, 2, device="cuda")) == 8192
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 7), st.integers(1, 9), st.integers(2, 11), st.integers(1, 40), st.integers(0, 2**31))
 def test_the_chunked_loss_and_its_gradients_are_those_of_pytorch(n: int, t: int, v: int, chunk: int, seed: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class Attempt:
     def __init__(self, job: Job) -> None:
         section, context, device = job.section, job.context, job.world.device
         self.job = job
+        self.save_seconds = 0.0  # how long checkpoints held the training up since the last logged step
         self.optimizers = make_optimizers(job.model, section.optimizer, context.compute.offload_optimizer)
         self.loss_scale = LossScale(device) if section.precision == "fp16" else None
         self.noise_scale = None if section.noise_scale_every is None else NoiseScale(device)
@@ -66,9 +68,11 @@ class Attempt:
         return plan_after(self.job.plan, self.rollbacks)
 
     def save(self) -> None:
-        """Begin to write a checkpoint of the step that is done."""
+        """Begin to write a checkpoint of the step that is done; how long the training waits for that is counted."""
+        started = time.perf_counter()
         self.checkpoints.save(self.progress.step, self.progress.tensors(),
                               self.progress.plain(self.job.objective.fingerprint))
+        self.save_seconds += time.perf_counter() - started
 
     def look(self) -> None:
         """Ask the device which steps were bad."""

@@ -101,10 +101,13 @@ def _log(attempt: Attempt, norms: Mapping[str, Tensor], batches: ReadAhead[Batch
     scaling = {} if attempt.loss_scale is None else {
         "loss_scale": attempt.loss_scale.value.item(), "overflowed_steps": progress.overflows}
     noise = {} if attempt.noise_scale is None else attempt.noise_scale.report()
+    saving = {"checkpoint_seconds": round(attempt.save_seconds, 6)} if attempt.save_seconds else {}
+    attempt.save_seconds = 0.0
     attempt.record.metrics({
         "step": progress.step, **measured, **measured_norms, **scaling, **noise,
         "learning_rate": scheduled_rate(job, progress.step), "tokens": progress.tokens,
-        "skipped_steps": progress.skipped, "rows_digest": progress.digest, **speed, "peak_memory_bytes": memory,
+        "skipped_steps": progress.skipped, "rows_digest": progress.digest, **speed, **saving,
+        "peak_memory_bytes": memory,
     })
     extra = {name: value for name, value in (
         ("loss", measured.get("loss")), ("tokens", progress.tokens), ("tokens_per_second", rate)) if value is not None}

@@ -113,12 +113,18 @@ def _preferred_kernels(device: torch.device) -> AbstractContextManager[None]:
 
     Other devices keep PyTorch's order; there it measured slower.
     """
-    if device.type != "cuda" or _capability(device)[0] != HOPPER:
+    if not _is_hopper(device):
         return nullcontext()
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     return sdpa_kernel(order, set_priority=True)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_hopper(device: torch.device) -> bool:
+    """Asked while compiling, not traced: a question to the driver is no part of a graph."""
+    return device.type == "cuda" and _capability(device)[0] == HOPPER
 
 
 @cache

@@ -104,9 +104,11 @@ class AssistantTurns:
         """See objective.Objective; the sums are the total loss, and loss, trained tokens and bytes of each set."""
         placed = self.place(batch)
         weights = placed.counted * scale
-        head = partial(weighted_nll, targets=placed.targets, weights=weights)
+        fused = bool(getattr(model, "is_compiled", False))
+        head = partial(weighted_nll, targets=placed.targets, weights=weights, fused=fused)
         if draw is not None:
-            head = partial(drawn_nll, targets=placed.targets, weights=weights, uniforms=uniforms(placed.ids, draw))
+            head = partial(drawn_nll, targets=placed.targets, weights=weights, uniforms=uniforms(placed.ids, draw),
+                           fused=fused)
         loss, nll = model(placed.ids, head, positions=placed.positions, trained=weights.sum(dim=1))
         return Measured(loss, self.sums(placed, nll), torch.where(placed.counted > 0, nll, UNTRAINED))
 

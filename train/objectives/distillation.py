@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gristmill.mixtures.distillation import Distill, Divergence
-from gristmill.train.objectives.losses import CHUNK_LOGITS, IGNORED
+from gristmill.train.objectives.losses import IGNORED, chunk_rows
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class _Distilled(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor, taught: Taught, settings: Distill
     ) -> tuple[Tensor, Tensor, Tensor]:
-        trains_matrix, size = ctx.needs_input_grad[1], max(1, CHUNK_LOGITS // len(matrix))
+        trains_matrix, size = ctx.needs_input_grad[1], chunk_rows(matrix)
         nll, apart = (torch.zeros(len(hidden), device=hidden.device) for _ in range(2))
         hidden_gradient = torch.zeros_like(hidden)
         matrix_gradient = torch.zeros(matrix.shape if trains_matrix else (0,), device=matrix.device)

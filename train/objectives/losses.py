@@ -5,6 +5,8 @@ Legend: n rows, t tokens, d width, v ids. A target of IGNORED is neither trained
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,7 +16,15 @@ from torch import Tensor
 IGNORED = -100
 """PyTorch's own index of targets that do not count."""
 CHUNK_LOGITS = 1 << 22
-"""Logits computed at a time: 16 MB of float32, which stays in a CPU's cache and costs a GPU few launches."""
+"""Logits computed at a time on a CPU: 16 MB of float32, which stay in its cache."""
+GPU_CHUNK_LOGITS = 1 << 28
+"""The same on a GPU: 1 GB of float32. Its matrix products are full then, and the gradient of the output matrix, which
+every chunk reads and writes, is touched a few times per batch and not hundreds of times."""
+
+
+def chunk_rows(matrix: Tensor) -> int:
+    """How many positions' logits are computed at a time, for an output matrix (v, d) where that lies."""
+    return max(1, (GPU_CHUNK_LOGITS if matrix.device.type == "cuda" else CHUNK_LOGITS) // len(matrix))
 
 
 def next_tokens(ids: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -28,6 +38,40 @@ def next_tokens(ids: Tensor, mask: Tensor | None = None) -> Tensor:
     return torch.cat((following[:, 1:], following.new_full((len(ids), 1), IGNORED)), dim=1)
 
 
+def _logit_gradients(
+    logits: Tensor, targets: Tensor, weights: Tensor, z_loss: float, fused: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of m positions' logits (m, v), which are overwritten: the nll (m,), squared normalisers (m,), and the gradient of
+    the weighted loss (m, v) in the logits' dtype.
+
+    Args:
+        fused: write what compilers fuse into passes over the logits, in place of what is fewest passes without one.
+    """
+    valid, index, dtype = (targets != IGNORED).float()[:, None], targets.clamp(min=0)[:, None], logits.dtype
+    logits = logits.float()
+    largest, target = logits.amax(dim=-1, keepdim=True), logits.gather(1, index)
+    # One exponential per logit serves both the loss and its gradient.
+    gradient = (logits - largest).exp() if fused else logits.sub_(largest).exp_()
+    total = gradient.sum(dim=-1, keepdim=True)
+    normaliser = total.log() + largest
+    factor = valid * weights[:, None]
+    # d nll / d logits = softmax - onehot, d normaliser^2 / d logits = 2 normaliser softmax
+    softmax_factor = factor * (1.0 + 2.0 * z_loss * normaliser) if z_loss else factor
+    if fused:
+        columns = torch.arange(logits.shape[1], device=logits.device)
+        gradient = gradient * (softmax_factor / total) - torch.where(columns == index, factor, 0.0)
+    else:
+        gradient.mul_(softmax_factor / total)
+        gradient.scatter_(1, index, gradient.gather(1, index) - factor)
+    squares = normaliser.square() * valid if z_loss else torch.zeros_like(normaliser)
+    return ((normaliser - target) * valid).squeeze(1), squares.squeeze(1), gradient.to(dtype)
+
+
+@cache
+def _compiled_logit_gradients() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    return torch.compile(_logit_gradients, fullgraph=True)
+
+
 class _WeightedNll(torch.autograd.Function):
     """Sum of weight * negative log-likelihood, its gradients computed chunk by chunk on the way forward.
 
@@ -36,34 +80,19 @@ class _WeightedNll(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor, z_loss: float
+        ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor, z_loss: float, fused: bool
     ) -> tuple[Tensor, Tensor]:
+        differentiate = _compiled_logit_gradients() if fused else _logit_gradients
         nll = torch.zeros(len(hidden), dtype=torch.float32, device=hidden.device)
         hidden_gradient = torch.empty_like(hidden)
         trains_matrix = ctx.needs_input_grad[1]
         matrix_gradient = torch.zeros(matrix.shape if trains_matrix else (0,), device=matrix.device)
         squares = torch.zeros_like(nll)
-        size = max(1, CHUNK_LOGITS // len(matrix))
+        size = chunk_rows(matrix)
         for start in range(0, len(hidden), size):
             part = slice(start, start + size)
-            valid = (targets[part] != IGNORED).float()[:, None]
-            index = targets[part].clamp(min=0)[:, None]
-            logits = (hidden[part] @ matrix.T).float()
-            largest, target = logits.amax(dim=-1, keepdim=True), logits.gather(1, index)
-            # One exponential per logit serves both the loss and its gradient.
-            gradient = logits.sub_(largest).exp_()
-            total = gradient.sum(dim=-1, keepdim=True)
-            normaliser = total.log() + largest
-            nll[part] = ((normaliser - target) * valid).squeeze(1)
-            factor = valid * weights[part][:, None]
-            # d nll / d logits = softmax - onehot, d normaliser^2 / d logits = 2 normaliser softmax
-            softmax_factor = factor
-            if z_loss:
-                squares[part] = (normaliser.square() * valid).squeeze(1)
-                softmax_factor = factor * (1.0 + 2.0 * z_loss * normaliser)
-            gradient.mul_(softmax_factor / total)
-            gradient.scatter_(1, index, gradient.gather(1, index) - factor)
-            gradient = gradient.to(hidden.dtype)
+            nll[part], squares[part], gradient = differentiate(
+                hidden[part] @ matrix.T, targets[part], weights[part], z_loss, fused)
             hidden_gradient[part] = gradient @ matrix
             if not trains_matrix:
                 continue
@@ -76,14 +105,14 @@ class _WeightedNll(torch.autograd.Function):
         return ((nll + z_loss * squares) * weights).sum(), nll
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None, None, None]:
         hidden_gradient, matrix_gradient = ctx.saved_tensors
         of_matrix = matrix_gradient * gradients[0] if ctx.needs_input_grad[1] else None
-        return hidden_gradient * gradients[0], of_matrix, None, None, None
+        return hidden_gradient * gradients[0], of_matrix, None, None, None, None
 
 
 def weighted_nll(
-    hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor, z_loss: float = 0.0
+    hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor, z_loss: float = 0.0, fused: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Cross-entropy of next tokens, in float32, without ever holding all logits.
 
@@ -94,12 +123,14 @@ def weighted_nll(
         weights: (n, t) float32, what each token's loss is multiplied with (one over the step's tokens).
         z_loss: adds so much of the squared log of the softmax's normaliser, which keeps logits from drifting (PaLM,
             Chowdhery et al. 2022, section 5: 1e-4).
+        fused: compile what is done with a chunk's logits, which passes over them far less often.
 
     Returns:
         the weighted sum with the z-loss (a scalar to call backward on) and the plain loss per token (n, t), which has
         no gradient.
     """
-    total, nll = _WeightedNll.apply(hidden.flatten(0, 1), matrix, targets.flatten(), weights.flatten(), z_loss)
+    total, nll = _WeightedNll.apply(hidden.flatten(0, 1), matrix, targets.flatten(), weights.flatten(), z_loss,
+                                  fused)
     return total, nll.view(targets.shape)
 
 
@@ -112,7 +143,7 @@ def score_tokens(hidden: Tensor, matrix: Tensor, targets: Tensor) -> tuple[Tenso
     flat, wanted = hidden.flatten(0, 1), targets.flatten()
     nll = torch.zeros(len(flat), dtype=torch.float32, device=flat.device)
     correct = torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
-    size = max(1, CHUNK_LOGITS // len(matrix))
+    size = chunk_rows(matrix)
     for start in range(0, len(flat), size):
         part = slice(start, start + size)
         logits = (flat[part] @ matrix.T).float()
@@ -168,7 +199,7 @@ def draw_targets(hidden: Tensor, matrix: Tensor, targets: Tensor, uniforms: Tens
     """
     flat, wanted, places = hidden.flatten(0, 1), targets.flatten(), uniforms.flatten()
     drawn = torch.full_like(wanted, IGNORED)
-    size = max(1, CHUNK_LOGITS // len(matrix))
+    size = chunk_rows(matrix)
     for start in range(0, len(flat), size):
         part = slice(start, start + size)
         cumulative = (flat[part] @ matrix.T).float().softmax(dim=-1).cumsum(dim=-1)
@@ -180,7 +211,7 @@ def draw_targets(hidden: Tensor, matrix: Tensor, targets: Tensor, uniforms: Tens
 
 
 def drawn_nll(
-    hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor, uniforms: Tensor
+    hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor, uniforms: Tensor, fused: bool = False
 ) -> tuple[Tensor, Tensor]:
     """`weighted_nll` against labels that the model draws itself (Liu et al. 2023, algorithm 2)."""
-    return weighted_nll(hidden, matrix, draw_targets(hidden, matrix, targets, uniforms), weights)
+    return weighted_nll(hidden, matrix, draw_targets(hidden, matrix, targets, uniforms), weights, fused=fused)

@@ -115,9 +115,10 @@ class NextToken:
         targets = next_tokens(ids, torch.arange(ids.shape[1], device=device) < filled[:, None])
         counted = (targets != IGNORED).float() * real
         weights = counted * scale
-        head = partial(weighted_nll, targets=targets, weights=weights, z_loss=self._z_loss)
+        fused = bool(getattr(model, "is_compiled", False))
+        head = partial(weighted_nll, targets=targets, weights=weights, z_loss=self._z_loss, fused=fused)
         if draw is not None:
-            head = partial(drawn_nll, targets=targets, weights=weights, uniforms=uniforms(ids, draw))
+            head = partial(drawn_nll, targets=targets, weights=weights, uniforms=uniforms(ids, draw), fused=fused)
         loss, nll = model(ids, head, positions=positions, trained=weights.sum(dim=1))
         loads = [load.double() * real for load in expert_loads(model)]
         num_bytes = self._token_bytes[targets.clamp(min=0)]

@@ -20,7 +20,8 @@ from gristmill.train.parallel.single import single_process
 from gristmill.train.planning.compute import flops_per_token
 from gristmill.train.planning.memory import MASTER_BYTES, block_activation_bytes, optimizer_bytes
 
-MATMUL = 1024
+MATMUL, GPU_MATMUL = 1024, 8192
+"""Rows and columns of the plain matrix product; on a GPU so many that starting it does not count."""
 WARMUPS = 2
 
 
@@ -60,7 +61,7 @@ def check(shape: Shape, rows: int, length: int, optimizer: Optimizer, steps: int
         moments = sum(_local(value).nbytes for stepper in steppers for state in stepper.state.values()
                       for value in state.values() if isinstance(value, Tensor) and value.numel() > 1)
         weights = sum(_local(p).nbytes for p in model.parameters())
-        rate = _matmul_rate(world.device, dtype)
+        rate = matmul_rate(world.device, dtype)
         tokens = rows * length
         flops = flops_per_token(shape, length)
         return [
@@ -153,9 +154,10 @@ def _fastest_step(
     return best
 
 
-def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
+def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     """Operations per second of a plain matrix product, the best of some."""
-    a = torch.randn(MATMUL, MATMUL, device=device, dtype=dtype)
+    size = GPU_MATMUL if device.type == "cuda" else MATMUL
+    a = torch.randn(size, size, device=device, dtype=dtype)
     best = float("inf")
     for _ in range(8):
         started = time.perf_counter()
@@ -163,7 +165,7 @@ def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize()
         best = min(best, time.perf_counter() - started)
-    return 2 * MATMUL**3 / best
+    return 2 * size**3 / best
 
 
 def _local(tensor: Any) -> Any:

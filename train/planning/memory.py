@@ -147,7 +147,7 @@ def block_activation_bytes(shape: Shape, compute_bytes: int) -> float:
 def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
     """Estimate the fullest rank's memory; see `Memory`."""
     # Brings torch, which a look at the tables need not wait for.
-    from gristmill.train.objectives.losses import CHUNK_LOGITS
+    from gristmill.train.objectives.losses import GPU_CHUNK_LOGITS
 
     layers = math.ceil(shape.layers / form.pipeline)
     block = block_parameters(shape) / form.tensor
@@ -161,7 +161,7 @@ def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
     # The block that is computed and the one that is fetched ahead, and what does not belong to a block.
     gathered = (2 * block + root) * load.compute_bytes + 2 * block * load.compute_bytes
     loss = (4 * shape.padded_vocab_size * shape.width / form.tensor + tokens * shape.width * load.compute_bytes
-            + 3 * 4 * CHUNK_LOGITS)
+            + 3 * 4 * min(GPU_CHUNK_LOGITS, tokens * shape.vocab_size))
     counted = Memory(
         parameters=MASTER_BYTES * here / form.shard, gradients=MASTER_BYTES * here / form.shard,
         optimizer=moments_bytes(shape, form, load)[0], gathered=gathered, activations=kept, loss=loss,

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gristmill.train.objectives.losses import CHUNK_LOGITS
+from gristmill.train.objectives.losses import chunk_rows
 from gristmill.train.reinforcement.rollouts import Part
 
 VALUE_HEAD = "value_head"
@@ -70,7 +70,7 @@ def token_logps(hidden: Tensor, matrix: Tensor, tokens: Tensor, temperature: flo
         tokens: (m,) int64.
         temperature: what logits are divided by.
     """
-    size = max(1, CHUNK_LOGITS // len(matrix))
+    size = chunk_rows(matrix)
     parts = [checkpoint(_chunk_logps, hidden[start : start + size], matrix, tokens[start : start + size], temperature,
                         use_reentrant=False, preserve_rng_state=False)
              for start in range(0, len(hidden), size)]
