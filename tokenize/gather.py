@@ -74,7 +74,7 @@ def gather_rows(shard, rows, places, out):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def _pointer(typing: Any, address: Any) -> Any:
+def pointer(typing: Any, address: Any) -> Any:
     """An address as a pointer that `carray` takes."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -105,7 +105,7 @@ def gather_mapped(addresses, ends, rows, out):  # type: ignore[no-untyped-def]
         if not addresses[shard]:
             return shard
         number = rows[place] - (ends[shard - 1] if shard else 0)
-        source = carray(_pointer(addresses[shard] + np.uint64(number * size)), (size,), np.uint8)
+        source = carray(pointer(addresses[shard] + np.uint64(number * size)), (size,), np.uint8)
         target = out[place]
         for byte in range(size):
             target[byte] = source[byte]

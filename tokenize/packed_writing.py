@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -31,11 +31,17 @@ from gristmill.tokenize.streaming.checksums import row_checksums
 
 
 def write_rows(path: Path, tokens: np.ndarray, pieces: pa.Table, first: int = 0) -> dict[str, Any]:
+    """Write a shard from its tokens (rows, sequence_length), which are in memory (see `write_blocks`)."""
+    return write_blocks(path, (tokens,), pieces, first)
+
+
+def write_blocks(path: Path, blocks: Iterable[np.ndarray], pieces: pa.Table, first: int = 0) -> dict[str, Any]:
     """Write a shard, its table of pieces, their boundaries and index by document, and a checksum of every row.
 
     Args:
         path: the `.bin` file.
-        tokens: (rows, sequence_length) in the set's dtype.
+        blocks: its tokens, (n, sequence_length) in the set's dtype at a time, each until the next one is asked for; at
+            least one, which may have no rows. They are asked for in another thread.
         pieces: PIECES_SCHEMA, ordered by row and start; a row without any counts as one piece.
         first: number of the shard's first row.
 
@@ -44,26 +50,40 @@ def write_rows(path: Path, tokens: np.ndarray, pieces: pa.Table, first: int = 0)
     """
     pieces = pieces.cast(PIECES_SCHEMA)
     _, table, boundaries, index, sums = files_of(path)
-    content = np.ascontiguousarray(tokens).data.cast("B") if tokens.size else b""
     with ThreadPoolExecutor(1, "tokens") as pool:  # neither needs the interpreter for longer than moments
-        checksum = pool.submit(_write_tokens, path, content)
+        writing = pool.submit(_write_tokens, path, blocks)
         write_table(table, pieces, INDEX_GROUP_ROWS, repeating=("source", "copy"))
         write_table(index, index_of(pieces), INDEX_GROUP_ROWS, repeating=())
-        columns = {name: pieces[name].to_numpy() for name in ("row", "start", "length")}
-        with atomic_write(boundaries) as sink:
-            sink.write(to_bytes(boundaries_of(columns, first, *tokens.shape)))
-        with atomic_write(sums) as sink:
-            sink.write(row_checksums(tokens).data.cast("B") if len(tokens) else b"")
-        return {"file": path.name, "rows": len(tokens), "sha256": checksum.result(),
-                "beside": {beside.name: sha256_file(beside) for beside in (table, boundaries, index, sums)}}
+        written = writing.result()
+    columns = {name: pieces[name].to_numpy() for name in ("row", "start", "length")}
+    with atomic_write(boundaries) as sink:
+        sink.write(to_bytes(boundaries_of(columns, first, len(written.checksums), written.sequence_length)))
+    with atomic_write(sums) as sink:
+        sink.write(written.checksums.tobytes())
+    return {"file": path.name, "rows": len(written.checksums), "sha256": written.sha256,
+            "beside": {beside.name: sha256_file(beside) for beside in (table, boundaries, index, sums)}}
 
 
-def _write_tokens(path: Path, content: memoryview | bytes) -> str:
-    """Write a shard's tokens; returns their SHA-256."""
+class _Written(NamedTuple):
+    """What is known of a file of tokens behind its last block; `checksums` are those of its rows."""
+
+    sequence_length: int
+    sha256: str
+    checksums: np.ndarray
+
+
+def _write_tokens(path: Path, blocks: Iterable[np.ndarray]) -> _Written:
+    """Write a shard's tokens. Each block is hashed while it is in the processor's cache."""
+    whole, checksums, length = hashlib.sha256(), [], 0
     with atomic_write(path) as sink:
-        sink.write(content)
-    # Of what is in memory: reading it again would take as long as mixing it does.
-    return hashlib.sha256(content).hexdigest()
+        for block in blocks:
+            rows = np.ascontiguousarray(block)
+            length = rows.shape[1]
+            checksums.append(row_checksums(rows))
+            if rows.size:
+                whole.update(rows.data.cast("B"))
+                sink.write(rows.data.cast("B"))
+    return _Written(length, whole.hexdigest(), np.concatenate(checksums))
 
 
 def index_of(pieces: pa.Table) -> pa.Table:

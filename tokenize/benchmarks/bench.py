@@ -15,7 +15,7 @@ from gristmill.dataprep.jobs.engine import Task
 from gristmill.tokenize.encoding.sample import Sample
 from gristmill.tokenize.encoding.tokenizer import load, write_tokenizer
 from gristmill.tokenize.encoding.vocabulary import train
-from gristmill.tokenize.mixing.contents import gather
+from gristmill.tokenize.mixing.gathering import gather
 from gristmill.tokenize.mixing.layouts import Packing, lay_out
 from gristmill.tokenize.mixing.pack import write_train_shard
 from gristmill.tokenize.mixing.plan import Documents, Plan, layout_of, save, train_stream
@@ -51,8 +51,10 @@ def _gathering() -> dict[str, Any]:
     out, other = np.empty_like(flat), np.empty_like(flat)
     piece = LENGTH // 2
     origin = np.arange(0, len(flat), piece)
-    order, target, length = np.arange(len(origin)), rng.permutation(origin), np.full(len(origin), piece)
-    ours = _rate(flat.nbytes, lambda: gather(flat, 0, order, origin, target, length, out))
+    target, length, part = rng.permutation(origin), np.full(len(origin), piece), np.zeros_like(origin)
+    where, begins = np.array([flat.ctypes.data], dtype=np.uint64), np.array([0, len(flat)])
+    chosen = np.arange(len(origin))
+    ours = _rate(flat.nbytes, lambda: gather(where, begins, chosen, part, origin, target, length, length, 0, 0, out))
     return _row("mix: pieces of half a row, gathered", ours, _rate(flat.nbytes, lambda: np.copyto(other, flat)),
                 "MB/s copy")
 

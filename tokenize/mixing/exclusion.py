@@ -7,7 +7,7 @@ rows emptied. So a training that has read none of them goes on exactly where it 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,29 +41,45 @@ def read_excluded(path: str) -> tuple[bytes, ...]:
     return tuple(sorted(found))
 
 
-def empty_rows(
-    tokens: np.ndarray, pieces: pa.Table, first: int, excluded: Sequence[bytes], pad: int
-) -> tuple[pa.Table, dict[str, Any]]:
-    """Empty the rows of a shard that hold an excluded document, in place.
+class Emptied:
+    """A shard of which the rows that hold an excluded document are emptied.
 
     Args:
-        tokens: (n, L), filled with `pad` where a row is emptied.
-        pieces: PIECES_SCHEMA.
+        pieces: PIECES_SCHEMA, of the whole shard.
         first: number of the shard's first row.
         excluded: document ids.
         pad: the padding id.
 
-    Returns:
-        the pieces that are left, and what packed.json must know: `withheld` (rows), `whole_sha256` (of the tokens
-        before), `touched` (ids of all documents in these rows); nothing where the shard is as it was.
+    Attributes:
+        pieces: those that are left.
     """
-    rows, hit = rows_with(pieces, excluded)
-    if not len(rows):
-        return pieces, {}
-    whole = hashlib.sha256(np.ascontiguousarray(tokens).data.cast("B")).hexdigest()
-    tokens[rows - first] = pad
-    return pieces.filter(pc.invert(hit)), {
-        "withheld": rows.tolist(), "whole_sha256": whole, **_ids_of(pieces.filter(hit))}
+
+    def __init__(self, pieces: pa.Table, first: int, excluded: Sequence[bytes], pad: int) -> None:
+        self._rows, hit = rows_with(pieces, excluded)
+        self.pieces = pieces.filter(pc.invert(hit)) if len(self._rows) else pieces
+        self._ids = _ids_of(pieces.filter(hit)) if len(self._rows) else {}
+        self._first, self._pad, self._whole = first, pad, hashlib.sha256()
+
+    def blocks(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        """The blocks of the shard's tokens, each a number of rows (n, L), with these rows filled with padding."""
+        first = self._first
+        for block in blocks:
+            if len(self._rows):
+                self._whole.update(np.ascontiguousarray(block).data.cast("B"))
+                here = slice(*np.searchsorted(self._rows, (first, first + len(block))).tolist())
+                block[self._rows[here] - first] = self._pad
+                first += len(block)
+            yield block
+
+    def entry(self) -> dict[str, Any]:
+        """What packed.json must know, when all blocks are written; nothing where the shard is as it was.
+
+        Returns:
+            `withheld` (rows), `whole_sha256` (of the tokens before), `touched` (ids of all documents in these rows).
+        """
+        if not len(self._rows):
+            return {}
+        return {"withheld": self._rows.tolist(), "whole_sha256": self._whole.hexdigest(), **self._ids}
 
 
 def drop_rows(tokens: np.ndarray, pieces: pa.Table, excluded: Sequence[bytes]) -> tuple[np.ndarray, pa.Table]:
@@ -78,7 +94,7 @@ def drop_rows(tokens: np.ndarray, pieces: pa.Table, excluded: Sequence[bytes]) -
 
 
 def documents_beside(pieces: pa.Table, excluded: Sequence[bytes]) -> dict[str, Any]:
-    """`touched`, as `empty_rows` gives it; nothing where no row holds an excluded document."""
+    """`touched`, as `Emptied.entry` gives it; nothing where no row holds an excluded document."""
     rows, hit = rows_with(pieces, excluded)
     return _ids_of(pieces.filter(hit)) if len(rows) else {}
 

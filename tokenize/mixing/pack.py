@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from gristmill.dataprep.files import as_path
 from gristmill.dataprep.jobs.engine import Done, Task
-from gristmill.tokenize.mixing.contents import content_of, gather_parts, in_order, pad_rows
-from gristmill.tokenize.mixing.exclusion import documents_beside, drop_rows, empty_rows
+from gristmill.tokenize.mixing.contents import content_of, in_order
+from gristmill.tokenize.mixing.exclusion import Emptied, documents_beside, drop_rows
+from gristmill.tokenize.mixing.gathering import blocks_of
 from gristmill.tokenize.mixing.plan import Documents, Plan, load_record, train_stream, validation_stream
 from gristmill.tokenize.order import half_bits_of, order_key, round_keys, stage_parts
 from gristmill.tokenize.order_kernels import permute_all, unrank_all
-from gristmill.tokenize.packed_files import DTYPES, files_of
-from gristmill.tokenize.packed_writing import write_rows
-from gristmill.tokenize.streaming.buffers import Buffers
-
-SHARDS = Buffers(most_kept=1, most_waste=math.inf)
-"""The memory of the shard that a worker has just written serves for its next one, and for the last, smaller one."""
+from gristmill.tokenize.packed_files import files_of
+from gristmill.tokenize.packed_writing import write_blocks, write_rows
 
 
 def write_shard(task: Task, plan: Plan, token_bytes: str) -> Done:
@@ -31,18 +26,15 @@ def write_shard(task: Task, plan: Plan, token_bytes: str) -> Done:
 def write_train_shard(task: Task, plan: Plan) -> Done:
     """Write training rows [first, first + rows): payload `file`, `first`, `rows`."""
     first, rows = task.payload["first"], task.payload["rows"]
-    tokens = SHARDS.array((rows, plan.sequence_length), DTYPES[plan.dtype])
     sources, drawn = _rows_of_places(plan, np.arange(first, first + rows))
     chosen = {source: np.flatnonzero(sources == source) for source in np.unique(sources).tolist()}
     contents = in_order([content_of(plan, train_stream(source), source, drawn[places], places)
                          for source, places in chosen.items()], rows)
     documents = load_record(plan.folder, "documents", Documents)
-    gather_parts(plan, documents, contents, tokens)
-    filled = np.bincount(contents.row, contents.length, rows).astype(np.int64)
-    pad_rows(tokens, filled, plan.pad)
-    pieces, emptied = empty_rows(tokens, contents.table(documents, first), first, plan.excluded, plan.pad)
+    emptied = Emptied(contents.table(documents, first), first, plan.excluded, plan.pad)
     path = as_path(plan.out) / task.payload["file"]
-    return Done(files_of(path), {**write_rows(path, tokens, pieces, first), **emptied})
+    blocks = emptied.blocks(blocks_of(plan, documents, contents, rows))
+    return Done(files_of(path), {**write_blocks(path, blocks, emptied.pieces, first), **emptied.entry()})
 
 
 def _rows_of_places(plan: Plan, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -65,11 +57,10 @@ def _rows_of_places(plan: Plan, places: np.ndarray) -> tuple[np.ndarray, np.ndar
 def write_validation_shard(task: Task, plan: Plan, token_bytes: str) -> Done:
     """Write all held-out rows of a source: payload `file`, `source`, `rows`; also counts the text that they hold."""
     source, rows = task.payload["source"], task.payload["rows"]
-    tokens = np.full((rows, plan.sequence_length), plan.pad, dtype=DTYPES[plan.dtype])
     order = np.arange(rows)
     documents = load_record(plan.folder, "documents", Documents)
     contents = content_of(plan, validation_stream(source), source, order, order)
-    gather_parts(plan, documents, contents, tokens)
+    tokens = next(blocks_of(plan, documents, contents, rows, block_rows=rows))
     pieces = contents.table(documents, 0)
     touched = documents_beside(pieces, plan.excluded)
     tokens, pieces = drop_rows(tokens, pieces, plan.excluded)

@@ -28,11 +28,9 @@ class Buffers:
 
     Args:
         most_kept: pieces of memory that wait for use; more are given back to the system.
-        most_waste: how many times too large a piece may be for what it serves.
     """
 
-    def __init__(self, most_kept: int = 32, most_waste: float = 2.0) -> None:
-        self._most_waste = most_waste
+    def __init__(self, most_kept: int = 32) -> None:
         self._free: deque[mmap.mmap] = deque(maxlen=most_kept)
         self._lent: dict[int, _Loan] = {}
 
@@ -51,8 +49,8 @@ class Buffers:
         self._lent[id(loan)] = loan
         return owner.reshape(shape)
 
-    def __reduce__(self) -> tuple[type[Buffers], tuple[int | None, float]]:
-        return Buffers, (self._free.maxlen, self._most_waste)
+    def __reduce__(self) -> tuple[type[Buffers], tuple[int | None]]:
+        return Buffers, (self._free.maxlen,)
 
     def _take_back(self, loan: weakref.ref[np.ndarray]) -> None:
         self._free.append(self._lent.pop(id(loan)).memory)
@@ -63,7 +61,7 @@ class Buffers:
             memory = self._free.pop()  # the one used last is in the cache
         except IndexError:
             return _new_memory(size)
-        return memory if size <= len(memory) <= self._most_waste * size else _new_memory(size)
+        return memory if size <= len(memory) <= 2 * size else _new_memory(size)
 
 
 def _new_memory(size: int) -> mmap.mmap:
