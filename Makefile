@@ -9,7 +9,7 @@ demo: .venv/installed
 	$(BIN)/gristmill run mixtures/demo.yaml
 
 test: .venv/developing
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n 2 --dist loadfile
 
 check: .venv/developing build/typecheck
 	$(BIN)/ruff check .

@@ -1,14 +1,60 @@
-"""What holds for all tests: property tests try the same examples in every run, however slow the machine is.
+"""What holds for all tests: the same examples in every run, one thread per process, and which worker runs what when.
 
-GRISTMILL_TEST_EXPLORE=1 makes them try new ones, and more of them; a failing example is printed and remembered.
+Property tests try the same examples in every run, however slow the machine is. GRISTMILL_TEST_EXPLORE=1 makes them try
+new ones, and more of them; a failing example is printed and remembered.
 """
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
+import pytest
 from hypothesis import settings
+
+# The tensors of tests are tiny, and there is a worker per core already: more threads would wait for each other, and
+# spin. It must be set before torch is imported. Processes that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile("explore" if os.environ.get("GRISTMILL_TEST_EXPLORE") else "same")
+
+FOLDERS = ("tests/browser", "tests/referees")
+"""Folders that one worker runs: their tests share a server and a browser, or imports that take seconds."""
+LONGEST = (
+    "tests/browser", "tests/train/test_parallel.py", "tests/flows/test_pipeline.py", "tests/referees",
+    "tests/flows/test_serving.py", "tests/flows/test_survives.py", "tests/train/test_resume.py",
+)  # fmt: skip
+"""What takes longest is begun first, so that at the end no worker is left alone with one of them."""
+
+
+def unit_of(nodeid: str) -> str:
+    """What a worker gets as a whole: the test's file, so that fixtures of a module are made once, or its folder."""
+    file = nodeid.partition("::")[0]
+    return next((folder for folder in FOLDERS if file.startswith(f"{folder}/")), file)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put what takes longest first; xdist deals the files out in this order."""
+    order = {unit: place for place, unit in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(unit_of(item.nodeid), len(LONGEST)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deal whole files and folders out, in the order of collection.
+
+    The marks of `--dist loadgroup` would do nothing: the workers of xdist 3.8 tell them by changing the names of tests,
+    which pytest 9.2 does not let them.
+    """
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class InOrder(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit_of(nodeid)
+
+    config.option.loadscopereorder = False  # by how many tests a file has
+    return InOrder(config, log)

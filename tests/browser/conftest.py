@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,9 +124,32 @@ def chromium() -> str:
     return found
 
 
+OPEN = pytest.StashKey[ExitStack]()
+HERE = Path(__file__).parent
+
+
 @pytest.fixture(scope="session")
-def site(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder = tmp_path_factory.mktemp("site")
+def open_here(request: pytest.FixtureRequest) -> Iterator[ExitStack]:
+    """What is open while the tests of this folder run: the others shall not have to share the machine with it."""
+    with ExitStack() as stack:
+        request.session.stash[OPEN] = stack
+        yield stack
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Close the browser and end the server when the last test of this folder is over."""
+    if OPEN in item.session.stash and (nextitem is None or not nextitem.path.is_relative_to(HERE)):
+        item.session.stash[OPEN].close()
+
+
+@pytest.fixture(scope="session")
+def site(chromium: str, open_here: ExitStack, tmp_path_factory: pytest.TempPathFactory) -> Site:
+    return open_here.enter_context(running_site(tmp_path_factory.mktemp("site")))
+
+
+@contextmanager
+def running_site(folder: Path) -> Iterator[Site]:
     manifest = write_project(folder)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -145,14 +169,13 @@ def site(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Si
 
 
 @pytest.fixture(scope="session")
-def browser(chromium: str) -> Iterator[Any]:
+def browser(chromium: str, open_here: ExitStack) -> Any:
     """The browser, without a window."""
     from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield started
-        started.close()
+    playwright = open_here.enter_context(sync_playwright())
+    return open_here.enter_context(
+        closing(playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])))
 
 
 @pytest.fixture

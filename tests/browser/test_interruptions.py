@@ -16,7 +16,6 @@ import pytest
 
 from gristmill.dataprep.files import read_json
 
-pytestmark = [pytest.mark.xdist_group("browser")]
 CANCEL_SECONDS = 20.0
 FROZEN_SECONDS = float(os.environ.get("GRISTMILL_TEST_FROZEN_SECONDS", "5"))
 """How long the server stands still; a minute takes a minute."""

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.xdist_group("browser")]
-
 
 def test_the_form_explains_every_parameter_and_starts_the_run(site: Any, page: Any, finished: Any) -> None:
     assert finished["state_type"] == "COMPLETED", finished["state"]["message"]

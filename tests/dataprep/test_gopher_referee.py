@@ -17,8 +17,6 @@ from gristmill.dataprep.filtering.rules import failures
 from gristmill.dataprep.unicode_tables import CONTENT, code_point_flags
 from gristmill.mixtures.rules import GopherQuality, GopherRepetition
 
-datatrove = pytest.importorskip("datatrove.pipeline.filters")
-pytest.importorskip("spacy")
 DATA = Path("../shared/data")
 
 RULES = {
@@ -44,6 +42,13 @@ RULES = {
 ORDER = list(dict.fromkeys(RULES.values()))
 Verdicts = list[tuple[str | None, str | None]]
 """Per text the rule of each rule set that drops it, or None."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def peers() -> None:
+    """Imported by the tests and not by whoever collects them: spaCy takes seconds."""
+    pytest.importorskip("datatrove.pipeline.filters")
+    pytest.importorskip("spacy")
 
 
 def made_texts() -> Iterator[str]:
@@ -99,8 +104,9 @@ def real_texts(documents: int) -> list[str]:
 
 def verdicts_of_datatrove(texts: list[str]) -> Verdicts:
     from datatrove.data import Document
+    from datatrove.pipeline.filters import GopherQualityFilter, GopherRepetitionFilter
 
-    filters = datatrove.GopherQualityFilter(), datatrove.GopherRepetitionFilter()
+    filters = GopherQualityFilter(), GopherRepetitionFilter()
     verdicts: Verdicts = []
     for text in texts:
         results = [judge.filter(Document(text=text, id="0")) for judge in filters]

@@ -28,8 +28,6 @@ from gristmill.flows.session import Session, open_session
 from gristmill.flows.store import StageFolder
 from gristmill.tokenize.packed import PackedSet
 
-pytestmark = pytest.mark.xdist_group("pipeline")
-
 _spec = importlib.util.spec_from_file_location("gristmill_test_corpus", Path(__file__).with_name("corpus.py"))
 assert _spec is not None
 assert _spec.loader is not None

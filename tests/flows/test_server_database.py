@@ -30,7 +30,6 @@ from gristmill.flows.server_database import (
     database_environment,
 )
 
-pytestmark = pytest.mark.xdist_group("serving")
 PASSWORD = "hunter2/@%"
 USER = "gristmill"
 DEADLINE_SECONDS = 120.0

@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("serving")
 DEADLINE_SECONDS = 120.0
 MANIFEST = """\
 name: tiny

@@ -17,8 +17,6 @@ from gristmill.flows.chaos.kills import still_running
 from gristmill.flows.chaos.surroundings import CannotMountError, Scene
 from gristmill.flows.chaos.undisturbed import Undisturbed, gristmill
 
-pytestmark = pytest.mark.xdist_group("survives")
-
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:

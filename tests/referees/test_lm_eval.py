@@ -23,8 +23,7 @@ from gristmill.train.models.shape import shape_of
 from gristmill.train.models.weights import drawn, load_model, save_model
 
 # Looked for, not imported: it takes seconds, and only the process that runs these tests needs it.
-pytestmark = [pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm_eval is not installed"),
-              pytest.mark.xdist_group("lm_eval")]
+pytestmark = pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm_eval is not installed")
 
 LENGTH = 32
 # Their Brier score wants as many choices in every item.

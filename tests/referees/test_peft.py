@@ -15,8 +15,7 @@ from gristmill.train.models.llama import Llama
 from gristmill.train.models.weights import load_model, read_shape, stored
 
 # Looked for, not imported: it takes seconds, and only the process that runs these tests needs it.
-pytestmark = [pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed"),
-              pytest.mark.xdist_group("trl")]
+pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
 
 
 @pytest.mark.parametrize("lora", [

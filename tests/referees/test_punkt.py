@@ -6,16 +6,22 @@ import json
 import re
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from gristmill.dataprep.filtering.rules_reference import sentences
 
-punkt = pytest.importorskip("nltk.tokenize.punkt")
 DATA = Path(__file__).parents[2] / ".." / "shared" / "data" / "text"
 LEAST = 3
 """C4's least number of sentences."""
+
+
+@pytest.fixture(scope="module")
+def punkt() -> Any:
+    """Imported by the tests and not by whoever collects them: NLTK takes a second."""
+    return pytest.importorskip("nltk.tokenize.punkt")
 
 
 @lru_cache
@@ -40,7 +46,7 @@ def agreement(theirs: list[int]) -> tuple[float, float]:
     return same, sum((a >= LEAST) == (b >= LEAST) for a, b in zip(ours, theirs)) / len(ours)
 
 
-def test_punkt_trained_on_the_text_itself_agrees_on_95_of_100_paragraphs() -> None:
+def test_punkt_trained_on_the_text_itself_agrees_on_95_of_100_paragraphs(punkt: Any) -> None:
     trainer = punkt.PunktTrainer()
     trainer.INCLUDE_ALL_COLLOCS = True
     trainer.train(" ".join(paragraphs()))
@@ -50,7 +56,7 @@ def test_punkt_trained_on_the_text_itself_agrees_on_95_of_100_paragraphs() -> No
     assert agreed[1] > 0.985, agreed
 
 
-def test_punkt_untrained_knows_no_abbreviation_and_agrees_less() -> None:
+def test_punkt_untrained_knows_no_abbreviation_and_agrees_less(punkt: Any) -> None:
     splitter = punkt.PunktSentenceTokenizer()
     agreed = agreement([len(splitter.tokenize(paragraph)) for paragraph in paragraphs()])
     assert agreed[0] > 0.82, agreed

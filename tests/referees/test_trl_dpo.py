@@ -18,8 +18,7 @@ from gristmill.train.objectives.losses import IGNORED, sequence_logps
 from gristmill.train.objectives.preference_losses import LossSettings, PairLogps, preference_loss
 
 # Looked for, not imported: it takes seconds, and only the process that runs these tests needs it.
-pytestmark = [pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed"),
-              pytest.mark.xdist_group("trl")]
+pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed")
 
 STEPS, RATE, BETA = 5, 1e-3, 0.1
 PAIRS = [{"prompt": f"the {word} is", "chosen": f" {word} and long, {'so ' * number}", "rejected": f" no {word}"}

@@ -20,8 +20,7 @@ from gristmill.train.reinforcement.rollouts import Part
 from gristmill.train.reinforcement.surrogate import kl_loss, surrogate_loss, token_weights
 
 # Looked for, not imported: it takes seconds, and only the process that runs these tests needs it.
-pytestmark = [pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed"),
-              pytest.mark.xdist_group("trl")]
+pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed")
 
 STEPS, RATE, BETA, GROUP, ANSWERS, MOST = 5, 1e-3, 0.04, 4, 8, 6
 VOCAB, END = 32, 2

@@ -16,8 +16,7 @@ from gristmill.train.objectives.kto_loss import baseline_of, kto_loss
 from gristmill.train.objectives.losses import next_tokens, sequence_logps
 
 # Looked for, not imported: it takes seconds, and only the process that runs these tests needs it.
-pytestmark = [pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed"),
-              pytest.mark.xdist_group("trl")]
+pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed")
 
 STEPS, RATE, BETA, DESIRABLE, UNDESIRABLE = 5, 1e-2, 0.5, 1.2, 0.7
 ROWS = [{"prompt": f"the {word} is", "completion": f" {word} and long, {'so ' * number}" if kind else f" no {word}",

@@ -16,8 +16,7 @@ from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.reward_pairs import reward_loss
 
 # Looked for, not imported: it takes seconds, and only the process that runs these tests needs it.
-pytestmark = [pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed"),
-              pytest.mark.xdist_group("trl")]
+pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed")
 
 STEPS, RATE, CENTER = 5, 1e-3, 0.01
 ROWS = [{"chosen": f"{word} and long {'so ' * number}", "rejected": f"no {word}"}

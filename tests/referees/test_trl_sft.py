@@ -14,8 +14,7 @@ from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.losses import IGNORED, weighted_nll
 
 # Looked for, not imported: it takes seconds, and only the process that runs these tests needs it.
-pytestmark = [pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed"),
-              pytest.mark.xdist_group("trl")]
+pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed")
 
 STEPS, RATE = 5, 1e-3
 ROWS = [{"prompt": f"the {word} is", "completion": f" {word} and long, {'so ' * number}"}

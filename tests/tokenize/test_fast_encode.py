@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,9 @@ def make(name: str) -> pre_tokenizers.PreTokenizer:
     return make_pre_tokenizer(name)
 
 
-def learn(name: str) -> Tokenizer:
+@cache
+def tokenizer_of(name: str) -> Tokenizer:
+    """A tokenizer of 400 tokens that is learnt once, by the first test that asks."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = make(name)
     made.train_from_iterator(LEARNT_FROM, trainers.BpeTrainer(
@@ -74,8 +77,11 @@ def learn(name: str) -> Tokenizer:
     return made
 
 
-TOKENIZERS = {name: learn(name) for name in NAMES}
-ENCODERS = {name: FastEncoder.for_tokenizer(TOKENIZERS[name]) for name in NAMES}
+@cache
+def encoder_of(name: str) -> FastEncoder:
+    return FastEncoder.for_tokenizer(tokenizer_of(name))
+
+
 CLASSES = {False: CharacterClasses(), True: CharacterClasses(digits_alone=True)}
 by_name = pytest.mark.parametrize("name", NAMES)
 with_shared_data = pytest.mark.skipif(not SHARED.exists(), reason="the shared data is not here")
@@ -83,7 +89,7 @@ with_shared_data = pytest.mark.skipif(not SHARED.exists(), reason="the shared da
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return TOKENIZERS["gpt2"]
+    return tokenizer_of("gpt2")
 
 
 def by_library(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
@@ -113,7 +119,7 @@ def split_by_library(text: str, name: str) -> list[str]:
 
 
 def pattern_of(name: str) -> Pattern:
-    return read_pattern(json.loads(TOKENIZERS[name].to_str()))
+    return read_pattern(json.loads(tokenizer_of(name).to_str()))
 
 
 awkward = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
@@ -124,7 +130,7 @@ awkward = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 @given(texts=st.lists(awkward | st.text(max_size=20), max_size=5))
 @example(texts=["\x00" * 15 + "a" * 9, "\x00" * 9, "a word" + "\x00" * 8])
 def test_ids_equal_the_librarys_on_any_text(name: str, texts: list[str]) -> None:
-    assert by_encoder(ENCODERS[name], texts) == by_library(TOKENIZERS[name], texts)
+    assert by_encoder(encoder_of(name), texts) == by_library(tokenizer_of(name), texts)
 
 
 @by_name
@@ -187,7 +193,7 @@ def test_merging_short_and_long_pieces_equals_the_definition(tokenizer: Tokenize
 def test_both_ways_of_merging_are_taken() -> None:
     assert len("internationalisation" * 3) > SHORT_PIECE
     texts = ["internationalisation" * number + "=" * 3 * number for number in range(1, 60)]
-    assert by_encoder(ENCODERS["gpt2"], texts) == by_library(TOKENIZERS["gpt2"], texts)
+    assert by_encoder(encoder_of("gpt2"), texts) == by_library(tokenizer_of("gpt2"), texts)
 
 
 def test_a_full_memory_is_emptied_and_nothing_changes(tokenizer: Tokenizer) -> None:
@@ -245,19 +251,19 @@ def test_a_piece_that_is_very_long_is_encoded_and_not_remembered(tokenizer: Toke
 def test_texts_of_a_slice_and_in_chunks_are_read_where_they_lie(tokenizer: Tokenizer) -> None:
     texts = ["one", "two words", "", "thirteen more letters", "end"]
     column = pa.chunked_array([pa.array(texts, pa.string())[1:4], pa.array(texts[::-1], pa.string())])
-    ids, lengths = ENCODERS["gpt2"].encode(column)
+    ids, lengths = encoder_of("gpt2").encode(column)
     expected = by_library(tokenizer, [*texts[1:4], *texts[::-1]])
     assert ids.tolist() == [number for one in expected for number in one]
     assert lengths.tolist() == [len(one) for one in expected]
     assert ids.dtype == np.uint16
     for nothing in ([], [""], ["", None]):
-        ids, lengths = ENCODERS["gpt2"].encode(pa.array(nothing, pa.large_string()))
+        ids, lengths = encoder_of("gpt2").encode(pa.array(nothing, pa.large_string()))
         assert (ids.tolist(), lengths.tolist()) == ([], [0] * len(nothing))
 
 
 def test_a_piece_that_is_a_token_is_not_merged_where_the_tokenizer_says_so() -> None:
     """Llama 3's `ignore_merges`; no merges lead to the token "zq"."""
-    described = json.loads(TOKENIZERS["llama3"].to_str())
+    described = json.loads(tokenizer_of("llama3").to_str())
     vocabulary = described["model"]["vocab"]
     for token in ("zq", "zqzqzqzqzqzqzqzqzqzqzq"):
         vocabulary[token] = len(vocabulary)
@@ -319,7 +325,7 @@ def test_ids_equal_the_librarys_on_human_rights_in_all_languages(name: str) -> N
         names = [name for name in archive.namelist() if name.endswith(".txt")]
         texts = [archive.read(name).decode("utf-8", "ignore")[:1500] for name in names]
     assert len(texts) > 300
-    assert by_encoder(ENCODERS[name], texts) == by_library(TOKENIZERS[name], texts)
+    assert by_encoder(encoder_of(name), texts) == by_library(tokenizer_of(name), texts)
 
 
 @with_shared_data
