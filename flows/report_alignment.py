@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from gristmill.flows.facts import Facts
-from gristmill.flows.html import figure, table
+from gristmill.flows.html import details, figure, table
 
 
 def distillation(facts: Facts) -> str:
@@ -84,7 +84,31 @@ def preference_effects(facts: Facts) -> str:
             + f'<p class="note">Loss {escape(str(summary.get("objective", "")))}; means over pairs at the last logged '
               f"step. {escape(note)}</p>"
             + (figure(curves(ratios, "step", "nats per token"), "dpo: log-probability against the reference")
-               if len(lines) > 1 else ""))
+               if len(lines) > 1 else "") + unlearned(summary.get("margins")))
+
+
+def unlearned(margins: dict[str, Any] | None) -> str:
+    """Set by set how many margins are not positive in the end, and what has the worst ones."""
+    if margins is None:
+        return ""
+    sets = [[one["name"], part.replace("_", " "), f"{found['measured']:,}", f"{found['wrong']:.1%}",
+             f"{found['median']:+.3f}"] for one in margins["sets"] for part, found in one.items() if part != "name"]
+    worst = [[one["id"][:16], one["set"], "held out" if one["held_out"] else "trained", f"{one['margin']:+.3f}",
+              one.get("prompt_text", ""), *answers_of(one)] for one in margins["worst"]]
+    return (table(["set", "pairs", "measured", "margin not positive", "median margin"], sets, {2, 3, 4})
+            + details("The worst margins in the end", table(
+                ["id", "set", "", "margin", "prompt", "preferred", "not preferred"], worst, {3})
+                + '<p class="note">What is still ranked wrong was labelled the wrong way round, contradicts other '
+                  "pairs, or is hard; <code>gristmill trace --document ID</code> says which steps read it, and "
+                  "<code>margins.parquet</code> has all that were measured.</p>"))
+
+
+def answers_of(one: dict[str, Any]) -> list[str]:
+    """The answer that was preferred and the one that was not, of a line of the worst margins; of a single answer the
+    other is empty."""
+    if "completion_text" not in one:
+        return [one.get("chosen_text", ""), one.get("rejected_text", "")]
+    return [one["completion_text"], ""] if one["rejected"] is None else ["", one["completion_text"]]
 
 
 def rounding(facts: Facts) -> str:

@@ -140,7 +140,7 @@ STAGES: dict[str, Stage] = {
         _trains("sft", 4, training.sft, needs.only("tokenizer", "mix", "sft_data", "pretrain", "teacher")),
         _trains("reward", 2, training.reward, needs.before_reward),
         _trains("reference", 2, training.reference, needs.before_reference),
-        _trains("dpo", 4, training.whole("dpo"), needs.before_dpo),
+        _trains("dpo", 5, training.whole("dpo"), needs.before_dpo),
         _trains("rl", 2, training.rl, needs.before_rl),
         Stage("evaluate", 2, "gristmill.train.evaluate:run", results.evaluate,
               needs.only("tokenizer", "mix", "pretrain", "sft", "dpo", "rl")),

@@ -218,6 +218,10 @@ class Dpo(DpoData, Prepared, Training):
     (Pang et al. 2024: 1), but `kto`."""
     holdout: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     """Share of pairs, chosen by hash of the prompt, that only measure the reward accuracy."""
+    measured_pairs: Annotated[int, Field(ge=0)] = 10_000
+    """Training pairs (for `kto`, answers) whose margin is measured once more after the last step, as that of every
+    held-out one is: the first by their ids, which are hashes. A pass over them costs about a third of training on them
+    once. `margins.parquet` has them all, the report those with the worst."""
     optimizer: Optimizer = Optimizer(learning_rate=5e-5, weight_decay=0.0)
     """What an update is; `sophia` needs labels to draw, which pairs have not."""
     lora: Lora | None = None

@@ -2,14 +2,15 @@
 
 Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl` as of pre-training; `holdout.jsonl`, the pairs that were not
 trained on, with their log-probabilities under the model that the training started from; `examples.txt`, the example
-of each row, and `rows-per-set.json`; with `lora` also `adapter/`, which PEFT loads, and `model/` is the model with that
-merged into it.
+of each row, and `rows-per-set.json`; `margins.parquet`, what became of each pair (see objectives/margins.py);
+with `lora` also `adapter/`, which PEFT loads, and `model/` is the model with that merged into it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,13 @@ from gristmill.train.adapters.model import tuned_model
 from gristmill.train.evaluation.validation import Validation
 from gristmill.train.kto import optimise
 from gristmill.train.loop.loop import Job, train
+from gristmill.train.loop.once import measured_once
 from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.weights import read_shape
 from gristmill.train.objectives.chosen_decline import decline_of
 from gristmill.train.objectives.conversations import write_example_ids
 from gristmill.train.objectives.held_out_pairs import HOLDOUT, write_holdout
+from gristmill.train.objectives.margins import MARGINS, measured_again, pair_margins, pair_rewards, write_margins
 from gristmill.train.objectives.pair_draws import describe_draws, draw_pairs, held_out_mask, merged
 from gristmill.train.objectives.pair_rows import PairRows, check_pairs
 from gristmill.train.objectives.pairs import more_likely, reward_accuracy
@@ -73,19 +76,25 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         objective = Preferences(rows, draws, reference, section, seed, flops, world.device, context.warn)
         if world.is_first:
             write_example_ids(out, [rows.ids[pair] for pair in merged(draws)], [len(drawn) for drawn in draws])
-        certificate = certify_start(model, objective, section, dtype, context.work / CERTIFICATE, world)
+        certificate = measured_once(context.work / CERTIFICATE, world, partial(
+            certify_start, model, objective, section, dtype, world))
         average = averaged(model, section)
         record, summary = train(Job(
             section=section, objective=objective, model=model, world=world, context=context, average=average,
             peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length, flops),
             after_step=Validation(section.validate_every, section.steps, packed, model, average,
                                   read_token_bytes(inputs["tokenizer"], world.device), world)))
-        before, held_out = reference[is_out], np.flatnonzero(is_out)
-        after = pair_logps(model, rows, held_out, section.micro_batch_size, world)
+        measured = measured_again(rows.ids, is_out, section.measured_pairs)
+        logps = pair_logps(model, rows, measured, section.micro_batch_size, world)
+        before, after, held_out = reference[is_out], logps[is_out[measured]], np.flatnonzero(is_out)
         tensors = all_tensors(model, average)
         if record is not None:
             summary |= publish(out, shape, settle_adapters(out, tensors, section.lora), record)
             summary["chosen_decline"] = decline_of(record.lines())
+            rewards = pair_rewards(logps, reference[measured], rows.scored_tokens[measured], section)
+            summary["margins"] = write_margins(
+                out / MARGINS, pair_margins(rows, data.sources, measured, rewards, is_out),
+                {rows.ids[pair]: records[pair] for pair in measured})
             write_holdout(out / HOLDOUT, [records[pair] for pair in held_out], before, length)
     return {
         **summary, **describe_model(shape), "sequence_length": length,

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import read_json, write_json
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.files import settle_adapters
@@ -21,6 +20,8 @@ from gristmill.train.adapters.lora import adapted_flops_per_token
 from gristmill.train.adapters.model import tuned_model
 from gristmill.train.evaluation.validation import Validation
 from gristmill.train.loop.loop import Job, train
+from gristmill.train.loop.once import measured_once
+from gristmill.train.loop.stream import plan_of
 from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.weights import read_shape
 from gristmill.train.objectives.answer_rows import AnswerRows
@@ -29,6 +30,7 @@ from gristmill.train.objectives.conversations import NothingToTrainError, write_
 from gristmill.train.objectives.desirability import Desirability, answer_logps
 from gristmill.train.objectives.held_out_pairs import HOLDOUT, write_holdout
 from gristmill.train.objectives.kto_loss import weights_to_balance
+from gristmill.train.objectives.margins import MARGINS, answer_margins, measured_again, write_margins
 from gristmill.train.objectives.pair_draws import describe_draws, draw_pairs, merged
 from gristmill.train.objectives.pairs import is_held_out
 from gristmill.train.objectives.reference import (
@@ -39,7 +41,7 @@ from gristmill.train.objectives.reference import (
     read_answer_reference,
 )
 from gristmill.train.parallel.sharding import compute_dtype
-from gristmill.train.parallel.world import World, agree, process_group
+from gristmill.train.parallel.world import World, process_group
 from gristmill.train.pretrain import all_tensors, averaged, causal_share, describe_model, publish, read_token_bytes
 from gristmill.train.reference import start_of
 
@@ -74,20 +76,26 @@ def optimise(inputs: Mapping[str, Path], section: Dpo, out: Path, context: Conte
         if world.is_first:
             write_example_ids(out, [rows.ids[answer] for answer in merged(draws)], [len(drawn) for drawn in draws])
             warn_of_imbalance(rows.desirable[merged(draws)], section, context)
-        certificate = certify(model, objective, section, dtype, context.work / CERTIFICATE, world)
+        certificate = measured_once(context.work / CERTIFICATE, world, partial(
+            certify, model, objective, section, dtype, world))
         average = averaged(model, section)
         record, summary = train(Job(
             section=section, objective=objective, model=model, world=world, context=context, average=average,
             peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length, flops),
-            before_step=partial(objective.before_step, model),
+            before_step=lambda step, rows: objective.take_baseline(model, rows),
             after_step=Validation(section.validate_every, section.steps, packed, model, average,
                                   read_token_bytes(inputs["tokenizer"], world.device), world)))
         held_out = np.flatnonzero(is_out)
-        gains = answer_logps(model, rows, held_out, section.micro_batch_size, world) - reference[held_out, 0]
+        measured = measured_again(rows.ids, is_out, section.measured_pairs)
+        gained = answer_logps(model, rows, measured, section.micro_batch_size, world) - reference[measured, 0]
+        gains = gained[is_out[measured]]
         tensors = all_tensors(model, average)
         if record is not None:
             summary |= publish(out, shape, settle_adapters(out, tensors, section.lora), record)
             summary["chosen_decline"] = decline_of(record.lines())
+            summary["margins"] = write_margins(
+                out / MARGINS, answer_margins(rows, data.sources, measured, section.beta * gained, is_out),
+                {rows.ids[answer]: rows.records[rows.examples[answer]] for answer in measured})
             # A pair's rejected answer is the row behind its chosen one.
             chosen = np.array([answer for answer in held_out if rows.desirable[answer]
                                and "chosen" in rows.records[rows.examples[answer]]], dtype=np.int64)
@@ -146,19 +154,14 @@ def ranked_right(desirable: np.ndarray, undesirable: np.ndarray) -> float | None
 
 
 def certify(
-    model: nn.Module, objective: Desirability, section: Dpo, dtype: torch.dtype, file: Path, world: World
+    model: nn.Module, objective: Desirability, section: Dpo, dtype: torch.dtype, world: World
 ) -> dict[str, float]:
     """Prove, before the first step, that policy and reference are one: rewards and KL are zero on the first batch.
-
-    A resumed training has its certificate already.
 
     Raises:
         NotTheReferenceError: they are not.
     """
-    if agree(file.exists(), world):
-        certificate: dict[str, float] = agree(read_json(file) if world.is_first else None, world)
-        return certificate
-    objective.before_step(model, 0)
+    objective.take_baseline(model, plan_of(section, objective.sequence_length).rows(objective.order, 0))
     measured = measured_at_start(model, objective, section, world)
     rewards = [measured[name] for name in ("rewards/chosen", "rewards/rejected") if name in measured]
     certificate = {"loss": measured["loss"], "kl": measured["kl"], "largest_reward": max(map(abs, rewards))}
@@ -168,6 +171,4 @@ def certify(
             f"dpo: before the first step the mean reward is up to {certificate['largest_reward']:.6f} and the KL "
             f"{certificate['kl']:.6f}, not 0 (tolerance {most}): the reference log-probabilities are of another model; "
             "run again with `--force reference`")
-    if world.is_first:
-        write_json(file, certificate)
     return certificate

@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import read_json, write_json
+from gristmill.dataprep.files import write_json
 from gristmill.mixtures.reinforcement import Rl
 from gristmill.mixtures.rewards import name_of
 from gristmill.tokenize.order import Order
@@ -28,13 +28,14 @@ from gristmill.train.adapters.model import tuned_model
 from gristmill.train.evaluation.intervals import paired_difference
 from gristmill.train.evaluation.validation import Validation
 from gristmill.train.loop.loop import Job, train
+from gristmill.train.loop.once import measured_once
 from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.objectives.chat import Chat
 from gristmill.train.optim.averaging import AveragedWeights
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
-from gristmill.train.parallel.world import World, agree, process_group
+from gristmill.train.parallel.world import process_group
 from gristmill.train.pretrain import (
     MODEL,
     all_tensors,
@@ -104,7 +105,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             causal_share=causal_share(shape, length, flops),
             after_step=Validation(section.validate_every, section.steps, packed, model, average,
                                   read_token_bytes(inputs["tokenizer"], world.device), world),
-            before_step=actor.before_step, state={"rollouts": actor.rollouts}))
+            before_step=lambda step, rows: actor.before_step(step), state={"rollouts": actor.rollouts}))
         after = actor.measure(held_out)
         tensors = policies(model, average)
         if record is not None:
@@ -141,13 +142,7 @@ def row_length(section: Rl, shape: Shape) -> int:
 
 def answers_before(actor: Actor, held_out: Sequence[Prompt], file: Path) -> list[dict[str, Any]]:
     """The start model's likeliest answers to held-out prompts; a resumed training has them already."""
-    world: World = actor.world
-    if not agree(file.exists(), world):
-        found = actor.measure(held_out)
-        if world.is_first:
-            write_json(file, found)
-    answers: list[dict[str, Any]] = agree(read_json(file) if world.is_first else None, world)
-    return answers
+    return measured_once(file, actor.world, lambda: actor.measure(held_out))
 
 
 def policies(model: nn.Module, average: AveragedWeights | None) -> dict[str, dict[str, Tensor]]:

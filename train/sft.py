@@ -29,6 +29,7 @@ from gristmill.train.adapters.model import tuned_model
 from gristmill.train.evaluation.validation import Validation
 from gristmill.train.loop.batches import reading_threads
 from gristmill.train.loop.loop import Job, train
+from gristmill.train.loop.once import measured_once
 from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import read_shape
@@ -78,8 +79,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             write_example_ids(out, examples_of_rows(rows), rows.rows_per_source)
         taught = (objective if section.distill is None else
                   taught_turns(section.distill, objective, inputs, dtype, shape))
-        certificate = prove(model, objective, read_json(inputs["sft_data"] / COUNTS), section.gates, dtype,
-                            section.micro_batch_size, context.work / CERTIFICATE, world)
+        certificate = measured_once(context.work / CERTIFICATE, world, lambda: prove(
+            model, objective, read_json(inputs["sft_data"] / COUNTS), section.gates, dtype, section.micro_batch_size,
+            world))
         elastic = held_by_pretraining(model, section, NextToken(packed, section.seed or 0, token_bytes, shape))
         average = averaged(model, section)
         job = Job(section=section, objective=taught, model=model, world=world, context=context,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from safetensors.torch import load_file
 from gristmill.dataprep.context import Context
 from gristmill.mixtures.training import Pretrain, Spikes
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train import export
+from gristmill.train import export, pretrain
 from gristmill.train.loop import loop, step
 from gristmill.train.loop.checkpoints import Checkpoints
+from gristmill.train.loop.job import Job
 from gristmill.train.loop.rollback import describe_rollback, is_given_up, plan_after
 from gristmill.train.loop.stopping import held_out_loss, no_longer_improves
 from gristmill.train.loop.stream import Plan, plan_of
@@ -62,15 +64,18 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, inputs: dict[str, Path]) -> Callab
 
 
 def test_after_bad_steps_in_a_row_the_training_goes_back_and_never_reads_those_rows_again(
-    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path, poisoned: Any
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path, poisoned: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Steps 21 to 23 are bad. It is seen at step 32; step 18 is gone back to; step 19 reads what step 33 would have."""
+    told: list[tuple[int, ...]] = []
+    monkeypatch.setattr(pretrain, "Job", partial(Job, before_step=lambda step, rows: told.append(tuple(rows))))
     summary = run_stage("pretrain", inputs, {**pretrain_config, **GOING_BACK}, tmp_path)
     line = {"to_step": 18, "from_step": 32, "first_bad_step": 21, "positions": 14 * 4}
     assert summary["rollbacks"] == [line]
     packed, plan = PackedSet(inputs["mix"]), Plan(((0, 0, 4),))
     numbers = [*range(1, 33), *range(33, 33 + 48 - 18)]
-    assert poisoned() == [tuple(plan.rows(packed.order(11), number - 1)) for number in numbers]
+    assert poisoned() == told == [tuple(plan.rows(packed.order(11), number - 1)) for number in numbers]
     steps = [one for one in read_lines(tmp_path) if "grad_norm" in one]
     assert [one["step"] for one in steps] == list(range(1, 49))
     assert all("loss" in one for one in steps)  # what remains was read without a spike

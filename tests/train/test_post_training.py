@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from gristmill.dataprep.reading.examples import read_examples
+from gristmill.train.loop import step
+from gristmill.train.loop.checkpoints import Checkpoints
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.conversations import NothingToTrainError
 from gristmill.train.objectives.reference import KEY, TABLE, NotTheReferenceError, StaleReferenceError
@@ -131,6 +133,69 @@ def test_preferences_start_at_ln_2_and_end_with_the_chosen_answers_ahead(
     assert summary["held_out"]["reward_accuracy"] > 0.9
     held_out = [json.loads(line) for line in (tmp_path / "dpo" / "data" / "holdout.jsonl").read_text().splitlines()]
     assert len(held_out) == summary["held_out_pairs"] > 0
+    margins = pq.read_table(tmp_path / "dpo" / "data" / "margins.parquet").to_pylist()
+    assert len(margins) == summary["margins"]["measured"] == 36
+    assert {one["id"] for one in margins if one["held_out"]} == {pair["id"] for pair in held_out}
+    one = margins[0]
+    examples = read_examples(dpo_config["data"][0]["path"], "dpo")
+    (record,) = (example for example in examples if example["id"] == one["id"])
+    (before,) = (row for row in pq.read_table(referenced["reference"] / TABLE).to_pylist() if row["id"] == one["id"])
+    for name in ("chosen", "rejected"):
+        after = logp_of(tmp_path / "dpo" / "data" / "model", referenced["tokenizer"], record, name)
+        assert one[name] == pytest.approx(0.1 * (after - before[name]), abs=1e-4)
+    assert [line["id"] for line in summary["margins"]["worst"]] == [
+        line["id"] for line in sorted(margins, key=lambda line: (line["margin"], line["id"]))[:10]]
+    assert summary["margins"]["sets"][0]["trained"]["wrong"] == 0.0
+
+
+def logp_of(model_folder: Path, tokenizer: Path, record: dict[str, Any], name: str) -> float:
+    from gristmill.train.objectives.chat import Chat
+
+    tokens = Chat(tokenizer).encode([*record["prompt"], *record[name]])
+    ids, spoken = torch.from_numpy(tokens.ids), torch.from_numpy(tokens.turns[1:] > 0)
+    logps = torch.log_softmax(load_model(model_folder)(ids[None])[0, :-1], dim=-1).gather(1, ids[1:, None])[:, 0]
+    return float(logps[spoken].sum())
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "kto"])
+def test_preferences_that_are_killed_go_on_to_the_same_bits(
+    run_stage: Any, pretrained: dict[str, Path], dpo_config: dict[str, Any], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, loss: str,
+) -> None:
+    """Two weighted sets, the smaller one repeated; killed in step 8, of which a checkpoint has the first five."""
+    few = write_lines(tmp_path / "few.jsonl", [
+        {"prompt": f"Name a {word}.", "chosen": f"My {word}.", "rejected": "What?"} for word in WORDS[:7]])
+    config = {**dpo_config, "loss": loss, "holdout": 0.15, "data": [
+        {**dpo_config["data"][0], "weight": 2.0}, {"path": few, "weight": 1.0}]}
+    run_stage("reference", pretrained, {**config, "answers": loss == "kto"}, tmp_path / "reference")
+    inputs = {**pretrained, "reference": tmp_path / "reference" / "data"}
+    run_stage("dpo", inputs, config, tmp_path / "whole", checkpoint_every=1000)
+    gradients, save = step._gradients, Checkpoints.save
+
+    def killed(attempt: Any, batch: Any, number: int) -> Any:
+        if attempt.progress.step == 7:
+            raise KeyboardInterrupt
+        return gradients(attempt, batch, number)
+
+    def written(checkpoints: Checkpoints, *arguments: Any) -> None:
+        save(checkpoints, *arguments)
+        checkpoints.join()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(step, "_gradients", killed)
+        patched.setattr(Checkpoints, "save", written)
+        with pytest.raises(KeyboardInterrupt):
+            run_stage("dpo", inputs, config, tmp_path / "killed", checkpoint_every=5)
+    torch.distributed.destroy_process_group()
+    saved = sorted(path.parent.name for path in (tmp_path / "killed" / "work" / "checkpoints").glob("*/complete.json"))
+    assert saved == ["step-00000005"]
+    run_stage("dpo", inputs, config, tmp_path / "killed", checkpoint_every=5)
+    names = ["model/model.safetensors", "margins.parquet", "holdout.jsonl", "examples.txt", "rows-per-set.json"]
+    for name in names:
+        assert (tmp_path / "killed" / "data" / name).read_bytes() == (tmp_path / "whole" / "data" / name).read_bytes()
+    digests = [[(line["step"], line["loss"], line.get("rows_digest")) for line in metrics(tmp_path / run)]
+               for run in ("killed", "whole")]
+    assert digests[0] == digests[1]
 
 
 def test_lines_say_where_the_margin_comes_from_and_what_is_forgotten(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from gristmill.dataprep.context import Context
@@ -38,7 +39,8 @@ class Job:
         average: the running mean of the weights, if one is kept.
         decode: from token ids to text, for autopsies.
         elastic: what pulls the weights back to where they were, if anything does.
-        before_step: called on every rank with the steps done, before the next one's gradients.
+        before_step: called on every rank with the steps done and the rows that the next one reads, before its
+            gradients.
         state: further state that lies in checkpoints, by name.
         reading_threads: see batches.reading_threads.
     """
@@ -54,7 +56,7 @@ class Job:
     average: AveragedWeights | None = None
     decode: Decode | None = None
     elastic: ElasticWeights | None = None
-    before_step: Callable[[int], None] = lambda step: None
+    before_step: Callable[[int, np.ndarray], None] = lambda step, rows: None
     state: Mapping[str, Part] = field(default_factory=dict)
     reading_threads: int = READING_THREADS
 

@@ -61,8 +61,9 @@ def _train_until_rollback(attempt: Attempt) -> bool:
     with closing(batches_ahead(job.objective, attempt.plan, job.section.steps, job.section.micro_batch_size, job.world,
                                job.context.stream.read_ahead_steps, job.reading_threads)) as batches:
         while progress.step < job.section.steps:
-            job.before_step(progress.step)
-            one_step(attempt, batches.take(progress.step), batches)
+            batch = batches.take(progress.step)
+            job.before_step(progress.step, batch.rows)
+            one_step(attempt, batch, batches)
             attempt.profiler.after(progress.step)
             if _validate(attempt):
                 return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,15 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.mixtures.posttraining import Dpo
-from gristmill.tokenize.order import Order
 from gristmill.train.loop.batches import pinned
-from gristmill.train.loop.objective import Measured, mean_of_trained
-from gristmill.train.loop.stream import micro_batches, plan_of
+from gristmill.train.loop.objective import Measured
+from gristmill.train.loop.stream import micro_batches
 from gristmill.train.objectives.answer_rows import AnswerRows
 from gristmill.train.objectives.chosen_decline import DeclineAlarm
 from gristmill.train.objectives.kto_loss import baseline_of, kto_loss
 from gristmill.train.objectives.losses import IGNORED, sequence_logps
-from gristmill.train.objectives.pair_draws import merged
+from gristmill.train.objectives.pair_draws import Drawn
 from gristmill.train.parallel.sharding import evaluating
 from gristmill.train.parallel.world import World, sum_over_ranks
 
@@ -50,8 +48,8 @@ class PaddedAnswers:
 class Desirability:
     """KTO (see objective.Objective).
 
-    Before each step `before_step` measures how much likelier the policy makes answers to other prompts, over the whole
-    batch: so neither the cut into micro-batches nor the number of processes changes the loss.
+    Before each step `take_baseline` measures how much likelier the policy makes answers to other prompts, over all
+    of the batch: so neither the cut into micro-batches nor the number of processes changes the loss.
 
     Args:
         rows: the answers.
@@ -70,20 +68,18 @@ class Desirability:
         self, rows: AnswerRows, draws: Sequence[np.ndarray], reference: np.ndarray, section: Dpo, seed: int,
         flops_per_token: float, world: World, warn: Callable[[str], None] = lambda message: None,
     ) -> None:
-        self.order = Order([len(drawn) for drawn in draws], seed)
-        self._answers = merged(draws)
-        self.fingerprint = hashlib.blake2b(
-            rows.fingerprint.encode() + self._answers.astype("<i8").tobytes(), digest_size=16).hexdigest()
+        self._drawn = Drawn(rows, draws, seed)
+        self.order, self.fingerprint = self._drawn.order, self._drawn.fingerprint
+        self.num_tokens, self.describe, self.blame = self._drawn.num_tokens, self._drawn.describe, self._drawn.blame
         self.flops_per_token = flops_per_token
         self.sequence_length = rows.packed.sequence_length
         self._rows, self._reference, self._section, self._world = rows, reference, section, world
-        self._plan = plan_of(section, self.sequence_length)
         self._baseline = torch.zeros((), device=world.device)
         self._alarm = DeclineAlarm(warn)
 
-    def before_step(self, model: nn.Module, step: int) -> None:
-        """Estimate the KL from the batch of a step (counted from 0), with answers to other prompts."""
-        answers = self._answers[self._plan.rows(self.order, step)]
+    def take_baseline(self, model: nn.Module, rows: np.ndarray) -> None:
+        """Estimate the KL from the rows of the coming step, with answers to other prompts."""
+        answers = self._drawn.numbers[rows]
         logps = answer_logps(model, self._rows, answers, self._section.micro_batch_size, self._world, mismatched=True)
         self._baseline = baseline_of(torch.from_numpy(logps - self._reference[answers, 1])).to(self._world.device)
 
@@ -91,14 +87,10 @@ class Desirability:
         """Answers: every one counts the same, however long it is."""
         return float(len(rows))
 
-    def num_tokens(self, rows: np.ndarray) -> int:
-        """All tokens of the conversations but padding."""
-        return int(self._rows.num_tokens[self._answers[rows]].sum())
-
     def prepare(self, rows: np.ndarray, cuts: int = 1) -> PaddedAnswers:
         """Read a micro-batch of answers; for no rows any one, with no weight."""
         # An empty micro-batch computes too: its passes are collective operations.
-        answers = self._answers[rows if len(rows) else [0]]
+        answers = self._drawn.numbers[rows if len(rows) else [0]]
         ids, targets = self._rows.read(answers)
         return PaddedAnswers(pinned(ids), pinned(targets), pinned(torch.from_numpy(self._rows.desirable[answers])),
                              pinned(torch.from_numpy(self._reference[answers, 0])), bool(len(rows)))
@@ -135,16 +127,6 @@ class Desirability:
             line["rewards/margins"] = line["rewards/chosen"] - line["rewards/rejected"]
             self._alarm.look(line)
         return line
-
-    def describe(self, rows: np.ndarray) -> dict[str, Any]:
-        """The ids of the answers' examples."""
-        return {"examples": [self._rows.ids[answer] for answer in self._answers[rows]]}
-
-    def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
-        """Every answer with its loss."""
-        return [{"id": self._rows.ids[answer], "loss": mean_of_trained(losses),
-                 "tokens": int(self._rows.num_tokens[answer])}
-                for answer, losses in zip(self._answers[rows], row_losses, strict=True)]
 
 
 def answer_logps(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from gristmill.mixtures.posttraining import Dpo
-from gristmill.tokenize.order import sources_of_rows
+from gristmill.tokenize.order import Order, sources_of_rows
+from gristmill.train.loop.objective import mean_of_trained
 from gristmill.train.objectives.answer_rows import AnswerRows
 from gristmill.train.objectives.conversations import NothingToTrainError
 from gristmill.train.objectives.pair_rows import PairRows
@@ -55,6 +57,43 @@ def draw_pairs(rows: PairRows | AnswerRows, held_out: np.ndarray, section: Dpo, 
     return [np.repeat(of_set, copies(np.ones(len(of_set), dtype=np.int64), [rows.ids[pair] for pair in of_set], quota,
                                      seed))
             for of_set, quota in zip(sets, wanted, strict=True)]
+
+
+class Drawn:
+    """What is drawn of some pairs or answers, in the order in which a training reads it.
+
+    Args:
+        rows: all of them.
+        draws: as from `draw_pairs`; what is there twice is read twice an epoch.
+        seed: of the order.
+
+    Attributes:
+        order: of the draws' sets, each merged with the others by their sizes.
+        numbers: int64, the pair or answer behind each row of the order.
+        fingerprint: 32 hexadecimal digits of what the rows hold, and of what is drawn.
+    """
+
+    def __init__(self, rows: PairRows | AnswerRows, draws: Sequence[np.ndarray], seed: int) -> None:
+        self._rows = rows
+        self.order = Order([len(drawn) for drawn in draws], seed)
+        # The order merges the sets by their numbers of pairs: row r is the next one of the set at place r.
+        self.numbers = merged(draws)
+        self.fingerprint = hashlib.blake2b(
+            rows.fingerprint.encode() + self.numbers.astype("<i8").tobytes(), digest_size=16).hexdigest()
+
+    def num_tokens(self, rows: np.ndarray) -> int:
+        """All tokens of the conversations of some rows but padding."""
+        return int(self._rows.num_tokens[self.numbers[rows]].sum())
+
+    def describe(self, rows: np.ndarray) -> dict[str, Any]:
+        """The ids of the examples of some rows."""
+        return {"examples": [self._rows.ids[number] for number in self.numbers[rows]]}
+
+    def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
+        """Every one of some rows with its loss."""
+        return [{"id": self._rows.ids[number], "loss": mean_of_trained(losses),
+                 "tokens": int(self._rows.num_tokens[number])}
+                for number, losses in zip(self.numbers[rows], row_losses, strict=True)]
 
 
 def merged(draws: Sequence[np.ndarray]) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.mixtures.posttraining import Dpo
-from gristmill.tokenize.order import Order
 from gristmill.train.loop.batches import pinned
-from gristmill.train.loop.objective import Measured, mean_of_trained
+from gristmill.train.loop.objective import Measured
 from gristmill.train.objectives.chosen_decline import DeclineAlarm
 from gristmill.train.objectives.losses import IGNORED, sequence_logps
-from gristmill.train.objectives.pair_draws import merged
+from gristmill.train.objectives.pair_draws import Drawn
 from gristmill.train.objectives.pair_rows import PairRows
 from gristmill.train.objectives.preference_losses import LossSettings, PairLogps, preference_loss
 
@@ -59,11 +57,9 @@ class Preferences:
         self, rows: PairRows, draws: Sequence[np.ndarray], reference: np.ndarray, section: Dpo, seed: int,
         flops_per_token: float, device: torch.device, warn: Callable[[str], None] = lambda message: None,
     ) -> None:
-        self.order = Order([len(drawn) for drawn in draws], seed)
-        # The order merges the sets by their numbers of pairs: row r is the next one of the set at place r.
-        self._pairs = merged(draws)
-        self.fingerprint = hashlib.blake2b(
-            rows.fingerprint.encode() + self._pairs.astype("<i8").tobytes(), digest_size=16).hexdigest()
+        self._drawn = Drawn(rows, draws, seed)
+        self.order, self.fingerprint = self._drawn.order, self._drawn.fingerprint
+        self.num_tokens, self.describe, self.blame = self._drawn.num_tokens, self._drawn.describe, self._drawn.blame
         self.flops_per_token = flops_per_token
         self.sequence_length = rows.packed.sequence_length
         self._rows, self._device = rows, device
@@ -75,14 +71,10 @@ class Preferences:
         """Pairs: every one counts the same, however long its answers are."""
         return float(len(rows))
 
-    def num_tokens(self, rows: np.ndarray) -> int:
-        """All tokens of both conversations but padding."""
-        return int(self._rows.num_tokens[self._pairs[rows]].sum())
-
     def prepare(self, rows: np.ndarray, cuts: int = 1) -> PaddedPairs:
         """Read a micro-batch of pairs; for no rows any one, with no weight."""
         # An empty micro-batch computes too: its passes are collective operations.
-        pairs = self._pairs[rows if len(rows) else [0]]
+        pairs = self._drawn.numbers[rows if len(rows) else [0]]
         ids, targets = self._rows.read(pairs)
         return PaddedPairs(pinned(ids), pinned(targets), pinned(torch.from_numpy(self._reference[pairs])),
                            bool(len(rows)))
@@ -122,13 +114,3 @@ class Preferences:
                 "log_ratio/chosen": chosen_ratio, "log_ratio/rejected": rejected_ratio}
         self._alarm.look(line)
         return line
-
-    def describe(self, rows: np.ndarray) -> dict[str, Any]:
-        """The ids of the pairs."""
-        return {"examples": [self._rows.ids[pair] for pair in self._pairs[rows]]}
-
-    def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
-        """Every pair with its loss."""
-        return [{"id": self._rows.ids[pair], "loss": mean_of_trained(losses),
-                 "tokens": int(self._rows.num_tokens[pair])}
-                for pair, losses in zip(self._pairs[rows], row_losses, strict=True)]

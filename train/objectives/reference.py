@@ -24,7 +24,7 @@ from gristmill.train.objectives.pair_rows import PairRows
 from gristmill.train.objectives.preference_losses import loss_at_start
 from gristmill.train.objectives.preferences import Preferences
 from gristmill.train.parallel.sharding import evaluating
-from gristmill.train.parallel.world import World, agree, sum_over_ranks
+from gristmill.train.parallel.world import World, sum_over_ranks
 
 TABLE, KEY = "reference.parquet", "key.json"
 LARGEST_MARGIN = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -134,20 +134,15 @@ def check_key(folder: Path, key: dict[str, Any]) -> None:
 
 
 def certify_start(
-    model: nn.Module, objective: Preferences, section: Dpo, dtype: torch.dtype, file: Path, world: World
+    model: nn.Module, objective: Preferences, section: Dpo, dtype: torch.dtype, world: World
 ) -> dict[str, float]:
     """Prove, before the first step, that policy and reference are one: margin 0 and DPO's loss ln 2 on the first batch.
 
     The losses without a reference have nothing to prove; their first values are written down all the same.
 
-    A resumed training has its certificate already.
-
     Raises:
         NotTheReferenceError: they are not.
     """
-    if agree(file.exists(), world):
-        certificate: dict[str, float] = agree(read_json(file) if world.is_first else None, world)
-        return certificate
     measured = measured_at_start(model, objective, section, world)
     certificate = {"loss": measured["loss"], "margin": measured["rewards/margins"]}
     expected, most = loss_at_start(section.loss, section.beta), LARGEST_MARGIN[dtype]
@@ -159,8 +154,6 @@ def certify_start(
                 f"dpo: before the first step the margin is {certificate['margin']:.6f} and the loss {loss:.6f}, not 0 "
                 f"and {expected:.6f} (tolerance {most}): the reference log-probabilities are of another model; run "
                 "again with `--force reference`")
-    if world.is_first:
-        write_json(file, certificate)
     return certificate
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,13 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gristmill.dataprep.files import read_json, write_json
 from gristmill.mixtures.posttraining import Gates
 from gristmill.train.loop.gradients import accumulate_gradients
 from gristmill.train.loop.stream import micro_batches
 from gristmill.train.objectives.assistant_turns import AssistantTurns, Turns
 from gristmill.train.parallel.sharding import evaluating
-from gristmill.train.parallel.world import World, agree, sum_over_ranks
+from gristmill.train.parallel.world import World, sum_over_ranks
 
 CERTIFICATE = "step-0.json"
 PROOF_ROWS = 4
@@ -42,11 +40,9 @@ class NotProvedError(RuntimeError):
 
 def prove(
     model: nn.Module, objective: AssistantTurns, data: Mapping[str, Any], gates: Gates, dtype: torch.dtype,
-    micro_batch_size: int, file: Path, world: World,
+    micro_batch_size: int, world: World,
 ) -> dict[str, Any]:
     """Measure everything, write it down, and refuse to train where something does not hold.
-
-    A resumed training has its certificate already.
 
     Args:
         model: before its first step.
@@ -55,15 +51,11 @@ def prove(
         gates: the manifest's thresholds.
         dtype: of the computation.
         micro_batch_size: most rows of a forward pass on one rank.
-        file: the certificate.
         world: the processes.
 
     Raises:
         NotProvedError: names everything that does not hold, with the value and the threshold.
     """
-    if agree(file.exists(), world):
-        found: dict[str, Any] = agree(read_json(file) if world.is_first else None, world)
-        return found
     # As many rows as fit into one forward pass of the training itself.
     count = min(PROOF_ROWS, micro_batch_size * world.data_size, objective.order.total)
     rows = objective.order.rows(np.arange(count, dtype=np.int64))
@@ -79,8 +71,6 @@ def prove(
     certificate["problems"] = problems
     if problems:
         raise NotProvedError("sft: the training is not begun, since " + "; ".join(problems))
-    if world.is_first:
-        write_json(file, certificate)
     return certificate
 
 

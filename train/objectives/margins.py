@@ -1,0 +1,125 @@
+"""What preference optimisation made of each pair, or answer, in the end: margins, and those that are worst.
+
+A margin is by how much the reward of the chosen answer is the larger one; of a single answer (`kto`) it is the reward
+itself, or its negative where the answer is undesirable. What still has a negative margin was not learned: it was
+labelled the wrong way round, contradicts other pairs, or is hard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from gristmill.dataprep.documents import write_table
+from gristmill.mixtures.posttraining import Dpo
+from gristmill.train.objectives.answer_rows import AnswerRows
+from gristmill.train.objectives.pair_rows import PairRows
+from gristmill.train.objectives.preference_losses import LossSettings, PairLogps, preference_loss
+
+MARGINS = "margins.parquet"
+SHOWN = 10
+"""Pairs or answers with the worst margins that a summary shows."""
+EXCERPT = 300
+"""Characters of a text in a summary."""
+
+
+def measured_again(ids: Sequence[str], held_out: np.ndarray, most: int) -> np.ndarray:
+    """Numbers (int64, ascending) of those that are measured after training: all held-out ones, and some others.
+
+    Args:
+        ids: of P pairs or answers.
+        held_out: (P,) bool.
+        most: others, the first by their ids.
+    """
+    trained = sorted(np.flatnonzero(~held_out).tolist(), key=lambda number: (ids[number], number))
+    return np.sort(np.concatenate([np.flatnonzero(held_out), np.array(trained[:most], dtype=np.int64)]))
+
+
+def pair_rewards(logps: np.ndarray, reference: np.ndarray, tokens: np.ndarray, section: Dpo) -> np.ndarray:
+    """Rewards of both answers of n pairs, (n, 2) float32, chosen first, as the loss of the section defines them.
+
+    Args:
+        logps, reference: (n, 2) float32, summed log-probabilities under the policy and under the reference.
+        tokens: (n, 2) int64, of the answers.
+        section: which loss, and its settings.
+    """
+    columns = [torch.from_numpy(np.ascontiguousarray(part[:, place], dtype=np.float32))
+               for part in (logps, reference, tokens) for place in (0, 1)]
+    _, chosen, rejected = preference_loss(section.loss, PairLogps(*columns), LossSettings.of(section))
+    rewards: np.ndarray = torch.stack([chosen, rejected], dim=1).numpy()
+    return rewards
+
+
+def pair_margins(
+    rows: PairRows, names: Sequence[str], pairs: np.ndarray, rewards: np.ndarray, held_out: np.ndarray
+) -> pa.Table:
+    """A line per pair: `id`, `set`, `held_out`, the rewards `chosen` and `rejected`, and `margin`.
+
+    Args:
+        rows: all pairs.
+        names: of their sets.
+        pairs: int64 of shape (n,), those that were measured.
+        rewards: (n, 2) float32.
+        held_out: (P,) bool.
+    """
+    return _table(rows, names, pairs, held_out, rewards[:, 0], rewards[:, 1], rewards[:, 0] - rewards[:, 1])
+
+
+def answer_margins(
+    rows: AnswerRows, names: Sequence[str], answers: np.ndarray, rewards: np.ndarray, held_out: np.ndarray
+) -> pa.Table:
+    """As `pair_margins`, a line per answer, whose reward is `chosen` where it is desirable, and else `rejected`."""
+    desirable = rows.desirable[answers]
+    return _table(rows, names, answers, held_out, pa.array(rewards, mask=~desirable), pa.array(rewards, mask=desirable),
+                  np.where(desirable, rewards, -rewards))
+
+
+def _table(
+    rows: PairRows | AnswerRows, names: Sequence[str], numbers: np.ndarray, held_out: np.ndarray, chosen: Any,
+    rejected: Any, margin: np.ndarray,
+) -> pa.Table:
+    return pa.table({
+        "id": [rows.ids[number] for number in numbers], "set": [names[number] for number in rows.sets[numbers]],
+        "held_out": held_out[numbers], "chosen": chosen, "rejected": rejected, "margin": margin})
+
+
+def write_margins(path: Path, table: pa.Table, records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Write the table, and say what a summary says of it.
+
+    Args:
+        path: where to.
+        table: as from `pair_margins` or `answer_margins`.
+        records: the examples by their ids, at least those of the table.
+
+    Returns:
+        `measured`; `sets`: of each, the trained and the held-out ones, how many they are, the share `wrong` whose
+        margin is not positive, and the `median`; `worst`: the lines with the smallest margins, with excerpts of their
+        texts.
+    """
+    write_table(path, table)
+    # The smallest first; ids decide between equal ones.
+    order = np.lexsort((np.array(table["id"].to_pylist()), table["margin"].to_numpy()))[:SHOWN]
+    worst = [{**line, **_excerpts(records[line["id"]])} for line in table.take(order).to_pylist()]
+    sets: dict[str, dict[str, Any]] = {}
+    for name, is_out, margin in zip(*(table[key].to_pylist() for key in ("set", "held_out", "margin")), strict=True):
+        sets.setdefault(name, {}).setdefault("held_out" if is_out else "trained", []).append(margin)
+    return {"measured": len(table), "worst": worst,
+            "sets": [{"name": name, **{part: _described(margins) for part, margins in sorted(parts.items())}}
+                     for name, parts in sets.items()]}
+
+
+def _described(margins: Sequence[float]) -> dict[str, Any]:
+    found = np.array(margins)
+    return {"measured": len(found), "wrong": float((found <= 0).mean()), "median": float(np.median(found))}
+
+
+def _excerpts(record: Mapping[str, Any]) -> dict[str, str]:
+    """The last turn of the prompt, and the answers by what the record calls them."""
+    texts = {f"{name}_text": record[name][-1]["content"] for name in ("prompt", "chosen", "rejected", "completion")
+             if name in record}
+    return {name: text if len(text) <= EXCERPT else f"{text[:EXCERPT]}..." for name, text in texts.items()}
