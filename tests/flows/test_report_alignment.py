@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from gristmill.flows.report_alignment import distillation, preference_effects, reward_model, rounding
+from gristmill.flows.report_alignment import (
+    answers_of,
+    distillation,
+    preference_effects,
+    reward_model,
+    rounding,
+    unlearned,
+)
 from gristmill.flows.summary import loss_rows
 
 SHARE = {"value": 0.75, "low": 0.5, "high": 0.9, "units": 20}
@@ -48,6 +55,20 @@ def test_a_reward_models_card_has_its_accuracy_with_the_interval_and_what_no_pai
     assert "pairs trained on 1,080" in shown
     assert "correlation of score and length -0.250 mean and deviation of scores 0.125, 2.000" in shown
     assert reward_model(facts()) == ""
+
+
+def test_the_worst_margins_are_shown_with_their_texts_and_how_many_of_each_set_are_wrong() -> None:
+    line = {"id": "0123456789abcdef0123", "set": "pairs", "held_out": False, "margin": -1.25, "prompt_text": "<why>"}
+    pair = {**line, "chosen": 0.25, "rejected": 1.5, "chosen_text": "since", "rejected_text": "no idea"}
+    answer = {**line, "margin": -0.5, "chosen": None, "rejected": 0.5, "completion_text": "so"}
+    part = {"measured": 1200, "wrong": 0.125, "median": 0.75}
+    shown = text(unlearned({"measured": 1200, "sets": [{"name": "pairs", "trained": part}], "worst": [pair, answer]}))
+    assert "pairs trained 1,200 12.5% +0.750" in shown
+    assert "0123456789abcdef pairs trained -1.250 <why> since no idea" in shown
+    assert "0123456789abcdef pairs trained -0.500 <why> so" in shown
+    assert unlearned(None) == ""
+    assert answers_of(answer) == ["", "so"]
+    assert answers_of({**answer, "chosen": 0.5, "rejected": None}) == ["so", ""]
 
 
 @pytest.mark.parametrize(("alarm", "said"), [
