@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from gristmill.dataprep.documents import read_annotations, shard_names
+from gristmill.dataprep.examples.twins import least_alike
 from gristmill.dataprep.files import read_json
 from gristmill.flows.cuts import describe_cuts
 from gristmill.flows.lookup import committed_inputs, locators_of
@@ -20,6 +21,7 @@ from gristmill.flows.store import StageFolder
 from gristmill.mixtures.prepare import PREPARE_STAGES
 
 TRAINING_STAGES = ("pretrain", "sft", "reward", "dpo", "rl")
+EXAMPLE_STAGES = ("sft_prepare", "dpo_prepare")
 Facts = dict[str, Any]
 
 
@@ -52,6 +54,7 @@ def gather_facts(session: Session) -> Facts:
     if "dedup" in folders:
         facts["clusters"] = largest_clusters(session, summaries["dedup"])
         facts["cluster_sizes"] = cluster_sizes(inputs)
+    facts["twins"] = {name: least_alike(folders[name].data) for name in EXAMPLE_STAGES if name in folders}
     if "mix" in folders:
         facts["packed"] = read_json(folders["mix"].data / "packed.json")
     if "evaluate" in folders:

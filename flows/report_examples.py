@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gristmill.flows.explain import shorten_text
 from gristmill.flows.facts import Facts, top_reasons
-from gristmill.flows.html import table
+from gristmill.flows.html import details, table
 
 SECTIONS = ("sft", "dpo")
 TITLES = {"sft": "fine-tuning", "dpo": "preferences"}
 MOST_REASONS = 3
+MOST_SHOWN = 10
+"""Items of evaluation sets that are shown with their examples."""
 
 
 def example_sections(facts: Facts) -> list[str]:
     """What was dropped of the examples before they were made into rows, for either section that asks for it."""
-    return [preparation(section, facts["summaries"][f"{section}_prepare"]) for section in SECTIONS
-            if f"{section}_prepare" in facts["summaries"]]
+    return [preparation(section, facts["summaries"][stage], facts.get("twins", {}).get(stage, []))
+            for section in SECTIONS if (stage := f"{section}_prepare") in facts["summaries"]]
 
 
-def preparation(section: str, summary: Mapping[str, Any]) -> str:
-    """The sets, the steps, and what of evaluation sets was found."""
+def preparation(section: str, summary: Mapping[str, Any], twins: Sequence[Mapping[str, Any]]) -> str:
+    """The sets, the steps, what of evaluation sets was found and where, and the least alike of near-duplicates."""
     sets = [[one["name"], *(f"{number:,}" for number in set_numbers(one))] for one in summary["sets"]]
     steps = [[one["stage"], judged(one["judges"]), *step_numbers(one["counts"])] for one in summary["steps"]]
     leaks = [[name, f"{found['items']:,}", f"{found['checked']:,}", f"{found['contaminated']:,}"]
@@ -29,7 +32,24 @@ def preparation(section: str, summary: Mapping[str, Any]) -> str:
             + table(["set", *SET_HEADINGS], sets, set(range(1, 1 + len(SET_HEADINGS))))
             + table(["step", "judges", "read", "kept", "dropped most by"], steps, {2, 3})
             + (table(["evaluation set", "items", "long enough", "found in examples"], leaks, {1, 2, 3})
-               if leaks else ""))
+               if leaks else "") + found_in_examples(summary) + near_duplicates(twins))
+
+
+def found_in_examples(summary: Mapping[str, Any]) -> str:
+    """The items of evaluation sets, each with the example that holds it."""
+    rows = [[match["set"], str(match["item"]), shorten_text(str(match["item_text"])), f"{match['contamination']:.0%}",
+             f"{match['source']} {match['locator']}"]
+            for one in summary["steps"] if one["stage"] == "decontaminate" for match in one["matches"][:MOST_SHOWN]]
+    return details("Items of evaluation sets in examples", table(
+        ["evaluation set", "item", "its text", "of it", "example"], rows, {1, 3})) if rows else ""
+
+
+def near_duplicates(twins: Sequence[Mapping[str, Any]]) -> str:
+    """Dropped examples beside those that were kept in their place, where the two are least alike."""
+    rows = [[f"{one['jaccard']:.2f}", one["dropped"], one["dropped_text"], one["kept"], one["kept_text"]]
+            for one in twins]
+    return details("Near-duplicates, the least alike first", table(
+        ["likeness", "dropped", "its text", "kept", "its text"], rows, {0})) if rows else ""
 
 
 def dropped_before(one: Mapping[str, Any]) -> str:

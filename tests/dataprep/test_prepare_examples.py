@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import read_documents, read_table
 from gristmill.dataprep.examples.prepare import run
 from gristmill.dataprep.examples.survivors import prepared_inputs, survivors, usable_sets
+from gristmill.dataprep.examples.twins import least_alike
 from gristmill.dataprep.examples.views import view_of, view_text
 from gristmill.dataprep.reading.examples import ExamplesError, read_examples
 from gristmill.mixtures.posttraining import Dpo, Instructions, Sft
@@ -150,6 +152,65 @@ def test_pairs_are_duplicates_only_with_all_of_prompt_and_answers_and_leak_by_pr
     left = [(one["chosen"][0]["content"], one["rejected"][0]["content"])
             for one in survivors(tmp_path / "out")["pairs"]]
     assert sorted(left) == [("a", "b"), ("a", "c"), ("b", "a"), ("d", LEAK)]
+
+
+LABELLED = {"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "yes"}]}
+
+
+@pytest.mark.parametrize(("step", "label", "text"), [
+    ({"dedup": {}}, True, "q\n\nyes\n\ndesirable"), ({"dedup": {}}, False, "q\n\nyes\n\nundesirable"),
+    ({"dedup": {}, "judge": "answer"}, True, "yes\n\ndesirable"), ({"filter": {}}, False, "yes"),
+    ({"decontaminate": {"against": ["e"]}}, True, "q\n\nyes"),
+])
+def test_a_labelled_answer_is_judged_alone_and_is_a_duplicate_only_with_its_label(
+    step: Any, label: bool, text: str
+) -> None:
+    assert view_text(view_of(ExampleStep.model_validate(step), "dpo"), {**LABELLED, "label": label}) == text
+
+
+def test_labelled_answers_survive_with_their_labels(
+    make_context: Callable[..., Context], evaluation: str, tmp_path: Path
+) -> None:
+    """The same answer is there twice with one label, once with the other; an undesirable answer may hold an item."""
+    rows = [{"prompt": "q", "completion": said, "label": label} for said, label in (
+        ("a", True), ("a", True), ("a", False), (LEAK, True), ("c", False))]
+    config = {"kind": "dpo", "data": [{"path": write(tmp_path / "labelled.jsonl", rows)}],
+              "prepare": steps({"dedup": {"minhash": None}}, {"decontaminate": {"against": evaluation}})}
+    (found,) = run({}, config, tmp_path / "out", make_context("work", stage="dpo_prepare"))["sets"]
+    assert found["dropped"] == {"exact_duplicate": 1, "decontaminate/max_contamination": 1}
+    left = [(one["completion"][0]["content"], one["label"]) for one in survivors(tmp_path / "out")["labelled"]]
+    assert sorted(left) == [("a", False), ("a", True), ("c", False)]
+
+
+def test_examples_are_read_through_fsspec_from_wherever_they_lie(
+    make_context: Callable[..., Context], tmp_path: Path
+) -> None:
+    rows = [chat(f"question {n}", " ".join(WORDS[n : n + 12])) for n in range(3)] * 2
+    local = write(tmp_path / "chats.jsonl", rows)
+    fs = fsspec.filesystem("memory")
+    fs.pipe("/examples/chats.jsonl", (tmp_path / "chats.jsonl").read_bytes())
+    found = []
+    for name, path in (("here", local), ("away", "memory://examples/chats.jsonl"), ("all", "memory://examples/*.jsonl")):
+        config = {"kind": "sft", "data": [{"path": path}], "prepare": steps({"dedup": {"minhash": None}})}
+        run({}, config, tmp_path / name, make_context(name, stage="sft_prepare"))
+        found.append([one for of_set in survivors(tmp_path / name).values() for one in of_set])
+    fs.rm("/examples", recursive=True)
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]) == 3
+
+
+def test_the_least_alike_of_near_duplicates_come_first(make_context: Callable[..., Context], tmp_path: Path) -> None:
+    texts = [" ".join(WORDS), " ".join([*WORDS, "but", "me"]), " ".join([*WORDS, "but"]), "another thing altogether"]
+    config = {"kind": "sft", "data": [{"path": write(tmp_path / "a.jsonl", [chat("q", text) for text in texts])}],
+              "prepare": steps({"dedup": {"minhash": {"threshold": 0.5}}})}
+    run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))
+    twins = least_alike(tmp_path / "out")
+    assert {one["kept"] for one in twins} | {one["dropped"] for one in twins} == {f"a.jsonl:{n}" for n in (1, 2, 3)}
+    assert [one["jaccard"] for one in twins] == sorted(one["jaccard"] for one in twins)
+    assert all(one["dropped_text"].startswith("q\n\nthe quick") for one in twins)
+    config["prepare"] = steps({"decontaminate": {"against": write(tmp_path / "e.jsonl", [{"q": LEAK}])}})
+    run({}, config, tmp_path / "none", make_context("none", stage="sft_prepare"))
+    assert least_alike(tmp_path / "none") == []
 
 
 def test_a_set_of_which_nothing_is_left_and_a_set_that_is_not_there_are_errors(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,8 @@ def test_the_terminal_and_the_report_account_for_every_record(folder: Path) -> N
         assert max(map(len, shown.file.getvalue().splitlines())) <= width  # type: ignore[attr-defined]
         assert "sft: chats" in shown.file.getvalue()  # type: ignore[attr-defined]
     (page,) = example_sections(facts)
+    assert ["quiz", "1", f"'{LEAK[:57]}...'", "100%", "chats chats.jsonl:4"] in [
+        [unescape(cell) for cell in found] for found in rows_of(page)]
     for cells in (["chats", "5", "0", "0", "3", "0", "2"], ["dedup", "conversation", "5", "4"],
                   ["filter", "answer", "4", "3"], ["quiz", "1", "1", "1"]):
         assert cells in [found[: len(cells)] for found in rows_of(page)]
