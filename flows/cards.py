@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.flows.facts import Facts, gather_facts, top_reasons, training
-from gristmill.flows.mixture_table import limits_note, mixture_rows, mixture_table, stage_table
+from gristmill.flows.mixture_table import limits_note, mixture_rows, mixture_table, prefix_note, stage_table
 from gristmill.flows.pictures import curves, stacked_bars
 from gristmill.flows.report_documents import (
     clusters_picture,
@@ -107,7 +107,8 @@ def mixture_lines(facts: Facts) -> list[str]:
     lines = ["## Mixture", "", picture(bars, "shares of tokens, requested and realised"), ""]
     for table in (mixture_table(facts), stage_table(facts)):
         lines += [markdown_table(*table), ""] if table is not None else []
-    lines += [limits_note(facts), ""] if limits_note(facts) else []
+    for note in (limits_note(facts), prefix_note(facts)):
+        lines += [note, ""] if note else []
     return [*lines, "## Packing", "", markdown_table(["packing", "rows", "cut documents", "dropped", "padding"], [
         [f"**{row['packing']}**" if row["used"] else row["packing"], row["rows"], f"{row['split']:.2%}",
          f"{row['dropped']:.2%}", f"{row['padding']:.2%}"] for row in packing_rows(facts)]), ""]

@@ -65,3 +65,11 @@ def limits_note(facts: Facts) -> str:
         found += [f"epochs {asked['epochs']}"] if asked.get("epochs") else []
         parts += [f"{name}: {', '.join(found)}"] if found else []
     return "; ".join(parts)
+
+
+def prefix_note(facts: Facts) -> str:
+    """How far the beginnings of the training order are from the mixture, in words; empty where it was not measured."""
+    found = facts["summaries"].get("mix", {}).get("prefixes", {})
+    parts = [f"{name} {drift['largest_drift_rows']:.2f} rows (at most {drift['bound_rows']:.2f} by construction)"
+             for name, drift in found.items() if drift["bound_rows"]]
+    return f"Every beginning of the training order is the mixture, give or take: {', '.join(parts)}." if parts else ""

@@ -11,7 +11,7 @@ from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.secrets import mask_secrets
 from gristmill.flows.facts import Facts, gather_facts
 from gristmill.flows.html import contents, details, figure, listing, page, table
-from gristmill.flows.mixture_table import limits_note, mixture_rows, mixture_table, stage_table
+from gristmill.flows.mixture_table import limits_note, mixture_rows, mixture_table, prefix_note, stage_table
 from gristmill.flows.provenance.suspects import describe_origin
 from gristmill.flows.report_alignment import distillation, preference_effects, reward_model, rounding
 from gristmill.flows.report_documents import document_sections
@@ -99,7 +99,7 @@ def tokens(facts: Facts) -> str:
                  "Shares of tokens, requested and realised.")
         + "".join(table(*found, set(range(1 if found[0][0] == "source" else 2, len(found[0]))))
                   for found in (mixture_table(facts, 3), stage_table(facts, 3)) if found is not None)
-        + (f'<p class="note">{escape(limits_note(facts))}</p>' if limits_note(facts) else "")
+        + "".join(f'<p class="note">{escape(note)}</p>' for note in (limits_note(facts), prefix_note(facts)) if note)
         + packing(facts))
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill.flows.facts import TRAINING_STAGES, Facts, gather_facts, top_reasons
-from gristmill.flows.mixture_table import limits_note, mixture_table, stage_table
+from gristmill.flows.mixture_table import limits_note, mixture_table, prefix_note, stage_table
 from gristmill.flows.report_examples import prepared_rows
 from gristmill.flows.report_reinforcement import reinforcement_details
 from gristmill.flows.session import Session
@@ -99,8 +99,7 @@ def print_mixture(facts: Facts, console: Console) -> None:
         for row in rows:
             table.add_row(*row)
         console.print(table)
-    note = limits_note(facts)
-    if note:
+    for note in filter(None, (limits_note(facts), prefix_note(facts))):
         console.print(Text(note, style="dim"))
 
 

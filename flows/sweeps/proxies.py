@@ -68,7 +68,8 @@ def plan_sweep(
     Args:
         manifest_file: the manifest; its `pretrain` section gives everything that is not said here.
         grid_file: the mixtures, see `grid.Grid`.
-        steps: of every proxy. It reads as many tokens as these take, each once.
+        steps: of every proxy. It reads as many tokens as these take, each once, in exactly the shares that are tried:
+            the sources' `min_tokens` and `max_tokens`, which are of the whole set, do not bind it.
         num_seeds: proxies per mixture; they differ in initialisation and order, which shows the spread between runs.
         model: keys of `pretrain.model` that differ from `PROXY_MODEL`.
         overrides: settings that replace the manifest's.
@@ -97,7 +98,7 @@ def plan_sweep(
     tokens = plan_of(changed.pretrain, length).positions(steps)[0] * length
     first_seed = manifest.seed if manifest.pretrain.seed is None else manifest.pretrain.seed
     return Sweep(
-        manifest_file, (*overrides, *proxy, f"mix.tokens={tokens}"), store,
+        manifest_file, (*overrides, *proxy, f"mix.tokens={tokens}", *without_limits(manifest)), store,
         tuple(mixtures_of(read_grid(grid_file), own)), tuple(first_seed + number for number in range(num_seeds)), own,
         counts)
 
@@ -126,6 +127,12 @@ def own_weights(manifest: Manifest) -> Weights:
 def weight_overrides(weights: Mapping[str, float]) -> list[str]:
     """The settings that make a manifest mix by these weights."""
     return [f"mix.weights={yaml.safe_dump(dict(weights), default_flow_style=True, width=1 << 30).strip()}"]
+
+
+def without_limits(manifest: Manifest) -> list[str]:
+    """The settings that free sources of limits in tokens, which are meant for the whole set and not for a proxy's."""
+    return [f"sources.{name}.{key}=null" for name, source in manifest.sources.items()
+            for key in ("min_tokens", "max_tokens") if getattr(source, key) is not None]
 
 
 def run_shared(sweep: Sweep, observer: Observer) -> None:

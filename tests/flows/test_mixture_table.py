@@ -54,11 +54,17 @@ def test_a_plain_mixture_has_neither() -> None:
 
 def test_the_terminal_and_the_report_show_both_tables() -> None:
     shown = StringIO()
-    print_mixture({"packed": PACKED}, Console(file=shown, width=60))
+    prefixes = {"web": {"largest_drift_rows": 0.5, "bound_rows": 0.5}, "code": {"largest_drift_rows": 0.375,
+                                                                               "bound_rows": 0.5}}
+    summaries = {"mix": {"prefixes": prefixes}}
+    print_mixture({"packed": PACKED, "summaries": summaries}, Console(file=shown, width=60))
     lines = shown.getvalue().splitlines()
     assert max(map(len, lines)) <= 60
     assert "web      1,200  75.00%     60.00%   +240    0.50        1" in [line.rstrip() for line in lines]
-    html = tokens({"packed": PACKED, "summaries": {}})
+    html = tokens({"packed": PACKED, "summaries": summaries})
+    said = "web 0.50 rows (at most 0.50 by construction), code 0.38 rows"
+    assert said in html
+    assert said in " ".join(line.strip() for line in lines)
     assert '<td class="n">-240</td>' in html
     assert "<td>75% to 100%</td><td>web</td>" in html
     assert "epochs min(cluster_size, 4)" in html

@@ -189,6 +189,19 @@ def test_proxies_differ_in_weights_and_seed_only_and_read_their_tokens_once(tmp_
     assert suggested_text(str(manifest), {"prose": 0.5, "code": 0.25, "maths": 0.25}).count("weight: 0.25") == 2
 
 
+def test_limits_of_the_whole_set_do_not_bind_a_proxy(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text("text")
+    manifest, grid = tmp_path / "small.yaml", tmp_path / "grid.yaml"
+    manifest.write_text(MANIFEST.replace("weight: 3}", "weight: 3, min_tokens: 5000, max_tokens: 8000, max_epochs: 2}"))
+    grid.write_text("- {code: 1}\n- {prose: 1, maths: 1}\n")
+    proxy = plan_sweep(str(manifest), grid, 10, 1, {}, [], str(tmp_path / "store")).proxy(0, 5)
+    prose = proxy.manifest.sources["prose"]
+    assert (prose.min_tokens, prose.max_tokens, prose.max_epochs) == (None, None, 2.0)
+    limits = {name: source["min_tokens"] for name, source in proxy.plan["mix"].recipe["sources"].items()}
+    assert limits == dict.fromkeys(OWN)
+
+
 def test_a_proxy_makes_no_data_of_later_trainings(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt", "c.txt", "chats.jsonl"):
         (tmp_path / name).write_text("text")

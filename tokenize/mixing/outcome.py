@@ -13,6 +13,7 @@ from gristmill.mixtures.mix import Mix
 from gristmill.tokenize.mixing.accounts import compare
 from gristmill.tokenize.mixing.candidates import Candidates, count
 from gristmill.tokenize.mixing.laying import Laid, packing_of
+from gristmill.tokenize.mixing.prefixes import describe_prefixes
 from gristmill.tokenize.mixing.quotas import Quotas
 
 LIMITS = ("max_epochs", "min_tokens", "max_tokens", "where", "epochs")
@@ -31,7 +32,8 @@ def describe(
     Returns:
         `counts`; `rows`, `tokens` (of documents), `padding_tokens`, `packing` and `packings`; per source `requested`
         and `realised`; `stages`, the shares of each stage, requested and realised; `redistributed`, the tokens that
-        the limits gave a source or took from it, where they did; `validation`.
+        the limits gave a source or took from it, where they did; `prefixes`, how far any beginning of the training
+        order is from the mixture (`prefixes.describe_prefixes`); `validation`.
     """
     counts = count(candidates, used, list(sources), emptied)
     check_conservation(counts, "mix")
@@ -45,6 +47,8 @@ def describe(
         "requested": _requested(sources, quotas, section.sequence_length), "realised": realised,
         "stages": _stages(list(sources), quotas, train, section),
         "redistributed": redistributed(list(sources), quotas, section.sequence_length),
+        "prefixes": describe_prefixes(list(sources), list(zip(*(laid.rows_per_stage for laid in train.values()),
+                                                              strict=True))),
         "validation": {name: {**written, "documents": len(laid.stream.document),
                               "tokens": written["rows"] * section.sequence_length,
                               "cut_tokens": laid.pass_tokens - laid.tokens}
