@@ -1,7 +1,8 @@
-"""What test_parallel.py starts under torchrun: several trainings, each in another parallel form, in one launch.
+"""What test_parallel.py starts: several trainings, each in another parallel form, by the same processes.
 
-The argument is a JSON file: a list of {"parallel", "folder", "continue", "inputs", "config", "checkpoint_every"}, and
-"compute" or not; `continue` is the folder of a training whose checkpoints are gone on from, or null.
+The arguments are how many processes, and a JSON file: a list of {"parallel", "folder", "continue", "inputs", "config",
+"checkpoint_every"}, and "compute" or not; `continue` is the folder of a training whose checkpoints are gone on from, or
+null.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -19,12 +22,12 @@ from gristmill.dataprep.context import Context
 from gristmill.mixtures.compute import Compute
 from gristmill.mixtures.parallel import Parallel
 from gristmill.train import pretrain
+from gristmill.train.benchmarks.forked_ranks import fork_ranks, load_all
 from gristmill.train.parallel.world import World, make_world, process_group
 
 
-def main() -> None:
+def train_all(jobs: list[dict[str, Any]]) -> None:
     """Run the stage once per form, all in the one process group."""
-    jobs = json.loads(Path(sys.argv[1]).read_text())
     with process_group() as joined:
 
         @contextmanager
@@ -47,4 +50,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    load_all()
+    fork_ranks(int(sys.argv[1]), partial(train_all, json.loads(Path(sys.argv[2]).read_text())))

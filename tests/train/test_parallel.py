@@ -51,16 +51,13 @@ def alone(run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_p
     return tmp_path / "alone"
 
 
-def torchrun(ranks: int, jobs: list[dict[str, Any]], folder: Path) -> None:
+def train_on(ranks: int, jobs: list[dict[str, Any]], folder: Path) -> None:
     """Run trainings one after the other on so many processes."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "jobs.json").write_text(json.dumps(jobs))
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={ranks}",
-         "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", str(WORKER),
-         str(folder / "jobs.json")],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}, capture_output=True, text=True,
-        check=False, timeout=240)
+        [sys.executable, str(WORKER), str(ranks), str(folder / "jobs.json")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr[-6000:]
 
 
@@ -93,7 +90,7 @@ def test_a_mixture_of_experts_learns_the_same_sharded_and_forgetting(
     """Its load-balancing loss is taken row by row, so that it does not depend on which rows a process has."""
     experts = {**config, "model": {**config["model"], "moe": {"experts": 4, "load_balancing": 1.0}}}
     run_stage("pretrain", inputs, experts, tmp_path / "alone")
-    torchrun(2, [{"parallel": {"shard": 2}, "compute": {"activation_checkpointing": "selective"}, "config": experts,
+    train_on(2, [{"parallel": {"shard": 2}, "compute": {"activation_checkpointing": "selective"}, "config": experts,
                   "checkpoint_every": CHECKPOINT, "inputs": {name: str(path) for name, path in inputs.items()},
                   "folder": str(tmp_path / "sharded"), "continue": None}], tmp_path)
     assert_same(tmp_path / "sharded", tmp_path / "alone", first_step=1)
@@ -115,7 +112,7 @@ def test_every_form_learns_the_same_and_goes_on_from_the_checkpoints_of_the_othe
         jobs += [{**common, "folder": str(fresh), "continue": None},
                  {**common, "folder": str(resumed), "continue": str(before)}]
         before = fresh
-    torchrun(ranks, jobs, tmp_path)
+    train_on(ranks, jobs, tmp_path)
     for number in range(len(FORMS[ranks])):
         assert_same(tmp_path / f"fresh-{number}", alone, first_step=1)
         assert_same(tmp_path / f"resumed-{number}", alone, first_step=CHECKPOINT + 1)
@@ -129,6 +126,24 @@ def test_a_product_of_three_forms_learns_the_same() -> None:
     for step in steps:
         for name, difference in step.items():
             assert difference < ROUNDING[name], name
+
+
+def test_when_one_forked_process_fails_the_others_are_not_waited_for() -> None:
+    work = """
+import os, signal
+from gristmill.train.benchmarks.forked_ranks import fork_ranks
+
+def work():
+    if os.environ["RANK"] == "1":
+        raise ValueError("rank 1 of " + os.environ["WORLD_SIZE"])
+    signal.pause()
+
+fork_ranks(2, work)
+"""
+    done = subprocess.run([sys.executable, "-c", work], capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 1
+    assert "ValueError: rank 1 of 2" in done.stderr
+    assert done.stderr.endswith("one of 2 processes failed\n")
 
 
 def test_a_product_other_than_the_number_of_ranks_is_refused() -> None:

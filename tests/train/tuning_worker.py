@@ -1,6 +1,7 @@
-"""What test_tuning_parallel.py starts under torchrun: several fine-tuning stages in one process group.
+"""What test_tuning_parallel.py starts: several fine-tuning stages by the same processes.
 
-The argument is a JSON file: a list of {"stage", "folder", "inputs", "config"}, and "parallel" or not.
+The arguments are how many processes, and a JSON file: a list of {"stage", "folder", "inputs", "config"}, and
+"parallel" or not.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,13 @@ import torch.distributed as dist
 
 from gristmill.dataprep.context import Context
 from gristmill.mixtures.parallel import Parallel
+from gristmill.train.benchmarks.forked_ranks import fork_ranks, load_all
 from gristmill.train.parallel.world import World, make_world, process_group
 
 
-def main() -> None:
+def train_all(jobs: list[dict[str, Any]]) -> None:
     """Run the stages one after the other, all in the one process group."""
     kto: Any = importlib.import_module("gristmill.train.kto")
-    jobs = json.loads(Path(sys.argv[1]).read_text())
     with process_group() as joined:
 
         @contextmanager
@@ -44,4 +46,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    load_all()
+    jobs = json.loads(Path(sys.argv[2]).read_text())
+    for stage in {job["stage"] for job in jobs}:
+        importlib.import_module(f"gristmill.train.{stage}")
+    fork_ranks(int(sys.argv[1]), partial(train_all, jobs))

@@ -6,17 +6,15 @@ process alone; the processes are forked from one that has loaded everything, whi
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
-import traceback
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +26,7 @@ from gristmill.mixtures.parallel import Parallel
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_writing import write_packed_set
+from gristmill.train.benchmarks.forked_ranks import fork_ranks, load_all
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.models.shape import shape_of
 from gristmill.train.models.weights import drawn
@@ -47,9 +46,6 @@ ROUNDING = {"loss": 1e-5, "grad_norm": 1e-4, "weights": 1e-5}
 """What another order of sums may change: nats, a share of the gradient's norm, and a weight on the average (AdamW moves
 a weight whose gradient is nearly nought by the learning rate, whatever sign rounding gives it)."""
 ALONE = "one process"
-LOADED_LATE = ("torch._dynamo", "torch.distributed.checkpoint.state_dict_saver", "torch.distributed.pipelining",
-               "torch.distributed.tensor.parallel", "torch.utils.tensorboard")
-"""What a training loads when it needs it: seconds, which the processes need not all spend."""
 Row = dict[str, Any]
 
 
@@ -86,13 +82,11 @@ def label(product: dict[str, int]) -> str:
 
 def main(folder: Path, ranks: int) -> None:
     """Train alone and in every product, and write down how far they are apart."""
-    torch.set_num_threads(1)
-    for name in LOADED_LATE:
-        importlib.import_module(name)
+    load_all()
     products = json.loads((folder / "products.json").read_text())
     _write_rows(folder / "mix")
-    _fork(1, folder, [{}])
-    _fork(ranks, folder, products)
+    fork_ranks(1, partial(_train_all, folder, [{}]))
+    fork_ranks(ranks, partial(_train_all, folder, products))
     alone, found = torch.load(folder / f"{ALONE}.pt"), {}
     for name in map(label, products):
         trained = torch.load(folder / f"{name}.pt")
@@ -104,36 +98,11 @@ def main(folder: Path, ranks: int) -> None:
     write_json(folder / "differences.json", found)
 
 
-def _fork(ranks: int, folder: Path, products: Sequence[dict[str, int]]) -> None:
-    """Train in so many new processes, and wait for them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ.update(WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1",
-                      MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
-    children = []
-    for rank in range(ranks):
-        if (child := os.fork()) == 0:
-            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
-            _train_all_and_exit(folder, products)
-        children.append(child)
-    if failed := [child for child in children if os.waitpid(child, 0)[1] != 0]:
-        sys.exit(f"{len(failed)} of {ranks} processes failed")
-
-
-def _train_all_and_exit(folder: Path, products: Sequence[dict[str, int]]) -> NoReturn:
+def _train_all(folder: Path, products: Sequence[dict[str, int]]) -> None:
     """One process's part in every product."""
-    status = 1
-    try:
-        with process_group() as joined:
-            for product in products:
-                _train(folder, product, joined.device)
-        status = 0
-    finally:
-        if status:
-            traceback.print_exc()
-        # Without what the forking process would do at its own end.
-        os._exit(status)
+    with process_group() as joined:
+        for product in products:
+            _train(folder, product, joined.device)
 
 
 def _train(folder: Path, product: dict[str, int], device: torch.device) -> None:
