@@ -7,6 +7,7 @@ new ones, and more of them; a failing example is printed and remembered.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,15 @@ LONGEST = (
     "tests/flows/test_serving.py", "tests/flows/test_survives.py", "tests/train/test_resume.py",
 )  # fmt: skip
 """What takes longest is begun first, so that at the end no worker is left alone with one of them."""
+
+
+@pytest.fixture(scope="session")
+def prefect_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty database of a Prefect server, made once for all workers."""
+    from tests.servers import make_prefect_database
+
+    own = tmp_path_factory.getbasetemp()
+    return make_prefect_database(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
 
 
 def unit_of(nodeid: str) -> str:

@@ -6,12 +6,10 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +17,8 @@ from typing import Any
 
 import pytest
 
-DEADLINE_SECONDS = 200.0
+from tests.servers import DEADLINE_SECONDS, free_port, prefect_home, wait_for
+
 MANIFEST = """\
 name: tiny
 sources:
@@ -88,20 +87,6 @@ class Site:
         return {one["key"]: one for one in reversed(found) if one["key"]}
 
 
-def wait_for(condition: Callable[[], Any], what: str) -> Any:
-    """The first true value that a condition gives."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while True:
-        try:
-            found = condition()
-        except OSError:
-            found = None
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"{what} did not happen within {DEADLINE_SECONDS:.0f} s"
-        time.sleep(0.1)
-
-
 def write_project(folder: Path) -> Path:
     """Notes of one to thirty lines, so that the first one is too short for the filter."""
     (folder / "notes").mkdir(parents=True)
@@ -144,20 +129,21 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 @pytest.fixture(scope="session")
-def site(chromium: str, open_here: ExitStack, tmp_path_factory: pytest.TempPathFactory) -> Site:
-    return open_here.enter_context(running_site(tmp_path_factory.mktemp("site")))
+def site(
+    chromium: str, open_here: ExitStack, prefect_database: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Site:
+    return open_here.enter_context(running_site(tmp_path_factory.mktemp("site"), prefect_database))
 
 
 @contextmanager
-def running_site(folder: Path) -> Iterator[Site]:
+def running_site(folder: Path, database: Path) -> Iterator[Site]:
     manifest = write_project(folder)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     up = subprocess.Popen(
         [sys.executable, "-m", "gristmill.flows.cli", "up", "--port", str(port), "--limit", "2"],
-        env={**environment, "PREFECT_HOME": str(folder / "prefect"), "GRISTMILL_STORE": str(folder / "store")},
+        env={**environment, "PREFECT_HOME": prefect_home(folder / "prefect", database),
+             "GRISTMILL_STORE": str(folder / "store")},
         cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     found = Site(f"http://127.0.0.1:{port}", manifest, folder / "store", up.pid)
     try:

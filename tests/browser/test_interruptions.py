@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from gristmill.dataprep.files import read_json
+from tests.servers import wait_for
 
 CANCEL_SECONDS = 20.0
 FROZEN_SECONDS = float(os.environ.get("GRISTMILL_TEST_FROZEN_SECONDS", "5"))
@@ -22,14 +23,6 @@ FROZEN_SECONDS = float(os.environ.get("GRISTMILL_TEST_FROZEN_SECONDS", "5"))
 OVERRIDES = ["pretrain.steps=1000000", "pretrain.validate_every=1000000", "engine.checkpoint_every=1000000",
              "engine.ranks=2"]
 """A training that is not over before it is cancelled, and that saves no checkpoint unless it is told to stop."""
-
-
-def wait_for(condition: Any, what: str, seconds: float = 120.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds:.0f} s"
-        time.sleep(0.05)
-    return found
 
 
 class Training:

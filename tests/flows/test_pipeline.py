@@ -27,6 +27,7 @@ from gristmill.flows.provenance.readings import reading_of
 from gristmill.flows.session import Session, open_session
 from gristmill.flows.store import StageFolder
 from gristmill.tokenize.packed import PackedSet
+from tests.servers import prefect_home
 
 _spec = importlib.util.spec_from_file_location("gristmill_test_corpus", Path(__file__).with_name("corpus.py"))
 assert _spec is not None
@@ -63,10 +64,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(project: Path) -> Session:
+def undisturbed(project: Path, prefect_database: Path) -> Session:
     """A run from beginning to end that nothing disturbed, as a Prefect flow with no server configured."""
     store = project.parent / "store"
-    gristmill("run", str(project), "--store", str(store), PREFECT_HOME=str(project.parent / "prefect"))
+    gristmill("run", str(project), "--store", str(store),
+              PREFECT_HOME=prefect_home(project.parent / "prefect", prefect_database))
     return open_session(str(project), [], str(store))
 
 

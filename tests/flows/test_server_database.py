@@ -11,9 +11,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,33 +28,14 @@ from gristmill.flows.server_database import (
     check_database,
     database_environment,
 )
+from tests.servers import free_port, wait_for
 
 PASSWORD = "hunter2/@%"
 USER = "gristmill"
-DEADLINE_SECONDS = 120.0
 MANIFEST = """\
 name: tiny
 sources: {notes: {path: "notes/*.txt"}}
 """
-
-
-def wait_for(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while True:
-        try:
-            found = condition()
-        except OSError:
-            found = None
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"{what} did not happen within {DEADLINE_SECONDS:.0f} s"
-        time.sleep(0.1)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def postgres_program(name: str) -> str:

@@ -10,15 +10,15 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-DEADLINE_SECONDS = 120.0
+from tests.servers import DEADLINE_SECONDS, free_port, prefect_home, wait_for
+
 MANIFEST = """\
 name: tiny
 sources:
@@ -26,22 +26,6 @@ sources:
 prepare:
   - filter: {rules: [{gopher_quality: {min_words: 5}}]}
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_for(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while True:
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"{what} did not happen within {DEADLINE_SECONDS:.0f} s"
-        time.sleep(0.2)
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -75,31 +59,30 @@ def project(tmp_path: Path) -> Path:
     return manifest
 
 
-@pytest.fixture
-def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    return {**os.environ, "PREFECT_HOME": str(tmp_path / "prefect"), "DO_NOT_TRACK": "1",
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "200"}
+def environment_with(home: str) -> dict[str, str]:
+    """What a process of Prefect gets that keeps its things in a folder and reports nowhere."""
+    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    return {**environment, "PREFECT_HOME": home, "DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "200"}
 
 
 @pytest.fixture
-def server(environment: dict[str, str]) -> Iterator[str]:
+def environment(tmp_path: Path, prefect_database: Path) -> dict[str, str]:
+    return environment_with(prefect_home(tmp_path / "prefect", prefect_database))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, prefect_database: Path) -> Iterator[str]:
     """A Prefect server on a free port of the loopback address; its API's address."""
+    environment = environment_with(prefect_home(tmp_path_factory.mktemp("server") / "prefect", prefect_database))
     port = free_port()
     api = f"http://127.0.0.1:{port}/api"
     process = subprocess.Popen(
         [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
         env={**environment, "PREFECT_UI_API_URL": "/api"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         start_new_session=True)
-
-    def up() -> bool:
-        try:
-            return bool(call(api, "/health"))
-        except OSError:
-            return False
-
     try:
-        wait_for(up, "the server's answer")
+        wait_for(lambda: call(api, "/health"), "the server's answer")
         yield api
     finally:
         stop(process)
@@ -147,13 +130,16 @@ def test_a_run_from_the_command_line_shows_up_in_a_running_server(
     server: str, project: Path, environment: dict[str, str]
 ) -> None:
     command = [sys.executable, "-m", "gristmill.flows.cli", "run", str(project), "--store", str(project.parent / "s")]
+    runs = []
     for how in ("Completed", "Cached"):
         run = subprocess.run(command, env={**environment, "PREFECT_API_URL": server}, capture_output=True, text=True)
         assert run.returncode == 0, run.stdout + run.stderr
         newest = flow_runs(server)[0]
         assert newest["state_type"] == "COMPLETED"
         assert task_states(server, newest["id"]) == {"ingest": how, "filter": how}
-    cards = call(server, "/artifacts/filter", {"artifacts": {"key": {"any_": ["filter-card"]}}})
+        runs.append(newest["id"])
+    cards = call(server, "/artifacts/filter", {
+        "artifacts": {"key": {"any_": ["filter-card"]}, "flow_run_id": {"any_": runs}}})
     assert "dropped: gopher_quality/min_words | 1" in cards[0]["data"]
 
 
@@ -175,7 +161,9 @@ def test_without_a_server_the_run_is_recorded_for_a_later_one_but_no_credentials
     assert [path for path in kept if b"hunter2" in path.read_bytes()] == []
 
 
-def test_up_starts_a_server_with_the_deployments_and_takes_it_down_again(environment: dict[str, str]) -> None:
+def test_up_starts_a_server_with_the_deployments_and_takes_it_down_again(tmp_path: Path) -> None:
+    """On a machine that has had none: it makes its database too."""
+    environment = environment_with(str(tmp_path / "prefect"))
     port = free_port()
     api = f"http://127.0.0.1:{port}/api"
     process = subprocess.Popen(

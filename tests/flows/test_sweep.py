@@ -20,6 +20,7 @@ from gristmill.flows.sweeps.proxies import Sweep, plan_sweep
 from gristmill.flows.sweeps.results import analyse
 from gristmill.flows.sweeps.writing import as_html, describe_suggestion, suggested_text, write_results
 from gristmill.mixtures.load import parse_manifest
+from tests.servers import prefect_home
 
 OWN = {"prose": 3.0, "code": 1.0, "maths": 1.0}
 MANIFEST = """\
@@ -233,7 +234,9 @@ if __name__ == "__main__":
 """
 
 
-def test_a_tracked_sweep_ends_with_a_task_for_each_mixture_and_with_their_outcomes(tmp_path: Path) -> None:
+def test_a_tracked_sweep_ends_with_a_task_for_each_mixture_and_with_their_outcomes(
+    tmp_path: Path, prefect_database: Path
+) -> None:
     """The stages themselves are left out; a mixture that cannot be filled is a result, not the flow's failure."""
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text("words\n")
@@ -242,8 +245,8 @@ def test_a_tracked_sweep_ends_with_a_task_for_each_mixture_and_with_their_outcom
     (tmp_path / "tracked.py").write_text(TRACKED)
     done = subprocess.run(
         [sys.executable, "tracked.py", "small.yaml", "grid.yaml", "store"], cwd=tmp_path, capture_output=True,
-        text=True, env={**os.environ, "PREFECT_HOME": str(tmp_path / "prefect"), "DO_NOT_TRACK": "1",
-                        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "300"}, timeout=600)
+        text=True, env={**os.environ, "PREFECT_HOME": prefect_home(tmp_path / "prefect", prefect_database),
+                        "DO_NOT_TRACK": "1", "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "300"}, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "True [None, 'cannot be filled']" in done.stdout
     with sqlite3.connect(tmp_path / "prefect" / "prefect.db") as database:
