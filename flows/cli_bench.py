@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gristmill.flows.command_line import EXIT_USAGE, JsonOption, app, fail
+from gristmill.flows.command_line import EXIT_USAGE, JsonOption, app, fail, out_file
 
 
 @app.command()
@@ -28,6 +28,8 @@ def bench(
     """
     from gristmill.flows.bench import AREAS, print_rows
 
+    if markdown is not None:
+        out_file("--markdown", markdown)
     if area not in AREAS:
         fail(f"no such area: {area}; areas are {', '.join(AREAS)}", EXIT_USAGE)
     options = {name: value for name, value in (("points", points), ("seed", seed), ("folder", folder),

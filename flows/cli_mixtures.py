@@ -57,6 +57,7 @@ def sweep(
     from gristmill.flows.sweeps.proxies import plan_sweep
     from gristmill.flows.sweeps.results import analyse
     from gristmill.flows.sweeps.writing import print_results, write_results
+    from gristmill.mixtures.load import ManifestError
 
     session = open_or_exit(manifest, set_, store)
     try:
@@ -64,6 +65,8 @@ def sweep(
         planned = plan_sweep(manifest, weights, steps, seeds, chosen, set_ or [], store, pairs("--target", target))
         outcomes = launch_sweep(planned, weights, steps, chosen, set_ or [], tracked=not no_ui)
         found = analyse(planned, outcomes)
+    except ManifestError as error:
+        fail(f"{error}\nnothing was run", EXIT_USAGE)
     except SweepError as error:
         fail(str(error), EXIT_USAGE)
     except (StageFailedError, LeaseLostError) as error:

@@ -17,6 +17,7 @@ from gristmill.flows.command_line import (
     app,
     fail,
     open_or_exit,
+    out_file,
     print_json,
 )
 
@@ -88,6 +89,8 @@ def generate(
     from gristmill.flows.models.generate import PromptsError, as_jsonl, generate_lines, read_prompts
     from gristmill.train.generation.sampling import Sampling, SamplingError
 
+    if out is not None:
+        out_file("--out", out)
     try:
         asked, sampling = read_prompts(prompts), Sampling(temperature, top_p, seed)
         language, scheduler = _opened(model, tokenizer, set_, store, draft, draft_tokens, batch)

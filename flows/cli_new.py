@@ -42,6 +42,8 @@ def new(
         # `s3://bucket/a=b/*` has an equals sign too, but no name before it.
         named = bool(equals) and "/" not in before
         path = after if named else given
+        if not path or (named and not before):
+            raise SourceError(f"--source {given!r}: give a path, or NAME=PATH")
         chosen = before if named else source_name(path, list(looks))
         if chosen in looks:
             raise SourceError(f"source {chosen!r} is given twice; give one of them another name: NAME=PATH")
@@ -70,7 +72,7 @@ def new(
     except FileExistsError:
         fail(f"{target} exists and was left alone; name another file: gristmill new OTHER.yaml", EXIT_USAGE)
     except OSError as error:
-        fail(f"{file or ''} cannot be written: {error}; name another file", EXIT_USAGE)
+        fail(f"{target} cannot be written: {(error.strerror or str(error)).lower()}; name another file", EXIT_USAGE)
     typer.echo(f"\nwritten: {target}\nlook at it, then: gristmill plan {target}\n{'':17} gristmill run {target}")
 
 

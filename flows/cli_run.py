@@ -18,6 +18,7 @@ from gristmill.flows.command_line import (
     fail,
     open_or_exit,
     print_json,
+    refuse_without,
 )
 from gristmill.flows.completion import complete_stage
 
@@ -75,6 +76,7 @@ def stage(
 
 @app.command()
 def plan(
+    context: typer.Context,
     manifest: ManifestArgument, set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
     predict: Annotated[bool, typer.Option(
         "--predict", help="Run a small sample, and say what time, memory and disk the preparation needs.")] = False,
@@ -91,6 +93,10 @@ def plan(
                                          "figures are.", min=0)] = 0,
 ) -> None:
     """Show what a run would do, and why, without doing it; or what its pre-training needs of GPUs."""
+    if gpus is None:
+        refuse_without(context, "--gpus", ("gpu", "mfu", "peak_tflops", "memory_gb", "prices", "measure"))
+    if not predict:
+        refuse_without(context, "--predict", ("sample_mb",))
     session = open_or_exit(manifest, set_, store)
     if gpus is not None:
         from gristmill.flows.plan_gpus import GpuChoice, PlanError, measured_checks, plan_gpus

@@ -18,6 +18,7 @@ from gristmill.flows.command_line import (
     fail,
     open_or_exit,
     open_store,
+    out_file,
     print_json,
 )
 from gristmill.flows.completion import complete_manifest, complete_run, complete_stage
@@ -63,6 +64,8 @@ def compare(
     from gristmill.flows.compare import UnknownRunError, compare_runs, find_run, write_comparison
     from gristmill.flows.comparison_tables import print_comparison
 
+    if html is not None:
+        out_file("--html", html)
     opened = open_store(store)
     try:
         records = [find_run(opened, wanted) for wanted in (first, second)]
@@ -81,12 +84,12 @@ def report(
     out: Annotated[Path, typer.Option(help="Where to write it.")] = Path("report.html"),
 ) -> None:
     """Write the report of what is committed as one self-contained HTML file."""
+    from gristmill.dataprep.files import atomic_write
     from gristmill.flows.report import render_report
 
+    target = out_file("--out", out)
     session = open_or_exit(manifest, set_, store)
-    from gristmill.dataprep.files import atomic_write
-
-    with atomic_write(out) as sink:
+    with atomic_write(target) as sink:
         sink.write(render_report(session, None).encode())
     typer.echo(out)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -21,10 +23,24 @@ if TYPE_CHECKING:
 EXIT_STAGE_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+STORAGE_LIBRARIES = ("adlfs", "aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "requests", "s3fs")
+"""Libraries behind fsspec's URLs, whose errors say what the store refused."""
 
 
 class WholeSentences(TyperGroup):
     """A group whose help shows what each command does to the end of its sentence, on several lines if need be."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; what the machine around it refuses (a path, a disk, a network) ends it with a sentence."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            sentence = why_refused(error)
+            if sentence is None:
+                raise
+            fail(sentence, EXIT_USAGE)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands. Typer keeps the classes of both arguments to itself."""
@@ -60,6 +76,7 @@ def open_or_exit(
     from gristmill.dataprep.reading.sources import SourceError
     from gristmill.flows.session import open_session
     from gristmill.flows.stages import UnknownStageError
+    from gristmill.flows.store_location import StoreLocationError
     from gristmill.mixtures.load import ManifestError
 
     try:
@@ -68,16 +85,45 @@ def open_or_exit(
         many = len(error.problems)
         typer.echo(str(error), err=True)
         fail(f"{many} problem{'s' if many > 1 else ''} in {manifest}; nothing was run", EXIT_USAGE)
-    except (UnknownStageError, SourceError, ExamplesError, FileNotFoundError) as error:
+    except (UnknownStageError, SourceError, ExamplesError, StoreLocationError, FileNotFoundError) as error:
         fail(str(error), EXIT_USAGE)
 
 
 def open_store(location: str | None) -> Any:
-    """The store that an option, the environment or the default names."""
-    from gristmill.flows.session import DEFAULT_STORE
-    from gristmill.flows.store import Store
+    """The store that an option, the environment or the default names, or exit with code 2."""
+    from gristmill.flows.store_location import StoreLocationError, store_at
 
-    return Store.at(location or os.environ.get("GRISTMILL_STORE") or DEFAULT_STORE)
+    try:
+        return store_at(location)
+    except StoreLocationError as error:
+        fail(str(error), EXIT_USAGE)
+
+
+def out_file(option: str, path: Path) -> Path:
+    """A file to write, or exit with code 2 before any work where a folder is in its place."""
+    if path.is_dir():
+        fail(f"{option} {path}: that is a folder; name a file, such as {path / 'FILE'}", EXIT_USAGE)
+    return path
+
+
+def refuse_without(context: typer.Context, needed: str, options: Sequence[str]) -> None:
+    """Exit with code 2 where options are given that mean nothing without another one, which is not."""
+    given = [name for name in options if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    if given:
+        fail(f"{', '.join('--' + name.replace('_', '-') for name in given)}: this belongs to {needed}; give that too",
+             EXIT_USAGE)
+
+
+def why_refused(error: Exception) -> str | None:
+    """What to tell of an error of a file system, network or object store; None for any other error."""
+    if isinstance(error, OSError) and error.strerror:
+        name = error.filename2 or error.filename
+        return (f"{f'{os.fsdecode(name)}: ' if isinstance(name, str | bytes) else ''}{error.strerror.lower()}; "
+                "correct the path, its permissions or what is in its way, and start again")
+    if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in STORAGE_LIBRARIES:
+        said = " ".join(str(error).split()) or type(error).__name__
+        return f"a file or store cannot be used: {said}; correct the address or the access to it, and start again"
+    return None
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import Field, ValidationError
 from rich.console import Console
 from rich.table import Table
@@ -16,6 +15,7 @@ from gristmill.dataprep.files import as_path
 from gristmill.flows.report_evaluation import metric_values
 from gristmill.mixtures.evaluation import Evaluate, Task
 from gristmill.mixtures.section import OutsidePath, Section
+from gristmill.mixtures.yaml_files import YamlFileError, problems_of, read_yaml
 
 
 class EvaluationError(ValueError):
@@ -36,13 +36,15 @@ def read_task_file(path: Path) -> tuple[Task, ...]:
         EvaluationError: it is no such file, with everything that is wrong.
     """
     try:
-        read = yaml.safe_load(path.read_text(encoding="utf-8"))
+        read = read_yaml(path)
+        if not isinstance(read, dict):
+            raise EvaluationError(f"{path}: a file of tasks is a mapping `tasks: [...]`; see evaluate.tasks in: "
+                                  "gristmill schema --markdown")
         tasks = TaskFile.model_validate(read).tasks
-    except (OSError, yaml.YAMLError) as error:
-        raise EvaluationError(f"{path}: no file of tasks: {error}") from error
+    except YamlFileError as error:
+        raise EvaluationError(str(error)) from error
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        raise EvaluationError(f"{path}: {problems}") from error
+        raise EvaluationError(f"{path}: {problems_of(error)}") from error
     return tuple(task.model_copy(update={
         "path": _anchored(path, task.path),
         "shots_path": None if task.shots_path is None else _anchored(path, task.shots_path)}) for task in tasks)

@@ -13,9 +13,9 @@ from typing import Any
 
 from gristmill.dataprep.files import as_path
 from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, read_chunks, split_compression
-from gristmill.dataprep.reading.locations import Found, find
+from gristmill.dataprep.reading.locations import Found
 from gristmill.dataprep.reading.pythondocs import is_python_source
-from gristmill.dataprep.reading.sources import SourceError, SourceFile, find_files
+from gristmill.dataprep.reading.sources import SourceError, SourceFile, find_at, find_files
 
 SAMPLE_FILES = 3
 SAMPLE_ROWS = 200
@@ -98,7 +98,7 @@ def look_at(name: str, path: str) -> Look:
 
 
 def _listing(name: str, path: str) -> tuple[str, Sequence[SourceFile]]:
-    kind, found = find(path)
+    kind, found = find_at(f"source {name!r}", path)
     markers = {"dataset_dict.json", "state.json"}
     if kind == "folder" and markers & {item.name for item in found}:
         return "hf", find_files(name, {"path": path, "format": "hf"}).files

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import sys
@@ -14,10 +13,9 @@ from gristmill.flows.run import Observer, Runner
 from gristmill.flows.runs import RunRecord
 from gristmill.flows.stages import STAGES, Plan, UnknownStageError, make_plan
 from gristmill.flows.store import StageFolder, Store
+from gristmill.flows.store_location import store_at
 from gristmill.mixtures.load import load_manifest
 from gristmill.mixtures.manifest import Manifest
-
-DEFAULT_STORE = "gristmill-store"
 
 
 @dataclass(frozen=True)
@@ -96,6 +94,7 @@ def open_session(
         gristmill.mixtures.load.ManifestError: the manifest is wrong.
         UnknownStageError: there is no such stage.
         gristmill.dataprep.reading.sources.SourceError: a source's path matches nothing.
+        gristmill.flows.store_location.StoreLocationError: there can be no store at that place.
     """
     if until is not None and until not in STAGES:
         raise UnknownStageError(f"no such stage: {until!r}; stages are {', '.join(STAGES)}")
@@ -109,8 +108,7 @@ def open_session(
             name for name in reversed(list(plan)) if order.index(name) <= order.index(until))
         names = list(plan)
         plan = {name: plan[name] for name in names[: names.index(last) + 1]}
-    location = store or os.environ.get("GRISTMILL_STORE") or DEFAULT_STORE
-    session = Session(loaded, manifest, overrides, Store.at(location), store, plan)
+    session = Session(loaded, manifest, overrides, store_at(store), store, plan)
     if "mix" in plan and session.committed("mix") is None:
         check_expressions(loaded, manifest)
     return session

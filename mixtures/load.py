@@ -16,14 +16,16 @@ from gristmill.mixtures.mix_problems import mix_problems, weighed_sources
 from gristmill.mixtures.prepare import PREPARE_SECTIONS
 from gristmill.mixtures.rules import Rules
 from gristmill.mixtures.section import OutsidePath
+from gristmill.mixtures.yaml_files import in_words, why_invalid, why_unreadable
 
 Location = tuple[str | int, ...]
 KEPT_TOKEN_NAMES = ("token", "password", "secret", "api_key")
+WHOLE_FILE = "(file)"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake in a manifest."""
+    """One mistake in a manifest; its line is 0 where the file itself cannot be read."""
 
     file: str
     line: int
@@ -31,7 +33,7 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.key}: {self.message}"
+        return f"{self.file}:{self.line}: {self.key}: {self.message}" if self.line else f"{self.file}: {self.message}"
 
 
 class ManifestError(ValueError):
@@ -56,7 +58,8 @@ def load_manifest(path: str | Path, overrides: Sequence[str] = ()) -> Manifest:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ManifestError([Problem(str(path), 1, "(file)", f"cannot be read: {error}")]) from error
+        advice = "" if not isinstance(error, FileNotFoundError) else ", or write one with: gristmill new"
+        raise ManifestError([Problem(str(path), 0, WHOLE_FILE, why_unreadable(error) + advice)]) from error
     return parse_manifest(text, str(path), overrides)
 
 
@@ -66,12 +69,10 @@ def parse_manifest(text: str, file: str, overrides: Sequence[str] = ()) -> Manif
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         raw = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = mark.line + 1 if mark is not None else 1
-        what = getattr(error, "problem", None) or str(error)
+        line, what = why_invalid(error)
         raise ManifestError([Problem(file, line, "(syntax)", f"not valid YAML: {what}")]) from error
     if not isinstance(raw, dict):
-        raise ManifestError([Problem(file, 1, "(file)", "a manifest is a mapping that starts with `name:`")])
+        raise ManifestError([Problem(file, 1, WHOLE_FILE, "a manifest is a mapping that starts with `name:`")])
     lines = {} if node is None else dict(_key_lines(node))
     problems = list(_duplicate_keys(node, file)) + _apply_overrides(raw, overrides, file)
     manifest: Manifest | None = None
@@ -137,15 +138,21 @@ def _apply_overrides(raw: dict[str, Any], overrides: Sequence[str], file: str) -
         try:
             for parent in parents:
                 target = _child(target, parent)
-            value = yaml.safe_load(value)
-        except (LookupError, ValueError, yaml.YAMLError) as error:
-            problems.append(Problem(file, 1, key, f"cannot be overridden: {error}"))
-            continue
-        if isinstance(target, list):
-            target[int(last)] = value
-        else:
-            target[last] = value
+            _put(target, last, yaml.safe_load(value))
+        except yaml.YAMLError as error:
+            problems.append(Problem(file, 1, key, f"{value!r} is not valid YAML: {why_invalid(error)[1]}"))
+        except LookupError as error:
+            problems.append(Problem(file, 1, key, f"cannot be overridden: {error.args[0]}"))
     return problems
+
+
+def _put(target: Any, key: str, value: Any) -> None:
+    if isinstance(target, list):
+        target[_index(target, key)] = value
+    elif isinstance(target, dict):
+        target[key] = value
+    else:
+        raise LookupError(f"there is nothing below {target!r}")
 
 
 def full_key(key: str) -> str:
@@ -166,14 +173,18 @@ def _child(parent: Any, key: str) -> Any:
                 parent[index] = entry = {key: {}}
             if isinstance(entry, dict) and key in entry:
                 return entry[key]
-        if not key.isdecimal():
-            raise LookupError(f"there is no entry {key!r} in that list")
-        return parent[int(key)]
+        return parent[_index(parent, key)]
     if not isinstance(parent, dict):
         raise LookupError(f"there is nothing below {parent!r}")
     if parent.get(key) is None:
         parent[key] = {}
     return parent[key]
+
+
+def _index(entries: list[Any], key: str) -> int:
+    if not key.isdecimal() or int(key) >= len(entries):
+        raise LookupError(f"there is no entry {key!r} in that list, which has {len(entries)}, counted from 0")
+    return int(key)
 
 
 def _field_problem(item: Any, raw: Any, lines: Mapping[Location, int], file: str) -> Problem:
@@ -187,10 +198,9 @@ def _field_problem(item: Any, raw: Any, lines: Mapping[Location, int], file: str
         return Problem(file, line, key, f"unknown key{hint}")
     if item["type"] == "missing":
         return Problem(file, line, key, "required but absent")
-    message = item["msg"].removeprefix("Value error, ")
     value = item.get("input")
     shown = "" if isinstance(value, Mapping | BaseModel) else f" (got {value!r})"
-    return Problem(file, line, key, message[:1].lower() + message[1:] + shown)
+    return Problem(file, line, key, in_words(item) + shown)
 
 
 def _written_location(location: Sequence[str | int], raw: Any) -> Location:
@@ -244,7 +254,7 @@ def _dotted(location: Location) -> str:
     key = ""
     for part in location:
         key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else str(part)
-    return key or "(file)"
+    return key or WHOLE_FILE
 
 
 def _contradictions(raw: Mapping[str, Any], lines: Mapping[Location, int], file: str) -> list[Problem]:

@@ -111,7 +111,7 @@ def outside_listing(key: str, path: str, verify: bool = False) -> list[dict[str,
     Raises:
         SourceError: the path matches nothing.
     """
-    kind, found = find(path)
+    kind, found = find_at(key, path)
     if not found:
         raise SourceError(f"{key}: {_nothing(kind, path, 'any', {})}")
     return [
@@ -121,13 +121,28 @@ def outside_listing(key: str, path: str, verify: bool = False) -> list[dict[str,
     ]  # fmt: skip
 
 
+def find_at(key: str, path: str) -> tuple[str, list[Found]]:
+    """`locations.find`; whatever the library of an object store raises becomes one sentence.
+
+    Raises:
+        SourceError: the URL names no kind of store that there is, or the store does not answer, or refuses.
+    """
+    try:
+        return find(path)
+    except Exception as error:  # each of these libraries has errors of its own
+        if "://" not in path:
+            raise
+        raise SourceError(f"{key}: {path} cannot be listed: {' '.join(str(error).split())}; correct the URL, or the "
+                          "access to it") from error
+
+
 def outside_files(key: str, path: str) -> list[tuple[str, str]]:
     """The outside files of a setting: (name relative to the path's fixed part, location), sorted by name.
 
     Raises:
         SourceError: the path matches nothing.
     """
-    kind, found = find(path)
+    kind, found = find_at(key, path)
     if not found:
         raise SourceError(f"{key}: {_nothing(kind, path, 'any', {})}")
     return sorted((item.name, item.location) for item in found)
@@ -152,7 +167,7 @@ def find_files(name: str, source: Mapping[str, Any]) -> SourceListing:
         return SourceListing([SourceFile(part, path, 0, "", "python", "") for part in python_parts(path)])
     if "://" in path and "::" in path:
         raise SourceError(f"source {name!r}: {path} is a chain of URLs; name the archive itself, its members are read")
-    kind, found = find(path)
+    kind, found = find_at(f"source {name!r}", path)
     if asked == "hf":
         return _dataset(name, path, kind, found, source.get("split") or DEFAULT_SPLIT)
     wanted, ignored = found, Counter[str]()
@@ -200,9 +215,9 @@ def member_format(extension: str, asked: str) -> str | None:
 
 def _nothing(kind: str, path: str, asked: str, ignored: Mapping[str, int]) -> str:
     if kind == "missing":
-        return f"{path} does not exist; correct its path in the manifest"
+        return f"{path} does not exist; correct its path"
     if kind == "glob":
-        return f"no file matches {path}; correct the pattern in the manifest (** matches any depth)"
+        return f"no file matches {path}; correct the pattern (** matches any depth)"
     seen = ", ".join(f"{count} {extension}" for extension, count in ignored.items()) or "no files at all"
     advice = "name the format, or a glob such as folder/**/*.ext" if asked == "auto" else "correct path or format"
     return f"the folder {path} holds nothing of format {asked} (it holds {seen}); {advice}"

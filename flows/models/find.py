@@ -59,8 +59,11 @@ def find_trained(session: Session, tokenizer: str | None) -> ModelFolders:
     """The last model that a manifest has trained.
 
     Raises:
-        ModelNotFoundError: none is committed yet.
+        ModelNotFoundError: none is committed yet, or none ever will.
     """
+    if session.manifest.pretrain is None:
+        raise ModelNotFoundError(f"{session.manifest_file} has no `pretrain:` section, so it trains no model; name a "
+                                 "model's folder, or a manifest that trains one")
     trained = next((folder for name in TRAININGS if (folder := session.committed(name)) is not None), None)
     made = session.committed("tokenizer")
     if trained is None or made is None:

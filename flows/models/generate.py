@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gristmill.mixtures.yaml_files import why_unreadable
 from gristmill.train.generation.language_model import LanguageModel
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import PromptTooLongError, Request, Scheduler
@@ -39,10 +40,14 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
     """The lines of a JSONL file; each has `prompt` (a text to continue) or `messages` (a conversation to answer).
 
     Raises:
-        PromptsError: a line is something else, with its number.
+        PromptsError: the file cannot be read, or a line is something else, with its number.
     """
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PromptsError(f"{path}: {why_unreadable(error)}") from error
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:

@@ -27,6 +27,7 @@ from gristmill.flows.provenance.documents import RECORD_ID
 from gristmill.flows.provenance.readings import Reading, reading_of
 from gristmill.flows.session import Session
 from gristmill.mixtures.load import parse_manifest
+from gristmill.mixtures.yaml_files import why_unreadable
 
 LIST_KEYS = ("id", "locator", "url")
 MODELS = ("sft", "reward", "dpo", "rl", "evaluate", "export")
@@ -48,13 +49,14 @@ def read_list(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise TakedownError(f"{path}: cannot be read: {error}") from error
+        raise TakedownError(f"{path}: {why_unreadable(error)}") from error
     for number, line in enumerate(lines, start=1):
         text = line.strip()
         if text and not text.startswith("#"):
             found[_named(path, number, text) if text.startswith("{") else text] = None
     if not found:
-        raise TakedownError(f"{path}: names no document")
+        raise TakedownError(f"{path}: names no document; write an id, a locator or an address a line, or JSON "
+                            f"lines with one of {', '.join(LIST_KEYS)}")
     return list(found)
 
 
@@ -62,7 +64,7 @@ def _named(path: Path, number: int, text: str) -> str:
     try:
         entry = json.loads(text)
     except ValueError as error:
-        raise TakedownError(f"{path}:{number}: no JSON: {error}") from error
+        raise TakedownError(f"{path}:{number}: begins like JSON, but is none: {error}") from error
     name = next((entry[key] for key in LIST_KEYS if isinstance(entry.get(key), str)), None)
     if name is None:
         raise TakedownError(f"{path}:{number}: has none of the keys {', '.join(LIST_KEYS)}")

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import yaml
 from pydantic import Field, ValidationError
 
 from gristmill.mixtures.section import Positive, PositiveFloat, Section
+from gristmill.mixtures.yaml_files import YamlFileError, problems_of, read_yaml
 
 Share = Annotated[float, Field(ge=0.0)]
 Weights = dict[str, float]
@@ -54,14 +54,13 @@ def read_grid(path: Path) -> Grid:
         SweepError: it cannot be read, or says something else.
     """
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = read_yaml(path)
         return Grid.model_validate({"mixtures": raw} if isinstance(raw, list) else raw)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SweepError(f"{path}: cannot be read: {error}") from error
+    except YamlFileError as error:
+        raise SweepError(str(error)) from error
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, item['loc'])) or 'file'}: {item['msg']}" for item in error.errors())
-        raise SweepError(f"{path}: {problems} (a list of weights, or a mapping with {', '.join(Grid.model_fields)})"
-                         ) from error  # fmt: skip
+        raise SweepError(f"{path}: {problems_of(error)}; it holds a list of weights, or a mapping with "
+                         f"{', '.join(Grid.model_fields)}") from error
 
 
 def mixtures_of(grid: Grid, own: Mapping[str, float]) -> list[Weights]:

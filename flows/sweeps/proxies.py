@@ -88,6 +88,9 @@ def plan_sweep(
     unknown = sorted((target or {}).keys() - own.keys())
     if unknown:
         raise SweepError(f"--target: no such source: {', '.join(unknown)} (sources: {', '.join(own)})")
+    negative = sorted(name for name, share in (target or {}).items() if share < 0)
+    if negative:
+        raise SweepError(f"--target: the share of {negative[0]} is below 0; shares are 0 or more")
     counts = normalised({name: (target or own).get(name, 0.0) for name in own})
     proxy = [f"pretrain.steps={steps}", f"pretrain.validate_every={steps}",
              f"pretrain.model={yaml.safe_dump({**PROXY_MODEL, **model}, default_flow_style=True).strip()}"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import yaml
 from pydantic import Field, ValidationError
 
 from gristmill.mixtures.section import Section
+from gristmill.mixtures.yaml_files import YamlFileError, problems_of, read_yaml
 
 DEFAULT = Path(__file__).with_name("prices.yaml")
 
@@ -36,7 +36,13 @@ def read_prices(path: Path | None = None) -> Prices:
     """
     path = path or DEFAULT
     try:
-        read = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return Prices.model_validate({**read, "as_of": str(read["as_of"])})
-    except (OSError, yaml.YAMLError, ValidationError, KeyError, TypeError) as error:
-        raise PricesError(f"{path}: no table of prices (as_of, currency, per_gpu_hour): {error}") from error
+        read = read_yaml(path)
+    except YamlFileError as error:
+        raise PricesError(str(error)) from error
+    if not isinstance(read, dict):
+        raise PricesError(f"{path}: a table of prices is a mapping with {', '.join(Prices.model_fields)}")
+    try:
+        # YAML reads a bare 2026-01-31 as a date.
+        return Prices.model_validate({**read, **({"as_of": str(read["as_of"])} if "as_of" in read else {})})
+    except ValidationError as error:
+        raise PricesError(f"{path}: {problems_of(error)}") from error

@@ -1,0 +1,34 @@
+"""Which store is meant: by an option, by the environment, or by default; and whether one can be there."""
+
+from __future__ import annotations
+
+import os
+
+from gristmill.dataprep.files import is_local
+from gristmill.dataprep.secrets import mask_text
+from gristmill.flows.store import Store
+
+DEFAULT_STORE = "gristmill-store"
+"""In the current folder."""
+
+
+class StoreLocationError(ValueError):
+    """There can be no store at a place, with what to give instead."""
+
+
+def store_at(option: str | None) -> Store:
+    """The store that an option names, otherwise GRISTMILL_STORE, otherwise the default; it need not exist yet.
+
+    Raises:
+        StoreLocationError: a file is there, or no library here opens URLs of that kind.
+    """
+    location = option or os.environ.get("GRISTMILL_STORE") or DEFAULT_STORE
+    try:
+        store = Store.at(location)
+    except (ValueError, ImportError) as error:
+        said = " ".join(str(error).split())
+        raise StoreLocationError(f"the store {mask_text(location)}: {said}; give a folder, or a URL of a kind that "
+                                 "fsspec opens here, such as s3://bucket/folder") from error
+    if is_local(store.root) and store.root.exists() and not store.root.is_dir():
+        raise StoreLocationError(f"the store {store.root} is a file; name a folder with --store or GRISTMILL_STORE")
+    return store

@@ -1,0 +1,232 @@
+"""What people give by mistake: each command answers with a sentence and exit code 2, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from gristmill.flows.cli import app
+
+MANIFEST = """\
+name: good
+sources: {a: {path: a.txt}}
+tokenizer: {vocab_size: 300}
+mix: {tokens: 2000, sequence_length: 32}
+pretrain: {model: {layers: 1, width: 16, heads: 2}, steps: 4}
+"""
+FILES = {
+    "a.txt": b"some text", "good.yaml": MANIFEST.encode(), "data.yaml": b"name: data\nsources: {a: {path: a.txt}}",
+    "empty.yaml": b"", "binary.yaml": bytes(range(256)), "latin.yaml": b"name: caf\xe9\n", "list.yaml": b"- a\n- b\n",
+    "broken.yaml": b"name: [a\nb: }", "code.yaml": b"name: !!python/object/apply:os.system ['touch harm']",
+    "missing-source.yaml": b"name: a\nsources: {a: {path: not/*.txt}}", "nothing.jsonl": b"", "broken.jsonl": b"{\n",
+    "keyless.jsonl": b'{"x": 1}\n', "prompts.jsonl": b'{"prompt": "a"}\n', "ids.txt": b"abc\n",
+    "grid.yaml": b"- {a: 1}\n- {a: 2}\n", "other-grid.yaml": b"- {b: 1}\n", "a-file": b"x", "bare/config.json": b"{}",
+    "folder.yaml/x": b"",
+}  # fmt: skip
+WRONG_MANIFESTS = {
+    "absent.yaml": "absent.yaml: there is no such file; correct the path, or write one with: gristmill new",
+    "folder.yaml": "folder.yaml: it is a folder; name a file in it",
+    "a-file/x.yaml": "a-file/x.yaml: a part of that path is a file, not a folder",
+    "empty.yaml": "a manifest is a mapping that starts with `name:`",
+    "list.yaml": "a manifest is a mapping that starts with `name:`",
+    "binary.yaml": "binary.yaml: it is no UTF-8 text (byte 129 is 0x80); save it as UTF-8",
+    "latin.yaml": "it is no UTF-8 text (byte 10 is 0xe9)",
+    "broken.yaml": "broken.yaml:2: (syntax): not valid YAML: expected ',' or ']'",
+    "code.yaml": "not valid YAML: could not determine a constructor",
+    "missing-source.yaml": "not/*.txt; correct the pattern",
+    "good.yaml --set nosuch.key=1": "nosuch: unknown key, did you mean 'sources'?",
+    "good.yaml --set pretrain.steps": "an override is written key.path=value",
+    "good.yaml --set pretrain.steps=many": "pretrain.steps: input should be a valid integer (got 'many')",
+    "good.yaml --set pretrain.steps=-1": "pretrain.steps: input should be greater than 0 (got -1)",
+    "good.yaml --set name=[1": "name: '[1' is not valid YAML: expected ',' or ']'",
+    "good.yaml --set name.x=1": "name.x: cannot be overridden: there is nothing below 'good'",
+    "good.yaml --set name=a/b": "name: a name is made of letters, digits",
+    "good.yaml --set prepare=[] --set prepare.7=x": "prepare.7: cannot be overridden: there is no entry '7'",
+    "good.yaml --set prepare=x": "prepare: must be a list (got 'x')",
+    "good.yaml --set mix=5": "mix: must be a mapping (got 5)",
+    "good.yaml --store a-file": "a-file is a file; name a folder",
+    "good.yaml --store nosuch://x": "the store nosuch://x: Unsupported filesystem: 'nosuch'; give a folder",
+    "good.yaml --set sources.a.path=nosuch://x": "nosuch://x cannot be listed: Protocol not known: nosuch",
+    "good.yaml --nosuch": "No such option: --nosuch",
+}
+OF_MANIFESTS = [
+    "run {} --no-ui", "stage ingest {}", "status {}", "explain {} abc", "whatif {}", "dialects {}", "logs {}",
+    "report {}", "verify {}", "trace {} --step 1", "takedown {} --ids ids.txt",
+    "export-tokens {} --format llmc --out out", "chat {}", "generate {} prompts.jsonl", "evaluate {}",
+    "serve-model {}", "mixtures sweep {} --weights grid.yaml --steps 2",
+]
+"""Every command that takes a manifest, `plan` apart."""
+WRONG_FOR_ALL = ("absent.yaml", "folder.yaml", "good.yaml --set name.x=1", "good.yaml --store a-file")
+ANSWERS = {
+    "run good.yaml --until nosuch": "no such stage: 'nosuch'; stages are ingest, clean",
+    "run good.yaml --until sft": "good.yaml has no stage 'sft'; it has ingest, tokenizer",
+    "run good.yaml --force nosuch": "--force nosuch: this run has no such stage",
+    "run good.yaml --json": "--json belongs to --dry-run",
+    "stage nosuch good.yaml": "no such stage: 'nosuch'",
+    "stage good.yaml ingest": "no such stage: 'good.yaml'",
+    "plan good.yaml --gpus 0": "greater than or equal to 1",
+    "plan good.yaml --gpus 8 --gpu nosuch": "nosuch",
+    "plan good.yaml --gpus 8 --mfu 2": "less than or equal to 1",
+    "plan good.yaml --gpus 8 --peak-tflops 5": "--peak-tflops and --memory-gb belong together",
+    "plan good.yaml --gpus 8 --prices absent": "absent: there is no such file",
+    "plan good.yaml --gpus 8 --prices binary.yaml": "binary.yaml: it is no UTF-8 text",
+    "plan good.yaml --gpus 8 --prices list.yaml": "a table of prices is a mapping with as_of, currency, per_gpu_hour",
+    "plan good.yaml --gpus 8 --prices grid.yaml": "a table of prices is a mapping",
+    "plan good.yaml --gpus 8 --prices good.yaml": "as_of: field required",
+    "plan good.yaml --gpu H100 --mfu 0.3": "--gpu, --mfu: this belongs to --gpus; give that too",
+    "plan good.yaml --sample-mb 3": "--sample-mb: this belongs to --predict",
+    "plan data.yaml --gpus 8": "data.yaml has no `pretrain:` section",
+    "logs good.yaml nosuch": "no such stage: 'nosuch'; good.yaml has ingest",
+    "logs good.yaml ingest": "ingest",
+    "logs good.yaml ingest --attempt 7": "ingest",
+    "logs good.yaml --attempt 0": "greater than or equal to 1",
+    "report good.yaml --out bare": "--out bare: that is a folder; name a file, such as bare/FILE",
+    "report good.yaml --out a-file/x.html": "a-file: ",
+    "explain good.yaml abc": "nothing is ingested yet; run:",
+    "whatif good.yaml --samples -1": "greater than or equal to 0",
+    "dialects good.yaml --sample 0": "greater than or equal to 1",
+    "compare last last": "has no runs yet; start one with: gristmill run MANIFEST",
+    "compare ../.. last": "has no runs yet",
+    "compare last": "Missing argument 'RUN'",
+    "compare a b --html bare": "--html bare: that is a folder",
+    "compare a b --store a-file": "a-file is a file; name a folder",
+    "runs --store a-file": "a-file is a file; name a folder",
+    "runs --store nosuch://x": "Unsupported filesystem",
+    "runs more": "unexpected extra argument",
+    "gc --store a-file": "a-file is a file; name a folder",
+    "gc --store nosuch://x": "Unsupported filesystem",
+    "gc --keep-runs 0": "greater than or equal to 1",
+    "gc --keep-runs x": "valid integer",
+    "verify absent": "absent/config.json does not exist",
+    "verify a-file": "a-file/config.json does not exist",
+    "verify bare --tokenizer absent": "absent",
+    "trace good.yaml": "give one of --step N, --document ID and --against RUN",
+    "trace good.yaml --step 1 --document a": "give one of --step N",
+    "trace good.yaml --step 0": "greater than or equal to 1",
+    "trace good.yaml --document a --rank 1": "--rank goes with --step",
+    "trace good.yaml --step 1 --stage nosuch": "no such training: 'nosuch'; trainings are pretrain",
+    "trace good.yaml --step 1 --stage sft": "good.yaml has no `sft:` section",
+    "trace good.yaml --step 1": "the mixture is not packed yet; run:",
+    "takedown good.yaml --ids absent": "absent: there is no such file",
+    "takedown good.yaml --ids bare": "bare: it is a folder",
+    "takedown good.yaml --ids nothing.jsonl": "names no document; write an id",
+    "takedown good.yaml --ids broken.jsonl": "broken.jsonl:1: begins like JSON, but is none",
+    "takedown good.yaml --ids keyless.jsonl": "keyless.jsonl:1: has none of the keys",
+    "takedown good.yaml --ids binary.yaml": "it is no UTF-8 text",
+    "new x.yaml": "without answers, say where the data is",
+    "new good.yaml --source a.txt": "good.yaml exists and was left alone",
+    "new x.yaml --source absent": "absent does not exist; correct its path",
+    "new x.yaml --source=": "--source '': give a path, or NAME=PATH",
+    "new x.yaml --source =a.txt": "--source '=a.txt': give a path, or NAME=PATH",
+    "new x.yaml --source nothing.jsonl": "no row of",
+    "new x.yaml --source broken.jsonl": "no row of",
+    "new x.yaml --source nosuch://x": "nosuch://x cannot be listed",
+    "new x.yaml --source a.txt --tokens 5": "greater than or equal to 20000",
+    "new x.yaml --source a.txt --name a/b": "a name is made of letters",
+    "new a-file/x.yaml --source a.txt": "a-file/x.yaml cannot be written: not a directory; name another file",
+    "schema more": "unexpected extra argument",
+    "export-tokens good.yaml --out out": "Missing option '--format'",
+    "export-tokens good.yaml --format nosuch --out out": "is not one of 'llmc'",
+    "export-tokens good.yaml --format llmc --out out --shard-tokens 0": "greater than or equal to 1",
+    "export-tokens good.yaml --format llmc --out out": "the mixture is not packed yet; run:",
+    "chat absent": "absent/config.json does not exist",
+    "chat bare": "bare has no tokenizer.json",
+    "chat data.yaml": "data.yaml has no `pretrain:` section, so it trains no model",
+    "chat good.yaml": "no model is trained yet; run:",
+    "chat bare --temperature -1": "greater than or equal to 0",
+    "chat bare --top-p 2": "less than or equal to 1",
+    "generate good.yaml absent": "absent: there is no such file",
+    "generate good.yaml bare": "bare: it is a folder",
+    "generate good.yaml nothing.jsonl": "nothing.jsonl has no lines",
+    "generate good.yaml broken.jsonl": "broken.jsonl, line 1: no JSON",
+    "generate good.yaml keyless.jsonl": "needs either `prompt`",
+    "generate good.yaml binary.yaml": "it is no UTF-8 text",
+    "generate good.yaml prompts.jsonl --out bare": "--out bare: that is a folder",
+    "generate bare prompts.jsonl --top-p 0": "top_p is 0.0",
+    "evaluate bare": "no tokenizer.json",
+    "evaluate bare --tasks absent": "absent: there is no such file",
+    "evaluate bare --tasks list.yaml": "a file of tasks is a mapping `tasks: [...]`",
+    "evaluate bare --tasks binary.yaml": "it is no UTF-8 text",
+    "evaluate bare --tasks broken.yaml": "broken.yaml:2: not valid YAML",
+    "evaluate bare --tasks good.yaml": "name: unknown key",
+    "serve-model bare --port x": "valid integer",
+    "serve-model bare": "bare has no tokenizer.json",
+    "mixtures sweep good.yaml --weights absent --steps 2": "absent: there is no such file",
+    "mixtures sweep good.yaml --weights binary.yaml --steps 2": "it is no UTF-8 text",
+    "mixtures sweep good.yaml --weights empty.yaml --steps 2": "the file: must be a mapping; it holds a list of",
+    "mixtures sweep good.yaml --weights list.yaml --steps 2": "mixtures.0: must be a mapping",
+    "mixtures sweep good.yaml --weights other-grid.yaml --steps 2": "no such source: b (sources: a)",
+    "mixtures sweep good.yaml --weights grid.yaml --steps 0": "greater than or equal to 1",
+    "mixtures sweep good.yaml --weights grid.yaml --steps 2 --model nosuch=3": "pretrain.model.nosuch: unknown key",
+    "mixtures sweep good.yaml --weights grid.yaml --steps 2 --model layers": "'layers' is not written NAME=NUMBER",
+    "mixtures sweep good.yaml --weights grid.yaml --steps 2 --target b=1": "--target: no such source: b",
+    "mixtures sweep good.yaml --weights grid.yaml --steps 2 --target a=-1": "the share of a is below 0",
+    "mixtures sweep data.yaml --weights grid.yaml --steps 2": "data.yaml has no `mix:` and `pretrain:` sections",
+    "serve --limit 0": "greater than or equal to 1",
+    "up --port 70000": "less than or equal to 65535",
+    "up --database nosuch": "--database: this is no URL",
+    "bench nosuch": "no such area: nosuch; areas are dataprep",
+    "bench dataprep --points 3": "belong to the area chaos",
+    "bench dataprep --markdown bare": "--markdown bare: that is a folder",
+    "bench chaos --folder a-file --points 1": "a-file/project/web: not a directory",
+    "nosuch": "No such command 'nosuch'",
+}
+
+COMMANDS = get_command(app)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, content in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    # Otherwise they are put together anew for every command, which takes longer than most of them.
+    monkeypatch.setattr("typer.testing._get_command", lambda app: COMMANDS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GRISTMILL_STORE", str(tmp_path / "store"))
+    return tmp_path
+
+
+def assert_refused(command: str, sentence: str, project: Path) -> None:
+    before = set(project.rglob("*"))
+    arguments = [part for part in command.split(" ") if part]
+
+    result = CliRunner().invoke(app, arguments, input="", terminal_width=1000)
+
+    assert isinstance(result.exception, SystemExit), f"{command}: {result.exception!r}"
+    assert (result.exit_code, sentence in result.output) == (2, True), f"{command}:\n{result.output}"
+    assert "Errno" not in result.output, f"{command}:\n{result.output}"
+    assert set(project.rglob("*")) == before, f"{command} has written something"
+
+
+@pytest.mark.parametrize("manifest", WRONG_MANIFESTS)
+def test_a_wrong_manifest_setting_or_store_is_refused(manifest, project):
+    assert_refused(f"plan {manifest}", WRONG_MANIFESTS[manifest], project)
+
+
+@pytest.mark.parametrize("command", OF_MANIFESTS)
+def test_every_command_refuses_a_wrong_manifest_setting_or_store(command, project):
+    for manifest in WRONG_FOR_ALL:
+        assert_refused(command.format(manifest), WRONG_MANIFESTS[manifest], project)
+
+
+@pytest.mark.parametrize("command", ANSWERS)
+def test_a_wrong_argument_is_refused(command, project):
+    assert_refused(command, ANSWERS[command], project)
+
+
+def test_no_command_is_left_out():
+    tried = {command.split(" ")[0] for command in [*OF_MANIFESTS, *ANSWERS]}
+
+    assert {command.name or command.callback.__name__.replace("_", "-") for command in app.registered_commands} <= tried
+
+
+def test_a_store_that_cannot_be_asked_is_no_traceback(project, monkeypatch):
+    def refuse(*arguments):
+        raise PermissionError(13, "Permission denied", "/locked")
+
+    monkeypatch.setattr("gristmill.flows.gc.collect", refuse)
+    assert_refused("gc", "/locked: permission denied; correct the path, its permissions", project)
