@@ -47,7 +47,8 @@ def whatif(
 ) -> None:
     """Show what other thresholds would keep, from stored measurements: --set filter.gopher_quality.min_words=40."""
     from gristmill.dataprep.replay import NotReplayableError
-    from gristmill.flows.whatif import compare, print_replay, replay
+    from gristmill.flows.whatif import compare, replay
+    from gristmill.flows.whatif_tables import print_replay
 
     before, after = open_or_exit(manifest, None, store), open_or_exit(manifest, set_, store)
     try:

@@ -199,7 +199,7 @@ def print_dialects(found: Mapping[str, Any]) -> None:
     console.print(table)
     section(console, f"The dialects disagree on {found['disagreeing']:,} documents")
     for example in found["examples"]:
-        console.print(Text(example["locator"], style="bold"), overflow="ellipsis", no_wrap=True)
+        console.print(Text(example["locator"], style="bold"), soft_wrap=True)
         for dialect, verdict in example["verdicts"].items():
             console.print(f"  {dialect:<10} {_phrase(verdict)}")
 

@@ -99,8 +99,9 @@ def print_evaluation(found: Mapping[str, Mapping[str, Any]]) -> None:
             interval = f"{value['low']:.4f} to {value['high']:.4f}" if "low" in value else ""
             table.add_row(task, metric, f"{value['value']:.4f}", interval, str(summary["items"]))
         if "calibration" in summary:
-            table.add_row(task, "ECE (width, mass)", f"{summary['calibration']['ece_equal_width']:.4f}",
-                          f"{summary['calibration']['ece_equal_mass']:.4f}", "")
+            for bins in ("width", "mass"):
+                table.add_row(task, f"ECE, equal {bins}", f"{summary['calibration'][f'ece_equal_{bins}']:.4f}", "",
+                              str(summary["items"]))
     console.print(table)
     for task, summary in found.items():
         for sample in summary.get("samples", ())[:2]:

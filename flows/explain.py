@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from gristmill.dataprep.cleaning.clean import RULE_PREFIX, WORDS_LEFT
@@ -216,7 +216,8 @@ def describe_values(judged: Mapping[str, Any]) -> list[str]:
         lines += [f"  {shorten_text(edit['removed'])} -> {shorten_text(edit['added'])}" for edit in edits["first"]]
     values = (f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
               for name, value in judged["values"].items() if not _is_idle_rule(name, value))
-    return [*lines, ", ".join(values)]
+    measured = ", ".join(values)
+    return [*lines, measured] if measured else lines
 
 
 def _is_idle_rule(name: str, value: Any) -> bool:
@@ -238,14 +239,18 @@ def print_journey(found: Mapping[str, Any]) -> None:
     console.print(Text.assemble((found["id"], "bold"), f"  {found['source']}  {found['locator']}"))
     console.print(Text(f"{found['characters']} characters, {found['shard']} row {found['row']}", style="dim"))
     console.print(Text(" ".join(found["excerpt"].split())[:200] + " ...", style="italic"))
+    table = Table.grid(padding=0)
+    table.add_column(min_width=INDENT, no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
     for judged in found["stages"]:
         mark, style = ("kept", "green") if judged["keep"] else (f"dropped: {judged['reason']}", "red")
-        console.print(Text.assemble((f"{judged['stage']:<10}", "bold"), (mark, style)))
+        table.add_row(judged["stage"], Text(mark, style=style))
         for line in describe_values(judged):
-            console.print(Padding(Text(line, style="dim"), (0, 0, 0, INDENT)))
+            table.add_row("", Text(line, style="dim"))
     for line in describe_use(found.get("mix")):
-        console.print(Text.assemble(("mix       ", "bold"), line))
-    console.print(Text.assemble(("fate      ", "bold"), found["fate"]))
+        table.add_row("mix", line)
+    table.add_row("fate", found["fate"])
+    console.print(table)
 
 
 def describe_use(mix: Mapping[str, Any] | None) -> list[str]:

@@ -42,7 +42,22 @@ def duration(hours: float) -> str:
         return f"{hours / 24:.1f} d"
     if hours >= 1:
         return f"{hours:.1f} h"
-    return f"{hours * 60:.1f} min" if hours * 60 >= 1 else f"{hours * 3600:.1f} s"
+    if hours * 60 >= 1:
+        return f"{hours * 60:.1f} min"
+    return f"{hours * 3600:.1f} s" if hours * 3600 >= 1 else "< 1 s"
+
+
+def size(value: float) -> str:
+    """Bytes with three digits and their unit: 1.55 GB."""
+    number = quantity(value)
+    return f"{number[:-1]} {number[-1].upper().replace('K', 'k').replace('B', 'G')}B" if number[-1].isalpha() else (
+        f"{number} B")
+
+
+def at_least(value: float, digits: int) -> str:
+    """A number with so many decimals, or that it is less than the last of them shows."""
+    least = 10.0**-digits
+    return f"{value:,.{digits}f}" if value >= least or not value else f"less than {least:.{digits}f}"
 
 
 def _heading(console: Console, title: str) -> None:
@@ -73,8 +88,8 @@ def _print_optima(console: Console, training: Mapping[str, Any]) -> None:
     _heading(console, "Optimal for this compute, and this run as a multiple of it")
     table = _table("", "parameters", "run", "tokens", "run")
     for name, one in training["optima"].items():
-        table.add_row(name, quantity(one["parameters"]), f"{one['this_run_parameters']:.2g}x",
-                      quantity(one["tokens"]), f"{one['this_run_tokens']:.2g}x")
+        table.add_row(name, quantity(one["parameters"]), f"{quantity(one['this_run_parameters'])}x",
+                      quantity(one["tokens"]), f"{quantity(one['this_run_tokens'])}x")
     console.print(table)
     console.print("(Kaplan counts no embeddings: this run has "
                   f"{quantity(training['parameters_without_embeddings'])} without)", style="dim")
@@ -117,16 +132,16 @@ def _print_forms(console: Console, found: Mapping[str, Any]) -> None:
     if rest:
         console.print(f"({rest} more forms are in --json, those that do not fit among them)", style="dim")
     _heading(console, f"Memory of a GPU, {best['form']}")
-    console.print(", ".join(f"{name} {best['memory'][key] / GIGA:.2f}" for key, name in MEMORY_NAMES.items())
-                  + f": {best['memory']['total'] / GIGA:.1f} of {gpu['memory'] / GIGA:.0f} GB")
+    console.print(", ".join(f"{name} {size(best['memory'][key])}" for key, name in MEMORY_NAMES.items())
+                  + f": {size(best['memory']['total'])} of {gpu['memory'] / GIGA:.0f} GB")
     if best["host_memory"]:
         console.print(f"in its host's memory (engine.compute.offload_optimizer): {best['host_memory'] / GIGA:.2f} GB")
     _heading(console, "Time and cost")
     prices = found["prices"]
     cost = "" if best["cost"] is None else (
-        f", {best['cost']:,.2f} {prices['currency']} at {prices['per_gpu_hour']:g} per GPU and hour (table of "
+        f", {at_least(best['cost'], 2)} {prices['currency']} at {prices['per_gpu_hour']:g} per GPU and hour (table of "
         f"{prices['as_of']}; your own: --prices)")
-    console.print(f"{duration(best['hours'])}, {best['gpu_hours']:,.3g} GPU-hours{cost}")
+    console.print(f"{duration(best['hours'])}, {at_least(best['gpu_hours'], 2)} GPU-hours{cost}")
 
 
 def _print_checks(console: Console, checks: Sequence[Any]) -> None:

@@ -63,7 +63,9 @@ def describe_running(row: Mapping[str, Any], now: float) -> str:
     if not progress:
         return str(row["owner"])
     left = seconds_left(progress)
-    parts = [describe_progress(progress)]
+    # A job that is called like its stage would be told of twice on the line.
+    job = "" if progress.get("job") == row.get("stage") else progress.get("job")
+    parts = [describe_progress({**progress, "job": job})]
     # Counted from now on: a stage that has made no progress for long is not almost done.
     parts += [] if left is None else [f"about {duration(max(0.0, left - (now - progress['at'])))} left"]
     shown = ", ".join(part for part in parts if part)

@@ -86,7 +86,8 @@ class TerminalObserver:
             self._console.print(Text(f"  {node.name}: {event['message']}", style="yellow"))
         if event["event"] != "progress":
             return
-        what = f"{node.name} {event['job']}" if event.get("job") else node.name
+        job = event.get("job") or node.name
+        what = node.name if job == node.name else f"{node.name} {job}"
         count = f"{event['done']:g}/{event['total']:g} {event['unit']}"
         details = "".join(f", {part}" for part in describe_metrics(event))
         if self._bar is not None and self._task is not None:

@@ -15,9 +15,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from gristmill.dataprep.documents import annotation_stages, column_names, read_documents, read_table, shard_names
 from gristmill.dataprep.replay import NotReplayableError, Rule, Tally, Verdicts, judge_shard, nearest
@@ -231,65 +228,3 @@ def _describe_cut(
         **{side: [show(comparison.inputs, shard, row, value) for _, shard, row, value in entries]
            for side, entries in samples.items()},
     }
-
-
-def print_replay(found: Mapping[str, Any]) -> None:
-    """Print the comparison for people."""
-    console = Console(highlight=False)
-    _print_sizes(console, found)
-    _print_rules(console, found)
-    for cut in found["cuts"]:
-        console.print()
-        console.print(Text.assemble((cut["key"], "bold"), f"  {_shown(cut['now'])} -> {_shown(cut['then'])}"))
-        for side, title in (("failing", "would be dropped, nearest to the cut first"),
-                            ("passing", "would pass, nearest to the cut first")):
-            if cut.get(side):
-                console.print(Text(title, style="red" if side == "failing" else "green"))
-            for sample in cut.get(side, []):
-                console.print(Text.assemble((f"{sample['value']:>9.4g}  ", "bold"),
-                                            (f"{sample['source']} {sample['locator']}  ", "dim"), sample["excerpt"]),
-                              overflow="ellipsis", no_wrap=True)
-
-
-def _print_sizes(console: Console, found: Mapping[str, Any]) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("kept", no_wrap=True)
-    for name in ("now", "then", "change"):
-        table.add_column(name, justify="right", no_wrap=True)
-    units = ["documents", "bytes", *(["tokens"] if found["tokens_known"] else [])]
-    for unit in units:
-        now, then = (sum(size[unit] for size in found[side].values()) for side in ("now", "then"))
-        change = f"{then - now:+,.0f} ({(then - now) / max(now, 1):+.2%})"
-        table.add_row(unit, f"{now:,.0f}", f"{then:,.0f}", change)
-    for source in sorted({*found["now"], *found["then"]}) if len(found["now"]) > 1 else ():
-        now, then = (found[side].get(source, {"documents": 0})["documents"] for side in ("now", "then"))
-        table.add_row(f"  {source}", f"{now:,}", f"{then:,}", f"{then - now:+,}")
-    console.print(table)
-    unseen = sum(size["documents"] for size in found["unseen"].values())
-    if unseen:
-        console.print(Text(f"and {unseen:,} documents that the stages behind have not seen: they may drop some of them",
-                           style="yellow"))
-
-
-def _print_rules(console: Console, found: Mapping[str, Any]) -> None:
-    """The rules of the stages in which something changed: how many documents fail each, and how many no other."""
-    rules = found["rules"]
-    touched = {cut["rule"].partition("/")[0] for cut in found["cuts"]}
-    shown = [name for name, sides in rules.items() if sides["now"] != sides["then"]
-             or (name.partition("/")[0] in touched and sides["then"]["failing"])]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("rule", overflow="fold")
-    for name in ("failed by", "then", "by it alone", "then"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in sorted(shown, key=lambda name: (-rules[name]["then"]["failing"], name)):
-        counts = (rules[name][side][what] for what in ("failing", "only") for side in ("now", "then"))
-        table.add_row(name.rpartition("/")[2], *(f"{count:,}" for count in counts))
-    if shown:
-        console.print()
-        console.print(table)
-
-
-def _shown(bound: Any) -> str:
-    if isinstance(bound, Mapping):
-        return ", ".join(f"{name} {value:g}" for name, value in bound.items())
-    return "none" if bound is None else ", ".join(bound) if isinstance(bound, list | tuple) else f"{bound:g}"

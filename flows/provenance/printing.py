@@ -35,19 +35,30 @@ def print_step(found: Mapping[str, Any]) -> None:
         print_answers(console, found)
         return
     if "examples" in found:
-        for row, example in zip(found["rows"], found["examples"], strict=True):
+        for row, example in zip(found["rows_of_examples"], found["examples"], strict=True):
             console.print(f"{row:>8}  {example}")
         return
-    table = new_table(("tokens", True), ("source", False), ("id", False), ("quality", False), ("cluster", False),
-                      ("from", False))
-    for entry in found["documents"]:
+    _print_documents(console, found["documents"])
+
+
+def _print_documents(console: Console, documents: Sequence[Mapping[str, Any]]) -> None:
+    """Two lines a document: what is known of it in columns, and where it is from, whole, since `explain` takes that."""
+    rows = [("tokens", "source", "id", "quality", "cluster")]
+    for entry in documents:
         quality = " ".join(f"{value:.3g}" if isinstance(value, float) else str(value)
                            for value in entry.get("quality", {}).values())
         size = entry.get("cluster_size")
         cluster = "" if size is None else "alone" if size == 1 else f"{entry['cluster'][:8]} of {size}"
-        table.add_row(str(entry["tokens"]), entry["source"], entry["id"][:16], quality, cluster,
-                      entry.get("url", entry["locator"]))
-    console.print(table)
+        rows.append((str(entry["tokens"]), entry["source"], entry["id"][:16], quality, cluster))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for number, (tokens, *names) in enumerate(rows):
+        cells = [tokens.rjust(widths[0]), *(name.ljust(width) for name, width in zip(names, widths[1:], strict=True))]
+        line = "  ".join(cells)
+        console.print(Text(line.rstrip(), style="bold" if not number else ""), soft_wrap=True)
+        if number:
+            entry = documents[number - 1]
+            place = f"{'':{widths[0]}}  {entry.get('url', entry['locator'])}"
+            console.print(Text(place, style="dim"), soft_wrap=True)
 
 
 def print_answers(console: Console, found: Mapping[str, Any]) -> None:
@@ -109,8 +120,9 @@ def describe_fate(found: Mapping[str, Any]) -> str:
 def print_takedown(found: Mapping[str, Any], written: Mapping[str, Any] | None, command: str) -> None:
     """Print what holds some documents, which checkpoints know them, and how to go on without them."""
     console = Console(highlight=False)
-    console.print(Text(f"{len(found['documents'])} documents, {len(found['near_duplicates'])} near-duplicates of them; "
-                       f"{len(found['excluded'])} are taken down", style="bold"))
+    listed, alike, gone = (len(found[key]) for key in ("documents", "near_duplicates", "excluded"))
+    console.print(Text(f"{listed} document{'s' * (listed != 1)}, {alike} near-duplicate{'s' * (alike != 1)}; "
+                       f"{gone} to take down", style="bold"))
     for title in ("documents", "near_duplicates"):
         for entry in found[title][:SHOWN_STEPS]:
             mark = " " if entry["id"] in found["excluded"] else "-"

@@ -41,7 +41,8 @@ def trace_step(session: Session, step: int, stage: str = "pretrain", rank: int |
     if answers is not None:
         return {**found, "examples": [reading.examples[row][0] for row in rows.tolist()], "answers": answers}
     if reading.packed is None:
-        return {**found, "examples": [one for row in rows.tolist() for one in reading.examples[row]]}
+        packed = [(row, one) for row in rows.tolist() for one in reading.examples[row]]
+        return {**found, "examples": [one for _, one in packed], "rows_of_examples": [row for row, _ in packed]}
     inputs = committed_inputs(session, session.plan)
     documents = documents_of_rows(reading, inputs, rows)
     return {**found, "tokens": sum(entry["tokens"] for entry in documents), "documents": documents}

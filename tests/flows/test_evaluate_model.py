@@ -58,9 +58,9 @@ def test_the_table_shows_values_with_intervals_in_eighty_columns(folder: Path) -
 
 
 @pytest.mark.parametrize(("text", "sentence"), [
-    ("tasks: [{name: a, kind: rolling}]", "tasks.0.path: Field required"),
+    ("tasks: [{name: a, kind: rolling}]", "tasks.0.path: field required"),
     ("tasks: [{name: a, path: absent.jsonl, kind: rolling}]", "absent.jsonl"),
-    ("questions: []", "tasks: Field required"),
+    ("questions: []", "tasks: field required"),
 ])
 def test_what_cannot_be_asked_is_said(folder: Path, tmp_path: Path, text: str, sentence: str) -> None:
     (tmp_path / "tasks.yaml").write_text(text)

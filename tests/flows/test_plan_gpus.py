@@ -42,7 +42,7 @@ def test_a_gpu_that_is_in_no_table_is_given_by_its_figures(tmp_path: Path) -> No
 @pytest.mark.parametrize(("arguments", "sentence"), [
     (["--gpu", "H900"], "no GPU called 'H900' is known"),
     (["--gpu", "mine", "--peak-tflops", "50"], "belong together"),
-    (["--prices", "absent.yaml"], "absent.yaml: no table of prices"),
+    (["--prices", "absent.yaml"], "absent.yaml: there is no such file"),
 ])
 def test_what_cannot_be_planned_is_said_in_a_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
     done = CliRunner().invoke(app, ["plan", DEMO, "--store", str(tmp_path), "--gpus", "4", *arguments])

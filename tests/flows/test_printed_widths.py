@@ -1,0 +1,99 @@
+"""What is printed for people fits a terminal of 60 columns; what they copy from it is never cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gristmill.flows.explain import print_journey
+from gristmill.flows.plan_tables import at_least, duration, size
+from gristmill.flows.provenance.printing import print_step
+from gristmill.flows.status import describe_running
+from gristmill.flows.whatif_tables import print_replay
+
+LONG = "18f/2016-07-19-strategies-for-starting-your-own-writing-lab#1234567"
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+
+
+def step(**what: Any) -> dict[str, Any]:
+    return {"stage": "sft", "step": 3, "use": "read", "rank": None, "ranks": 1, "rows": [33, 5], **what}
+
+
+def test_a_step_names_every_example_of_a_row_that_holds_several(capsys):
+    print_step(step(examples=["aa", "bb", "cc"], rows_of_examples=[33, 33, 5]))
+
+    assert capsys.readouterr().out.splitlines() == [
+        "sft step 3 read: 2 rows, 3 examples", "      33  aa", "      33  bb", "       5  cc"]
+
+
+def test_a_step_shows_each_locator_whole_below_its_columns(capsys):
+    print_step(step(tokens=384, documents=[
+        {"tokens": 256, "source": "posts", "id": "0123456789abcdef0123", "locator": LONG, "cluster_size": 1},
+        {"tokens": 128, "source": "web", "id": "f" * 32, "locator": "a#1", "url": "http://a/", "quality": {"q": 0.5},
+         "cluster_size": 3, "cluster": "c" * 32},
+    ]))
+
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "tokens  source  id                quality  cluster",
+        "   256  posts   0123456789abcdef           alone",
+        f"        {LONG}",
+        "   128  web     ffffffffffffffff  0.5      cccccccc of 3",
+        "        http://a/",
+    ]
+
+
+def test_a_journey_breaks_no_rule_s_name_and_has_no_empty_lines(capsys):
+    print_journey({
+        "id": "ab", "source": "posts", "locator": "a#1", "characters": 9, "shard": "part-0", "row": 1,
+        "excerpt": "text", "fate": "dropped by filter", "mix": None,
+        "stages": [{"stage": "clean", "keep": True, "reason": "", "values": {}},
+                   {"stage": "filter", "keep": False, "threshold": 0.13, "values": {"words": 655},
+                    "reason": "gopher_repetition/max_duplicate_7gram_char_ratio"}],
+    })  # fmt: skip
+
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[3:] == [
+        "clean     kept",
+        "filter    dropped:",
+        "          gopher_repetition/max_duplicate_7gram_char_ratio",
+        "          threshold 0.13",
+        "          words 655",
+        "fate      dropped by filter",
+    ]
+
+
+def test_a_sample_of_whatif_shows_its_locator_whole_and_the_text_that_fits(capsys):
+    sizes = {"posts": {"documents": 2, "bytes": 10.0}}
+    samples = [{"value": 399.0, "source": "posts", "locator": locator, "excerpt": "It is a truth universally known"}
+               for locator in (LONG, "a#1")]
+    print_replay({
+        "now": sizes, "then": sizes, "tokens_known": False, "unseen": {},
+        "rules": {"filter/gopher_repetition/max_duplicate_10gram_char_ratio": {
+            "now": {"failing": 1, "only": 1}, "then": {"failing": 2, "only": 1}}},
+        "cuts": [{"rule": "filter/x", "key": "filter.x", "now": 50, "then": 400, "failing": samples, "passing": []}],
+    })  # fmt: skip
+
+    out = capsys.readouterr().out
+    assert f"      399  posts {LONG}\n" in out
+    assert "      399  posts a#1  It is a truth universally known\n" in out
+    assert "max_duplicate_10gram_char_ratio     1     2        1     1\n" in out
+
+
+def test_small_sizes_times_and_costs_are_not_shown_as_nothing():
+    assert [size(value) for value in (512, 475_904, 50_600_000, 1.5e9, 80e9)] == [
+        "512 B", "476 kB", "50.6 MB", "1.5 GB", "80 GB"]
+    assert [duration(hours) for hours in (1e-7, 30 / 3600, 0.5, 3, 72)] == ["< 1 s", "30.0 s", "30.0 min", "3.0 h",
+                                                                           "3.0 d"]
+    assert [at_least(value, 2) for value in (0, 0.004, 0.01, 1234.5)] == ["0.00", "less than 0.01", "0.01", "1,234.50"]
+
+
+def test_a_job_that_is_called_like_its_stage_is_named_once():
+    row = {"stage": "filter", "owner": "process 7 on host",
+           "progress": {"started": 0.0, "at": 9.0, "job": "filter", "done": 0, "total": 4, "unit": "shards"}}
+
+    assert describe_running(row, 9.0) == "for 9 s: 0/4 shards (process 7 on host)"
