@@ -126,15 +126,20 @@ def verify(
 
     session = open_or_exit(subject, set_, store)
     damage = find_damage(session)
+    committed = [stage for stage in session.plan if stage in damage or session.committed(stage) is not None]
+    if as_json:
+        print_json({"committed": committed, "damage": damage})
     for sentence in (sentence for sentences in damage.values() for sentence in sentences):
-        typer.echo(sentence)
+        typer.echo(sentence, err=as_json)
     if not damage:
-        typer.echo("every committed file is as it was committed")
+        typer.echo(f"every committed file of {len(committed)} stages is as it was committed" if committed else
+                   f"nothing is committed yet; make it with: {session.command('run')}", err=as_json)
         return
     if not repair:
         fail(f"mend it with: {session.command('verify', '--repair')}", EXIT_STAGE_FAILED)
     repair_damage(session, damage)
-    typer.echo(f"damaged commits are withdrawn; make them again with: {session.command('run')}")
+    typer.echo(f"damaged commits are withdrawn; make them again with: {session.command('run')}",
+               err=as_json)
 
 
 @app.command()
@@ -143,12 +148,16 @@ def gc(
     keep_runs: Annotated[int, typer.Option(help="Keep what the last so many runs of each manifest refer to.",
                                            min=1)] = 10,
     delete: Annotated[bool, typer.Option("--delete", help="Really delete; otherwise only list.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Remove outputs that no recent run refers to."""
     from gristmill.flows.gc import collect
 
     opened = open_store(store)
     garbage = collect(opened, keep_runs, delete)
+    if as_json:
+        print_json({"deleted": delete, "outputs": [{"path": str(path), "bytes": size} for path, size in garbage]})
+        return
     if not garbage:
         typer.echo(f"nothing to remove: the last {keep_runs} runs of each manifest refer to every output")
         return

@@ -26,7 +26,7 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f9fafb; borde
 code { overflow-wrap: anywhere; } .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr));
 gap: .7rem; margin: 1.2rem 0; } .card { border: 1px solid var(--line); border-radius: 8px; padding: .6rem .8rem; }
 .card b { display: block; font-size: 1.25rem; } .card span { color: var(--soft); font-size: .85rem; }
-.trained { background: #bbf7d0; } .masked { color: var(--soft); }
+.trained { background: #bbf7d0; print-color-adjust: exact; } .masked { color: var(--soft); }
 h3 { font-size: 1rem; margin: 1.4rem 0 .3rem; } h4 { font-size: .88rem; margin: .7rem 0 .2rem; font-weight: 600; }
 ul { margin: .2rem 0 .6rem; padding-left: 1.1rem; font-size: .85rem; } li span { color: var(--soft); }
 li { overflow-wrap: anywhere; margin-bottom: .25rem; }
@@ -35,7 +35,8 @@ summary { cursor: pointer; color: var(--accent); overflow-wrap: anywhere; paddin
 @page { margin: 1.4cm; }
 @media print { body { max-width: none; padding: 0; font-size: 11px; } nav { display: none; }
   .wide { overflow: visible; } h2, h3, h4, summary { break-after: avoid; }
-  figure, tr, .card, li { break-inside: avoid; } svg { max-width: 32rem; }
+  figure, tr, .card, li { break-inside: avoid; } pre { font-size: 9px; }
+  pre.long { columns: 3; font-size: 7px; padding: 0; border: 0; } svg { max-width: 32rem; }
   details::details-content { content-visibility: visible; display: block; } }
 """
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

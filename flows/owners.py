@@ -28,6 +28,7 @@ MARK_SECONDS = 15.0
 POLL_SECONDS = 0.2
 MOST_RUNS = 200
 """Runs per request: the most that Prefect's API gives."""
+CANCELLED = "Cancelled; Retry or the same command goes on."
 log = logging.getLogger("gristmill.owners")
 
 
@@ -79,9 +80,10 @@ def mark_crashed(runner: int | None = None) -> list[str]:
             # The rows are set whatever Prefect's rules say: there is nobody left who could propose a state.
             client.set_flow_run_state(
                 run.id, Cancelled(message=message) if cancelled else Crashed(message=message), force=True)
-            _mark_tasks(client, run.id, message)
+            _mark_tasks(client, run.id, Cancelled(message=message) if cancelled else Crashed(message=message))
             marked.append(run.name)
         _mark_left_tasks(client, runner)
+        _mark_cancelled_tasks(client, runner)
     return marked
 
 
@@ -147,19 +149,20 @@ def _open_runs(client: Any) -> list[Any]:
             return found
 
 
-def _mark_tasks(client: Any, run: UUID, message: str) -> None:
+def _mark_tasks(client: Any, run: UUID, state: Any) -> None:
+    """Give the tasks of a run that are not shown as ended a last state."""
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
-    from prefect.states import Crashed
 
     for task in client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run]))):
         if task.state is not None and not task.state.is_final():
-            client.set_task_run_state(task.id, Crashed(message=message), force=True)
+            client.set_task_run_state(task.id, state, force=True)
 
 
 def _mark_left_tasks(client: Any, runner: int | None) -> None:
     """A runner says of a run whose process was killed that it has crashed, but not so of its tasks."""
     from prefect.client.schemas import filters
     from prefect.client.schemas.objects import StateType
+    from prefect.states import Crashed
 
     ended = filters.FlowRunFilter(state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(
         any_=[StateType.CRASHED, StateType.FAILED, StateType.CANCELLED])))
@@ -169,7 +172,26 @@ def _mark_left_tasks(client: Any, runner: int | None) -> None:
     for run in {task.flow_run_id for task in tasks}:
         labels = client.read_flow_run(run).labels
         if _is_ours(labels, runner) and not is_alive(_owner(labels)):
-            _mark_tasks(client, run, "Its process is gone.")
+            _mark_tasks(client, run, Crashed(message="Its process is gone."))
+
+
+def _mark_cancelled_tasks(client: Any, runner: int | None = None) -> None:
+    """Prefect takes a task that SIGTERM has ended for a crashed one, also where it was its run that was cancelled.
+
+    What crashed in an earlier attempt of such a run did crash.
+    """
+    from prefect.client.schemas import filters
+    from prefect.client.schemas.objects import StateType
+    from prefect.states import Cancelled
+
+    cancelled = filters.FlowRunFilter(state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(
+        any_=[StateType.CANCELLED])))
+    crashed = filters.TaskRunFilter(state=filters.TaskRunFilterState(type=filters.TaskRunFilterStateType(
+        any_=[StateType.CRASHED])))
+    for task in client.read_task_runs(flow_run_filter=cancelled, task_run_filter=crashed, limit=MOST_RUNS):
+        run = client.read_flow_run(task.flow_run_id)
+        if _is_ours(run.labels, runner) and task.flow_run_run_count == run.run_count:
+            client.set_task_run_state(task.id, Cancelled(message=CANCELLED), force=True)
 
 
 def _owner(labels: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,6 +250,7 @@ def show_cancelled() -> None:
         run = cancelled_runs.pop()
         try:
             with get_client(sync_client=True) as client:
-                client.set_flow_run_state(run, Cancelled(message="Cancelled; the same command goes on."), force=True)
+                client.set_flow_run_state(run, Cancelled(message=CANCELLED), force=True)
+                _mark_cancelled_tasks(client)
         except Exception as error:  # noqa: BLE001 - the window may break; the work goes on
             log.warning("Prefect does not know that this run was cancelled: %s", error)

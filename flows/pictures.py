@@ -80,11 +80,14 @@ def histogram(series: Mapping[str, Sequence[float]], edges: Sequence[float], x_l
 def reliability(bins: Sequence[Mapping[str, float]]) -> str:
     """Accuracy over confidence, beside the line of perfect calibration; a point's area is its number of items."""
     figure, axes = _figure()
-    figure.set_size_inches(HEIGHT_INCHES * 1.3, HEIGHT_INCHES * 1.2)
+    # As wide as every picture: a narrower one would be drawn larger, its letters too.
+    axes.set_box_aspect(1)
+    figure.set_figheight(HEIGHT_INCHES * 1.2)
     total = sum(one["items"] for one in bins) or 1
     axes.plot([0, 1], [0, 1], color="#9ca3af", linewidth=1.0, linestyle="--")
     axes.scatter([one["confidence"] for one in bins], [one["accuracy"] for one in bins],
-                 [20 + 400 * one["items"] / total for one in bins], color=COLOURS[0], alpha=0.75, linewidths=0)
+                 [20 + 400 * one["items"] / total for one in bins], color=COLOURS[0], alpha=0.75, linewidths=0,
+                 clip_on=False)
     axes.set_xlim(0, 1.02)
     axes.set_ylim(-0.02, 1.02)
     axes.set_xlabel("confidence")

@@ -169,7 +169,7 @@ def spikes(facts: Facts) -> str:
                      " ".join(str(one.get("text") or "").split())[:EXCERPT])
                     for one in step["documents"] if one["id"] in suspects][:MOST_SUSPECTS]
             title = (f"{stage}, step {step['step']}: loss {_loss(step['loss'])}, where {_loss(step.get('mean'))} was "
-                     f"usual; {len(suspects)} suspects")
+                     f"usual; {len(suspects)} suspect{'s' * (len(suspects) != 1)}")
             parts.append(details(title, listing("The suspects: loss, source, id, where from, how judged", rows)))
     return "<h2>Spikes</h2>" + "".join(parts) if parts else ""
 
@@ -240,5 +240,5 @@ def lineage(facts: Facts, record: dict[str, Any] | None) -> str:
         "<h2>Lineage</h2>" + table(
             ["stage", "fingerprint", "made from", ""], rows, set())
         + f'<p class="note">{escape(text)}</p><p class="note">Store: <code>{escape(facts["store"])}</code></p>'
-        + (f"<details><summary>The manifest, with every default</summary><pre>{escape(manifest)}</pre></details>"
-           if manifest else ""))
+        + ('<details><summary>The manifest, with every default</summary>'
+           f'<pre class="long">{escape(manifest)}</pre></details>' if manifest else ""))

@@ -81,6 +81,11 @@ class Site:
         return wait_for(lambda: (now := self.run(run))["state_type"] in (
             "COMPLETED", "FAILED", "CRASHED", "CANCELLED") and now, "the run's end")
 
+    def task_states(self, run: str) -> dict[str, str]:
+        """The state of every stage in the last attempt of a run, by the stage's name."""
+        found = self.call("/task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
+        return {one["name"]: one["state_name"] for one in sorted(found, key=lambda one: one["flow_run_run_count"])}
+
     def artifacts(self, run: str) -> dict[str, Any]:
         """The newest artifact of every key of a run."""
         found = self.call("/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run]}}, "sort": "CREATED_DESC"})

@@ -96,6 +96,7 @@ def test_cancel_in_the_browser_ends_all_ranks_behind_a_checkpoint_and_retry_goes
     assert stopped >= len(before)
     assert site.ended(training.id)["state_name"] == "Cancelled"
     page.get_by_text("Cancelled", exact=True).first.wait_for()
+    wait_for(lambda: site.task_states(training.id)["pretrain"] == "Cancelled", "the cancelled task's state")
     made = training.steps()[:stopped]
 
     training.retry_in(page)

@@ -35,12 +35,15 @@ class Server:
     def __exit__(self, *_: object) -> None:
         return
 
-    def add(self, name: str, state: Any, owner: dict[str, Any] | None, runner: int = 0, task: Any = None) -> Any:
+    def add(self, name: str, state: Any, owner: dict[str, Any] | None, runner: int = 0, task: Any = None,
+            attempt_of_task: int = 1) -> Any:
         labels = {} if owner is None else {f"gristmill.{key}": value for key, value in owner.items()}
-        run = SimpleNamespace(id=uuid.uuid4(), name=name, state=state, labels={**labels, "gristmill.runner": runner})
+        run = SimpleNamespace(id=uuid.uuid4(), name=name, state=state, labels={**labels, "gristmill.runner": runner},
+                              run_count=1)
         self.runs.append(run)
         if task is not None:
-            self.tasks.append(SimpleNamespace(id=uuid.uuid4(), flow_run_id=run.id, state=task))
+            self.tasks.append(SimpleNamespace(id=uuid.uuid4(), flow_run_id=run.id, state=task,
+                                              flow_run_run_count=attempt_of_task))
         return run
 
     def read_flow_runs(self, flow_run_filter: Any, limit: int, offset: int) -> list[Any]:
@@ -94,7 +97,7 @@ def test_only_runs_of_this_machine_whose_process_is_gone_are_marked(server: Serv
     from prefect.states import Cancelling, Completed, Running
 
     server.add("gone", Running(), gone, task=Running())
-    server.add("gone while cancelled", Cancelling(), gone)
+    server.add("gone while cancelled", Cancelling(), gone, task=Running())
     server.add("alive", Running(), identity(os.getpid()), task=Running())
     server.add("elsewhere", Running(), {**gone, "host": "another"})
     server.add("not ours", Running(), None)
@@ -102,7 +105,7 @@ def test_only_runs_of_this_machine_whose_process_is_gone_are_marked(server: Serv
     assert owners.mark_crashed() == ["gone", "gone while cancelled"]
     assert states(server) == {"gone": "Crashed", "gone while cancelled": "Cancelled", "alive": "Running",
                               "elsewhere": "Running", "not ours": "Running", "over": "Completed"}
-    assert [task.state.name for task in server.tasks] == ["Crashed", "Running"]
+    assert [task.state.name for task in server.tasks] == ["Crashed", "Cancelled", "Running"]
     assert f"process ({gone['pid']}) is gone" in server.runs[0].state.message
 
 
@@ -123,6 +126,22 @@ def test_tasks_that_a_crashed_run_left_running_are_marked_too(server: Server, go
     server.add("elsewhere", Crashed(), {**gone, "host": "another"}, task=Running())
     assert owners.mark_crashed() == []
     assert [task.state.name for task in server.tasks] == ["Crashed", "Completed", "Running"]
+
+
+def test_tasks_that_ended_with_their_cancelled_run_are_shown_as_cancelled_too(
+    server: Server, gone: dict[str, Any]
+) -> None:
+    from prefect.states import Cancelled, Completed, Crashed
+
+    for task in (Crashed(), Completed()):
+        server.add("cancelled", Cancelled(), gone, task=task)
+    server.add("cancelled later", Cancelled(), gone, task=Crashed(), attempt_of_task=0)
+    server.add("crashed", Crashed(), gone, task=Crashed())
+    server.add("elsewhere", Cancelled(), {**gone, "host": "another"}, task=Crashed())
+
+    assert owners.mark_crashed() == []
+
+    assert [task.state.name for task in server.tasks] == ["Cancelled", "Completed", "Crashed", "Crashed", "Crashed"]
 
 
 def test_runs_beyond_the_first_page_are_found(

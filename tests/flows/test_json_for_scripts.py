@@ -1,0 +1,50 @@
+"""What `--json` prints is JSON alone, whatever is found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gristmill.flows.cli import app
+from gristmill.flows.store import Store
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "a.txt").write_text("some text")
+    (tmp_path / "a.yaml").write_text("name: a\nsources: {a: {path: a.txt}}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GRISTMILL_STORE", str(tmp_path / "store"))
+    return tmp_path
+
+
+def printed(*arguments: str) -> object:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_what_could_be_removed_is_listed_with_its_size(project):
+    folder = Store.at(project / "store").folder("ingest", "a", "f" * 64)
+    folder.data.mkdir(parents=True)
+    (folder.data / "part").write_bytes(b"12345")
+
+    assert printed("gc", "--json") == {"deleted": False, "outputs": [{"path": str(folder.path), "bytes": 5}]}
+    assert printed("gc", "--json", "--delete") == {
+        "deleted": True, "outputs": [{"path": str(folder.path), "bytes": 5}]}
+    assert not folder.path.exists()
+    assert printed("gc", "--json") == {"deleted": False, "outputs": []}
+
+
+def test_nothing_committed_is_not_called_undamaged(project):
+    assert printed("verify", "a.yaml", "--json") == {"committed": [], "damage": {}}
+    assert "nothing is committed yet; make it with:" in CliRunner().invoke(app, ["verify", "a.yaml"]).output
+
+
+def test_the_other_lists_are_json_too_when_they_are_empty(project):
+    assert printed("runs", "--json") == []
+    assert [row["state"] for row in printed("status", "a.yaml", "--json")] == ["missing"]
+    assert [row["action"] for row in printed("plan", "a.yaml", "--json")] == ["make"]
