@@ -41,12 +41,12 @@ AREAS = {
     "memory": ("gristmill.dataprep.benchmarks.bench_memory",),
     "tokenize": (
         "gristmill.tokenize.benchmarks.bench_encode",
-        "gristmill.tokenize.benchmarks.bench_ids",
         "gristmill.tokenize.benchmarks.bench",
         "gristmill.tokenize.benchmarks.bench_remix",
         "gristmill.tokenize.benchmarks.bench_packing",
         "gristmill.tokenize.benchmarks.bench_export",
     ),
+    "ids": ("gristmill.tokenize.benchmarks.bench_ids",),
     "stream": ("gristmill.tokenize.benchmarks.bench_stream",),
     "trace": ("gristmill.flows.benchmarks.bench_trace",),
     "train": (

@@ -1,4 +1,4 @@
-"""`gristmill bench tokenize`: whether every document of whole corpora gets the ids that `tokenizers` gives it.
+"""`gristmill bench ids`: whether every document of whole corpora gets the ids that `tokenizers` gives it.
 
 For each pre-tokenisation that a manifest can name, with merges learnt from the same texts. No speed is measured: ours
 is the number of documents whose ids are equal, the peer's the number of documents, and the ratio must be 1.
