@@ -49,15 +49,19 @@ def suggested_text(manifest_file: str, weights: Mapping[str, float]) -> str:
     return set_keys(text, {("sources", name, "weight"): weight for name, weight in weights.items()})
 
 
-def print_results(found: Mapping[str, Any]) -> None:
-    """Print a sweep for people: the mixtures from the best to the worst."""
-    console = Console(highlight=False)
-    sources = list(found["target"])
-    grid = new_table(("mixture", True), *((name, True) for name in sources), ("bits/byte", True),
-                     *((f"of {name}", True) for name in sources))
+def print_results(found: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print a sweep for people: the mixtures from the best to the worst, each with a line for every source.
+
+    A line for each mixture would be too wide for most terminals, and half a number looks like another one.
+    """
+    console = console or Console(highlight=False)
+    grid = new_table(("mixture", True), ("bits/byte", True), ("source", False), ("weight", True),
+                     ("bits/byte of it", True))
     for one in ranked(found):
-        grid.add_row(str(one["mixture"]), *(f"{one['weights'][name]:.3f}" for name in sources), shown(one["target"]),
-                     *(shown(one["bits_per_byte"].get(name)) for name in sources))
+        head = [str(one["mixture"]), shown(one["target"])]
+        for name in found["target"]:
+            grid.add_row(*head, name, f"{one['weights'][name]:.3f}", shown(one["bits_per_byte"].get(name)))
+            head = ["", ""]
     console.print(grid)
     for one in found["failed"]:
         console.print(Text(f"mixture {one['mixture']} {one['weights']}: {one['error']}", style="red"))

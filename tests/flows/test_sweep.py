@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from gristmill.flows.sweeps.fit import fit, least_within_hull
 from gristmill.flows.sweeps.grid import Grid, SweepError, mixtures_of, read_grid
 from gristmill.flows.sweeps.proxies import Sweep, plan_sweep
 from gristmill.flows.sweeps.results import analyse
-from gristmill.flows.sweeps.writing import as_html, describe_suggestion, suggested_text, write_results
+from gristmill.flows.sweeps.writing import as_html, describe_suggestion, print_results, suggested_text, write_results
 from gristmill.mixtures.load import parse_manifest
 from tests.servers import prefect_home
 
@@ -133,6 +135,12 @@ def test_results_have_the_spread_between_runs_the_weighted_mean_and_a_suggestion
     assert first["target"]["mean"] == pytest.approx(1.5 + (np.exp(-0.3) + np.exp(-2.7)) / 2)
     assert first["target"]["spread"] == pytest.approx(0, abs=1e-12)
     assert found["suggestion"]["weights"]["prose"] == pytest.approx(0.5, abs=0.02)
+    printed = StringIO()
+    print_results(found, Console(file=printed, width=64))
+    assert printed.getvalue().splitlines()[:3] == [
+        "mixture        bits/byte  source  weight  bits/byte of it",
+        "      2  1.7231 ± 0.0000  prose    0.500  2.2241 ± 0.0014",
+        "                          code     0.500  1.2221 ± 0.0014"]
     manifest = tmp_path / "small.yaml"
     manifest.write_text(MANIFEST.replace("  maths: {path: c.txt}\n", ""))
     json_file, page, suggested = write_results(str(manifest), found)
