@@ -140,6 +140,12 @@ def training(facts: Facts) -> str:
         # One measurement is no curve; it stands in the table of held-out text.
         if any(len(points) > 1 for points in validation.values()):
             parts.append(figure(curves(validation, "step", "bits per byte"), f"{stage}: held-out bits per byte"))
+        held_out = [(line["step"], line["held_out"]["loss"]) for line in record if "held_out" in line]
+        if len(held_out) > 1:
+            # With a teacher the loss is not of the labels alone.
+            trained = [(line["step"], line.get("label_loss", line["loss"])) for line in steps]
+            parts.append(figure(curves({"trained": trained, "held out": held_out}, "step", "loss"),
+                                f"{stage}: loss on the conversations that are trained on, and on those held out"))
         if stage == "dpo" and any("rewards/margins" in line for line in steps):
             margins = {name: [(line["step"], line[f"rewards/{name}"]) for line in steps if f"rewards/{name}" in line]
                        for name in ("chosen", "rejected", "margins")}

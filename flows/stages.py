@@ -130,7 +130,7 @@ STAGES: dict[str, Stage] = {
         Stage("tokenize", 2, "gristmill.tokenize.encoding.encode:run", tokens.tokenize, needs.documents("tokenizer")),
         Stage("mix", 8, "gristmill.tokenize.mixing.mix:run", tokens.mix, needs.documents("tokenizer", "tokenize")),
         Stage("sft_prepare", 1, "gristmill.dataprep.examples.prepare:run", training.examples("sft"), needs.only()),
-        Stage("sft_data", 1, "gristmill.train.sft_data:run", training.sft_data,
+        Stage("sft_data", 2, "gristmill.train.sft_data:run", training.sft_data,
               needs.only("sft_prepare", "tokenizer", "mix")),
         Stage("dpo_prepare", 1, "gristmill.dataprep.examples.prepare:run", training.examples("dpo"), needs.only()),
         Stage("dpo_data", 3, "gristmill.train.dpo_data:run", training.dpo_data,

@@ -185,9 +185,11 @@ def reward_details(facts: Facts, steps: list[dict[str, Any]]) -> str:
 
 
 def teaching_details(facts: Facts, steps: list[dict[str, Any]]) -> str:
-    """How far a student is from its teacher, if it has one."""
+    """The loss on held-out conversations, and how far a student is from its teacher, where there are any."""
     apart = [line["divergence"] for line in steps if "divergence" in line]
-    return f"divergence from the teacher {apart[0]:.3f} -> {apart[-1]:.3f}" if apart else ""
+    measured = [line["held_out"]["loss"] for line in facts["training"]["sft"] if "held_out" in line]
+    found = [f"divergence from the teacher {apart[0]:.3f} -> {apart[-1]:.3f}"] if apart else []
+    return "\n".join([*found, *([f"held-out loss {measured[-1]:.4f}"] if measured else [])])
 
 
 def ranking_details(facts: Facts, steps: list[dict[str, Any]]) -> str:

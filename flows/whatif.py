@@ -58,6 +58,12 @@ def compare(before: Session, after: Session) -> Comparison:
     Raises:
         NotReplayableError: nothing is committed yet, nothing differs, or something differs that is no threshold.
     """
+    differing = _differing_keys(before, after)
+    if examples := sorted(key for key in differing if key.startswith(("sft.prepare", "dpo.prepare"))):
+        raise NotReplayableError(
+            f"{examples[0]} is about examples, of which there are few: whatif looks at documents alone; run it: "
+            f"{after.command('run', '--until', examples[0].partition('.')[0] + '_prepare')}, and gristmill report or "
+            "gristmill explain with an example's place says what became of which")
     inputs = committed_inputs(before, before.plan)
     stages = [step.stage for step in before.manifest.prepare]
     missing = [name for name in ["ingest", *stages] if name not in inputs]
@@ -67,11 +73,7 @@ def compare(before: Session, after: Session) -> Comparison:
             f"{missing[0]} is not committed, so nothing is measured yet; run: {before.command('run', '--until', last)}")
     old_rules = _replayable(before, inputs, None)
     new_rules = _replayable(after, inputs, old_rules)
-    others = sorted(_differing_keys(before, after) - _keys(old_rules) - _keys(new_rules))
-    if others and others[0].startswith(("sft.prepare", "dpo.prepare")):
-        raise NotReplayableError(
-            f"{others[0]} is about examples, of which there are few: whatif looks at documents alone; run it: "
-            f"{after.command('run', '--until', others[0].partition('.')[0] + '_prepare')}")
+    others = sorted(differing - _keys(old_rules) - _keys(new_rules))
     if others:
         raise NotReplayableError(
             f"{others[0]} changes what is measured, or what comes after preparation: stored values cannot answer for "

@@ -7,8 +7,8 @@ PEFT loads, and `model/` is the model with that merged into it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from gristmill.train.adapters.files import settle_adapters
 from gristmill.train.adapters.frozen import describe_rounding, rounded_tensors
 from gristmill.train.adapters.lora import adapted_flops_per_token
 from gristmill.train.adapters.model import tuned_model
+from gristmill.train.evaluation.held_out_turns import HeldOutTurns
 from gristmill.train.evaluation.validation import Validation
 from gristmill.train.loop.batches import reading_threads
 from gristmill.train.loop.loop import Job, train
@@ -53,7 +54,7 @@ from gristmill.train.pretrain import (
     read_token_bytes,
 )
 from gristmill.train.proofs.step_0 import CERTIFICATE, prove
-from gristmill.train.sft_data import COUNTS
+from gristmill.train.sft_data import COUNTS, HELD_OUT
 from gristmill.train.teacher import kept_ids, teacher_folder
 
 
@@ -67,7 +68,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     section = Tuning.model_validate(config)
     start = inputs["pretrain"] / MODEL
     shape = read_shape(start)
-    with closing(PackedSet(inputs["sft_data"], context.stream, context.warn)) as rows, \
+    with ExitStack() as stack, closing(PackedSet(inputs["sft_data"], context.stream, context.warn)) as rows, \
             closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed, \
             process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
         length, dtype = rows.sequence_length, compute_dtype(section.precision, world.device)
@@ -84,12 +85,17 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             world))
         elastic = held_by_pretraining(model, section, NextToken(packed, section.seed or 0, token_bytes, shape))
         average = averaged(model, section)
+        measures: list[Callable[[int], dict[str, Any] | None]] = [Validation(
+            section.validate_every, section.steps, packed, model, average, token_bytes, world)]
+        if (inputs["sft_data"] / HELD_OUT).exists():
+            kept = stack.enter_context(closing(PackedSet(inputs["sft_data"] / HELD_OUT, context.stream, context.warn)))
+            measures.append(HeldOutTurns(section.validate_every, section.steps, AssistantTurns(
+                kept, section.seed or 0, token_bytes, flops), section.micro_batch_size, model, world))
         job = Job(section=section, objective=taught, model=model, world=world, context=context,
                   peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length, flops),
                   average=average, elastic=elastic, decode=decoder(inputs["tokenizer"]),
                   reading_threads=reading_threads(packed.local, world.device),
-                  after_step=Validation(section.validate_every, section.steps, packed, model, average, token_bytes,
-                                        world))
+                  after_step=measuring(*measures))
         record, summary = train(job)
         frozen = rounded_tensors(model)
         tensors = {name: {**weights, **frozen} for name, weights in all_tensors(model, average).items()}
@@ -98,7 +104,18 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         if record is not None:
             write_json(out / CERTIFICATE, certificate)
             summary |= publish(out, shape, settle_adapters(out, tensors, section.lora), record)
+            summary["held_out"] = next((line["held_out"] for line in reversed(record.lines()) if "held_out" in line),
+                                       None)
     return {**summary, **describe_model(shape), "sequence_length": length, "rows": rows.rows, "step_0": certificate}
+
+
+def measuring(*measures: Callable[[int], dict[str, Any] | None]) -> Callable[[int], dict[str, Any] | None]:
+    """What several measurements find after a step, in one line; None where none of them measures then."""
+    def after_step(step: int) -> dict[str, Any] | None:
+        found = [line for measure in measures if (line := measure(step)) is not None]
+        return {key: value for line in found for key, value in line.items()} if found else None
+
+    return after_step
 
 
 def taught_turns(

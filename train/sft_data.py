@@ -2,13 +2,15 @@
 
 Output: a packed set (`tokenize/packed.py`) whose sources are the sets, and `replay` where it is asked for, with loss
 masks (`tokenize/loss_masks.py`); `refused.jsonl`: the records that are no examples, and why; `counts.json`: shares
-trained, cut and ended, for the gates in front of the training. Needs no accelerator, so
+trained, cut and ended, for the gates in front of the training; with `holdout` also `held-out/`, a packed set of what is
+not trained on. Needs no accelerator, so
 that data is looked at, and mixed anew, before one is paid for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from gristmill.dataprep.examples.sets import REFUSED, check_records, set_names, 
 from gristmill.dataprep.examples.survivors import usable_sets
 from gristmill.dataprep.files import write_json
 from gristmill.dataprep.reading.examples import Refused
-from gristmill.mixtures.posttraining import Instructions, SftData
+from gristmill.mixtures.posttraining import SftData
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.objectives.chat import Chat
 from gristmill.train.objectives.conversations import (
@@ -36,9 +38,12 @@ from gristmill.train.objectives.example_rows import (
     replayed_rows,
     write_example_rows,
 )
+from gristmill.train.objectives.pairs import is_held_out
 from gristmill.train.objectives.set_weights import copies, quotas
 
 COUNTS = "counts.json"
+HELD_OUT = "held-out"
+"""Folder of a packed set like the one around it, of the conversations that only measure."""
 REPLAY = "replay"
 SAMPLES_PER_SET = 3
 SAMPLE_TOKENS = 512
@@ -64,7 +69,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         raise ReplayError(f"sft.replay: the mixture's rows have {mix.sequence_length} tokens, but sft.sequence_length "
                           f"is {length}; make them equal, or replay nothing")
     names = set_names([one.path for one in section.data], [REPLAY])
-    found, sets, refused = read_sets(section.data, chat, length, inputs.get("sft_prepare"))
+    found, held_out, sets, refused = read_sets(section, chat, length, inputs.get("sft_prepare"))
     write_refused(out / REFUSED, zip(names, refused, strict=True))
     drawn = weighted(found, [one.weight for one in section.data], sets, seed)
     rows = {name: packed_rows([piece_of(one) for one in of_set], length, section.packing == "best_fit")
@@ -74,6 +79,11 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     if replayed:
         rows[REPLAY] = replayed_rows(mix, replayed, seed)
     written = write_example_rows(out, rows, length, mix.manifest["tokenizer"], chat.pad)
+    if any(held_out):
+        write_example_rows(out / HELD_OUT, {
+            name: packed_rows([piece_of(one) for one in of_set], length, section.packing == "best_fit")
+            for name, of_set in zip(names, held_out, strict=True) if of_set},
+            length, mix.manifest["tokenizer"], chat.pad)
     write_json(out / COUNTS, counts_of(used))
     replayed_tokens = sum(len(piece.ids) for row in rows.get(REPLAY, []) for piece in row)
     return {
@@ -86,32 +96,44 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
 
 def read_sets(
-    data: Sequence[Instructions], chat: Chat, length: int, prepared: Path | None = None
-) -> tuple[list[list[Conversation]], list[dict[str, Any]], list[Sequence[Refused]]]:
+    section: SftData, chat: Chat, length: int, prepared: Path | None = None
+) -> tuple[list[list[Conversation]], list[list[Conversation]], list[dict[str, Any]], list[Sequence[Refused]]]:
     """Read and encode all sets of examples, or what their preparation left of them.
 
     Returns:
-        set by set: the examples to train on, counts, and the records that are no examples.
+        set by set: the examples to train on, those that only measure, counts, and the records that are no examples.
 
     Raises:
         gristmill.dataprep.reading.examples.ExamplesError: more records of a set are refused than may be.
-        NothingToTrainError: one of the sets trains no token.
+        NothingToTrainError: one of the sets trains no token, or all of it is held out.
     """
     sets: list[list[Conversation]] = []
+    held_out: list[list[Conversation]] = []
     counts: list[dict[str, Any]] = []
     refused: list[Sequence[Refused]] = []
-    for one, read in zip(data, usable_sets(data, "sft", prepared), strict=True):
+    for one, read in zip(section.data, usable_sets(section.data, "sft", prepared), strict=True):
         found, counted = prepare_conversations(read.examples, chat, length, one.train_on)
         if not found:
             raise NothingToTrainError(
                 f"sft data {one.path}: none of its {counted['examples']} examples has an answer within "
                 f"{length} tokens ({counted['dropped']} too long, {counted['unrenderable']} not to be rendered: "
                 f"{counted['unrenderable_reasons']}); raise sft.sequence_length or look at the data")
-        sets.append(found)
-        counts.append({"path": one.path, **read.counts, **counted})
+        measuring = {example["id"] for example in read.examples
+                     if is_held_out({"prompt": asked(example)}, section.holdout, section.seed or 0)}
+        held_out.append([conversation for conversation in found if conversation.example in measuring])
+        sets.append([conversation for conversation in found if conversation.example not in measuring])
+        counts.append({"path": one.path, **read.counts, **counted, "held_out": len(held_out[-1])})
+        if not sets[-1]:
+            raise NothingToTrainError(f"sft data {one.path}: all of its {len(found)} examples are held out; lower "
+                                      f"sft.holdout ({section.holdout}) or remove the set")
         check_records(f"sft_data: {one.path}", counts[-1])
         refused.append(read.refused)
-    return sets, counts, refused
+    return sets, held_out, counts, refused
+
+
+def asked(example: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What is said before the assistant's first turn."""
+    return list(takewhile(lambda message: message["role"] != "assistant", example["messages"]))
 
 
 def weighted(

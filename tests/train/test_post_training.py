@@ -109,6 +109,25 @@ def test_the_first_loss_of_fine_tuning_is_the_mean_over_the_answers_tokens_of_th
     assert metrics(tmp_path / "sft")[0]["loss"] == pytest.approx(total / count, abs=1e-5)
 
 
+def test_held_out_conversations_are_never_trained_on_and_have_the_loss_that_the_model_gives_them(
+    run_stage: Any, pretrained: dict[str, Path], sft_config: dict[str, Any], tmp_path: Path
+) -> None:
+    config = {**sft_config, "holdout": 0.4, "validate_every": 8}
+    summary = run_stage("sft", pretrained, config, tmp_path / "sft")
+    lines = {line["step"]: line["held_out"] for line in metrics(tmp_path / "sft") if "held_out" in line}
+    assert list(lines) == [8, 12]
+    assert summary["held_out"] == lines[12]
+    examples = {example["id"]: example for example in read_examples(sft_config["data"][0]["path"], "sft")}
+    trained = set((tmp_path / "sft" / "data" / "examples.txt").read_text().split())
+    held_out = [examples[one] for one in examples if one not in trained]
+    assert 0 < len(held_out) == summary["sets"][0]["held_out"] < len(WORDS)
+    assert len(held_out) + len(trained) == len(WORDS)
+    found = [logp_of(tmp_path / "sft" / "data" / "model", pretrained["tokenizer"], example) for example in held_out]
+    total, tokens = (sum(column) for column in zip(*found, strict=True))
+    assert lines[12]["loss"] == pytest.approx(-total / tokens, abs=1e-5)
+    assert lines[12]["sources"]["sft"]["tokens"] == tokens
+
+
 def test_a_set_that_trains_nothing_is_refused(
     run_stage: Any, pretrained: dict[str, Path], sft_config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -141,20 +160,22 @@ def test_preferences_start_at_ln_2_and_end_with_the_chosen_answers_ahead(
     (record,) = (example for example in examples if example["id"] == one["id"])
     (before,) = (row for row in pq.read_table(referenced["reference"] / TABLE).to_pylist() if row["id"] == one["id"])
     for name in ("chosen", "rejected"):
-        after = logp_of(tmp_path / "dpo" / "data" / "model", referenced["tokenizer"], record, name)
+        answered = {"messages": [*record["prompt"], *record[name]]}
+        after, _ = logp_of(tmp_path / "dpo" / "data" / "model", referenced["tokenizer"], answered)
         assert one[name] == pytest.approx(0.1 * (after - before[name]), abs=1e-4)
     assert [line["id"] for line in summary["margins"]["worst"]] == [
         line["id"] for line in sorted(margins, key=lambda line: (line["margin"], line["id"]))[:10]]
     assert summary["margins"]["sets"][0]["trained"]["wrong"] == 0.0
 
 
-def logp_of(model_folder: Path, tokenizer: Path, record: dict[str, Any], name: str) -> float:
+def logp_of(model_folder: Path, tokenizer: Path, example: dict[str, Any]) -> tuple[float, int]:
+    """The summed log-probability of the assistant's tokens, and how many they are."""
     from gristmill.train.objectives.chat import Chat
 
-    tokens = Chat(tokenizer).encode([*record["prompt"], *record[name]])
+    tokens = Chat(tokenizer).encode(example["messages"])
     ids, spoken = torch.from_numpy(tokens.ids), torch.from_numpy(tokens.turns[1:] > 0)
     logps = torch.log_softmax(load_model(model_folder)(ids[None])[0, :-1], dim=-1).gather(1, ids[1:, None])[:, 0]
-    return float(logps[spoken].sum())
+    return float(logps[spoken].sum()), int(spoken.sum())
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "kto"])

@@ -13,11 +13,13 @@ from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import ConservationError
 from gristmill.dataprep.examples import prepare
 from gristmill.dataprep.examples.sets import REFUSED, check_records, set_names
+from gristmill.dataprep.reading.examples import read_examples
 from gristmill.mixtures.posttraining import Sft
 from gristmill.mixtures.prepare_examples import ExampleStep
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.sft_data import ReplayError
+from gristmill.train.objectives.conversations import NothingToTrainError
+from gristmill.train.sft_data import HELD_OUT, ReplayError
 
 
 def write(path: Path, count: int, answer: str) -> str:
@@ -51,6 +53,26 @@ def test_weights_and_replay_are_shares_of_tokens(run_stage: Any, inputs: dict[st
     before = (tmp_path / "data" / "train-00000.mask").read_bytes()
     run_stage("sft_data", inputs, config, tmp_path)
     assert (tmp_path / "data" / "train-00000.mask").read_bytes() == before
+
+
+def test_what_answers_one_prompt_is_on_one_side_of_the_holdout(
+    run_stage: Any, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "set.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"q {n}", "completion": f"{answer} {n}"}) + "\n"
+                            for n in range(12) for answer in ("a", "b", "c")))
+    config = {"data": [{"path": str(path)}], "holdout": 0.5, "seed": 5}
+    (found,) = run_stage("sft_data", inputs, config, tmp_path)["sets"]
+    sides = [{piece["id"].hex() for piece in packed.pieces(np.arange(packed.rows)).to_pylist()}
+             for packed in (PackedSet(tmp_path / "data"), PackedSet(tmp_path / "data" / HELD_OUT))]
+    assert len(sides[0]) + len(sides[1]) == found["used"] == 36
+    assert len(sides[1]) == found["held_out"]
+    prompts = [{one["messages"][0]["content"] for one in read_examples(str(path), "sft") if one["id"] in side}
+               for side in sides]
+    assert not prompts[0] & prompts[1]
+    assert min(map(len, prompts)) > 1
+    with pytest.raises(NothingToTrainError, match=r"all of its \d+ examples are held out; lower sft\.holdout"):
+        run_stage("sft_data", inputs, {**config, "data": [{"path": str(path), "limit": 1}], "holdout": 0.999}, tmp_path)
 
 
 def test_every_record_is_used_dropped_or_refused_with_its_reason(
