@@ -112,18 +112,19 @@ def serve_model(
     model: ModelArgument,
     host: Annotated[str, typer.Option(help="Address to listen on; there is no authentication.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port.", min=0, max=65535)] = 8000,
-    name: Annotated[str | None, typer.Option(help="That clients call the model by; its folder's name if absent.")
-                    ] = None,
+    name: Annotated[str | None, typer.Option(
+        help="That clients call the model by; that of its folder, run or manifest if absent.")] = None,
     batch: Annotated[int, typer.Option(help="Answers that are made at the same time; others wait.", min=1)] = 16,
     max_new_tokens: MostOption = 512, draft: DraftOption = None, draft_tokens: DraftTokensOption = 4,
     tokenizer: TokenizerOption = None, set_: SetOption = None, store: StoreOption = None,
 ) -> None:
     """Serve a model by OpenAI's chat completions API, streaming too."""
     language, scheduler = _opened(model, tokenizer, set_, store, draft, draft_tokens, batch)
+    from gristmill.flows.models.find import name_of
     from gristmill.flows.models.server import LOOPBACK, make_app
     from gristmill.flows.models.server import serve_model as serve
 
-    called = name or Path(model).resolve().stem
+    called = name or name_of(model)
     if host not in LOOPBACK:
         typer.echo(f"{host}: whoever reaches this address can use the model; there is no authentication", err=True)
     typer.echo(json.dumps({"model": called, "base_url": f"http://{host}:{port}/v1"}))

@@ -27,6 +27,14 @@ class ModelFolders:
     tokenizer: Path
 
 
+def name_of(model: str) -> str:
+    """What a model is called where nobody names it: as its manifest, its folder, or the run whose stage made it."""
+    given = Path(model).resolve()
+    named = next((place for place in (given, *given.parents) if place.name not in PLACES), given)
+    # A manifest has a suffix; a folder's name may hold any dots.
+    return named.stem if named.suffix in (".yaml", ".yml") else named.name.partition("--")[0]
+
+
 def find_model(model: str, tokenizer: str | None) -> ModelFolders:
     """The folders of a model that is a folder.
 

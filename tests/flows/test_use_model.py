@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from gristmill.dataprep.files import write_json
 from gristmill.flows.cli import app
-from gristmill.flows.models.find import ModelNotFoundError, find_model
+from gristmill.flows.models.find import ModelNotFoundError, find_model, name_of
 from gristmill.mixtures.model import Model
 from gristmill.tokenize.encoding.sample import Sample
 from gristmill.tokenize.encoding.tokenizer import train, write_tokenizer
@@ -65,6 +65,15 @@ def exported(stage: Path) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (folder / name).write_bytes((model.tokenizer / name).read_bytes())
     return folder
+
+
+@pytest.mark.parametrize(("model", "name"), [
+    ("runs/mine.yaml", "mine"), ("exports/Llama-3.2-1B", "Llama-3.2-1B"), ("/data", "data"),
+    ("store/export/mine--5910ac452b086a57", "mine"),
+    ("store/export/mine--5910ac452b086a57/data", "mine"), ("store/sft/mine--5910ac452b086a57/data/model", "mine"),
+])
+def test_a_served_model_is_called_by_what_made_it(model: str, name: str) -> None:
+    assert name_of(model) == name
 
 
 def test_a_model_is_found_in_a_stages_folder_its_data_and_an_export(stage: Path, exported: Path) -> None:
