@@ -44,6 +44,7 @@ class Context:
         stream: how training reads its rows.
         deterministic: whether operations whose result may differ between two runs are refused.
         wandb, profile: how a training is watched.
+        origins: committed outputs, by stage, that know more of the documents that are trained on; for autopsies.
         emit: receives events (progress, metrics, warnings).
     """
 
@@ -63,6 +64,7 @@ class Context:
     deterministic: bool = False
     wandb: Wandb | None = None
     profile: Profile | None = None
+    origins: Mapping[str, Path] = field(default_factory=dict)
     emit: Callable[[dict[str, Any]], None] = print_event
 
     def progress(self, done: float, total: float, unit: str, **extra: Any) -> None:

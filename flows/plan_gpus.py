@@ -10,6 +10,7 @@ from typing import Any
 from gristmill.dataprep.files import as_path, read_json
 from gristmill.flows.lookup import committed_inputs
 from gristmill.flows.session import Session
+from gristmill.flows.summary import waste_of
 from gristmill.mixtures.training import Pretrain
 from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.planning.compute import (
@@ -168,8 +169,8 @@ def _data(session: Session, section: Pretrain, length: int) -> dict[str, Any] | 
             "share": realised["share"], "tokens_read": wanted, "tokens_there": unique, "epochs": epochs,
             "wraps_at_step": int(section.steps / epochs) + 1 if epochs > 1 else None,
         }
-    packing = {key: summary[key] for key in ("packing",) if key in summary}
-    return {"passes_over_the_set": passes, "set_tokens": summary["tokens"], "sources": sources, **packing}
+    return {"passes_over_the_set": passes, "set_tokens": summary["tokens"], "sources": sources,
+            "packing": {"kind": summary["packing"], **waste_of(summary["packings"][summary["packing"]])}}
 
 
 def _form(one: Candidate, steps: int, gpus: int, price: float | None) -> dict[str, Any]:

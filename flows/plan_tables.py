@@ -23,7 +23,7 @@ def print_plan_for_gpus(found: Mapping[str, Any], checks: Sequence[Any] = ()) ->
     console = Console(highlight=False)
     _print_model(console, found)
     _print_optima(console, found["training"])
-    _print_data(console, found["data"])
+    print_data(console, found["data"])
     _print_forms(console, found)
     _print_checks(console, checks)
 
@@ -95,7 +95,8 @@ def _print_optima(console: Console, training: Mapping[str, Any]) -> None:
                   f"{quantity(training['parameters_without_embeddings'])} without)", style="dim")
 
 
-def _print_data(console: Console, data: Mapping[str, Any] | None) -> None:
+def print_data(console: Console, data: Mapping[str, Any] | None) -> None:
+    """What each source gives and has, and what packing costs; `data` as from `plan_gpus`."""
     _heading(console, "Data")
     if data is None:
         console.print("nothing is mixed yet, so what each source has is not known; run up to the stage mix to see it")
@@ -107,6 +108,9 @@ def _print_data(console: Console, data: Mapping[str, Any] | None) -> None:
                       f"{one['epochs']:.2f}", wraps)
     console.print(table)
     console.print(f"{data['passes_over_the_set']:.2f} passes over a set of {quantity(data['set_tokens'])} tokens")
+    packing = data["packing"]
+    console.print(f"packing {packing['kind']}: {packing['padding']:.1%} padding in the rows, {packing['dropped']:.1%} "
+                  f"of the tokens dropped, {packing['split']:.1%} of the documents cut")
 
 
 def _print_forms(console: Console, found: Mapping[str, Any]) -> None:

@@ -12,7 +12,6 @@ from gristmill.dataprep.secrets import mask_secrets
 from gristmill.flows.facts import Facts, gather_facts
 from gristmill.flows.html import contents, details, figure, listing, page, table
 from gristmill.flows.mixture_table import limits_note, mixture_rows, mixture_table, prefix_note, stage_table
-from gristmill.flows.provenance.suspects import describe_origin
 from gristmill.flows.report_alignment import distillation, preference_effects, reward_model, rounding
 from gristmill.flows.report_documents import document_sections
 from gristmill.flows.report_evaluation import evaluation_sections
@@ -24,6 +23,7 @@ from gristmill.flows.session import Session
 from gristmill.flows.status import duration
 from gristmill.flows.store import read_runs
 from gristmill.flows.summary import all_samples, loss_rows, packing_rows
+from gristmill.train.loop.autopsy import describe_origin
 
 MOST_SUSPECTS = 5
 EXCERPT = 300

@@ -132,7 +132,7 @@ class Runner:
         description = {
             **header, "launch": node.stage.launch, "run": node.stage.run, "config": dict(node.config),
             "inputs": {name: str(self.folder(name).data) for name in node.inputs},
-            "engine": self.engine.model_dump(mode="json"),
+            "origins": self._origins(node), "engine": self.engine.model_dump(mode="json"),
         }
         # Only the process has to know the credentials of an address; its next attempt is told anew.
         written, secrets = split_secrets(description)
@@ -148,6 +148,13 @@ class Runner:
             **({"cost": read_json(cost)} if cost.exists() else {}),
         }, summary)
         return Outcome(node.name, node.fingerprint, "Resumed" if resuming else "Completed", seconds, folder)
+
+    def _origins(self, node: Node) -> dict[str, str]:
+        """What knows more of the documents that a pre-training reads, by stage: it changes nothing that is learned."""
+        from gristmill.tokenize.origins import ORIGINS
+
+        folders = {name: self.folder(name) for name in ORIGINS if node.name == "pretrain" and name in self.plan}
+        return {name: str(folder.data) for name, folder in folders.items() if folder.state() == "committed"}
 
     def _header(self, node: Node) -> dict[str, Any]:
         return {

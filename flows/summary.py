@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -126,13 +127,16 @@ def packing_rows(facts: Facts) -> list[dict[str, Any]]:
     packed = facts.get("packed", {})
     rows = []
     for name, costs in packed.get("packings", {}).items():
-        read, space = costs["tokens"] + costs["dropped_tokens"], costs["tokens"] + costs["padding_tokens"]
-        rows.append({"packing": name, "used": name == packed["packing"], "rows": costs["rows"],
-                     "split": costs["split_documents"] / max(costs["documents"], 1),
-                     "in_split": costs["split_tokens"] / max(read, 1),
-                     "dropped": costs["dropped_tokens"] / max(read, 1),
-                     "padding": costs["padding_tokens"] / max(space, 1)})
+        rows.append({"packing": name, "used": name == packed["packing"], "rows": costs["rows"], **waste_of(costs)})
     return rows
+
+
+def waste_of(costs: Mapping[str, int]) -> dict[str, float]:
+    """The four shares of one packing; see `packing_rows`."""
+    read, space = costs["tokens"] + costs["dropped_tokens"], costs["tokens"] + costs["padding_tokens"]
+    return {"split": costs["split_documents"] / max(costs["documents"], 1),
+            "in_split": costs["split_tokens"] / max(read, 1), "dropped": costs["dropped_tokens"] / max(read, 1),
+            "padding": costs["padding_tokens"] / max(space, 1)}
 
 
 def print_losses(facts: Facts, console: Console) -> None:

@@ -71,6 +71,7 @@ def run_stage(folder: Path, description: dict[str, Any], is_first: bool) -> dict
         deterministic=engine.get("deterministic", False),
         wandb=None if engine.get("wandb") is None else Wandb.model_validate(engine["wandb"]),
         profile=None if engine.get("profile") is None else Profile.model_validate(engine["profile"]),
+        origins={name: as_path(path) for name, path in description.get("origins", {}).items()},
         emit=print_event if is_first else lambda event: None,
     )
     context.work.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import as_path, write_json
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.training import Pretrain, Training
+from gristmill.tokenize.origins import known_of
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.evaluation.readers import InLoopTasks, open_reader
 from gristmill.train.evaluation.validation import Validation
@@ -70,6 +72,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                     InLoopTasks(section.tasks, open_reader(model, inputs["tokenizer"], world),  # type: ignore[arg-type]
                                 section.evaluate_every or section.validate_every, section.steps)),
                 average=average, decode=decoder(inputs["tokenizer"]),
+                known=partial(known_of, packed, context.origins) if "ingest" in context.origins else None,
                 reading_threads=reading_threads(packed.local, world.device),
             )
             record, summary = train(job)

@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from gristmill.flows.lookup import committed_inputs
 from gristmill.flows.provenance.answers import answers_of_step
-from gristmill.flows.provenance.documents import describe_documents
 from gristmill.flows.provenance.readings import Reading, TraceError, reading_of
 from gristmill.flows.session import Session
+from gristmill.tokenize.origins import describe_documents
 
 
 def trace_step(session: Session, step: int, stage: str = "pretrain", rank: int | None = None) -> dict[str, Any]:

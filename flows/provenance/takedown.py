@@ -23,11 +23,11 @@ from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.row_groups import read_matching
 from gristmill.flows.lookup import committed_inputs
 from gristmill.flows.manifest_text import set_keys
-from gristmill.flows.provenance.documents import RECORD_ID
 from gristmill.flows.provenance.readings import Reading, reading_of
 from gristmill.flows.session import Session
 from gristmill.mixtures.load import parse_manifest
 from gristmill.mixtures.yaml_files import why_unreadable
+from gristmill.tokenize.origins import RECORD_ID
 
 LIST_KEYS = ("id", "locator", "url")
 MODELS = ("sft", "reward", "dpo", "rl", "evaluate", "export")

@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from gristmill.flows.cli import app
+from gristmill.flows.plan_tables import print_data
+from gristmill.flows.summary import waste_of
 
 DEMO = str(Path(__file__).parents[2] / "mixtures" / "demo.yaml")
 
@@ -50,9 +53,26 @@ def test_what_cannot_be_planned_is_said_in_a_sentence(tmp_path: Path, arguments:
     assert sentence in done.output
 
 
-def test_the_tables_fit_eighty_columns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("columns", [60, 80])
+def test_the_tables_fit_narrow_terminals(tmp_path: Path, columns: int) -> None:
     done = CliRunner().invoke(app, ["plan", DEMO, "--store", str(tmp_path), "--gpus", "8", "--gpu", "A100"],
-                              env={"COLUMNS": "80"})
+                              env={"COLUMNS": str(columns)})
     assert done.exit_code == 0
-    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert max(map(len, done.stdout.splitlines())) <= columns
     assert "8 x A100" in done.stdout
+
+
+def test_what_the_mixture_offers_stands_beside_what_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """100 tokens of documents in 104 of rows; the other source is read twice, from step 6 of 10 on anew."""
+    source = {"share": 0.5, "tokens_read": 50.0, "tokens_there": 100, "epochs": 0.5, "wraps_at_step": None}
+    print_data(Console(width=80), {
+        "passes_over_the_set": 1.0, "set_tokens": 100,
+        "sources": {"web": source, "code": {**source, "tokens_there": 25, "epochs": 2.0, "wraps_at_step": 6}},
+        "packing": {"kind": "best_fit", **waste_of({
+            "tokens": 100, "padding_tokens": 4, "dropped_tokens": 25, "documents": 8, "split_documents": 2,
+            "split_tokens": 50})}})
+    shown = capsys.readouterr().out
+    assert "code    50.0%     50   25    2.00              6" in shown
+    assert "never" in shown
+    assert " ".join(shown.split()).endswith(
+        "packing best_fit: 3.8% padding in the rows, 20.0% of the tokens dropped, 25.0% of the documents cut")

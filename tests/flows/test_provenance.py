@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, MisalignedError, document_id, write_table
 from gristmill.flows.provenance.against import compare_readings
 from gristmill.flows.provenance.answers import answers_of_step
-from gristmill.flows.provenance.documents import describe_documents
 from gristmill.flows.provenance.readings import Reading, TraceError
 from gristmill.flows.provenance.suspects import with_origins
 from gristmill.flows.store import StageFolder
 from gristmill.mixtures.reinforcement import Rl
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.order import Order
+from gristmill.tokenize.origins import describe_documents
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import LEDGER, LEDGER_SCHEMA
 from gristmill.tokenize.packed_writing import write_packed_set

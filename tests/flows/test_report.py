@@ -15,11 +15,11 @@ from gristmill.flows.cards import document_lines, picture
 from gristmill.flows.facts import cluster_sizes, with_tokens
 from gristmill.flows.html import breakable, contents, page, table
 from gristmill.flows.pictures import _place, cut_histogram
-from gristmill.flows.provenance.suspects import describe_origin
 from gristmill.flows.report import by_source, costs, spikes
 from gristmill.flows.report_documents import cuts, document_sections, tokens_kept
 from gristmill.flows.report_tokens import MOST_LANGUAGES, tokenizer_section
 from gristmill.flows.summary import print_tokens
+from gristmill.train.loop.autopsy import describe_origin
 
 SOURCES = {"a": {"bytes_read": 100, "bytes_kept": 80}, "b": {"bytes_read": 50, "bytes_kept": 10}}
 FACTS = {

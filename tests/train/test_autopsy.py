@@ -4,7 +4,9 @@ import json
 import math
 from pathlib import Path
 
+from gristmill.dataprep.context import Context
 from gristmill.train.loop.autopsy import examine, forget_after, write_autopsy
+from gristmill.train.loop.examination import with_known
 
 STEP = {"step": 120, "loss": 9.5, "grad_norm": 3.0, "mean": 2.0, "deviation": 0.5}
 
@@ -47,3 +49,31 @@ def test_autopsies_are_pages_and_json_and_one_list_of_suspects(tmp_path: Path) -
     forget_after(tmp_path, 200)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["exclude.txt", "step-120.html", "step-120.json"]
     assert (tmp_path / "exclude.txt").read_text() == "02\n"
+
+
+def test_a_document_is_shown_with_where_it_is_from_and_how_it_was_judged_and_its_text_last(tmp_path: Path) -> None:
+    origin = {"url": "https://site.example/a", "locator": "a.jsonl#1", "language": "en",
+              "quality": {"gopher": 0.25, "words": 40}, "cluster": "abcdef0123", "cluster_size": 3}
+    written = [{**one, "text": "0 0 0", "row": 7} for one in documents([1.0, 9.0])]
+    found = examine(STEP, [written[0], {**written[1], **origin}])
+    write_autopsy(tmp_path, found)
+    assert json.loads((tmp_path / "step-120.json").read_text())["documents"][0]["quality"] == origin["quality"]
+    page = (tmp_path / "step-120.html").read_text()
+    assert page.count("<th>") == 6
+    assert "<th>loss</th><th>id</th><th>source</th><th>row</th><th>where from, how judged</th><th>text</th>" in page
+    assert "https://site.example/a · en · gopher 0.25 · words 40 · cluster abcdef01 of 3" in page
+
+
+def test_scores_that_cannot_be_read_are_a_warning_and_the_autopsy_goes_without(tmp_path: Path) -> None:
+    warned: list[str] = []
+    context = Context(tmp_path, emit=lambda event: warned.append(event["message"]))
+
+    def known(ids: object) -> dict[str, dict[str, object]]:
+        raise OSError(f"{ids}: the store is away")
+
+    read = documents([1.0, 2.0])
+    assert with_known(read, known, context) == read
+    assert warned == ["the autopsy does not say where its documents are from, and how they were judged: "
+                      "['00', '01']: the store is away"]
+    judged = with_known(read, lambda ids: {"01": {"language": "en"}}, context)
+    assert judged == [read[0], {**read[1], "language": "en"}]

@@ -77,7 +77,7 @@ class Attempt:
     def look(self) -> None:
         """Ask the device which steps were bad."""
         look_at_device(self.progress, self.job.objective, self.plan, self.job.section.spikes.rollback_after,
-                       self.job.decode, self.job.world, self.job.context, self.record)
+                       self.job.decode, self.job.known, self.job.world, self.job.context, self.record)
 
     def _resume(self) -> None:
         found = self.checkpoints.load_newest(

@@ -1,6 +1,7 @@
 """What a skipped step had read, ordered by loss: for people (HTML), for programs (JSON), and as a list to exclude.
 
-    autopsies/step-120.json   the step, the window that it was judged by, its documents from the worst one on
+    autopsies/step-120.json   the step, the window that it was judged by, its documents from the worst one on: loss,
+                              source, place, and for pre-training where they are from and how they were judged
     autopsies/step-120.html   the same as a page that needs nothing else
     autopsies/exclude.txt     ids of the suspects of all autopsies, one hexadecimal id per line
 
@@ -18,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.dataprep.files import atomic_write, read_json
+from gristmill.tokenize.origins import KNOWN
 
+ORIGIN = "where from, how judged"
 AUTOPSIES, EXCLUDE = "autopsies", "exclude.txt"
 SUSPICIOUS_DEVIATIONS = 2.0
 """A document is a suspect from so many deviations over the batch's mean on: one in forty where losses are normal."""
@@ -78,12 +81,33 @@ def as_page(found: Mapping[str, Any]) -> str:
     known = [f"<b>{name}</b> {_number(found.get(key))}" for name, key in (
         ("loss", "loss"), ("gradient norm", "grad_norm"), ("mean of the window", "mean"),
         ("its deviation", "deviation"))]
-    columns = list(dict.fromkeys(key for one in found["documents"] for key in one))
-    rows = [_row(one, columns, one["id"] in set(found["suspects"])) for one in found["documents"]]
+    documents = [_shown(one) for one in found["documents"]]
+    columns = list(dict.fromkeys(key for one in documents for key in one))
+    suspects = set(found["suspects"])
+    rows = [_row(one, columns, one["id"] in suspects) for one in documents]
+    marked = "1 suspect is" if len(suspects) == 1 else f"{len(suspects)} suspects are"
     return (f"<!doctype html><html lang=en><meta charset=utf-8><title>Step {found['step']}</title>"
             f"<style>{STYLE}</style><h1>Step {found['step']} was skipped</h1><p>{' · '.join(known)}</p>"
-            f"<p>{len(rows)} parts were read, {len(found['suspects'])} suspects are marked and listed in {EXCLUDE}.</p>"
+            f"<p>{len(rows)} parts were read, {marked} marked and listed in {EXCLUDE}.</p>"
             f"<table><tr>{''.join(f'<th>{html.escape(name)}</th>' for name in columns)}</tr>{''.join(rows)}</table>")
+
+
+def describe_origin(one: Mapping[str, Any]) -> str:
+    """One line: where a document is from and how it was judged (see tokenize.origins.KNOWN)."""
+    parts = [str(one.get("url") or one.get("locator") or ""), str(one.get("language") or "")]
+    parts += [f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
+              for name, value in one.get("quality", {}).items()]
+    if one.get("cluster_size", 1) > 1:
+        parts.append(f"cluster {one['cluster'][:8]} of {one['cluster_size']}")
+    return " · ".join(part for part in parts if part)
+
+
+def _shown(one: Mapping[str, Any]) -> dict[str, Any]:
+    """A document's columns: its loss first, where it is from in one, its text last."""
+    last = {"text": one["text"]} if "text" in one else {}
+    origin = {ORIGIN: described} if (described := describe_origin(one)) else {}
+    return {"loss": one["loss"], **{key: value for key, value in one.items() if key not in (*KNOWN, "text")},
+            **origin, **last}
 
 
 def _row(one: Mapping[str, Any], columns: Sequence[str], suspect: bool) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,13 @@ from gristmill.train.parallel.world import World
 
 Decode = Callable[[Sequence[int]], str]
 """From token ids to text."""
+Known = Callable[[Sequence[str]], Mapping[str, Mapping[str, Any]]]
+"""From documents' hexadecimal ids to what is known of each: where it is from, and how it was judged."""
 
 
 def look_at_device(
     progress: Progress, objective: Objective, plan: Plan, rollback_after: int | None, decode: Decode | None,
-    world: World, context: Context, record: Record | None,
+    known: Known | None, world: World, context: Context, record: Record | None,
 ) -> None:
     """Take note of the steps since the last look; every rank calls this together.
 
@@ -34,6 +36,7 @@ def look_at_device(
         objective, plan: what the steps had read.
         rollback_after: bad steps in a row that make a rollback due.
         decode: for the text in autopsies.
+        known: for where their documents are from, and how they were judged.
         world: the processes.
         context: where autopsies lie, and warnings go.
         record: of the first rank.
@@ -57,7 +60,8 @@ def look_at_device(
             continue
         figures = {"step": one.step, "loss": finite(one.loss), "grad_norm": finite(one.norm)}
         record.skipped({**figures, "rollbacks": progress.rollbacks, "rows": rows.tolist(), **objective.describe(rows)})
-        found = examine({**figures, **_window(one)}, _readable(objective.blame(rows, row_losses), decode))
+        documents = _readable(objective.blame(rows, row_losses), decode)
+        found = examine({**figures, **_window(one)}, with_known(documents, known, context))
         write_autopsy(context.work / AUTOPSIES, found, progress.rollbacks)
         context.warn(f"step {one.step} was skipped: loss {float(one.loss):.4g}, gradient norm {float(one.norm):.4g}; "
                      f"what it read is in skipped_steps.jsonl, ordered by loss in {AUTOPSIES}")
@@ -98,6 +102,21 @@ def _readable(documents: Sequence[dict[str, Any]], decode: Decode | None) -> lis
     """The documents with the beginning of their text in place of its tokens."""
     return [{**{key: value for key, value in one.items() if key != "head"},
              **({"text": decode(one["head"])} if decode is not None and "head" in one else {})} for one in documents]
+
+
+def with_known(
+    documents: Sequence[dict[str, Any]], known: Known | None, context: Context
+) -> Sequence[dict[str, Any]]:
+    """The documents with what is known of each; without, and with a warning, where that cannot be read."""
+    if known is None:
+        return documents
+    try:
+        found = known(sorted({one["id"] for one in documents}))
+    except (OSError, ValueError, RuntimeError) as error:
+        # A training does not end for what only people read.
+        context.warn(f"the autopsy does not say where its documents are from, and how they were judged: {error}")
+        return documents
+    return [{**one, **found.get(one["id"], {})} for one in documents]
 
 
 def finite(value: Tensor | float) -> float | None:

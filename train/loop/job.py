@@ -13,7 +13,7 @@ from torch import nn
 from gristmill.dataprep.context import Context
 from gristmill.mixtures.training import EarlyStopping, Training
 from gristmill.train.loop.batches import READING_THREADS
-from gristmill.train.loop.examination import Decode
+from gristmill.train.loop.examination import Decode, Known
 from gristmill.train.loop.objective import Objective
 from gristmill.train.loop.progress import Part
 from gristmill.train.loop.stream import Plan, plan_of
@@ -38,6 +38,7 @@ class Job:
         after_step: called on every rank after each step; what it returns is logged as a line of that step.
         average: the running mean of the weights, if one is kept.
         decode: from token ids to text, for autopsies.
+        known: from the ids of documents to what the stages before know of each, for autopsies.
         elastic: what pulls the weights back to where they were, if anything does.
         before_step: called on every rank with the steps done and the rows that the next one reads, before its
             gradients.
@@ -55,6 +56,7 @@ class Job:
     after_step: Callable[[int], dict[str, Any] | None] = lambda step: None
     average: AveragedWeights | None = None
     decode: Decode | None = None
+    known: Known | None = None
     elastic: ElasticWeights | None = None
     before_step: Callable[[int, np.ndarray], None] = lambda step, rows: None
     state: Mapping[str, Part] = field(default_factory=dict)

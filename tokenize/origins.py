@@ -20,6 +20,16 @@ LANGUAGE = "language"
 RECORD_ID = re.compile(r"#[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")
 """Of a WARC record, which stands behind the address in the locator of a page."""
 URL_KEYS = ("url", "URL", "uri")
+ORIGINS = ("ingest", "dedup", "quality", "langid")
+"""The stages whose outputs are looked at."""
+KNOWN = ("url", "locator", "language", "quality", "cluster", "cluster_size")
+"""What of a document's description stands in an autopsy: where it is from, and how it was judged."""
+
+
+def known_of(packed: PackedSet, inputs: Mapping[str, Path], ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """What is `KNOWN` of documents, by their hexadecimal ids; see `describe_documents`."""
+    described = describe_documents(packed, inputs, {bytes.fromhex(one) for one in ids})
+    return {key.hex(): {name: value[name] for name in KNOWN if name in value} for key, value in described.items()}
 
 
 def describe_documents(
