@@ -38,6 +38,8 @@ def main(argv: list[str] | None = None) -> int:
     # Threads that wait give their core to others instead of spinning: equally fast on an idle machine, and several
     # times faster on a busy one. OpenMP reads this when torch is imported, which no module up to here does.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # A GPU's memory grows in place where it would be cut into pieces that nothing fits into.
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     folder = as_path(location)
     description = restore_secrets(read_json(folder / "stage.json"))
     is_first = os.environ["RANK"] == "0"

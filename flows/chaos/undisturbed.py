@@ -21,9 +21,8 @@ from gristmill.flows.chaos.fuse import Fuse, burn_at
 from gristmill.flows.chaos.project import write_project
 from gristmill.flows.session import Session, open_session
 from gristmill.flows.store import StageFolder
+from gristmill.train.loop.record import TIMINGS
 
-TIMINGS = ("tokens_per_second", "mfu", "mfu_causal", "data_wait_seconds", "data_wait_share", "peak_memory_bytes")
-"""Fields of a line of metrics that two runs of one training may have different; nothing else may differ."""
 FREE_FOLDERS = ("lease", "logs", "work/tensorboard")
 """What a stage keeps of its attempts, which tells how it went and not what it made."""
 RUN_SECONDS = 900

@@ -21,11 +21,10 @@ from gristmill.train import export, pretrain
 from gristmill.train.loop import loop, step
 from gristmill.train.loop.checkpoints import Checkpoints
 from gristmill.train.loop.job import Job
+from gristmill.train.loop.record import TIMINGS
 from gristmill.train.loop.rollback import describe_rollback, is_given_up, plan_after
 from gristmill.train.loop.stopping import held_out_loss, no_longer_improves
 from gristmill.train.loop.stream import Plan, plan_of
-
-TIMINGS = ("tokens_per_second", "mfu", "mfu_causal", "data_wait_seconds", "data_wait_share", "peak_memory_bytes")
 
 
 @pytest.fixture

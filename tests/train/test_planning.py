@@ -87,8 +87,21 @@ def test_devices_are_found_by_what_people_and_drivers_write() -> None:
     assert found is not None
     assert found.name == "H100"
     assert find_device("NVIDIA A100-SXM4-40GB").memory == 40e9  # type: ignore[union-attr]
-    with pytest.raises(UnknownDeviceError, match=r"known are B200.*--peak-tflops"):
+    with pytest.raises(UnknownDeviceError, match=r"known are GB200.*--peak-tflops"):
         named_device("H900")
+
+
+@pytest.mark.parametrize(("reported", "name"), [
+    ("NVIDIA H200", "H200"), ("NVIDIA GH200 480GB", "GH200"), ("NVIDIA GB200", "GB200"), ("NVIDIA B200", "B200"),
+    ("NVIDIA H100 PCIe", "H100 PCIe"), ("NVIDIA A100-SXM4-80GB", "A100"), ("NVIDIA A100-PCIE-40GB", "A100-PCIE-40GB"),
+    ("NVIDIA L40", "L40"), ("NVIDIA L40S", "L40S"), ("NVIDIA L4", "L4"), ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+    ("AMD Instinct MI300X", "MI300X"), ("rtx4090", "RTX 4090"), ("h100-pcie", "H100 PCIe"),
+    ("NVIDIA A10G", None), ("NVIDIA H20", None), ("NVIDIA H800", None), ("NVIDIA GeForce RTX 4090 D", None),
+    ("NVIDIA GeForce RTX 4090 Laptop GPU", None), ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+])
+def test_a_peak_is_never_that_of_another_device(reported: str, name: str | None) -> None:
+    found = find_device(reported)
+    assert (None if found is None else found.name) == name
 
 
 def test_every_form_uses_all_gpus_and_cuts_model_and_batch_evenly() -> None:

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from gristmill.train.loop.record import TIMINGS
+
 STEPS = 60
-TIMINGS = ("tokens_per_second", "mfu", "mfu_causal", "data_wait_seconds", "data_wait_share", "peak_memory_bytes")
 
 
 def write_stage(folder: Path, stage: str, inputs: dict[str, Path], config: dict[str, Any], every: int) -> None:

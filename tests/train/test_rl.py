@@ -18,6 +18,7 @@ from gristmill.train.generation.sample import generate
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Request, Scheduler
 from gristmill.train.loop.checkpoints import Checkpoints
+from gristmill.train.loop.record import TIMINGS
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.reward import load_reward_model, save_reward_model, with_new_score
 from gristmill.train.models.shape import Shape, shape_of
@@ -30,8 +31,6 @@ from gristmill.train.reinforcement.rewards import RewardModelError
 from gristmill.train.reinforcement.sampler import drawn_by, sampling_of
 
 WORDS = ("json", "text", "file", "name", "list", "code", "line", "type", "value", "error", "module", "class")
-TIMINGS = ("tokens_per_second", "mfu", "mfu_causal", "data_wait_seconds", "data_wait_share", "peak_memory_bytes",
-           "rollout_tokens_per_second")
 TINY = Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -12,6 +13,7 @@ from gristmill.train.loop.attempt import CHECKPOINTS as CHECKPOINTS
 from gristmill.train.loop.attempt import Attempt
 from gristmill.train.loop.attempt import OtherRowsError as OtherRowsError
 from gristmill.train.loop.batches import batches_ahead
+from gristmill.train.loop.garbage import collecting_between_steps
 from gristmill.train.loop.job import Job as Job
 from gristmill.train.loop.log import Clock, peak_memory_bytes
 from gristmill.train.loop.progress import Progress
@@ -41,9 +43,10 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
     attempt = Attempt(job)
     progress = attempt.progress
     stopped_early = _has_stopped(job, progress)
-    while progress.step < job.section.steps and not stopped_early:
-        # A rollback changes what the coming steps read: they are read ahead anew.
-        stopped_early = _train_until_rollback(attempt)
+    with collecting_between_steps() as collect_garbage:
+        while progress.step < job.section.steps and not stopped_early:
+            # A rollback changes what the coming steps read: they are read ahead anew.
+            stopped_early = _train_until_rollback(attempt, collect_garbage)
     attempt.look()
     attempt.profiler.close()
     attempt.checkpoints.close()
@@ -55,7 +58,7 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
         "peak_memory_bytes": peak_memory_bytes(job.world.device, job.world)}
 
 
-def _train_until_rollback(attempt: Attempt) -> bool:
+def _train_until_rollback(attempt: Attempt, collect_garbage: Callable[[int], None]) -> bool:
     """Train to the last step, or until the training has gone back; returns whether it is over before its last step."""
     job, progress = attempt.job, attempt.progress
     with closing(batches_ahead(job.objective, attempt.plan, job.section.steps, job.section.micro_batch_size, job.world,
@@ -65,6 +68,7 @@ def _train_until_rollback(attempt: Attempt) -> bool:
             job.before_step(progress.step, batch.rows)
             one_step(attempt, batch, batches)
             attempt.profiler.after(progress.step)
+            collect_garbage(progress.step)
             if _validate(attempt):
                 return True
             if progress.step % LOOK_EVERY_STEPS == 0:

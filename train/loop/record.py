@@ -18,6 +18,9 @@ from gristmill.train.loop.rollback import read_rollbacks, write_rollbacks
 
 METRICS, SKIPPED = "metrics.jsonl", "skipped_steps.jsonl"
 STEP_AXIS = "training_step"
+TIMINGS = ("tokens_per_second", "mfu", "mfu_causal", "data_wait_seconds", "data_wait_share", "checkpoint_seconds",
+           "peak_memory_bytes", "rollout_tokens_per_second")
+"""Fields of a line of metrics that two runs of one training may have different; nothing else may differ."""
 
 
 class Record:

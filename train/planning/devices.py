@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 GIGA, TERA = 1e9, 1e12
@@ -16,7 +17,7 @@ class Device:
     """One kind of GPU.
 
     Attributes:
-        name: what people write, and a part of the name that the driver reports.
+        name: what people write, and words of the name that the driver reports.
         flops: dense bfloat16 operations per second, accumulated in float32, without sparsity.
         memory: bytes.
         link: bytes per second and direction to the other GPUs of its machine (NVLink, Infinity Fabric or PCIe).
@@ -33,28 +34,37 @@ def _device(name: str, teraflops: float, gigabytes: float, link_gigabytes: float
 
 
 DEVICES = (
+    _device("GB200", 2500, 186, 900),  # NVIDIA GB200 NVL72 data sheet, 2024: 360 PFLOPS sparse and 13.4 TB over 72
     _device("B200", 2250, 180, 900),  # NVIDIA HGX B200 data sheet, 2025: 4.5 PFLOPS sparse
+    _device("GH200", 989, 96, 450),  # NVIDIA GH200 data sheet, 2023: 1,979 sparse
     _device("H200 NVL", 836, 141, 450),  # NVIDIA H200 data sheet, 2024: 1,671 sparse
     _device("H200", 989, 141, 450),  # the same: 1,979 sparse
     _device("H100 NVL", 835, 94, 300),  # NVIDIA H100 data sheet, 2024: 1,671 sparse
     _device("H100 PCIe", 756, 80, 300),  # NVIDIA H100 PCIe product brief, 2022: 1,513 sparse
     _device("H100", 989, 80, 450),  # NVIDIA H100 data sheet, 2024: 1,979 sparse
     _device("A100-SXM4-40GB", 312, 40, 300),  # NVIDIA A100 data sheet, 2021
+    _device("A100-PCIE-40GB", 312, 40, 32),  # the same
     _device("A100", 312, 80, 300),  # the same
+    _device("A10", 125, 24, 32),  # NVIDIA A10 data sheet, 2021: 250 sparse
     _device("L40S", 362, 48, 32),  # NVIDIA L40S data sheet, 2023: 733 sparse
+    _device("L40", 181, 48, 32),  # NVIDIA L40 data sheet, 2022: 362 sparse
     _device("L4", 121, 24, 32),  # NVIDIA L4 data sheet, 2023: 242 sparse
     _device("RTX 4090", 165, 24, 32),  # NVIDIA Ada architecture white paper, appendix A
     _device("MI300X", 1307, 192, 448),  # AMD MI300X data sheet, 2023
 )
-"""The first whose name is part of the driver's name is meant: longer names stand before shorter ones."""
+"""The first whose name stands in the driver's name, in whole words, is meant: longer names are before shorter ones."""
+OTHER_DEVICES = {"mig", "laptop", "d", "max"}
+"""Words of a driver's name that make it a part or a slower kind of the device that is named: a slice of multi-instance
+GPU, a notebook's, the RTX 4090 D, Max-Q."""
 
 
 def find_device(name: str) -> Device | None:
     """The device that a name, as people or drivers write it, means; None where the table has none."""
     wanted = _plain(name)
     exact = (device for device in DEVICES if _plain(device.name) == wanted)
-    within = (device for device in DEVICES if _plain(device.name) in wanted)
-    return next(exact, None) or next(within, None)
+    words = _words(name)
+    within = (device for device in DEVICES if _stands_in(_words(device.name), words))
+    return next(exact, None) or (None if OTHER_DEVICES & set(words) else next(within, None))
 
 
 def named_device(name: str) -> Device:
@@ -68,6 +78,14 @@ def named_device(name: str) -> Device:
         raise UnknownDeviceError(f"no GPU called {name!r} is known; known are {known}; for another one give "
                                  "--peak-tflops and --memory-gb")
     return found
+
+
+def _words(name: str) -> list[str]:
+    return re.split(r"[ _-]+", name.lower())
+
+
+def _stands_in(part: list[str], words: list[str]) -> bool:
+    return any(words[start : start + len(part)] == part for start in range(len(words)))
 
 
 def _plain(name: str) -> str:
