@@ -8,6 +8,8 @@ import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +72,7 @@ def print_rows(area: str, as_json: bool, markdown: Path | None = None, **options
 
     `options` go to the area's `rows`; only `chaos` has any.
     """
-    here = (f"{time.strftime('%Y-%m-%d %H:%M')}, {os.cpu_count()} cores, {platform.machine()}, "
-            f"Python {platform.python_version()}")
+    here = surroundings(area)
     if not as_json:
         typer.echo(here)
         typer.echo(f"{'name':<44} {'ours':>12} {'peer':>12} {'unit':<14} {'ratio':>7}")
@@ -82,6 +83,18 @@ def print_rows(area: str, as_json: bool, markdown: Path | None = None, **options
     if markdown is not None:
         with atomic_write(markdown) as sink:
             sink.write(in_markdown(area, here, rows).encode())
+
+
+def surroundings(area: str) -> str:
+    """When, on what and with which versions an area is measured; for trainings with the GPU, where there is one."""
+    parts = [time.strftime("%Y-%m-%d %H:%M"), f"{os.cpu_count()} cores", platform.machine(),
+             f"Python {platform.python_version()}"]
+    if any(module.startswith("gristmill.train.") for module in AREAS[area]):
+        import torch
+
+        parts += [f"{name} {metadata.version(name)}" for name in ("torch", "transformers") if find_spec(name)]
+        parts += [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
+    return ", ".join(parts)
 
 
 def describe(row: Mapping[str, Any]) -> str:

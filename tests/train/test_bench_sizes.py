@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gristmill.flows.bench import surroundings
 from gristmill.mixtures.model import Model
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_writing import write_packed_set
@@ -59,6 +61,11 @@ def test_a_peer_that_fails_is_said_and_our_own_failure_ends_the_benchmark(monkey
     monkeypatch.setattr(bench_sizes, "_measured", lambda *_: (None, "no room"))
     with pytest.raises(RuntimeError, match="tiny could not be measured: no room"):
         list(bench_sizes.rows_of(SIZE))
+
+
+def test_a_page_of_trainings_says_which_torch_it_was_measured_with() -> None:
+    assert f", torch {metadata.version('torch')}" in surroundings("sizes")
+    assert "torch" not in surroundings("jobs")
 
 
 @pytest.mark.parametrize("size", [*bench_sizes.ON_GPU, *bench_sizes.ON_CPU], ids=lambda size: size.name)
