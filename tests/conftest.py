@@ -26,6 +26,7 @@ FOLDERS = ("tests/browser", "tests/referees")
 LONGEST = (
     "tests/browser", "tests/train/test_parallel.py", "tests/flows/test_pipeline.py", "tests/referees",
     "tests/flows/test_serving.py", "tests/flows/test_survives.py", "tests/train/test_resume.py",
+    "tests/train/test_tuning_parallel.py",
 )  # fmt: skip
 """What takes longest is begun first, so that at the end no worker is left alone with one of them."""
 

@@ -98,3 +98,10 @@ def test_the_preferred_kernels_of_hopper_are_a_part_of_compiled_code(monkeypatch
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(queries, queries, queries, None), attend(queries, queries, queries, None))
     assert len(asked) == 2  # once while compiling, once without
+
+
+def test_the_kind_of_device_is_asked_and_not_traced_as_pytorch_marks_it() -> None:
+    def marked() -> None:
+        """Nothing."""
+
+    assert vars(torch.compiler.assume_constant_result(marked)) == vars(attention._is_hopper)

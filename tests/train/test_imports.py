@@ -16,6 +16,19 @@ sys.meta_path.insert(0, Absent())
 for module in sys.argv[1:]:
     importlib.import_module(f"gristmill.train.{module}")
 """
+LOADED = """
+import sys
+import gristmill.train.sft_data, gristmill.train.dpo_data
+print("torch" in sys.modules)
+import gristmill.train.export
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_making_rows_loads_no_torch_and_reading_a_model_no_compiler() -> None:
+    """Each would be a second or two of every start; `export` loads all that reads a model and asks it."""
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
 
 
 def test_training_imports_with_neither_beam_nor_prefect_installed() -> None:

@@ -121,10 +121,14 @@ def _preferred_kernels(device: torch.device) -> AbstractContextManager[None]:
     return sdpa_kernel(order, set_priority=True)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_hopper(device: torch.device) -> bool:
     """Asked while compiling, not traced: a question to the driver is no part of a graph."""
     return device.type == "cuda" and _capability(device)[0] == HOPPER
+
+
+# All that torch.compiler.assume_constant_result does; to call it would load the compiler, whoever needs it or not: more
+# than a second of every start.
+_is_hopper._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache

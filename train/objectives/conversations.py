@@ -7,14 +7,15 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from gristmill.dataprep.files import atomic_write, write_json
 from gristmill.train.objectives.chat import Chat, ChatError, Tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EXAMPLE_IDS = "examples.txt"
 """Of a training stage's output: the id of the example behind each row."""
@@ -162,6 +163,8 @@ def padded(rows: Sequence[Conversation], pad: int, length: int) -> tuple[Tensor,
         pad: the padding id.
         length: the longest that a row may be; t is no longer than it needs to be.
     """
+    import torch  # here: who only makes rows of conversations needs none
+
     longest = max(len(row.ids) for row in rows)
     t = min(length, -(-longest // PAD_MULTIPLE) * PAD_MULTIPLE)
     ids = torch.full((len(rows), t), pad, dtype=torch.int64)

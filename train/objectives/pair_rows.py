@@ -18,13 +18,11 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
-from torch import Tensor
 
 from gristmill.dataprep.documents import read_table, write_table
 from gristmill.dataprep.files import canonical_json, read_json, write_json
@@ -33,8 +31,10 @@ from gristmill.tokenize.packed import PackedSet
 from gristmill.train.objectives.chat import Chat
 from gristmill.train.objectives.conversations import PAD_MULTIPLE, Conversation
 from gristmill.train.objectives.example_rows import Piece, piece_of, write_ordered_rows
-from gristmill.train.objectives.losses import next_tokens
 from gristmill.train.objectives.pairs import Answer, Pair
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EXAMPLES, MADE_OF = "examples.parquet", "made-of.json"
 ROWS_OF_PAIR = 2
@@ -140,6 +140,10 @@ class PairRows:
 
     def read(self, pairs: np.ndarray) -> tuple[Tensor, Tensor]:
         """Ids and targets of n pairs, (2n, t) each, all chosen answers first; t is no longer than it needs to be."""
+        import torch  # here: to write the rows needs none
+
+        from gristmill.train.objectives.losses import next_tokens
+
         rows = np.concatenate([self.first[pairs], self.first[pairs] + 1])
         longest = int(self.packed.boundaries(rows).filled().max())
         t = min(self.packed.sequence_length, -(-longest // PAD_MULTIPLE) * PAD_MULTIPLE)

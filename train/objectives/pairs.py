@@ -6,15 +6,16 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from gristmill.dataprep.files import canonical_json
 from gristmill.train.objectives.chat import Chat, ChatError
 from gristmill.train.objectives.conversations import SHOWN_REASONS, Conversation, conversation, padded
-from gristmill.train.objectives.losses import next_tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HASH_BITS = 64
 
@@ -118,6 +119,8 @@ def is_held_out(example: Mapping[str, Any], share: float, seed: int) -> bool:
 
 def padded_pairs(pairs: Sequence[Pair], pad: int, length: int) -> tuple[Tensor, Tensor]:
     """Ids and targets of n pairs, (2n, t) each: all chosen answers, then all rejected ones."""
+    from gristmill.train.objectives.losses import next_tokens  # here: who only makes the rows needs no torch
+
     ids, scored = padded([*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)], pad, length)
     return ids, next_tokens(ids, scored)
 
