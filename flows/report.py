@@ -197,12 +197,16 @@ def masks(facts: Facts) -> str:
     shown = "".join(f'<p class="note">{escape(one["set"])}, example {escape(one["example"])}</p><pre>' + "".join(
         f'<span class="{"trained" if trained else "masked"}">{escape(text)}</span>' for text, trained in one["spans"])
         + "</pre>" for one in summary["samples"])
-    replay, proved = summary["replay"], facts["summaries"].get("sft", {}).get("step_0")
+    replay, tuned = summary["replay"], facts["summaries"].get("sft", {})
+    proved, measured = tuned.get("step_0"), tuned.get("held_out")
+    held_out = sum(one.get("held_out", 0) for one in summary["sets"])
     note = (f"{summary['rows']:,} rows of {summary['sequence_length']:,} tokens, {summary['fill']:.1%} full"
             + (f"; {replay['share']:.1%} of the tokens are replayed from pre-training" if replay["rows"] else "")
             + (f"; before the first step the loss was {proved['loss']:.4f} packed and {proved['loss_unpacked']:.4f} "
                f"one by one, and gradients of micro-batches were {proved['accumulation_difference']:.1e} from those of "
-               "one batch" if proved else ""))
+               "one batch" if proved else "")
+            + (f"; {held_out:,} of the used examples are held out" if held_out else "")
+            + (f", whose loss is {measured['loss']:.4f} in the end" if measured else ""))
     return ('<h2>What fine-tuning trains on</h2>' + table(headings, rows, set(range(1, len(headings))))
             + f'<p class="note">{escape(note)}. Marked text is trained on; the rest is context.</p>{shown}')
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.flows.explain import NOT_DRAWN, describe_values, shorten, shorten_text
+from gristmill.flows.explain import NOT_DRAWN, SHOWN_CHARS, describe_values, shorten, shorten_text
 
 SHOWN_STEPS = 12
 
@@ -70,7 +70,7 @@ def print_answers(console: Console, found: Mapping[str, Any]) -> None:
         return
     for example, answers in groupby(found["answers"], key=lambda one: one["id"]):
         listed = list(answers)
-        right = "" if listed[0]["right"] is None else f"  right: {shorten_text(listed[0]['right'])}"
+        right = "" if listed[0]["right"] is None else f"  right: {_ending(listed[0]['right'])}"
         console.print(Text.assemble((f"{example[:16]}  ", "dim"), (shorten_text(listed[0]["prompt"]), "bold"),
                                     (right, "green")))
         table = new_table(("reward", True), ("advantage", True), ("tokens", True), ("", False), ("answer", False))
@@ -78,6 +78,11 @@ def print_answers(console: Console, found: Mapping[str, Any]) -> None:
             table.add_row(f"{one['reward']:.4g}", f"{one['advantage']:+.4g}", str(one["tokens"]),
                           "" if one["ended"] else "cut", Text(shorten_text(one["answer"])))
         console.print(table)
+
+
+def _ending(text: str) -> str:
+    """The end of a right answer, where its result stands, on one line between quotes."""
+    return repr(text if len(text) <= SHOWN_CHARS else f"...{text[3 - SHOWN_CHARS:]}")
 
 
 def print_document(found: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gristmill.flows.report import masks
 from gristmill.flows.report_alignment import (
     answers_of,
     distillation,
@@ -98,3 +99,13 @@ def test_what_rounding_costs_is_shown_where_it_was_measured() -> None:
     nothing = {"rows": 0, "perplexity_before": None, "perplexity": None, "growth": None}
     assert "what rounding costs is not measured" in text(rounding(facts(export={"int8": nothing})))
     assert rounding(facts(export={})) == ""
+
+
+def test_what_fine_tuning_holds_out_is_said_with_its_loss() -> None:
+    of_set = {"name": "chats", "records": 9, "refused": 0, "unrenderable": 0, "dropped": 0, "truncated": 0, "used": 9,
+              "drawn_share": 1.0, "trained_share": 0.5, "end_of_turn_share": 1.0, "held_out": 2}
+    data = {"sets": [of_set], "samples": [{"set": "chats", "example": "ab", "spans": [["hi", True]]}], "rows": 3,
+            "sequence_length": 64, "fill": 0.9, "replay": {"rows": 0, "share": 0.0}}
+    shown = text(masks(facts(sft_data=data, sft={"held_out": {"loss": 1.25}})))
+    assert "90.0% full; 2 of the used examples are held out, whose loss is 1.2500 in the end" in shown
+    assert "held out" not in text(masks(facts(sft_data={**data, "sets": [{**of_set, "held_out": 0}]}, sft={})))
