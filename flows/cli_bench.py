@@ -14,12 +14,16 @@ from gristmill.flows.command_line import EXIT_USAGE, JsonOption, app, fail, out_
 def bench(
     area: Annotated[str, typer.Argument(help="What to measure: dataprep, quality, tokenize, train, ...")],
     as_json: JsonOption = False,
-    markdown: Annotated[Path | None, typer.Option(help="Also keep the rows as a page of markdown.")] = None,
-    points: Annotated[int | None, typer.Option(help="Of chaos: how many kills; 200 where not said.", min=1)] = None,
-    seed: Annotated[int | None, typer.Option(help="Of chaos: decides where and how.")] = None,
-    folder: Annotated[Path | None, typer.Option(help="Of chaos: where to work, and to go on with what is there.")
+    markdown: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="Also keep the rows as a page of markdown.")] = None,
+    points: Annotated[int | None, typer.Option(
+        metavar="N", help="Of chaos: how many kills; 200 where not said.", min=1)] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Of chaos: decides where and how.")] = None,
+    folder: Annotated[Path | None, typer.Option(
+        metavar="DIR", help="Of chaos: where to work, and to go on with what is there.")
                       ] = None,
-    at_once: Annotated[int | None, typer.Option(help="Of chaos: points at a time; 2 where not said.", min=1)] = None,
+    at_once: Annotated[int | None, typer.Option(
+        metavar="N", help="Of chaos: points at a time; 2 where not said.", min=1)] = None,
 ) -> None:
     """Measure against a named peer or bound, both in this run, on this machine.
 

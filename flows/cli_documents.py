@@ -42,7 +42,7 @@ def explain(
 def whatif(
     manifest: ManifestArgument,
     set_: SetOption = None,
-    samples: Annotated[int, typer.Option(help="Documents shown on each side of a cut.", min=0)] = 20,
+    samples: Annotated[int, typer.Option(metavar="N", help="Documents shown on each side of a cut.", min=0)] = 20,
     store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
     """Show what other thresholds would keep, from stored measurements: --set filter.gopher_quality.min_words=40."""
@@ -63,8 +63,9 @@ def whatif(
 @app.command()
 def dialects(
     manifest: ManifestArgument,
-    sample: Annotated[int, typer.Option(help="Documents to judge at most, chosen by the hash of their ids.",
-                                        min=1)] = 20_000,
+    sample: Annotated[int, typer.Option(
+        metavar="N", help="Documents to judge at most, chosen by the hash of their ids.",
+        min=1)] = 20_000,
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
     """Show what the Gopher rules keep by each project's definitions, and documents on which they disagree."""

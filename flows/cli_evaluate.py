@@ -23,9 +23,10 @@ from gristmill.flows.command_line import (
 @app.command()
 def evaluate(
     model: ModelArgument,
-    tasks: Annotated[Path | None, typer.Option(help="A YAML file `tasks: [...]`; a manifest's own if absent.")] = None,
+    tasks: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="A YAML file `tasks: [...]`; a manifest's own if absent.")] = None,
     tokenizer: TokenizerOption = None,
-    seed: Annotated[int, typer.Option(help="Of the bootstrap intervals.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the bootstrap intervals.")] = 0,
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
     """Ask a model tasks with known answers, and say how sure the scores are."""

@@ -38,8 +38,9 @@ def sweep(
     manifest: ManifestArgument,
     weights: Annotated[Path, typer.Option(
         metavar="GRID", help="YAML: a list of weights, or a mapping with `mixtures`, `grid` and `dirichlet`.")],
-    steps: Annotated[int, typer.Option(help="Training steps of every proxy.", min=1)],
-    seeds: Annotated[int, typer.Option(help="Proxies per mixture, for the spread between runs.", min=1)] = 1,
+    steps: Annotated[int, typer.Option(metavar="N", help="Training steps of every proxy.", min=1)],
+    seeds: Annotated[int, typer.Option(
+        metavar="N", help="Proxies per mixture, for the spread between runs.", min=1)] = 1,
     model: Annotated[str, typer.Option(
         metavar="KEY=VALUE,...", help="The proxy's model, where it differs from 2 layers of width 128 with 4 heads.",
     )] = "",

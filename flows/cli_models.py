@@ -29,21 +29,23 @@ if TYPE_CHECKING:
 ModelArgument = Annotated[str, typer.Argument(
     metavar="MODEL", help="An exported folder, the folder of a training stage, or a manifest, of which the last "
     "trained model is meant.")]
-TokenizerOption = Annotated[str | None, typer.Option(help="A folder with tokenizer.json; the model's own if absent.")]
-TemperatureOption = Annotated[float, typer.Option(help="0 takes the likeliest token.", min=0.0)]
-TopPOption = Annotated[float, typer.Option(help="Draw from the likeliest tokens with this share of the probability.",
-                                           max=1.0)]
-MostOption = Annotated[int, typer.Option(help="Longest answer, in tokens.", min=1)]
-SeedOption = Annotated[int, typer.Option(help="With the prompt, decides every draw.")]
+TokenizerOption = Annotated[str | None, typer.Option(
+    metavar="DIR", help="A folder with tokenizer.json; the model's own if absent.")]
+TemperatureOption = Annotated[float, typer.Option(metavar="X", help="0 takes the likeliest token.", min=0.0)]
+TopPOption = Annotated[float, typer.Option(
+    metavar="X", help="Draw from the likeliest tokens with this share of the probability.",
+    max=1.0)]
+MostOption = Annotated[int, typer.Option(metavar="N", help="Longest answer, in tokens.", min=1)]
+SeedOption = Annotated[int, typer.Option(metavar="N", help="With the prompt, decides every draw.")]
 DraftOption = Annotated[str | None, typer.Option(
     metavar="MODEL", help="A smaller model with the same tokenizer that proposes tokens (speculative decoding): "
     "the same distribution, in fewer passes of the large one.")]
-DraftTokensOption = Annotated[int, typer.Option(help="Tokens that it proposes at a time.", min=1)]
+DraftTokensOption = Annotated[int, typer.Option(metavar="N", help="Tokens that it proposes at a time.", min=1)]
 
 
 @app.command()
 def chat(
-    model: ModelArgument, system: Annotated[str | None, typer.Option(help="A system message.")] = None,
+    model: ModelArgument, system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message.")] = None,
     temperature: TemperatureOption = 0.8, top_p: TopPOption = 0.95, max_new_tokens: MostOption = 512,
     seed: SeedOption = 0, draft: DraftOption = None, draft_tokens: DraftTokensOption = 4,
     tokenizer: TokenizerOption = None, set_: SetOption = None, store: StoreOption = None,
@@ -76,11 +78,12 @@ def generate(
     model: ModelArgument,
     prompts: Annotated[Path, typer.Argument(help="JSONL; each line has `prompt` (a text to continue) or `messages` "
                                             "(a conversation to answer).")],
-    out: Annotated[Path | None, typer.Option(help="Where to write the lines with their completions; the terminal if "
-                                             "absent.")] = None,
+    out: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="Where to write the lines with their completions; the terminal if "
+        "absent.")] = None,
     temperature: TemperatureOption = 0.0, top_p: TopPOption = 1.0, max_new_tokens: MostOption = 256,
-    stop: Annotated[list[str] | None, typer.Option(help="A text that ends a completion.")] = None,
-    batch: Annotated[int, typer.Option(help="Prompts that run at the same time.", min=1)] = 32,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A text that ends a completion.")] = None,
+    batch: Annotated[int, typer.Option(metavar="N", help="Prompts that run at the same time.", min=1)] = 32,
     seed: SeedOption = 0, draft: DraftOption = None, draft_tokens: DraftTokensOption = 4,
     tokenizer: TokenizerOption = None, set_: SetOption = None, store: StoreOption = None,
 ) -> None:
@@ -110,11 +113,13 @@ def generate(
 @app.command()
 def serve_model(
     model: ModelArgument,
-    host: Annotated[str, typer.Option(help="Address to listen on; there is no authentication.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port.", min=0, max=65535)] = 8000,
+    host: Annotated[str, typer.Option(
+        metavar="ADDRESS", help="Address to listen on; there is no authentication.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N", help="Port.", min=0, max=65535)] = 8000,
     name: Annotated[str | None, typer.Option(
-        help="That clients call the model by; that of its folder, run or manifest if absent.")] = None,
-    batch: Annotated[int, typer.Option(help="Answers that are made at the same time; others wait.", min=1)] = 16,
+        metavar="NAME", help="That clients call the model by; that of its folder, run or manifest if absent.")] = None,
+    batch: Annotated[int, typer.Option(
+        metavar="N", help="Answers that are made at the same time; others wait.", min=1)] = 16,
     max_new_tokens: MostOption = 512, draft: DraftOption = None, draft_tokens: DraftTokensOption = 4,
     tokenizer: TokenizerOption = None, set_: SetOption = None, store: StoreOption = None,
 ) -> None:

@@ -21,10 +21,12 @@ def new(
     source: Annotated[list[str] | None, typer.Option(metavar="[NAME=]PATH", help=(
         "Data to look at: a file, glob, folder or URL; may be given several times. Without one, questions are asked."
     ))] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
-    language: Annotated[list[str] | None, typer.Option(help="A language to keep (en, de, ...); all if absent.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="Tokens to train on; what the data probably has if absent.",
-                                               min=20_000)] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the run.")] = None,
+    language: Annotated[list[str] | None, typer.Option(
+        metavar="CODE", help="A language to keep (en, de, ...); all if absent.")] = None,
+    tokens: Annotated[int | None, typer.Option(
+        metavar="N", help="Tokens to train on; what the data probably has if absent.",
+        min=20_000)] = None,
     train: Annotated[bool, typer.Option(help="Whether to train a model, or only prepare documents.")] = True,
 ) -> None:
     """Write a manifest for your data: it looks at the files and proposes format, fields, weights and sizes."""

@@ -23,15 +23,17 @@ from gristmill.flows.command_line import (
 @app.command()
 def trace(
     manifest: ManifestArgument,
-    step: Annotated[int | None, typer.Option(help="A training step, counted from 1: what it read.", min=1)] = None,
+    step: Annotated[int | None, typer.Option(
+        metavar="N", help="A training step, counted from 1: what it read.", min=1)] = None,
     document: Annotated[str | None, typer.Option(
         metavar="ID", help="A document's id, first digits of it, or locator, or a fine-tuning example's id: which "
         "steps read it.")] = None,
     against: Annotated[str | None, typer.Option(
         metavar="RUN", help="Another manifest, or a run of the store: the first step that read other tokens.")] = None,
     stage: Annotated[str, typer.Option(
-        help="The training that --step is of: pretrain, sft, reward, dpo or rl.")] = "pretrain",
-    rank: Annotated[int | None, typer.Option(help="Only what this process read, of engine.ranks.", min=0)] = None,
+        metavar="STAGE", help="The training that --step is of: pretrain, sft, reward, dpo or rl.")] = "pretrain",
+    rank: Annotated[int | None, typer.Option(
+        metavar="N", help="Only what this process read, of engine.ranks.", min=0)] = None,
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
     """Follow data through training: what a step read, which steps read a document, whether two runs read the same."""

@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 @app.command()
 def run(
     manifest: ManifestArgument,
-    until: Annotated[str | None, typer.Option(help="The last stage to run.", autocompletion=complete_stage)] = None,
-    force: Annotated[list[str] | None, typer.Option(help="A stage to make anew although it is committed.",
-                                                   autocompletion=complete_stage)] = None,
+    until: Annotated[str | None, typer.Option(
+        metavar="STAGE", help="The last stage to run.", autocompletion=complete_stage)] = None,
+    force: Annotated[list[str] | None, typer.Option(
+        metavar="STAGE", help="A stage to make anew although it is committed.",
+        autocompletion=complete_stage)] = None,
     set_: SetOption = None,
     store: StoreOption = None,
     no_ui: Annotated[bool, typer.Option("--no-ui", help="Do not record the run in Prefect (starts faster).")] = False,
@@ -80,17 +82,22 @@ def plan(
     manifest: ManifestArgument, set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
     predict: Annotated[bool, typer.Option(
         "--predict", help="Run a small sample, and say what time, memory and disk the preparation needs.")] = False,
-    sample_mb: Annotated[float, typer.Option(help="Size of that sample, in MB of input.", min=0.1)] = 16.0,
-    gpus: Annotated[int | None, typer.Option(help="Plan the pre-training for so many GPUs.", min=1)] = None,
-    gpu: Annotated[str, typer.Option(help="Their kind, with --gpus.")] = "H100",
-    mfu: Annotated[float, typer.Option(help="Model FLOPs utilisation taken for granted, with --gpus.", min=0.01,
-                                       max=1.0)] = 0.4,
-    peak_tflops: Annotated[float | None, typer.Option(help="Of a GPU that is not in the table, with --memory-gb.",
-                                                      min=0.001)] = None,
-    memory_gb: Annotated[float | None, typer.Option(help="The same.", min=0.001)] = None,
-    prices: Annotated[Path | None, typer.Option(help="A table of prices per GPU and hour (YAML).")] = None,
-    measure: Annotated[int, typer.Option(help="With --gpus: train so many real steps here, and print how far off the "
-                                         "figures are.", min=0)] = 0,
+    sample_mb: Annotated[float, typer.Option(metavar="X", help="Size of that sample, in MB of input.", min=0.1)] = 16.0,
+    gpus: Annotated[int | None, typer.Option(
+        metavar="N", help="Plan the pre-training for so many GPUs.", min=1)] = None,
+    gpu: Annotated[str, typer.Option(metavar="NAME", help="Their kind, with --gpus.")] = "H100",
+    mfu: Annotated[float, typer.Option(
+        metavar="X", help="Model FLOPs utilisation taken for granted, with --gpus.", min=0.01,
+        max=1.0)] = 0.4,
+    peak_tflops: Annotated[float | None, typer.Option(
+        metavar="X", help="Of a GPU that is not in the table, with --memory-gb.",
+        min=0.001)] = None,
+    memory_gb: Annotated[float | None, typer.Option(metavar="X", help="The same.", min=0.001)] = None,
+    prices: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="A table of prices per GPU and hour (YAML).")] = None,
+    measure: Annotated[int, typer.Option(
+        metavar="N", help="With --gpus: train so many real steps here, and print how far off the "
+        "figures are.", min=0)] = 0,
 ) -> None:
     """Show what a run would do, and why, without doing it; or what its pre-training needs of GPUs."""
     if gpus is None:

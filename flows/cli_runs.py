@@ -30,8 +30,10 @@ def logs(
     stage: Annotated[str | None, typer.Argument(metavar="[STAGE]", help="Absent: the one that runs, else one that "
                                                 "stopped half-way, else the last one.", show_default=False,
                                                 autocompletion=complete_stage)] = None,
-    attempt: Annotated[int | None, typer.Option(help="An earlier attempt of the stage, by its number.", min=1)] = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="The last so many lines; 0 for all.", min=0)] = 50,
+    attempt: Annotated[int | None, typer.Option(
+        metavar="N", help="An earlier attempt of the stage, by its number.", min=1)] = None,
+    lines: Annotated[int, typer.Option(
+        "--lines", "-n", metavar="N", help="The last so many lines; 0 for all.", min=0)] = 50,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the attempt has ended.")] = False,
     set_: SetOption = None, store: StoreOption = None,
 ) -> None:
@@ -58,7 +60,8 @@ def compare(
                                          "`last-1` for the one before.", autocompletion=complete_run)],
     second: Annotated[str, typer.Argument(metavar="RUN", help="Another one.", autocompletion=complete_run)],
     store: StoreOption = None, as_json: JsonOption = False,
-    html: Annotated[Path | None, typer.Option(help="Also write one HTML file with the losses as curves.")] = None,
+    html: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="Also write one HTML file with the losses as curves.")] = None,
 ) -> None:
     """Show two runs side by side: manifests, outputs, funnels, mixtures, losses, held-out text."""
     from gristmill.flows.compare import UnknownRunError, compare_runs, find_run, write_comparison
@@ -81,7 +84,7 @@ def compare(
 @app.command()
 def report(
     manifest: ManifestArgument, set_: SetOption = None, store: StoreOption = None,
-    out: Annotated[Path, typer.Option(help="Where to write it.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write it.")] = Path("report.html"),
 ) -> None:
     """Write the report of what is committed as one self-contained HTML file."""
     from gristmill.dataprep.files import atomic_write
@@ -111,7 +114,8 @@ def verify(
     set_: SetOption = None, store: StoreOption = None,
     repair: Annotated[bool, typer.Option("--repair", help="Remove the damaged files, so that a run makes just them "
                                          "again.")] = False,
-    tokenizer: Annotated[str | None, typer.Option(help="Of a MODEL: a folder with tokenizer.json; its own if absent.")
+    tokenizer: Annotated[str | None, typer.Option(
+        metavar="DIR", help="Of a MODEL: a folder with tokenizer.json; its own if absent.")
                          ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -145,8 +149,9 @@ def verify(
 @app.command()
 def gc(
     store: StoreOption = None,
-    keep_runs: Annotated[int, typer.Option(help="Keep what the last so many runs of each manifest refer to.",
-                                           min=1)] = 10,
+    keep_runs: Annotated[int, typer.Option(
+        metavar="N", help="Keep what the last so many runs of each manifest refer to.",
+        min=1)] = 10,
     delete: Annotated[bool, typer.Option("--delete", help="Really delete; otherwise only list.")] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -11,7 +11,7 @@ from gristmill.flows.command_line import EXIT_STAGE_FAILED, EXIT_USAGE, app, fai
 
 @app.command()
 def serve(
-    limit: Annotated[int, typer.Option(help="Flow runs at the same time.", min=1)] = 1,
+    limit: Annotated[int, typer.Option(metavar="N", help="Flow runs at the same time.", min=1)] = 1,
 ) -> None:
     """Register the deployments at the Prefect server and run what is triggered there."""
     from gristmill.flows.serving import NoServerError, serve_deployments
@@ -24,9 +24,9 @@ def serve(
 
 @app.command()
 def up(
-    port: Annotated[int, typer.Option(help="Port of the Prefect server, on the loopback address.",
+    port: Annotated[int, typer.Option(metavar="N", help="Port of the Prefect server, on the loopback address.",
                                       min=1, max=65535)] = 4200,
-    limit: Annotated[int, typer.Option(help="Flow runs at the same time.", min=1)] = 1,
+    limit: Annotated[int, typer.Option(metavar="N", help="Flow runs at the same time.", min=1)] = 1,
     database: Annotated[str | None, typer.Option(
         metavar="URL", help="PostgreSQL database of the server, postgresql://...  [default: a file, SQLite]",
         envvar="GRISTMILL_DATABASE")] = None,

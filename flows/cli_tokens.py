@@ -54,7 +54,8 @@ def export_tokens(
     order: Annotated[RowOrder, typer.Option(help="As pre-training reads the rows, or as they are stored.")] = (
         RowOrder.TRAINED),
     split: Annotated[SplitName, typer.Option(help="Training rows, or the held-out ones.")] = SplitName.TRAIN,
-    shard_tokens: Annotated[int, typer.Option(help="Most tokens per file of llmc and olmo.", min=1)] = 100_000_000,
+    shard_tokens: Annotated[int, typer.Option(
+        metavar="N", help="Most tokens per file of llmc and olmo.", min=1)] = 100_000_000,
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
     """Write the packed tokens as files that other trainers read, in our training order."""
