@@ -9,6 +9,8 @@ from gristmill.flows.process import Event
 LINES_PER_SECOND = 5.0
 """As many log lines of a stage as a Prefect server takes without being noticed (1 to 2 ms each)."""
 BURST_LINES = 50.0
+SLOW_PER_SECOND = 0.1
+"""What is done less often is told of by how long it takes."""
 
 
 @dataclass
@@ -44,7 +46,8 @@ class Pace:
         if seconds > 0 and done > 0:
             rate = done / seconds
             if "tokens_per_second" not in event:
-                parts.append(f"{rate:,.3g} {unit}/s")
+                slow = f"{1 / rate:,.3g} s per {unit.removesuffix('s')}"
+                parts.append(slow if rate < SLOW_PER_SECOND else f"{rate:,.3g} {unit}/s")
             if event["done"] < event["total"]:
                 parts.append(f"{clock((event['total'] - event['done']) / rate)} left")
         return (f"{self.job}: " if self.job else "") + ", ".join(parts)

@@ -122,7 +122,9 @@ class PrefectObserver:
         window, now = self._window, time.monotonic()
         if window.pace is None or window.pace.job != event.get("job", ""):
             window.pace = Pace.begin(event, now)
-        described, finished = window.pace.describe(event, now), event["done"] >= event["total"]
+        # A job that is called like its stage would be told of twice.
+        described = window.pace.describe(event, now).removeprefix(f"{stage}: ")
+        finished = event["done"] >= event["total"]
         if "loss" in event:
             window.losses.append((event["done"], event["loss"]))
         if finished or now - window.artifact_sent >= PROGRESS_SECONDS:

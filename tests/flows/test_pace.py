@@ -25,6 +25,12 @@ def test_progress_of_a_job_of_shards_names_the_job_and_its_rate() -> None:
         "rows: 3,128 of 3,128 shards, 15.6 shards/s")
 
 
+def test_what_takes_long_is_told_of_by_its_seconds() -> None:
+    begun = Pace.begin({"done": 0, "total": 4, "unit": "shards"}, now=0.0)
+    assert begun.describe({"done": 1, "total": 4, "unit": "shards"}, now=131.0) == (
+        "1 of 4 shards, 131 s per shard, 6:33 left")
+
+
 @pytest.mark.parametrize(("seconds", "shown"), [(0.4, "0:00"), (42, "0:42"), (725, "12:05"), (11220, "3:07:00")])
 def test_time_left_is_written_as_on_a_clock(seconds: float, shown: str) -> None:
     assert clock(seconds) == shown
