@@ -98,7 +98,7 @@ def generate(
         asked, sampling = read_prompts(prompts), Sampling(temperature, top_p, seed)
         language, scheduler = _opened(model, tokenizer, set_, store, draft, draft_tokens, batch)
         found = generate_lines(language, scheduler, asked, sampling, max_new_tokens, stop or ())
-    except (PromptsError, SamplingError, OSError) as error:
+    except (PromptsError, SamplingError) as error:
         fail(str(error), EXIT_USAGE)
     if out is None:
         typer.echo("".join(as_jsonl(found.lines)), nl=False)

@@ -164,6 +164,9 @@ def gc(
         print_json({"deleted": delete, "outputs": [{"path": str(path), "bytes": size} for path, size in garbage]})
         return
     if not garbage:
+        if not any(opened.outputs()):
+            typer.echo(f"nothing to remove: {opened.root} has no outputs")
+            return
         typer.echo(f"nothing to remove: the last {keep_runs} runs of each manifest refer to every output")
         return
     for path, size in garbage:

@@ -18,6 +18,7 @@ from gristmill.flows.command_line import (
     fail,
     open_or_exit,
     print_json,
+    why_refused,
 )
 
 
@@ -69,7 +70,7 @@ def export_tokens(
     except (NothingToExportError, ExportError, MissingLibraryError) as error:
         fail(str(error), EXIT_USAGE)
     except OSError as error:
-        fail(f"{out}: {error}", EXIT_STAGE_FAILED)
+        fail(why_refused(error) or f"{out}: {error}", EXIT_STAGE_FAILED)
     if as_json:
         print_json(found)
         return

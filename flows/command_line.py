@@ -117,9 +117,13 @@ def refuse_without(context: typer.Context, needed: str, options: Sequence[str]) 
 def why_refused(error: Exception) -> str | None:
     """What to tell of an error of a file system, network or object store; None for any other error."""
     if isinstance(error, OSError) and error.strerror:
+        from gristmill.dataprep.files import TEMPORARY_MARK
+
         name = error.filename2 or error.filename
-        return (f"{f'{os.fsdecode(name)}: ' if isinstance(name, str | bytes) else ''}{error.strerror.lower()}; "
-                "correct the path, its permissions or what is in its way, and start again")
+        # What is written aside is of no interest; what it is for is.
+        place = f"{os.fsdecode(name).partition(TEMPORARY_MARK)[0]}: " if isinstance(name, str | bytes) else ""
+        return (f"{place}{error.strerror.lower()}; correct the path, its permissions or what is in its way, and start "
+                "again")
     if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in STORAGE_LIBRARIES:
         said = " ".join(str(error).split()) or type(error).__name__
         return f"a file or store cannot be used: {said}; correct the address or the access to it, and start again"

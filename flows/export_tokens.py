@@ -35,7 +35,11 @@ def export_from(session: Session, form: str, out: str, order: str, split: str, s
     if "mix" not in inputs:
         raise NothingToExportError(
             f"the mixture is not packed yet; run: {session.command('run', '--until', 'mix')}")
-    folder: Path = as_path(out)
+    try:
+        folder: Path = as_path(out)
+    except (ValueError, ImportError) as error:
+        raise NothingToExportError(f"{out}: {error}; give a folder, or a URL of a kind that fsspec opens here, such as "
+                                   "s3://bucket/folder") from error
     return export_tokens(PackedSet(inputs["mix"]), folder, form, split, _seed(session, order, split), shard_tokens)
 
 

@@ -67,7 +67,7 @@ def find_trained(session: Session, tokenizer: str | None) -> ModelFolders:
     """The last model that a manifest has trained.
 
     Raises:
-        ModelNotFoundError: none is committed yet, or none ever will.
+        ModelNotFoundError: none is committed yet, or none ever will, or the named tokenizer is not there.
     """
     if session.manifest.pretrain is None:
         raise ModelNotFoundError(f"{session.manifest_file} has no `pretrain:` section, so it trains no model; name a "
@@ -76,6 +76,9 @@ def find_trained(session: Session, tokenizer: str | None) -> ModelFolders:
     made = session.committed("tokenizer")
     if trained is None or made is None:
         raise ModelNotFoundError(f"{session.manifest_file}: no model is trained yet; run: {session.command('run')}")
+    if tokenizer is not None and not (as_path(tokenizer) / "tokenizer.json").is_file():
+        raise ModelNotFoundError(f"{tokenizer} has no tokenizer.json; give the folder that holds one, or leave "
+                                 "--tokenizer out for the model's own")
     return ModelFolders(trained.data / "model", made.data if tokenizer is None else as_path(tokenizer))
 
 

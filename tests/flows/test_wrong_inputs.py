@@ -132,6 +132,7 @@ ANSWERS = {
     "export-tokens good.yaml --format nosuch --out out": "is not one of 'llmc'",
     "export-tokens good.yaml --format llmc --out out --shard-tokens 0": "greater than or equal to 1",
     "export-tokens good.yaml --format llmc --out out": "the mixture is not packed yet; run:",
+    "report good.yaml --out /proc/x.html": "/proc/x.html: no such file or directory; correct the path",
     "chat absent": "absent/config.json does not exist",
     "chat bare": "bare has no tokenizer.json",
     "chat data.yaml": "data.yaml has no `pretrain:` section, so it trains no model",
