@@ -52,16 +52,23 @@ def module_of(function: Callable[..., Any]) -> str:
 
 
 class ForkServer:
-    """A running fork server."""
+    """A running fork server.
 
-    def __init__(self) -> None:
+    Args:
+        module: its inside, which is told the descriptor of a socket.
+        environment: what its environment has beside that of this process.
+    """
+
+    def __init__(
+        self, module: str = "gristmill.dataprep.jobs.worker", environment: Mapping[str, str] | None = None
+    ) -> None:
         self._parent = os.getpid()
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gristmill.dataprep.jobs.worker", str(theirs.fileno())],
+                [sys.executable, "-m", module, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()],
-                env={**dict.fromkeys(ONE_THREAD, "1"), **os.environ},
+                env={**dict.fromkeys(ONE_THREAD, "1"), **os.environ, **(environment or {})},
             )  # fmt: skip
 
     @property
@@ -69,13 +76,16 @@ class ForkServer:
         """Whether workers can be had from it: it has not ended, and was started by this very process."""
         return self._parent == os.getpid() and self._process.poll() is None
 
-    def start(self, environment: Mapping[str, str], modules: Sequence[str], output: int) -> Forked:
+    def start(
+        self, environment: Mapping[str, str], modules: Sequence[str], output: int, command: Sequence[str] = ()
+    ) -> Forked:
         """Fork a worker, without waiting for it.
 
         Args:
             environment: all of the worker's environment variables.
             modules: what the server imports before it forks, unless it has.
             output: the descriptor of the worker's standard output and error.
+            command: what it is to do, where the server's inside asks for that.
         """
         line, theirs = socket.socketpair()
         with theirs:
@@ -83,7 +93,7 @@ class ForkServer:
         folder = os.getcwd()
         request = {
             "environment": dict(environment), "modules": list(modules), "folder": folder,
-            "path": [folder, *filter(None, sys.path)],
+            "path": [folder, *filter(None, sys.path)], "command": list(command),
         }  # fmt: skip
         line.sendall(json.dumps(request).encode() + b"\n")
         return Forked(line, self._process)
@@ -106,11 +116,15 @@ class Forked:
         self.pid: int | None = None
         self._line, self._server = line, server
 
-    def wait(self) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         """Wait for its end, and return its exit code (negative: the signal that ended it); for one thread, once.
 
         Where the server ended, its workers have ended with it; the exit code is the server's.
+
+        Raises:
+            TimeoutError: it has not ended after so many seconds; it is killed.
         """
+        self._line.settimeout(timeout)
         with self._line, self._line.makefile("rb") as answers:
             for answer in answers:
                 number = int(answer)

@@ -17,6 +17,7 @@ import socket
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -40,14 +41,19 @@ def main(argv: list[str]) -> None:
             importlib.import_module(name)
     gc.freeze()  # what is imported stays: a worker that looks for garbage in it would copy all of its memory
     with socket.socket(fileno=int(descriptor)) as requests:
-        Server(requests).serve()
+        Server(requests, work).serve()
 
 
 class Server:
-    """Forks workers, tells what becomes of them, and ends those whose line was closed."""
+    """Forks workers, tells what becomes of them, and ends those whose line was closed.
 
-    def __init__(self, requests: socket.socket) -> None:
-        self._requests = requests
+    Args:
+        requests: the socket that is shared with the parent.
+        work: what a worker does with its request.
+    """
+
+    def __init__(self, requests: socket.socket, work: Callable[[dict[str, Any]], None]) -> None:
+        self._requests, self._work = requests, work
         self._workers: dict[int, socket.socket] = {}
         self._woken, self._wake = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -107,7 +113,7 @@ class Server:
             for stream in (1, 2):
                 os.dup2(output, stream)
             os.close(output)
-            work(request)
+            self._work(request)
             code = 0
         except BaseException:  # noqa: BLE001 - nothing may leave here, or there would be two servers
             traceback.print_exc()

@@ -86,11 +86,11 @@ def chains(run: Undisturbed, kills: int, seed: int) -> Iterator[Chain]:
 
     Stages weigh as the square root of the changes that they make, so that those with few are not left out.
     """
-    changes = run.changes()
+    changes = {kill.role: run.changes(kill.role) for kill in KILLS}
     for number in range(-(-kills // KILLS_IN_CHAIN)):
         kill = _pick([kill.share for kill in KILLS], KILLS, draw(seed, number, "kill"))
         stages = kill.stages(run)
-        weights = [changes[stage] ** 0.5 for stage in stages]
+        weights = [changes[kill.role][stage] ** 0.5 for stage in stages]
         stage = _pick(weights, stages, draw(seed, number, "stage"))
         places = tuple(draw(seed, number, "place", attempt) for attempt in range(KILLS_IN_CHAIN))
         lates = tuple(max(0.0, 2 * draw(seed, number, "late", attempt) - 1) * LATE_SECONDS
@@ -119,7 +119,8 @@ def _kill_and_compare(run: Undisturbed, chain: Chain, folder: Path, ended: list[
     shutil.rmtree(store, ignore_errors=True)
     run.lend(store, chain.stage)
     root = run.folder_in(store, chain.stage).path
-    left, wrong = run.changes()[chain.stage], list[str]()
+    changes = run.changes(chain.kill.role)[chain.stage]
+    left, wrong = changes, list[str]()
     fuses: list[Fuse] = []
     for place, late in zip(chain.places, chain.lates, strict=True):
         at = 1 + int(place * left)
@@ -137,7 +138,7 @@ def _kill_and_compare(run: Undisturbed, chain: Chain, folder: Path, ended: list[
             wrong += _end(run, chain.stage, store)
             shutil.rmtree(store)
             run.lend(store, chain.stage)
-            left = run.changes()[chain.stage]
+            left = changes
     wrong += _end(run, chain.stage, store)
     wrong += still_running([fuse.log for fuse in fuses])
     for fuse in fuses:
@@ -162,9 +163,12 @@ def _wrong_end(chain: Chain, code: int, output: str, late: float) -> list[str]:
 
 
 def still_running(logs: Sequence[str]) -> list[str]:
-    """A sentence where a process of a killed run is still there after a while: each carries its fuse's log's name."""
+    """A sentence where a process of a killed run is still there after a while.
+
+    Each carries its fuse's log's name in its environment, or has that folder open where it was forked.
+    """
     deadline = time.monotonic() + LEAVE_SECONDS
-    while (found := [pid for log in logs for pid in _carriers(log.encode())]) and time.monotonic() < deadline:
+    while (found := [pid for log in logs for pid in _carriers(log)]) and time.monotonic() < deadline:
         time.sleep(0.1)
     return [f"process {pid} of a killed run still runs" for pid in found]
 
@@ -184,14 +188,15 @@ def _pick(weights: Sequence[float], choices: Sequence[Any], place: float) -> Any
     return choices[-1]
 
 
-def _carriers(log: bytes) -> list[int]:
+def _carriers(log: str) -> list[int]:
     found = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and int(process.name) != os.getpid():
             try:
                 environment = (process / "environ").read_bytes()
+                is_open = any(link.readlink() == Path(log).parent for link in (process / "fd").iterdir())
             except OSError:
                 continue
-            if log in environment:
+            if is_open or log.encode() in environment:
                 found.append(int(process.name))
     return found

@@ -45,8 +45,30 @@ pretrain:
   micro_batch_size: 4
   log_every: 1
   validate_every: 6
-sft: {data: [{path: chats.jsonl}], steps: 4, global_batch_size: 8, micro_batch_size: 4, sequence_length: 128}
-dpo: {data: [{path: pairs.jsonl}], steps: 4, global_batch_size: 4, micro_batch_size: 2, sequence_length: 128}
+sft:
+  data: [{path: chats.jsonl}]
+  prepare: [dedup, {filter: {rules: [gopher_repetition]}}]
+  distill: {teacher: pretrain, top_k: 8}
+  steps: 4
+  global_batch_size: 8
+  micro_batch_size: 4
+  sequence_length: 128
+dpo:
+  data: [{path: pairs.jsonl}]
+  prepare: [{decontaminate: {against: [{path: questions.jsonl}]}}]
+  steps: 4
+  global_batch_size: 4
+  micro_batch_size: 2
+  sequence_length: 128
+reward: {steps: 4, global_batch_size: 4, micro_batch_size: 2, sequence_length: 128}
+rl:
+  data: [{path: chats.jsonl}]
+  rewards: [{kind: length, target_tokens: 4}, {kind: model}]
+  steps: 4
+  group_size: 2
+  global_batch_size: 4
+  micro_batch_size: 2
+  max_new_tokens: 8
 evaluate: {prompts: ["The river"], max_new_tokens: 4}
 export:
 engine: {workers: 2, ranks: 2, checkpoint_every: 3}

@@ -35,9 +35,9 @@ class Scene:
         """A number in [0, 1) by hash."""
         return draw(self.seed, self.number, *what)
 
-    def gristmill(self, **options: Any) -> subprocess.CompletedProcess[str]:
+    def gristmill(self) -> subprocess.CompletedProcess[str]:
         """Run the manifest up to the stage."""
-        return gristmill(self.run.arguments(self.store, self.stage), **options)
+        return gristmill(self.run.arguments(self.store, self.stage))
 
     def fuse(self, at: int, act: Act, late: float = 0.0, back: float = 0.0) -> Fuse:
         """A fuse that burns at a change of the stage."""

@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow.parquet as pq
 
-from gristmill.flows.chaos.fuse import Fuse, burn_at
+from gristmill.dataprep.jobs.fork_server import Forked
+from gristmill.flows.chaos import warm
+from gristmill.flows.chaos.fuse import Fuse, Role, burn_at
 from gristmill.flows.chaos.project import write_project
 from gristmill.flows.session import Session, open_session
 from gristmill.flows.store import StageFolder
@@ -26,7 +28,9 @@ from gristmill.train.loop.record import TIMINGS
 FREE_FOLDERS = ("lease", "logs", "work/tensorboard")
 """What a stage keeps of its attempts, which tells how it went and not what it made."""
 RUN_SECONDS = 900
-"""After so long a run hangs."""
+"""After so long a run of one stage hangs, also on a machine that others keep busy."""
+WHOLE_RUN_SECONDS = 3600
+"""The same of a run of all stages, each process of which is started anew."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,8 @@ class Undisturbed:
         if any(run.session.folder(stage).state() != "committed" for stage in run.stages):
             shutil.rmtree(run.store, ignore_errors=True)
             run.log.unlink(missing_ok=True)
-            done = gristmill(run.arguments(run.store, until), burn_at(Fuse(str(run.store), str(run.log))))
+            fuse = Fuse(str(run.store), str(run.log))
+            done = finish(start(run.arguments(run.store, until), burn_at(fuse), anew=True), WHOLE_RUN_SECONDS)
             if done.returncode:
                 raise RuntimeError(f"the run that nothing disturbs failed with code {done.returncode}:\n{done.stderr}")
         return run
@@ -73,10 +78,15 @@ class Undisturbed:
         """The stages in the order in which they run."""
         return list(self.session.plan)
 
-    def changes(self) -> dict[str, int]:
-        """Stage -> how many changes it made in its folder."""
-        counted = Counter(line.split()[2].partition("/")[0] for line in Fuse("", str(self.log)).changes()
-                          if len(line.split()) > 2)
+    def changes(self, role: Role = "any") -> dict[str, int]:
+        """Stage -> how many changes it made in its folder, or how many of them a process of that role would make.
+
+        The undisturbed run has Beam's work done by threads of the stage: what workers of their own would write is taken
+        to be the shards.
+        """
+        lines = [line.split(maxsplit=2) for line in Fuse("", str(self.log)).changes()]
+        counted = Counter(path.partition("/")[0] for who, _, path in (line for line in lines if len(line) == 3)
+                          if role in ("any", who) or (role == "worker" and who == "stage" and "/part-" in path))
         return {stage: counted[stage] for stage in self.stages}
 
     def arguments(self, store: Path | str, until: str | None = None, *more: str) -> list[str]:
@@ -114,40 +124,49 @@ class Undisturbed:
         return found
 
 
-def gristmill(arguments: Sequence[str], environment: dict[str, str] | None = None, **options: Any
+@dataclass(frozen=True)
+class Started:
+    """A command that was started, and where its output goes."""
+
+    arguments: Sequence[str]
+    sink: IO[str]
+    process: subprocess.Popen[bytes] | Forked
+
+
+def gristmill(arguments: Sequence[str], environment: dict[str, str] | None = None, anew: bool = False
               ) -> subprocess.CompletedProcess[str]:
     """Run a command of gristmill to its end, in a session of its own; both outputs are kept.
 
     They go to files, since a pipe would be kept open by any process that the run leaves behind.
     """
-    return finish(start(arguments, environment, **options))
+    return finish(start(arguments, environment, anew))
 
 
-def start(arguments: Sequence[str], environment: dict[str, str] | None = None, **options: Any
-          ) -> subprocess.Popen[str]:
-    """Start a command of gristmill."""
+def start(arguments: Sequence[str], environment: dict[str, str] | None = None, anew: bool = False) -> Started:
+    """Start a command of gristmill: its interpreter too if `anew`, otherwise from one that has imported all."""
     sink = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `finish` reads and closes it
-    process = subprocess.Popen(
+    environment = dict(os.environ) if environment is None else environment
+    if not anew:
+        return Started(arguments, sink, warm.start(arguments, environment, sink.fileno()))
+    return Started(arguments, sink, subprocess.Popen(
         [sys.executable, "-m", "gristmill.flows.cli", *arguments], stdin=subprocess.DEVNULL, stdout=sink,
-        stderr=subprocess.STDOUT, env=dict(os.environ) if environment is None else environment, text=True,
-        start_new_session=True, **options)
-    process.stdout = sink
-    return process
+        stderr=subprocess.STDOUT, env=environment, start_new_session=True))
 
 
-def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+def finish(started: Started, seconds: float = RUN_SECONDS) -> subprocess.CompletedProcess[str]:
     """Wait for a command, and read what it printed.
 
     Raises:
         subprocess.TimeoutExpired: it hangs.
     """
-    code = process.wait(RUN_SECONDS)
-    sink = process.stdout
-    assert sink is not None
-    with sink:
+    with started.sink as sink:
+        try:
+            code = started.process.wait(seconds)
+        except TimeoutError as error:
+            raise subprocess.TimeoutExpired(list(started.arguments), seconds) from error
         sink.seek(0)
         text = sink.read()
-    return subprocess.CompletedProcess(process.args, code, text, text)
+    return subprocess.CompletedProcess(list(started.arguments), code, text, text)
 
 
 def _different_files(clean: StageFolder, other: StageFolder) -> list[str]:

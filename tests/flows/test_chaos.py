@@ -13,8 +13,11 @@ import pytest
 from gristmill.flows.chaos import bench_chaos
 from gristmill.flows.chaos.fuse import Act, Fuse, burn_at
 from gristmill.flows.chaos.kills import KILLS, KILLS_IN_CHAIN, chains
-from gristmill.flows.chaos.undisturbed import Undisturbed
+from gristmill.flows.chaos.project import write_project
+from gristmill.flows.chaos.undisturbed import Undisturbed, gristmill
+from gristmill.flows.stages import STAGES
 
+pytestmark = pytest.mark.xdist_group("survives")
 WRITES = """
 import os, sys, time
 from pathlib import Path
@@ -74,7 +77,7 @@ def test_the_clock_jumps_back_at_its_change(tmp_path: Path) -> None:
 
 def test_points_are_drawn_by_hash_and_each_way_to_end_a_run_meets_only_stages_that_it_can_end() -> None:
     counted = {"ingest": 60, "filter": 80, "tokenize": 70, "pretrain": 100, "dpo": 60, "export": 20}
-    run = cast(Undisturbed, SimpleNamespace(stages=list(counted), changes=lambda: counted))
+    run = cast(Undisturbed, SimpleNamespace(stages=list(counted), changes=lambda role="any": counted))
     drawn = list(chains(run, 600, seed=1))
     assert drawn == list(chains(run, 600, seed=1)) != list(chains(run, 600, seed=2))
     assert len(drawn) * KILLS_IN_CHAIN == 600
@@ -101,3 +104,16 @@ def test_points_that_are_written_down_are_not_done_again_and_each_kill_counts(
     assert (every["name"], every["ours"], every["ratio"]) == ("identical_after_kill", 0.75, 0.75)
     assert flow["happened"] == f"4 points in 1 of {len(bench_chaos.STAGES)} stages, 1 otherwise: ingest: a file differs"
     assert (disk["ours"], disk["happened"]) == (None, "not tried: no mount")
+
+
+def test_the_tiny_manifest_has_every_stage_that_there_is(tmp_path: Path) -> None:
+    run = Undisturbed(write_project(tmp_path / "project"), tmp_path / "clean", tmp_path / "changes")
+    assert set(run.stages) == set(STAGES)
+
+
+def test_a_run_that_is_forked_is_as_one_that_is_started(tmp_path: Path) -> None:
+    """Code and words; that what it makes is the same is what `test_survives` compares."""
+    for arguments, code in ((["schema", "--markdown"], 0), (["run", str(tmp_path / "none.yaml")], 2)):
+        forked, anew = gristmill(arguments), gristmill(arguments, anew=True)
+        assert (forked.returncode, forked.stdout) == (anew.returncode, anew.stdout)
+        assert forked.returncode == code
