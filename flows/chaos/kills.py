@@ -18,6 +18,8 @@ from gristmill.flows.stages import STAGES
 
 KILLS_IN_CHAIN = 6
 """Attempts of one stage that are ended before one is let through."""
+ATTEMPTS_IN_CHAIN = 2 * KILLS_IN_CHAIN
+"""At the most: a fuse may be set to a change that an attempt does not come to, since the one before has made it."""
 LATE_SECONDS = 0.05
 """Half of the fuses burn up to so long after their change, so within what is written and computed then."""
 LEAVE_SECONDS = 20.0
@@ -92,9 +94,9 @@ def chains(run: Undisturbed, kills: int, seed: int) -> Iterator[Chain]:
         stages = kill.stages(run)
         weights = [changes[kill.role][stage] ** 0.5 for stage in stages]
         stage = _pick(weights, stages, draw(seed, number, "stage"))
-        places = tuple(draw(seed, number, "place", attempt) for attempt in range(KILLS_IN_CHAIN))
+        places = tuple(draw(seed, number, "place", attempt) for attempt in range(ATTEMPTS_IN_CHAIN))
         lates = tuple(max(0.0, 2 * draw(seed, number, "late", attempt) - 1) * LATE_SECONDS
-                      for attempt in range(KILLS_IN_CHAIN))
+                      for attempt in range(ATTEMPTS_IN_CHAIN))
         yield Chain(number, kill, stage, places, lates)
 
 
@@ -123,6 +125,8 @@ def _kill_and_compare(run: Undisturbed, chain: Chain, folder: Path, ended: list[
     left, wrong = changes, list[str]()
     fuses: list[Fuse] = []
     for place, late in zip(chain.places, chain.lates, strict=True):
+        if len(ended) == KILLS_IN_CHAIN:
+            break
         at = 1 + int(place * left)
         fuse = Fuse(str(root), new_log(store), at, chain.kill.act, chain.kill.role, late)
         fuses.append(fuse)

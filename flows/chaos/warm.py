@@ -64,8 +64,9 @@ def main(argv: list[str]) -> None:
     """Import, and fork runs as they are asked for, until the socket whose descriptor is the only argument is closed."""
     (descriptor,) = argv
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    subprocess.Popen = Popen  # type: ignore[misc] - before others import it
-    os.execv = partial(_execute, os.execv)  # type: ignore[assignment]
+    # Before others import it.
+    subprocess.Popen = Popen  # type: ignore[misc]
+    os.execv = partial(_execute, os.execv)  # type: ignore[assignment,arg-type]
     from gristmill.dataprep.jobs.runner import import_beam, quieten_beam, without_collection
     from gristmill.dataprep.jobs.worker import Server
 
@@ -132,7 +133,8 @@ def become(command: Sequence[str], environment: Mapping[str, str] | None, kept: 
     except BaseException:  # noqa: BLE001 - nothing may leave here, or there would be two of the parent
         traceback.print_exc()
     finally:
-        threading._shutdown()  # type: ignore[attr-defined] - as the interpreter's own end and multiprocessing's forks
+        # What the interpreter does at its own end, and multiprocessing at that of its forks.
+        threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
