@@ -85,10 +85,15 @@ def pairs(option: str, text: str) -> dict[str, Any]:
     """`a=1,b=2` as a mapping of numbers (true and false too), or exit with code 2."""
     import yaml
 
+    from gristmill.mixtures.yaml_text import parse_yaml
+
     found: dict[str, Any] = {}
     for part in text.split(",") if text else ():
         name, equals, value = part.partition("=")
-        number = yaml.safe_load(value) if value else None
+        try:
+            number = parse_yaml(value) if value else None
+        except yaml.YAMLError:
+            number = None
         if not equals or not isinstance(number, int | float):
             fail(f"{option}: {part!r} is not written NAME=NUMBER", EXIT_USAGE)
         found[name.strip()] = number

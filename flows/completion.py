@@ -96,9 +96,10 @@ def source_keys(manifest: str | None) -> dict[str, tuple[str, tuple[str, ...]]]:
     import yaml
 
     from gristmill.mixtures.sources import Source
+    from gristmill.mixtures.yaml_text import parse_yaml
 
     try:
-        raw = yaml.safe_load(Path(manifest or "").read_text())
+        raw = parse_yaml(Path(manifest or "").read_text())
         names = [str(name) for name in raw["sources"]]
     except (OSError, LookupError, TypeError, ValueError, yaml.YAMLError):
         return {}

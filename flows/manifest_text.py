@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+from gristmill.mixtures.yaml_text import compose_yaml, parse_yaml
+
 Key = tuple[str, ...]
 LONGEST_LINE = 1 << 30
 
@@ -28,21 +30,21 @@ def set_keys(text: str, values: Mapping[Key, Any]) -> str:
     Raises:
         ManifestTextError: the section is no mapping, or uses anchors, so that the result would mean something else.
     """
-    expected = _unshared(yaml.safe_load(text))
+    expected = _unshared(parse_yaml(text))
     for key, value in values.items():
         text = _set_key(text, key, value)
         at = expected
         for part in key[:-1]:
             at = at.setdefault(part, {})
         at[key[-1]] = value
-    if yaml.safe_load(text) != expected:
+    if parse_yaml(text) != expected:
         raise ManifestTextError(f"{', '.join('.'.join(key) for key in values)} cannot be set in this manifest's text "
                                 "(does it use anchors?); write the keys out where they belong")
     return text
 
 
 def _set_key(text: str, key: Key, value: Any) -> str:
-    node: Any = yaml.compose(text, Loader=yaml.SafeLoader)
+    node: Any = compose_yaml(text)
     for depth, part in enumerate(key):
         if not isinstance(node, yaml.MappingNode):
             raise ManifestTextError(f"{'.'.join(key[:depth])} is no mapping, so {'.'.join(key)} cannot be set")

@@ -10,8 +10,9 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field
+
+from gristmill.mixtures.yaml_text import parse_yaml
 
 StageName = Literal[
     "ingest", "clean", "filter", "dedup", "dedup_lines", "dedup_substrings", "langid", "quality", "decontaminate",
@@ -57,7 +58,7 @@ class ProxyModel(BaseModel):
         """
         parts = (setting.partition("=") for setting in self.more)
         return {"layers": self.layers, "width": self.width, "heads": self.heads,
-                **{name: yaml.safe_load(value) for name, _, value in parts}}
+                **{name: parse_yaml(value) for name, _, value in parts}}
 
 
 class SourceShare(BaseModel):

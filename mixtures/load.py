@@ -17,6 +17,7 @@ from gristmill.mixtures.prepare import PREPARE_SECTIONS
 from gristmill.mixtures.rules import Rules
 from gristmill.mixtures.section import OutsidePath
 from gristmill.mixtures.yaml_files import in_words, why_invalid, why_unreadable
+from gristmill.mixtures.yaml_text import compose_yaml, parse_yaml
 
 Location = tuple[str | int, ...]
 KEPT_TOKEN_NAMES = ("token", "password", "secret", "api_key")
@@ -66,8 +67,8 @@ def load_manifest(path: str | Path, overrides: Sequence[str] = ()) -> Manifest:
 def parse_manifest(text: str, file: str, overrides: Sequence[str] = ()) -> Manifest:
     """Validate a manifest's text; `file` names it in errors and anchors its relative paths."""
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        raw = yaml.safe_load(text)
+        node = compose_yaml(text)
+        raw = parse_yaml(text)
     except yaml.YAMLError as error:
         line, what = why_invalid(error)
         raise ManifestError([Problem(file, line, "(syntax)", f"not valid YAML: {what}")]) from error
@@ -89,7 +90,7 @@ def parse_manifest(text: str, file: str, overrides: Sequence[str] = ()) -> Manif
 
 def line_of(path: str | Path, location: Location) -> int:
     """The 1-based line of a manifest where a key is, or the innermost mapping around it that is there."""
-    node = yaml.compose(Path(path).read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    node = compose_yaml(Path(path).read_text(encoding="utf-8"))
     lines = dict(_key_lines(node)) if node is not None else {}
     return next((lines[location[:length]] for length in range(len(location), -1, -1) if location[:length] in lines), 1)
 
@@ -138,7 +139,7 @@ def _apply_overrides(raw: dict[str, Any], overrides: Sequence[str], file: str) -
         try:
             for parent in parents:
                 target = _child(target, parent)
-            _put(target, last, yaml.safe_load(value))
+            _put(target, last, parse_yaml(value))
         except yaml.YAMLError as error:
             problems.append(Problem(file, 1, key, f"{value!r} is not valid YAML: {why_invalid(error)[1]}"))
         except LookupError as error:

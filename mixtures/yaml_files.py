@@ -9,6 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from gristmill.mixtures.section import NAME_PATTERN
+from gristmill.mixtures.yaml_text import parse_yaml
 
 KINDS = {
     "tuple_type": "must be a list", "list_type": "must be a list", "dict_type": "must be a mapping",
@@ -28,7 +29,7 @@ def read_yaml(path: Path) -> Any:
         YamlFileError: there is no such file, or it is no YAML.
     """
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise YamlFileError(f"{path}: {why_unreadable(error)}") from error
     except yaml.YAMLError as error:

@@ -86,9 +86,11 @@ def _configured(names: Sequence[str], read: Callable[[str], bytes]) -> dict[str,
         return None
     import yaml
 
+    from gristmill.mixtures.yaml_text import parse_yaml
+
     front = _FRONT_MATTER.match(read("README.md").decode("utf-8", "replace"))
     try:
-        card = yaml.safe_load(front.group(1)) if front else None
+        card = parse_yaml(front.group(1)) if front else None
     except yaml.YAMLError as error:
         raise NoSplitError(f"is damaged: the top of README.md is no YAML: {' '.join(str(error).split())}") from error
     configs = card.get("configs") if isinstance(card, dict) else None
