@@ -32,6 +32,15 @@ def mask_text(text: str) -> str:
     return _QUERY.sub(rf"\1{MASK}", _USER.sub(MASK, text))
 
 
+def mask_addresses(value: Any) -> Any:
+    """A copy of what JSON can hold, in which every text is masked; unlike `mask_secrets` it looks at no key."""
+    if isinstance(value, Mapping):
+        return {key: mask_addresses(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [mask_addresses(inner) for inner in value]
+    return mask_text(value) if isinstance(value, str) else value
+
+
 def mask_secrets(value: Any, name: str = "") -> Any:
     """A copy of what JSON can hold, in which texts are masked, and whole values whose key says that they are secret.
 

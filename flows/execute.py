@@ -18,7 +18,7 @@ from typing import Any
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import as_path, read_json, write_json
 from gristmill.dataprep.processes import end_with_parent, measure_cost
-from gristmill.dataprep.secrets import mask_text, restore_secrets
+from gristmill.dataprep.secrets import mask_addresses, mask_text, restore_secrets
 
 EXIT_FAILED = 1
 
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         write_error(folder, error)
         return EXIT_FAILED
     write_json(folder / "work" / "cost.json", measure_cost(description["engine"]["workers"]))
-    write_json(folder / "work" / "result.json", summary)
+    write_json(folder / "work" / "result.json", mask_addresses(summary))
     return 0
 
 

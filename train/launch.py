@@ -18,7 +18,7 @@ from typing import Any
 from gristmill.dataprep.context import Context, print_event
 from gristmill.dataprep.files import as_path, read_json, write_json
 from gristmill.dataprep.processes import end_with_parent, measure_cost
-from gristmill.dataprep.secrets import restore_secrets
+from gristmill.dataprep.secrets import mask_addresses, mask_text, restore_secrets
 from gristmill.mixtures.compute import Compute
 from gristmill.mixtures.parallel import Parallel
 from gristmill.mixtures.streaming import Stream
@@ -50,11 +50,11 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_TERMINATED
     except Exception as error:  # noqa: BLE001 - whatever a stage raises is written down, and ends this process
         traceback.print_exc()
-        write_json(folder / "work" / "error.json", {"type": type(error).__name__, "message": str(error)})
+        write_json(folder / "work" / "error.json", {"type": type(error).__name__, "message": mask_text(str(error))})
         return EXIT_FAILED
     if is_first:
         write_json(folder / "work" / "cost.json", measure_cost(workers=1, processes=int(os.environ["WORLD_SIZE"])))
-        write_json(folder / "work" / "result.json", summary)
+        write_json(folder / "work" / "result.json", mask_addresses(summary))
     return 0
 
 

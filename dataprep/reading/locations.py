@@ -6,8 +6,9 @@ import glob
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 _STAMP_KEYS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created")
 
@@ -71,7 +72,7 @@ def _find_remote(path: str) -> tuple[str, list[Found]]:
         root = _split_glob(inner)[0]
         return "glob", _found_remote(store, root, store.glob(inner, detail=True))
     if store.isfile(inner):
-        return "file", _found_remote(store, str(PurePosixPath(inner).parent), {inner: store.info(inner)})
+        return "file", _found_remote(store, inner.rpartition("/")[0], {inner: store.info(inner)})
     if not store.isdir(inner):
         return "missing", []
     return "folder", _found_remote(store, inner, store.find(inner, detail=True))
@@ -81,6 +82,8 @@ def _found_remote(store: Any, root: str, infos: Mapping[str, Mapping[str, Any]])
     found = []
     for location, info in infos.items():
         name = location[len(root):].lstrip("/")  # fmt: skip
+        if "://" in location:
+            name = unquote(name.partition("?")[0])  # what follows is no name, and a signature at times
         if info["type"] != "file" or any(part.startswith(".") for part in name.split("/")):
             continue
         stamp = next((str(info[key]) for key in _STAMP_KEYS if info.get(key) is not None), "")

@@ -103,11 +103,12 @@ def _installed(modules: Sequence[str]) -> bool:
 
 
 def _theirs(folder: Path) -> tuple[Any, Any]:
-    """The model and the tokenizer as transformers loads them."""
+    """The model and the tokenizer as transformers loads them, which is told not to run code of the folder."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    return (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(),
-            AutoTokenizer.from_pretrained(folder))
+    return (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False,
+                                                 use_safetensors=True).eval(),
+            AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
 
 
 @torch.no_grad()

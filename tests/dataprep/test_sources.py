@@ -1,10 +1,15 @@
 import hashlib
 import os
+import threading
+from functools import partial
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
-from gristmill.dataprep.reading.sources import SourceError, check, find_files, listing
+from gristmill.dataprep.reading.sources import SourceError, check, find_files, listing, outside_listing
 
 
 @pytest.fixture
@@ -108,3 +113,25 @@ def test_remote_files_are_listed_like_local_ones() -> None:
     assert file.stamp
     with pytest.raises(SourceError, match="does not exist"):
         check("s", {"path": "memory://listing-test/nowhere.txt"})
+
+
+def test_the_name_of_a_signed_link_is_that_of_the_file_and_holds_no_signature(tmp_path: Path) -> None:
+    (tmp_path / "a b.jsonl").write_text('{"text": "x"}\n')
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with patch.object(SimpleHTTPRequestHandler, "log_message"), HTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        link = f"http://me:hunter2@127.0.0.1:{server.server_port}/a%20b.jsonl?sig=hunter2"
+        (file,) = find_files("s", {"path": link}).files
+        server.shutdown()
+    assert (file.name, file.format, file.location) == ("a b.jsonl", "jsonl", link)
+
+
+def test_a_store_that_cannot_be_reached_is_told_of_with_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*arguments: object, **options: object) -> None:
+        raise RuntimeError("no route to host")
+
+    monkeypatch.setattr(MemoryFileSystem, "isfile", away)
+    with pytest.raises(SourceError, match=r"source 's': memory://away/a\.txt cannot be listed: no route to host"):
+        check("s", {"path": "memory://away/a.txt"})
+    with pytest.raises(SourceError, match=r"words: memory://away/a\.txt cannot be listed: no route to host"):
+        outside_listing("words", "memory://away/a.txt")

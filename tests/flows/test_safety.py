@@ -69,6 +69,20 @@ def test_no_file_of_a_run_holds_the_credentials_of_an_address(
         "https://***@example.org/a.jsonl?sig=***")
 
 
+def test_what_a_stage_tells_of_itself_is_kept_without_the_credentials_of_an_address(
+    toy_runner: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "modules" / "gristmill_telling_stages.py").write_text(
+        "def first(inputs, config, out, context):\n"
+        "    (out / 'a.txt').write_text('a')\n"
+        "    return {'sources': [{'path': config['path'], 'token': 'the'}]}\n")
+    runner = toy_runner(first={"path": URL})
+    object.__setattr__(runner.plan["first"].stage, "run", "gristmill_telling_stages:first")
+    summary = runner.run_stage("first").folder.manifest()["summary"]
+    assert summary == {"sources": [{"path": "https://***@example.org/a.jsonl?sig=***", "token": "the"}]}
+    assert [path for path in runner.store.root.rglob("*") if path.is_file() and SECRET in path.read_text()] == []
+
+
 def test_a_member_of_an_archive_is_read_and_never_written_anywhere(tmp_path: Path) -> None:
     folder = tmp_path / "data" / "deep"
     folder.mkdir(parents=True)
