@@ -37,7 +37,6 @@ class Kill:
         role: before whose change it burns.
         codes: with which codes the run may end then; 0 and -9 aside, each comes with a sentence.
         settings: of the manifest; such as change no result.
-        share: of all chains.
     """
 
     name: str
@@ -45,7 +44,6 @@ class Kill:
     act: Act
     role: Role
     codes: tuple[int, ...]
-    share: float
     settings: tuple[str, ...] = ()
 
     def stages(self, run: Undisturbed) -> list[str]:
@@ -58,15 +56,15 @@ class Kill:
 # Stages whose work lies with Beam workers, which are processes where the engine is told so.
 BEAM_STAGES = ("clean", "filter", "dedup", "dedup_lines", "dedup_substrings", "langid", "decontaminate", "tokenize")
 KILLS = (
-    Kill("SIGKILL of the flow", "its stage ends with it; the same command goes on", "kill the flow", "any", (-9,), 0.3),
+    Kill("SIGKILL of the flow", "its stage ends with it; the same command goes on", "kill the flow", "any", (-9,)),
     Kill("SIGKILL of the flow and what is below it", "the same command goes on", "kill it and all above", "any",
-         (-9,), 0.3),
+         (-9,)),
     Kill("SIGTERM to the flow", "code 130, the stage has ended; the same command goes on", "terminate the flow", "any",
-         (130,), 0.16),
+         (130,)),
     Kill("SIGKILL of a Beam worker", "code 1, the stage and the signal are named; the same command goes on", "kill it",
-         "worker", (1,), 0.12, ("engine.mode=processes",)),
+         "worker", (1,), ("engine.mode=processes",)),
     Kill("SIGKILL of a training rank", "code 1, the other ranks end; the same command goes on", "kill it", "rank",
-         (1,), 0.12),
+         (1,)),
 )
 
 
@@ -86,14 +84,14 @@ class Chain:
 def chains(run: Undisturbed, kills: int, seed: int) -> Iterator[Chain]:
     """The chains that hold so many kills: all drawn by hash of the seed.
 
-    Stages weigh as the square root of the changes that they make, so that those with few are not left out.
+    They go round the stages, in another order each time, so that none is left out; each ends its stage in one of the
+    ways in which that can be ended.
     """
-    changes = {kill.role: run.changes(kill.role) for kill in KILLS}
     for number in range(-(-kills // KILLS_IN_CHAIN)):
-        kill = _pick([kill.share for kill in KILLS], KILLS, draw(seed, number, "kill"))
-        stages = kill.stages(run)
-        weights = [changes[kill.role][stage] ** 0.5 for stage in stages]
-        stage = _pick(weights, stages, draw(seed, number, "stage"))
+        turn, place = divmod(number, len(run.stages))
+        stage = sorted(run.stages, key=lambda stage: draw(seed, "turn", turn, stage))[place]
+        able = [kill for kill in KILLS if stage in kill.stages(run)]
+        kill = able[int(draw(seed, number, "kill") * len(able))]
         places = tuple(draw(seed, number, "place", attempt) for attempt in range(ATTEMPTS_IN_CHAIN))
         lates = tuple(max(0.0, 2 * draw(seed, number, "late", attempt) - 1) * LATE_SECONDS
                       for attempt in range(ATTEMPTS_IN_CHAIN))
@@ -181,15 +179,6 @@ def draw(seed: int, *what: int | str) -> float:
     """A number in [0, 1) by hash."""
     digest = hashlib.sha256(repr((seed, *what)).encode()).digest()
     return int.from_bytes(digest[:7], "big") / (1 << 56)
-
-
-def _pick(weights: Sequence[float], choices: Sequence[Any], place: float) -> Any:
-    at = place * sum(weights)
-    for weight, choice in zip(weights, choices, strict=True):
-        at -= weight
-        if at < 0:
-            return choice
-    return choices[-1]
 
 
 def _carriers(log: str) -> list[int]:

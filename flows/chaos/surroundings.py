@@ -90,9 +90,9 @@ def _verify(scene: Scene, file: Path) -> list[str]:
 
 def fill_the_disk(scene: Scene) -> list[str]:
     """Make the stage on a disk that is too small, then with more space."""
-    needed = sum(-(-path.stat().st_size // PAGE_BYTES) * PAGE_BYTES
+    needed = sum(-(-path.stat().st_size // PAGE_BYTES)
                  for path in scene.run.session.folder(scene.stage).path.rglob("*") if path.is_file())
-    pages = 16 + int(scene.place("size") * needed * 0.9) // PAGE_BYTES
+    pages = int((0.3 + 0.6 * scene.place("size")) * needed)
     with mounted(scene.store, pages * PAGE_BYTES) as remount:
         scene.run.lend(scene.store, scene.stage)
         done = scene.gristmill()

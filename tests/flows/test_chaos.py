@@ -81,6 +81,8 @@ def test_points_are_drawn_by_hash_and_each_way_to_end_a_run_meets_only_stages_th
     drawn = list(chains(run, 600, seed=1))
     assert drawn == list(chains(run, 600, seed=1)) != list(chains(run, 600, seed=2))
     assert len(drawn) * KILLS_IN_CHAIN == 600
+    every = [{chain.stage for chain in drawn[turn * 6:turn * 6 + 6]} for turn in range(16)]
+    assert every == [set(counted)] * 16, "none is left out"
     met = {kill.role: {chain.stage for chain in drawn if chain.kill.role == kill.role} for kill in KILLS}
     assert met == {"any": set(counted), "worker": {"filter", "tokenize"}, "rank": {"pretrain", "dpo"}}
 
