@@ -72,7 +72,7 @@ def write_error(folder: Path, error: BaseException) -> None:
 def torchrun_command(folder: Path, ranks: int) -> list[str]:
     """The command that runs a training stage on this machine's `ranks` processes."""
     return [
-        sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={ranks}",
+        sys.executable, "-m", "gristmill.train.torchrun", "--nnodes=1", f"--nproc-per-node={ranks}",
         "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1",
         "-m", "gristmill.train.launch", str(folder),
     ]

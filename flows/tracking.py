@@ -39,6 +39,8 @@ def apply_default_settings(quiet_console: bool) -> None:
     if quiet_console:
         # Logging below this level goes to Prefect's server but not to this terminal, which has its own display.
         os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+        # These lines go to the terminal alone, such as each event that a server which is away for a while misses.
+        os.environ.setdefault("PREFECT_LOGGING_INTERNAL_LEVEL", "CRITICAL")
 
 
 def profile_api() -> str | None:

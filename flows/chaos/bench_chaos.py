@@ -61,6 +61,8 @@ FAULTS = (
           servers.store_goes_away),
     Fault("the Prefect server is away, or silent", "the run says so, and goes on to its end",
           servers.no_prefect_server),
+    Fault("the Prefect server is killed, and comes back", "the run goes on to its end, and the server hears of it",
+          servers.prefect_server_dies),
 )
 
 

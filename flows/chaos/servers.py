@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
+from gristmill.flows.chaos.fuse import burn_at
+from gristmill.flows.chaos.kills import still_running
 from gristmill.flows.chaos.network import CREDENTIALS, Network, network, object_store, silent_server, unused_address
+from gristmill.flows.chaos.prefect_server import POLL_SECONDS, prefect_server
 from gristmill.flows.chaos.surroundings import Scene
-from gristmill.flows.chaos.undisturbed import gristmill
+from gristmill.flows.chaos.undisturbed import RUN_SECONDS, finish, gristmill, start
 
 BUCKET = "chaos"
 DELAY_SECONDS = 0.02
@@ -43,6 +47,26 @@ def no_prefect_server(scene: Scene) -> list[str]:
             wrong += [] if done.returncode == 0 else [f"ended with code {done.returncode}: {done.stdout[-300:]}"]
             wrong += [] if "does not answer" in done.stdout else ["does not say that the server does not answer"]
     return [*wrong, *scene.goes_on()]
+
+
+def prefect_server_dies(scene: Scene) -> list[str]:
+    """Kill Prefect's server in the midst of the stage, and start it again: it hears of the run's end after all."""
+    scene.run.lend(scene.store, scene.stage)
+    arguments = [word for word in scene.run.arguments(scene.store, scene.stage) if word != "--no-ui"]
+    fuse = scene.fuse(scene.some_change("server"), "nothing")
+    with prefect_server(Path(fuse.log).parent) as server:
+        environment = {**burn_at(fuse), "PREFECT_API_URL": server.api, "PREFECT_HOME": str(server.home)}
+        run = start(arguments, environment)
+        deadline = time.monotonic() + RUN_SECONDS
+        while not fuse.has_burnt() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        server.kill()
+        server.start()
+        done, states = finish(run), server.states()
+    wrong = [] if done.returncode == 0 else [f"ended with code {done.returncode}: {done.stdout[-300:]}"]
+    wrong += [] if "Traceback" not in done.stdout else ["printed a traceback"]
+    wrong += [] if states == ["Completed"] else [f"the server knows of runs that are {', '.join(states)}"]
+    return [*wrong, *scene.goes_on(), *still_running([fuse.log])]
 
 
 def _make(scene: Scene, between: Network) -> list[str]:

@@ -34,7 +34,7 @@ from gristmill.flows.process import DEFAULT_ENVIRONMENT
 from gristmill.flows.stages import STAGES
 
 FLOW = "gristmill.flows.cli"
-FORKED = (FLOW, "gristmill.flows.execute", "torch.distributed.run", "gristmill.train.launch",
+FORKED = (FLOW, "gristmill.flows.execute", "gristmill.train.torchrun", "gristmill.train.launch",
           "gristmill.dataprep.jobs.worker")
 """What a run starts as `python -m MODULE`."""
 IMPORTED = (

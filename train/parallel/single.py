@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import torch.distributed as dist
 
 from gristmill.train.parallel.world import World, process_group
 
 
 @contextmanager
 def single_process() -> Iterator[World]:
-    """Join a group of one, as torchrun would start it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1",
-                      MASTER_PORT=str(port))
-    with process_group() as world:
+    """Join a group of one, as torchrun would start it, but for a store that nobody else can reach."""
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+    with process_group(store=dist.HashStore()) as world:  # type: ignore[attr-defined]
         yield world

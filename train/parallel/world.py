@@ -85,7 +85,7 @@ class World:
 
 @contextmanager
 def process_group(
-    parallel: Parallel | None = None, pipelined: bool = True, split: bool = True
+    parallel: Parallel | None = None, pipelined: bool = True, split: bool = True, store: Any = None
 ) -> Iterator[World]:
     """Join the process group that torchrun's environment describes; leave it at the end.
 
@@ -93,6 +93,7 @@ def process_group(
         parallel: how the training is spread; all processes shard if absent.
         pipelined: whether this training may be pipelined; otherwise those processes shard.
         split: whether its matrices may be split; otherwise those processes shard.
+        store: by which the processes find each other; torchrun's if absent.
 
     CPU tensors travel by gloo, GPU tensors by NCCL. The number of CPU threads per process is fixed, and algorithms
     are deterministic, so that the same world size gives the same bits.
@@ -104,7 +105,9 @@ def process_group(
     if on_gpu:
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+    found = {} if store is None else {"store": store, "rank": int(os.environ["RANK"]),
+                                      "world_size": int(os.environ["WORLD_SIZE"])}
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", **found)
     try:
         yield make_world(parallel or Parallel(), device, pipelined, split)
     finally:

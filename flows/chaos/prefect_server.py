@@ -1,0 +1,77 @@
+"""A Prefect server of one's own, which can be killed and started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gristmill.flows.tracking import DEFAULT_SETTINGS, answers
+
+START_SECONDS = 900.0
+"""A server's first start makes its database, which a busy machine takes its time for."""
+POLL_SECONDS = 0.2
+
+
+class PrefectServer:
+    """A server with its database in a folder.
+
+    Attributes:
+        api: its address, the same after every start.
+        home: the folder.
+    """
+
+    def __init__(self, home: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            self._port = listening.getsockname()[1]
+        self.api, self.home = f"http://127.0.0.1:{self._port}/api", home
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it answers.
+
+        Raises:
+            subprocess.SubprocessError: it ends instead, or takes too long.
+        """
+        command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self._port)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True, env={**os.environ, **DEFAULT_SETTINGS, "PREFECT_HOME": str(self.home)})
+        deadline = time.monotonic() + START_SECONDS
+        while not answers(self.api):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise subprocess.SubprocessError(f"Prefect's server did not answer at {self.api}")
+            time.sleep(POLL_SECONDS)
+
+    def kill(self) -> None:
+        """End it and what is below it at once."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def states(self) -> list[str]:
+        """The names of the states of all flow runs that it knows."""
+        question = urllib.request.Request(f"{self.api}/flow_runs/filter", data=b"{}", method="POST",
+                                          headers={"Content-Type": "application/json"})
+        with urllib.request.urlopen(question, timeout=30) as reply:
+            return [run["state_name"] for run in json.load(reply)]
+
+
+@contextmanager
+def prefect_server(home: Path) -> Iterator[PrefectServer]:
+    """A server that runs, and that is killed in the end."""
+    server = PrefectServer(home)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()

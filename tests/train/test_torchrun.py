@@ -1,0 +1,59 @@
+"""What torchrun's ranks find each other by can be reached from this machine alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
+
+from gristmill.flows.execute import torchrun_command
+from gristmill.train import torchrun
+from gristmill.train.parallel.single import single_process
+
+LISTENING = "0A"
+LOOPBACK = "0100007F"
+"""127.0.0.1 as Linux's tables have it."""
+
+
+def listening(port: int | None = None) -> set[str]:
+    """The addresses at which somebody listens on a port; `address:port` of all if None."""
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            local, state = line.split()[1], line.split()[3]
+            address, _, number = local.partition(":")
+            if state == LISTENING and port in (None, int(number, 16)):
+                found.add(address if port else local)
+    return found
+
+
+def test_a_store_listens_on_the_loopback_address_alone() -> None:
+    store = torchrun.LoopbackStore("any-name", 0, is_master=True, multi_tenant=True, wait_for_workers=False)
+    assert listening(store.port) == {LOOPBACK}
+    other = torchrun.LoopbackStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
+    store.set("key", "value")
+    assert other.get("key") == b"value"
+
+
+def test_stages_are_launched_with_these_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert torchrun_command(Path("stage"), ranks=2)[1:3] == ["-m", torchrun.__name__]
+    for module in (dist, c10d_rendezvous_backend):
+        monkeypatch.setattr(module, "TCPStore", module.TCPStore)
+    seen = []
+    monkeypatch.setattr("torch.distributed.run.main",
+                        lambda: seen.extend([dist.TCPStore, c10d_rendezvous_backend.TCPStore]))
+    torchrun.main()
+    assert seen == [torchrun.LoopbackStore] * 2
+
+
+def test_a_process_alone_listens_on_nothing_but_the_loopback_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")  # and as they were afterwards
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(dist, "TCPStore", None)
+    with single_process() as world:
+        assert (world.rank, world.size) == (0, 1)
+        assert isinstance(dist.distributed_c10d._get_default_store(), dist.PrefixStore)
+        assert isinstance(dist.distributed_c10d._get_default_store().underlying_store, dist.HashStore)
