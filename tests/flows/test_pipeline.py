@@ -68,7 +68,8 @@ def undisturbed(project: Path, prefect_database: Path) -> Session:
     """A run from beginning to end that nothing disturbed, as a Prefect flow with no server configured."""
     store = project.parent / "store"
     gristmill("run", str(project), "--store", str(store),
-              PREFECT_HOME=prefect_home(project.parent / "prefect", prefect_database))
+              PREFECT_HOME=prefect_home(project.parent / "prefect", prefect_database),
+              PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS="200")
     return open_session(str(project), [], str(store))
 
 
