@@ -52,8 +52,9 @@ class Finding:
     Attributes:
         referee: whose software.
         measure: what is compared.
-        ours, theirs: the values; None where the software is not installed.
+        ours, theirs: the values; None where the software cannot be asked.
         allowed: the largest gap that rounding explains.
+        unasked: why it cannot be asked, where that is so.
     """
 
     referee: str
@@ -61,6 +62,7 @@ class Finding:
     ours: float | None = None
     theirs: float | None = None
     allowed: float = 0.0
+    unasked: str = "is not installed"
 
     @property
     def gap(self) -> float | None:
@@ -71,7 +73,7 @@ class Finding:
     def verdict(self) -> str:
         """`agrees`, `DISAGREES` (a gap that is no number does), or that there is no referee."""
         if self.gap is None:
-            return "is not installed"
+            return self.unasked
         return "agrees" if self.gap <= self.allowed else "DISAGREES"
 
     def as_json(self) -> dict[str, Any]:
@@ -177,6 +179,10 @@ def _lm_eval(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]:
 
 def _trl(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]:
     """The losses of TRL's trainers for fine-tuning and for preferences, each on a batch that TRL itself has made."""
+    if "quantization_config" in json.loads((folder / "config.json").read_bytes()):
+        # The trainers of transformers refuse a model whose matrices are all rounded.
+        yield Finding("TRL", "-", unasked="takes no model in 8 bits")
+        return
     import trl
     from datasets import Dataset, config, disable_progress_bars
 

@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from gristmill.dataprep.files import write_json
 from gristmill.flows.cli import app
 from gristmill.flows.models.find import ModelNotFoundError, find_model, name_of
+from gristmill.flows.models.referees import REFEREES
 from gristmill.mixtures.model import Model
 from gristmill.tokenize.encoding.sample import Sample
 from gristmill.tokenize.encoding.tokenizer import train, write_tokenizer
@@ -308,3 +309,10 @@ def test_outside_referees_find_what_we_find_and_see_what_is_wrong(
     assert done.exit_code == 1
     assert "DISAGREES" in done.stdout
     assert done.stdout.count("is not installed") == 2
+
+
+def test_trl_which_trains_no_rounded_model_is_not_asked_about_one(tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", {"model_type": "llama", "quantization_config": {"quant_method": "torchao"}})
+    ask = next(ask for name, _, ask in REFEREES if name == "TRL")
+    (found,) = ask(cast(Any, None), tmp_path, tmp_path)
+    assert (found.verdict, found.gap) == ("takes no model in 8 bits", None)
