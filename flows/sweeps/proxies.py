@@ -21,6 +21,8 @@ from gristmill.train.loop.stream import plan_of
 
 SHARED_UNTIL = "tokenize"
 """The last stage that is the same for all mixtures."""
+MIXTURE = "mix"
+"""The stage that differs; what it holds out is looked at before anything is trained."""
 PROXY_MODEL = {"layers": 2, "width": 128, "heads": 4}
 """Small enough for a CPU; what it measures is which mixture is better, not how good a model gets."""
 
@@ -155,34 +157,41 @@ def run_mixture(sweep: Sweep, number: int, observer: Observer) -> dict[str, Any]
         checksum of each source's held-out rows; or `error`, where the mixture cannot be made or trained.
 
     Raises:
-        SweepError: a source that counts has no held-out text.
+        SweepError: a source that counts has no held-out text; nothing was trained.
     """
     found: dict[str, Any] = {"mixture": number, "weights": sweep.mixtures[number], "proxies": []}
     for seed in sweep.seeds:
         session = sweep.proxy(number, seed)
         try:
-            _run(session, observer, SHARED_UNTIL)
+            _run(session, observer, SHARED_UNTIL, until=MIXTURE)
+            held_out = read_json(session.folder(MIXTURE).data / MANIFEST)["validation"]
+            check_held_out(held_out, sweep.target)
+            _run(session, observer, MIXTURE)
         except StageFailedError as error:
             # A mixture that its sources cannot fill is a result: the others go on, and the report names it.
             return {**found, "error": str(error)}
-        folder = session.folder("pretrain")
-        measured = folder.manifest()["summary"].get("validation", {})
-        packed = read_json(session.folder("mix").data / MANIFEST)
-        found["validation"] = {name: entry["sha256"] for name, entry in packed["validation"].items()}
+        found["validation"] = {name: entry["sha256"] for name, entry in held_out.items()}
+        measured = session.folder("pretrain").manifest()["summary"].get("validation", {})
         bits = {name: values["bits_per_byte"] for name, values in measured.items() if "bits_per_byte" in values}
-        missing = [name for name, share in sweep.target.items() if share and name not in bits]
-        if missing:
-            raise SweepError(f"no held-out text of {', '.join(missing)}; raise mix.validation, or leave these sources "
-                             "out of --target")
         found["proxies"].append({"seed": seed, "fingerprint": session.plan["pretrain"].fingerprint,
                                  "bits_per_byte": bits})
     return found
 
 
-def _run(session: Session, observer: Observer, after: str | None) -> None:
-    """Run a session's stages, those behind `after` where it is given, with a record, so that gc keeps them."""
+def check_held_out(held_out: Mapping[str, Mapping[str, Any]], target: Weights) -> None:
+    """Raise SweepError where the rows held out of a mixture, by source, have none of a source that counts."""
+    missing = [name for name, share in target.items() if share and not held_out.get(name, {}).get("rows")]
+    if missing:
+        raise SweepError(f"no held-out text of {', '.join(missing)}; raise mix.validation, or leave these sources "
+                         "out of --target")
+
+
+def _run(session: Session, observer: Observer, after: str | None, until: str | None = None) -> None:
+    """Run a session's stages, those behind `after` and up to `until`, with a record, so that gc keeps them."""
     runner, record = session.runner(observer), session.start_record()
     names = list(session.plan)
+    begin = names.index(after) + 1 if after in names else 0
+    end = names.index(until) + 1 if until in names else len(names)
     with record.until_end():
-        for stage in names[names.index(after) + 1 if after in names else 0 :]:
+        for stage in names[begin:end]:
             record.add(runner.run_stage(stage))

@@ -111,7 +111,7 @@ def test_an_example_is_explained_by_its_place_or_id_with_the_rule_and_its_thresh
 
 def test_other_thresholds_for_examples_are_tried_by_running_them(folder: Path) -> None:
     before, after = opened(folder), opened(folder, "sft.prepare.filter.rules.gopher_quality.min_words=4")
-    with pytest.raises(NotReplayableError, match=r"sft\.prepare.* is about examples, .* run it: gristmill run .* "
+    with pytest.raises(NotReplayableError, match=r"sft\.prepare.* is about examples, .* run it: \S*gristmill run .* "
                                                  "--until sft_prepare"):
         compare(before, after)
     with pytest.raises(NotReplayableError, match="ingest is not committed"):

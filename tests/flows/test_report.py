@@ -162,7 +162,7 @@ def test_a_spike_is_shown_with_the_documents_that_are_suspected() -> None:
     innocent = {"id": "cd34", "source": "web", "loss": 2.0, "text": "plain prose"}
     step = {"step": 21, "loss": 9.5, "mean": 3.0, "suspects": ["ab12"], "documents": [suspect, innocent]}
     shown = spikes({"spikes": {"pretrain": [step], "sft": []}})
-    assert "pretrain, step 21: loss 9.500, where 3.000 was usual; 1 suspects" in shown
+    assert "pretrain, step 21: loss 9.500, where 3.000 was usual; 1 suspect<" in shown
     assert "<b>no number</b> <span>web ab12</span><br>&lt;script&gt; 0 0 0" in shown
     assert "plain prose" not in shown
     assert spikes({"spikes": {"pretrain": []}}) == ""

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from gristmill.flows.sweeps.fit import fit, least_within_hull
 from gristmill.flows.sweeps.grid import Grid, SweepError, mixtures_of, read_grid
-from gristmill.flows.sweeps.proxies import Sweep, plan_sweep
+from gristmill.flows.sweeps.proxies import Sweep, check_held_out, plan_sweep
 from gristmill.flows.sweeps.results import analyse
 from gristmill.flows.sweeps.writing import as_html, describe_suggestion, print_results, suggested_text, write_results
 from gristmill.mixtures.load import parse_manifest
@@ -79,6 +79,13 @@ def test_wrong_grids_are_refused(tmp_path: Path, text: str, complaint: str) -> N
     (tmp_path / "grid.yaml").write_text(text)
     with pytest.raises(SweepError, match=complaint):
         mixtures_of(read_grid(tmp_path / "grid.yaml"), OWN)
+
+
+def test_a_source_that_counts_without_held_out_text_is_refused_as_soon_as_a_mixture_is_made() -> None:
+    held_out = {"prose": {"rows": 3}, "code": {"rows": 0}}
+    check_held_out(held_out, {"prose": 1.0, "code": 0.0, "maths": 0.0})
+    with pytest.raises(SweepError, match=r"no held-out text of code, maths; raise mix\.validation"):
+        check_held_out(held_out, {"prose": 0.5, "code": 0.25, "maths": 0.25})
 
 
 def shares(number: int, seed: int = 0) -> np.ndarray:

@@ -194,5 +194,5 @@ def test_prices_are_read_from_the_user_s_file_or_refused(tmp_path: Path) -> None
     own.write_text("as_of: 2026-01-31\ncurrency: EUR\nper_gpu_hour: {H100: 1.5}\n")
     assert (read_prices(own).currency, read_prices(own).per_gpu_hour) == ("EUR", {"H100": 1.5})
     own.write_text("H100: 1.5\n")
-    with pytest.raises(PricesError, match=r"prices\.yaml: no table of prices"):
+    with pytest.raises(PricesError, match=r"prices\.yaml: as_of: field required.*H100: unknown key"):
         read_prices(own)
