@@ -5,7 +5,7 @@ product on the same device, and peak memory beside the same Llama's. What else w
 keys of the first row: MFU by both conventions ("unknown" where the device's peak is), the wait for data, and how long
 checkpoints held the training up.
 
-The sizes of a GPU are those that issues and papers ask about: one micro-batch is as large as the memory of one H200
+The sizes of a GPU are those that papers and other projects report: one micro-batch is as large as the memory of an H200
 allows without activation checkpointing, and micro-batches accumulate as in published recipes. Each side trains in a
 process of its own, so that its memory is its own.
 """
