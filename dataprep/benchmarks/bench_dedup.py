@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, ID_BYTES, write_table
+from gristmill.dataprep.processes import KILOBYTE, peak_resident_bytes
 
 DOCUMENTS = 1_000_000
 SHARD_DOCUMENTS = 12_500
@@ -128,10 +129,10 @@ def run_stage(folder: Path) -> dict[str, float]:
     begin = time.perf_counter()
     summary = dedup.run({"ingest": folder / "ingest"}, {}, folder / "out", context)
     seconds = time.perf_counter() - begin
-    peak = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    peak = peak_resident_bytes() + KILOBYTE * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     return {
         "seconds": seconds,
-        "gibibytes": peak * 1024 / 2**30,
+        "gibibytes": peak / 2**30,
         "dropped": sum(summary["counts"]["dropped"].values()),
     }
 

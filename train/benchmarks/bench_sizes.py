@@ -30,8 +30,9 @@ from gristmill.mixtures.model import Model
 from gristmill.tokenize.packed_writing import write_packed_set
 
 GIGA = 1e9
-WINDOWS = 5
-"""Of steps that are timed as one: the first one is not counted, a checkpoint is written after the second and fourth."""
+WINDOWS = 8
+"""Of steps that are timed as one: the first one is not counted, a checkpoint is written after the third and the sixth,
+and the fourth and seventh share a CPU with its writing."""
 Row = dict[str, Any]
 
 

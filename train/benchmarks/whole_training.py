@@ -46,7 +46,7 @@ def ours(packed: PackedSet, shape: Shape, size: dict[str, Any]) -> dict[str, Any
         dtype = compute_dtype("auto", world.device)
         model = sharded_model(shape, drawn(shape, 0), world, dtype, compute)
         objective = NextToken(packed, 0, torch.full((shape.vocab_size,), 4.0, device=world.device), shape)
-        context = Context(Path(work), checkpoint_every=2 * window, compute=compute, emit=lambda event: None)
+        context = Context(Path(work), checkpoint_every=3 * window, compute=compute, emit=lambda event: None)
         record, summary = train(Job(
             section=section, objective=objective, model=model, world=world, context=context,
             peak_flops=peak_flops(world.device, dtype), causal_share=flops.causal / flops.whole,

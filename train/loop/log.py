@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gristmill.dataprep.processes import peak_resident_bytes
 from gristmill.train.loop.throughput import model_flops_utilisation
 from gristmill.train.optim.sharded import squared_norm
 from gristmill.train.parallel.pipeline import over_stages
@@ -86,5 +85,4 @@ def peak_memory_bytes(device: torch.device, world: World) -> int:
     """
     if device.type == "cuda":
         return int(max_over_ranks(float(torch.cuda.max_memory_allocated(device)), world))
-    unit = 1 if sys.platform == "darwin" else 1024
-    return int(max_over_ranks(float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit), world))
+    return int(max_over_ranks(float(peak_resident_bytes()), world))
