@@ -146,7 +146,7 @@ def run_shared(sweep: Sweep, observer: Observer) -> None:
     Raises:
         StageFailedError: one of them could not be finished.
     """
-    _run(sweep.shared(), observer, None)
+    _run(sweep.shared(), observer, None, {})
 
 
 def run_mixture(sweep: Sweep, number: int, observer: Observer) -> dict[str, Any]:
@@ -163,19 +163,22 @@ def run_mixture(sweep: Sweep, number: int, observer: Observer) -> dict[str, Any]
     for seed in sweep.seeds:
         session = sweep.proxy(number, seed)
         try:
-            _run(session, observer, SHARED_UNTIL, until=MIXTURE)
-            held_out = read_json(session.folder(MIXTURE).data / MANIFEST)["validation"]
-            check_held_out(held_out, sweep.target)
-            _run(session, observer, MIXTURE)
+            _run(session, observer, SHARED_UNTIL, sweep.target)
         except StageFailedError as error:
             # A mixture that its sources cannot fill is a result: the others go on, and the report names it.
             return {**found, "error": str(error)}
-        found["validation"] = {name: entry["sha256"] for name, entry in held_out.items()}
+        found["validation"] = {name: entry["sha256"] for name, entry in held_out_by(session).items()}
         measured = session.folder("pretrain").manifest()["summary"].get("validation", {})
         bits = {name: values["bits_per_byte"] for name, values in measured.items() if "bits_per_byte" in values}
         found["proxies"].append({"seed": seed, "fingerprint": session.plan["pretrain"].fingerprint,
                                  "bits_per_byte": bits})
     return found
+
+
+def held_out_by(session: Session) -> Mapping[str, Mapping[str, Any]]:
+    """The rows that a committed mixture holds out, by source."""
+    held_out: dict[str, dict[str, Any]] = read_json(session.folder(MIXTURE).data / MANIFEST)["validation"]
+    return held_out
 
 
 def check_held_out(held_out: Mapping[str, Mapping[str, Any]], target: Weights) -> None:
@@ -186,12 +189,15 @@ def check_held_out(held_out: Mapping[str, Mapping[str, Any]], target: Weights) -
                          "out of --target")
 
 
-def _run(session: Session, observer: Observer, after: str | None, until: str | None = None) -> None:
-    """Run a session's stages, those behind `after` and up to `until`, with a record, so that gc keeps them."""
+def _run(session: Session, observer: Observer, after: str | None, target: Weights) -> None:
+    """Run a session's stages, those behind `after` where it is given, with a record, so that gc keeps them.
+
+    A mixture is looked at as soon as it is made: it must hold out text of every source of the target.
+    """
     runner, record = session.runner(observer), session.start_record()
     names = list(session.plan)
-    begin = names.index(after) + 1 if after in names else 0
-    end = names.index(until) + 1 if until in names else len(names)
     with record.until_end():
-        for stage in names[begin:end]:
+        for stage in names[names.index(after) + 1 if after in names else 0 :]:
             record.add(runner.run_stage(stage))
+            if stage == MIXTURE:
+                check_held_out(held_out_by(session), target)

@@ -68,6 +68,16 @@ def reinforcement(folder: Path, prompts: int, **section: Any) -> Reading:
                    examples=tuple((f"prompt-{number}",) for number in range(prompts)))
 
 
+def found_by_looking(one: Any, steps: int, wanted: list[int]) -> dict[int, list[int]]:
+    """Step -> the wanted rows that it reads, by looking at all rows of all steps."""
+    expected: dict[int, list[int]] = {}
+    for step in range(1, steps + 1):
+        hits = sorted(row for row in one.rows(step).tolist() if row in wanted)
+        if hits:
+            expected[step] = hits
+    return expected
+
+
 @settings(max_examples=40)
 @given(st.integers(1, 9), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 13), st.data())
 def test_the_steps_of_a_prompt_are_all_those_that_learn_from_answers_to_it(
@@ -76,12 +86,7 @@ def test_the_steps_of_a_prompt_are_all_those_that_learn_from_answers_to_it(
     one = reinforcement(Path("nowhere"), prompts, group_size=2, global_batch_size=2 * groups, steps=steps,
                         steps_per_batch=steps_per_batch, epochs_per_batch=epochs)
     wanted = data.draw(st.lists(st.integers(0, prompts - 1), min_size=1, max_size=3, unique=True))
-    expected: dict[int, list[int]] = {}
-    for step in range(1, steps + 1):
-        hits = sorted(row for row in one.rows(step).tolist() if row in wanted)
-        if hits:
-            expected[step] = hits
-    assert one.steps_that_read(np.array(wanted)) == expected
+    assert one.steps_that_read(np.array(wanted)) == found_by_looking(one, steps, wanted)
 
 
 def test_a_step_of_reinforcement_learning_shows_the_answers_that_it_learned_from(tmp_path: Path) -> None:
@@ -110,12 +115,7 @@ def test_the_steps_of_a_row_are_all_those_whose_batch_has_it(
 ) -> None:
     one = reading(Path("nowhere"), order=Order(counts, 3), steps=steps, global_batch_size=batch)
     wanted = data.draw(st.lists(st.integers(0, sum(counts) - 1), min_size=1, max_size=3, unique=True))
-    expected: dict[int, list[int]] = {}
-    for step in range(1, steps + 1):
-        hits = sorted(row for row in one.rows(step).tolist() if row in wanted)
-        if hits:
-            expected[step] = hits
-    assert one.steps_that_read(np.array(wanted)) == expected
+    assert one.steps_that_read(np.array(wanted)) == found_by_looking(one, steps, wanted)
 
 
 def test_a_step_is_read_once_it_was_trained_and_checkpoints_count_from_their_marker(tmp_path: Path) -> None:
