@@ -1,15 +1,19 @@
 """What holds for all tests: the same examples in every run, one thread per process, and which worker runs what when.
 
 Property tests try the same examples in every run, however slow the machine is. GRISTMILL_TEST_EXPLORE=1 makes them try
-new ones, and more of them; a failing example is printed and remembered.
+new ones, and more of them; a failing example is printed and remembered. What a test draws from the generators of a
+process does not depend on the tests before it; GRISTMILL_TEST_SEED=5 makes it draw something else, and is printed.
 """
 
 from __future__ import annotations
 
 import os
+import random
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -21,6 +25,11 @@ settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile("explore" if os.environ.get("GRISTMILL_TEST_EXPLORE") else "same")
 
+SEED = int(os.environ.get("GRISTMILL_TEST_SEED", "0"))
+"""What every test's generators begin from."""
+TORCHS_OWN_SEED = 67280421310721
+"""What torch's generator begins from in a process that imports it only within a test (`default_rng_seed_val`)."""
+
 FOLDERS = ("tests/browser", "tests/referees")
 """Folders that one worker runs: their tests share a server and a browser, or imports that take seconds."""
 LONGEST = (
@@ -29,6 +38,23 @@ LONGEST = (
     "tests/train/test_tuning_parallel.py",
 )  # fmt: skip
 """What takes longest is begun first, so that at the end no worker is left alone with one of them."""
+
+
+def pytest_report_header() -> str:
+    """Say what the tests draw from."""
+    return f"GRISTMILL_TEST_SEED={SEED}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Let a test draw the same numbers whatever ran before it in its worker."""
+    random.seed(SEED)
+    np.random.seed(SEED)
+    if SEED:
+        import torch
+    elif (torch := sys.modules.get("torch")) is None:  # it is slow to import, and begins from the same seed when it is
+        return
+    torch.manual_seed(TORCHS_OWN_SEED + SEED)
 
 
 @pytest.fixture(scope="session")

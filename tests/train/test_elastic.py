@@ -27,6 +27,7 @@ from gristmill.train.optim.elastic import ElasticWeights, fisher_diagonal
 def test_the_penalty_by_hand() -> None:
     """Moved by (1, -2), F = (3, 0.5), lambda = 4: 4 / 2 (3 * 1 + 0.5 * 4) = 10; gradients 4 F (1, -2) = (12, -4)."""
     model = nn.Linear(2, 1, bias=False)
+    nn.init.zeros_(model.weight)  # where a move of (1, -2) is exact
     elastic = ElasticWeights(model, {"weight": torch.tensor([[3.0, 0.5]])}, 4.0)
     with torch.no_grad():
         model.weight += torch.tensor([[1.0, -2.0]])
