@@ -50,7 +50,9 @@ def accumulate_gradients(
         # Stages before the last one measure nothing.
         return sum_over_ranks(sums, world), row_losses or [sums.new_zeros(1, 1).half()]
     for number, part in enumerate(parts):
-        model.set_requires_gradient_sync(after_part is not None or number == len(parts) - 1)  # type: ignore[operator]
+        settles = after_part is not None or number == len(parts) - 1
+        model.set_requires_gradient_sync(settles)  # type: ignore[operator]
+        model.set_reshard_after_backward(settles or world.releases_weights)  # type: ignore[operator]
         measured = objective.loss(model, part, scale, draw)
         measured.loss.backward()
         sums += measured.sums

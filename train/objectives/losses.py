@@ -107,8 +107,9 @@ class _WeightedNll(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None, None, None]:
         hidden_gradient, matrix_gradient = ctx.saved_tensors
-        of_matrix = matrix_gradient * gradients[0] if ctx.needs_input_grad[1] else None
-        return hidden_gradient * gradients[0], of_matrix, None, None, None, None
+        # In place: a second backward pass, which nothing asks for, is refused by autograd.
+        of_matrix = matrix_gradient.mul_(gradients[0]) if ctx.needs_input_grad[1] else None
+        return hidden_gradient.mul_(gradients[0]), of_matrix, None, None, None, None
 
 
 def weighted_nll(

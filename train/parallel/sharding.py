@@ -72,11 +72,8 @@ def sharded_model(
         split_matrices(model, world.tensor_mesh)
     configure(model, compute)
     # FSDP's work around a layer would cut a compiled model into pieces, and one process has nothing to gather.
-    # What one process gives up after a layer's forward pass it would only copy again for the backward pass: on a GPU
-    # that is cheap and its memory is scarce, on a CPU it is the other way round.
-    release = world.data_mesh.size() > 1 or world.device.type != "cpu"
     for layer in model.model.layers.children() if compute.compile != "model" else ():
-        fully_shard(layer, mesh=world.data_mesh, mp_policy=policy, reshard_after_forward=release)
+        fully_shard(layer, mesh=world.data_mesh, mp_policy=policy, reshard_after_forward=world.releases_weights)
     fully_shard(model, mesh=world.data_mesh, mp_policy=policy)
     model.to_empty(device=world.device)
     with torch.no_grad():

@@ -62,6 +62,15 @@ class World:
         return self.mesh["tensor"] if self._along("tensor") > 1 else None
 
     @property
+    def releases_weights(self) -> bool:
+        """Whether a layer's whole weights are given up when it has used them, and gathered again when it needs them.
+
+        One process has nothing to gather: what it gives up it would only copy again. On a GPU that is cheap and its
+        memory is scarce, on a CPU it is the other way round.
+        """
+        return self.data_mesh.size() > 1 or self.device.type != "cpu"
+
+    @property
     def stage(self) -> int:
         """The place of this process in its pipeline."""
         return self._place("pipeline")
