@@ -1,4 +1,4 @@
-"""The key `lora` of `sft` and `dpo`: small matrices that are trained in place of the model's own."""
+"""The key `lora` of stages that tune a model: small matrices that are trained in place of the model's own."""
 
 from __future__ import annotations
 
@@ -33,21 +33,11 @@ class Lora(Section):
     targets: Annotated[tuple[LinearLayer, ...], Field(min_length=1)] | None = None
     """The linear layers that get adapters, in every layer; all that the model has if absent (Dettmers et al. 2023,
     section 4: it takes all of them to match a full fine-tuning)."""
-
-    @property
-    def scale(self) -> float:
-        """What B A is multiplied with."""
-        return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
-
-
-class LoraOnRounded(Lora):
-    """The same, with a frozen model that may be rounded (QLoRA, Dettmers et al. 2023)."""
-
     base: RoundedBase | None = None
-    """Hold the adapted layers' frozen weights in fewer bits: `nf4` in 4 (bitsandbytes, extra `quant`; 0.52 bytes a
-    weight), `int8` in 8, with a scale per row. Every process then holds all of them. The adapters learn what rounding
-    took away along with the task, and the stage's model is the rounded one with them merged; float32 if absent. Not
-    together with `dora` or `engine.compute.compile`."""
+    """Hold the adapted layers' frozen weights in fewer bits (QLoRA, Dettmers et al. 2023): `nf4` in 4 (bitsandbytes,
+    extra `quant`; 0.52 bytes a weight), `int8` in 8, with a scale per row. Every process then holds all of them. The
+    adapters learn what rounding took away along with the task, and the stage's model is the rounded one with them
+    merged; a reference is rounded alike. float32 if absent. Not together with `dora` or `engine.compute.compile`."""
 
     @model_validator(mode="after")
     def _has_rows_to_measure(self) -> Self:
@@ -56,7 +46,7 @@ class LoraOnRounded(Lora):
                              "rounded; remove one of the two")
         return self
 
-
-def base_of(lora: Lora | None) -> RoundedBase | None:
-    """How frozen weights are rounded, if they are."""
-    return lora.base if isinstance(lora, LoraOnRounded) else None
+    @property
+    def scale(self) -> float:
+        """What B A is multiplied with."""
+        return self.alpha / (self.rank**0.5 if self.rslora else self.rank)

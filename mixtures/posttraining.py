@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from gristmill.mixtures.adapters import Lora, LoraOnRounded
+from gristmill.mixtures.adapters import LinearLayer, Lora, RoundedBase
 from gristmill.mixtures.decontaminate import Decontaminate
 from gristmill.mixtures.distillation import Distill
 from gristmill.mixtures.optimizer import Optimizer
@@ -131,7 +131,7 @@ class Tuning(Training):
 
     optimizer: Optimizer = Optimizer(learning_rate=3e-4, weight_decay=0.0)
     """What an update is."""
-    lora: LoraOnRounded | None = None
+    lora: Lora | None = None
     """Train adapters only; the whole model is trained if absent."""
     gates: Gates = Gates()
     """What must hold before the first step."""
@@ -183,6 +183,15 @@ class DpoData(Section):
         return self
 
 
+class Rounded(Section):
+    """Which of a model's matrices are rounded."""
+
+    base: RoundedBase
+    """To how many bits."""
+    targets: tuple[LinearLayer, ...] | None = None
+    """The linear layers; all if absent."""
+
+
 class Reference(Section):
     """What the stage `reference` is told of the section `dpo`: what log-probabilities of pairs depend on beside the
     rows."""
@@ -193,6 +202,8 @@ class Reference(Section):
     """Pairs per forward pass on one rank at the most."""
     answers: bool = False
     """Whether the loss is of single answers (`kto`), with answers to other prompts beside them."""
+    rounded: Rounded | None = None
+    """How the model is rounded, if it is: as `dpo.lora.base` rounds it."""
 
 
 class Dpo(DpoData, Prepared, Training):

@@ -20,6 +20,7 @@ from gristmill.dataprep.context import Context
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.files import settle_adapters
+from gristmill.train.adapters.frozen import describe_rounding
 from gristmill.train.adapters.lora import adapted_flops_per_token
 from gristmill.train.adapters.model import tuned_model
 from gristmill.train.evaluation.validation import Validation
@@ -27,7 +28,7 @@ from gristmill.train.kto import optimise
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.once import measured_once
 from gristmill.train.loop.throughput import peak_flops
-from gristmill.train.models.weights import read_shape
+from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.objectives.chosen_decline import decline_of
 from gristmill.train.objectives.conversations import write_example_ids
 from gristmill.train.objectives.held_out_pairs import HOLDOUT, write_holdout
@@ -36,7 +37,13 @@ from gristmill.train.objectives.pair_draws import describe_draws, draw_pairs, he
 from gristmill.train.objectives.pair_rows import PairRows, check_pairs
 from gristmill.train.objectives.pairs import more_likely, reward_accuracy
 from gristmill.train.objectives.preferences import Preferences
-from gristmill.train.objectives.reference import certify_start, key_of, pair_logps, read_reference
+from gristmill.train.objectives.reference import (
+    certify_start,
+    key_of,
+    pair_logps,
+    read_reference,
+    rounding_of,
+)
 from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.parallel.world import process_group
 from gristmill.train.pretrain import all_tensors, averaged, causal_share, describe_model, publish, read_token_bytes
@@ -70,8 +77,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         is_out = held_out_mask(records, section, seed)
         draws = draw_pairs(rows, is_out, section, seed)
         dtype = compute_dtype(section.precision, world.device)
-        reference = read_reference(inputs["reference"], key_of(start, rows, dtype))
-        model = tuned_model(shape, start, section, world, dtype, context)
+        reference = read_reference(inputs["reference"], key_of(start, rows, dtype, rounding_of(section)))
+        model = tuned_model(shape, stored(start), section.lora, seed, world, dtype, context)
         flops = adapted_flops_per_token(shape, length, section.lora)
         objective = Preferences(rows, draws, reference, section, seed, flops, world.device, context.warn)
         if world.is_first:
@@ -88,6 +95,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         logps = pair_logps(model, rows, measured, section.micro_batch_size, world)
         before, after, held_out = reference[is_out], logps[is_out[measured]], np.flatnonzero(is_out)
         tensors = all_tensors(model, average)
+        summary |= describe_rounding(model, section.lora)
         if record is not None:
             summary |= publish(out, shape, settle_adapters(out, tensors, section.lora), record)
             summary["chosen_decline"] = decline_of(record.lines())

@@ -16,6 +16,7 @@ from gristmill.dataprep.context import Context
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.files import settle_adapters
+from gristmill.train.adapters.frozen import describe_rounding
 from gristmill.train.adapters.lora import adapted_flops_per_token
 from gristmill.train.adapters.model import tuned_model
 from gristmill.train.evaluation.validation import Validation
@@ -23,7 +24,7 @@ from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.once import measured_once
 from gristmill.train.loop.stream import plan_of
 from gristmill.train.loop.throughput import peak_flops
-from gristmill.train.models.weights import read_shape
+from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.objectives.answer_rows import AnswerRows
 from gristmill.train.objectives.chosen_decline import decline_of
 from gristmill.train.objectives.conversations import NothingToTrainError, write_example_ids
@@ -39,6 +40,7 @@ from gristmill.train.objectives.reference import (
     answer_key,
     measured_at_start,
     read_answer_reference,
+    rounding_of,
 )
 from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.parallel.world import World, process_group
@@ -68,8 +70,8 @@ def optimise(inputs: Mapping[str, Path], section: Dpo, out: Path, context: Conte
         is_out = held_out_answers(rows, section, seed)
         draws = draw_pairs(rows, is_out, section, seed)
         dtype = compute_dtype(section.precision, world.device)
-        reference = read_answer_reference(inputs["reference"], answer_key(start, rows, dtype))
-        model = tuned_model(shape, start, section, world, dtype, context)
+        reference = read_answer_reference(inputs["reference"], answer_key(start, rows, dtype, rounding_of(section)))
+        model = tuned_model(shape, stored(start), section.lora, seed, world, dtype, context)
         # The estimate of the KL is one more forward pass over as many tokens, or nearly.
         flops = adapted_flops_per_token(shape, length, section.lora) + 2 * shape.matrix_parameters
         objective = Desirability(rows, draws, reference, section, seed, flops, world, context.warn)
@@ -90,6 +92,7 @@ def optimise(inputs: Mapping[str, Path], section: Dpo, out: Path, context: Conte
         gained = answer_logps(model, rows, measured, section.micro_batch_size, world) - reference[measured, 0]
         gains = gained[is_out[measured]]
         tensors = all_tensors(model, average)
+        summary |= describe_rounding(model, section.lora)
         if record is not None:
             summary |= publish(out, shape, settle_adapters(out, tensors, section.lora), record)
             summary["chosen_decline"] = decline_of(record.lines())

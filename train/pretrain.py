@@ -23,6 +23,7 @@ from gristmill.mixtures.model import Model
 from gristmill.mixtures.training import Pretrain, Training
 from gristmill.tokenize.origins import known_of
 from gristmill.tokenize.packed import PackedSet
+from gristmill.train.adapters.frozen import rounded_tensors
 from gristmill.train.evaluation.readers import InLoopTasks, open_reader
 from gristmill.train.evaluation.validation import Validation
 from gristmill.train.loop.batches import reading_threads
@@ -171,12 +172,16 @@ def decoder(tokenizer: Path) -> Callable[[Sequence[int]], str]:
 
 
 def all_tensors(model: nn.Module, average: AveragedWeights | None) -> dict[str, dict[str, Tensor]]:
-    """Whole master weights by the folder that they go to, on every rank; every rank calls this together."""
-    tensors = {MODEL: whole_tensors(model)}
+    """Whole master weights by the folder that they go to, on every rank; every rank calls this together.
+
+    Frozen matrices that are held rounded are among them, as what they stand for.
+    """
+    frozen = rounded_tensors(model)
+    tensors = {MODEL: whole_tensors(model) | frozen}
     if average is not None:
         with average.in_place():
             # In one process the whole tensors are the model's own, which gets its own weights back.
-            tensors[MODEL_AVERAGE] = {name: tensor.clone() for name, tensor in whole_tensors(model).items()}
+            tensors[MODEL_AVERAGE] = {name: tensor.clone() for name, tensor in whole_tensors(model).items()} | frozen
     return tensors
 
 

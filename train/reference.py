@@ -18,8 +18,10 @@ import torch
 from torch import nn
 
 from gristmill.dataprep.context import Context
+from gristmill.mixtures.adapters import Lora
 from gristmill.mixtures.posttraining import Reference
 from gristmill.tokenize.packed import PackedSet
+from gristmill.train.adapters.model import tuned_model
 from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.objectives.answer_rows import AnswerRows
 from gristmill.train.objectives.desirability import answer_logps
@@ -32,7 +34,7 @@ from gristmill.train.objectives.reference import (
     write_answer_reference,
     write_reference,
 )
-from gristmill.train.parallel.sharding import compute_dtype, sharded_model
+from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.parallel.world import World, process_group
 from gristmill.train.pretrain import MODEL, describe_model
 
@@ -54,15 +56,18 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 def score(packed: PackedSet, start: Path, section: Reference, out: Path, context: Context) -> dict[str, Any]:
     """Score the rows and write what was found; returns the stage's summary."""
     shape = read_shape(start)
-    with process_group(context.parallel, pipelined=False) as world:
+    rounded = section.rounded
+    # New adapters add nothing; what lies under them is rounded as the training will round it.
+    lora = None if rounded is None else Lora(rank=1, base=rounded.base, targets=rounded.targets)
+    with process_group(context.parallel, pipelined=False, split=lora is None) as world:
         dtype = compute_dtype(section.precision, world.device)
-        model = sharded_model(shape, stored(start), world, dtype, context.compute)
+        model = tuned_model(shape, stored(start), lora, 0, world, dtype, context)
         if section.answers:
             scored = score_answers(model, start, AnswerRows(packed), section, dtype, out, world)
             return {**describe_model(shape), **scored}
         rows = PairRows(packed)
         logps = pair_logps(model, rows, np.arange(len(rows)), section.micro_batch_size, world)
-        key = key_of(start, rows, dtype)
+        key = key_of(start, rows, dtype, rounded)
         if world.is_first:
             write_reference(out, key, rows, logps)
     return {**describe_model(shape), "pairs": len(rows), "key": key,
@@ -76,7 +81,7 @@ def score_answers(
     every = np.arange(len(rows))
     logps = np.stack([answer_logps(model, rows, every, section.micro_batch_size, world, mismatched)
                       for mismatched in (False, True)], axis=1)
-    key = answer_key(start, rows, dtype)
+    key = answer_key(start, rows, dtype, section.rounded)
     if world.is_first:
         write_answer_reference(out, key, rows, logps)
     return {"answers": len(rows), "key": key, "tokens_scored": int(rows.scored_tokens.sum())}

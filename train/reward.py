@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,9 @@ from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.reading.preference_audit import warnings_of
 from gristmill.mixtures.adapters import Lora
 from gristmill.mixtures.reward import Reward
-from gristmill.train.adapters.lora import adapt, adapted_flops_per_token, adapted_tensors, merged
+from gristmill.train.adapters.frozen import describe_rounding
+from gristmill.train.adapters.lora import adapted_flops_per_token, merged
+from gristmill.train.adapters.model import tuned_model
 from gristmill.train.evaluation.intervals import share_with_interval
 from gristmill.train.export import copy_file
 from gristmill.train.loop.loop import Job, train
@@ -35,7 +36,7 @@ from gristmill.train.objectives.conversations import NothingToTrainError, write_
 from gristmill.train.objectives.pair_sets import read_pairs
 from gristmill.train.objectives.pairs import Pair, is_held_out
 from gristmill.train.objectives.reward_pairs import RewardPairs, pair_scores
-from gristmill.train.parallel.sharding import compute_dtype, sharded_model
+from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.parallel.world import World, process_group
 from gristmill.train.pretrain import all_tensors, averaged, causal_share, describe_model, final_measurements
 from gristmill.train.reference import start_of
@@ -74,6 +75,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length, flops)))
         scored = pair_scores(model, held_out, chat.pad, length, section.micro_batch_size, world)
         tensors = all_tensors(model, average)
+        summary |= describe_rounding(model, section.lora)
         if record is not None:
             for name, weights in tensors.items():
                 save_reward_model(out / name, shape, weights if section.lora is None else merged(weights, section.lora),
@@ -109,15 +111,13 @@ def new_reward_model(
     shape: Shape, start: Path, section: Reward, world: World, dtype: torch.dtype, context: Context
 ) -> nn.Module:
     """A saved decoder with a new scoring row, sharded, with adapters where the section asks for them."""
-    seed, lora = section.seed or 0, section.lora
-    tensor_of = adapted_tensors(with_new_score(stored(start), seed), lora, seed)
-    return sharded_model(shape, tensor_of, world, dtype, context.compute, build=RewardModel,
-                         adapt=None if lora is None else partial(adapt_but_score, lora=lora))
+    seed = section.seed or 0
+    return tuned_model(shape, with_new_score(stored(start), seed), section.lora, seed, world, dtype, context,
+                       train_score, RewardModel)
 
 
-def adapt_but_score(model: nn.Module, lora: Lora) -> None:
-    """Freeze a reward model but for its scoring row, and give its layers adapters, in place."""
-    adapt(model, lora)
+def train_score(model: nn.Module) -> None:
+    """Let the scoring row of a reward model learn, in place, also where the rest is frozen."""
     model.get_submodule("score").requires_grad_(True)
 
 

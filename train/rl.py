@@ -23,6 +23,7 @@ from gristmill.mixtures.rewards import name_of
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.files import settle_adapters
+from gristmill.train.adapters.frozen import describe_rounding
 from gristmill.train.adapters.lora import adapted_flops_per_token
 from gristmill.train.adapters.model import tuned_model
 from gristmill.train.evaluation.intervals import paired_difference
@@ -86,7 +87,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         if world.is_first:
             write_prompt_ids(out / PROMPTS, training)
         dtype = compute_dtype(section.precision, world.device)
-        model = tuned_model(shape, start, section, world, dtype, context,
+        model = tuned_model(shape, stored(start), section.lora, section.seed or 0, world, dtype, context,
                             add_critic if section.algorithm == "ppo" else None)
         needs_reference = bool(section.kl_weight) and section.lora is None
         actor = Actor(
@@ -108,6 +109,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             before_step=lambda step, rows: actor.before_step(step), state={"rollouts": actor.rollouts}))
         after = actor.measure(held_out)
         tensors = policies(model, average)
+        summary |= describe_rounding(model, section.lora)
         if record is not None:
             summary |= publish(out, shape, settle_adapters(out, tensors, section.lora), record)
             summary |= rewards_at_both_ends(record.lines(), section)

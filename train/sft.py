@@ -18,12 +18,11 @@ from torch import nn
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import read_json, write_json
-from gristmill.mixtures.adapters import base_of
 from gristmill.mixtures.distillation import Distill
 from gristmill.mixtures.posttraining import Tuning
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.files import settle_adapters
-from gristmill.train.adapters.frozen import describe_rounding, rounded_tensors
+from gristmill.train.adapters.frozen import describe_rounding
 from gristmill.train.adapters.lora import adapted_flops_per_token
 from gristmill.train.adapters.model import tuned_model
 from gristmill.train.evaluation.held_out_turns import HeldOutTurns
@@ -33,7 +32,7 @@ from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.once import measured_once
 from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.shape import Shape
-from gristmill.train.models.weights import read_shape
+from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.objectives.assistant_turns import AssistantTurns
 from gristmill.train.objectives.chat import Chat
 from gristmill.train.objectives.conversations import write_example_ids
@@ -72,7 +71,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed, \
             process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
         length, dtype = rows.sequence_length, compute_dtype(section.precision, world.device)
-        model = tuned_model(shape, start, section, world, dtype, context)
+        model = tuned_model(shape, stored(start), section.lora, section.seed or 0, world, dtype, context)
         flops = adapted_flops_per_token(shape, length, section.lora)
         token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
         objective = AssistantTurns(rows, section.seed or 0, token_bytes, flops)
@@ -97,10 +96,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                   reading_threads=reading_threads(packed.local, world.device),
                   after_step=measuring(*measures))
         record, summary = train(job)
-        frozen = rounded_tensors(model)
-        tensors = {name: {**weights, **frozen} for name, weights in all_tensors(model, average).items()}
-        if frozen:
-            summary["lora_base"] = {"kind": base_of(section.lora), **describe_rounding(model)}
+        tensors = all_tensors(model, average)
+        summary |= describe_rounding(model, section.lora)
         if record is not None:
             write_json(out / CERTIFICATE, certificate)
             summary |= publish(out, shape, settle_adapters(out, tensors, section.lora), record)

@@ -132,8 +132,10 @@ def reference(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
         return None
     # The size of a forward pass is how the work is done. What a loss makes of the numbers is none of this stage's.
     # Single answers are another work than pairs; no other loss is told apart.
-    answers = {"answers": True} if section.loss == "kto" else {}
-    return {"precision": section.precision, **answers}, {"micro_batch_size": section.micro_batch_size}
+    told: Recipe = {"answers": True} if section.loss == "kto" else {}
+    if section.lora is not None and section.lora.base is not None:
+        told["rounded"] = {"base": section.lora.base, "targets": section.lora.targets}
+    return {"precision": section.precision, **told}, {"micro_batch_size": section.micro_batch_size}
 
 
 def rl(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:

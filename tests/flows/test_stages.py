@@ -222,3 +222,9 @@ def test_single_answers_cost_another_reference_and_no_other_rows() -> None:
     assert kto.recipe["answers"] is True
     assert "answers" not in opened().plan["reference"].recipe
     assert opened("dpo.loss=kto", "dpo.undesirable_weight=1.3").plan["reference"].fingerprint == kto.fingerprint
+    # A model that adapters freeze is its own reference, however it is held; what is rounded is another model.
+    assert changed_by("dpo.lora.rank=4") == ["dpo", "evaluate", "export"]
+    assert changed_by("dpo.lora.base=int8") == ["reference", "dpo", "evaluate", "export"]
+    int8 = opened("dpo.lora.base=int8").plan["reference"].fingerprint
+    assert opened("dpo.lora.base=int8", "dpo.lora.rank=4").plan["reference"].fingerprint == int8
+    assert opened("dpo.lora.base=int8", "dpo.lora.targets=[q_proj]").plan["reference"].fingerprint != int8

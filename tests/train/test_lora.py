@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gristmill.mixtures.adapters import Lora, LoraOnRounded
+from gristmill.mixtures.adapters import Lora
 from gristmill.train.adapters.frozen import check_rounding
 from gristmill.train.adapters.lora import LoraError, LoraLinear, adapt, adapted_tensors, is_adapter, merged
 from gristmill.train.adapters.rounded import product, rounded
@@ -203,7 +203,7 @@ def test_adapters_on_a_rounded_model_learn_as_on_the_whole_and_are_merged_into_w
 
 def test_roundings_that_cannot_be_had_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"lora.dora takes the norms .* remove one of the two"):
-        LoraOnRounded(base="int8", dora=True)
+        Lora(base="int8", dora=True)
     with pytest.raises(LoraError, match=r"say compile: off, or remove lora\.base"):
         check_rounding("int8", compiled=True)
     monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", None)

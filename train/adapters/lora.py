@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gristmill.mixtures.adapters import LinearLayer, Lora, base_of
+from gristmill.mixtures.adapters import LinearLayer, Lora
 from gristmill.train.adapters.rounded import RoundedWeight, product
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import TensorOf
@@ -44,7 +44,7 @@ class LoraLinear(nn.Linear):
     def __init__(self, frozen: nn.Linear, lora: Lora) -> None:
         super().__init__(frozen.in_features, frozen.out_features, bias=frozen.bias is not None)
         self.requires_grad_(False)
-        if base_of(lora) is not None:
+        if lora.base is not None:
             self.weight = None  # type: ignore[assignment]
         self.scale = lora.scale
         self.is_off = False

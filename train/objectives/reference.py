@@ -13,7 +13,7 @@ from torch import nn
 
 from gristmill.dataprep.documents import read_table, write_table
 from gristmill.dataprep.files import read_json, sha256_file, write_json
-from gristmill.mixtures.posttraining import Dpo
+from gristmill.mixtures.posttraining import Dpo, Rounded
 from gristmill.train.loop.batches import read_batch
 from gristmill.train.loop.objective import Objective
 from gristmill.train.loop.stream import micro_batches, plan_of
@@ -39,16 +39,28 @@ class StaleReferenceError(RuntimeError):
     """Reference log-probabilities depend on something else than what they are wanted for."""
 
 
-def key_of(start: Path, rows: PairRows, dtype: torch.dtype) -> dict[str, Any]:
+def key_of(start: Path, rows: PairRows, dtype: torch.dtype, rounded: Rounded | None) -> dict[str, Any]:
     """What reference log-probabilities depend on, by name: weights, precision, template, tokenizer, length, pairs.
 
     Args:
         start: the folder of the model that is the reference.
         rows: the pairs.
         dtype: of matrix products.
+        rounded: how the model is rounded, if it is.
     """
+    return {**_model_key(start, dtype, rounded), **rows.made_of}
+
+
+def _model_key(start: Path, dtype: torch.dtype, rounded: Rounded | None) -> dict[str, Any]:
+    told = None if rounded is None else f"{rounded.base} in {', '.join(sorted(rounded.targets or ['all layers']))}"
     return {"weights": sha256_file(start / WEIGHTS_FILE), "precision": str(dtype).removeprefix("torch."),
-            **rows.made_of}
+            "rounding": told}
+
+
+def rounding_of(section: Dpo) -> Rounded | None:
+    """How the model is rounded that a training starts from, which is its reference."""
+    lora = section.lora
+    return None if lora is None or lora.base is None else Rounded(base=lora.base, targets=lora.targets)
 
 
 def pair_logps(model: nn.Module, rows: PairRows, pairs: np.ndarray, micro_batch_size: int, world: World) -> np.ndarray:
@@ -83,10 +95,9 @@ def write_reference(folder: Path, key: dict[str, Any], rows: PairRows, logps: np
     write_json(folder / KEY, key)
 
 
-def answer_key(start: Path, rows: AnswerRows, dtype: torch.dtype) -> dict[str, Any]:
+def answer_key(start: Path, rows: AnswerRows, dtype: torch.dtype, rounded: Rounded | None) -> dict[str, Any]:
     """As `key_of`, of log-probabilities of single answers."""
-    return {"weights": sha256_file(start / WEIGHTS_FILE), "precision": str(dtype).removeprefix("torch."),
-            "rows": "answers", **rows.made_of}
+    return {**_model_key(start, dtype, rounded), "rows": "answers", **rows.made_of}
 
 
 def write_answer_reference(folder: Path, key: dict[str, Any], rows: AnswerRows, logps: np.ndarray) -> None:

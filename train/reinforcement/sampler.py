@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gristmill.mixtures.adapters import Lora
-from gristmill.train.adapters.lora import merged
+from gristmill.train.adapters.frozen import rounded_weights
+from gristmill.train.adapters.lora import DOWN, merged
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Request, Scheduler
 from gristmill.train.models.llama import Llama
@@ -76,8 +77,11 @@ class Sampler:
 
 
 def _whole(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of a policy, without its critic, gathered one by one."""
+    """The weights of a policy, without its critic, gathered one by one; those held rounded before their adapters."""
+    rounded = rounded_weights(model)
     for name, parameter in model.named_parameters():
+        if name.endswith(DOWN) and (weight := rounded.get(f"{name.removesuffix(DOWN)}weight")) is not None:
+            yield f"{name.removesuffix(DOWN)}weight", weight.whole(torch.float32)
         if not is_critic(name):
             yield name, parameter.full_tensor()  # type: ignore[attr-defined]
 
