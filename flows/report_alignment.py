@@ -51,7 +51,7 @@ def reward_model(facts: Facts) -> str:
             + '<p class="note">In brackets: Wilson\'s 95 % intervals over pairs. A model that ranks no better than the '
               "length of answers does has learnt their length.</p>"
             + (figure(curves(measured, "step", "score"), "reward: mean scores of answers")
-               if len(measured["chosen"]) > 1 else ""))
+               if len(measured["chosen"]) > 1 else "") + unlearned(summary.get("margins")))
 
 
 def preference_effects(facts: Facts) -> str:

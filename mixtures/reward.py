@@ -31,6 +31,9 @@ class Reward(Training):
     holdout: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     """Share of pairs, chosen by hash of the prompt, that only measure the accuracy; those of `dpo` where share and seed
     are the same."""
+    measured_pairs: Annotated[int, Field(ge=0)] = 10_000
+    """Training pairs that are scored once more after the last step, as every held-out one is: the first by their ids,
+    which are hashes. `margins.parquet` has them all, the report those that are ranked wrong by the most."""
     optimizer: Optimizer = Optimizer(learning_rate=1e-4, weight_decay=0.0)
     """What an update is (TRL's reward training: 1e-4); `sophia` needs labels to draw, which pairs have not."""
     lora: Lora | None = None

@@ -2,7 +2,8 @@
 
 Output: `model/`, a LlamaForSequenceClassification of one label (or that of the decoder's family) with its tokenizer;
 `metrics.jsonl`, `skipped_steps.jsonl` as of pre-training; `holdout.jsonl`, the pairs that were not trained on, with
-their scores; `examples.txt`, the example of each row; where an average is kept `model-average/`.
+their scores; `examples.txt`, the example of each row; `margins.parquet`, by how much the chosen answer of each pair
+scores higher (see objectives/margins.py); where an average is kept `model-average/`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 from gristmill.dataprep.context import Context
+from gristmill.dataprep.examples.sets import set_names
 from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.reading.preference_audit import warnings_of
 from gristmill.mixtures.adapters import Lora
@@ -33,6 +35,7 @@ from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.objectives.chat import TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Chat
 from gristmill.train.objectives.conversations import NothingToTrainError, write_example_ids
+from gristmill.train.objectives.margins import MARGINS, measured_again, score_margins, write_margins
 from gristmill.train.objectives.pair_sets import read_pairs
 from gristmill.train.objectives.pairs import Pair, is_held_out
 from gristmill.train.objectives.reward_pairs import RewardPairs, pair_scores
@@ -57,8 +60,12 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     shape, chat = read_shape(start), Chat(inputs["tokenizer"])
     length = section.sequence_length or shape.sequence_length
     found, sets, _ = read_pairs(section.data or (), chat, length, inputs.get("dpo_prepare"))
-    pairs = [pair for of_set in found for pair in of_set]
-    whole, (training, held_out) = len(pairs), split_pairs(pairs, section)
+    names = set_names([one["path"] for one in sets])
+    every = [(pair, name) for name, of_set in zip(names, found, strict=True) for pair in of_set]
+    usable = [(pair, name) for pair, name in every if not (pair.chosen.truncated or pair.rejected.truncated)]
+    pairs = [pair for pair, _ in usable]
+    is_out = held_out_pairs(pairs, section, len(every))
+    training, held_out = ([pairs[number] for number in np.flatnonzero(part)] for part in (~is_out, is_out))
     with process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
         if world.is_first:
             write_example_ids(out, [pair.example["id"] for pair in training], [len(training)])
@@ -73,7 +80,11 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             section=section, model=model, world=world, context=context, average=average,
             objective=RewardPairs(training, section, seed, chat.pad, length, flops, world.device),
             peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length, flops)))
-        scored = pair_scores(model, held_out, chat.pad, length, section.micro_batch_size, world)
+        ids = [pair.example["id"] for pair in pairs]
+        measured = measured_again(ids, is_out, section.measured_pairs)
+        scores = pair_scores(model, [pairs[pair] for pair in measured], chat.pad, length, section.micro_batch_size,
+                             world)
+        scored = scores[is_out[measured]]
         tensors = all_tensors(model, average)
         summary |= describe_rounding(model, section.lora)
         if record is not None:
@@ -85,26 +96,33 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             record.publish(out)
             summary |= final_measurements(record.lines())
             write_holdout(out / HOLDOUT, held_out, scored)
+            summary["margins"] = write_margins(
+                out / MARGINS, score_margins([ids[pair] for pair in measured], [usable[pair][1] for pair in measured],
+                                             is_out[measured], scores),
+                {pair.example["id"]: pair.example for pair in pairs})
     return {**summary, **describe_model(shape), "sequence_length": length, "sets": sets,
             "training_pairs": len(training), "held_out_pairs": len(held_out),
-            "too_long_pairs": whole - len(training) - len(held_out), "held_out": judged(held_out, scored)}
+            "too_long_pairs": len(every) - len(pairs), "held_out": judged(held_out, scored)}
 
 
-def split_pairs(pairs: Sequence[Pair], section: Reward) -> tuple[list[Pair], list[Pair]]:
-    """The pairs to train on and those to measure on; pairs whose end was cut off are in neither.
+def held_out_pairs(pairs: Sequence[Pair], section: Reward, read: int) -> np.ndarray:
+    """Which of n pairs only measure, (n,) bool.
+
+    Args:
+        pairs: those whose end was not cut off.
+        section: what share is held out.
+        read: pairs that were read, for the message.
 
     Raises:
         NothingToTrainError: none is left to train on.
     """
-    whole = [pair for pair in pairs if not (pair.chosen.truncated or pair.rejected.truncated)]
-    is_out = [is_held_out(pair.example, section.holdout, section.seed or 0) for pair in whole]
-    training = [pair for pair, out in zip(whole, is_out, strict=True) if not out]
-    if not training:
+    is_out = np.array([is_held_out(pair.example, section.holdout, section.seed or 0) for pair in pairs], dtype=bool)
+    if is_out.all():
         raise NothingToTrainError(
-            f"reward: of {len(pairs)} pairs {len(pairs) - len(whole)} are longer than reward.sequence_length and "
-            f"{len(whole)} are held out (reward.holdout {section.holdout}): none is left to train on; raise the one, "
-            "lower the other, or add pairs with other prompts")
-    return training, [pair for pair, out in zip(whole, is_out, strict=True) if out]
+            f"reward: of {read} pairs {read - len(pairs)} are longer than reward.sequence_length and {len(pairs)} are "
+            f"held out (reward.holdout {section.holdout}): none is left to train on; raise the one, lower the other, "
+            "or add pairs with other prompts")
+    return is_out
 
 
 def new_reward_model(

@@ -55,6 +55,11 @@ def test_a_reward_models_card_has_its_accuracy_with_the_interval_and_what_no_pai
     assert "chosen answer scores higher, held out 75.0% [50.0%, 90.0%] of 20 chosen answer is the longer" in shown
     assert "pairs trained on 1,080" in shown
     assert "correlation of score and length -0.250 mean and deviation of scores 0.125, 2.000" in shown
+    part = {"measured": 1080, "wrong": 0.25, "median": 0.5}
+    shown = text(reward_model(facts(reward={
+        "held_out": HELD_OUT, "training_pairs": 1080, "held_out_pairs": 20, "too_long_pairs": 3,
+        "margins": {"measured": 1080, "sets": [{"name": "pairs", "trained": part}], "worst": []}})))
+    assert "pairs trained 1,080 25.0% +0.500" in shown
     assert reward_model(facts()) == ""
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -98,6 +99,17 @@ def test_a_training_learns_to_rank_and_its_model_gives_the_scores_that_it_measur
     assert found["accuracy"]["low"] < 0.9 < found["accuracy"]["high"] == 1.0
     assert found["longer_chosen"]["value"] == 0.0
     assert found["length_correlation"] < -0.5
+    margins = {line["id"]: line for line in pq.read_table(tmp_path / "reward/data/margins.parquet").to_pylist()}
+    assert len(margins) == 36
+    for line in held_out:
+        one = margins[line["id"]]
+        assert (one["held_out"], one["chosen"], one["rejected"]) == (
+            True, pytest.approx(line["score_chosen"], abs=1e-5), pytest.approx(line["score_rejected"], abs=1e-5))
+    least = min(margins.values(), key=lambda line: (line["margin"], line["id"]))
+    assert summary["margins"]["worst"][0] == {**least, **summary["margins"]["worst"][0]}
+    assert summary["margins"]["worst"][0]["chosen_text"].startswith("A ")
+    (of_set,) = summary["margins"]["sets"]
+    assert (of_set["name"], of_set["trained"]["measured"] + of_set["held_out"]["measured"]) == ("pairs", 36)
     folder, chat = tmp_path / "reward/data/model", Chat(start["tokenizer"])
     conversations = [[*line["prompt"], *line[name]] for line in held_out for name in ("chosen", "rejected")]
     rows = [chat.encode(messages).ids for messages in conversations]

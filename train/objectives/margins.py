@@ -1,8 +1,8 @@
-"""What preference optimisation made of each pair, or answer, in the end: margins, and those that are worst.
+"""What a training on preferences made of each pair, or answer, in the end: margins, and those that are worst.
 
-A margin is by how much the reward of the chosen answer is the larger one; of a single answer (`kto`) it is the reward
-itself, or its negative where the answer is undesirable. What still has a negative margin was not learned: it was
-labelled the wrong way round, contradicts other pairs, or is hard.
+A margin is by how much the reward of the chosen answer, or its score by a reward model, is the larger one; of a single
+answer (`kto`) it is the reward itself, or its negative where the answer is undesirable. What still has a negative
+margin was not learned: it was labelled the wrong way round, contradicts other pairs, or is hard.
 """
 
 from __future__ import annotations
@@ -67,7 +67,21 @@ def pair_margins(
         rewards: (n, 2) float32.
         held_out: (P,) bool.
     """
-    return _table(rows, names, pairs, held_out, rewards[:, 0], rewards[:, 1], rewards[:, 0] - rewards[:, 1])
+    return score_margins([rows.ids[pair] for pair in pairs], [names[place] for place in rows.sets[pairs]],
+                         held_out[pairs], rewards)
+
+
+def score_margins(
+    ids: Sequence[str], sets: Sequence[str], held_out: np.ndarray, scores: np.ndarray
+) -> pa.Table:
+    """As `pair_margins`, of n pairs that were given scores.
+
+    Args:
+        ids, sets: of each pair, and the name of its set.
+        held_out: (n,) bool.
+        scores: (n, 2) float32, chosen first.
+    """
+    return _table(ids, sets, held_out, scores[:, 0], scores[:, 1], scores[:, 0] - scores[:, 1])
 
 
 def answer_margins(
@@ -75,17 +89,16 @@ def answer_margins(
 ) -> pa.Table:
     """As `pair_margins`, a line per answer, whose reward is `chosen` where it is desirable, and else `rejected`."""
     desirable = rows.desirable[answers]
-    return _table(rows, names, answers, held_out, pa.array(rewards, mask=~desirable), pa.array(rewards, mask=desirable),
+    return _table([rows.ids[answer] for answer in answers], [names[place] for place in rows.sets[answers]],
+                  held_out[answers], pa.array(rewards, mask=~desirable), pa.array(rewards, mask=desirable),
                   np.where(desirable, rewards, -rewards))
 
 
 def _table(
-    rows: PairRows | AnswerRows, names: Sequence[str], numbers: np.ndarray, held_out: np.ndarray, chosen: Any,
-    rejected: Any, margin: np.ndarray,
+    ids: Sequence[str], sets: Sequence[str], held_out: np.ndarray, chosen: Any, rejected: Any, margin: np.ndarray
 ) -> pa.Table:
-    return pa.table({
-        "id": [rows.ids[number] for number in numbers], "set": [names[number] for number in rows.sets[numbers]],
-        "held_out": held_out[numbers], "chosen": chosen, "rejected": rejected, "margin": margin})
+    return pa.table({"id": ids, "set": sets, "held_out": held_out, "chosen": chosen, "rejected": rejected,
+                     "margin": margin})
 
 
 def write_margins(path: Path, table: pa.Table, records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
