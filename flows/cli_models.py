@@ -124,16 +124,21 @@ def serve_model(
     tokenizer: TokenizerOption = None, set_: SetOption = None, store: StoreOption = None,
 ) -> None:
     """Serve a model by OpenAI's chat completions API, streaming too."""
-    language, scheduler = _opened(model, tokenizer, set_, store, draft, draft_tokens, batch)
     from gristmill.flows.models.find import name_of
-    from gristmill.flows.models.server import LOOPBACK, make_app
+    from gristmill.flows.models.server import LOOPBACK, listen, make_app
     from gristmill.flows.models.server import serve_model as serve
 
+    language, scheduler = _opened(model, tokenizer, set_, store, draft, draft_tokens, batch)
     called = name or name_of(model)
+    try:
+        listening = listen(host, port)
+    except OSError as error:
+        fail(f"cannot listen on {host}, port {port}: {error.strerror}; give another --host or --port", EXIT_USAGE)
+    port = listening.getsockname()[1]
     if host not in LOOPBACK:
         typer.echo(f"{host}: whoever reaches this address can use the model; there is no authentication", err=True)
     typer.echo(json.dumps({"model": called, "base_url": f"http://{host}:{port}/v1"}))
-    serve(make_app(language, scheduler, called, max_new_tokens, host), host, port)
+    serve(make_app(language, scheduler, called, max_new_tokens, host), listening)
 
 
 def verify_model(model: str, tokenizer: str | None, as_json: bool) -> int:

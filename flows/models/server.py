@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -222,8 +223,19 @@ def _answer_errors(app: FastAPI) -> None:
         return JSONResponse(failure(str(error), FAILED), 503)
 
 
-def serve_model(app: FastAPI, host: str, port: int) -> None:
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there, on a free port for the port 0; closed by `serve_model`.
+
+    Raises:
+        OSError: the address is no one's here, or the port is taken.
+    """
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server(address[:2], family=family)
+
+
+def serve_model(app: FastAPI, listening: socket.socket) -> None:
     """Serve until SIGINT or SIGTERM; answers on their way are finished first, for a few seconds."""
     import uvicorn
 
-    uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+    uvicorn.Server(config).run(sockets=[listening])

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -140,27 +138,30 @@ def test_a_conversation_in_the_terminal_remembers_what_was_said_until_it_is_clea
 
 @pytest.fixture(scope="module")
 def server(stage: Path) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     process = subprocess.Popen(
-        [sys.executable, "-m", "gristmill.flows.cli", "serve-model", str(stage), "--port", str(port), "--name", "tiny",
+        [sys.executable, "-m", "gristmill.flows.cli", "serve-model", str(stage), "--port", "0", "--name", "tiny",
          "--max-new-tokens", "10"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    url = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while True:
-        assert process.poll() is None, process.stdout and process.stdout.read().decode()
-        assert time.monotonic() < deadline
-        try:
-            urllib.request.urlopen(f"{url}/health")
-            break
-        except OSError:
-            time.sleep(0.2)
+    assert process.stdout is not None
+    told = process.stdout.readline().decode()
+    assert told.startswith("{"), told + process.stdout.read().decode()
+    url = json.loads(told)["base_url"].removesuffix("/v1")
+    assert not url.endswith(":0")
     yield url
     process.send_signal(signal.SIGTERM)
     process.wait(20)
-    assert process.stdout is not None
     assert "Traceback" not in process.stdout.read().decode()
+
+
+def test_an_address_that_cannot_be_listened_on_is_said_in_one_sentence(server: str, stage: Path) -> None:
+    taken = server.rpartition(":")[2]
+    for where, why in ((["--port", taken], "Address already in use"),
+                       (["--host", "192.0.2.1"], "Cannot assign requested address")):  # kept for documentation
+        done = subprocess.run([sys.executable, "-m", "gristmill.flows.cli", "serve-model", str(stage), *where],
+                              capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        (line,) = (line for line in done.stderr.splitlines() if "cannot listen" in line)
+        assert why in line
+        assert "give another --host or --port" in line
 
 
 def ask(url: str, body: Any, **headers: str) -> tuple[int, Any]:
