@@ -20,6 +20,10 @@ DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
 """Of the mesh: neighbours along the last one exchange most, and are neighbours on the machine."""
 
 
+class DeviceError(RuntimeError):
+    """There are fewer GPUs than processes."""
+
+
 @dataclass(frozen=True)
 class World:
     """The processes of a training.
@@ -106,9 +110,15 @@ def process_group(
 
     CPU tensors travel by gloo, GPU tensors by NCCL. The number of CPU threads per process is fixed, and algorithms
     are deterministic, so that the same world size gives the same bits.
+
+    Raises:
+        DeviceError: this machine has GPUs, but not one for each of its processes.
     """
     on_gpu = torch.cuda.is_available()
     local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if on_gpu and local_size > (gpus := torch.cuda.device_count()):
+        raise DeviceError(f"engine.ranks is {local_size}, a process for each GPU, but this machine has {gpus}: set "
+                          f"engine.ranks to {gpus}, or CUDA_VISIBLE_DEVICES to nothing for a training on CPUs")
     device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
     make_deterministic(local_size)
     if on_gpu:
