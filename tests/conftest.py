@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ from hypothesis import settings
 # The tensors of tests are tiny, and there is a worker per core already: more threads would wait for each other, and
 # spin. It must be set before torch is imported. Processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell that starts something in the background lets it ignore Ctrl-C, and with it all that it starts. Tests press it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=1000)
