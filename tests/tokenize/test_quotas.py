@@ -41,7 +41,7 @@ def requests(draw: st.DrawFn, limited: bool = True) -> Request:
                           min_size=number, max_size=number))
     stages = stages_of(*lines, ends=[*(end / 20 for end in ends), 1.0])
     supplies = {f"s{k}": draw(st.builds(
-        Supply, st.sampled_from([0.5, 1.0, 2.5, 50.0]), st.integers(0, 3000),
+        Supply, st.sampled_from([0.5, 1.0, 2.5, 50.0]), st.integers(0, 3000).map(lambda lack: 3000 - lack),
         st.one_of(st.none(), st.integers(1, 300)), st.one_of(st.none(), st.integers(300, 3000)),
     ) if limited else st.just(Supply(1.0, 5000))) for k in range(sources)}
     return Request(draw(st.integers(200, 4000)), LENGTH, stages, supplies)
