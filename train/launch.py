@@ -77,10 +77,21 @@ def run_stage(folder: Path, description: dict[str, Any], is_first: bool) -> dict
         emit=print_event if is_first else lambda event: None,
     )
     context.work.mkdir(parents=True, exist_ok=True)
+    warn_of_idle_gpus(context)
     inputs = {name: as_path(path) for name, path in description["inputs"].items()}
     run = importlib.import_module(f"gristmill.train.{stage}").run
     summary: dict[str, Any] = run(inputs, description["config"], folder / "data", context)
     return summary
+
+
+def warn_of_idle_gpus(context: Context) -> None:
+    """Tell of GPUs that no process of this training uses."""
+    import torch
+
+    ranks = int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.cuda.is_available() and (gpus := torch.cuda.device_count()) > ranks:
+        context.warn(f"{context.stage}: this machine has {gpus} GPUs, and engine.ranks is {ranks}: set it to {gpus}, "
+                     "or name those to be used in CUDA_VISIBLE_DEVICES")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,15 @@
-"""Joining the processes of a training."""
+"""The processes of a training, and the GPUs that they find."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from gristmill.dataprep.context import Context
+from gristmill.train.launch import warn_of_idle_gpus
 from gristmill.train.parallel.world import DeviceError, process_group
 
 
@@ -17,3 +22,15 @@ def test_more_processes_than_gpus_are_refused_before_they_are_joined(monkeypatch
             process_group():
         pass
     assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(("gpus", "ranks", "told"), [(8, 2, True), (8, 8, False), (0, 2, False)])
+def test_gpus_that_no_process_uses_are_told_of(
+    gpus: int, ranks: int, told: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    events: list[dict[str, Any]] = []
+    warn_of_idle_gpus(Context(tmp_path, "pretrain", emit=events.append))
+    assert ["engine.ranks is 2: set it to 8" in str(event) for event in events] == [True] * told
