@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 LAYERS := mixtures dataprep tokenize train flows
 
+# A run starts many processes, and they begin sooner where what Python compiles is kept beside the sources.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test check audit clean
 
 demo: .venv/installed

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, settings
 # The tensors of tests are tiny, and there is a worker per core already: more threads would wait for each other, and
 # spin. It must be set before torch is imported. Processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # otherwise processes of their own, which import torch too
 
 # A shell that starts something in the background lets it ignore Ctrl-C, and with it all that it starts. Tests press it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
