@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gristmill.mixtures.compute import Compute
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import TensorOf
+from gristmill.train.parallel.alone import reduce_nothing
 from gristmill.train.parallel.world import World
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ def sharded_model(
     for layer in model.model.layers.children() if compute.compile != "model" else ():
         fully_shard(layer, mesh=world.data_mesh, mp_policy=policy, reshard_after_forward=world.releases_weights)
     fully_shard(model, mesh=world.data_mesh, mp_policy=policy)
+    if not world.releases_weights:
+        reduce_nothing(model)
     model.to_empty(device=world.device)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
