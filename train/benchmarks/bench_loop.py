@@ -42,7 +42,7 @@ from gristmill.train.parallel.single import single_process
 VOCAB, LENGTH, ROWS = 8192, 512, 4
 SECTION = Model(layers=6, width=320, heads=5)
 """10.7 M parameters: a step is long enough that it is the loop's that is measured, not that of a thousand tiny ones."""
-STEPS, WARMUP_STEPS, ROUNDS = 10, 2, 4
+STEPS, WARMUP_STEPS, ROUNDS = 10, 2, 6
 LOG_EVERY = 10
 LEARNING_RATE = 1e-3
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
