@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.flows.chaos.fuse import Act, Fuse, burn_at, new_log
-from gristmill.flows.chaos.kills import draw, still_running
+from gristmill.flows.chaos.kills import LEAVE_SECONDS, draw, still_running
 from gristmill.flows.chaos.undisturbed import Undisturbed, finish, gristmill, start
 
 PAGE_BYTES = 4096
@@ -175,13 +175,23 @@ def mounted(folder: Path, size: int) -> Iterator[Any]:
     if mount.returncode:
         raise CannotMountError(mount.stderr.strip())
 
-    def remount(options: str) -> None:
-        subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True, capture_output=True)
-
     try:
-        yield remount
+        yield lambda options: _once_let_go("mount", "-o", f"remount,{options}", str(folder))
     finally:
-        subprocess.run(["umount", str(folder)], check=True, capture_output=True)
+        _once_let_go("umount", str(folder))
+
+
+def _once_let_go(*command: str) -> None:
+    """Run a command on a disk, again and again while what was just killed still has a file of it open.
+
+    Raises:
+        RuntimeError: it fails for another reason, or for too long; with what it said.
+    """
+    deadline = time.monotonic() + LEAVE_SECONDS
+    while (done := subprocess.run(command, capture_output=True, text=True, check=False)).returncode:
+        if "busy" not in done.stderr or time.monotonic() > deadline:
+            raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+        time.sleep(0.05)
 
 
 class CannotMountError(RuntimeError):

@@ -5,6 +5,7 @@ The long form, `gristmill bench chaos`, takes hundreds of random points over all
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +77,25 @@ def test_a_read_only_store_is_told_of_and_nothing_in_it_changes(scene: Scene) ->
         assert surroundings.forbid_writing(scene) == []
     except CannotMountError as error:
         pytest.skip(f"no disk can be mounted here: {error}")
+
+
+def test_a_disk_is_changed_once_what_was_killed_has_let_go_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    try:
+        with surroundings.mounted(tmp_path / "disk", 1 << 20) as remount:
+            held = (tmp_path / "disk" / "held").open("w")
+            monkeypatch.setattr(surroundings.time, "sleep", lambda seconds: (waits.append(seconds), held.close()))
+            remount("ro")
+            assert len(waits) == 1
+            with pytest.raises(OSError, match="Read-only"):
+                (tmp_path / "disk" / "other").touch()
+            with pytest.raises(RuntimeError, match="mount -o remount,nonsense"):
+                remount("nonsense")
+    except CannotMountError as error:
+        pytest.skip(f"no disk can be mounted here: {error}")
+    assert not os.path.ismount(tmp_path / "disk")
 
 
 def test_two_runs_at_once_make_a_stage_once(scene: Scene) -> None:
