@@ -23,6 +23,7 @@ from gristmill.mixtures.compute import Compute
 from gristmill.mixtures.parallel import Parallel
 from gristmill.mixtures.streaming import Stream
 from gristmill.mixtures.watching import Profile, Wandb
+from gristmill.train.host_memory import keep_freed_memory
 from gristmill.train.loop.stopping import EXIT_TERMINATED, StoppedError, stop_on_sigterm
 
 TORCHRUN_STAGES = ("pretrain", "teacher", "sft", "reward", "reference", "dpo", "rl")
@@ -40,6 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # A GPU's memory grows in place where it would be cut into pieces that nothing fits into.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    keep_freed_memory()
     folder = as_path(location)
     description = restore_secrets(read_json(folder / "stage.json"))
     is_first = os.environ["RANK"] == "0"

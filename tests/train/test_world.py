@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed.fsdp import FSDPModule
 
 from gristmill.dataprep.context import Context
 from gristmill.train.launch import warn_of_idle_gpus
-from gristmill.train.models.llama import Llama
-from gristmill.train.models.shape import Shape
-from gristmill.train.parallel.alone import NothingToReduce
-from gristmill.train.parallel.sharding import sharded_model
 from gristmill.train.parallel.world import DeviceError, process_group
 
 
@@ -40,34 +34,3 @@ def test_gpus_that_no_process_uses_are_told_of(
     events: list[dict[str, Any]] = []
     warn_of_idle_gpus(Context(tmp_path, "pretrain", emit=events.append))
     assert ["engine.ranks is 2: set it to 8" in str(event) for event in events] == [True] * told
-
-
-def test_one_process_copies_no_gradients_and_has_those_of_the_plain_model(
-    one_process: None, tiny_shape: Shape, make_model: Callable[[Shape], Llama]
-) -> None:
-    """Also where they are added up over several passes, each of them reduced."""
-    plain = make_model(tiny_shape)
-    tensors = dict(plain.named_parameters())
-    ids = [torch.arange(12).view(2, 6) + shift for shift in (0, 5, 9)]
-    given: list[torch.Tensor] = []
-
-    class Watched(NothingToReduce):
-        def allocate(self, *arguments: Any, **named: Any) -> torch.Tensor:
-            given.append(super().allocate(*arguments, **named))
-            return given[-1]
-
-    with process_group() as world:
-        model: Any = sharded_model(tiny_shape, lambda name, size: tensors[name].detach(), world, torch.float32)
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.set_custom_reduce_scatter(Watched())  # type: ignore[arg-type]
-        for part in ids:
-            plain(part).square().mean().backward()
-            model(part).square().mean().backward()
-        for name, parameter in model.named_parameters():
-            torch.testing.assert_close(parameter.grad.full_tensor(), tensors[name].grad, msg=name)
-    # Of every layer, and of what is around them, and in every pass, twice the same memory.
-    assert len(given) == 2 * 3 * (tiny_shape.layers + 1)
-    assert all(one is two for one, two in zip(given[::2], given[1::2], strict=True))
-    with pytest.raises(RuntimeError, match="as if there were one"):
-        NothingToReduce()(torch.zeros(1), torch.zeros(1))

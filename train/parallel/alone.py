@@ -1,4 +1,7 @@
-"""What sharding costs a process that is alone: copies of gradients, which nothing is reduced with."""
+"""What sharding would cost a process that is alone: copies of weights and of gradients that nobody else has parts of.
+
+All of it is FSDP's own (torch 2.13), and only spared: where its insides are others than these, it copies as ever.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +39,38 @@ class NothingToReduce:
         raise RuntimeError("gradients of several processes are to be reduced as if there were one")
 
 
-def reduce_nothing(model: nn.Module) -> None:
-    """Let FSDP copy no gradients of a sharded model that one process trains."""
+def spare_copies(model: nn.Module) -> None:
+    """Let FSDP copy neither gradients nor, where layers compute in the dtype of the weights, weights.
+
+    To be called when the sharded parameters have their values, by a process that has all of every parameter.
+    """
     from torch.distributed.fsdp import FSDPModule
 
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_custom_reduce_scatter(NothingToReduce())  # type: ignore[arg-type]
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                for parameter in group.fsdp_params:
+                    _lend(parameter)
+
+
+def _lend(parameter: Any) -> None:
+    """Make what FSDP gathers a parameter's whole values into the memory where they are.
+
+    A step of the optimizer is then seen there at once; FSDP copies the values onto themselves, which does nothing, and
+    is kept from giving the memory up.
+
+    Args:
+        parameter: an FSDPParam.
+    """
+    # FSDP takes note of new values before the first forward pass only, which is later than this.
+    parameter.reset_sharded_param()
+    values: Tensor = parameter._sharded_param_data
+    whole = values.untyped_storage().nbytes() == values.nbytes == parameter._orig_size.numel() * values.itemsize
+    if whole and parameter.mp_policy.param_dtype in (None, values.dtype) and type(values) is Tensor:
+        parameter.all_gather_outputs = [values]
+        parameter.free_unsharded_param = _keep
+
+
+def _keep() -> None:
+    """In place of FSDP's giving up of whole values, which are the weights themselves."""

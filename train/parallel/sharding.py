@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gristmill.mixtures.compute import Compute
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import TensorOf
-from gristmill.train.parallel.alone import reduce_nothing
+from gristmill.train.parallel.alone import spare_copies
 from gristmill.train.parallel.world import World
 
 if TYPE_CHECKING:
@@ -72,17 +72,17 @@ def sharded_model(
     if world.tensor_mesh is not None:
         split_matrices(model, world.tensor_mesh)
     configure(model, compute)
-    # FSDP's work around a layer would cut a compiled model into pieces, and one process has nothing to gather.
-    for layer in model.model.layers.children() if compute.compile != "model" else ():
-        fully_shard(layer, mesh=world.data_mesh, mp_policy=policy, reshard_after_forward=world.releases_weights)
+    # FSDP's work around a layer would cut a compiled model into pieces, and where layers keep their weights it is vain.
+    for layer in model.model.layers.children() if world.releases_weights and compute.compile != "model" else ():
+        fully_shard(layer, mesh=world.data_mesh, mp_policy=policy)
     fully_shard(model, mesh=world.data_mesh, mp_policy=policy)
-    if not world.releases_weights:
-        reduce_nothing(model)
     model.to_empty(device=world.device)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             whole = tensor_of(name, parameter.shape).to(world.device)
             parameter.copy_(distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None))  # type: ignore[attr-defined]
+    if not world.releases_weights:
+        spare_copies(model)
     assert_sharded(model)
     probes: Sequence[nn.Module] = [model.model] if compute.compile == "model" else list(model.model.layers.children())
     assert_compute_dtype(probes[0], dtype)
