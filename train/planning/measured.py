@@ -18,7 +18,14 @@ from gristmill.train.optim.optimizer import make_optimizers, update
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
 from gristmill.train.parallel.single import single_process
 from gristmill.train.planning.compute import flops_per_token
-from gristmill.train.planning.memory import MASTER_BYTES, block_activation_bytes, optimizer_bytes
+from gristmill.train.planning.memory import (
+    MASTER_BYTES,
+    Form,
+    Load,
+    block_activation_bytes,
+    optimizer_bytes,
+    rank_memory,
+)
 
 MATMUL, GPU_MATMUL = 1024, 8192
 """Rows and columns of the plain matrix product; on a GPU so many that starting it does not count."""
@@ -41,7 +48,7 @@ class Check:
 
 
 def check(shape: Shape, rows: int, length: int, optimizer: Optimizer, steps: int, utilisation: float) -> list[Check]:
-    """Train a new model for some steps on random tokens in this process, and compare.
+    """Train a new model for some steps on random tokens in this process, and compare; on a GPU its peak memory too.
 
     Args:
         shape: the model.
@@ -58,20 +65,34 @@ def check(shape: Shape, rows: int, length: int, optimizer: Optimizer, steps: int
         counted, kept = _count(model, ids)
         gradients = sum(_local(p.grad).nbytes for p in model.parameters() if p.grad is not None)
         seconds = _fastest_step(model, steppers, optimizer.learning_rate, ids, steps)
+        peak = peak_bytes(world.device)
         moments = sum(_local(value).nbytes for stepper in steppers for state in stepper.state.values()
                       for value in state.values() if isinstance(value, Tensor) and value.numel() > 1)
         weights = sum(_local(p).nbytes for p in model.parameters())
         rate = matmul_rate(world.device, dtype)
         tokens = rows * length
         flops = flops_per_token(shape, length)
+        load = Load(rows, length, 1, dtype.itemsize, optimizer.kind)
         return [
             Check("arithmetic", flops.whole * tokens, counted, "flops"),
             Check("weights", MASTER_BYTES * shape.parameters, weights, "bytes"),
             Check("gradients", MASTER_BYTES * shape.parameters, gradients, "bytes"),
             Check("optimizer", optimizer_bytes(shape, optimizer.kind), moments, "bytes"),
             Check("activations", shape.layers * tokens * block_activation_bytes(shape, dtype.itemsize), kept, "bytes"),
+            *([] if peak is None else [Check("peak memory", _allocated(shape, load), peak, "bytes")]),
             Check("step", flops.whole * tokens / (rate * utilisation), seconds, "seconds"),
         ]
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """The most that tensors on a GPU have taken at a time so far; None on a CPU, where nobody counts it."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def _allocated(shape: Shape, load: Load) -> float:
+    """What tensors are foretold to take at a time on one GPU: all but what lies outside of them and between them."""
+    foretold = rank_memory(shape, Form(), load)
+    return foretold.total - foretold.overhead
 
 
 def _forward(model: nn.Module, ids: Tensor) -> Tensor:
