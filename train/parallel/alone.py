@@ -1,6 +1,6 @@
 """What sharding would cost a process that is alone: copies of weights and of gradients that nobody else has parts of.
 
-All of it is FSDP's own (torch 2.13), and only spared: where its insides are others than these, it copies as ever.
+FSDP stays what it is around them (its insides are those of torch 2.13, which pyproject.toml pins).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class NothingToReduce:
 def spare_copies(model: nn.Module) -> None:
     """Let FSDP copy neither gradients nor, where layers compute in the dtype of the weights, weights.
 
-    To be called when the sharded parameters have their values, by a process that has all of every parameter.
+    To be called when the sharded parameters have their values, by a process whose parameters nobody else has shards of.
     """
     from torch.distributed.fsdp import FSDPModule
 
