@@ -89,8 +89,8 @@ class Turns:
             sys.exit(0)
         self._started = _now()
 
-    def after(self, steps: int) -> None:
-        """Answer what a step took, and wait for the next turn."""
+    def after(self, step: int) -> None:
+        """Answer what a step (they are counted from 1) took, and wait for the next turn."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         now = _now()
