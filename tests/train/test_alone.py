@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,36 +14,18 @@ from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.losses import next_tokens, weighted_nll
+from gristmill.train.optim.sharded import local
 from gristmill.train.parallel.alone import NothingToReduce
 from gristmill.train.parallel.sharding import assert_sharded, evaluating, sharded_model
 from gristmill.train.parallel.single import single_process
 
 SHAPE = shape_of(Model(layers=2, width=32, heads=4), 100, 16)
-TOUCHING = """
-import ctypes, resource, sys
-from gristmill.train.host_memory import keep_freed_memory
-keeps = sys.argv[1] == "keep" and keep_freed_memory()
-library = ctypes.CDLL(None)
-library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-library.free.argtypes, library.memset.argtypes = [ctypes.c_void_p], [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-
-def touch():
-    block = library.malloc(100_000_000)
-    library.memset(block, 1, 100_000_000)
-    library.free(block)
-
-touch()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(4):
-    touch()
-print(keeps, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
 
 
 def test_the_weights_that_layers_compute_with_are_the_master_weights(one_process: None) -> None:
     with single_process() as world:
         model = sharded_model(SHAPE, drawn(SHAPE, 0), world, torch.float32)
-        master = {name: _local(parameter).data_ptr() for name, parameter in model.named_parameters()}
+        master = {name: local(parameter).data_ptr() for name, parameter in model.named_parameters()}
         used: dict[str, int] = {}
         model.model.layers[1].register_forward_hook(
             lambda *_: used.update({name: parameter.data_ptr() for name, parameter in model.named_parameters()}))
@@ -61,7 +40,7 @@ def test_the_weights_that_layers_compute_with_are_the_master_weights(one_process
 def test_layers_that_compute_in_another_dtype_have_their_own_weights(one_process: None) -> None:
     with single_process() as world:
         model = sharded_model(SHAPE, drawn(SHAPE, 0), world, torch.bfloat16)
-        master = {_local(parameter).data_ptr() for parameter in model.parameters()}
+        master = {local(parameter).data_ptr() for parameter in model.parameters()}
         used: set[int] = set()
         model.model.layers[1].register_forward_hook(
             lambda *_: used.update(parameter.data_ptr() for parameter in model.parameters()))
@@ -72,10 +51,13 @@ def test_layers_that_compute_in_another_dtype_have_their_own_weights(one_process
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
-def test_three_updates_are_those_of_a_model_that_is_not_sharded(one_process: None, micro_batches: int) -> None:
-    expected = _trained(_plain(SHAPE), micro_batches, sync=lambda last: None)
+def test_three_updates_are_those_of_a_model_that_is_not_sharded(
+    one_process: None, make_model: Callable[[Shape], Llama], micro_batches: int
+) -> None:
+    begun = dict(make_model(SHAPE).named_parameters())
+    expected = _trained(make_model(SHAPE), micro_batches, sync=lambda last: None)
     with single_process() as world:
-        model = sharded_model(SHAPE, drawn(SHAPE, 0), world, torch.float32)
+        model = sharded_model(SHAPE, lambda name, size: begun[name].detach(), world, torch.float32)
 
         def sync(last: bool) -> None:
             model.set_requires_gradient_sync(last)
@@ -121,29 +103,6 @@ def test_weights_that_are_loaded_later_are_computed_with(one_process: None) -> N
     assert found == expected
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is none of GNU's")
-def test_a_process_that_keeps_freed_memory_takes_no_new_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"):
-        monkeypatch.delenv(name, raising=False)
-    (keeps, faults), (gives_up, faults_without) = (_touched(how) for how in ("keep", "give up"))
-    assert (keeps, gives_up) == ("True", "False")
-    assert int(faults_without) > 1000
-    assert int(faults) < int(faults_without) / 100
-
-
-def test_what_the_user_has_set_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gristmill.train.host_memory import keep_freed_memory
-
-    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "100000")
-    assert not keep_freed_memory()
-
-
-def _touched(how: str) -> list[str]:
-    """Whether a process keeps what it frees, and how many pages it takes that it had before."""
-    done = subprocess.run([sys.executable, "-c", TOUCHING, how], check=True, text=True, capture_output=True)
-    return done.stdout.split()
-
-
 def _trained(model: nn.Module, micro_batches: int, sync: Callable[[bool], None]) -> dict[str, Tensor]:
     """Weights and last gradients after three updates."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
@@ -155,16 +114,8 @@ def _trained(model: nn.Module, micro_batches: int, sync: Callable[[bool], None])
             loss, _ = model(ids, _loss_of(ids))
             loss.backward()
         optimizer.step()
-    weights = {name: _local(parameter).detach() for name, parameter in model.named_parameters()}
-    return weights | {f"{name}.grad": _local(parameter.grad) for name, parameter in model.named_parameters()}
-
-
-def _plain(shape: Shape) -> Llama:
-    model = Llama(shape)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(drawn(shape, 0)(name, parameter.shape))
-    return model
+    weights = {name: local(parameter).detach() for name, parameter in model.named_parameters()}
+    return weights | {f"{name}.grad": local(parameter.grad) for name, parameter in model.named_parameters()}
 
 
 def _ids(seed: int = 0) -> Tensor:
@@ -175,8 +126,3 @@ def _loss_of(ids: Tensor) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     targets = next_tokens(ids)
     weights = torch.full(targets.shape, 1.0 / targets.numel())
     return lambda hidden, matrix: weighted_nll(hidden, matrix, targets, weights)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local

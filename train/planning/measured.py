@@ -15,6 +15,7 @@ from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.losses import next_tokens, weighted_nll
 from gristmill.train.optim.optimizer import make_optimizers, update
+from gristmill.train.optim.sharded import local
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
 from gristmill.train.parallel.single import single_process
 from gristmill.train.planning.compute import flops_per_token
@@ -63,12 +64,12 @@ def check(shape: Shape, rows: int, length: int, optimizer: Optimizer, steps: int
         steppers = make_optimizers(model, optimizer)
         ids = torch.randint(0, shape.vocab_size, (rows, length), device=world.device)
         counted, kept = _count(model, ids)
-        gradients = sum(_local(p.grad).nbytes for p in model.parameters() if p.grad is not None)
+        gradients = sum(local(p.grad).nbytes for p in model.parameters() if p.grad is not None)
         seconds = _fastest_step(model, steppers, optimizer.learning_rate, ids, steps)
         peak = peak_bytes(world.device)
-        moments = sum(_local(value).nbytes for stepper in steppers for state in stepper.state.values()
+        moments = sum(local(value).nbytes for stepper in steppers for state in stepper.state.values()
                       for value in state.values() if isinstance(value, Tensor) and value.numel() > 1)
-        weights = sum(_local(p).nbytes for p in model.parameters())
+        weights = sum(local(p).nbytes for p in model.parameters())
         rate = matmul_rate(world.device, dtype)
         tokens = rows * length
         flops = flops_per_token(shape, length)
@@ -187,8 +188,3 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
             torch.cuda.synchronize()
         best = min(best, time.perf_counter() - started)
     return 2 * size**3 / best
-
-
-def _local(tensor: Any) -> Any:
-    """This rank's part of a distributed tensor."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
