@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from gristmill.flows.summary import plain_table, section
+from gristmill.flows.terminal import plain_console
 
 Format = Callable[[Any], str]
 NOTHING = "-"
@@ -59,7 +59,7 @@ def pair(both: Mapping[str, Any], form: Format) -> str:
 
 def print_comparison(found: Mapping[str, Any]) -> None:
     """Print the comparison as tables that fit the terminal."""
-    console = Console(highlight=False)
+    console = plain_console()
     for side, run in zip(("first", "second"), found["runs"], strict=True):
         console.print(f"{side + ':':7} {run['run']} ({run['state']})", soft_wrap=True)
     if not found["manifest"]:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from rich.console import Console
 from rich.text import Text
 
 from gristmill.dataprep.documents import kept_rows, read_columns, read_documents, shard_names
@@ -23,6 +22,7 @@ from gristmill.dataprep.filtering.rules import bounded_statistics, failures
 from gristmill.flows.lookup import committed_inputs
 from gristmill.flows.session import Session
 from gristmill.flows.summary import plain_table, section
+from gristmill.flows.terminal import plain_console
 from gristmill.mixtures.rules import Filter, GopherQuality, GopherRepetition, GopherRules, Rules
 
 EXAMPLES = 5
@@ -190,7 +190,7 @@ def _summary(totals: _Totals, available: int) -> dict[str, Any]:
 
 def print_dialects(found: Mapping[str, Any]) -> None:
     """Print the keep rates and the examples, 60 columns wide."""
-    console = Console(highlight=False)
+    console = plain_console()
     section(console, f"Kept of {found['documents']:,} documents ({found['bytes'] / 1e6:.1f} MB)")
     table = plain_table(("dialect", False), ("quality", True), ("repetition", True), ("both", True), ("bytes", True))
     for dialect, kept in found["dialects"].items():

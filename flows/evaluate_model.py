@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from gristmill.dataprep.files import as_path
 from gristmill.flows.report_evaluation import metric_values
+from gristmill.flows.terminal import plain_console
 from gristmill.mixtures.evaluation import Evaluate, Task
 from gristmill.mixtures.section import OutsidePath, Section
 from gristmill.mixtures.yaml_files import YamlFileError, problems_of, read_yaml
@@ -89,7 +89,7 @@ def evaluate_folder(model: str, tokenizer: str | None, tasks: tuple[Task, ...], 
 
 def print_evaluation(found: Mapping[str, Mapping[str, Any]]) -> None:
     """Print the tasks' metrics for people."""
-    console = Console(highlight=False)
+    console = plain_console()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, justify in (("task", "left"), ("metric", "left"), ("value", "right"), ("95 % interval", "right"),
                           ("items", "right")):

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +22,7 @@ from gristmill.flows.lookup import (
     find_document,
 )
 from gristmill.flows.session import Session
+from gristmill.flows.terminal import plain_console
 
 EXAMPLE_STAGES = ("sft_prepare", "dpo_prepare")
 SHOWN_NUMBERS = 8
@@ -235,7 +235,7 @@ def shorten_text(text: str) -> str:
 
 def print_journey(found: Mapping[str, Any]) -> None:
     """Print a document's journey for people."""
-    console = Console(highlight=False)
+    console = plain_console()
     console.print(Text.assemble((found["id"], "bold"), f"  {found['source']}  {found['locator']}"))
     console.print(Text(f"{found['characters']} characters, {found['shard']} row {found['row']}", style="dim"))
     console.print(Text(" ".join(found["excerpt"].split())[:200] + " ...", style="italic"))

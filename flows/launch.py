@@ -17,7 +17,7 @@ from gristmill.flows.lease import LeaseLostError
 from gristmill.flows.report import write_report
 from gristmill.flows.run import StageFailedError
 from gristmill.flows.session import Session
-from gristmill.flows.terminal import LastingStream, TerminalObserver
+from gristmill.flows.terminal import LastingStream, TerminalObserver, plain_console
 from gristmill.flows.tracking import apply_default_settings, choose_tracking
 
 EXIT_DONE, EXIT_STAGE_FAILED, EXIT_INTERRUPTED = 0, 1, 130
@@ -33,7 +33,7 @@ def launch(session: Session, stages: list[str], force: frozenset[str], tracked: 
         tracked: whether the run is recorded in Prefect.
         summarise: whether to print the run's summary at the end.
     """
-    console = Console(file=cast(TextIO, LastingStream(sys.stdout)), highlight=False)
+    console = plain_console(cast(TextIO, LastingStream(sys.stdout)))
     observer = TerminalObserver(console)
     previous = signal.signal(signal.SIGTERM, interrupt)
     failure: tuple[str, int] | None = None
@@ -55,7 +55,7 @@ def launch(session: Session, stages: list[str], force: frozenset[str], tracked: 
         observer.stop_bar()
         signal.signal(signal.SIGTERM, previous)
     if failure is not None:
-        Console(stderr=True, highlight=False).print(Text(failure[0], style="red"), soft_wrap=True)
+        plain_console(stderr=True).print(Text(failure[0], style="red"), soft_wrap=True)
         return failure[1]
     if summarise:
         from gristmill.flows.summary import print_summary

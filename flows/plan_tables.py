@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill.flows.plan_gpus import shown_forms
+from gristmill.flows.terminal import plain_console
 
 GIGA = 1e9
 MEMORY_NAMES = {
@@ -20,7 +21,7 @@ MEMORY_NAMES = {
 
 def print_plan_for_gpus(found: Mapping[str, Any], checks: Sequence[Any] = ()) -> None:
     """Print what `plan_gpus` found, and the comparison with a measured step where there is one."""
-    console = Console(highlight=False)
+    console = plain_console()
     _print_model(console, found)
     _print_optima(console, found["training"])
     print_data(console, found["data"])

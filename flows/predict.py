@@ -24,6 +24,7 @@ from gristmill.flows.sampling import Sample, take_sample
 from gristmill.flows.session import Session
 from gristmill.flows.stages import Node, make_plan
 from gristmill.flows.store import Store
+from gristmill.flows.terminal import plain_console
 from gristmill.mixtures.dedup import MinHash
 
 LARGER = 4
@@ -211,7 +212,7 @@ def lsh_curve(section: MinHash | None) -> list[dict[str, float]]:
 
 def print_prediction(session: Session, found: Mapping[str, Any]) -> None:
     """Print what a run would cost."""
-    console = Console(highlight=False)
+    console = plain_console()
     console.print(Text(f"{_size(found['text_bytes'])} of text, predicted from {_size(found['sample_text_bytes'])} "
                        f"with {session.manifest.engine.workers} workers on this machine", style="dim"))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))

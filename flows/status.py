@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -15,6 +14,7 @@ from gristmill.flows.lease import highest, is_gone, running_owner
 from gristmill.flows.progress import describe_progress, read_progress, seconds_left
 from gristmill.flows.session import Session
 from gristmill.flows.store import StageFolder
+from gristmill.flows.terminal import plain_console
 
 STYLES = {"committed": "green", "unfinished": "yellow", "running": "cyan", "missing": "dim", "corrupt": "red"}
 ACTIONS = {"committed": "reuse", "unfinished": "go on", "running": "wait for", "missing": "make", "corrupt": "mend"}
@@ -84,7 +84,7 @@ def duration(seconds: float) -> str:
 
 def print_status(session: Session, rows: list[dict[str, Any]]) -> None:
     """Print the stages' states as a table that fits the terminal."""
-    console = Console(highlight=False)
+    console = plain_console()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("stage", "state", "fingerprint"):
         table.add_column(column, no_wrap=True)
@@ -115,7 +115,7 @@ def print_plan(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         action = Text(row["action"], style=STYLES[row["state"]])
         table.add_row(row["stage"], action, row["fingerprint"][:8], row["reason"])
-    console = Console(highlight=False)
+    console = plain_console()
     console.print(table)
     work = sum(row["action"] != "reuse" for row in rows)
     console.print(Text(f"{work} of {len(rows)} stages would run" if work else "nothing would run: all stages are "
@@ -136,7 +136,7 @@ def print_runs(records: list[dict[str, Any]]) -> None:
         end = record.get("finished", time.time() if state == "running" else None)
         table.add_row(record["run"], state, "" if end is None else f"{end - record['started']:.0f}",
                       f"{len(made)} / {len(reused)}")
-    console = Console(highlight=False)
+    console = plain_console()
     if not records:
         console.print("this store has no runs yet; start one with: gristmill run MANIFEST", soft_wrap=True)
         return

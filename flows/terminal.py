@@ -20,6 +20,16 @@ MARKS = {"Cached": ("=", "cyan"), "Completed": ("+", "green"), "Resumed": ("+", 
 PLAIN_SECONDS = 10.0
 
 
+def plain_console(file: TextIO | None = None, stderr: bool = False) -> Console:
+    """A console that prints every text as it is: brackets and colons of the user's are no markup.
+
+    Args:
+        file: where to print, instead of standard output.
+        stderr: print to standard error.
+    """
+    return Console(file=file, stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
 class LastingStream:
     """Standard output of a run: a reader that goes away (`| head`, a closed terminal) does not end the run."""
 
@@ -69,8 +79,9 @@ class TerminalObserver:
         if not self._console.is_terminal:
             return
         self._bar = Progress(
-            TextColumn("  {task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[count]}"),
-            TimeRemainingColumn(compact=True), console=self._console, transient=True, expand=True,
+            TextColumn("  {task.description}", markup=False), BarColumn(bar_width=None),
+            TextColumn("{task.fields[count]}", markup=False), TimeRemainingColumn(compact=True),
+            console=self._console, transient=True, expand=True,
         )
         self._task = self._bar.add_task(node.name, total=None, count="")
         self._bar.start()

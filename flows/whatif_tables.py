@@ -9,13 +9,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gristmill.flows.terminal import plain_console
+
 LEAST_EXCERPT = 12
 """Characters; a shorter piece of a document's text says nothing."""
 
 
 def print_replay(found: Mapping[str, Any]) -> None:
     """Print the comparison for people."""
-    console = Console(highlight=False)
+    console = plain_console()
     _print_sizes(console, found)
     _print_rules(console, found)
     for cut in found["cuts"]:

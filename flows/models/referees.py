@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 from gristmill.flows.models.find import ModelFolders
+from gristmill.flows.terminal import plain_console
 from gristmill.mixtures.evaluation import Export, Task
 from gristmill.train.evaluation.answering import Reader, answer_task
 from gristmill.train.evaluation.readers import open_reader
@@ -260,4 +260,4 @@ def print_findings(findings: Sequence[Finding]) -> None:
         values: Mapping[str, float | None] = {"ours": one.ours, "theirs": one.theirs}
         shown = ["-" if value is None else f"{value:.6g}" for value in values.values()]
         table.add_row(one.referee, one.measure, *shown, "-" if one.gap is None else f"{one.gap:.1e}", one.verdict)
-    Console(highlight=False).print(table)
+    plain_console().print(table)

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill.flows.explain import NOT_DRAWN, SHOWN_CHARS, describe_values, shorten, shorten_text
+from gristmill.flows.terminal import plain_console
 
 SHOWN_STEPS = 12
 
@@ -25,7 +26,7 @@ def new_table(*columns: tuple[str, bool]) -> Table:
 
 def print_step(found: Mapping[str, Any]) -> None:
     """Print what a step read."""
-    console = Console(highlight=False)
+    console = plain_console()
     rank = "" if found["rank"] is None else f" on rank {found['rank']} of {found['ranks']}"
     what = f"{len(found['examples'])} examples" if "examples" in found else (
         f"{found['tokens']} tokens, {len(found['documents'])} documents")
@@ -87,7 +88,7 @@ def _ending(text: str) -> str:
 
 def print_document(found: Mapping[str, Any]) -> None:
     """Print where a document or an example went."""
-    console = Console(highlight=False)
+    console = plain_console()
     if found["kind"] == "example":
         console.print(Text.assemble((found["id"], "bold"), "  example"))
     else:
@@ -124,7 +125,7 @@ def describe_fate(found: Mapping[str, Any]) -> str:
 
 def print_takedown(found: Mapping[str, Any], written: Mapping[str, Any] | None, command: str) -> None:
     """Print what holds some documents, which checkpoints know them, and how to go on without them."""
-    console = Console(highlight=False)
+    console = plain_console()
     listed, alike, gone = (len(found[key]) for key in ("documents", "near_duplicates", "excluded"))
     console.print(Text(f"{listed} document{'s' * (listed != 1)}, {alike} near-duplicate{'s' * (alike != 1)}; "
                        f"{gone} to take down", style="bold"))
@@ -158,7 +159,7 @@ def print_takedown(found: Mapping[str, Any], written: Mapping[str, Any] | None, 
 
 def print_comparison(names: Sequence[str], found: Mapping[str, Any]) -> None:
     """Print from which step on two trainings read other tokens."""
-    console = Console(highlight=False)
+    console = plain_console()
     first, shared = found["first_difference"], min(found["steps"])
     verdict, style = (f"the same tokens in all {shared} steps that both have", "green") if first is None else (
         f"the same tokens up to step {first - 1}, other tokens from step {first} on", "yellow")

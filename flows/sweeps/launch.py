@@ -6,15 +6,14 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
-from rich.console import Console
 from rich.text import Text
 
 from gristmill.dataprep.secrets import mask_secrets
 from gristmill.flows.launch import interrupt
 from gristmill.flows.sweeps.proxies import Sweep, run_mixture, run_shared
-from gristmill.flows.terminal import LastingStream, TerminalObserver
+from gristmill.flows.terminal import LastingStream, TerminalObserver, plain_console
 from gristmill.flows.tracking import apply_default_settings, choose_tracking
 
 
@@ -28,7 +27,7 @@ def launch_sweep(
         LeaseLostError: another run took a stage over while this one was paused.
         KeyboardInterrupt: by the user, or SIGTERM; the same command goes on.
     """
-    console = Console(file=cast(Any, LastingStream(sys.stdout)), highlight=False)
+    console = plain_console(cast(TextIO, LastingStream(sys.stdout)))
     observer = TerminalObserver(console)
     previous = signal.signal(signal.SIGTERM, interrupt)
     try:

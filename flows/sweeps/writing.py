@@ -15,6 +15,7 @@ from gristmill.flows.html import STYLE, figure, table
 from gristmill.flows.manifest_text import set_keys
 from gristmill.flows.pictures import predicted_and_measured, stacked_bars
 from gristmill.flows.provenance.printing import new_table
+from gristmill.flows.terminal import plain_console
 from gristmill.mixtures.load import load_manifest, parse_manifest
 
 
@@ -54,7 +55,7 @@ def print_results(found: Mapping[str, Any], console: Console | None = None) -> N
 
     A line for each mixture would be too wide for most terminals, and half a number looks like another one.
     """
-    console = console or Console(highlight=False)
+    console = console or plain_console()
     grid = new_table(("mixture", True), ("bits/byte", True), ("source", False), ("weight", True),
                      ("bits/byte of it", True))
     for one in ranked(found):

@@ -1,0 +1,73 @@
+"""What a terminal shows of the user's own words is what they wrote: nothing of it is read as markup."""
+
+from __future__ import annotations
+
+import ast
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from gristmill.flows.run import Runner
+from gristmill.flows.session import Session
+from gristmill.flows.status import print_plan
+from gristmill.flows.summary import print_next
+from gristmill.flows.terminal import TerminalObserver, plain_console
+from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.sources import Source
+
+ROOT = Path(__file__).parents[2]
+WRITTEN = "sft.lora.targets=[q_proj] [/bold] :smile: \\[x] [red]a[/red]"
+
+
+def printed(width: int = 200) -> tuple[Console, io.StringIO]:
+    shown = io.StringIO()
+    console = plain_console(shown)
+    console.width = width
+    return console, shown
+
+
+def test_brackets_and_colons_are_printed_in_sentences_cells_and_headings() -> None:
+    console, shown = printed()
+    table = Table(WRITTEN)
+    table.add_row(WRITTEN)
+    console.print(WRITTEN)
+    console.print(table)
+    assert shown.getvalue().count(WRITTEN) == 3
+
+
+def test_a_printed_command_can_be_typed_again(toy_runner: Callable[..., Runner]) -> None:
+    runner = toy_runner(first={"n": 1})
+    manifest = Manifest(name="toy", sources={"a": Source(path="x")})
+    session = Session(manifest, "my[old].yaml", ["sft.lora.targets=[q_proj]"], runner.store, None, runner.plan)
+    console, shown = printed()
+    print_next(session, {"training": {}, "summaries": {}}, console)
+    assert "status 'my[old].yaml' --set 'sft.lora.targets=[q_proj]'" in shown.getvalue()
+
+
+def test_a_bar_shows_a_job_by_its_name(toy_runner: Callable[..., Runner]) -> None:
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=120, markup=False, emoji=False)
+    observer, node = TerminalObserver(console), toy_runner(first={"n": 1}).plan["first"]
+    observer.stage_started(node, False)
+    observer.stage_event(node, {"event": "progress", "job": "[bold]a[/bold]", "done": 1, "total": 2, "unit": "[x]"})
+    observer.stop_bar()
+    assert "first [bold]a[/bold]" in shown.getvalue()
+    assert "1/2 [x]" in shown.getvalue()
+
+
+def test_why_a_stage_would_run_is_printed_with_its_lists(capsys) -> None:
+    print_plan([{"stage": "sft", "action": "make", "state": "missing", "fingerprint": "0" * 16,
+                 "reason": "targets [] -> [q_proj]"}])
+    assert "targets [] -> [q_proj]" in " ".join(capsys.readouterr().out.split())
+
+
+def test_every_console_is_made_by_the_one_that_reads_no_markup() -> None:
+    made = []
+    for folder in ("flows", "train", "tokenize", "dataprep", "mixtures"):
+        for file in (ROOT / folder).rglob("*.py"):
+            calls = (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
+            made += [str(file.relative_to(ROOT)) for call in calls if getattr(call.func, "id", "") == "Console"]
+    assert made == ["flows/terminal.py"]
