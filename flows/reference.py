@@ -28,21 +28,37 @@ def markdown() -> str:
 def _section(model: type[BaseModel], at: str, written: dict[type[BaseModel], str]) -> Iterator[str]:
     """A section's own table, then the sections inside it; one that is written already is only referred to."""
     yield f"## {f'`{at}`' if at else 'The whole'}{_variant(model)}\n"
-    if model in written:
-        yield f"The keys of `{written[model]}`.\n"
-        return
+    same = next((base for base in model.__mro__ if base in written and _keys(base) == _keys(model)), None)
+    if same is not None:
+        own = _own_defaults(model, same)
+        yield f"The keys of `{written[same]}`{', with other defaults:' if own else '.'}\n"
+        if not own:
+            return
+    else:
+        yield f"{_prose(model.__doc__)}\n"
+        own = dict(model.model_fields)
     written[model] = at
-    yield f"{_prose(model.__doc__)}\n"
     yield "| key | value | default | |"
     yield "| --- | --- | --- | --- |"
     inside = []
-    for name, field in model.model_fields.items():
+    for name, field in own.items():
         cells = (f"`{name}`", _kind(field.annotation), _default(field), _meaning(field))
         yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
         inside += [(inner, _path(at, name, field.annotation)) for inner in _models(field.annotation)]
     yield ""
     for inner, place in inside:
         yield from _section(inner, place, written)
+
+
+def _keys(model: type[BaseModel]) -> set[str]:
+    return set(model.model_fields)
+
+
+def _own_defaults(model: type[BaseModel], other: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The keys of a section whose defaults are not those of another with the same keys."""
+    return {name: field for name, field in model.model_fields.items()
+            if field.get_default(call_default_factory=True) != other.model_fields[name].get_default(
+                call_default_factory=True)}
 
 
 def _variant(model: type[BaseModel]) -> str:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.mix_problems import mix_problems, weighed_sources
 from gristmill.mixtures.prepare import PREPARE_SECTIONS
-from gristmill.mixtures.rules import Rules
+from gristmill.mixtures.rules import Filter, Rules
 from gristmill.mixtures.section import OutsidePath
 from gristmill.mixtures.yaml_files import in_words, why_invalid, why_unreadable
 from gristmill.mixtures.yaml_text import compose_yaml, parse_yaml
@@ -178,7 +178,8 @@ def _child(parent: Any, key: str) -> Any:
     if not isinstance(parent, dict):
         raise LookupError(f"there is nothing below {parent!r}")
     if parent.get(key) is None:
-        parent[key] = {}
+        # The rule sets of a filter that names none stay there beside one of which a threshold is overridden.
+        parent[key] = {name: {} for name in Filter().rules.model_dump()} if key == "rules" else {}
     return parent[key]
 
 

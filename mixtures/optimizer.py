@@ -67,6 +67,13 @@ class Optimizer(Section):
         return self.betas or BETAS[self.kind]
 
 
+class TuningOptimizer(Optimizer):
+    """What an update of a model that is trained already is."""
+
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    """Decoupled, per step and learning rate; none, for a tuning is to stay near its start."""
+
+
 class Schedule(Section):
     """Learning rate as a function of the step."""
 

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from gristmill.mixtures.adapters import LinearLayer, Lora, RoundedBase
 from gristmill.mixtures.decontaminate import Decontaminate
 from gristmill.mixtures.distillation import Distill
-from gristmill.mixtures.optimizer import Optimizer
+from gristmill.mixtures.optimizer import TuningOptimizer
 from gristmill.mixtures.prepare_examples import Prepared
 from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section
 from gristmill.mixtures.training import Precision, Training
@@ -126,10 +126,17 @@ class Gates(Section):
     """Most of the examples whose end may be cut off; not limited unless it is given."""
 
 
+class SftOptimizer(TuningOptimizer):
+    """What an update of `sft` is."""
+
+    learning_rate: PositiveFloat = 3e-4
+    """At the peak of the schedule."""
+
+
 class Tuning(Training):
     """What the stage `sft` is told of the section `sft`: the training itself."""
 
-    optimizer: Optimizer = Optimizer(learning_rate=3e-4, weight_decay=0.0)
+    optimizer: SftOptimizer = SftOptimizer()
     """What an update is."""
     lora: Lora | None = None
     """Train adapters only; the whole model is trained if absent."""
@@ -206,6 +213,13 @@ class Reference(Section):
     """How the model is rounded, if it is: as `dpo.lora.base` rounds it."""
 
 
+class DpoOptimizer(TuningOptimizer):
+    """What an update of `dpo` is."""
+
+    learning_rate: PositiveFloat = 5e-5
+    """At the peak of the schedule."""
+
+
 class Dpo(DpoData, Prepared, Training):
     """Direct preference optimisation (Rafailov et al. 2023) and its relatives."""
 
@@ -236,7 +250,7 @@ class Dpo(DpoData, Prepared, Training):
     """Training pairs (for `kto`, answers) whose margin is measured once more after the last step, as that of every
     held-out one is: the first by their ids, which are hashes. A pass over them costs about a third of training on them
     once. `margins.parquet` has them all, the report those with the worst."""
-    optimizer: Optimizer = Optimizer(learning_rate=5e-5, weight_decay=0.0)
+    optimizer: DpoOptimizer = DpoOptimizer()
     """What an update is; `sophia` needs labels to draw, which pairs have not."""
     lora: Lora | None = None
     """Train adapters only; the reference is then the model without them. The whole model is trained if absent."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from gristmill.mixtures.adapters import Lora
-from gristmill.mixtures.optimizer import Optimizer
+from gristmill.mixtures.optimizer import TuningOptimizer
 from gristmill.mixtures.posttraining import Examples
 from gristmill.mixtures.rewards import AnyReward, name_of
 from gristmill.mixtures.section import Fraction, Positive, PositiveFloat, Section
@@ -35,6 +35,21 @@ class Critic(Section):
     """Weight of the critic's loss beside the policy's (TRL's PPOTrainer: 0.1)."""
     clip: PositiveFloat | None = 0.2
     """How far an estimate may move from the one before the update and still lower the loss; not limited if null."""
+
+
+class RlOptimizer(TuningOptimizer):
+    """What an update of `rl` is."""
+
+    learning_rate: PositiveFloat = 1e-6
+    """At the peak of the schedule (TRL's GRPOTrainer for whole models: 1e-6)."""
+
+
+class RlSpikes(Spikes):
+    """What a bad step of `rl` is: as of a pre-training, but for the deviations of its loss."""
+
+    sigma: PositiveFloat | None = None
+    """Deviations over the running mean from which on a loss is a spike; null: only a loss or gradient that is no number
+    makes a step bad. A surrogate loss lies around zero by its making, so that its size says nothing."""
 
 
 class Rl(Training):
@@ -106,11 +121,10 @@ class Rl(Training):
     samples_every: Positive = 50
     """Batches of prompts between those of which `rollouts.json` shows some answers, beside the first and the last.
     Every answer is kept, and `gristmill trace --stage rl --step N` shows those of a step."""
-    optimizer: Optimizer = Optimizer(learning_rate=1e-6, weight_decay=0.0)
-    """What an update is (learning rate: TRL's GRPOTrainer for whole models); `sophia` needs labels to draw."""
-    spikes: Spikes = Spikes(sigma=None)
-    """Which steps are skipped: those whose loss or gradient is no number. A surrogate loss lies around zero by its
-    making, so that its size says nothing."""
+    optimizer: RlOptimizer = RlOptimizer()
+    """What an update is; `sophia` needs labels to draw."""
+    spikes: RlSpikes = RlSpikes()
+    """Which steps are skipped."""
     lora: Lora | None = None
     """Train adapters only; the reference is then the model without them. The whole model is trained if absent."""
     validate_every: Positive | None = None

@@ -7,9 +7,17 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from gristmill.mixtures.adapters import Lora
-from gristmill.mixtures.optimizer import Optimizer
+from gristmill.mixtures.optimizer import TuningOptimizer
 from gristmill.mixtures.posttraining import PreferencePairs
+from gristmill.mixtures.section import PositiveFloat
 from gristmill.mixtures.training import Training
+
+
+class RewardOptimizer(TuningOptimizer):
+    """What an update of `reward` is."""
+
+    learning_rate: PositiveFloat = 1e-4
+    """At the peak of the schedule (TRL's reward training: 1e-4)."""
 
 
 class Reward(Training):
@@ -34,8 +42,8 @@ class Reward(Training):
     measured_pairs: Annotated[int, Field(ge=0)] = 10_000
     """Training pairs that are scored once more after the last step, as every held-out one is: the first by their ids,
     which are hashes. `margins.parquet` has them all, the report those that are ranked wrong by the most."""
-    optimizer: Optimizer = Optimizer(learning_rate=1e-4, weight_decay=0.0)
-    """What an update is (TRL's reward training: 1e-4); `sophia` needs labels to draw, which pairs have not."""
+    optimizer: RewardOptimizer = RewardOptimizer()
+    """What an update is; `sophia` needs labels to draw, which pairs have not."""
     lora: Lora | None = None
     """Train adapters and the scoring row only; the whole model is trained if absent. Adapters are merged into `model/`
     and not kept beside it."""

@@ -1,0 +1,154 @@
+"""Defaults are per key and per section: a key that is set alone changes no other one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+from pydantic import BaseModel
+
+from gristmill.flows.reference import alternatives
+from gristmill.mixtures.load import ManifestError, parse_manifest
+from gristmill.mixtures.manifest import Manifest
+
+MANIFEST = """
+name: small
+sources: {prose: {path: "*.txt"}, web: {path: "*.html"}}
+prepare: [clean, filter, dedup, dedup_lines, dedup_substrings, langid, {quality: {classifier: {positive: [prose],
+  negative: [web]}}}, {decontaminate: {against: [{path: a.jsonl}]}}]
+tokenizer: {}
+mix: {tokens: 1000}
+pretrain: {steps: 400}
+sft: {steps: 400, data: [{path: a.jsonl}], distill: {teacher: pretrain}}
+reward: {steps: 400, data: [{path: a.jsonl}]}
+dpo: {steps: 400, data: [{path: a.jsonl}]}
+rl: {steps: 400, data: [{path: a.jsonl}], rewards: [{kind: exact}]}
+evaluate: {}
+export: {}
+"""
+TRAININGS = ("pretrain", "sft", "reward", "dpo", "rl")
+
+
+def parsed(*overrides: str) -> Manifest:
+    return parse_manifest(MANIFEST, "/m/small.yaml", overrides)
+
+
+def keys_of(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key by its path, as `--set` takes it, with its value."""
+    if isinstance(value, BaseModel):
+        for name, field in type(value).model_fields.items():
+            inner = getattr(value, name)
+            if field.exclude or (at.startswith("prepare.") and at.count(".") == 1 and inner is None):
+                continue
+            yield from keys_of(inner, f"{at}.{name}" if at else name)
+    elif isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
+        for index, inner in enumerate(value):
+            yield from keys_of(inner, f"{at}.{index}")
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from keys_of(inner, f"{at}.{name}")
+    else:
+        yield at, value
+
+
+def optional_sections(model: BaseModel, at: str) -> Iterator[str]:
+    """Paths of the absent sections inside one that take `{}`."""
+    for name, field in type(model).model_fields.items():
+        value = getattr(model, name)
+        if isinstance(value, BaseModel):
+            yield from optional_sections(value, f"{at}.{name}")
+        elif value is None:
+            for part in alternatives(field.annotation):
+                if isinstance(part, type) and issubclass(part, BaseModel) and not any(
+                        inner.is_required() for inner in part.model_fields.values()):
+                    yield f"{at}.{name}"
+
+
+def another(annotation: Any, value: Any) -> Any:
+    """Another value of the same type; None where none suggests itself."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value * 2 + 1
+    if isinstance(value, float):
+        return value / 2 or 0.25
+    for part in alternatives(annotation):
+        if isinstance(value, str) and get_origin(part) is Literal:
+            return next((other for other in get_args(part) if other != value), None)
+    return None
+
+
+def field_of(manifest: Manifest, path: str) -> Any:
+    """The annotation of the key at a path."""
+    at: Any = manifest
+    *parents, last = path.split(".")
+    for part in parents:
+        at = at[int(part)] if isinstance(at, tuple) else at[part] if isinstance(at, dict) else getattr(at, part)
+    return type(at).model_fields[last].annotation if isinstance(at, BaseModel) else None
+
+
+def set_to(path: str, value: Any) -> str:
+    written = list(value) if isinstance(value, tuple) else value
+    return f"{path}={json.dumps(written)}"
+
+
+def as_override(path: str, manifest: Manifest) -> str:
+    """A path below `prepare` by the stage's name, which is how `--set` names it."""
+    parts = path.split(".")
+    return ".".join(["prepare", *parts[2:]]) if parts[0] == "prepare" else path
+
+
+def test_a_key_that_is_set_to_its_own_default_changes_nothing() -> None:
+    manifest = parsed()
+    paths = [(as_override(path, manifest), value) for path, value in keys_of(manifest)]
+    assert len(paths) > 500
+    changed = [path for path, value in paths if parsed(set_to(path, value)).model_dump() != manifest.model_dump()]
+    assert changed == []
+
+
+@pytest.mark.parametrize("section", TRAININGS)
+def test_a_key_of_a_training_that_is_set_alone_changes_no_other(section: str) -> None:
+    manifest = parsed()
+    before = dict(keys_of(manifest))
+    tried = 0
+    for path, value in before.items():
+        other = another(field_of(manifest, path), value)
+        if not path.startswith(f"{section}.") or other is None:
+            continue
+        try:
+            after = dict(keys_of(parsed(set_to(path, other))))
+        except ManifestError:
+            continue  # A value that other keys forbid.
+        tried += 1
+        assert {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)} == {path}
+    assert tried > 30
+
+
+@pytest.mark.parametrize("section", TRAININGS)
+def test_a_key_of_an_absent_section_that_is_set_alone_leaves_that_section_its_defaults(section: str) -> None:
+    manifest = parsed()
+    absent = list(optional_sections(getattr(manifest, section), section))
+    assert f"{section}.average" in absent
+    for place in absent:
+        whole = parsed(f"{place}={{}}")
+        for path, value in keys_of(whole):
+            if path.startswith(f"{place}."):
+                assert parsed(set_to(path, value)).model_dump() == whole.model_dump(), path
+
+
+def test_a_threshold_of_a_rule_set_that_is_there_by_default_leaves_the_other_rule_set_there() -> None:
+    changed = parsed("filter.gopher_quality.min_words=40").prepare[1].filter
+    assert changed is not None
+    assert changed.rules.gopher_quality is not None
+    assert (changed.rules.gopher_quality.min_words, changed.rules.gopher_repetition is not None) == (40, True)
+
+
+def test_the_rates_of_the_trainings_are_their_own() -> None:
+    manifest = parsed(*(f"{section}.optimizer.clip_norm=0.5" for section in TRAININGS), "rl.spikes.window=64")
+    sections = [getattr(manifest, section) for section in TRAININGS]
+    assert [one.optimizer.learning_rate for one in sections] == [1e-3, 3e-4, 1e-4, 5e-5, 1e-6]
+    assert [one.optimizer.weight_decay for one in sections] == [0.1, 0.0, 0.0, 0.0, 0.0]
+    assert manifest.rl is not None
+    assert manifest.rl.spikes.sigma is None
