@@ -36,6 +36,14 @@ def _start(manifest: Manifest) -> str:
     return "sft" if manifest.sft is not None else "pretrain"
 
 
+def before_sft_data(manifest: Manifest) -> list[str]:
+    """The examples; and pre-training, where rows of it are replayed and it alone knows which of them it has read."""
+    sft, pretrain = manifest.sft, manifest.pretrain
+    is_open = pretrain is not None and (pretrain.early_stopping is not None
+                                        or pretrain.spikes.rollback_after is not None)
+    return ["sft_prepare", "tokenizer", "mix", *(["pretrain"] if sft is not None and sft.replay and is_open else [])]
+
+
 def before_reward(manifest: Manifest) -> list[str]:
     """The pairs, where they are those of preference optimisation, and the model that becomes one of rewards."""
     own = manifest.reward is not None and manifest.reward.data is not None

@@ -98,7 +98,11 @@ def fingerprint(stage: Stage, recipe: Recipe, inputs: Mapping[str, str]) -> str:
 def ordered_stages(manifest: Manifest) -> list[Stage]:
     """All stages, the preparing ones in the order that the manifest gives them."""
     prepare = [STAGES[step.stage] for step in manifest.prepare]
-    return [STAGES["ingest"], *prepare, *(STAGES[name] for name in AFTER_PREPARE)]
+    after = list(AFTER_PREPARE)
+    if "pretrain" in STAGES["sft_data"].needs(manifest):
+        after.remove("sft_data")
+        after.insert(after.index("pretrain") + 1, "sft_data")
+    return [STAGES["ingest"], *prepare, *(STAGES[name] for name in after)]
 
 
 def _prepares(name: str, version: int, run: str) -> Stage:
@@ -130,8 +134,7 @@ STAGES: dict[str, Stage] = {
         Stage("tokenize", 2, "gristmill.tokenize.encoding.encode:run", tokens.tokenize, needs.documents("tokenizer")),
         Stage("mix", 8, "gristmill.tokenize.mixing.mix:run", tokens.mix, needs.documents("tokenizer", "tokenize")),
         Stage("sft_prepare", 1, "gristmill.dataprep.examples.prepare:run", training.examples("sft"), needs.only()),
-        Stage("sft_data", 2, "gristmill.train.sft_data:run", training.sft_data,
-              needs.only("sft_prepare", "tokenizer", "mix")),
+        Stage("sft_data", 2, "gristmill.train.sft_data:run", training.sft_data, needs.before_sft_data),
         Stage("dpo_prepare", 1, "gristmill.dataprep.examples.prepare:run", training.examples("dpo"), needs.only()),
         Stage("dpo_data", 3, "gristmill.train.dpo_data:run", training.dpo_data,
               needs.only("dpo_prepare", "tokenizer", "mix")),

@@ -64,7 +64,8 @@ class Memorisation(Section):
     """Whether the model continues training documents by heart (Carlini et al. 2022)."""
 
     documents: Positive = 200
-    """Of the training set, chosen by hash, per number of copies; as many held-out ones are the control."""
+    """Of those that pre-training has read, chosen by hash, per number of copies; as many held-out ones are the
+    control."""
     prefix_tokens: Positive = 32
     """Tokens of a document that the model is given."""
     suffix_tokens: Positive = 32
@@ -72,14 +73,14 @@ class Memorisation(Section):
 
 
 class Contamination(Section):
-    """Whether items of the tasks stand in the training set, and how much better the model is at those."""
+    """Whether items of the tasks stand in what was trained on, and how much better the model is at those."""
 
     ngram: Positive = 13
     """Words of a passage that item and training set share (Brown et al. 2020, appendix C)."""
     min_coverage: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
     """Share of an item's words in shared passages from which on it counts as contaminated."""
     rows: Positive = 20_000
-    """Rows of the training set that are searched at most, chosen by hash."""
+    """Rows that are searched at most, chosen by hash among those that pre-training has read."""
 
 
 class Evaluate(Section):

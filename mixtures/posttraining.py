@@ -86,7 +86,7 @@ class ElasticConsolidation(Section):
     """Lambda of their equation 3, beside a loss and a Fisher information that are per token; the line `elastic_penalty`
     of the metrics says what it amounts to."""
     fisher_rows: Positive = 200
-    """Rows of the pre-training, the first of its order, from which the Fisher information is estimated."""
+    """Rows of the pre-training, the first that it has read, from which the Fisher information is estimated."""
 
 
 class SftData(Section):
@@ -100,8 +100,8 @@ class SftData(Section):
     """`best_fit`: several examples in a row, none cut by its end, each seen by attention as if it were alone; `none`:
     one example in a row."""
     replay: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Share of the tokens that are rows of pre-training, in the order of its mixture and with a loss on all of their
-    tokens: against forgetting. Rounded to whole rows."""
+    """Share of the tokens that are rows of pre-training, the first that it has read, in its order and with a loss on
+    all of their tokens: against forgetting. Rounded to whole rows."""
     holdout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Share of the conversations, chosen by hash of what is said before the first answer, that are never trained on:
     their loss, after every `validate_every` steps and the last, shows when the others are learned by heart."""

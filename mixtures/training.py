@@ -113,6 +113,10 @@ class LengthStage(Section):
     """Tokens per row; divides the packed set's."""
 
 
+READING_KEYS = ("steps", "global_batch_size", "batch_ramp", "seed")
+"""The keys of `pretrain` that decide which rows of the packed set are read."""
+
+
 class Pretrain(Training):
     """Next-token training on the packed set."""
 

@@ -31,6 +31,7 @@ from gristmill.train.evaluation.memorisation import probe_memorisation
 from gristmill.train.evaluation.readers import answer_tasks, open_reader
 from gristmill.train.evaluation.tasks import Item, read_task
 from gristmill.train.generation.sample import generate
+from gristmill.train.loop.rows_read import READS, RowsRead, rows_read
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.chat import Chat
@@ -46,10 +47,11 @@ MODELS = ("pretrain", "sft", "dpo", "rl")
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
     """Measure and sample all models; one plain process."""
-    section = Evaluate.model_validate({key: value for key, value in config.items() if key != "beta"})
+    section = Evaluate.model_validate({key: value for key, value in config.items() if key not in ("beta", READS)})
     make_deterministic(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     packed = PackedSet(inputs["mix"])
+    trained = rows_read(packed, config[READS], inputs["pretrain"]) if READS in config else None
     asked = {task.name: read_task(task) for task in section.tasks}
     names = [name for name in MODELS if name in inputs]
     found: dict[str, Any] = {}
@@ -62,12 +64,12 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             "tasks": {task: result.summary for task, result in answered[name].items()},
             "reward_accuracy": accuracy_on_holdout(reader.model, inputs) if name == "dpo" else None,
             "samples": sample(reader.model, inputs["tokenizer"], section, asked=name != "pretrain"),
-            **_memorised(reader, packed, section),
+            **_memorised(reader, trained, section),
         }
         context.progress(number + 1, len(names), "models")
     measured = {
         "models": found, "differences": differences(answered, section),
-        **_contaminated(packed, inputs["tokenizer"], section, asked, answered),
+        **_contaminated(trained, inputs["tokenizer"], section, asked, answered),
     }
     write_json(out / "evaluation.json", measured)
     return {**measured, "models": {name: {key: value for key, value in one.items() if key != "samples"}
@@ -83,21 +85,21 @@ def differences(answered: Mapping[str, Mapping[str, Result]], section: Evaluate)
             for metric, values in result.per_item.items()]
 
 
-def _memorised(reader: Reader, packed: PackedSet, section: Evaluate) -> dict[str, Any]:
-    if section.memorisation is None:
+def _memorised(reader: Reader, trained: RowsRead | None, section: Evaluate) -> dict[str, Any]:
+    if section.memorisation is None or trained is None:
         return {}
-    return {"memorisation": probe_memorisation(reader, packed, section.memorisation, section.seed or 0,
+    return {"memorisation": probe_memorisation(reader, trained, section.memorisation, section.seed or 0,
                                                section.resamples)}
 
 
 def _contaminated(
-    packed: PackedSet, tokenizer: Path, section: Evaluate, asked: Mapping[str, Sequence[Item]],
+    trained: RowsRead | None, tokenizer: Path, section: Evaluate, asked: Mapping[str, Sequence[Item]],
     answered: Mapping[str, Mapping[str, Result]],
 ) -> dict[str, Any]:
-    if section.contamination is None or not asked:
+    if section.contamination is None or trained is None or not asked:
         return {}
     decode = Chat(tokenizer).tokenizer.decode_batch
-    share = item_coverage(packed, decode, asked, section.contamination, section.seed or 0)
+    share = item_coverage(trained, decode, asked, section.contamination, section.seed or 0)
     return {"contamination": {model: {task: effect(share[task], result.per_item, section.contamination,
                                                    section.seed or 0, section.resamples)
                                       for task, result in results.items()} for model, results in answered.items()}}

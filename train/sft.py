@@ -19,7 +19,7 @@ from torch import nn
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import read_json, write_json
 from gristmill.mixtures.distillation import Distill
-from gristmill.mixtures.posttraining import Tuning
+from gristmill.mixtures.posttraining import ElasticConsolidation, Tuning
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.files import settle_adapters
 from gristmill.train.adapters.frozen import describe_rounding
@@ -30,6 +30,7 @@ from gristmill.train.evaluation.validation import Validation
 from gristmill.train.loop.batches import reading_threads
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.once import measured_once
+from gristmill.train.loop.rows_read import READS, RowsRead, rows_read
 from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import read_shape, stored
@@ -64,7 +65,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         gristmill.train.proofs.step_0.NotProvedError: something does not hold that training relies on.
         gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
     """
-    section = Tuning.model_validate(config)
+    section = Tuning.model_validate({key: value for key, value in config.items() if key != READS})
     start = inputs["pretrain"] / MODEL
     shape = read_shape(start)
     with ExitStack() as stack, closing(PackedSet(inputs["sft_data"], context.stream, context.warn)) as rows, \
@@ -82,7 +83,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         certificate = measured_once(context.work / CERTIFICATE, world, lambda: prove(
             model, objective, read_json(inputs["sft_data"] / COUNTS), section.gates, dtype, section.micro_batch_size,
             world))
-        elastic = held_by_pretraining(model, section, NextToken(packed, section.seed or 0, token_bytes, shape))
+        elastic = None if section.ewc is None else held_by_pretraining(
+            model, section.ewc, NextToken(packed, config[READS]["seed"], token_bytes, shape),
+            rows_read(packed, config[READS], inputs["pretrain"]))
         average = averaged(model, section)
         measures: list[Callable[[int], dict[str, Any] | None]] = [Validation(
             section.validate_every, section.steps, packed, model, average, token_bytes, world)]
@@ -130,13 +133,12 @@ def taught_turns(
     return TaughtTurns(turns, TeacherRows(inputs["teacher"], turns.masks), distill)
 
 
-def held_by_pretraining(model: nn.Module, section: Tuning, pretraining: NextToken) -> ElasticWeights | None:
-    """What holds the weights of a model that was not tuned yet, where the section asks for it."""
-    if section.ewc is None:
-        return None
-    count = min(section.ewc.fisher_rows, pretraining.order.total)
-    rows = pretraining.order.rows(np.arange(count, dtype=np.int64))
-    return ElasticWeights(model, fisher_diagonal(model, pretraining, rows), section.ewc.weight)
+def held_by_pretraining(
+    model: nn.Module, section: ElasticConsolidation, pretraining: NextToken, trained: RowsRead
+) -> ElasticWeights:
+    """What holds the weights of a model that was not tuned yet, by the first rows that its pre-training has read."""
+    rows = trained.first(min(section.fisher_rows, trained.count))
+    return ElasticWeights(model, fisher_diagonal(model, pretraining, rows), section.weight)
 
 
 def examples_of_rows(packed: PackedSet) -> list[str]:

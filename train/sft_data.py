@@ -23,6 +23,7 @@ from gristmill.dataprep.files import write_json
 from gristmill.dataprep.reading.examples import Refused
 from gristmill.mixtures.posttraining import SftData
 from gristmill.tokenize.packed import PackedSet
+from gristmill.train.loop.rows_read import READS, rows_read
 from gristmill.train.objectives.chat import Chat
 from gristmill.train.objectives.conversations import (
     Conversation,
@@ -62,7 +63,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         NothingToTrainError: one of the sets trains no token.
         ReplayError: rows of the mixture are of another length.
     """
-    section = SftData.model_validate(config)
+    section = SftData.model_validate({key: value for key, value in config.items() if key != READS})
     seed, chat, mix = section.seed or 0, Chat(inputs["tokenizer"]), PackedSet(inputs["mix"])
     length = section.sequence_length or mix.sequence_length
     if section.replay and length != mix.sequence_length:
@@ -77,7 +78,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     used = [one for of_set in drawn for one in of_set]
     replayed = replay_count(sum(len(one.ids) for one in used), length, section.replay)
     if replayed:
-        rows[REPLAY] = replayed_rows(mix, replayed, seed)
+        rows[REPLAY] = replayed_rows(rows_read(mix, config[READS], inputs.get("pretrain")), replayed)
     written = write_example_rows(out, rows, length, mix.manifest["tokenizer"], chat.pad)
     if any(held_out):
         write_example_rows(out / HELD_OUT, {

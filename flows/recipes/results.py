@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gristmill.flows.recipes.sections import Recipe, dump, name_outside_files, seed_of
+from gristmill.flows.recipes.sections import Recipe, dump, name_outside_files, reads_of, seed_of
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.mix_problems import uses_own_weights
 
@@ -13,7 +13,8 @@ def evaluate(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     if section is None:
         return None
     beta = {} if manifest.dpo is None else {"beta": manifest.dpo.beta}
-    recipe = {**dump(section), "seed": seed_of(section, manifest), **beta}
+    reads = reads_of(manifest) if section.memorisation is not None or section.contamination is not None else {}
+    recipe = {**dump(section), "seed": seed_of(section, manifest), **beta, **reads}
     return name_outside_files(recipe, section, verify), {"tasks": recipe["tasks"]}
 
 

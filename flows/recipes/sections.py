@@ -23,6 +23,16 @@ def seed_of(section: Any, manifest: Manifest) -> int:
     return manifest.seed if section.seed is None else section.seed
 
 
+def reads_of(manifest: Manifest) -> Recipe:
+    """What decides which rows pre-training reads, for stages that ask about those."""
+    from gristmill.mixtures.training import READING_KEYS
+
+    section = manifest.pretrain
+    if section is None:
+        return {}
+    return {"reads": {**{key: dump(section)[key] for key in READING_KEYS}, "seed": seed_of(section, manifest)}}
+
+
 def step_recipe(section: Judging, manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe]:
     """The recipe of a step, of documents' preparation or of examples', and what its function is told."""
     from gristmill.dataprep.judges.models import is_other_model

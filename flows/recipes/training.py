@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gristmill.flows.recipes.sections import Recipe, dump, name_outside_files, seed_of, step_recipe, without
+from gristmill.flows.recipes.sections import Recipe, dump, name_outside_files, reads_of, seed_of, step_recipe, without
 from gristmill.mixtures.decontaminate import Decontaminate
 from gristmill.mixtures.manifest import Manifest
 
@@ -51,7 +51,10 @@ def examples(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | No
 
 def sft_data(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     """What the packed examples depend on."""
-    return _part_of_sft(manifest, verify, lambda key, of_data: of_data or key == "seed")
+    found = _part_of_sft(manifest, verify, lambda key, of_data: of_data or key == "seed")
+    if found is None or manifest.sft is None or not manifest.sft.replay:
+        return found
+    return {**found[0], **reads_of(manifest)}, found[1]
 
 
 def sft(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
@@ -60,6 +63,8 @@ def sft(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     if found is None:
         return None
     recipe, told = found
+    if recipe["ewc"] is not None:
+        recipe |= reads_of(manifest)
     distill = recipe.pop("distill")
     if distill is None:
         return recipe, told

@@ -21,6 +21,7 @@ from gristmill.mixtures.posttraining import DpoData, Reference, SftData
 from gristmill.mixtures.section import Section
 from gristmill.mixtures.streaming import Stream
 from gristmill.tokenize.packed import PackedSet
+from gristmill.train.loop.rows_read import READS
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import drawn
@@ -150,11 +151,11 @@ def run_stage(one_process: None) -> RunStage:
         made: dict[str, Any] = {}
         if stage in DATA_OF and "data" in config:
             name, section = DATA_OF[stage]
-            of_data = {key: config[key] for key in section.model_fields if key in config}
+            of_data = {key: config[key] for key in (*section.model_fields, READS) if key in config}
             made = run(name, inputs, of_data, folder / "made")
             inputs = {**inputs, name: folder / "made" / "data"}
         if stage == "sft":
-            config = {key: value for key, value in config.items() if key == "seed" or key not in of_data}
+            config = {key: value for key, value in config.items() if key in ("seed", READS) or key not in of_data}
         if stage == "reference":
             config = {key: value for key, value in config.items() if key in Reference.model_fields}
         (folder / "work").mkdir(parents=True, exist_ok=True)

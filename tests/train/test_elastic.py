@@ -73,8 +73,9 @@ def test_the_weights_of_a_fine_tuning_stay_nearer_and_its_penalty_is_on_record(
     config = {"steps": 6, "global_batch_size": 4, "micro_batch_size": 4, "seed": 1, "log_every": 1,
               "sequence_length": 64, "schedule": {"warmup_steps": 1}, "data": [{"path": str(tmp_path / "sft.jsonl")}],
               "optimizer": {"learning_rate": 0.01}}
+    reads = {"steps": 6, "global_batch_size": 6, "batch_ramp": [], "seed": 11}
     lost = {}
-    for name, more in (("free", {}), ("held", {"ewc": {"weight": 1e4, "fisher_rows": 8}})):
+    for name, more in (("free", {}), ("held", {"ewc": {"weight": 1e4, "fisher_rows": 8}, "reads": reads})):
         run_stage("sft", inputs, {**config, **more, "validate_every": 6}, tmp_path / name)
         lines = [json.loads(line) for line in (tmp_path / name / "data" / "metrics.jsonl").read_text().splitlines()]
         lost[name] = next(line["validation"]["prose"]["loss"] for line in lines if "validation" in line)

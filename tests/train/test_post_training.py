@@ -306,7 +306,8 @@ def test_the_whole_chain_is_evaluated_and_exported(
         for number, word in enumerate(("module", "name", "object"))))
     config = {"prompts": ["The", "What is a json?"], "max_new_tokens": 6, "temperature": 0.8, "seed": 3, "beta": 0.1,
               "tasks": [{"name": "words", "path": str(questions), "kind": "multiple_choice"}], "resamples": 50,
-              "contamination": {"ngram": 3}, "memorisation": {"documents": 4, "prefix_tokens": 4, "suffix_tokens": 2}}
+              "contamination": {"ngram": 3}, "memorisation": {"documents": 4, "prefix_tokens": 4, "suffix_tokens": 2},
+              "reads": {"steps": 4, "global_batch_size": 6, "batch_ramp": [], "seed": 11}}
     for name in ("first", "second"):
         run_stage("evaluate", inputs, config, tmp_path / name)
     first, second = ((tmp_path / name / "data" / "evaluation.json").read_bytes() for name in ("first", "second"))

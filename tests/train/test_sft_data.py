@@ -35,7 +35,8 @@ def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
 
 def test_weights_and_replay_are_shares_of_tokens(run_stage: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
     small, large = write(tmp_path / "small.jsonl", 10, "a"), write(tmp_path / "large.jsonl", 60, "b")
-    config = {"data": [{"path": small, "weight": 1.0}, {"path": large, "weight": 3.0}], "replay": 0.25, "seed": 5}
+    config = {"data": [{"path": small, "weight": 1.0}, {"path": large, "weight": 3.0}], "replay": 0.25, "seed": 5,
+              "reads": {"steps": 3, "global_batch_size": 4, "batch_ramp": [], "seed": 11}}
     summary = run_stage("sft_data", inputs, config, tmp_path)
     first, second = summary["sets"]
     assert second["drawn"] == 60

@@ -26,6 +26,7 @@ from gristmill.train.evaluation.memorisation import HELD_OUT, probe_memorisation
 from gristmill.train.evaluation.metrics import choice_metrics, generation_metrics
 from gristmill.train.evaluation.readers import open_reader
 from gristmill.train.evaluation.tasks import Item, TaskError, read_task
+from gristmill.train.loop.rows_read import RowsRead, rows_read
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape, shape_of
 
@@ -71,6 +72,11 @@ def packed_documents(tmp_path_factory: pytest.TempPathFactory, reader: Reader, t
         folder / validation_name("prose"), held_out.astype("<u2"), pieces_of([8, 9], [0, 0]))
     write_json(folder / MANIFEST, manifest)
     return PackedSet(folder)
+
+
+def read_of(packed: PackedSet, steps: int) -> RowsRead:
+    """What a pre-training has read that takes one row a step."""
+    return rows_read(packed, {"steps": steps, "global_batch_size": 1, "seed": 5}, None)
 
 
 def pieces_of(documents: list[int], copies: list[int]) -> pa.Table:
@@ -211,11 +217,39 @@ def test_what_is_known_by_heart_is_told_from_what_was_never_seen(
 ) -> None:
     packed = packed_documents
     parrot(reader, packed.read(np.arange(packed.rows)), monkeypatch)
-    found = probe_memorisation(reader, packed, Memorisation(documents=5, prefix_tokens=6, suffix_tokens=4), 0, 50)
+    section = Memorisation(documents=5, prefix_tokens=6, suffix_tokens=4)
+    found = probe_memorisation(reader, read_of(packed, 10), section, 0, 50)
     assert found["1 copy"]["memorised"]["value"] == 1.0
     assert found["1 copy"]["mean_right_tokens"] == 4.0
     assert found["2 to 3 copies"]["documents"] >= 1
     assert found[HELD_OUT]["memorised"]["value"] == 0.0
+
+
+@pytest.mark.parametrize("steps", range(1, 10))
+def test_documents_that_less_than_an_epoch_left_unread_are_not_probed_as_trained_ones(
+    packed_documents: PackedSet, reader: Reader, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """Whatever was read is known by heart, and nothing else is; a second copy counts once it was read."""
+    packed, trained = packed_documents, read_of(packed_documents, steps)
+    rows = packed.order(5).rows(np.arange(steps))
+    parrot(reader, packed.read(rows), monkeypatch)
+    found = probe_memorisation(reader, trained, Memorisation(documents=10, prefix_tokens=6, suffix_tokens=4), 0, 50)
+    documents = [int(row) % 8 if row >= 8 else int(row) for row in rows]
+    for group, copies in (("1 copy", 1), ("2 to 3 copies", 2)):
+        expected = sum(documents.count(one) == copies for one in set(documents))
+        assert found.get(group, {"documents": 0})["documents"] == expected
+        assert not expected or found[group]["memorised"]["value"] == 1.0
+
+
+def test_items_in_rows_that_were_not_read_are_no_leaks(packed_documents: PackedSet, reader: Reader) -> None:
+    packed = packed_documents
+    order = packed.order(5).rows(np.arange(10))
+    texts = [" ".join(reader.decode(packed.read(np.array([row]))[0].tolist()).split()[1:-1]) for row in range(8)]
+    items = {"a": [Item(1, text, ("x",), 0, text) for text in texts]}
+    section = Contamination(ngram=8, min_coverage=0.9)
+    share = item_coverage(read_of(packed, 4), lambda rows: [reader.decode(row) for row in rows], items, section, 0)["a"]
+    read = {int(row) % 8 for row in order[:4]}
+    assert {number for number in range(8) if share[number] > 0.5} <= read
 
 
 def test_items_that_were_trained_on_are_found_in_the_rows(packed_documents: PackedSet, reader: Reader) -> None:
@@ -226,7 +260,8 @@ def test_items_that_were_trained_on_are_found_in_the_rows(packed_documents: Pack
     items = {"a": [Item(1, leaked, ("x",), 0, leaked),
                    Item(2, "", ("x",), 0, "none of these words was ever in the training set of this little model")]}
     section = Contamination(ngram=min(8, len(words) - 2), min_coverage=0.9)
-    share = item_coverage(packed, lambda rows: [reader.decode(row) for row in rows], items, section, 0)["a"]
+    trained = read_of(packed, 10)
+    share = item_coverage(trained, lambda rows: [reader.decode(row) for row in rows], items, section, 0)["a"]
     assert share.tolist() == [1.0, 0.0]
     found = effect(share, {"acc": np.array([1.0, 0.0])}, section, 0, 10)
     assert (found["contaminated"], found["worst"][0]) == (1, 1)

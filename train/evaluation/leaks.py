@@ -1,8 +1,8 @@
-"""Which items of the tasks stand in the training set, and how much better a model is at those.
+"""Which items of the tasks stand in what was trained on, and how much better a model is at those.
 
-The training rows are decoded and searched for word n-grams of the items (Brown et al. 2020, appendix C, looks for 13).
-This looks at what was really trained on, after all mixing: it finds what a decontamination that was not asked for, or
-that looked at other files, has left.
+Rows that pre-training has read are decoded and searched for word n-grams of the items (Brown et al. 2020, appendix C,
+looks for 13). This looks at what was really trained on, after all mixing: it finds what a decontamination that was not
+asked for, or that looked at other files, has left.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from gristmill.dataprep.passages.ngram_index import NgramIndex, build_index, covered, find_ngrams
 from gristmill.mixtures.evaluation import Contamination
-from gristmill.tokenize.packed import PackedSet
 from gristmill.train.evaluation.intervals import mean_with_interval
 from gristmill.train.evaluation.tasks import Item
+from gristmill.train.loop.rows_read import RowsRead
 
 ROWS_AT_A_TIME = 256
 MIN_WORDS = 8
@@ -25,24 +25,24 @@ MIN_WORDS = 8
 
 
 def item_coverage(
-    packed: PackedSet, decode: Callable[[Sequence[Sequence[int]]], list[str]], items: Mapping[str, Sequence[Item]],
+    trained: RowsRead, decode: Callable[[Sequence[Sequence[int]]], list[str]], items: Mapping[str, Sequence[Item]],
     section: Contamination, seed: int,
 ) -> dict[str, np.ndarray]:
     """Task -> (items,) share of each item's words in passages that the searched training rows hold too.
 
     Args:
-        packed: the training set.
+        trained: the rows that the model has read.
         decode: rows of ids -> texts.
         items: task -> its items.
         section: how long a passage is, and how many rows are searched.
-        seed: chooses the rows.
+        seed: chooses the rows that are searched.
     """
     texts = [item.question for task in items.values() for item in task]
     index = build_index(pa.array(texts, pa.large_string()), section.ngram, min(MIN_WORDS, section.ngram))
     found: set[int] = set()
-    rows = np.sort(packed.order(seed).rows(np.arange(min(section.rows, packed.rows))))
+    rows = trained.drawn(section.rows, seed)
     for start in range(0, len(rows), ROWS_AT_A_TIME):
-        read = packed.read(rows[start : start + ROWS_AT_A_TIME]).tolist()
+        read = trained.packed.read(rows[start : start + ROWS_AT_A_TIME]).tolist()
         found.update(np.unique(find_ngrams(pa.array(decode(read), pa.large_string()), index).ngram).tolist())
     share = coverage(index, np.array(sorted(found), dtype=np.int64))
     ends = np.cumsum([len(task) for task in items.values()])

@@ -7,6 +7,7 @@ stands in the training set; held-out documents show what a model continues witho
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from gristmill.tokenize.packed import PackedSet
 from gristmill.train.evaluation.answering import PROMPTS_PER_BATCH, Reader
 from gristmill.train.evaluation.intervals import mean_with_interval
 from gristmill.train.generation.sample import generate
+from gristmill.train.loop.rows_read import RowsRead
 
 ROWS_PER_DOCUMENT = 8
 """So many rows are looked through for each document that is wanted."""
@@ -27,15 +29,15 @@ HELD_OUT = "held out"
 
 
 def probe_memorisation(
-    reader: Reader, packed: PackedSet, section: Memorisation, seed: int, resamples: int
+    reader: Reader, trained: RowsRead, section: Memorisation, seed: int, resamples: int
 ) -> dict[str, Any]:
-    """Probe documents that were trained on, by copies, and held-out ones.
+    """Probe documents that were trained on, by the copies that were read, and held-out ones.
 
     Returns:
         group -> documents, the share that was continued by heart (with its interval) and the mean number of tokens
         that were right from the start. Groups without a long enough document are absent.
     """
-    groups = {**_trained(packed, section, seed), HELD_OUT: _held_out(packed, section)}
+    groups = {**_trained(trained, section, seed), HELD_OUT: _held_out(trained.packed, section)}
     found = {}
     for name, texts in groups.items():
         if not len(texts):
@@ -46,18 +48,17 @@ def probe_memorisation(
     return found
 
 
-def _trained(packed: PackedSet, section: Memorisation, seed: int) -> dict[str, np.ndarray]:
-    """Group -> beginnings (n, prefix + suffix) of documents of the first rows of an order of its own."""
-    most = section.documents * ROWS_PER_DOCUMENT * len(COPIES)
-    rows = np.unique(packed.order(seed).rows(np.arange(min(most, packed.rows))))
+def _trained(trained: RowsRead, section: Memorisation, seed: int) -> dict[str, np.ndarray]:
+    """Group -> beginnings (n, prefix + suffix) of documents of rows that were read, chosen by hash."""
+    packed = trained.packed
+    rows = trained.drawn(section.documents * ROWS_PER_DOCUMENT * len(COPIES), seed)
     pieces = _beginnings(packed.pieces(rows), section)
     if not len(pieces):
         return {}
     ids = pieces["id"].to_pylist()
     everywhere = packed.rows_of_documents(set(ids))
-    copies: dict[bytes, int] = {}
-    for one, copy in zip(everywhere["id"].to_pylist(), everywhere["copy"].to_pylist(), strict=True):
-        copies[one] = max(copies.get(one, 0), copy + 1)
+    read = everywhere.filter(pa.array(trained.holds(everywhere["row"].to_numpy())))
+    copies = Counter(one for one, _ in set(zip(read["id"].to_pylist(), read["copy"].to_pylist(), strict=True)))
     number = np.array([copies[one] for one in ids])
     groups: dict[str, np.ndarray] = {}
     for first, following in zip(COPIES, (*COPIES[1:], np.inf), strict=True):

@@ -20,7 +20,6 @@ from gristmill.dataprep.files import write_json
 from gristmill.tokenize.loss_masks import mask_name, write_mask
 from gristmill.tokenize.mixing.best_fit import best_fit_decreasing, by_bin
 from gristmill.tokenize.order import sources_of_rows
-from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import (
     DTYPES,
     FORMAT,
@@ -31,6 +30,7 @@ from gristmill.tokenize.packed_files import (
     train_name,
 )
 from gristmill.tokenize.packed_writing import write_rows
+from gristmill.train.loop.rows_read import RowsRead
 from gristmill.train.objectives.conversations import Conversation
 
 SHARD_BYTES = 64 << 20
@@ -70,12 +70,12 @@ def packed_rows(pieces: Sequence[Piece], length: int, best_fit: bool) -> list[Ro
     return [[pieces[place] for place in order[first[row] : first[row + 1]]] for row in range(used)]
 
 
-def replayed_rows(packed: PackedSet, count: int, seed: int) -> list[Row]:
-    """The first rows of a packed set in the order that pre-training with this seed would read, from epoch to epoch.
+def replayed_rows(trained: RowsRead, count: int) -> list[Row]:
+    """The first rows that pre-training has read, in its order; from the first one again where there are fewer.
 
     Every token of a piece has a loss but its first, which nothing of its document precedes.
     """
-    rows = packed.order(seed).rows(np.arange(count, dtype=np.int64))
+    packed, rows = trained.packed, trained.first(count)
     tokens, positions = packed.read(rows), packed.positions(rows)
     named: dict[int, list[dict[str, Any]]] = {}
     for piece in packed.pieces(np.unique(rows)).to_pylist():

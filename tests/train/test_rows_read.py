@@ -1,0 +1,107 @@
+"""What has been read is what the steps have read: no row more, for any plan, early end or way back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gristmill.flows.stages import make_plan, ordered_stages
+from gristmill.mixtures.load import load_manifest
+from gristmill.mixtures.training import Pretrain
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.loop.rollback import describe_rollback, plan_after
+from gristmill.train.loop.rows_read import rows_read
+from gristmill.train.loop.stream import plan_of
+
+RAMP = [{"until_step": 3, "global_batch_size": 2}]
+
+
+def rows_by_step(mix: PackedSet, reads: dict[str, Any], steps: int, rollbacks: list[dict[str, Any]]) -> list[list[int]]:
+    """The plain answer: what each step reads."""
+    plan = plan_after(plan_of(Pretrain.model_validate(reads), mix.sequence_length), rollbacks)
+    return [plan.rows(mix.order(reads["seed"]), step).tolist() for step in range(steps)]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.integers(1, 30), batch=st.integers(1, 9), seed=st.integers(0, 9), is_ramped=st.booleans(),
+       withheld=st.lists(st.integers(0, 79), max_size=4, unique=True), back=st.integers(0, 2),
+       early=st.integers(0, 5))
+def test_rows_that_were_read_are_those_of_the_steps(
+    mix_folder: Path, tmp_path: Path, steps: int, batch: int, seed: int, is_ramped: bool, withheld: list[int],
+    back: int, early: int,
+) -> None:
+    mix = PackedSet(mix_folder)
+    mix.withheld = np.array(sorted(withheld), dtype=np.int64)
+    reads = {"steps": steps, "global_batch_size": batch, "batch_ramp": RAMP if is_ramped else [], "seed": seed}
+    plan, rollbacks = plan_of(Pretrain.model_validate(reads), mix.sequence_length), []
+    for number in range(back):
+        rollbacks.append(describe_rollback(plan, rollbacks, 5 + 2 * number, 3 + number, 4 + number))
+    done = max(1, steps - early)
+    (tmp_path / "rollbacks.json").write_text(json.dumps(rollbacks))
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"step": step + 1}) + "\n" for step in range(done)))
+    by_step = rows_by_step(mix, reads, done, rollbacks)
+    in_order = list(dict.fromkeys(row for rows in by_step for row in rows))
+    found = rows_read(mix, reads, tmp_path)
+    drawn = found.drawn(1000, 1)
+    assert len(set(drawn.tolist())) == len(drawn) == found.count
+    assert set(drawn.tolist()) <= set(in_order)
+    behind = sum(plan_after(plan, rollbacks).positions(done - 1))
+    if not rollbacks or behind <= found.order.total:  # else a way back has left rows to the second epoch
+        assert drawn.tolist() == sorted(in_order)
+        assert found.first(found.count + 2).tolist() == [*in_order, *(2 * in_order)[:2]]
+    assert found.holds(np.arange(mix.rows)).tolist() == [row in set(drawn.tolist()) for row in range(mix.rows)]
+    few = found.drawn(3, seed)
+    assert len(few) == min(3, found.count)
+    assert set(few.tolist()) <= set(drawn.tolist())
+
+
+def test_without_its_output_the_plan_of_a_training_counts(mix_folder: Path) -> None:
+    mix = PackedSet(mix_folder)
+    reads = {"steps": 4, "global_batch_size": 6, "batch_ramp": [], "seed": 11}
+    assert rows_read(mix, reads, None).first(24).tolist() == [
+        row for rows in rows_by_step(mix, reads, 4, []) for row in rows]
+
+
+MANIFEST = """
+name: t
+seed: 3
+sources: {a: {path: "python-docs://"}}
+tokenizer: {vocab_size: 400}
+mix: {tokens: 2000, sequence_length: 32}
+pretrain: {steps: 5, global_batch_size: 2, seed: 9}
+sft: {steps: 2, data: [{path: "python-docs://"}], seed: 4}
+evaluate: {prompts: [a]}
+"""
+
+
+@pytest.mark.parametrize(("stage", "setting"), [
+    ("sft_data", "sft.replay=0.1"), ("sft", "sft.ewc.weight=1"), ("evaluate", "evaluate.memorisation={}"),
+    ("evaluate", "evaluate.contamination={}")])
+def test_stages_that_ask_are_told_how_pre_training_reads_and_the_others_are_not(
+    tmp_path: Path, stage: str, setting: str
+) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text(MANIFEST)
+    assert "reads" not in make_plan(load_manifest(path))[stage].config
+    asking = make_plan(load_manifest(path, [setting]))[stage]
+    assert asking.config["reads"] == asking.recipe["reads"] == {
+        "steps": 5, "global_batch_size": 2, "batch_ramp": [], "seed": 9}
+
+
+def test_replay_waits_for_a_pre_training_that_may_end_early(tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text(MANIFEST)
+    open_end = ["pretrain.early_stopping.patience=2"]
+    for settings_, waits in (([], False), (open_end, False), (["sft.replay=0.1"], False),
+                             ([*open_end, "sft.replay=0.1"], True)):
+        manifest = load_manifest(path, settings_)
+        plan = make_plan(manifest)
+        assert ("pretrain" in plan["sft_data"].inputs) == waits
+        names = [stage.name for stage in ordered_stages(manifest)]
+        assert (names.index("pretrain") < names.index("sft_data")) == waits
