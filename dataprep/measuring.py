@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gristmill.dataprep.secrets import mask_text
+
 BATCH_ROWS = 1000
 
 Measure = Callable[[Any], Mapping[str, Any]]
@@ -60,4 +62,4 @@ def _try(measure: Measure, texts: pa.Array | pa.Table) -> tuple[Mapping[str, Any
     try:
         return measure(texts), None
     except Exception as error:  # noqa: BLE001 - whatever it is, it goes to the quarantine
-        return None, f"{type(error).__name__}: {error}"
+        return None, mask_text(f"{type(error).__name__}: {error}")

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, cast
 
 import typer
 from typer.core import TyperGroup
 
+from gristmill.dataprep.secrets import MaskedStream, mask_text
 from gristmill.flows.completion import complete_manifest, complete_setting
 
 if TYPE_CHECKING:
@@ -33,7 +36,8 @@ class WholeSentences(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command; what the machine around it refuses (a path, a disk, a network) ends it with a sentence."""
         try:
-            return super().invoke(ctx)
+            with masked_output():
+                return super().invoke(ctx)
         except BrokenPipeError:
             raise
         except Exception as error:
@@ -49,6 +53,17 @@ class WholeSentences(TyperGroup):
                 if command is not None and not command.hidden]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+
+@contextmanager
+def masked_output() -> Iterator[None]:
+    """Print nothing inside that is a credential of this command's manifest, settings or store."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = cast(TextIO, MaskedStream(sys.stdout)), cast(TextIO, MaskedStream(sys.stderr, True))
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
 
 
 app = typer.Typer(
@@ -83,7 +98,7 @@ def open_or_exit(
         return open_session(manifest, overrides or [], store, until, exactly, verify_inputs)
     except ManifestError as error:
         many = len(error.problems)
-        typer.echo(str(error), err=True)
+        typer.echo(mask_text(str(error)), err=True)
         fail(f"{many} problem{'s' if many > 1 else ''} in {manifest}; nothing was run", EXIT_USAGE)
     except (UnknownStageError, SourceError, ExamplesError, StoreLocationError, FileNotFoundError) as error:
         fail(str(error), EXIT_USAGE)
@@ -132,8 +147,6 @@ def why_refused(error: Exception) -> str | None:
 
 def fail(message: str, code: int) -> NoReturn:
     """Print an error and exit."""
-    from gristmill.dataprep.secrets import mask_text
-
     typer.echo(mask_text(message), err=True)
     raise typer.Exit(code)
 

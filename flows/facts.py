@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from gristmill.dataprep.documents import read_annotations, shard_names
 from gristmill.dataprep.examples.twins import least_alike
 from gristmill.dataprep.files import read_json
+from gristmill.dataprep.secrets import mask_text
 from gristmill.flows.cuts import describe_cuts
 from gristmill.flows.lookup import committed_inputs, locators_of
 from gristmill.flows.provenance.suspects import autopsies, with_origins
@@ -32,7 +33,7 @@ def gather_facts(session: Session) -> Facts:
     summaries = {name: manifest["summary"] for name, manifest in manifests.items()}
     facts: Facts = {
         "name": session.manifest.name,
-        "store": str(session.store.root),
+        "store": mask_text(str(session.store.root)),
         "stages": [
             {"stage": name, "fingerprint": node.fingerprint[:16], "inputs": list(node.inputs),
              "seconds": manifests[name]["seconds"] if name in manifests else None,
@@ -60,7 +61,7 @@ def gather_facts(session: Session) -> Facts:
     if "evaluate" in folders:
         facts["evaluation"] = read_json(folders["evaluate"].data / "evaluation.json")
     if "export" in folders:
-        facts["export"] = str(folders["export"].data)
+        facts["export"] = mask_text(str(folders["export"].data))
     return facts
 
 

@@ -13,6 +13,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
+from gristmill.dataprep.secrets import mask_text
 from gristmill.flows.owners import owned_run
 from gristmill.flows.parameter_secrets import refuse_secrets, without_secrets
 from gristmill.flows.parameters import DeploymentName, FilePath, Setting, StageName
@@ -36,7 +37,7 @@ def run_stage(runner: Runner, record: RunRecord, stage: str, force: bool) -> Sta
     """Bring one stage to its committed output; the state is named after how it got there."""
     outcome = runner.run_stage(stage, force)
     record.add(outcome)
-    return Completed(name=outcome.how, data=outcome, message=outcome.note or str(outcome.folder.path))
+    return Completed(name=outcome.how, data=outcome, message=mask_text(outcome.note or str(outcome.folder.path)))
 
 
 @task(cache_policy=NO_CACHE, persist_result=False, retries=0)
@@ -47,7 +48,7 @@ def run_stage_elsewhere(session: Session, runner: Runner, record: RunRecord, sta
         run_elsewhere(session, stage, deployment, force)
     outcome = runner.run_stage(stage)
     record.add(outcome)
-    return Completed(name=outcome.how, data=outcome, message=f"by {deployment}: {outcome.folder.path}")
+    return Completed(name=outcome.how, data=outcome, message=mask_text(f"by {deployment}: {outcome.folder.path}"))
 
 
 @flow(name="gristmill", flow_run_name="{manifest}", persist_result=False, log_prints=False)

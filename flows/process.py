@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from gristmill.dataprep.context import EVENT_PREFIX
 from gristmill.dataprep.files import is_local
-from gristmill.dataprep.secrets import VARIABLE, mask_text
+from gristmill.dataprep.secrets import VARIABLE, mask_addresses, mask_text
 
 TERMINATE_SECONDS = 15.0
 """For a checkpoint after SIGTERM. Whoever cancels in the UI waits for as long, and Prefect kills after 30 s."""
@@ -143,15 +143,15 @@ class StageProcess:
             log.close()
 
     def _take_line(self, raw: bytes, log: LogFile, on_event: Callable[[Event], None]) -> None:
-        line = mask_text(raw.decode("utf-8", "replace").rstrip("\n"))
-        if not line.startswith(EVENT_PREFIX):
-            log.write(line.encode() + b"\n" if b"://" in raw else raw)
-            self._tail.append(line)
-            on_event({"event": "log", "line": line})
-            return
+        said = raw.decode("utf-8", "replace").rstrip("\n")
         try:
-            event = json.loads(line[len(EVENT_PREFIX):])
+            event = json.loads(said.removeprefix(EVENT_PREFIX)) if said.startswith(EVENT_PREFIX) else None
         except ValueError:
-            log.write(raw)
+            event = None
+        if event is not None:
+            on_event(mask_addresses(event))
             return
-        on_event(event)
+        line = mask_text(said)
+        log.write(raw if line == said else line.encode() + b"\n")
+        self._tail.append(line)
+        on_event({"event": "log", "line": line})

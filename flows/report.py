@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.dataprep.files import atomic_write
-from gristmill.dataprep.secrets import mask_secrets
+from gristmill.dataprep.secrets import mask_known, mask_secrets
 from gristmill.flows.facts import Facts, gather_facts
 from gristmill.flows.html import contents, details, figure, listing, page, table
 from gristmill.flows.mixture_table import limits_note, mixture_rows, mixture_table, prefix_note, stage_table
@@ -34,7 +34,7 @@ def write_report(session: Session, record: RunRecord) -> Path:
     """Write `report.html` into a run's folder."""
     path = record.folder / "report.html"
     with atomic_write(path) as sink:
-        sink.write(render_report(session, record.content).encode())
+        sink.write(mask_known(render_report(session, record.content)).encode())
     return path
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gristmill.dataprep.secrets import mask_text
 from gristmill.flows.cards import live_card, run_card, stage_card
 from gristmill.flows.pace import LineBudget, Pace
 from gristmill.flows.process import Event
@@ -144,7 +145,7 @@ class PrefectObserver:
         def send() -> None:
             from prefect.logging import get_run_logger
 
-            get_run_logger().log(level, line)
+            get_run_logger().log(level, mask_text(line))
 
         self._send(send)
 
@@ -182,7 +183,7 @@ def publish_card(key: str, markdown: str, description: str | None = None) -> Non
     """Create a markdown artifact of the current run."""
     from prefect.artifacts import create_markdown_artifact
 
-    create_markdown_artifact(markdown, key=key, description=description)
+    create_markdown_artifact(mask_text(markdown), key=key, description=description)
 
 
 def publish_refusal(what: str, error: Exception) -> None:
@@ -206,6 +207,6 @@ def publish_run(session: Session, record: RunRecord) -> None:
             from prefect.artifacts import create_link_artifact
 
             create_link_artifact(link, link_text=f"Report of {session.manifest.name}", key="gristmill-report",
-                                 description=str(report))
+                                 description=mask_text(str(report)))
     except Exception as error:  # noqa: BLE001 - a report that cannot be drawn must not fail the run that it is about
         log.warning("the report could not be finished: %s: %s", type(error).__name__, error)

@@ -198,7 +198,7 @@ class Runner:
             reason = f"its process ended with code {code}: {last}"
         if reason.startswith(f"{node.name}:"):
             reason = reason.partition(":")[2].strip()
-        return f"{node.name}: {mask_text(reason)}\n  log: {log}\n  go on with: {self.resume_command}"
+        return mask_text(f"{node.name}: {reason}\n  log: {log}\n  go on with: {self.resume_command}")
 
 
 def _end_cleaning(folder: StageFolder) -> None:

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from gristmill.dataprep.secrets import remember_secrets
 from gristmill.flows.expressions import check_expressions
 from gristmill.flows.run import Observer, Runner
 from gristmill.flows.runs import RunRecord
@@ -98,7 +99,9 @@ def open_session(
     """
     if until is not None and until not in STAGES:
         raise UnknownStageError(f"no such stage: {until!r}; stages are {', '.join(STAGES)}")
+    remember_secrets(overrides)
     loaded = load_manifest(manifest, overrides)
+    remember_secrets(loaded.model_dump(mode="json"))
     plan = make_plan(loaded, verify_inputs)
     if until is not None and until not in plan and exactly:
         raise UnknownStageError(f"{manifest} has no stage {until!r}; it has {', '.join(plan)}")

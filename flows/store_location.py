@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from gristmill.dataprep.files import is_local
-from gristmill.dataprep.secrets import mask_text
+from gristmill.dataprep.secrets import mask_text, remember_secrets
 from gristmill.flows.store import Store
 
 DEFAULT_STORE = "gristmill-store"
@@ -23,12 +23,13 @@ def store_at(option: str | None) -> Store:
         StoreLocationError: a file is there, or no library here opens URLs of that kind.
     """
     location = option or os.environ.get("GRISTMILL_STORE") or DEFAULT_STORE
+    remember_secrets(location)
     try:
         store = Store.at(location)
     except (ValueError, ImportError) as error:
         said = " ".join(str(error).split())
-        raise StoreLocationError(f"the store {mask_text(location)}: {said}; give a folder, or a URL of a kind that "
-                                 "fsspec opens here, such as s3://bucket/folder") from error
+        raise StoreLocationError(mask_text(f"the store {location}: {said}; give a folder, or a URL of a kind that "
+                                           "fsspec opens here, such as s3://bucket/folder")) from error
     if is_local(store.root) and store.root.exists() and not store.root.is_dir():
         raise StoreLocationError(f"the store {store.root} is a file; name a folder with --store or GRISTMILL_STORE")
     return store

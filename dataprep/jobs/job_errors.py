@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.dataprep.files import read_json, write_json
+from gristmill.dataprep.secrets import mask_text
 
 BEAM_SUFFIX = " [while running "
 
@@ -40,8 +41,8 @@ def note_failure(records: Path, task: str, error: Exception) -> None:
         "task": task,
         "module": kind.__module__,
         "type": kind.__qualname__,
-        "message": str(error),
-        "traceback": "".join(traceback.format_exception(error)),
+        "message": mask_text(str(error)),
+        "traceback": mask_text("".join(traceback.format_exception(error))),
     }
     try:
         write_json(failure_path(records), record)

@@ -12,6 +12,7 @@ import pyarrow as pa
 from gristmill.dataprep.counts import Counts
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, QUARANTINE_SCHEMA, hash_document, write_table
 from gristmill.dataprep.reading.records import Dropped, Read, Record, Rejected, Skipped
+from gristmill.dataprep.secrets import mask_text
 
 MAX_SHARD_ROWS = 100_000
 """Rows after which a shard ends whatever its size, so that short documents do not pile up in memory."""
@@ -114,7 +115,8 @@ class ShardWriter:
         return {**counts, "sources": {self.source: counts}}
 
     def _reject(self, file: str, record: Rejected) -> None:
-        row = {"source": self.source, "file": _place(file, record.part), "record": record.number, "error": record.error}
+        row = {"source": self.source, "file": _place(file, record.part), "record": record.number,
+               "error": mask_text(record.error)}
         if len(self.shown) < SHOWN_QUARANTINED:
             self.shown.append(row)
         self.quarantined += 1

@@ -2,11 +2,89 @@
 
 from __future__ import annotations
 
+import io
 import json
+import string
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gristmill.dataprep.secrets import VARIABLE, mask_secrets, mask_text, restore_secrets, split_secrets
+from gristmill.dataprep import secrets
+from gristmill.dataprep.secrets import (
+    VARIABLE,
+    MaskedStream,
+    mask_addresses,
+    mask_secrets,
+    mask_text,
+    remember_secrets,
+    restore_secrets,
+    split_secrets,
+)
+
+SECRETS = st.text(string.ascii_letters + string.digits + "-_.~+", min_size=8, max_size=40).filter(
+    # A port and a slash are no password; what is inside of the address elsewhere could not be told apart.
+    lambda text: not text.isdigit() and text not in "https://example.org/folder/file.jsonl")
+PLACES = [
+    "{scheme}://user:{secret}@example.org/folder/file.jsonl", "{scheme}://{secret}:x@example.org:80/file.jsonl",
+    "{scheme}://:{secret}@example.org/file.jsonl", "{scheme}://user:a/{secret}@example.org/file.jsonl",
+    "simplecache::{scheme}://user:{secret}@example.org/file.jsonl",
+    "{scheme}://example.org/file.jsonl?{name}={secret}", "{scheme}://example.org/file.jsonl?a=b&{name}={secret}&c=d",
+    "{scheme}://example.org/file.jsonl?a=b;{name}={secret}", "{scheme}://example.org/file.jsonl#{name}={secret}",
+    "{scheme}://example.org/file.jsonl?at=https%3A%2F%2Fuser%3A{secret}%40example.org",
+]
+NAMES = ["pwd", "auth", "code", "pass", "password", "Passphrase", "token", "access_token", "X-Amz-Signature",
+         "X-Amz-Security-Token", "X-Amz-Credential", "sig", "key", "api_key", "apikey", "client_secret", "jwt",
+         "AccountKey", "user[pwd]", "auth_key", "sessionid", "id-token"]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets, "_known", set())
+
+
+@given(place=st.sampled_from(PLACES), name=st.sampled_from(NAMES),
+       scheme=st.sampled_from(["https", "s3", "gs", "ftp"]), secret=SECRETS)
+def test_no_place_of_an_address_gives_a_secret_away(place: str, name: str, scheme: str, secret: str) -> None:
+    address = place.format(scheme=scheme, name=name, secret=secret)
+    sentence = f"cannot open '{address}': refused (403)"
+    record = {"path": [address], "files": {address: 1}, "message": sentence}
+    assert secret not in mask_text(address)
+    assert secret not in mask_text(address.replace(secret, f"a%40{secret}"))
+    assert secret not in mask_text(sentence)
+    assert mask_text(sentence).endswith("': refused (403)")
+    assert secret not in json.dumps(mask_addresses(record))
+    written, rest = split_secrets({"path": address, "url": f"{address} "})
+    assert secret not in json.dumps(written)
+    assert mask_text(mask_text(sentence)) == mask_text(sentence)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, rest or "[]")
+        assert restore_secrets(written) == {"path": address, "url": f"{address} "}
+        assert secret not in mask_text(f"a worker's library: {secret!r} is no name of a bucket")
+
+
+@given(place=st.sampled_from(PLACES), name=st.sampled_from(NAMES), secret=SECRETS)
+def test_what_a_library_repeats_of_an_address_is_masked_too(place: str, name: str, secret: str) -> None:
+    address = place.format(scheme="s3", name=name, secret=secret)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(secrets, "_known", set())
+        remember_secrets({"sources": {"a": {"path": address}}})
+        assert secret not in mask_text(f'Invalid bucket name "{secret}": it must match the expression')
+        shown = io.StringIO()
+        print(f"go on with: gristmill run --store '{address}'", file=MaskedStream(shown))
+        assert secret not in shown.getvalue()
+
+
+def test_a_key_that_a_library_cuts_at_its_slashes_is_masked_in_pieces() -> None:
+    remember_secrets("s3://AKIAEXAMPLE:wJalrXUtnFEMI/K7MDENG/bPxRfiCY@bucket/folder")
+    assert mask_text('Invalid bucket name "AKIAEXAMPLE:wJalrXUtnFEMI": it') == 'Invalid bucket name "***": it'
+    assert mask_text("K7MDENG is short, bPxRfiCYX is not") == "K7MDENG is short, ***X is not"
+
+
+def test_documents_on_their_way_to_a_person_keep_the_addresses_that_they_quote() -> None:
+    shown = io.StringIO()
+    print("see https://a:b@c/?code=7", file=MaskedStream(shown))
+    assert shown.getvalue() == "see https://a:b@c/?code=7\n"
 
 
 @pytest.mark.parametrize(("text", "masked"), [
@@ -19,6 +97,16 @@ from gristmill.dataprep.secrets import VARIABLE, mask_secrets, mask_text, restor
     ("https://me@host/a@b:c", "https://me@host/a@b:c"),
     ("s3://bucket/key=1/part", "s3://bucket/key=1/part"),
     ("password: none of an address", "password: none of an address"),
+    ("https://me:p@ss@host/a@b", "https://***@host/a@b"),
+    ("s3://AKIA:wJal/rXU+tn/K@bucket/a@b", "s3://***@bucket/a@b"),
+    ("redis://:pw@host", "redis://***@host"),
+    ("http://localhost:8080/a@b, http://[::1]:80/@c", "http://localhost:8080/a@b, http://[::1]:80/@c"),
+    ("abfs://a-container-of-some-length@account/x", "abfs://a-container-of-some-length@account/x"),
+    ("https://ghp_0123456789abcdefghij@host/x", "https://***@host/x"),
+    ("https://h/?next=https%3A%2F%2Fme%3Apw%40h2%2F&x=1", "https://h/?next=https%3A%2F%2F***%40h2%2F&x=1"),
+    ("https://h/?u=http%3A%2F%2Fh2%3Fauth%3Dpw%26x%3D1", "https://h/?u=http%3A%2F%2Fh2%3Fauth%3D***%26x%3D1"),
+    ("https://h/#access_token=1&state=2", "https://h/#access_token=***&state=2"),
+    ("https://h/?user[pwd]=1&code=2&auth=3;pass=4&codec=5", "https://h/?user[pwd]=***&code=***&auth=***;pass=***&codec=5"),
 ])  # fmt: skip
 def test_addresses_lose_their_passwords_and_keys_and_nothing_else(text: str, masked: str) -> None:
     assert mask_text(text) == masked

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import io
+import re
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from gristmill.dataprep.files import read_json
 from gristmill.dataprep.reading.readers import read_records
@@ -22,7 +24,9 @@ from gristmill.mixtures.manifest import Manifest
 
 Make = Callable[..., Runner]
 SECRET = "hunter2"
-URL = f"https://me:{SECRET}@example.org/a.jsonl?sig={SECRET}"
+URL = f"https://me:{SECRET}@example.org/a.jsonl?sig={SECRET}&pwd={SECRET}&auth={SECRET}&code={SECRET}"
+MASKED = "https://***@example.org/a.jsonl?sig=***&pwd=***&auth=***&code=***"
+BUCKET = "s3://AKIAEXAMPLE:wJalrXUtnFEMI/K7MDENG@bucket"
 MANIFEST = "name: a\nsources: {a: {path: x}}\n"
 
 
@@ -59,14 +63,12 @@ def test_no_file_of_a_run_holds_the_credentials_of_an_address(
     object.__setattr__(node.stage, "run", "gristmill_secret_stages:first")
     manifest = Manifest.model_validate({"name": "toy", "sources": {"a": {"path": URL}}})
     record = RunRecord.start(runner.store, manifest, "toy.yaml", [f"sources.a.path={URL}"], runner.plan)
-    with pytest.raises(StageFailedError, match=r"https://\*\*\*@example\.org/a\.jsonl\?sig=\*\*\* is not there"), \
-            record.until_end():
+    with pytest.raises(StageFailedError, match=re.escape(f"{MASKED} is not there")), record.until_end():
         runner.run_stage("first")
     kept = [path for path in runner.store.root.rglob("*") if path.is_file()]
     assert {path.name for path in kept} >= {"run.json", "stage.json", "error.json", "1.log"}
     assert [path for path in kept if SECRET in path.read_text()] == []
-    assert read_json(record.folder / "run.json")["manifest"]["sources"]["a"]["path"] == (
-        "https://***@example.org/a.jsonl?sig=***")
+    assert read_json(record.folder / "run.json")["manifest"]["sources"]["a"]["path"] == MASKED
 
 
 def test_what_a_stage_tells_of_itself_is_kept_without_the_credentials_of_an_address(
@@ -79,8 +81,39 @@ def test_what_a_stage_tells_of_itself_is_kept_without_the_credentials_of_an_addr
     runner = toy_runner(first={"path": URL})
     object.__setattr__(runner.plan["first"].stage, "run", "gristmill_telling_stages:first")
     summary = runner.run_stage("first").folder.manifest()["summary"]
-    assert summary == {"sources": [{"path": "https://***@example.org/a.jsonl?sig=***", "token": "the"}]}
+    assert summary == {"sources": [{"path": MASKED, "token": "the"}]}
     assert [path for path in runner.store.root.rglob("*") if path.is_file() and SECRET in path.read_text()] == []
+
+
+def test_a_library_that_repeats_a_part_of_an_address_gives_no_key_away(toy_runner: Make, tmp_path: Path) -> None:
+    (tmp_path / "modules" / "gristmill_refused_stages.py").write_text(
+        "def first(inputs, config, out, context):\n"
+        "    context.warn('first: Invalid bucket name ' + config['path'][5:30])\n"
+        "    print('looking for', config['path'].split('@')[0][5:])\n"
+        "    raise ValueError('Parameter validation failed: Invalid bucket name ' + repr(config['path'][5:30]))\n")
+    runner = toy_runner(first={"path": BUCKET})
+    object.__setattr__(runner.plan["first"].stage, "run", "gristmill_refused_stages:first")
+    with pytest.raises(StageFailedError) as told:
+        runner.run_stage("first")
+    assert "Invalid bucket name '***'" in str(told.value)
+    kept = [path for path in runner.store.root.rglob("*") if path.is_file()]
+    assert [path for path in kept if "wJalrXUtnFEMI" in path.read_text()] == []
+    assert "wJalrXUtnFEMI" not in str(runner.observer.events)  # type: ignore[attr-defined]
+
+
+def test_the_address_of_a_store_is_told_of_without_its_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("some text")
+    (tmp_path / "a.yaml").write_text("name: a\nsources: {a: {path: a.txt}}\n")
+
+    def refuse(location: str) -> None:
+        raise ValueError(f"Invalid bucket name {location[5:30]!r}")
+
+    monkeypatch.setattr("gristmill.flows.store_location.Store.at", refuse)
+    for command in (["status", str(tmp_path / "a.yaml")], ["runs"]):
+        result = CliRunner().invoke(cli.app, [*command, "--store", BUCKET])
+        assert result.exit_code == 2
+        assert "Invalid bucket name '***'" in result.output
+        assert "wJalrXUtnFEMI" not in result.output
 
 
 def test_a_member_of_an_archive_is_read_and_never_written_anywhere(tmp_path: Path) -> None:
