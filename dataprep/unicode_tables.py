@@ -50,6 +50,24 @@ UNSPACED_RANGES = (
 )
 """Blocks of the Unicode standard whose scripts put no spaces between words."""
 
+INVISIBLE_RANGES = (
+    (0xAD, 0xAD),  # soft hyphen
+    (0x34F, 0x34F),  # combining grapheme joiner
+    (0x61C, 0x61C),  # Arabic letter mark
+    (0x17B4, 0x17B5),  # Khmer inherent vowels
+    (0x180B, 0x180F),  # Mongolian variation selectors and vowel separator
+    (0x200B, 0x200F),  # zero-width space, joiners, direction marks
+    (0x202A, 0x202E),  # embeddings and overrides of the direction
+    (0x2060, 0x206F),  # word joiner, invisible operators, isolates, deprecated controls
+    (0xFE00, 0xFE0F),  # variation selectors
+    (0xFEFF, 0xFEFF),  # byte order mark
+    (0xE0000, 0xE0FFF),  # tags, variation selectors
+)
+"""Default_Ignorable_Code_Point of Unicode 14.0 (DerivedCoreProperties.txt), without the Hangul fillers, which are
+letters, and the controls of musical notation and shorthand."""
+NOTHING = np.uint32(0xFFFFFFFF)
+"""What `lower_case_seen` has for an invisible code point; no code point is as large."""
+
 JOINERS = (0x200C, 0x200D)
 """Zero-width non-joiner and joiner."""
 ASSIGNED = ((0x0, 0x323B0), (0xE0000, 0xE01F0))
@@ -115,6 +133,15 @@ def lower_case() -> np.ndarray:
     return np.fromiter(
         (ord(text) if len(text) == 1 else code for code, text in enumerate(lowered)), np.uint32, CODE_POINTS
     )
+
+
+@lru_cache(maxsize=1)
+def lower_case_seen() -> np.ndarray:
+    """`lower_case`, with NOTHING for the code points of INVISIBLE_RANGES."""
+    lowered = lower_case().copy()
+    for first, last in INVISIBLE_RANGES:
+        lowered[first : last + 1] = NOTHING
+    return lowered
 
 
 @kernel

@@ -6,7 +6,7 @@ import numpy as np
 
 from gristmill.dataprep.hashing import fmix64
 from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.unicode_tables import ALONE, WORD, decode
+from gristmill.dataprep.unicode_tables import ALONE, NOTHING, WORD, decode
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, as in hashing.py
 
@@ -49,8 +49,10 @@ def hashed_words(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Find the words as `word_spans` does, and hash each one's lower-cased code points to 64 bits.
 
+    What nobody sees neither ends a word nor is part of one: `ex\u00adample` is the word `example`.
+
     Args:
-        lower: `unicode_tables.lower_case`.
+        lower: `unicode_tables.lower_case_seen`.
 
     Returns:
         starts, ends: int64; hashes: uint64, one entry per word.
@@ -61,6 +63,9 @@ def hashed_words(
     at = begin
     while at < end:
         code, width = decode(data, at)
+        if lower[code] == NOTHING:
+            at += width
+            continue
         flag = flags[code]
         if length > 0 and (flag & WORD == 0 or flag & ALONE != 0):
             ends[count], hashes[count] = at, fmix64(value + length)
@@ -85,12 +90,14 @@ def hashed_words(
 
 @kernel
 def same_lower(data: np.ndarray, begin: int, end: int, lower: np.ndarray, codes: np.ndarray) -> bool:
-    """Whether a word's lower-cased code points are `codes` (uint32)."""
-    for code in codes:
-        if begin >= end:
-            return False
+    """Whether a word's lower-cased code points, without those that nobody sees, are `codes` (uint32)."""
+    same = 0
+    while begin < end:
         found, width = decode(data, begin)
-        if lower[found] != code:
-            return False
         begin += width
-    return begin == end
+        if lower[found] == NOTHING:
+            continue
+        if same == len(codes) or lower[found] != codes[same]:
+            return False
+        same += 1
+    return same == len(codes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from gristmill.mixtures.section import Fraction, Judging, OutsidePath, Positive, Section
 
@@ -29,20 +29,31 @@ class EvaluationSet(Section):
 class Decontaminate(Judging):
     """Documents that hold items of evaluation sets, found by word n-grams and judged by how much of an item they hold.
 
-    A word is a lower-cased run of letters, digits and underscores; case, punctuation and layout do not matter. One
-    shared n-gram is mostly a quotation, a licence or a formula. What tells a leak is how much of the item is there:
+    A word is a lower-cased run of letters, digits and underscores; case, punctuation, layout and characters that
+    nobody sees (soft hyphens, zero-width spaces) do not matter. Labels of prompts, such as `Question:`, `Context:` and
+    the letters of choices, are removed from items; where some are within a text, it is looked for with and without
+    them.
+
+    One shared n-gram is mostly a quotation, a licence or a formula. What tells a leak is how much of the item is there:
     `contamination` is the largest share of an item's words that lie in n-grams which the document has too (Touvron
     et al. 2023, Llama 2, section A.6), `contamination_words` the longest run of them.
     """
 
     against: Annotated[tuple[EvaluationSet, ...], Field(min_length=1)]
     """The evaluation sets; an entry that is only a path is the set there with the defaults."""
-    ngram: Positive = 13
-    """Words per n-gram (Brown et al. 2020, GPT-3, appendix C)."""
-    min_words: Positive = 8
+    ngram: Positive = 8
+    """Words per n-gram, as in PaLM's contamination study (Chowdhery et al. 2022, section 8).
+
+    This and `max_contamination` were chosen together, by `gristmill bench quality`: of the pairs that drop none of
+    3,829 clean documents (so that the rate of false positives is below 0.1 %, with 95 % confidence) they find the most
+    of items of four kinds of sets in ten disguises, 98 %. The 13-grams of GPT-3 (Brown et al.
+    2020, appendix C) with half of an item find 80 %: one replaced word in twelve hides an item from them.
+    """
+    min_words: Positive = 7
     """Texts of an item with fewer words are not looked for; those between this and `ngram` must be there as a whole.
 
-    8 words is the n-gram of PaLM's contamination study (Chowdhery et al. 2022, section 8).
+    Of 77,018 questions and answers of eight public sets those of 7 words stood in none of these clean documents, two of
+    those of 6 did.
     """
     max_document_frequency: Positive = 10
     """N-grams in more documents than this are common property (quotations, licences) and do not count.
@@ -54,8 +65,8 @@ class Decontaminate(Judging):
 
     From 80 % on Llama 2 calls an item dirty (Touvron et al. 2023, section A.6).
     """
-    max_contamination: Fraction = 0.5
-    """Largest share of an item's words that a document may hold."""
+    max_contamination: Fraction = 0.4
+    """Largest share of an item's words that a document may hold; see `ngram`."""
     max_contamination_words: Positive = 100
     """Longest run of an item's words that a document may hold; what finds pieces of long items."""
     action: Literal["drop", "excise"] = "drop"
@@ -74,12 +85,6 @@ class Decontaminate(Judging):
         if isinstance(value, str):
             value = [value]
         return [{"path": item} if isinstance(item, str) else item for item in value] if _is_list(value) else value
-
-    @model_validator(mode="after")
-    def _shorter_than_an_ngram(self) -> Decontaminate:
-        if self.min_words > self.ngram:
-            raise ValueError(f"min_words ({self.min_words}) must not exceed ngram ({self.ngram}); lower min_words")
-        return self
 
 
 def _is_list(value: Any) -> bool:

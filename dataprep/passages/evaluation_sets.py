@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -24,6 +25,19 @@ TEXT = "text"
 """The field that a line of a text file is."""
 
 
+LABELS = ("question", "q", "context", "passage", "article", "document", "background", "story", "text", "title",
+          "premise", "hypothesis", "sentence", "statement", "problem", "task", "goal", "query", "instruction",
+          "instructions", "input", "output", "choices", "options", "answer", "a", "solution", "response")  # fmt: skip
+"""What prompts of evaluation harnesses call the pieces of an item, before a colon at the beginning of a line."""
+_NAMES = rf"[ \t]*(?:#+[ \t]*)?(?:{'|'.join(LABELS)})(?:[ \t]*\d+)?[ \t]*:"
+_LABEL = re.compile(rf"^{_NAMES}[ \t]*", re.IGNORECASE | re.MULTILINE)
+_LABEL_AT_END = re.compile(rf"^{_NAMES}\s*\Z", re.IGNORECASE | re.MULTILINE)
+_CHOICE = re.compile(r"^[ \t]*\(?[A-J][).:][ \t]+|(?<!\S)\([A-J]\)[ \t]+", re.MULTILINE)
+"""A choice's letter: `A.`, `A)`, `A:`, `(A)` at the beginning of a line, `(A)` in it too."""
+WITHOUT_LABELS = ", labels removed"
+"""Follows a field's name in `Part.field` where the text is the field's without its labels."""
+
+
 class EvaluationSetError(ValueError):
     """An evaluation set cannot be read, or has no text to look for."""
 
@@ -36,6 +50,7 @@ class Part:
         set: the set's name.
         item: number of the item in its set, from 1.
         field: where in the item the text stands.
+        text: what is looked for.
     """
 
     set: str
@@ -86,7 +101,8 @@ def _read_file(called: str, name: str, path: Path, fields: Sequence[str] | None)
         seen.update(dict.fromkeys(record))
         chosen = [key for key, value in record.items() if isinstance(value, str)] if fields is None else fields
         for field in chosen:
-            parts += [Part(called, number, place, text) for place, text in _texts(field, record.get(field))]
+            parts += [Part(called, number, place, text) for where, whole in _texts(field, record.get(field))
+                      for place, text in forms(where, whole)]
     if not number:
         raise EvaluationSetError(f"{path}: the evaluation set is empty; remove it from decontaminate.against")
     missing = [field for field in fields or () if field not in seen]
@@ -103,6 +119,23 @@ def _texts(field: str, value: Any) -> Iterator[tuple[str, str]]:
         yield field, value
     elif isinstance(value, list):
         yield from ((f"{field}[{place}]", text) for place, text in enumerate(value) if isinstance(text, str))
+
+
+def forms(field: str, text: str) -> Iterator[tuple[str, str]]:
+    """What is looked for of a text: all between labels at its ends, and where labels are within, that without them too.
+
+    A page that holds the item may have this file's labels, another harness's, or none.
+
+    Yields:
+        where the form stands, and the form.
+    """
+    trimmed = _LABEL_AT_END.sub("", text).strip()
+    while label := _LABEL.match(trimmed):
+        trimmed = trimmed[label.end() :].lstrip()
+    yield field, trimmed
+    bare = _CHOICE.sub("", _LABEL.sub("", trimmed))
+    if bare != trimmed:
+        yield field + WITHOUT_LABELS, bare
 
 
 def read_items(name: str, path: Path) -> Iterator[Mapping[str, Any]]:

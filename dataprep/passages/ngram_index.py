@@ -24,7 +24,7 @@ from gristmill.dataprep.passages.ngram_kernels import (
 )
 from gristmill.dataprep.shuffle import open_batches
 from gristmill.dataprep.text_buffers import text_buffers
-from gristmill.dataprep.unicode_tables import code_point_flags, lower_case
+from gristmill.dataprep.unicode_tables import code_point_flags, lower_case_seen
 
 
 class NgramIndex(NamedTuple):
@@ -92,10 +92,11 @@ def build_index(texts: pa.Array, ngram: int, min_words: int) -> NgramIndex:
     Args:
         texts: one string per part.
         ngram: words per n-gram; a part with fewer words is one n-gram of all of them.
-        min_words: parts with fewer words are left out; at most `ngram`.
+        min_words: parts with fewer words are left out.
     """
+    prefix_words = min(min_words, ngram)
     data, offsets = text_buffers(texts)
-    *vocabulary, words, part_offsets = number_words(data, offsets, code_point_flags(), lower_case())
+    *vocabulary, words, part_offsets = number_words(data, offsets, code_point_flags(), lower_case_seen())
     sizes = np.diff(part_offsets)
     lengths = np.where(sizes < min_words, 0, np.minimum(sizes, ngram)).astype(np.int64)
     table, begins, ngram_lengths, number_at = number_ngrams(words, part_offsets, lengths)
@@ -104,11 +105,11 @@ def build_index(texts: pa.Array, ngram: int, min_words: int) -> NgramIndex:
     places = standing[order].astype(np.int64)
     place_offsets = np.searchsorted(number_at[places], np.arange(len(begins) + 1)).astype(np.int64)
     template = np.diff(place_offsets) > MOST_PLACES
-    prefixes = flag_prefixes(words, begins[~template], min_words)
+    prefixes = flag_prefixes(words, begins[~template], prefix_words)
     counted = _counted_words(number_at, template, part_offsets, lengths)
     return NgramIndex._make([
         *vocabulary, words, part_offsets, lengths, table, begins, ngram_lengths, place_offsets, places, prefixes,
-        np.array([min_words]), counted,
+        np.array([prefix_words]), counted,
     ])  # fmt: skip
 
 
@@ -135,8 +136,8 @@ def find_ngrams(texts: pa.Array | pa.ChunkedArray, index: NgramIndex) -> Hits:
     data, offsets = text_buffers(texts)
     wanted = np.unique(index.ngram_lengths)
     found = scan_texts(
-        data, offsets, code_point_flags(), lower_case(), wanted, index.word_table, index.word_hashes, index.word_codes,
-        index.word_offsets, index.words, index.ngram_table, index.ngram_begins, index.ngram_lengths,
+        data, offsets, code_point_flags(), lower_case_seen(), wanted, index.word_table, index.word_hashes,
+        index.word_codes, index.word_offsets, index.words, index.ngram_table, index.ngram_begins, index.ngram_lengths,
         index.place_offsets, index.prefixes, int(index.prefix_words[0]),
     )  # fmt: skip
     return Hits(*found)

@@ -7,7 +7,7 @@ import numpy as np
 from gristmill.dataprep.filtering.repetition import empty_table
 from gristmill.dataprep.hashing import fmix64
 from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.unicode_tables import decode
+from gristmill.dataprep.unicode_tables import NOTHING, decode
 from gristmill.dataprep.words import hashed_words, same_lower
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, as in hashing.py
@@ -53,8 +53,9 @@ def _append_codes(data: np.ndarray, begin: int, end: int, lower: np.ndarray, cod
     while begin < end:
         code, width = decode(data, begin)
         begin += width
-        codes[at] = lower[code]
-        at += 1
+        if lower[code] != NOTHING:
+            codes[at] = lower[code]
+            at += 1
     return at
 
 

@@ -31,17 +31,21 @@ def test_shards_hold_all_texts_once(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not DATA.exists(), reason="the shared data is not here")
 def test_leaks_are_found_and_quotations_kept_where_any_ngram_drops_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_decontamination, "PAGES", 30)
-    monkeypatch.setattr(bench_decontamination, "LEAKS_PER_KIND", 4)
-    monkeypatch.setattr(bench_decontamination, "SETS", (("HumanEval.jsonl.gz", "prompt"),))
+    monkeypatch.setattr(bench_decontamination, "LEAKS_PER_DISGUISE", 4)
+    monkeypatch.setattr(bench_decontamination, "SETS", {"code": bench_decontamination.SETS["code"]})
+    monkeypatch.setattr(bench_decontamination, "CLEAN", ("text/mixture/redpajama-c4-refined.jsonl",))
+    monkeypatch.setattr(bench_decontamination, "CLEAN_ARCHIVES", ())
     rows = {row["name"]: row for row in bench_decontamination.rows()}
     assert {name: row["ours"] for name, row in rows.items() if name.startswith("innocent")} == {
-        "innocent kept: prose": 1.0, "innocent kept: famous quotes": 1.0, "innocent kept: rare quotes": 1.0,
+        "innocent kept: clean": 1.0, "innocent kept: famous quotes": 1.0, "innocent kept: rare quotes": 1.0,
         "innocent kept: famous quotes, 70 % of an item": 1.0,
     }
     assert rows["innocent kept: famous quotes"]["peer"] == 0.0
-    assert rows["leaks found: verbatim"]["ours"] == rows["leaks found: inside a long document"]["ours"] == 1.0
+    for disguise in ("verbatim", "inside a long document", "every 12th word replaced", "soft hyphens and the like"):
+        assert rows[f"leaks found, code: {disguise}"]["ours"] == 1.0
+    assert rows["leaks found, code: soft hyphens and the like"]["peer"] < 0.5
     assert rows["share of dropped documents that are leaks"]["ours"] == 1.0
+    assert rows["leaks found, 8-grams, over 40%"]["ours"] > rows["leaks found, 13-grams, over 50%"]["ours"]
 
 
 def test_missing_data_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -104,8 +105,54 @@ def test_leaks_go_and_quotations_stay(write_ingest: Callable, make_context: Call
     assert rows["code"]["contamination"] == 1.0  # and yet: all of the item is there
     assert summary["sets"] == {"quiz": {
         "items": 4, "checked": 3, "too_short": 1, "contaminated": 3, "contaminated_share": 1.0}}
-    assert summary["frequent_ngrams"] == len(LICENCE.split()) - 13 + 1
+    assert summary["frequent_ngrams"] == len(LICENCE.split()) - 8 + 1
     assert summary["counts"]["dropped"] == {"decontaminate/max_contamination": 6}
+
+
+def replaced(text: str, nth: int) -> str:
+    return " ".join("so" if at % nth == nth - 1 else word for at, word in enumerate(text.split()))
+
+
+TWELVE = "Which gas do the green leaves of plants take in during day?"
+DISGUISES = {
+    "verbatim": lambda text: text,
+    "re-cased": lambda text: re.sub(r"\W+", " \t", text).upper(),
+    "every 12th word": lambda text: replaced(text, 12),
+    "every 10th word": lambda text: replaced(text, 10),
+    "first words": lambda text: " ".join(text.split()[: -(-len(text.split()) * 3 // 4)]),
+    "soft hyphens": lambda text: re.sub(r"(\w\w)(?=\w)", "\\1\u00ad", text),
+    "zero-width": lambda text: "\u2060".join(text),
+    "other labels": lambda text: f"Problem 4: {text}\n(A) one (B) two\nSolution: B",
+}
+
+
+@pytest.mark.parametrize("disguise", DISGUISES)
+@pytest.mark.parametrize("item", [
+    f"Question: {QUESTION}", f"Question: {TWELVE}\nAnswer:", f"Context: {QUESTION}\nQuestion: {TWELVE}",
+    f"Q: {TWELVE}\n(A) the oxygen of the air (B) carbon dioxide which we breathe out\n(C) helium (D) none of these"])
+def test_items_are_found_in_the_disguises_of_real_pages(
+    item: str, disguise: str, write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    (tmp_path / "quiz.json").write_text(json.dumps([{"query": item}]))
+    bare = re.sub(r"\(?\b[A-Z]\) |\b\w+:\s*", "", item)
+    page = f"{prose(1)}\n\n{DISGUISES[disguise](bare)}\n\n{prose(2)}"
+    documents = [("web", "page", page), ("web", "clean", prose(3)),
+                 ("web", "like it", f"{prose(4)} Which gas do the stoves of these kitchens burn? {prose(5)}")]
+    config = {"against": [str(tmp_path / "quiz.json")]}
+    inputs, summary = run(write_ingest, make_context, tmp_path, "all", [documents], config)
+    rows = {row["id"]: row["keep"] for row in rows_by_id(inputs["decontaminate"]).values()}
+    assert [rows[document_id(*document)] for document in documents] == [False, True, True]
+    assert summary["sets"]["quiz"]["contaminated"] == 1
+
+
+def test_what_nobody_sees_within_an_item_goes_with_it(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    hidden = "\u200b".join(QUESTION)
+    document = ("web", "page", f"{prose(1)}\n{hidden}\n{prose(2)}")
+    config = {"action": "excise", "margin_characters": 2}
+    inputs, _ = run(write_ingest, make_context, tmp_path, "all", [[document]], config)
+    assert texts_after(inputs) == {"page": f"{prose(1)}\n\n{prose(2)}"}
 
 
 def test_the_table_of_matches_names_item_document_and_text(

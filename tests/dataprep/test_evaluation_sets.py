@@ -92,7 +92,24 @@ def test_a_path_alone_is_a_set_with_the_defaults() -> None:
     section = Decontaminate.model_validate({"against": ["a.jsonl", {"path": "b.csv", "name": "b"}]})
     assert section.against == (EvaluationSet(path="a.jsonl"), EvaluationSet(path="b.csv", name="b"))
     assert Decontaminate.model_validate({"against": "a.jsonl"}).against == (EvaluationSet(path="a.jsonl"),)
-    with pytest.raises(ValidationError, match="min_words \\(9\\) must not exceed ngram \\(8\\)"):
-        Decontaminate.model_validate({"against": ["a"], "ngram": 8, "min_words": 9})
     with pytest.raises(ValidationError, match="at least 1 item"):
         Decontaminate.model_validate({"against": []})
+
+
+@pytest.mark.parametrize(("text", "looked_for"), [
+    ("Question: Which planet is it?", ["Which planet is it?"]),
+    ("Context: A whale sings.\nQuestion: Who sings?\nAnswer:",
+     ["A whale sings.\nQuestion: Who sings?", "A whale sings.\nWho sings?"]),
+    ("Q: Who sings?\n(A) whales (B) birds\nA:", ["Who sings?\n(A) whales (B) birds", "Who sings?\nwhales birds"]),
+    ("Who sings?\nA. whales\nB) birds", ["Who sings?\nA. whales\nB) birds", "Who sings?\nwhales\nbirds"]),
+    ("### Question 3: Who?", ["Who?"]),
+    ("def f(A):\n    return (A) + 1", ["def f(A):\n    return (A) + 1", "def f(A):\n    return + 1"]),
+    ("the question: who asks, and what is the answer?", ["the question: who asks, and what is the answer?"]),
+])
+def test_items_are_looked_for_without_the_labels_of_their_prompts(
+    text: str, looked_for: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "set.json").write_text(json.dumps([{"query": text}]))
+    parts, _ = read_parts([EvaluationSet(path=str(tmp_path / "set.json"))])
+    assert [part.text for part in parts] == looked_for
+    assert [part.field for part in parts] == ["query", "query, labels removed"][: len(looked_for)]

@@ -19,22 +19,26 @@ from gristmill.dataprep.passages.ngram_index import (
     read_index,
     write_index,
 )
-from gristmill.dataprep.unicode_tables import ALONE, WORD, code_point_flags, lower_case
+from gristmill.dataprep.unicode_tables import ALONE, INVISIBLE_RANGES, WORD, code_point_flags, lower_case
 
-WORDS = st.sampled_from(["a", "A", "b", "ä", "Ä", "日", "本", "x_1", "İ"])
+WORDS = st.sampled_from(["a", "A", "b", "ä", "Ä", "日", "本", "x_1", "İ", "a\u00ad", "\u200bx_\u20601", "\ufeff"])
 TEXTS = st.lists(WORDS, max_size=14).flatmap(
     lambda words: st.sampled_from([" ", ", ", "\n", "-"]).map(lambda between: between.join(words))
 )
 
 
 def words_of(text: str) -> list[tuple[int, int, str]]:
-    """(begin, end, lower-cased word) in bytes, by the rule of `shingles.py`."""
+    """(begin, end, lower-cased word) in bytes, by the rule of `shingles.py`, without what nobody sees."""
     flags, lower = code_point_flags(), lower_case()
     words: list[tuple[int, int, str]] = []
     at, joins = 0, False
     for char in text:
         size, flag = len(char.encode()), flags[ord(char)]
-        if not flag & WORD:
+        if any(first <= ord(char) <= last for first, last in INVISIBLE_RANGES):
+            if joins:
+                begin, _, word = words.pop()
+                words.append((begin, at + size, word))
+        elif not flag & WORD:
             joins = False
         elif joins and not flag & ALONE:
             begin, _, word = words.pop()

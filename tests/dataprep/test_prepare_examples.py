@@ -77,6 +77,19 @@ def test_every_record_is_refused_dropped_by_a_rule_or_left(
     assert (refused["set"], refused["place"]) == ("first", "first.jsonl:6")
 
 
+@pytest.mark.parametrize("disguised", [
+    " ".join("so" if at == 11 else word for at, word in enumerate(LEAK.split())), "\u00ad".join(LEAK),
+    f"Context: none\nQuestion: {LEAK}?\nAnswer:"])
+def test_a_disguised_item_of_an_evaluation_set_is_no_example(
+    disguised: str, make_context: Callable[..., Context], tmp_path: Path
+) -> None:
+    evaluation = write(tmp_path / "quiz.jsonl", [{"question": f"Question: {LEAK}\nAnswer:"}])
+    data = write(tmp_path / "chats.jsonl", [chat(disguised, "none"), chat("question 1", "yes")])
+    config = {"kind": "sft", "data": [{"path": data}], "prepare": steps({"decontaminate": {"against": evaluation}})}
+    (found,) = run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))["sets"]
+    assert (found["dropped"], found["kept"]) == ({"decontaminate/max_contamination": 1}, 1)
+
+
 def test_survivors_are_the_examples_as_they_were_read(
     sft_config: dict[str, Any], make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
