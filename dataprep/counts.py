@@ -34,19 +34,20 @@ def add_counts(parts: Iterable[Mapping[str, Any]]) -> Counts:
     return total
 
 
-def balance(results: Iterable[Mapping[str, Any]], max_quarantined: float, stage: str) -> Counts:
+def balance(results: Iterable[Mapping[str, Any]], max_quarantined: float, stage: str, lost: int = 0) -> Counts:
     """Add the `counts` of a stage's results, and check that they balance.
 
     Args:
         max_quarantined: the share of the documents that may be quarantined.
+        lost: documents, by estimate, that files which cannot be read to their end lost; no part of the counts.
 
     Raises:
         ConservationError: documents were lost or counted twice.
-        QuarantineError: more documents than allowed raised an error.
+        QuarantineError: more documents than allowed raised an error or are lost.
     """
     counts = add_counts(result["counts"] for result in results)
     check_conservation(counts, stage)
-    check_quarantine(counts, max_quarantined, stage)
+    check_quarantine(counts, max_quarantined, stage, lost)
     return counts
 
 
@@ -62,11 +63,17 @@ def check_conservation(counts: Mapping[str, Any], stage: str) -> None:
             )
 
 
-def check_quarantine(counts: Mapping[str, Any], limit: float, stage: str) -> None:
-    """Raise QuarantineError where more than the share `limit` of what was read is quarantined."""
+def check_quarantine(counts: Mapping[str, Any], limit: float, stage: str, lost: int = 0) -> None:
+    """Raise QuarantineError where more than the share `limit` of what was read, or is lost, is quarantined or lost."""
     read, quarantined = counts.get("read", 0), counts.get("quarantined", 0)
-    if read and quarantined > limit * read:
+    gone, total = quarantined + lost, read + lost
+    if total and gone > limit * total:
+        share = f"({gone / total:.1%})"
+        what = f"{quarantined} of {read} records {share} could not be processed" if not lost else (
+            f"{quarantined} of {read} records could not be processed, and about {lost} more are lost with files that "
+            f"end early or are damaged {share}"
+        )
         raise QuarantineError(
-            f"{stage}: {quarantined} of {read} records ({quarantined / read:.1%}) could not be processed, more than "
-            f"the allowed {limit:.1%}; see the quarantine files, or raise max_quarantined for this stage"
+            f"{stage}: {what}, more than the allowed {limit:.1%}; see the quarantine files, or raise max_quarantined "
+            "for this stage"
         )

@@ -120,6 +120,17 @@ def top_reasons(counts: Mapping[str, Any], most: int = 3) -> list[tuple[str, int
     return sorted(dropped.items(), key=lambda item: (-item[1], item[0]))[:most]
 
 
+def reading_notes(facts: Facts, most: int = 3) -> list[str]:
+    """What `ingest` did not read, in sentences: files that could not be read to their end."""
+    summary = facts["summaries"].get("ingest", {})
+    damaged = summary.get("damaged", [])
+    if not damaged:
+        return []
+    named = ", ".join(f"{file['file']} (about {file['lost']:,})" for file in damaged[:most])
+    more = f" and {len(damaged) - most} more" if len(damaged) > most else ""
+    return [f"files that could not be read to their end lost about {summary['lost']:,} records: {named}{more}"]
+
+
 def training(folder: StageFolder) -> list[dict[str, Any]]:
     """The record of a training stage: one dictionary per logged step."""
     return [json.loads(line) for line in (folder.data / "metrics.jsonl").read_text().splitlines()]

@@ -200,11 +200,17 @@ def quarantine(facts: Facts) -> str:
     shown = [[item["file"], item.get("record", ""), item["error"]]
              for item in facts["summaries"].get("ingest", {}).get("quarantined", [])[:MOST_REASONS]]
     skipped = sorted(facts["summaries"].get("ingest", {}).get("skipped", {}).items(), key=lambda item: -item[1])
+    damaged = [[file["source"], file["file"], f"{file['records']:,}", f"{file['lost']:,}", file["error"]]
+               for file in facts["summaries"].get("ingest", {}).get("damaged", [])]
     parts = []
     if counts:
         parts += ["<h2>Quarantine</h2>", table(["stage", "records", "of those read"], counts, {1, 2})]
     if shown:
         parts.append(table(["file", "record", "error"], shown, set()))
+    if damaged:
+        parts += ["<h2>Files that could not be read to their end</h2>",
+                  '<p class="note">What they lost is estimated from their bytes and from the other files.</p>',
+                  table(["source", "file", "records read", "lost, about", "why"], damaged, {2, 3})]
     if skipped:
         parts += ["<h2>No documents</h2>", '<p class="note">What the sources hold besides documents.</p>',
                   table(["what", "records"], [[what, f"{count:,}"] for what, count in skipped], {1})]

@@ -121,7 +121,7 @@ def _trains(
 STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
-        Stage("ingest", 1, "gristmill.dataprep.reading.ingest:run", documents.ingest, needs.only()),
+        Stage("ingest", 2, "gristmill.dataprep.reading.ingest:run", documents.ingest, needs.only()),
         _prepares("clean", 1, "gristmill.dataprep.cleaning.clean:run"),
         _prepares("filter", 1, "gristmill.dataprep.filtering.filter:run"),
         _prepares("dedup", 2, "gristmill.dataprep.duplicates.dedup:run"),

@@ -110,7 +110,8 @@ class Ingest(Section):
     shard_bytes: Positive = 16_000_000
     """Text bytes per document shard (UTF-8)."""
     max_quarantined: Fraction = 0.05
-    """Share of records that may be unreadable before the stage fails."""
+    """Share of records that may be unreadable before the stage fails. Those that are lost with a file which ends early
+    or is damaged count too: as many as its bytes and the other files of its source let expect."""
     extract_seconds: PositiveFloat = 10.0
     """Processor time that the extraction of one page may take; a page that takes more is quarantined. Generous, since
     a page that is lost on a slow machine only would change the result (datatrove's 1 s is of the clock). A page that

@@ -15,8 +15,18 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, Literal, Self, cast
 
-from gristmill.dataprep.reading.compression import READ_BYTES, CorruptFileError, DecodedStream
-from gristmill.dataprep.reading.records import Dropped, Input, Page, Read, Reading, Rejected, Skipped, one_line
+from gristmill.dataprep.reading.compression import READ_BYTES, CorruptFileError, DecodedStream, Metered
+from gristmill.dataprep.reading.records import (
+    Dropped,
+    Input,
+    Page,
+    Read,
+    Reading,
+    Rejected,
+    Skipped,
+    one_line,
+    with_end,
+)
 
 _MALFORMED = (ValueError, OverflowError, EOFError, struct.error, zlib.error, RuntimeError, NotImplementedError)
 """What `zipfile` raises about archives that are not what they seem, besides its own exception."""
@@ -27,8 +37,18 @@ ReadMember = Callable[[Input, Reading], "Iterator[Read] | None"]
 
 @dataclass(frozen=True)
 class _Member:
-    """What lies in an archive, with the part of a path's interface that readers need."""
+    """What lies in an archive, with the part of a path's interface that readers need.
 
+    Attributes:
+        name: as the archive has it.
+        is_file: neither a folder nor a link.
+        size: bytes, unpacked.
+        opened: opens it.
+    """
+
+    name: str
+    is_file: bool
+    size: int
     opened: Callable[[], Any]
 
     @contextmanager
@@ -63,8 +83,9 @@ def read_tar(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
         try:
             with tarfile.open(fileobj=cast(Any, stream), mode="r|", tarinfo=Header) as archive:
                 for member in archive:
-                    opened = _Member(partial(archive.extractfile, member))
-                    yield from _member_records(item, reading, read_member, seen, member.name, opened, member.isfile())
+                    opened = partial(archive.extractfile, member)
+                    yield from _member_records(item, reading, read_member, seen,
+                                               _Member(member.name, member.isfile(), member.size, opened))
         except (tarfile.TarError, ValueError, OverflowError) as damage:
             error = f"the tar archive is damaged: {one_line(damage)}"
         while stream.read(READ_BYTES):  # what comes behind the end is padding, but its damage is told
@@ -72,7 +93,7 @@ def read_tar(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
         if not error and (len(Header.last) < tarfile.BLOCKSIZE or Header.last.strip(b"\0")):
             error = "the tar archive is damaged or cut off: it has no end mark"
         if stream.error is not None or error:
-            yield Rejected(seen.total() + 1, str(stream.error or error))
+            yield Rejected(seen.total() + 1, str(stream.error or error), lost=None)
 
 
 def read_zip(item: Input, reading: Reading, read_member: ReadMember) -> Iterator[Read]:
@@ -83,13 +104,13 @@ def read_zip(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
             archive = zipfile.ZipFile(stream)
         except (zipfile.BadZipFile, OSError, *_MALFORMED) as error:
             _raise_storage(error)
-            yield Rejected(1, f"the zip archive is damaged or cut off: {one_line(error)}")
+            yield Rejected(1, f"the zip archive is damaged or cut off: {one_line(error)}", lost=None)
             return
         with archive:
             for member in archive.infolist():
-                opened = _Member(partial(_checked, archive, member))
-                is_file = not member.is_dir()
-                yield from _member_records(item, reading, read_member, seen, member.filename, opened, is_file)
+                opened = partial(_checked, archive, member)
+                yield from _member_records(item, reading, read_member, seen,
+                                           _Member(member.filename, not member.is_dir(), member.file_size, opened))
 
 
 @contextmanager
@@ -125,11 +146,10 @@ def _raise_storage(error: Exception) -> None:
 
 
 def _member_records(
-    item: Input, reading: Reading, read_member: ReadMember, seen: Counter[str], name: str, member: _Member,
-    is_file: bool,
-) -> Iterator[Read]:  # fmt: skip
-    name = str(PurePosixPath(name))
-    if not is_file:
+    item: Input, reading: Reading, read_member: ReadMember, seen: Counter[str], member: _Member
+) -> Iterator[Read]:
+    name = str(PurePosixPath(member.name))
+    if not member.is_file:
         yield Skipped("folder or link in an archive")
         return
     if any(part.startswith(".") or part == "__MACOSX" for part in name.split("/")):
@@ -137,9 +157,11 @@ def _member_records(
         return
     seen[name] += 1
     copy = "" if seen[name] == 1 else f";{seen[name]}"  # tar appends a newer version under the same name
-    records = read_member(Input(f"{item.name}{copy}/{name}", member), reading)
+    meter = Metered(member)
+    records = read_member(Input(f"{item.name}{copy}/{name}", meter), reading)
     if records is None:
         yield Skipped(f"member of an archive with extension {PurePosixPath(name).suffix.lower() or '(none)'}")
         return
-    for record in records:
-        yield replace(record, part=name) if isinstance(record, Page | Rejected | Dropped) else record
+    named = (replace(record, part=name) if isinstance(record, Page | Rejected | Dropped) else record
+             for record in records)
+    yield from with_end(named, member.size, meter, name)

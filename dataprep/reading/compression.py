@@ -9,7 +9,7 @@ from __future__ import annotations
 import bz2
 import zlib
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import PurePosixPath
 from typing import Any, Literal, Protocol
 
@@ -34,6 +34,10 @@ class ByteStream(Protocol):
     def read(self, size: int, /) -> bytes:
         """At most so many bytes; none at the end."""
         ...
+
+
+class Unended(bytes):
+    """A file's last line, where no line end follows: the file may have been cut off in it."""
 
 
 class Openable(Protocol):
@@ -128,6 +132,8 @@ def _step(decoder: _Decoder, data: bytes, compression: str) -> bytes:
 def read_lines(path: Openable, compression: str) -> Iterator[bytes | RecordTooLongError]:
     r"""Yield a file's lines, cut at `\n`, without their ends; in place of a line that is too long, the error.
 
+    A last line without an end is an `Unended`.
+
     Raises:
         CorruptFileError: after all whole lines before the damage; a line that the damage cut is not among them.
     """
@@ -151,7 +157,7 @@ def read_lines(path: Openable, compression: str) -> Iterator[bytes | RecordTooLo
     if too_long:
         yield _too_long("line")
     elif parts:
-        yield b"".join(parts)
+        yield Unended(b"".join(parts))
 
 
 def read_whole(path: Openable, compression: str) -> bytes:
@@ -171,6 +177,32 @@ def read_whole(path: Openable, compression: str) -> bytes:
 
 def _too_long(what: str) -> RecordTooLongError:
     return RecordTooLongError(f"the {what} is longer than {MAX_RECORD_BYTES >> 20} MiB; split it before ingesting")
+
+
+class Metered:
+    """A path, or a member of an archive, that knows how much of it was read.
+
+    Attributes:
+        path: what is opened.
+        read_bytes: stored bytes that were read.
+    """
+
+    def __init__(self, path: Openable) -> None:
+        self.path = path
+        self.read_bytes = 0
+
+    @contextmanager
+    def open(self, mode: Literal["rb"], /) -> Iterator[ByteStream]:
+        """The stored bytes, whose reading is counted."""
+        with self.path.open(mode) as stream:
+            self._stream = stream
+            yield self
+
+    def read(self, size: int, /) -> bytes:
+        """At most so many bytes of what is open."""
+        content: bytes = self._stream.read(size)
+        self.read_bytes += len(content)
+        return content
 
 
 class DecodedStream:

@@ -6,6 +6,7 @@ import codecs
 import csv
 import io
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gristmill.dataprep.reading import compression
@@ -21,7 +22,7 @@ def read_csv(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected
     """One row is one record, numbered from 1 without the header; empty lines are none.
 
     A row whose fields do not match the header in number, or whose quoting is broken, is quarantined alone; a quote that
-    never closes takes the rest of the file with it, as one record.
+    never closes takes the rest of the file with it, as one record that lost the others.
     """
     csv.field_size_limit(compression.MAX_RECORD_BYTES)
     with DecodedStream(item.path, item.compression) as stream:
@@ -29,21 +30,56 @@ def read_csv(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected
         try:
             codec = _codec(start, reading.encoding)
         except UndecodableError as error:
-            yield Rejected(1, str(error), excerpt(start))
+            yield Rejected(1, str(error), excerpt(start), lost=None)
             return
-        rows = _rows(_lines(start, stream, codec), "\t" if ".tsv" in item.name.lower() else ",")
+        lines = _Lines(_lines(start, stream, codec))
+        rows = _rows(lines, "\t" if ".tsv" in item.name.lower() else ",")
         number = 0
         try:
             header = next(rows, [])
-            if isinstance(header, str) or len(set(header)) < len(header):
-                yield Rejected(1, f"the header: {header}" if isinstance(header, str) else "a column is named twice")
+            if isinstance(header, _Broken) or len(set(header)) < len(header):
+                why = f"the header: {header.error}" if isinstance(header, _Broken) else "a column is named twice"
+                yield Rejected(1, why, lost=None)
                 return
             for number, row in enumerate(rows, start=1):
-                yield _record(item, reading, number, header, row)
+                record = _record(item, reading, number, header, row)
+                cut_off = lines.unended and isinstance(row, list) and len(row) < len(header)
+                yield replace(record, lost=None) if cut_off and isinstance(record, Rejected) else record
         except UnicodeDecodeError as error:
-            yield Rejected(number + 1, f"not valid {codec}: byte 0x{error.object[error.start]:02x}")
+            yield Rejected(number + 1, f"not valid {codec}: byte 0x{error.object[error.start]:02x}", lost=None)
         if stream.error is not None:
-            yield Rejected(number + 1, str(stream.error))
+            yield Rejected(number + 1, str(stream.error), lost=None)
+
+
+@dataclass
+class _Lines:
+    """Lines on their way to the parser.
+
+    Attributes:
+        number: how many went there.
+        unended: whether the last of them has no line end, as that of a file which was cut off.
+    """
+
+    lines: Iterator[str]
+    number: int = 0
+    unended: bool = False
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self.lines)
+        self.number += 1
+        self.unended = not line.endswith(("\n", "\r"))
+        return line
+
+
+@dataclass(frozen=True)
+class _Broken:
+    """What is wrong with a row, and how many more it took with it."""
+
+    error: str
+    lost: int | None
 
 
 def _codec(start: bytes, encoding: str | None) -> str:
@@ -71,25 +107,30 @@ def _split(text: str) -> list[str]:
     return [*(part + "\n" for part in parts[:-1]), parts[-1]]
 
 
-def _rows(lines: Iterator[str], delimiter: str) -> Iterator[list[str] | str]:
+def _rows(lines: _Lines, delimiter: str) -> Iterator[list[str] | _Broken]:
     """The rows, or what is wrong with one; a new parser goes on behind it, at the next line."""
     while True:
-        parser = csv.reader(lines, delimiter=delimiter, strict=True)
+        before = lines.number
         try:
-            yield from (row for row in parser if row)
+            for row in csv.reader(lines, delimiter=delimiter, strict=True):
+                before = lines.number
+                if row:
+                    yield row
             return
         except csv.Error as error:
             broken = str(error)
-        yield "a quoted field is not closed before the file ends" if broken == "unexpected end of data" else (
-            f"not valid CSV: {broken}"
-        )
+        taken = lines.number - before - 1
+        if broken == "unexpected end of data":
+            yield _Broken("a quoted field is not closed before the file ends", None if lines.unended else taken)
+        else:
+            yield _Broken(f"not valid CSV: {broken}", taken)
 
 
 def _record(
-    item: Input, reading: Reading, number: int, header: list[str], row: list[str] | str
+    item: Input, reading: Reading, number: int, header: list[str], row: list[str] | _Broken
 ) -> Record | Page | Rejected:
-    if isinstance(row, str):
-        return Rejected(number, row)
+    if isinstance(row, _Broken):
+        return Rejected(number, row.error, lost=row.lost)
     shown = excerpt(", ".join(row))
     if len(row) != len(header):
         return Rejected(number, f"the row has {len(row)} fields, the header {len(header)}", shown)

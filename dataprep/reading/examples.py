@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, Literal
 
 from gristmill.dataprep.files import as_path, canonical_json
-from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, read_lines, read_whole
+from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, Unended, read_lines, read_whole
 from gristmill.dataprep.reading.conversations_forms import sft_example
 from gristmill.dataprep.reading.conversations_messages import Message
 from gristmill.dataprep.reading.conversations_preferences import dpo_example
@@ -115,7 +115,8 @@ def read_set(
         answer: of prompts, the key of the right answer.
 
     Raises:
-        ExamplesError: there are none, or too many are refused; lists the first 20 of these.
+        ExamplesError: there are none, or too many are refused (lists the first 20 of these), or a file ends early or is
+            damaged.
     """
     if path == DOCS:
         contents = [(content, Origin(f"{path}{number}")) for number, content in enumerate(_made(kind), start=1)]
@@ -193,20 +194,32 @@ def _read_files(path: str, form: Form) -> tuple[list[tuple[Example, Origin]], li
             try:
                 content, url = _example(row, form)
                 found.append((content, Origin(f"{file.name}:{number}", url)))
+            except CorruptFileError as error:
+                raise ExamplesError(f"{file.name}:{number}: {error}; nobody knows how many records are lost behind it: "
+                                    "replace the file") from error
             except ValueError as error:
                 refused.append(Refused(f"{file.name}:{number}", str(error)))
     return found, refused
 
 
 def _example(row: Any, form: Form) -> tuple[Example, str | None]:
-    if isinstance(row, Exception):
-        raise ValueError(str(row)) from row
+    if isinstance(row, ValueError):
+        raise row
     if isinstance(row, bytes):
-        row = parse_json(row)
+        row = _parse(row)
     if not isinstance(row, dict):
         raise ValueError("a JSON object was expected")
     url = row.get("url")
     return form(row), url if isinstance(url, str) else None
+
+
+def _parse(line: bytes) -> Any:
+    try:
+        return parse_json(line)
+    except ValueError as error:
+        if isinstance(line, Unended):
+            raise CorruptFileError(f"the file is cut off in its last line: {error}") from error
+        raise
 
 
 def _rows(file: SourceFile) -> Iterator[tuple[int, Any]]:
@@ -235,8 +248,10 @@ def _list_rows(file: SourceFile) -> Iterator[tuple[int, Any]]:
     try:
         rows = parse_json(read_whole(as_path(file.location), file.compression).removeprefix(BYTE_ORDER_MARK))
         yield from enumerate(rows, start=1)
-    except (CorruptFileError, RecordTooLongError, ValueError) as error:
+    except RecordTooLongError as error:
         yield 1, error
+    except ValueError as error:
+        yield 1, CorruptFileError(f"the list cannot be read: {error}")
 
 
 def _line_rows(file: SourceFile) -> Iterator[tuple[int, Any]]:
@@ -246,7 +261,8 @@ def _line_rows(file: SourceFile) -> Iterator[tuple[int, Any]]:
             if isinstance(line, RecordTooLongError):
                 yield number, line
                 continue
-            line = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
+            if number == 1 and line.startswith(BYTE_ORDER_MARK):
+                line = type(line)(line.removeprefix(BYTE_ORDER_MARK))
             if line and not line.isspace():
                 yield number, line
     except CorruptFileError as error:

@@ -23,9 +23,10 @@ from gristmill.dataprep.counts import add_counts, balance
 from gristmill.dataprep.documents import read_table
 from gristmill.dataprep.files import as_path
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
+from gristmill.dataprep.reading.damage import SHOWN_DAMAGED, describe_loss, estimate_losses
 from gristmill.dataprep.reading.extraction_guard import Guard, Limits
 from gristmill.dataprep.reading.pages import extract_pages
-from gristmill.dataprep.reading.readers import read_records
+from gristmill.dataprep.reading.readers import read_file
 from gristmill.dataprep.reading.records import Reading
 from gristmill.dataprep.reading.sharding import SHOWN_QUARANTINED, ShardWriter
 from gristmill.dataprep.reading.sources import SourceError, SourceFile, SourceListing, find_files
@@ -53,7 +54,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         context: where to run.
 
     Returns:
-        `counts`, `sources` (files, shards and what was skipped of each), `quarantined` (the first of them), `skipped`
+        `counts`, `sources` (files, shards and what was skipped of each), `quarantined` (the first of them), `lost`
+        (records of files that could not be read to their end, estimated), `damaged` (those that lost most), `skipped`
         (number by what it is) and `warnings`.
 
     Raises:
@@ -61,7 +63,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         ChangedInputError: a source's files are no longer those that it was planned from.
         DuplicateIdError: an `id_field`, or the record ids of WARC files, do not tell documents apart.
         ExtractorError: the extracting process does not start.
-        QuarantineError: more than `max_quarantined` of the records could not be read.
+        QuarantineError: more than `max_quarantined` of the records could not be read, or are lost with damaged files.
     """
     section = Ingest.model_validate(config.get("ingest", {}))
     planned = {name: source.get("listing") for name, source in config["sources"].items()}
@@ -77,15 +79,20 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     process = partial(ingest_task, str(out), section.shard_bytes, limits)
     results = run_tasks("read", tasks, process, context, holds_gil=True)
     _check_every_source(sources, results)
-    counts = balance(results, section.max_quarantined, context.stage)
-    warnings = [*_ignored_files(listings), *(warning for result in results for warning in result["warnings"])]
+    losses = estimate_losses(results)
+    warnings = [*_ignored_files(listings), *(warning for result in results for warning in result["warnings"]),
+                *map(describe_loss, losses[:SHOWN_DAMAGED])]
     for warning in warnings:
         context.warn(warning)
+    lost = sum(loss["lost"] for loss in losses)
+    counts = balance(results, section.max_quarantined, context.stage, lost)
     named = [name for name, source in sources.items() if source.id_field is not None or _holds_warc(listings[name])]
     check_unique(out, named, results)
     return {
         "counts": counts,
-        "sources": {name: _describe(name, source, listings[name], results) for name, source in sources.items()},
+        "sources": {name: _describe(name, source, listings[name], results, losses) for name, source in sources.items()},
+        "lost": lost,
+        "damaged": losses[:SHOWN_DAMAGED],
         "quarantined": [shown for result in results for shown in result["quarantined"]][:SHOWN_QUARANTINED],
         "skipped": add_counts(result["skipped"] for result in results),
         "warnings": warnings,
@@ -152,7 +159,7 @@ def ingest_task(out: str, shard_bytes: int, limits: Limits, task: Task) -> Done:
     with Guard(reading.extract or DEFAULT_EXTRACTOR, task.payload["extract_options"], limits) as guard:
         for file in (SourceFile(**entry) for entry in task.payload["files"]):
             before, skipped = writer.read, writer.skipped.total()
-            for record in extract_pages(read_records(file, reading), guard, reading):
+            for record in extract_pages(read_file(file, reading), guard, reading):
                 writer.add(file.name, record)
                 if writer.kept == task.payload["limit"]:
                     break
@@ -169,6 +176,8 @@ def ingest_task(out: str, shard_bytes: int, limits: Limits, task: Task) -> Done:
         "shards": writer.shards,
         "quarantined": writer.shown,
         "warnings": warnings,
+        "whole": writer.whole,
+        "damaged": [asdict(file) for file in writer.damaged],
     }
     return Done(writer.files, result)
 
@@ -241,7 +250,8 @@ def _repeated_locator(shards: Sequence[Path]) -> str:
 
 
 def _describe(
-    name: str, source: Source, listing: SourceListing, results: Sequence[Mapping[str, Any]]
+    name: str, source: Source, listing: SourceListing, results: Sequence[Mapping[str, Any]],
+    losses: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     return {
         "path": source.path,
@@ -249,4 +259,5 @@ def _describe(
         "input_bytes": sum(file.size for file in listing.files),
         "shards": sum(result["shards"] for result in results if result["source"] == name),
         "skipped": _skipped(name, results),
+        "lost": sum(loss["lost"] for loss in losses if loss["source"] == name),
     }

@@ -14,11 +14,19 @@ from typing import Any
 from gristmill.dataprep.files import as_path
 from gristmill.dataprep.reading import compression
 from gristmill.dataprep.reading.archives import read_tar, read_zip
-from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, read_lines, read_whole
+from gristmill.dataprep.reading.compression import (
+    CorruptFileError,
+    Metered,
+    RecordTooLongError,
+    Unended,
+    read_lines,
+    read_whole,
+)
 from gristmill.dataprep.reading.csv_rows import read_csv
 from gristmill.dataprep.reading.encoding import AUTO, UTF8, UndecodableError, decode
 from gristmill.dataprep.reading.pythondocs import python_documents
 from gristmill.dataprep.reading.records import (
+    Ended,
     Input,
     Page,
     Read,
@@ -31,6 +39,7 @@ from gristmill.dataprep.reading.records import (
     kind,
     make_record,
     not_utf8,
+    with_end,
 )
 from gristmill.dataprep.reading.sources import SourceFile, member_format
 from gristmill.dataprep.reading.tables import read_arrow, read_parquet
@@ -43,7 +52,14 @@ _DECODER = json.JSONDecoder(parse_constant=str)
 
 
 def read_records(file: SourceFile, reading: Reading) -> Iterator[Read]:
+    """The records of a file, as `read_file` gives them, without what it says of files and members that end."""
+    return (item for item in read_file(file, reading) if not isinstance(item, Ended))
+
+
+def read_file(file: SourceFile, reading: Reading) -> Iterator[Read]:
     """Read a file of any format, streaming (one record, or one small batch of rows, is in memory at a time).
+
+    The last thing that comes, and the last of each member of an archive, is an Ended.
 
     Raises:
         OSError: the file cannot be opened or the storage fails; damaged content is a Rejected instead.
@@ -51,7 +67,13 @@ def read_records(file: SourceFile, reading: Reading) -> Iterator[Read]:
     if file.format == "python":
         yield from _read_python(file)
         return
-    item = Input(file.name, as_path(file.location), file.compression)
+    path = as_path(file.location)
+    meter = None if file.format in _AT_ANY_PLACE else Metered(path)
+    item = Input(file.name, meter or path, file.compression)
+    yield from with_end(_records(file, item, reading), file.size, meter)
+
+
+def _records(file: SourceFile, item: Input, reading: Reading) -> Iterator[Read]:
     if file.format not in _ARCHIVES:
         yield from _READERS[file.format](item, reading)
         return
@@ -114,18 +136,20 @@ def _read_jsonl(item: Input, reading: Reading) -> Iterator[Record | Page | Rejec
             if isinstance(line, RecordTooLongError):
                 yield Rejected(number, str(line))
                 continue
-            if number == 1:
-                line = line.removeprefix(BYTE_ORDER_MARK)
+            if number == 1 and line.startswith(BYTE_ORDER_MARK):
+                line = type(line)(line.removeprefix(BYTE_ORDER_MARK))
             if line and not line.isspace():
                 yield _from_line(item, reading, number, line)
     except CorruptFileError as error:
-        yield Rejected(number + 1, str(error))
+        yield Rejected(number + 1, str(error), lost=None)
 
 
 def _from_line(item: Input, reading: Reading, number: int, line: bytes) -> Record | Page | Rejected:
     try:
         row = parse_json(line)
     except ValueError as error:
+        if isinstance(line, Unended):
+            return Rejected(number, f"the file is cut off in its last line: {error}", excerpt(line), lost=None)
         return Rejected(number, str(error), excerpt(line))
     if not isinstance(row, dict):
         return Rejected(number, f"a JSON object was expected, not {kind(row)}", excerpt(line))
@@ -163,4 +187,6 @@ _READERS: dict[str, Callable[[Input, Reading], Iterator[Read]]] = {
 }  # fmt: skip
 _MEMBER_FORMATS = ("text", "html", "jsonl", "csv", "warc")
 """Formats that are read as a stream, so that they may lie in an archive."""
+_AT_ANY_PLACE = ("parquet", "arrow", "zip")
+"""Formats that are not read from their begin to their end, so that bytes read say nothing of how far it went."""
 _ARCHIVES = {"tar": read_tar, "zip": read_zip}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gristmill.dataprep.documents import metadata_json
-from gristmill.dataprep.reading.compression import Openable
+from gristmill.dataprep.reading.compression import Metered, Openable
 from gristmill.dataprep.reading.encoding import AUTO, UTF8, UndecodableError, decode
 
 EXCERPT_CHARACTERS = 200
@@ -76,12 +76,22 @@ class Page:
 
 @dataclass(frozen=True)
 class Rejected:
-    """One record that is no document, and why; `part` is the member of an archive."""
+    """One record that is no document, and why.
+
+    Attributes:
+        number: of the record in its file.
+        error: why.
+        excerpt: its beginning.
+        part: member of an archive, or empty.
+        lost: records behind it that are lost with it, since its file cannot be read on; None where nobody knows how
+            many.
+    """
 
     number: int
     error: str
     excerpt: str = ""
     part: str = ""
+    lost: int | None = 0
 
 
 @dataclass(frozen=True)
@@ -101,8 +111,47 @@ class Skipped:
     reason: str
 
 
-Read = Record | Page | Rejected | Dropped | Skipped
+@dataclass(frozen=True)
+class Ended:
+    """The end of a file, or of one member of an archive: what came out of it, and whether that is all.
+
+    Attributes:
+        records: that were read of it, bad ones among them.
+        stored_bytes, read_bytes: its size, and how much of that was read before it could not be read on.
+        part: member of an archive, or empty.
+        error: why it could not be read to its end, or empty.
+        lost: records that it lost, None where nobody knows how many.
+    """
+
+    records: int
+    stored_bytes: int
+    read_bytes: int
+    part: str = ""
+    error: str = ""
+    lost: int | None = 0
+
+
+Read = Record | Page | Rejected | Dropped | Skipped | Ended
 """Everything that a reader yields."""
+
+
+def with_end(records: Iterator[Read], stored_bytes: int, meter: Metered | None, part: str = "") -> Iterator[Read]:
+    """What a file or a member gives, and behind it an Ended.
+
+    Args:
+        records: of the file; what its members say of their own ends passes.
+        stored_bytes: its size.
+        meter: counts what was read of it; None where that is not known.
+        part: the member, or empty for a file.
+    """
+    number, error = 0, ""
+    lost: int | None = 0
+    for record in records:
+        yield record
+        number += isinstance(record, Record | Page | Rejected | Dropped)
+        if isinstance(record, Rejected) and record.lost != 0 and record.part == part:
+            error, lost = record.error, None if None in (lost, record.lost) else (lost or 0) + (record.lost or 0)
+    yield Ended(number, stored_bytes, stored_bytes if meter is None else meter.read_bytes, part, error, lost)
 
 
 def make_record(number: int, locator: str, text: str, metadata: Mapping[str, Any]) -> Record | Rejected:

@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from gristmill.dataprep.counts import Counts
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, QUARANTINE_SCHEMA, hash_document, write_table
-from gristmill.dataprep.reading.records import Dropped, Read, Record, Rejected, Skipped
+from gristmill.dataprep.reading.damage import Damaged
+from gristmill.dataprep.reading.records import Dropped, Ended, Read, Record, Rejected, Skipped
 from gristmill.dataprep.secrets import mask_text
 
 MAX_SHARD_ROWS = 100_000
@@ -58,6 +59,11 @@ class ShardWriter:
     """Records without a text to keep, by reason."""
     skipped: Counter[str] = field(default_factory=Counter)
     """What is not meant as a document, by what it is; outside the ledger."""
+    whole: dict[str, Counter[str]] = field(default_factory=lambda: {"files": Counter(), "members": Counter()})
+    """Of the files with records that were read to their end, and of such members of archives: `number`, `records` and
+    `bytes`."""
+    damaged: list[Damaged] = field(default_factory=list)
+    """Files and members of which records are lost."""
     kept: int = 0
     quarantined: int = 0
     shards: int = 0
@@ -86,6 +92,8 @@ class ShardWriter:
             self._drop(file, record)
         elif isinstance(record, Skipped):
             self.skipped[record.reason] += 1
+        elif isinstance(record, Ended):
+            self._end(file, record)
         else:
             raise TypeError(f"{type(record).__name__} is no result of reading")
 
@@ -121,6 +129,15 @@ class ShardWriter:
             self.shown.append(row)
         self.quarantined += 1
         self._note(self._rejects, {**row, "excerpt": record.excerpt})
+
+    def _end(self, file: str, end: Ended) -> None:
+        place = _place(file, end.part)
+        ended = Damaged(self.source, place, end.error, end.records, end.stored_bytes, end.read_bytes, bool(end.part),
+                        end.lost)  # fmt: skip
+        if end.error:
+            self.damaged.append(ended)
+        elif end.records:
+            self.whole[ended.kind].update(number=1, records=end.records, bytes=end.stored_bytes)
 
     def _drop(self, file: str, record: Dropped) -> None:
         self.dropped[record.reason] += 1

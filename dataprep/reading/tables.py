@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from gristmill.dataprep.documents import open_parquet
+from gristmill.dataprep.reading.compression import CorruptFileError
 from gristmill.dataprep.reading.records import Input, Page, Reading, Record, Rejected, from_row, not_utf8, one_line
 
 if TYPE_CHECKING:
@@ -39,11 +40,11 @@ def parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | ValueError]
                 yield number, (ValueError(row) if isinstance(row, str) else
                                {key: value for key, value in row.items() if value is not None})
     except pa.ArrowException as error:
-        yield number + 1, ValueError(f"the Parquet file is damaged: {one_line(error)}")
+        yield number + 1, CorruptFileError(f"the Parquet file is damaged: {one_line(error)}")
     except OSError as error:
         if error.errno is not None:  # the storage failed; without an errno it is Arrow that cannot decode
             raise
-        yield number + 1, ValueError(f"the Parquet file is damaged: {one_line(error)}")
+        yield number + 1, CorruptFileError(f"the Parquet file is damaged: {one_line(error)}")
 
 
 def _records(
@@ -59,11 +60,11 @@ def _records(
             else:
                 yield from_row(reading, number, row, f"{item.name}#{number}")
     except pa.ArrowException as error:
-        yield Rejected(number + 1, f"the {form} file is damaged: {one_line(error)}")
+        yield Rejected(number + 1, f"the {form} file is damaged: {one_line(error)}", lost=None)
     except OSError as error:
         if error.errno is not None:  # the storage failed; without an errno it is Arrow that cannot decode
             raise
-        yield Rejected(number + 1, f"the {form} file is damaged: {one_line(error)}")
+        yield Rejected(number + 1, f"the {form} file is damaged: {one_line(error)}", lost=None)
 
 
 def _parquet_batches(path: Path, reading: Reading) -> Iterator[pa.RecordBatch]:

@@ -53,13 +53,14 @@ def read_warc(item: Input, reading: Reading) -> Iterator[Read]:
             for number, record in enumerate(ArchiveIterator(cast(BinaryIO, stream), parse_http=False), start=1):
                 declared = record.headers.get("Content-Length") or ""
                 if not declared.strip().isdigit():
-                    yield Rejected(number, _damage(stream, "a record has no valid Content-Length"))
+                    yield Rejected(number, _damage(stream, "a record has no valid Content-Length"), lost=None)
                     return
                 length = int(declared)
                 wanted = record.record_type in (WarcRecordType.response, WarcRecordType.conversion)
                 block = record.reader.read() if wanted and length <= compression.MAX_RECORD_BYTES else b""
                 if len(block) + record.reader.consume() < length:
-                    yield Rejected(number, _damage(stream, "it ends in the middle of a record"), excerpt(block))
+                    ends = _damage(stream, "it ends in the middle of a record")
+                    yield Rejected(number, ends, excerpt(block), lost=None)
                     return
                 if not wanted:
                     yield Skipped(f"{record.record_type} record")
@@ -70,10 +71,10 @@ def read_warc(item: Input, reading: Reading) -> Iterator[Read]:
         except OSError as error:
             if error.errno is not None:  # the storage failed; without an errno it is fastwarc that cannot parse
                 raise
-            yield Rejected(number + 1, _damage(stream, str(error)))
+            yield Rejected(number + 1, _damage(stream, str(error)), lost=None)
             return
         if stream.error is not None:
-            yield Rejected(number + 1, str(stream.error))
+            yield Rejected(number + 1, str(stream.error), lost=None)
 
 
 def _damage(stream: DecodedStream, what: str) -> str:

@@ -342,3 +342,17 @@ def test_what_is_wrong_with_a_preference_is_said(tmp_path: Path, row: Any, reaso
 def test_real_sets_are_read_whole(file: str, kind: Any, records: int, refused: int) -> None:
     found = read_set(str(data_folder() / file), kind, max_refused=0.01)
     assert (found.records, len(found.refused), len(found.examples)) == (records, refused, records - refused)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.parquet"])
+def test_a_file_that_ends_early_is_an_error_however_many_records_may_be_refused(tmp_path: Path, name: str) -> None:
+    rows = [{"messages": [user(f"question {n}"), assistant(f"answer {n}")]} for n in range(500)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    if name == "a.parquet":
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / name)
+        content = (tmp_path / name).read_bytes()
+    else:
+        content = {"a.jsonl": lines, "a.jsonl.gz": gzip.compress(lines), "a.json": json.dumps(rows).encode()}[name]
+    (tmp_path / name).write_bytes(content[: len(content) // 2])
+    with pytest.raises(ExamplesError, match=rf"{name}:\d+: .*replace the file"):
+        read_set(str(tmp_path / name), "sft", max_refused=0.99)

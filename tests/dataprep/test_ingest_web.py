@@ -62,7 +62,7 @@ def test_a_crawl_is_kept_dropped_or_quarantined_and_the_rest_is_counted_as_skipp
     web: Path, tmp_path: Path, make_context: MakeContext
 ) -> None:
     out = tmp_path / "out"
-    config = {"sources": {"web": {"path": str(web)}}, "ingest": {"max_quarantined": 0.2}}
+    config = {"sources": {"web": {"path": str(web)}}, "ingest": {"max_quarantined": 0.5}}
     summary = ingest.run({}, config, out, make_context("work"))
     counts = summary["counts"]
     assert (counts["read"], counts["kept"], counts["quarantined"]) == (23, 20, 2)
@@ -90,7 +90,7 @@ def test_a_crawl_is_kept_dropped_or_quarantined_and_the_rest_is_counted_as_skipp
 def test_workers_do_not_change_a_byte_of_what_is_extracted(
     web: Path, tmp_path: Path, make_context: MakeContext
 ) -> None:
-    config = {"sources": {"web": {"path": str(web)}}, "ingest": {"max_quarantined": 0.2, "shard_bytes": 2000}}
+    config = {"sources": {"web": {"path": str(web)}}, "ingest": {"max_quarantined": 0.5, "shard_bytes": 2000}}
     first = ingest.run({}, config, tmp_path / "once", make_context("work1", workers=1))
     second = ingest.run({}, config, tmp_path / "again", make_context("work2", workers=2))
     assert contents(tmp_path / "once") == contents(tmp_path / "again")

@@ -18,7 +18,7 @@ from gristmill.flows.pictures import _place, cut_histogram
 from gristmill.flows.report import by_source, costs, spikes
 from gristmill.flows.report_documents import cuts, document_sections, tokens_kept
 from gristmill.flows.report_tokens import MOST_LANGUAGES, tokenizer_section
-from gristmill.flows.summary import print_tokens
+from gristmill.flows.summary import print_funnel, print_tokens
 from gristmill.train.loop.autopsy import describe_origin
 
 SOURCES = {"a": {"bytes_read": 100, "bytes_kept": 80}, "b": {"bytes_read": 50, "bytes_kept": 10}}
@@ -191,3 +191,19 @@ def test_time_and_cost_are_of_the_stages_that_are_made() -> None:
     assert '<td>ingest</td><td class="n">2.5</td><td class="n">3.00</td>' in html
     assert "filter" not in html
     assert costs({"stages": []}) == ""
+
+
+def test_files_that_ended_early_are_on_the_terminal_the_card_and_the_report() -> None:
+    damaged = [{"source": "web", "file": f"{name}.jsonl.gz", "records": 200, "lost": lost, "error": "cut off"}
+               for name, lost in (("a", 1800), ("b", 90))]
+    facts = {**FACTS, "summaries": {"ingest": {"lost": 1890, "damaged": damaged}}}
+    note = "files that could not be read to their end lost about 1,890 records: a.jsonl.gz (about 1,800)"
+    console = Console(file=io.StringIO(), width=200)
+    print_funnel(facts, console)
+    assert note in console.file.getvalue()  # type: ignore[attr-defined]
+    assert note in "\n".join(document_lines(facts))
+    html = "".join(document_sections(facts)).replace("<wbr>", "")
+    assert "<h2>Files that could not be read to their end</h2>" in html
+    assert "a.jsonl.gz</td>" in html
+    assert '<td class="n">1,800</td>' in html
+    assert "to their end" not in "\n".join(document_lines(FACTS))

@@ -1,0 +1,210 @@
+"""Files that end early: what they lost is estimated, counts against the limit, and is said."""
+
+import bz2
+import gzip
+import importlib.util
+import io
+import json
+import random
+import tarfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.counts import QuarantineError
+from gristmill.dataprep.reading import ingest
+from gristmill.dataprep.reading.damage import Damaged, lost_records
+from gristmill.dataprep.reading.readers import read_file
+from gristmill.dataprep.reading.records import Ended, Reading
+from gristmill.dataprep.reading.sources import find_files
+
+_spec = importlib.util.spec_from_file_location("gristmill_test_warc", Path(__file__).with_name("warc_records.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_warc = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_warc)
+
+MakeContext = Callable[..., Context]
+DOCUMENTS = 400
+
+
+def texts(file: int) -> list[str]:
+    draw = random.Random(file)
+    return [f"document {file} {number} " + draw.randbytes(60).hex() for number in range(DOCUMENTS)]
+
+
+def jsonl(file: int) -> bytes:
+    return "".join(json.dumps({"text": text}) + "\n" for text in texts(file)).encode()
+
+
+def csv(file: int) -> bytes:
+    return ("text,n\n" + "".join(f"{text},{number}\n" for number, text in enumerate(texts(file)))).encode()
+
+
+def warc(file: int, member: Callable[[bytes], bytes] = bytes) -> bytes:
+    numbered = enumerate(texts(file), start=1000 * file)
+    return b"".join(member(_warc.record("conversion", text.encode(), number)) for number, text in numbered)
+
+
+def tar(file: int) -> bytes:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w") as archive:
+        for number, text in enumerate(texts(file)):
+            member = tarfile.TarInfo(f"{file}/{number:04d}.txt")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return sink.getvalue()
+
+
+def packed_zip(file: int) -> bytes:
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number, text in enumerate(texts(file)):
+            archive.writestr(f"{number:04d}.txt", text)
+    return sink.getvalue()
+
+
+def parquet(file: int) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"text": texts(file)}), sink)
+    return sink.getvalue()
+
+
+def arrow(file: int, stream: bool = True) -> bytes:
+    sink = io.BytesIO()
+    table = pa.table({"text": texts(file)})
+    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(sink, table.schema) as writer:
+        for batch in table.to_batches(max_chunksize=20):
+            writer.write_batch(batch)
+    return sink.getvalue()
+
+
+FORMS: dict[str, Callable[[int], bytes]] = {
+    ".jsonl": jsonl,
+    ".jsonl.gz": lambda file: gzip.compress(jsonl(file)),
+    ".jsonl.bz2": lambda file: bz2.compress(jsonl(file), 1),
+    ".jsonl.zst": lambda file: zstandard.ZstdCompressor().compress(jsonl(file)),
+    ".csv": csv,
+    ".csv.gz": lambda file: gzip.compress(csv(file)),
+    ".warc": warc,
+    ".warc.gz": lambda file: warc(file, gzip.compress),
+    ".warc.zst": lambda file: warc(file, zstandard.ZstdCompressor().compress),
+    ".tar": tar,
+    ".tar.gz": lambda file: gzip.compress(tar(file)),
+    ".zip": packed_zip,
+    ".parquet": parquet,
+    ".arrow": arrow,
+}
+
+
+def write_corpus(folder: Path, extension: str, keep: float) -> Path:
+    """Five files of DOCUMENTS documents; of the third only the beginning is there."""
+    folder.mkdir()
+    for file in range(5):
+        content = FORMS[extension](file)
+        (folder / f"{file}{extension}").write_bytes(content[: int(len(content) * keep)] if file == 2 else content)
+    return folder
+
+
+def configure(folder: Path, **section: Any) -> dict[str, Any]:
+    return {"sources": {"web": {"path": str(folder)}}, "ingest": section}
+
+
+@pytest.mark.parametrize("extension", FORMS)
+def test_a_file_that_is_cut_to_a_tenth_fails_the_stage(
+    tmp_path: Path, make_context: MakeContext, extension: str
+) -> None:
+    folder = write_corpus(tmp_path / "corpus", extension, 0.1)
+    warned: list[dict[str, Any]] = []
+    with pytest.raises(QuarantineError, match=r"more are lost with files that end early"):
+        ingest.run({}, configure(folder), tmp_path / "out", replace(make_context("work"), emit=warned.append))
+    assert any(f"source 'web': 2{extension} could not be read to its end" in event.get("message", "")
+               for event in warned)  # fmt: skip
+
+
+@pytest.mark.parametrize("extension", FORMS)
+def test_what_a_cut_file_lost_is_what_the_others_hold_beyond_it(
+    tmp_path: Path, make_context: MakeContext, extension: str
+) -> None:
+    folder = write_corpus(tmp_path / "corpus", extension, 0.5)
+    summary = ingest.run({}, configure(folder, max_quarantined=0.5), tmp_path / "out", make_context("work"))
+    (damaged,) = summary["damaged"]
+    assert (damaged["source"], damaged["file"]) == ("web", f"2{extension}")
+    assert damaged["records"] + damaged["lost"] == DOCUMENTS
+    assert damaged["records"] == summary["counts"]["read"] - 4 * DOCUMENTS
+    assert summary["lost"] == summary["sources"]["web"]["lost"] == damaged["lost"]
+
+
+def test_whole_files_lose_nothing(tmp_path: Path, make_context: MakeContext) -> None:
+    for extension in FORMS:
+        folder = write_corpus(tmp_path / extension, extension, 1.0)
+        summary = ingest.run({}, configure(folder), tmp_path / f"out{extension}", make_context(f"work{extension}"))
+        assert (summary["lost"], summary["damaged"], summary["counts"]["kept"]) == (0, [], 5 * DOCUMENTS), extension
+
+
+def test_neither_workers_nor_shards_change_the_estimate(tmp_path: Path, make_context: MakeContext) -> None:
+    folder = write_corpus(tmp_path / "corpus", ".jsonl.gz", 0.3)
+    found = [
+        ingest.run({}, configure(folder, max_quarantined=0.5, shard_bytes=size), tmp_path / f"out{size}",
+                   make_context(f"work{size}", workers=workers))["damaged"]
+        for size, workers in ((1000, 2), (10_000_000, 1))
+    ]  # fmt: skip
+    assert found[0] == found[1]
+
+
+def test_damage_in_the_middle_is_measured_by_the_bytes_behind_it(tmp_path: Path) -> None:
+    content = bytearray(bz2.compress(b"".join(map(jsonl, range(60))), 1))  # its blocks have checksums
+    content[len(content) // 4 : len(content) // 4 + 64] = b"\xff" * 64
+    (tmp_path / "a.jsonl.bz2").write_bytes(bytes(content))
+    (file,) = find_files("s", {"path": str(tmp_path)}).files
+    ended = [item for item in read_file(file, Reading()) if isinstance(item, Ended)][-1]
+    assert ended.lost is None
+    lost = lost_records(Damaged("s", "a", ended.error, ended.records, file.size, ended.read_bytes, False, None), {})
+    assert ended.records + lost == pytest.approx(60 * DOCUMENTS, rel=0.15)
+
+
+def test_of_a_source_that_is_one_file_which_ends_early_half_counts_as_lost() -> None:
+    alone = Damaged("s", "a", "cut off", 1000, 5000, 5000, False, None)
+    assert lost_records(alone, {}) == 1000
+    assert lost_records(alone, {"number": 2, "records": 20, "bytes": 100_000}) == 1000
+    assert lost_records(alone, {"number": 2, "records": 5000, "bytes": 100_000}) == 1500
+    nothing_read = Damaged("s", "a", "cut off", 0, 5000, 5000, False, None)
+    assert lost_records(nothing_read, {}) == 1
+    assert lost_records(nothing_read, {"number": 4, "records": 40, "bytes": 1000}) == 200
+
+
+def test_a_damaged_member_of_an_archive_is_compared_with_the_others(tmp_path: Path, make_context: MakeContext) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "a.zip", "w") as archive:
+        for file in range(5):
+            content = gzip.compress(jsonl(file))
+            archive.writestr(f"{file}.jsonl.gz", content[: len(content) // 10] if file == 1 else content)
+    summary = ingest.run({}, configure(folder, max_quarantined=0.5), tmp_path / "out", make_context("work"))
+    (damaged,) = summary["damaged"]
+    assert damaged["file"] == "a.zip/1.jsonl.gz"
+    assert damaged["records"] + damaged["lost"] == DOCUMENTS
+
+
+def test_a_quote_that_never_closes_loses_the_rows_that_it_took(tmp_path: Path) -> None:
+    rows = [f"row {number},{number}" for number in range(100)]
+    rows[60] = '"row 60,60'
+    (tmp_path / "a.csv").write_text("text,n\n" + "\n".join(rows) + "\n")
+    (file,) = find_files("s", {"path": str(tmp_path)}).files
+    (ended,) = [item for item in read_file(file, Reading()) if isinstance(item, Ended)]
+    assert (ended.records, ended.lost) == (61, 39)
+
+
+def test_a_header_that_refuses_a_file_loses_all_of_it(tmp_path: Path, make_context: MakeContext) -> None:
+    folder = write_corpus(tmp_path / "corpus", ".csv", 1.0)
+    (folder / "2.csv").write_bytes(b"text,text\n" + csv(2).partition(b"\n")[2])
+    with pytest.raises(QuarantineError, match=f"about {DOCUMENTS} more are lost"):
+        ingest.run({}, configure(folder), tmp_path / "out", make_context("work"))
