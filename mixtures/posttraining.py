@@ -38,7 +38,8 @@ class Instructions(Examples):
     format: Literal["auto", "messages", "sharegpt", "completion", "instruction"] = "auto"
     """`messages`: OpenAI's, with tools; `sharegpt`: `conversations` of `from` and `value`, where `function_call` and
     `observation` are a call of a tool and its answer; `completion`: `prompt` and `completion` (or `response`), texts or
-    messages; `instruction`: Alpaca's `instruction`, `input`, `output`, with LLaMA-Factory's `history`."""
+    messages; `instruction`: Alpaca's `instruction`, `input`, `output`, with LLaMA-Factory's `history`. What follows the
+    last answer is context; an answer with a `weight` (or `loss_weight`) of 0 has no loss."""
     weight: PositiveFloat | None = None
     """Share of the trained tokens, relative to the other sets' weights: the set that is largest for its weight is
     taken once, examples of the others are repeated. Given for all sets or for none; without any, each example is taken
@@ -52,10 +53,12 @@ class PreferencePairs(Examples):
     """One set of preferences to learn from."""
 
     format: Literal["auto", "pairs", "transcripts", "scored", "labelled"] = "auto"
-    """`pairs`: `prompt`, `chosen`, `rejected`, texts or messages; without `prompt` it is what both begin with;
-    `transcripts`: `chosen` and `rejected` as whole dialogues, with Human: and Assistant: behind blank lines (HH-RLHF);
-    `scored`: several answers with scores, of which the best is chosen and the worst rejected; `labelled`: `prompt`,
-    `completion` (or `response`) and `label`, true or false: single answers, which only the loss `kto` learns from."""
+    """`pairs`: `prompt`, `chosen`, `rejected`, texts or messages; without `prompt` it is what both begin with; the
+    prompt may be `conversations`, `messages` or `instruction` and `input` (LLaMA-Factory's pairs); `transcripts`:
+    `chosen` and `rejected` as whole dialogues, with Human: and Assistant: behind blank lines (HH-RLHF); `scored`:
+    several answers with scores, of which the best is chosen and the worst rejected; `labelled`: `prompt`, `completion`
+    (or `response`) and `label` (or `kto_tag`), true or false, or `messages` with it, of which the last is the answer:
+    single answers, which only the loss `kto` learns from. `tools` of a record are part of its prompt."""
 
 
 class WeightedPairs(PreferencePairs):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gristmill.dataprep.reading.conversations_messages import said
 from gristmill.dataprep.reading.examples import Kind
 from gristmill.mixtures.prepare_examples import ExampleStep
 
@@ -43,11 +43,4 @@ def _answers(example: Mapping[str, Any], both: bool) -> Sequence[Mapping[str, An
 
 
 def _text(messages: Sequence[Mapping[str, Any]]) -> str:
-    return "\n\n".join(part for message in messages for part in _parts(message))
-
-
-def _parts(message: Mapping[str, Any]) -> list[str]:
-    """What a message says, and what it calls tools with."""
-    calls = [json.dumps(call["function"]["arguments"], ensure_ascii=False, sort_keys=True)
-             for call in message.get("tool_calls", [])]
-    return [part for part in (message["content"], *calls) if part]
+    return "\n\n".join(part for message in messages for part in said(message))

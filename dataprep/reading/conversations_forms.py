@@ -1,6 +1,6 @@
 """The forms in which instructions come, each a function from a row to `{"messages"}` and perhaps `"tools"`.
 
-    messages      messages (OpenAI's; also under the key conversations)
+    messages      messages (OpenAI's; also under the key conversations), which may end with another than the assistant
     sharegpt      conversations of from and value, and perhaps system and tools
     completion    prompt and completion (or response), texts or messages
     instruction   instruction and output, and perhaps input, system and history (Alpaca's; LLaMA-Factory's history)
@@ -76,12 +76,17 @@ def _completion(row: Row) -> list[Message]:
     return with_system(row, turns("prompt", row.get("prompt"), "user") + turns(answer, row.get(answer), "assistant"))
 
 
-def _instruction(row: Row) -> list[Message]:
+def instructed(row: Row) -> list[Message]:
+    """What an instruction, its input and its history say, before the answer."""
     question, more = text("instruction", row.get("instruction")), row.get("input") or ""
     if not isinstance(more, str):
         raise ValueError("input must be a string")
     asked = turns("instruction", f"{question}\n\n{more}" if more else question, "user")
-    return with_system(row, [*_history(row.get("history")), *asked, *turns("output", row.get("output"), "assistant")])
+    return [*_history(row.get("history")), *asked]
+
+
+def _instruction(row: Row) -> list[Message]:
+    return with_system(row, [*instructed(row), *turns("output", row.get("output"), "assistant")])
 
 
 def _history(value: Any) -> list[Message]:

@@ -1,8 +1,9 @@
 """Messages: who says what, in the one shape that chat templates take, from OpenAI's and ShareGPT's.
 
 A message is `{"role", "content"}` with a role of ROLES. An assistant's may have `tool_calls`, a list of `{"type":
-"function", "function": {"name", "arguments"}}` whose arguments are an object, as transformers' templates expect; a
-tool's may have `tool_call_id` and `name`. Everything else of a message is left out.
+"function", "function": {"name", "arguments"}}` whose arguments are an object, as transformers' templates expect, and
+`"trained": false` where no token of it is to be learned; a tool's may have `tool_call_id` and `name`. Everything else
+of a message is left out.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ SHAREGPT_ROLES = {
 }
 """FastChat's names and those of LLaMA-Factory for calls of tools and their answers."""
 CALL = "function_call"
+PART_TEXTS = ("text", "value")
+"""What a part of a content calls its text: OpenAI, and LLaMA-Factory's newer form."""
+WEIGHTS = ("weight", "loss_weight")
+"""Whether an assistant's message is learned, 1 or 0: OpenAI's fine-tuning format, and LLaMA-Factory's newer form."""
 
 Message = dict[str, Any]
 
@@ -42,9 +47,18 @@ def sharegpt_messages(key: str, value: Any) -> list[Message]:
     return [_sharegpt_message(f"{key}, message {number}", one) for number, one in enumerate(_list(key, value), start=1)]
 
 
+def any_messages(key: str, value: Any) -> list[Message]:
+    """Messages in either shape: the keys of the first one tell which."""
+    first = value[0] if isinstance(value, list) and value else None
+    is_sharegpt = isinstance(first, dict) and "from" in first and "role" not in first
+    return (sharegpt_messages if is_sharegpt else checked_messages)(key, value)
+
+
 def turns(key: str, value: Any, role: str) -> list[Message]:
-    """Messages as they are given, or one message of `role` from a text."""
-    return checked_messages(key, value) if isinstance(value, list) else [{"role": role, "content": text(key, value)}]
+    """Messages as they are given, one or several, or one message of `role` from a text."""
+    if isinstance(value, dict):
+        return any_messages(key, [value])
+    return any_messages(key, value) if isinstance(value, list) else [{"role": role, "content": text(key, value)}]
 
 
 def text(key: str, value: Any) -> str:
@@ -73,15 +87,25 @@ def checked_tools(value: Any) -> list[dict[str, Any]]:
     return found
 
 
+def check_answered(what: str, messages: Sequence[Message]) -> None:
+    """Refuse what does not end with an answer, and what `check_turns` refuses.
+
+    Raises:
+        ValueError: the last message is not the assistant's.
+    """
+    if messages[-1]["role"] != "assistant":
+        raise ValueError(f"{what} must end with the assistant, not with the {messages[-1]['role']}")
+    check_turns(what, messages)
+
+
 def check_turns(what: str, messages: Sequence[Message]) -> None:
     """Refuse an order of turns that cannot be trained on.
 
     Raises:
-        ValueError: the last message is not the assistant's, a system message is not the first, or a tool's answers
-            nothing.
+        ValueError: no message is the assistant's, a system message is not the first, or a tool's answers nothing.
     """
-    if messages[-1]["role"] != "assistant":
-        raise ValueError(f"{what} must end with the assistant, not with the {messages[-1]['role']}")
+    if all(message["role"] != "assistant" for message in messages):
+        raise ValueError(f"{what} has no message of the assistant")
     before = ""
     for number, message in enumerate(messages):
         if message["role"] == "system" and number:
@@ -108,6 +132,8 @@ def _openai_message(where: str, message: Any) -> Message:
             raise ValueError(f"{where}: content must be a string")
         found = {"role": role, "content": _encodable(f"{where}: content", content),
                  "tool_calls": [_call(where, call) for call in _list(f"{where}: tool_calls", calls)]}
+    if role == "assistant" and not _weight(where, message):
+        found["trained"] = False
     if role == "tool":
         found |= {key: text(f"{where}: {key}", message[key]) for key in ("tool_call_id", "name") if message.get(key)}
     return found
@@ -147,11 +173,28 @@ def _joined(where: str, content: Any) -> Any:
     """Content that is a list of parts, as one text."""
     if not isinstance(content, list):
         return content
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            form = part.get("type") if isinstance(part, dict) else part
-            raise ValueError(f"{where}: a part of its content is {form!r}; only text can be trained on")
-    return "".join(part["text"] for part in content)
+    return "".join(_part(where, part) for part in content)
+
+
+def _part(where: str, part: Any) -> str:
+    form = part.get("type") if isinstance(part, dict) else part
+    if form != "text":
+        raise ValueError(f"{where}: a part of its content is {form!r}; only text can be trained on")
+    found = next((part[key] for key in PART_TEXTS if isinstance(part.get(key), str)), None)
+    if found is None:
+        raise ValueError(f"{where}: a part of its content is of type text, but has no string under "
+                         f"{' or '.join(PART_TEXTS)}; its keys are {', '.join(part)}")
+    return str(found)
+
+
+def _weight(where: str, message: Mapping[str, Any]) -> bool:
+    """Whether a message is to be learned; all are that do not say otherwise."""
+    for key in WEIGHTS:
+        if (weight := message.get(key)) is not None:
+            if weight not in (0, 1):
+                raise ValueError(f"{where}: {key} must be 0 or 1, not {weight!r}")
+            return bool(weight)
+    return True
 
 
 def _parsed(key: str, value: str) -> Any:
@@ -173,6 +216,13 @@ def _encodable(key: str, value: str) -> str:
     except UnicodeEncodeError as error:
         raise ValueError(f"{key} has a lone surrogate, which UTF-8 cannot hold") from error
     return value
+
+
+def said(message: Mapping[str, Any]) -> list[str]:
+    """What a message says, and what it calls tools with, as JSON."""
+    calls = [json.dumps(call["function"]["arguments"], ensure_ascii=False, sort_keys=True)
+             for call in message.get("tool_calls", [])]
+    return [part for part in (message["content"], *calls) if part]
 
 
 def with_system(row: Mapping[str, Any], messages: list[Message]) -> list[Message]:

@@ -1,15 +1,19 @@
 """The forms in which preferences come, each a function from a row to `prompt`, `chosen` and `rejected`.
 
     pairs         prompt, chosen and rejected, texts or messages; answers may repeat the prompt's messages, and without
-                  a prompt it is what both begin with
+                  a prompt it is what both begin with. The prompt may be called conversations or messages, or be an
+                  instruction with its input, and an answer may be one message (LLaMA-Factory); whole dialogues may be
+                  called chosen_messages and rejected_messages
     transcripts   chosen and rejected, whole dialogues as text with "\\n\\nHuman:" and "\\n\\nAssistant:" (HH-RLHF)
     scored        prompt (or instruction) and several answers with scores: completions, responses or answers, a list of
                   objects with a score each, or of texts beside a list `scores`; the best is chosen, the worst rejected
                   (of equal ones the first)
-    labelled      prompt and completion (or response), texts or messages, and label, true or false: no pair, but one
-                  answer that is desirable or not (KTO)
+    labelled      prompt and completion (or response), texts or messages, and label (or kto_tag), true or false: no
+                  pair, but one answer that is desirable or not (KTO); or messages (conversations) whose last one is
+                  that answer, or instruction and output
 
-Which one a row has is told by its keys, unless a manifest names it.
+Tools that a row describes (tools) are part of its prompt. Which form a row has is told by its keys, unless a manifest
+names it.
 """
 
 from __future__ import annotations
@@ -19,12 +23,26 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
-from gristmill.dataprep.reading.conversations_messages import Message, check_turns, text, turns, with_system
+from gristmill.dataprep.reading.conversations_forms import instructed
+from gristmill.dataprep.reading.conversations_messages import (
+    Message,
+    any_messages,
+    check_answered,
+    checked_tools,
+    text,
+    turns,
+    with_system,
+)
 
 ANSWER_LISTS = ("completions", "responses", "answers")
 ANSWER_TEXTS = ("response", "text", "content", "answer", "completion")
-ANSWER_KEYS = ("completion", "response")
+ANSWER_KEYS = ("completion", "response", "output")
 """What one answer that has a label is called."""
+DIALOGUES = ("messages", "conversations")
+"""What all messages of a row are called."""
+WHOLE = {"chosen": "chosen_messages", "rejected": "rejected_messages"}
+"""What LLaMA-Factory's newer form calls the two dialogues."""
+LABELS = ("label", "kto_tag")
 SCORES = ("score", "overall_score", "rating", "reward")
 """What UltraFeedback, Nectar-like sets and reward models call it; the first one that an answer has counts."""
 _TURN = re.compile(r"\n\n(Human|Assistant):")
@@ -36,22 +54,26 @@ Pair = dict[str, list[Message]]
 def dpo_example(row: Row, form: str = "auto") -> dict[str, Any]:
     """Bring a row into the shape of a DPO example (without `id`), or of a labelled answer: prompt, completion, label.
 
+    Either has `tools` where the row describes some.
+
     Raises:
         ValueError: it is of no known form, or not of the one that is asked for; says why.
     """
     form = preference_form_of(row) if form == "auto" else form
+    tools = checked_tools(row.get("tools"))
+    described = {"tools": tools} if tools else {}
     if form == "labelled":
-        return _labelled(row)
+        return {**_labelled(row), **described}
     pair = DPO_FORMS[form](row)
     if not pair["prompt"]:
         raise ValueError("chosen and rejected begin with no common prompt")
     for name in ("chosen", "rejected"):
         if not pair[name]:
             raise ValueError(f"{name} holds nothing but the prompt")
-        check_turns("the conversation", pair["prompt"] + pair[name])
+        check_answered("the conversation", pair["prompt"] + pair[name])
     if pair["chosen"] == pair["rejected"]:
         raise ValueError("chosen and rejected are the same")
-    return {**pair, "prompt": with_system(row, pair["prompt"])}
+    return {**pair, "prompt": with_system(row, pair["prompt"]), **described}
 
 
 def preference_form_of(row: Row) -> str:
@@ -62,25 +84,39 @@ def preference_form_of(row: Row) -> str:
     """
     if any(isinstance(row.get(key), list) for key in ANSWER_LISTS):
         return "scored"
-    missing = [key for key in ("chosen", "rejected") if key not in row]
-    if missing and "label" in row:
+    if all(key in row for key in WHOLE.values()):
+        return "pairs"
+    missing = [key for key in WHOLE if key not in row]
+    if missing and any(key in row for key in LABELS):
         return "labelled"
     if missing:
-        lacks = ["prompt", *missing] if "prompt" not in row else missing
+        lacks = missing if _has_prompt(row) else ["prompt", *missing]
         raise ValueError(f"lacks {', '.join(lacks)}; its keys are {', '.join(row) or 'none'}")
     is_text = isinstance(row["chosen"], str) and isinstance(row["rejected"], str)
-    if "prompt" not in row and is_text:
-        return "transcripts"
-    return "pairs"
+    return "transcripts" if is_text and not _has_prompt(row) else "pairs"
+
+
+def _has_prompt(row: Row) -> bool:
+    return any(key in row for key in ("prompt", "instruction", *DIALOGUES))
+
+
+def _prompt(row: Row) -> list[Message]:
+    """What is asked, under whichever key."""
+    key = next((key for key in ("prompt", *DIALOGUES) if key in row), None)
+    if key is None and "instruction" in row:
+        return instructed(row)
+    return turns(key or "prompt", row.get(key or "prompt"), "user")
 
 
 def _pairs(row: Row) -> Pair:
-    if "prompt" not in row:
-        return _split(*(turns(key, row.get(key), "assistant") for key in ("chosen", "rejected")))
-    prompt = turns("prompt", row["prompt"], "user")
+    names = WHOLE if "chosen" not in row and WHOLE["chosen"] in row else {key: key for key in WHOLE}
+    is_whole = all(isinstance(row.get(name), list) for name in names.values())
+    if "prompt" not in row and (is_whole or not _has_prompt(row)):
+        return _split(*(turns(name, row.get(name), "assistant") for name in names.values()))
+    prompt = _prompt(row)
     answers = {}
-    for key in ("chosen", "rejected"):
-        found = turns(key, row.get(key), "assistant")
+    for key, name in names.items():
+        found = turns(name, row.get(name), "assistant")
         answers[key] = found[len(prompt) :] if found[: len(prompt)] == prompt else found
     return {"prompt": prompt, **answers}
 
@@ -129,17 +165,29 @@ def _scored(row: Row) -> Pair:
 
 
 def _labelled(row: Row) -> dict[str, Any]:
-    if not isinstance(row.get("label"), bool):
-        raise ValueError(f"label must be true or false, not {row.get('label')!r}")
+    label = next((name for name in LABELS if name in row), LABELS[0])
+    if not isinstance(row.get(label), bool):
+        raise ValueError(f"{label} must be true or false, not {row.get(label)!r}")
+    prompt, answer = _labelled_answer(row)
+    if not prompt:
+        raise ValueError("there is no message in front of the answer")
+    check_answered("the conversation", prompt + answer)
+    return {"prompt": with_system(row, prompt), "completion": answer, "label": row[label]}
+
+
+def _labelled_answer(row: Row) -> tuple[list[Message], list[Message]]:
     key = next((key for key in ANSWER_KEYS if key in row), None)
+    dialogue = next((key for key in DIALOGUES if key in row), None)
+    if key is None and dialogue is not None:
+        *prompt, last = any_messages(dialogue, row[dialogue])
+        return prompt, [last]
     if key is None:
-        raise ValueError(f"has a label, but no answer under one of {', '.join(ANSWER_KEYS)}")
-    prompt, answer = turns("prompt", row.get("prompt"), "user"), turns(key, row[key], "assistant")
+        raise ValueError(f"has a label, but no answer under one of {', '.join((*ANSWER_KEYS, *DIALOGUES))}")
+    prompt, answer = _prompt(row), turns(key, row[key], "assistant")
     answer = answer[len(prompt) :] if answer[: len(prompt)] == prompt else answer
     if not answer:
         raise ValueError(f"{key} holds nothing but the prompt")
-    check_turns("the conversation", prompt + answer)
-    return {"prompt": with_system(row, prompt), "completion": answer, "label": row["label"]}
+    return prompt, answer
 
 
 def _answer(where: str, answer: Any) -> Any:

@@ -13,7 +13,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from gristmill.dataprep.reading.conversations_forms import SFT_FORMS, form_of
-from gristmill.dataprep.reading.conversations_messages import Message, check_turns, checked_tools, turns, with_system
+from gristmill.dataprep.reading.conversations_messages import (
+    Message,
+    check_answered,
+    checked_tools,
+    turns,
+    with_system,
+)
 
 PROMPT_KEYS = ("prompt", "question")
 """What a prompt alone is called; `question` is GSM8K's name."""
@@ -40,7 +46,7 @@ def prompt_example(row: Row, form: str = "auto", answer: str = ANSWER) -> dict[s
         right = last["content"] if right is None else right
     if not messages:
         raise ValueError("there is no message in front of the answer")
-    check_turns("the prompt", [*messages, {"role": "assistant", "content": "..."}])
+    check_answered("the prompt", [*messages, {"role": "assistant", "content": "..."}])
     tools = checked_tools(row.get("tools"))
     return {"prompt": messages, **({} if right is None else {ANSWER: right}), **({"tools": tools} if tools else {})}
 

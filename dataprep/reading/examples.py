@@ -1,8 +1,8 @@
 """Instructions (SFT) and preferences (DPO): one shape for every form in which they come.
 
-An SFT example is `{"id", "messages"}`, with `tools` where it has some, a DPO example `{"id", "prompt", "chosen",
-"rejected"}`, a prompt alone (`conversations_prompts.py`) `{"id", "prompt"}`, with `answer` and `tools` where it has
-them; `id` is the hash of the rest, all else are lists of messages (`conversations_messages.py`). The forms
+An SFT example is `{"id", "messages"}`, a DPO example `{"id", "prompt", "chosen", "rejected"}`, a prompt alone
+(`conversations_prompts.py`) `{"id", "prompt"}`, with `answer` where it has one; each with `tools` where it describes
+some. `id` is the hash of the rest, all else are lists of messages (`conversations_messages.py`). The forms
 that are read are in `conversations_forms.py` and `conversations_preferences.py`; their rows lie in JSON lines
 (compressed or not), in a file `.json` that is one list, or in Parquet. `python-docs://` derives both kinds from the
 docstrings of the standard library.

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from gristmill.dataprep.reading.conversations_messages import said
+
 Example = Mapping[str, Any]
 SAME = "chosen and rejected are the same"
 """The reason that such records are refused for, see conversations_preferences."""
@@ -34,8 +36,8 @@ def audit(examples: Sequence[Example]) -> dict[str, Any]:
         length, in which the longer one is preferred (None without any); `mean_characters` of both answers;
         `near_identical`: pairs whose answers differ in case and blanks alone.
     """
-    keys = [tuple(normalised(said(one[part])) for part in ("prompt", "chosen", "rejected")) for one in examples]
-    lengths = np.array([[len(said(one[part])) for part in ("chosen", "rejected")] for one in examples],
+    keys = [tuple(normalised(all_said(one[part])) for part in ("prompt", "chosen", "rejected")) for one in examples]
+    lengths = np.array([[len(all_said(one[part])) for part in ("chosen", "rejected")] for one in examples],
                        dtype=np.int64).reshape(-1, 2)
     known = set(keys)
     differ = lengths[:, 0] != lengths[:, 1]
@@ -75,9 +77,9 @@ def warnings_of(name: str, found: Mapping[str, Any]) -> list[str]:
     return said_of
 
 
-def said(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The contents of messages, one after the other."""
-    return "\n".join(message["content"] for message in messages)
+def all_said(messages: Sequence[Mapping[str, Any]]) -> str:
+    """What messages say and call tools with, one after the other."""
+    return "\n".join(part for message in messages for part in said(message))
 
 
 def normalised(text: str) -> str:

@@ -83,7 +83,7 @@ def test_bad_rows_are_listed_with_file_line_and_reason(tmp_path: Path) -> None:
     assert "10 lines are no sft examples" in text
     for line, reason in {
         2: "not valid JSON", 3: "no known form: its keys are text", 4: "messages must be a list of messages",
-        5: "must end with the assistant, not with the user", 6: "role 'robot' is none of system, user, assistant, tool",
+        5: "has no message of the assistant", 6: "role 'robot' is none of system, user, assistant, tool",
         7: "messages, message 2: content must be a string", 8: "completion is empty",
         9: "a system message only at its beginning", 10: "a JSON object was expected", 11: "lone surrogate",
     }.items():  # fmt: skip
@@ -281,7 +281,44 @@ def test_a_named_form_is_taken_whatever_the_keys_tell(tmp_path: Path) -> None:
         read_set(path, "sft", "completion")
 
 
+def parts(said: str, **more: Any) -> dict[str, Any]:
+    """What a content of one part looks like in LLaMA-Factory's newer form."""
+    return {"content": [{"type": "text", "value": said}], **more}
+
+
+@pytest.mark.parametrize(
+    ("row", "messages"),
+    [
+        ({"messages": [{"role": "user", **parts("q", loss_weight=0.0)},
+                       {"role": "assistant", **parts("a", loss_weight=1.0)}]}, [user("q"), assistant("a")]),
+        ({"messages": [user("q"), {**assistant("no"), "weight": 0}, user("q2"), assistant("a")]},
+         [user("q"), {**assistant("no"), "trained": False}, user("q2"), assistant("a")]),
+        ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"},
+                            {"from": "human", "value": "thanks"}]}, [user("q"), assistant("a"), user("thanks")]),
+        ({"prompt": [{"from": "human", "value": "q"}], "completion": {"from": "gpt", "value": "a"}},
+         [user("q"), assistant("a")]),
+    ],
+)
+def test_parts_weights_and_open_ends_become_messages(tmp_path: Path, row: Any, messages: Any) -> None:
+    (example,) = read_examples(write(tmp_path / "a.jsonl", [row]), "sft")
+    assert example["messages"] == messages
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ({"content": [{"type": "text", "body": "a"}]}, "of type text, but has no string under text or value; its keys"),
+        ({"content": [{"type": "image", "value": "a"}]}, "a part of its content is 'image'; only text can be trained"),
+        ({"content": "a", "weight": 0.5}, "weight must be 0 or 1, not 0.5"),
+    ],
+)
+def test_parts_and_weights_that_cannot_be_read_are_said(tmp_path: Path, message: Any, reason: str) -> None:
+    with pytest.raises(ExamplesError, match=reason):
+        read_examples(write(tmp_path / "a.jsonl", [{"messages": [user("q"), {"role": "assistant", **message}]}]), "sft")
+
+
 TALK = "\n\nHuman: q\n\nAssistant: a\n\nHuman: q2\n\nAssistant: "
+TOOL = {"name": "add", "description": "Add numbers", "parameters": {}}
 PAIR = {"prompt": [user("q")], "chosen": [assistant("good")], "rejected": [assistant("bad")]}
 
 
@@ -295,6 +332,18 @@ PAIR = {"prompt": [user("q")], "chosen": [assistant("good")], "rejected": [assis
         ({"instruction": "q", "completions": [{"response": "bad", "overall_score": 1.5},
                                               {"response": "good", "overall_score": 4}]}, PAIR),
         ({"prompt": "q", "answers": [{"text": "good", "rating": 2}, {"text": "bad", "rating": 1}]}, PAIR),
+        ({"conversations": [{"from": "human", "value": "q"}], "chosen": {"from": "gpt", "value": "good"},
+          "rejected": {"from": "gpt", "value": "bad"}}, PAIR),
+        ({"messages": [user("q")], "chosen": assistant("good"), "rejected": assistant("bad")}, PAIR),
+        ({"instruction": "q", "input": "", "chosen": "good", "rejected": "bad"}, PAIR),
+        ({"chosen_messages": [{"role": "user", **parts("q")}, {"role": "assistant", **parts("good")}],
+          "rejected_messages": [{"role": "user", **parts("q")}, {"role": "assistant", **parts("bad")}]}, PAIR),
+        ({"messages": [user("q"), assistant("good")], "chosen": [user("q"), assistant("good")],
+          "rejected": [user("q"), assistant("bad")]}, PAIR),
+        ({**PAIR, "tools": [TOOL]}, {**PAIR, "tools": [TOOL]}),
+        ({"conversations": [{"from": "human", "value": "q"}], "chosen": {"from": "gpt", "value": "good"},
+          "rejected": {"from": "gpt", "value": "bad"}, "tools": json.dumps([TOOL]), "system": "s"},
+         {**PAIR, "prompt": [{"role": "system", "content": "s"}, user("q")], "tools": [TOOL]}),
     ],
 )
 def test_transcripts_scored_answers_and_common_prompts_become_pairs(tmp_path: Path, row: Any, pair: Any) -> None:
@@ -305,6 +354,9 @@ def test_transcripts_scored_answers_and_common_prompts_become_pairs(tmp_path: Pa
 @pytest.mark.parametrize("row", [
     {"prompt": "q", "completion": "good", "label": True},
     {"prompt": [user("q")], "response": [user("q"), assistant("good")], "label": True},
+    {"messages": [user("q"), assistant("good")], "label": True},
+    {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "good"}], "kto_tag": True},
+    {"instruction": "q", "input": "", "output": "good", "kto_tag": True},
 ])
 def test_answers_with_a_label_are_read_as_they_are(tmp_path: Path, row: Any) -> None:
     (example,) = read_set(write(tmp_path / "a.jsonl", [row]), "dpo").examples
@@ -324,7 +376,10 @@ def test_answers_with_a_label_are_read_as_they_are(tmp_path: Path, row: Any) -> 
         ({"prompt": "q", "responses": ["a", "b"], "scores": [1]}, "2 responses, but 1 scores"),
         ({"prompt": "q", "responses": ["a", "b"]}, "responses, answer 1 has no score"),
         ({"prompt": "q", "completion": "a", "label": 1}, "label must be true or false, not 1"),
-        ({"prompt": "q", "label": True}, "has a label, but no answer under one of completion, response"),
+        ({"prompt": "q", "label": True}, "has a label, but no answer under one of completion, response, output"),
+        ({"messages": [user("q")], "label": True}, "there is no message in front of the answer"),
+        ({"messages": [user("q"), assistant("a"), user("q")], "label": True}, "must end with the assistant"),
+        ({**PAIR, "tools": "none"}, "tools must be JSON"),
         ({"prompt": [user("q")], "completion": [user("q")], "label": False}, "completion holds nothing but the prompt"),
     ],
 )

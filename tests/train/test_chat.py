@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gristmill.train.objectives.chat import Chat, ChatError
 from gristmill.train.objectives.conversations import conversation, decoded_mask, padded, prepare_conversations
+from gristmill.train.objectives.pairs import prepare_answers, prepare_pairs
 
 TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What does it do?"},
          {"role": "assistant", "content": "It wraps text."}, {"role": "user", "content": "Sure?"},
@@ -77,6 +78,23 @@ def test_tools_are_written_as_transformers_writes_them(chat: Chat, messages: lis
     assert (ours.turns > 0).astype(int).tolist() == theirs["assistant_masks"]
 
 
+def test_the_tools_of_preferences_are_in_their_prompts_as_transformers_writes_them(chat: Chat) -> None:
+    from transformers import AutoTokenizer
+
+    peer = AutoTokenizer.from_pretrained(chat.folder)
+    prompt, answers = WITH_TOOLS[:1], {"chosen": WITH_TOOLS[1:2], "rejected": [TURNS[2]]}
+    pairs, _ = prepare_pairs([{"id": "a", "prompt": prompt, **answers, "tools": [TOOL]}], chat, 1000)
+    labelled, _ = prepare_answers([{"id": "a", "prompt": prompt, "completion": answers["chosen"], "label": True,
+                                    "tools": [TOOL]}], chat, 1000)
+    for found, answer in ((pairs[0].chosen, "chosen"), (pairs[0].rejected, "rejected"),
+                          (labelled[0].conversation, "chosen")):
+        theirs = peer.apply_chat_template([*prompt, *answers[answer]], tools=[TOOL], return_dict=True,
+                                          return_assistant_tokens_mask=True)
+        assert found.ids.tolist() == theirs["input_ids"]
+        assert found.trained.astype(int).tolist() == theirs["assistant_masks"]
+        assert '"weather"' in chat.decode(found.ids[: int(found.trained.argmax())].tolist())
+
+
 def test_a_template_that_leaves_out_tools_is_refused(chat: Chat, tmp_path: Path) -> None:
     shutil.copytree(chat.folder, tmp_path / "copy")
     (tmp_path / "copy" / "chat_template.jinja").write_text(
@@ -95,6 +113,15 @@ def test_ids_and_mask_are_those_of_transformers(chat: Chat) -> None:
     ours = chat.encode(TURNS)
     assert ours.ids.tolist() == theirs["input_ids"]
     assert (ours.turns > 0).astype(int).tolist() == theirs["assistant_masks"]
+
+
+def test_a_turn_of_weight_0_is_context_alone_and_an_open_end_costs_nothing(chat: Chat) -> None:
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "no", "trained": False},
+                {"role": "user", "content": "q2"}, {"role": "assistant", "content": "yes"},
+                {"role": "user", "content": "thanks"}]
+    (found,), counts = prepare_conversations([{"id": "a", "messages": messages}], chat, 500)
+    assert [text for text, trained in decoded_mask(chat, found) if trained] == ["yes<|end|>"]
+    assert (counts["used"], counts["answers"], counts["end_of_turn_share"]) == (1, 1, 1.0)
 
 
 @settings(deadline=None, max_examples=50)

@@ -19,9 +19,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.mixtures.posttraining import Dpo, Reference, Tuning
+from gristmill.train.loop.rows_read import READS
 
 DATA_OF = {"sft": "sft_data", "reference": "dpo_data", "dpo": "dpo_data"}
-READ = {"sft": Tuning.model_fields, "reference": Reference.model_fields, "dpo": Dpo.model_fields}
+READ = {"sft": {*Tuning.model_fields, READS}, "reference": Reference.model_fields, "dpo": Dpo.model_fields}
 WORKER = Path(__file__).parent / "tuning_worker.py"
 TRAINING = {"steps": 3, "global_batch_size": 5, "micro_batch_size": 2, "seed": 11, "log_every": 1,
             "sequence_length": 64, "schedule": {"warmup_steps": 1}}

@@ -55,7 +55,8 @@ class Conversation:
 
 
 def conversation(
-    tokens: Tokens, first_turn: int, length: int, example: str, stops: Collection[int] = (), everything: bool = False
+    tokens: Tokens, first_turn: int, length: int, example: str, stops: Collection[int] = (), everything: bool = False,
+    untrained: Collection[int] = (),
 ) -> Conversation | None:
     """Cut to `length` and train on the assistant's turns from `first_turn` (counted from 1) on.
 
@@ -66,12 +67,14 @@ def conversation(
         example: its id.
         stops: ids that end a turn.
         everything: train on all tokens instead, whoever speaks.
+        untrained: turns of the assistant that are not trained all the same.
 
     Returns:
         None where no trained token is left.
     """
     turns = tokens.turns[:length]
     trained = np.ones(len(turns), dtype=bool) if everything else turns >= first_turn
+    trained[np.isin(turns, list(untrained))] = False
     trained[:1] = False
     if not trained.any():
         return None
@@ -88,7 +91,7 @@ def prepare_conversations(
     """Encode examples of supervised fine-tuning.
 
     Args:
-        examples: `messages` each, and perhaps `tools`.
+        examples: `messages` each, and perhaps `tools`; an assistant's message with `"trained": false` has no loss.
         chat: tokenizer and template.
         length: most tokens per example.
         train_on: the assistant's turns, the last of these, or all tokens.
@@ -103,11 +106,12 @@ def prepare_conversations(
     for example in examples:
         try:
             tokens = chat.encode(example["messages"], tools=example.get("tools", ()))
+            untrained = untrained_turns(tokens, example["messages"])
         except ChatError as error:
             reasons[str(error)] += 1
             continue
         first_turn = int(tokens.turns.max(initial=1)) if train_on == "last" else 1
-        found = conversation(tokens, first_turn, length, example["id"], chat.stops, train_on == "all")
+        found = conversation(tokens, first_turn, length, example["id"], chat.stops, train_on == "all", untrained)
         if found is None:
             dropped += 1
         else:
@@ -115,6 +119,21 @@ def prepare_conversations(
     return used, {"examples": len(examples), "unrenderable": reasons.total(),
                   "unrenderable_reasons": dict(reasons.most_common(SHOWN_REASONS)), "dropped": dropped,
                   **counts_of(used)}
+
+
+def untrained_turns(tokens: Tokens, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The turns of the assistant, counted from 1, that are not to be learned.
+
+    Raises:
+        ChatError: the template does not generate one turn for each message of the assistant, so that none is known.
+    """
+    learned = [message.get("trained", True) for message in messages if message["role"] == "assistant"]
+    if all(learned):
+        return []
+    if len(learned) != tokens.turns.max(initial=0):
+        raise ChatError("messages have a weight of 0, but the chat template marks other turns of the assistant than "
+                        "there are messages of it")
+    return [turn for turn, is_learned in enumerate(learned, start=1) if not is_learned]
 
 
 def fingerprint_of(conversations: Iterable[Conversation]) -> str:

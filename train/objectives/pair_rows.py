@@ -72,7 +72,7 @@ def write_pair_rows(
         "label": [one.example.get("label") for one in examples],
         "record": [json.dumps(one.example, ensure_ascii=False, sort_keys=True) for one in examples],
     }).cast(EXAMPLES_SCHEMA))
-    texts = [[one.example[name] for name in ("prompt", "chosen", "rejected", "completion", "label")
+    texts = [[one.example[name] for name in ("prompt", "chosen", "rejected", "completion", "label", "tools")
               if name in one.example] for one in examples]
     write_json(folder / MADE_OF, {"chat template and tokenizer": chat.digest, "sequence_length": length,
                                   "pairs": hashlib.sha256(canonical_json(texts)).hexdigest()})

@@ -61,7 +61,7 @@ def prepare_answers(
     for example in examples:
         earlier_turns = sum(message["role"] == "assistant" for message in example["prompt"])
         try:
-            tokens = chat.encode([*example["prompt"], *example["completion"]])
+            tokens = chat.encode([*example["prompt"], *example["completion"]], tools=example.get("tools", ()))
         except ChatError as error:
             refused.append(str(error))
             continue
@@ -79,7 +79,7 @@ def prepare_pairs(
     """Encode preference examples.
 
     Args:
-        examples: `id`, and lists of messages `prompt`, `chosen`, `rejected`.
+        examples: `id`, lists of messages `prompt`, `chosen`, `rejected`, and perhaps `tools`.
         chat: tokenizer and template.
         length: most tokens per conversation.
 
@@ -94,8 +94,8 @@ def prepare_pairs(
         earlier_turns = sum(message["role"] == "assistant" for message in example["prompt"])
         try:
             chosen, rejected = (
-                conversation(chat.encode([*example["prompt"], *example[name]]), earlier_turns + 1, length,
-                             example["id"])
+                conversation(chat.encode([*example["prompt"], *example[name]], tools=example.get("tools", ())),
+                             earlier_turns + 1, length, example["id"])
                 for name in ("chosen", "rejected"))
         except ChatError as error:
             refused.append(str(error))
