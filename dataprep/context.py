@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gristmill.dataprep.files import as_path
 from gristmill.mixtures.compute import Compute
 from gristmill.mixtures.parallel import Parallel
 from gristmill.mixtures.streaming import Stream
@@ -16,6 +17,21 @@ from gristmill.mixtures.watching import Profile, Wandb
 
 EVENT_PREFIX = "@gristmill "
 """Lines of a stage process that begin so are events in JSON; all others are log."""
+
+
+def read_inputs(description: Mapping[str, Any]) -> dict[str, Path]:
+    """Stage -> folder of what a stage reads, in the order in which these stages ran.
+
+    Edits are applied in this order, so it is a list in the file: the keys of a JSON object have none.
+
+    Args:
+        description: a `stage.json`. Those of earlier versions have a mapping, by which a folder can be found, but which
+            says nothing of the order.
+    """
+    listed = description["inputs"]
+    if isinstance(listed, Mapping):
+        return {name: as_path(folder) for name, folder in listed.items()}
+    return {one["stage"]: as_path(one["folder"]) for one in listed}
 
 
 def print_event(event: dict[str, Any]) -> None:

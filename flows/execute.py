@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.context import Context
+from gristmill.dataprep.context import Context, read_inputs
 from gristmill.dataprep.files import as_path, read_json, write_json
 from gristmill.dataprep.processes import end_with_parent, measure_cost
 from gristmill.dataprep.secrets import mask_addresses, mask_text, restore_secrets
@@ -54,9 +54,8 @@ def run_stage(folder: Path, description: dict[str, Any]) -> dict[str, Any]:
         mode=engine["mode"], address=engine["address"], options=engine["options"],
         checkpoint_every=engine["checkpoint_every"], keep_checkpoints=engine["keep_checkpoints"],
     )
-    inputs = {name: as_path(path) for name, path in description["inputs"].items()}
     run = getattr(importlib.import_module(module), function)
-    summary: dict[str, Any] = run(inputs, description["config"], folder / "data", context)
+    summary: dict[str, Any] = run(read_inputs(description), description["config"], folder / "data", context)
     return summary
 
 

@@ -70,10 +70,18 @@ def differences(manifest: Mapping[str, Any], node: Node) -> dict[str, list[str]]
             changes["config"].append(describe_change(key, old, new))
     if manifest["version"] != node.stage.version:
         changes["code"].append(f"stage version {manifest['version']} -> {node.stage.version}")
-    before = manifest["input_fingerprints"]
+    before = input_fingerprints(manifest)
     changes["input"] = [stage for stage, fingerprint in node.inputs.items() if before.get(stage) != fingerprint]
     changes["input"] += [f"{stage} removed" for stage in before if stage not in node.inputs]
+    if len(node.edits) > 1 and manifest.get("edits") != list(node.edits):
+        changes["input"].append(f"edits are applied in the order {', '.join(node.edits)}")
     return changes
+
+
+def input_fingerprints(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Stage -> fingerprint of what a committed output was made of, in order but for those of earlier versions."""
+    listed = manifest["input_fingerprints"]
+    return dict(listed) if isinstance(listed, Mapping) else {one["stage"]: one["fingerprint"] for one in listed}
 
 
 ABSENT = object()

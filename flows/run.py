@@ -128,14 +128,9 @@ class Runner:
     def _make(self, node: Node, folder: StageFolder, lease: Lease) -> Outcome:
         started = time.time()
         resuming = folder.work.exists() and any(folder.work.iterdir())
-        header = self._header(node)
-        description = {
-            **header, "launch": node.stage.launch, "run": node.stage.run, "config": dict(node.config),
-            "inputs": {name: str(self.folder(name).data) for name in node.inputs},
-            "origins": self._origins(node), "engine": self.engine.model_dump(mode="json"),
-        }
+        header = self.header(node)
         # Only the process has to know the credentials of an address; its next attempt is told anew.
-        written, secrets = split_secrets(description)
+        written, secrets = split_secrets(self.describe(node))
         folder.begin(written)
         self.observer.stage_started(node, resuming)
         self._run_process(node, folder, lease, folder.logs / f"{lease.number}.log", secrets)
@@ -149,6 +144,14 @@ class Runner:
         }, summary)
         return Outcome(node.name, node.fingerprint, "Resumed" if resuming else "Completed", seconds, folder)
 
+    def describe(self, node: Node) -> dict[str, Any]:
+        """What a stage's process is told: all that is in `stage.json`, credentials included."""
+        return {
+            **self.header(node), "launch": node.stage.launch, "run": node.stage.run, "config": dict(node.config),
+            "inputs": [{"stage": name, "folder": str(self.folder(name).data)} for name in node.inputs],
+            "origins": self._origins(node), "engine": self.engine.model_dump(mode="json"),
+        }
+
     def _origins(self, node: Node) -> dict[str, str]:
         """What knows more of the documents that a pre-training reads, by stage: it changes nothing that is learned."""
         from gristmill.tokenize.origins import ORIGINS
@@ -156,11 +159,13 @@ class Runner:
         folders = {name: self.folder(name) for name in ORIGINS if node.name == "pretrain" and name in self.plan}
         return {name: str(folder.data) for name, folder in folders.items() if folder.state() == "committed"}
 
-    def _header(self, node: Node) -> dict[str, Any]:
+    def header(self, node: Node) -> dict[str, Any]:
+        """What a stage's output is, as its records say it: without credentials."""
         return {
             "stage": node.name, "version": node.stage.version, "fingerprint": node.fingerprint,
             "recipe": mask_secrets(dict(node.recipe)),
-            "input_fingerprints": dict(node.inputs),
+            "input_fingerprints": [{"stage": name, "fingerprint": each} for name, each in node.inputs.items()],
+            "edits": list(node.edits),
         }
 
     def _run_process(self, node: Node, folder: StageFolder, lease: Lease, log: Path, secrets: str | None) -> None:

@@ -9,7 +9,7 @@ ranks, runner, absolute paths) is in no fingerprint.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -52,6 +52,8 @@ class Node:
     config: Mapping[str, Any]
     inputs: Mapping[str, str] = field(default_factory=dict)
     """Stage name -> fingerprint, in the order of the pipeline."""
+    edits: tuple[str, ...] = ()
+    """The stages among the inputs whose edits are applied to texts, in that order."""
 
     @property
     def name(self) -> str:
@@ -84,14 +86,21 @@ def make_plan(manifest: Manifest, verify_inputs: bool = False) -> Plan:
             continue
         recipe, told = configured
         inputs = {name: plan[name].fingerprint for name in stage.needs(manifest) if name in plan}
-        plan[stage.name] = Node(stage, fingerprint(stage, recipe, inputs), recipe, {**recipe, **told}, inputs)
+        edits = tuple(step.stage for step in manifest.prepare if step.config.edits_text and step.stage in inputs)
+        named = fingerprint(stage, recipe, inputs, edits)
+        plan[stage.name] = Node(stage, named, recipe, {**recipe, **told}, inputs, edits)
     return plan
 
 
-def fingerprint(stage: Stage, recipe: Recipe, inputs: Mapping[str, str]) -> str:
-    """64 hexadecimal digits that name a stage's output by what goes into it."""
+def fingerprint(stage: Stage, recipe: Recipe, inputs: Mapping[str, str], edits: Sequence[str] = ()) -> str:
+    """64 hexadecimal digits that name a stage's output by what goes into it.
+
+    The edits of two stages and more are named besides: earlier versions applied them in the order of the stages' names,
+    so that what they made is another output.
+    """
+    ordered = {"edits": list(edits)} if len(edits) > 1 else {}
     return hashlib.sha256(canonical_json(
-        {"stage": stage.name, "version": stage.version, "recipe": recipe, "inputs": list(inputs.items())}
+        {"stage": stage.name, "version": stage.version, "recipe": recipe, "inputs": list(inputs.items()), **ordered}
     )).hexdigest()
 
 

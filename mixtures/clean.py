@@ -103,7 +103,8 @@ class Clean(Judging):
     normalise: Literal["none", "NFC", "NFKC"] = "none"
     """Unicode normalisation form (UAX 15). NFKC also folds ligatures, widths and superscripts."""
     lines: LineRules | None = None
-    """Line rules: a mapping as here, or a list of names and single mappings: `[c4, {dclm: {counters: false}}]`."""
+    """Line rules: a mapping as here, or a list of names and single mappings: `[c4, {dclm: {counters: false}}]`.
+    Steps run in the order of this reference (`c4` before `dclm`), whatever the order of the list."""
     max_removed_word_ratio: Fraction | None = 0.05
     """Drop a document of which the rules `dclm` took more of the words (DCLM: 0.05); null keeps all. Words are those of
     `str.split()`, where DCLM counts a segmentation of Unicode's."""
@@ -129,3 +130,8 @@ class Clean(Judging):
     @classmethod
     def _kinds_as_list(cls, value: Any) -> Any:
         return {"kinds": value} if isinstance(value, list) else value
+
+    @property
+    def edits_text(self) -> bool:
+        """Whether the stage changes texts, beside keeping or dropping them."""
+        return True

@@ -86,6 +86,11 @@ class Decontaminate(Judging):
             value = [value]
         return [{"path": item} if isinstance(item, str) else item for item in value] if _is_list(value) else value
 
+    @property
+    def edits_text(self) -> bool:
+        """Whether the stage changes texts, beside keeping or dropping them."""
+        return self.action == "excise"
+
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, list | tuple)

@@ -33,3 +33,8 @@ class DedupLines(Judging):
     """Cut later copies inside one document too, however many documents have the unit."""
     max_removed_line_ratio: Fraction = 1.0
     """Documents that lose a larger share of the code points of their units are dropped; so are those left empty."""
+
+    @property
+    def edits_text(self) -> bool:
+        """Whether the stage changes texts, beside keeping or dropping them."""
+        return True

@@ -40,3 +40,8 @@ class DedupSubstrings(Judging):
                 "with action `drop` nothing happens unless max_duplicated_substring_ratio is below 1; set it"
             )
         return self
+
+    @property
+    def edits_text(self) -> bool:
+        """Whether the stage changes texts, beside keeping or dropping them."""
+        return self.action == "cut"

@@ -55,3 +55,8 @@ class LanguageId(Judging):
         if not self.lines and (self.cut_other_lines or self.min_line_language_share is not None):
             raise ValueError("cut_other_lines and min_line_language_share look at lines; set lines: true")
         return self
+
+    @property
+    def edits_text(self) -> bool:
+        """Whether the stage changes texts, beside keeping or dropping them."""
+        return self.cut_other_lines

@@ -28,6 +28,11 @@ class Judging(Section):
     max_quarantined: Fraction = 0.05
     """Share of documents that may raise an error before the stage fails."""
 
+    @property
+    def edits_text(self) -> bool:
+        """Whether the stage changes texts, beside keeping or dropping them."""
+        return False
+
 
 class OutsidePath(str):
     """A file, glob, folder or URL that is no output of a stage.

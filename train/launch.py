@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.context import Context, print_event
+from gristmill.dataprep.context import Context, print_event, read_inputs
 from gristmill.dataprep.files import as_path, read_json, write_json
 from gristmill.dataprep.processes import end_with_parent, measure_cost
 from gristmill.dataprep.secrets import mask_addresses, mask_text, restore_secrets
@@ -80,9 +80,8 @@ def run_stage(folder: Path, description: dict[str, Any], is_first: bool) -> dict
     )
     context.work.mkdir(parents=True, exist_ok=True)
     warn_of_idle_gpus(context)
-    inputs = {name: as_path(path) for name, path in description["inputs"].items()}
     run = importlib.import_module(f"gristmill.train.{stage}").run
-    summary: dict[str, Any] = run(inputs, description["config"], folder / "data", context)
+    summary: dict[str, Any] = run(read_inputs(description), description["config"], folder / "data", context)
     return summary
 
 

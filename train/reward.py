@@ -175,4 +175,4 @@ def write_holdout(path: Path, pairs: Sequence[Pair], scored: np.ndarray) -> None
     with atomic_write(path) as sink:
         for pair, (chosen, rejected) in zip(pairs, scored.tolist(), strict=True):
             line = {**pair.example, "score_chosen": chosen, "score_rejected": rejected}
-            sink.write(json.dumps(line, ensure_ascii=False, sort_keys=True).encode() + b"\n")
+            sink.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gristmill.dataprep.context import read_inputs
 from gristmill.dataprep.files import as_path, read_json
 from gristmill.flows.session import Session
 
@@ -85,7 +86,8 @@ def find_trained(session: Session, tokenizer: str | None) -> ModelFolders:
 def _of_its_stage(folder: Path) -> Iterator[Path]:
     """The tokenizer's folder as the stage that made a model recorded it, or in the same store if that was moved."""
     for parent in list(folder.parents)[:2]:
-        if (record := parent / "stage.json").exists() and (path := read_json(record)["inputs"].get("tokenizer")):
-            recorded = as_path(path)
+        record = parent / "stage.json"
+        recorded = read_inputs(read_json(record)).get("tokenizer") if record.exists() else None
+        if recorded is not None:
             yield recorded
             yield parent.parent.parent / "tokenizer" / recorded.parent.name / "data"

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gristmill.dataprep.files import as_path, read_json
+from gristmill.dataprep.context import read_inputs
+from gristmill.dataprep.files import read_json
 from gristmill.flows.lookup import committed_inputs
 from gristmill.flows.session import Session
 from gristmill.flows.store import StageFolder
@@ -158,7 +159,7 @@ def reading_of_folder(folder: StageFolder) -> Reading:
     if not description.exists():
         raise TraceError(f"{folder.path}: this pre-training has not been started")
     told = read_json(description)
-    return _pre_training(folder, Pretrain.model_validate(told["config"]), as_path(told["inputs"]["mix"]))
+    return _pre_training(folder, Pretrain.model_validate(told["config"]), read_inputs(told)["mix"])
 
 
 def settled_plan(folder: StageFolder, plan: Plan) -> Plan:

@@ -19,6 +19,7 @@ from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.objectives.chat import Chat
 from gristmill.train.objectives.conversations import Conversation, NothingToTrainError
+from gristmill.train.objectives.held_out_pairs import write_holdout
 from gristmill.train.objectives.losses import IGNORED
 from gristmill.train.objectives.pair_draws import describe_draws, draw_pairs, merged
 from gristmill.train.objectives.pair_rows import PairRows
@@ -67,6 +68,25 @@ def test_a_pair_is_two_neighbouring_rows_with_a_loss_on_the_answers(
     before = (tmp_path / "data" / "train-00000.bin").read_bytes()
     run_stage("dpo_data", inputs, config, tmp_path)
     assert (tmp_path / "data" / "train-00000.bin").read_bytes() == before
+
+
+def test_a_kept_record_has_its_keys_in_their_order_so_that_it_encodes_to_the_row_that_was_trained_on(
+    run_stage: Any, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    call = {"type": "function", "function": {"name": "route", "arguments": {"to": "Bern", "from": "Aarau"}}}
+    record = {"prompt": [{"role": "user", "content": "How?"}], "rejected": [{"role": "assistant", "content": "No."}],
+              "chosen": [{"role": "assistant", "content": "", "tool_calls": [call]}]}
+    (tmp_path / "calls.jsonl").write_text(json.dumps(record))
+    config = {"data": [{"path": str(tmp_path / "calls.jsonl")}], "sequence_length": 120}
+    run_stage("dpo_data", inputs, config, tmp_path)
+    rows, chat = PairRows(PackedSet(tmp_path / "data")), Chat(inputs["tokenizer"])
+    (kept,) = rows.records()
+    row = rows.packed.read(np.array([0]))[0]
+    assert '{"to": "Bern", "from": "Aarau"}' in chat.decode(row.tolist(), special=True)
+    write_holdout(tmp_path / "holdout.jsonl", [kept], np.zeros((1, 2)), 120)
+    for one in (kept, json.loads((tmp_path / "holdout.jsonl").read_text())):
+        ids = chat.encode([*one["prompt"], *one["chosen"]]).ids
+        assert row[: len(ids)].tolist() == ids.tolist()
 
 
 def test_every_record_is_used_dropped_or_refused_and_what_the_audit_finds_is_counted_and_warned_of(

@@ -70,7 +70,7 @@ def write_pair_rows(
         "set": np.repeat(np.arange(len(counts)), [len(of_set) for of_set in sets.values()]),
         "row": np.cumsum(sizes) - sizes, "rows": sizes,
         "label": [one.example.get("label") for one in examples],
-        "record": [json.dumps(one.example, ensure_ascii=False, sort_keys=True) for one in examples],
+        "record": [json.dumps(one.example, ensure_ascii=False) for one in examples],
     }).cast(EXAMPLES_SCHEMA))
     texts = [[one.example[name] for name in ("prompt", "chosen", "rejected", "completion", "label", "tools")
               if name in one.example] for one in examples]

@@ -1,0 +1,206 @@
+"""Stages that edit are applied in the order of the manifest, whatever their names: in tokens as in `explain`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from gristmill.dataprep.context import read_inputs
+from gristmill.dataprep.documents import read_table, shard_names
+from gristmill.dataprep.files import read_json, write_json
+from gristmill.dataprep.judges.classifier import ZEROED_MEMORY
+from gristmill.flows.execute import run_stage
+from gristmill.flows.explain import judgements
+from gristmill.flows.lookup import committed_inputs
+from gristmill.flows.reasons import differences
+from gristmill.flows.run import Runner
+from gristmill.flows.session import Session, open_session
+from gristmill.flows.stages import fingerprint
+from gristmill.tokenize.encoding.encode import docs_name, tokens_name
+from gristmill.tokenize.encoding.tokenizer import load
+from tests.flows.conftest import Silent
+
+ORDERS = int(os.environ.get("GRISTMILL_TEST_ORDERS", "5"))
+ENGLISH = """the of and to in that have with be was for on as by at from this which are not but were their river
+window garden letter machine teacher evening village story winter summer music history ocean market bridge""".split()
+GERMAN = """der die das und nicht ist mit auf für eine einen wurde werden über schließlich Straße Mädchen Häuser Vögel
+Winter Sommer Geschichte Nachbar Brücke Fenster Garten Maschine Lehrer Abend Dorf Musik zwischen während""".split()
+EXTRA = "quartz zephyr lantern marble copper saffron velvet timber harbour cinder pepper walnut".split()
+
+
+def words(random_: random.Random, vocabulary: list[str], number: int) -> str:
+    return " ".join(random_.choices(vocabulary, k=number))
+
+
+def write_project(folder: Path, random_: random.Random) -> list[str]:
+    """Write documents that every editing stage changes, some of the same places, and return the evaluation items."""
+    items = [words(random_, EXTRA + ENGLISH, 14) for _ in range(6)]
+    boilerplate = [words(random_, ENGLISH, 7) for _ in range(3)]
+    passages = [f"{words(random_, ENGLISH, 9)} write to someone@mail{n}.org and {words(random_, ENGLISH, 9)}"
+                for n in range(3)]
+    # What stands in two documents runs across an item and a line of boilerplate, so that edits would overlap.
+    tangled = [f"{words(random_, ENGLISH, 6)} {item} {words(random_, ENGLISH, 6)}\n\n\n{line}"
+               for item, line in zip(items, itertools.cycle(boilerplate), strict=False)]
+    lines = []
+    for number in range(40):
+        parts = [words(random_, ENGLISH, random_.randint(8, 20)) for _ in range(6)]
+        parts += [words(random_, GERMAN, 12) for _ in range(random_.randint(0, 2))]
+        parts += random_.sample(boilerplate, 1)
+        parts += [f"{words(random_, ENGLISH, 4)} {one}" for one in random_.sample(passages, random_.randint(0, 2))]
+        parts += [tangled[number % len(tangled)]] if number < 2 * len(tangled) else []
+        random_.shuffle(parts)
+        lines.append(json.dumps({"text": random_.choice(["\n", "\n\n\n"]).join(parts)}))
+    (folder / "web.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    (folder / "items.jsonl").write_text("\n".join(json.dumps({"question": item}) for item in items))
+    return items
+
+
+def train_languages(folder: Path, random_: random.Random) -> Path:
+    """A small model of two languages."""
+    lines = [f"__label__{label} {words(random_, vocabulary, random_.randint(5, 15))}\n"
+             for label, vocabulary in (("en", ENGLISH + EXTRA), ("de", GERMAN)) for _ in range(400)]
+    (folder / "lines.txt").write_text("".join(lines), encoding="utf-8")
+    code = ("import sys, fasttext; fasttext.train_supervised(sys.argv[1], dim=4, epoch=20, lr=1.0, minn=0, thread=1, "
+            "verbose=0).save_model(sys.argv[2])")
+    subprocess.run([sys.executable, "-c", code, str(folder / "lines.txt"), str(folder / "languages.bin")], check=True,
+                   env={**os.environ, **ZEROED_MEMORY})
+    return folder / "languages.bin"
+
+
+EDITING: dict[str, dict[str, Any]] = {
+    "clean": {"max_newlines": 1, "mask": {"kinds": ["email"], "style": "tag"}},
+    "langid": {"keep": ["en"], "threshold": 0.1, "lines": True, "cut_other_lines": True, "model": "languages.bin"},
+    "dedup_lines": {"min_words": 5},
+    "dedup_substrings": {"min_words": 8, "certain_words": 10},
+    "decontaminate": {"against": "items.jsonl", "ngram": 5, "max_document_frequency": 1000,
+                      "action": "excise", "margin_characters": 12, "min_left_words": 0},
+}
+
+
+def write_manifest(folder: Path, order: list[str]) -> str:
+    manifest = {"name": "edits", "sources": {"web": {"path": "web.jsonl"}}, "ingest": {"shard_bytes": 4000},
+                "prepare": [{name: EDITING[name]} for name in order], "tokenizer": {"vocab_size": 400}}
+    path = folder / f"{'-'.join(order)}.yaml"
+    path.write_text(yaml.safe_dump(manifest, sort_keys=False))
+    return str(path)
+
+
+def run_here(session: Session) -> None:
+    """Run all stages in this process, each told by its `stage.json` alone."""
+    runner = Runner(session.store, session.plan, session.manifest.name, session.manifest.engine, Silent(), "gristmill")
+    for name, node in session.plan.items():
+        folder = runner.folder(name)
+        if folder.state() != "committed":
+            folder.begin(runner.describe(node))
+            summary = run_stage(folder.path, read_json(folder.path / "stage.json"))
+            folder.commit({**runner.header(node), "started": 0.0}, summary)
+
+
+def edited_one_after_another(
+    inputs: Mapping[str, Path], order: list[str], shard: str
+) -> list[tuple[bytes, str | None]]:
+    """What a plain program makes of a shard: id, and the text where every stage kept it."""
+    documents = read_table(inputs["ingest"] / shard, ["id", "text"]).to_pylist()
+    texts: list[bytes | None] = [document["text"].encode() for document in documents]
+    for stage in order:
+        for row, judged in enumerate(read_table(inputs[stage] / shard).to_pylist()):
+            text = texts[row]
+            if text is None or not judged["keep"]:
+                texts[row] = None
+                continue
+            for edit in reversed(judged["edits"] or []):
+                text = text[: edit["begin"]] + edit["text"].encode() + text[edit["end"] :]
+            texts[row] = text
+    return [(document["id"], None if text is None else text.decode())
+            for document, text in zip(documents, texts, strict=True)]
+
+
+def tokens_as_text(inputs: Mapping[str, Path], shard: str) -> dict[bytes, str]:
+    tokenizer = load(inputs["tokenizer"])
+    tokens = np.fromfile(inputs["tokenize"] / tokens_name(shard), "<u2")
+    return {row["id"]: tokenizer.decode(tokens[row["offset"] : row["offset"] + row["tokens"]].tolist())
+            for row in read_table(inputs["tokenize"] / docs_name(shard)).to_pylist()}
+
+
+@pytest.mark.parametrize("seed", range(ORDERS))
+def test_tokens_explain_and_a_plain_program_agree_on_the_text_whatever_the_order_of_the_stages(
+    tmp_path: Path, seed: int
+) -> None:
+    random_ = random.Random(seed)
+    items = write_project(tmp_path, random_)
+    train_languages(tmp_path, random_)
+    order = sorted(EDITING, key=lambda _: random_.random())
+    if seed == 0:
+        order = ["dedup_substrings", "langid", "dedup_lines", "decontaminate", "clean"]
+    print(f"seed {seed}: {', '.join(order)}")
+    session = open_session(write_manifest(tmp_path, order), [], str(tmp_path / "store"), "tokenize")
+    run_here(session)
+    inputs = committed_inputs(session, session.plan)
+    recipes = {name: node.recipe for name, node in session.plan.items()}
+    edited = dict.fromkeys(order, 0)
+    for shard in shard_names(inputs["ingest"]):
+        decoded = tokens_as_text(inputs, shard)
+        expected = edited_one_after_another(inputs, order, shard)
+        assert decoded == {one: text for one, text in expected if text is not None}
+        for row, (one, text) in enumerate(expected):
+            found = judgements(recipes, inputs, shard, row)
+            assert [verdict["stage"] for verdict in found["stages"]] == order[: len(found["stages"])]
+            for verdict in found["stages"]:
+                edited[verdict["stage"]] += "edits" in verdict
+            if text is not None:
+                assert (found["id"], found["characters"]) == (one.hex(), len(text))
+                assert text.startswith(found["excerpt"])
+        assert not [item for item in items for text in decoded.values() if item in text], "items are left in the tokens"
+        assert not [text for text in decoded.values() if "@" in text], "addresses are left in the tokens"
+    assert min(edited.values()) > 0, f"{edited}: a stage had nothing to edit, so that its order was not tested"
+
+
+def test_the_order_of_inputs_is_a_list_in_the_records_and_survives_sorted_keys(tmp_path: Path) -> None:
+    (tmp_path / "web.jsonl").write_text('{"text": "one two three"}\n')
+    (tmp_path / "items.jsonl").write_text('{"question": "one two three four five six seven eight"}\n')
+    manifest = write_manifest(tmp_path, ["dedup_substrings", "decontaminate", "clean"])
+    session = open_session(manifest, [], str(tmp_path / "store"), "tokenize")
+    runner = Runner(session.store, session.plan, "edits", session.manifest.engine, Silent(), "gristmill")
+    told, stages = runner.describe(session.plan["tokenize"]), ["ingest", "dedup_substrings", "decontaminate", "clean",
+                                                               "tokenizer"]
+    write_json(tmp_path / "stage.json", told)
+    written = read_json(tmp_path / "stage.json")
+    assert list(read_inputs(written)) == stages
+    assert [one["stage"] for one in written["input_fingerprints"]] == stages
+    assert written["edits"] == ["dedup_substrings", "decontaminate", "clean"]
+
+
+def test_folders_are_found_in_the_record_of_an_earlier_version(tmp_path: Path) -> None:
+    assert read_inputs({"inputs": {"mix": "/store/mix", "tokenizer": "s3://bucket/tokenizer"}})["mix"] == Path(
+        "/store/mix")
+
+
+def test_only_what_two_editing_stages_stand_before_is_another_output_than_earlier_versions_made(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "web.jsonl").write_text('{"text": "one two three"}\n')
+    (tmp_path / "items.jsonl").write_text('{"question": "one two three four five six seven eight"}\n')
+    plan = open_session(write_manifest(tmp_path, ["dedup_substrings", "decontaminate"]), [], "nowhere", "tokenize").plan
+    as_before = {name: fingerprint(node.stage, dict(node.recipe), node.inputs) for name, node in plan.items()}
+    changed = [name for name, node in plan.items() if node.fingerprint != as_before[name]]
+    assert changed == ["tokenizer", "tokenize"]
+    assert plan["tokenize"].edits == ("dedup_substrings", "decontaminate")
+    node = plan["tokenize"]
+    record = {"recipe": node.recipe, "version": node.stage.version, "input_fingerprints": dict(node.inputs)}
+    assert differences(record, node)["input"] == ["edits are applied in the order dedup_substrings, decontaminate"]
+    listed = [{"stage": name, "fingerprint": each} for name, each in node.inputs.items()]
+    same = {**record, "input_fingerprints": listed, "edits": list(node.edits)}
+    assert not any(differences(same, node).values())
+    assert not any(differences(record, replace(node, edits=("clean",))).values())
