@@ -11,6 +11,7 @@ import yaml
 
 from gristmill.flows.look_at_data import Look, mean_weight, size
 from gristmill.mixtures.load import parse_manifest
+from gristmill.mixtures.model import Model
 
 BYTES_PER_TOKEN = 4.0
 """Bytes of English text per token of a vocabulary of some tens of thousands; a small one has fewer."""
@@ -18,11 +19,10 @@ KEPT_SHARE = 0.6
 """Share of the text that filters and deduplication may well leave; too little is better than too much to ask for."""
 TOKENS_PER_PARAMETER = 20
 """Hoffmann et al. 2022, table A3: what is best for a given compute."""
-MODELS = ((1_000_000, "llama-1m", 4096, 256, 3.0e-3), (10_000_000, "llama-10m", 8192, 512, 2.0e-3),
-          (30_000_000, "llama-30m", 16384, 1024, 1.0e-3), (125_000_000, "llama-125m", 32768, 2048, 6.0e-4),
-          (350_000_000, "llama-350m", 32768, 2048, 3.0e-4), (1_000_000_000, "llama-1b", 65536, 4096, 3.0e-4))
-"""Parameters, preset, vocabulary, sequence length, peak learning rate (from 125m on GPT-3's, Brown et al. 2020, table
-2.1; that of 1b is OLMo's)."""
+MODELS = (("llama-1m", 4096, 256, 3.0e-3), ("llama-10m", 8192, 512, 2.0e-3), ("llama-30m", 16384, 1024, 1.0e-3),
+          ("llama-125m", 32768, 2048, 6.0e-4), ("llama-350m", 32768, 2048, 3.0e-4), ("llama-1b", 65536, 4096, 3.0e-4))
+"""Preset, vocabulary, sequence length, peak learning rate (from 125m on GPT-3's, Brown et al. 2020, table 2.1; that of
+1b is OLMo's); the smallest first."""
 BATCH_TOKENS = ((100_000_000, 4_096), (1_000_000_000, 65_536), (None, 524_288))
 """Up to so many training tokens: tokens per optimizer step (GPT-3's 0.5 M for the largest)."""
 LEAST_TOKENS = 20_000
@@ -106,31 +106,66 @@ def _prepare(wishes: Wishes, looks: Mapping[str, Look]) -> str:
     only = "" if len(prose) == len(looks) else f"sources: [{', '.join(map(_scalar, prose))}], "
     lines = ["prepare:"]
     if prose:
-        lines += ["  # Gopher's rules are for prose"
+        keep = f"[{', '.join(map(_scalar, wishes.languages))}]" if wishes.languages else '{"*": 0}'
+        lines += ["  # first, since the rules of filter have the stop words of each document's language"
+                  + ("" if wishes.languages else "; none is dropped"),
+                  f"  - langid: {{{only}keep: {keep}}}",
+                  "  # Gopher's rules are for prose"
                   + (": source code is left out" if only else "; try others with: gristmill whatif"),
                   f"  - filter: {{{only}rules: [gopher_quality, gopher_repetition]}}"]
     lines.append("  - dedup: {minhash: {}}   # exact and near duplicates; of each cluster one survives")
-    if wishes.languages and prose:
-        lines.append(f"  - langid: {{{only}keep: [{', '.join(_scalar(code) for code in wishes.languages)}]}}")
     return "\n".join(lines) + "\n"
 
 
+@dataclass(frozen=True)
+class _Training:
+    """A preset, and how it reads so many tokens at most."""
+
+    preset: str
+    vocabulary: int
+    length: int
+    rate: float
+    parameters: int
+    batch: int
+    steps: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are read."""
+        return self.batch * self.length * self.steps
+
+    @property
+    def tokens_per_parameter(self) -> float:
+        """How many of them each weight has."""
+        return self.tokens / self.parameters
+
+
+def _plan(model: tuple[str, int, int, float], tokens: int) -> _Training:
+    from gristmill.train.models.shape import shape_of
+
+    preset, vocabulary, length, _ = model
+    batch = max(1, next(batch for most, batch in BATCH_TOKENS if most is None or tokens <= most) // length)
+    parameters = shape_of(Model(preset=preset), vocabulary, length).parameters
+    return _Training(*model, parameters, batch, max(1, tokens // (batch * length)))
+
+
 def _training(tokens: int, known: bool) -> str:
-    _, preset, vocabulary, length, rate = max(
-        (model for model in MODELS if model[0] * TOKENS_PER_PARAMETER <= tokens), default=MODELS[0])
-    batch_tokens = next(batch for most, batch in BATCH_TOKENS if most is None or tokens <= most)
-    batch = max(1, batch_tokens // length)
-    steps = max(1, tokens // (batch * length))
+    plans = [_plan(model, tokens) for model in MODELS]
+    plan = next((plan for plan in reversed(plans) if plan.tokens_per_parameter >= TOKENS_PER_PARAMETER), plans[0])
+    about = f"{plan.parameters / 1e6:,.1f} M parameters, {plan.tokens_per_parameter:,.3g} tokens each"
+    choice = (f"the largest preset with {TOKENS_PER_PARAMETER} or more"
+              if plan.tokens_per_parameter >= TOKENS_PER_PARAMETER
+              else f"the smallest preset; {TOKENS_PER_PARAMETER} are best for the compute")
     guess = "" if known else "   # a guess: set it once `gristmill run --until tokenize` has counted"
     return (
-        f"tokenizer: {{vocab_size: {vocabulary}}}\n\n"
-        f"mix:\n  tokens: {batch * length * steps}{guess}\n  sequence_length: {length}\n  validation: 0.01\n"
+        f"tokenizer: {{vocab_size: {plan.vocabulary}}}\n\n"
+        f"mix:\n  tokens: {plan.tokens}{guess}\n  sequence_length: {plan.length}\n  validation: 0.01\n"
         # What the filters leave is not known yet, so that a source may run short of its share.
         "  short: redistribute   # a source with too little text leaves its share to the others\n\n"
-        f"pretrain:\n  model: {{preset: {preset}}}   # the largest with {TOKENS_PER_PARAMETER} tokens per parameter\n"
-        f"  steps: {steps}\n  global_batch_size: {batch}\n  micro_batch_size: {min(batch, 8)}\n"
-        f"  optimizer: {{learning_rate: {rate:.1e}}}\n"
-        f"  schedule: {{kind: wsd, warmup_steps: {max(1, steps // 20)}, decay_fraction: 0.2}}\n\n"
+        f"pretrain:\n  model: {{preset: {plan.preset}}}   # {about}: {choice}\n"
+        f"  steps: {plan.steps}\n  global_batch_size: {plan.batch}\n  micro_batch_size: {min(plan.batch, 8)}\n"
+        f"  optimizer: {{learning_rate: {plan.rate:.1e}}}\n"
+        f"  schedule: {{kind: wsd, warmup_steps: {max(1, plan.steps // 20)}, decay_fraction: 0.2}}\n\n"
         "evaluate: {}\nexport: {}\n"
     )
 

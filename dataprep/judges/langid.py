@@ -31,8 +31,10 @@ from gristmill.mixtures.language import LanguageId
 PIECES = 4
 """Pieces of a document that `sample: spread` looks at."""
 
+EVERY_OTHER = "*"
+"""Stands in `keep` for the languages that it does not name."""
 Wanted = Mapping[str, float]
-"""Code of a language, with or without a script (`en`, `en_Latn`) -> least score."""
+"""Code of a language, with or without a script (`en`, `en_Latn`), or EVERY_OTHER -> least score."""
 Predictions = tuple[list[Language], np.ndarray]
 """The top language of each of n lines, and its score in [0, 1] (float64 of shape (n,))."""
 
@@ -191,8 +193,8 @@ def wanted_languages(section: LanguageId) -> Wanted:
 
 def best_match(language: Language, wanted: Wanted) -> float | None:
     """The threshold of a language, of its own script before that of all scripts; None where it is not wanted."""
-    exact = wanted.get(f"{language.code}_{language.script}")
-    return wanted.get(language.code) if exact is None else exact
+    names = (f"{language.code}_{language.script}", language.code, EVERY_OTHER)
+    return next((wanted[name] for name in names if name in wanted), None)
 
 
 def check_languages(wanted: Wanted, labels: Sequence[str], model: str) -> None:
@@ -204,7 +206,7 @@ def check_languages(wanted: Wanted, labels: Sequence[str], model: str) -> None:
     known = {parse_label(label) for label in labels}
     codes = {language.code for language in known} | {"_".join(language) for language in known if language.script}
     for code in wanted:
-        if code not in codes:
+        if code not in codes and code != EVERY_OTHER:
             near = [parse_label(f"{code}_Latn").code, *difflib.get_close_matches(code, sorted(codes), 3, 0.5)]
             hint = ", ".join(dict.fromkeys(repr(name) for name in near if name in codes))
             raise LanguageError(

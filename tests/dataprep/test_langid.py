@@ -156,6 +156,17 @@ def test_every_language_can_have_its_own_threshold() -> None:
     assert judge(Language("de", ""), 0.41, section, wanted) is None
 
 
+def test_a_star_is_every_language_that_is_not_named() -> None:
+    section = section_of(keep={"en": 0.9, "*": 0.3})
+    wanted = wanted_languages(section)
+    check_languages(wanted, ["__label__en", "__label__de"], "a model")
+    assert judge(Language("en", ""), 0.8, section, wanted) == "language_score"
+    assert judge(Language("de", "Latn"), 0.31, section, wanted) is None
+    assert judge(Language("de", ""), 0.29, section, wanted) == "language_score"
+    everything = section_of(keep={"*": 0})
+    assert judge(Language("xx", ""), 0.01, everything, wanted_languages(everything)) is None
+
+
 def test_a_script_can_be_asked_for_and_none_means_all() -> None:
     section = section_of(keep={"sr_Cyrl": 0.5, "en": 0.5, "zh_Hant": 0.9, "zh": 0.3})
     wanted = wanted_languages(section)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from typer.testing import CliRunner, Result
 from gristmill.dataprep.reading.sources import SourceError
 from gristmill.flows.cli import app
 from gristmill.flows.look_at_data import id_field, look_at, size, text_field
-from gristmill.flows.new_manifest import Wishes, source_name, write_manifest
+from gristmill.flows.new_manifest import MODELS, Wishes, source_name, write_manifest
 from gristmill.mixtures.load import ManifestError, load_manifest
+from gristmill.mixtures.model import Model
+from gristmill.train.models.shape import shape_of
 
 PROSE = "The river ran past the old mill and turned its wheel all day long. " * 20
 
@@ -55,6 +58,7 @@ def test_a_manifest_is_written_from_a_look_at_three_kinds_of_data(data: Path, tm
                              for name in ("filter", "langid"))
     assert filter_.sources == ("web", "books"), "source code is judged by no rule for prose"
     assert langid.keep == ("no",), "YAML's `no` is a language here, not false"
+    assert [step.stage for step in manifest.prepare] == ["langid", "filter", "dedup"], "stop words follow the language"
     assert manifest.mix is not None
     assert manifest.pretrain is not None
     assert manifest.mix.tokens == (manifest.pretrain.steps * manifest.pretrain.global_batch_size
@@ -69,7 +73,9 @@ def test_questions_are_asked_where_no_source_is_given(data: Path, tmp_path: Path
     assert "nothing does not exist; correct its path" in result.output
     manifest = load_manifest(file)
     assert (manifest.name, list(manifest.sources), manifest.pretrain) == ("first", ["books"], None)
-    assert [step.stage for step in manifest.prepare] == ["filter", "dedup"]
+    assert [step.stage for step in manifest.prepare] == ["langid", "filter", "dedup"]
+    assert manifest.prepare[0].langid is not None
+    assert manifest.prepare[0].langid.keep == {"*": 0.0}, "no language is dropped where none was asked for"
 
 
 def test_nothing_is_overwritten_and_every_refusal_says_what_to_do(data: Path, tmp_path: Path) -> None:
@@ -123,3 +129,29 @@ def test_names_sizes_and_wishes_are_checked(data: Path, tmp_path: Path) -> None:
     assert [size(count) for count in (999, 1234, 5.6e9, 7e12)] == ["999 bytes", "1.2 kB", "5.6 GB", "7.0 TB"]
     with pytest.raises(ManifestError, match="name"):
         write_manifest(Wishes("not a name"), {"a": look_at("a", str(data / "code"))}, str(tmp_path / "a.yaml"))
+
+
+@pytest.mark.parametrize("tokens", [20_000, 2_400_000, 27_500_000, 27_548_160, 300_000_000, 2_300_000_000, 10**12])
+def test_the_model_is_the_largest_that_has_enough_tokens_per_parameter(
+    tokens: int, data: Path, tmp_path: Path
+) -> None:
+    text = write_manifest(Wishes("a", tokens=tokens), {"a": look_at("a", str(data / "books.parquet"))},
+                          str(tmp_path / "a.yaml"))
+    (tmp_path / "a.yaml").write_text(text)
+    manifest = load_manifest(tmp_path / "a.yaml")
+    assert manifest.mix is not None
+    assert manifest.pretrain is not None
+
+    def each(preset: str, vocabulary: int) -> float:
+        shape = shape_of(Model(preset=preset), vocabulary, manifest.mix.sequence_length)
+        return manifest.mix.tokens / shape.parameters
+
+    sizes = {preset: each(preset, vocabulary) for preset, vocabulary, *_ in MODELS}
+    largest = [preset for preset, ratio in sizes.items() if ratio >= 20]
+    chosen = manifest.pretrain.model.preset
+    assert chosen == (largest or ["llama-1m"])[-1]
+    (comment,) = re.findall(r"preset: .*# (.*)", text)
+    said = re.search(r"([\d,.e+]+) tokens each", comment)
+    assert said is not None
+    assert float(said[1].replace(",", "")) == pytest.approx(sizes[chosen], rel=0.01)
+    assert ("the largest preset with 20 or more" in comment) == bool(largest)
