@@ -26,6 +26,8 @@ def evaluate(
     tasks: Annotated[Path | None, typer.Option(
         metavar="FILE", help="A YAML file `tasks: [...]`; a manifest's own if absent.")] = None,
     tokenizer: TokenizerOption = None,
+    chat_template: Annotated[bool, typer.Option(
+        "--apply-chat-template", help="Ask all tasks but `rolling` through the chat template.")] = False,
     seed: Annotated[int, typer.Option(metavar="N", help="Of the bootstrap intervals.")] = 0,
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
@@ -40,6 +42,8 @@ def evaluate(
         found_at = folders_or_exit(model, tokenizer, set_, store)
         if not asked:
             fail("no tasks: give --tasks FILE, or a manifest with evaluate.tasks", EXIT_USAGE)
+        if chat_template:
+            asked = tuple(task.model_copy(update={"chat_template": task.kind != "rolling"}) for task in asked)
         found = evaluate_folder(str(found_at.weights), str(found_at.tokenizer), asked, seed)
     except EvaluationError as error:
         fail(str(error), EXIT_USAGE)

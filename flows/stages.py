@@ -154,7 +154,7 @@ STAGES: dict[str, Stage] = {
         _trains("reference", 2, training.reference, needs.before_reference),
         _trains("dpo", 5, training.whole("dpo"), needs.before_dpo),
         _trains("rl", 3, training.rl, needs.before_rl),
-        Stage("evaluate", 2, "gristmill.train.evaluate:run", results.evaluate,
+        Stage("evaluate", 3, "gristmill.train.evaluate:run", results.evaluate,
               needs.only("tokenizer", "mix", "pretrain", "sft", "dpo", "rl")),
         Stage("export", 1, "gristmill.train.export:run", results.export, needs.final_model),
     )

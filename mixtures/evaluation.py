@@ -33,10 +33,15 @@ class Task(Section):
     """The answers to choose from: a field that is a list (or an object with the list `text`), or texts, fields or
     templates, one for each."""
     answer: str = "answer"
-    """The right one: for `multiple_choice` its place from 0, its letter or its text; a text for `cloze`; a text or a
-    list of texts for `generate`."""
+    """The right one: for `multiple_choice` its place from 0, its letter or its text; a text for `cloze`, which stands
+    directly behind the prompt, so that it usually begins with a blank (`" {{answer}}"`); a text or a list of texts for
+    `generate`."""
     delimiter: str = " "
-    """Between prompt and answer (lm-evaluation-harness: target_delimiter)."""
+    """Between the prompt and the choices of `multiple_choice`, and between prompt and answer of solved items
+    (lm-evaluation-harness: target_delimiter)."""
+    chat_template: bool = False
+    """Ask through the chat template: the prompt is the user's turn, solved items are turns before it, and the answer is
+    the assistant's, without delimiter (lm-evaluation-harness: --apply_chat_template)."""
     shots: Annotated[int, Field(ge=0)] = 0
     """So many solved items stand before each prompt: the first ones of `shots_path`, or of `path`, which are then not
     asked."""
@@ -57,6 +62,9 @@ class Task(Section):
     def _fits_the_kind(self) -> Task:
         if self.kind == "rolling" and self.shots:
             raise ValueError("a task of kind rolling has no prompts, so it has no shots; remove them")
+        if self.kind == "rolling" and self.chat_template:
+            raise ValueError("a task of kind rolling has no prompts to ask through the chat template; remove "
+                             "chat_template")
         return self
 
 

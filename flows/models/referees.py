@@ -39,6 +39,8 @@ CHOICES: list[dict[str, Any]] = [  # as many in every item, which their Brier sc
     {"q": "def close(self):", "options": ["pass", "return self.close()", "None"], "gold": 1},
     {"q": "A question that ends in a blank ", "options": ["and goes on", "ééé", "?"], "gold": 2},
 ]
+CLOZES = [{"q": "The capital of France is", "a": " Paris"}, {"q": "Ends in a blank ", "a": "and goes on"},
+          {"q": "def close(self):\n    ", "a": "pass"}]
 TEXTS = [{"text": "Short."}, {"text": "Lines of text that is longer than a little model can read at once. " * 8},
          {"text": "def function(value):\n    return value + 1\n"}]
 PAIRS = [{"prompt": "The sky is", "chosen": " blue and wide.", "rejected": " made of cheese, they say."},
@@ -142,11 +144,14 @@ def _transformers(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]
 LM_EVAL_TASKS: dict[str, tuple[list[dict[str, Any]], str, str]] = {
     "multiple_choice": (CHOICES, "output_type: multiple_choice\ndoc_to_text: '{{q}}'\ndoc_to_choice: options\n"
                         "doc_to_target: gold\n", "acc acc_norm acc_bytes brier_score"),
+    "cloze": (CLOZES, "output_type: loglikelihood\ndoc_to_text: '{{q}}'\ndoc_to_target: '{{a}}'\n",
+              "perplexity acc"),
     "rolling": (TEXTS, "output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: text\n",
                 "bits_per_byte byte_perplexity"),
 }
 OUR_TASKS: dict[str, dict[str, Any]] = {
-    "multiple_choice": {"prompt": "q", "choices": "options", "answer": "gold"}, "rolling": {"prompt": "text"}}
+    "multiple_choice": {"prompt": "q", "choices": "options", "answer": "gold"},
+    "cloze": {"prompt": "q", "answer": "a"}, "rolling": {"prompt": "text"}}
 
 
 def _lm_eval(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,6 +47,22 @@ def test_a_folder_is_asked_the_tasks_of_a_file(folder: Path) -> None:
     # A model that knows nothing gives every byte about as much as every id: log2(270) bits a token.
     tokens, size = found["lines"]["tokens"], len("red blue") + len("sky grass rose")
     assert found["lines"]["bits_per_byte"]["value"] == pytest.approx(8.077 * tokens / size, rel=0.02)
+
+
+def test_the_chat_template_is_asked_through_where_that_is_wanted(folder: Path) -> None:
+    def asked(tasks: str, *options: str) -> dict[str, Any]:
+        (folder / "asked.yaml").write_text(tasks)
+        done = CliRunner().invoke(app, ["evaluate", str(folder), "--tasks", str(folder / "asked.yaml"), "--json",
+                                        *options])
+        assert done.exit_code == 0, done.output
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    plain, by_option = asked(TASKS), asked(TASKS, "--apply-chat-template")
+    by_task = asked(TASKS.replace("answer: a", "answer: a, chat_template: true"))
+    assert by_option == by_task
+    assert by_option["colours"]["brier"] != plain["colours"]["brier"]
+    assert by_option["lines"] == plain["lines"]
 
 
 def test_the_table_shows_values_with_intervals_in_eighty_columns(folder: Path) -> None:

@@ -36,6 +36,10 @@ CHOICES = [
 ]
 TEXTS = [{"text": "Short."}, {"text": "Lines of text that is longer than the model can read at once. " * 6},
          {"text": "def function(value):\n    return value + 1\n"}]
+CLOZES = [{"q": "Return the text of", "a": " a module"}, {"q": "A name that ends in a blank ", "a": "and goes on"},
+          {"q": "def close(self):\n    ", "a": "pass"}, {"q": "one two three", "a": "four"}]
+SOLVED = [{"q": "first", "a": " one"}, {"q": "second ", "a": "two"}, {"q": "third", "a": "three"}]
+CLOZE_METRICS = ("perplexity", "acc")
 METRICS = ("acc", "acc_norm", "acc_bytes", "brier_score")
 
 
@@ -73,7 +77,7 @@ def theirs(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = tmp_path_factory.mktemp("tasks")
-    for name, items in (("choices", CHOICES), ("texts", TEXTS)):
+    for name, items in (("choices", CHOICES), ("texts", TEXTS), ("clozes", CLOZES), ("solved", SOLVED)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
     (folder / "choices.yaml").write_text(f"""
 task: gristmill_choices
@@ -98,14 +102,31 @@ doc_to_target: text
 metric_list: [{{metric: bits_per_byte}}, {{metric: byte_perplexity}}, {{metric: word_perplexity}}]
 metadata: {{version: 1.0}}
 """)
+    for name, shots in (("cloze", 0), ("shots", 2)):
+        (folder / f"{name}.yaml").write_text(f"""
+task: gristmill_{name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {folder}/clozes.jsonl, train: {folder}/solved.jsonl}}}}
+test_split: test
+fewshot_split: train
+fewshot_config: {{sampler: first_n}}
+num_fewshot: {shots}
+output_type: loglikelihood
+doc_to_text: "{{{{q}}}}"
+doc_to_target: "{{{{a}}}}"
+metric_list: [{{metric: perplexity}}, {{metric: acc}}]
+metadata: {{version: 1.0}}
+""")
     patch.setenv("HF_HOME", str(folder / "cache"))
     model = HFLM(pretrained=AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32),
                  tokenizer=AutoTokenizer.from_pretrained(exported), batch_size=2, max_length=LENGTH)
-    found = lm_eval.simple_evaluate(
-        model=model, tasks=["gristmill_choices", "gristmill_texts"], bootstrap_iters=0,
-        task_manager=TaskManager(include_path=str(folder), include_defaults=False))
+    results: dict[str, Any] = {}
+    for is_chat, tasks in ((False, ("choices", "texts", "cloze", "shots")), (True, ("choices", "cloze", "shots"))):
+        found = lm_eval.simple_evaluate(
+            model=model, tasks=[f"gristmill_{task}" for task in tasks], bootstrap_iters=0, apply_chat_template=is_chat,
+            task_manager=TaskManager(include_path=str(folder), include_defaults=False))
+        results |= {f"{name}{' chat' if is_chat else ''}": values for name, values in found["results"].items()}
     patch.undo()
-    results: dict[str, Any] = found["results"]
     return results
 
 
@@ -116,6 +137,9 @@ def ours(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 
     def ask(settings: dict[str, Any]) -> dict[str, Any]:
         items = settings.pop("items")
+        if solved := settings.pop("solved", None):
+            (folder / "solved.jsonl").write_text("".join(json.dumps(item) + "\n" for item in solved))
+            settings |= {"shots": 2, "shots_path": str(folder / "solved.jsonl")}
         path = folder / f"{settings['kind']}.jsonl"
         path.write_text("".join(json.dumps(item) + "\n" for item in items))
         task = Task.model_validate({"name": "t", "path": str(path), **settings})
@@ -124,13 +148,28 @@ def ours(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
     return ask
 
 
+@pytest.mark.parametrize("chat", [False, True])
 def test_multiple_choice_scores_are_theirs(
-    theirs: dict[str, Any], ours: Callable[[dict[str, Any]], dict[str, Any]]
+    theirs: dict[str, Any], ours: Callable[[dict[str, Any]], dict[str, Any]], chat: bool
 ) -> None:
-    found = ours({"kind": "multiple_choice", "prompt": "q", "choices": "options", "answer": "gold", "items": CHOICES})
+    found = ours({"kind": "multiple_choice", "prompt": "q", "choices": "options", "answer": "gold", "items": CHOICES,
+                  "chat_template": chat})
     for name in METRICS:
         own = found[name.removesuffix("_score")]["value"]
-        assert own == pytest.approx(theirs["gristmill_choices"][f"{name},none"], abs=1e-6), name
+        told = theirs[f"gristmill_choices{' chat' if chat else ''}"][f"{name},none"]
+        assert own == pytest.approx(told, abs=1e-6), name
+
+
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("solved", [[], SOLVED])
+def test_cloze_perplexities_are_theirs_on_the_same_items(
+    theirs: dict[str, Any], ours: Callable[[dict[str, Any]], dict[str, Any]], chat: bool, solved: list[dict[str, str]]
+) -> None:
+    found = ours({"kind": "cloze", "prompt": "q", "answer": "a", "items": CLOZES, "solved": solved,
+                  "chat_template": chat})
+    told = theirs[f"gristmill_{'shots' if solved else 'cloze'}{' chat' if chat else ''}"]
+    for name in CLOZE_METRICS:
+        assert found[name]["value"] == pytest.approx(told[f"{name},none"], rel=1e-5), name
 
 
 def test_rolling_scores_are_theirs_beyond_the_context_too(

@@ -22,9 +22,10 @@ from gristmill.train.evaluation.metrics import (
     generation_metrics,
     rolling_columns,
 )
-from gristmill.train.evaluation.tasks import Item
+from gristmill.train.evaluation.tasks import Item, TaskError
 from gristmill.train.generation.sample import generate
 from gristmill.train.models.llama import Llama
+from gristmill.train.objectives.chat import Chat, ChatError
 from gristmill.train.parallel.world import World
 
 PROMPTS_PER_BATCH = 16
@@ -40,6 +41,7 @@ class Reader:
         decode: ids -> text without special tokens.
         prefix: id that stands before a text that nothing precedes.
         stops: ids that end an answer.
+        chat: the tokenizer's chat template; raises ChatError where it has none.
         world: the processes that a sharded model is spread over; it can score, not write.
     """
 
@@ -48,6 +50,7 @@ class Reader:
     decode: Callable[[Sequence[int]], str]
     prefix: int
     stops: frozenset[int]
+    chat: Callable[[], Chat]
     world: World | None = None
 
     @property
@@ -84,8 +87,19 @@ def _score(reader: Reader, requests: Sequence[Request]) -> list[Score]:
     return score_requests(reader.model, requests, reader.length, reader.device, reader.world)
 
 
+def _context(reader: Reader, task: Task, item: Item) -> str:
+    """What stands before an item's answer, as text or as the chat template has it."""
+    if not task.chat_template:
+        return item.context
+    try:
+        return "".join(text for text, _ in reader.chat().segments(item.messages, prompt=True))
+    except ChatError as error:
+        raise TaskError(f"task {task.name}, item {item.number}: {error}") from error
+
+
 def _multiple_choice(reader: Reader, task: Task, items: Sequence[Item], seed: int, resamples: int) -> Result:
-    requests = [continuation(reader.encode, reader.prefix, item.context, task.delimiter + answer)
+    delimiter = "" if task.chat_template else task.delimiter
+    requests = [continuation(reader.encode, reader.prefix, _context(reader, task, item), delimiter + answer)
                 for item in items for answer in item.answers]
     scores = iter(_score(reader, requests))
     answered = [[next(scores) for _ in item.answers] for item in items]
@@ -95,7 +109,7 @@ def _multiple_choice(reader: Reader, task: Task, items: Sequence[Item], seed: in
 
 
 def _cloze(reader: Reader, task: Task, items: Sequence[Item], seed: int, resamples: int) -> Result:
-    requests = [continuation(reader.encode, reader.prefix, item.context, task.delimiter + item.answers[0])
+    requests = [continuation(reader.encode, reader.prefix, _context(reader, task, item), item.answers[0])
                 for item in items]
     per_item = cloze_metrics(_score(reader, requests))
     logp = per_item["logp"]
@@ -132,11 +146,12 @@ def _generate(reader: Reader, task: Task, items: Sequence[Item], seed: int, resa
     if room < 1:
         raise ValueError(f"task {task.name}: max_new_tokens {task.max_new_tokens} leave no room for a prompt in the "
                          f"model's {reader.length} tokens; lower it")
-    prompts = [(reader.encode(item.context) or [reader.prefix])[-room:] for item in items]
+    stops = reader.chat().stops if task.chat_template else reader.stops
+    prompts = [(reader.encode(_context(reader, task, item)) or [reader.prefix])[-room:] for item in items]
     order = sorted(range(len(items)), key=lambda number: -len(prompts[number]))
     for start in range(0, len(order), PROMPTS_PER_BATCH):
         batch = order[start : start + PROMPTS_PER_BATCH]
-        found = generate(reader.model, [prompts[number] for number in batch], task.max_new_tokens, reader.stops)
+        found = generate(reader.model, [prompts[number] for number in batch], task.max_new_tokens, stops)
         for number, ids in zip(batch, found, strict=True):
             answers[number] = until(reader.decode(ids), task.stop)
     per_item = generation_metrics(task.metrics, items, answers)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from gristmill.mixtures.evaluation import Evaluate, Task
 from gristmill.train.evaluation.answering import Reader, Result, answer_task
 from gristmill.train.evaluation.tasks import Item, read_task
 from gristmill.train.models.llama import Llama
-from gristmill.train.objectives.chat import TOKENIZER_FILE
+from gristmill.train.objectives.chat import TOKENIZER_FILE, Chat
 from gristmill.train.parallel.world import World
 
 
@@ -30,7 +31,7 @@ def open_reader(model: Llama, tokenizer_folder: Path, world: World | None = None
         string: str = tokenizer.decode(list(ids), skip_special_tokens=True)
         return string
 
-    return Reader(model, encode, decode, text.eos, frozenset({text.eos}), world)
+    return Reader(model, encode, decode, text.eos, frozenset({text.eos}), cache(lambda: Chat(tokenizer_folder)), world)
 
 
 def answer_tasks(reader: Reader, section: Evaluate, asked: Mapping[str, Sequence[Item]]) -> dict[str, Result]:

@@ -20,6 +20,9 @@ from gristmill.mixtures.evaluation import Task
 FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
+Message = Mapping[str, str]
+
+
 class TaskError(ValueError):
     """A task cannot be asked: its file or an item of it is not what the manifest says."""
 
@@ -34,6 +37,7 @@ class Item:
         answers: `multiple_choice`: all choices; `cloze`: the one answer; `rolling`: the whole text; `generate`: the
             references. Without the delimiter.
         right: place of the right answer.
+        messages: the same as `context` as turns of a conversation, the last one the user's; empty for `rolling`.
         question: the item's own text without the shots, its right answer included: what a leak would hold.
     """
 
@@ -42,6 +46,18 @@ class Item:
     answers: tuple[str, ...]
     right: int
     question: str
+    messages: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Shots:
+    """Solved items, as text and as turns of a conversation."""
+
+    text: str
+    messages: tuple[Message, ...]
+
+
+NO_SHOTS = _Shots("", ())
 
 
 def read_task(task: Task) -> list[Item]:
@@ -66,37 +82,40 @@ def _records(task: Task, path: str) -> list[Mapping[str, Any]]:
     return [record for name, location in files for record in read_items(name, as_path(location))]
 
 
-def _shots(task: Task, records: Sequence[Mapping[str, Any]]) -> tuple[str, int]:
-    """The solved items as text, and how many items of the task's own file they are."""
+def _shots(task: Task, records: Sequence[Mapping[str, Any]]) -> tuple[_Shots, int]:
+    """The solved items, and how many items of the task's own file they are."""
     if not task.shots:
-        return "", 0
+        return NO_SHOTS, 0
     own = task.shots_path is None
     solved = records[: task.shots] if own else _records(task, str(task.shots_path))[: task.shots]
     if len(solved) < task.shots:
         raise TaskError(f"task {task.name}: {task.shots_path or task.path} has {len(solved)} items, fewer than the "
                         f"{task.shots} shots")
-    texts = []
+    texts, messages = [], []
     for number, record in enumerate(solved, start=1):
-        item = _item(task, number, record, "")
-        texts.append(item.context + task.delimiter + item.answers[item.right] + task.shot_delimiter)
-    return "".join(texts), len(solved) if own else 0
+        item = _item(task, number, record, NO_SHOTS)
+        answer = item.answers[item.right]
+        texts.append(item.context + task.delimiter + answer + task.shot_delimiter)
+        messages += [*item.messages, {"role": "assistant", "content": answer}]
+    return _Shots("".join(texts), tuple(messages)), len(solved) if own else 0
 
 
-def _item(task: Task, number: int, record: Mapping[str, Any], shots: str) -> Item:
+def _item(task: Task, number: int, record: Mapping[str, Any], shots: _Shots) -> Item:
     at = f"task {task.name}, item {number}"
     if task.kind == "rolling":
         text = _text(at, task.prompt, record)
         return Item(number, "", (text,), 0, text)
     prompt = _text(at, task.prompt, record)
+    context, messages = shots.text + prompt, (*shots.messages, {"role": "user", "content": prompt})
     if task.kind == "multiple_choice":
         choices = _choices(at, task.choices, record)
         right = _right(at, _value(at, task.answer, record), choices)
-        return Item(number, shots + prompt, choices, right, prompt + task.delimiter + choices[right])
+        return Item(number, context, choices, right, prompt + task.delimiter + choices[right], messages)
     answer = _value(at, task.answer, record)
     answers = tuple(answer) if isinstance(answer, list) else (str(answer),)
     if not answers or not all(isinstance(one, str) for one in answers):
         raise TaskError(f"{at}: the answer {answer!r} is no text and no list of texts")
-    return Item(number, shots + prompt, answers, 0, prompt + task.delimiter + answers[0])
+    return Item(number, context, answers, 0, prompt + task.delimiter + answers[0], messages)
 
 
 def _choices(at: str, choices: str | tuple[str, ...], record: Mapping[str, Any]) -> tuple[str, ...]:
