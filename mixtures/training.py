@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,12 @@ from gristmill.mixtures.section import OutsidePath, Positive, PositiveFloat, Sec
 
 LOOK_EVERY_STEPS = 16
 """Steps after which the loop asks the device at the latest whether any of them was skipped."""
+
+
+HOW_KEYS = ("micro_batch_size", "log_every", "validate_every", "evaluate_every", "noise_scale_every",
+            "generation_rows", "samples_every")
+"""Keys of a training that say how it computes, or what is measured on the way: they change no weight but by rounding, so
+they are in no fingerprint, and a training that is resumed may have others."""
 
 
 class Spikes(Section):
@@ -65,7 +71,8 @@ class Training(Section):
     global_batch_size: Positive = 16
     """Rows (or pairs) per optimizer step, over all ranks and micro-batches."""
     micro_batch_size: Positive = 16
-    """Rows (or pairs) per forward pass on one rank at the most."""
+    """Rows (or pairs) per forward pass on one rank at the most. It changes the result by no more than rounding: a
+    training that ran out of memory resumes with a smaller one."""
     optimizer: Optimizer = Optimizer()
     """What an update is."""
     schedule: Schedule = Schedule()
@@ -85,6 +92,21 @@ class Training(Section):
     nothing is measured if absent."""
     seed: int | None = None
     """Of initialisation and order; the manifest's if absent."""
+    continue_from: OutsidePath | None = None
+    """A checkpoint of another training (its folder `step-...`) to continue from, with its weights, optimizer and step:
+    to make a training longer, to change its schedule on the way, or to go on with a set from which documents were taken
+    that it has not read yet (`mix.exclude`, `gristmill takedown`). Refused unless that training began with the same
+    model and has read exactly what the first steps of this one would."""
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """The keys of HOW_KEYS that this training has, with their defaults.
+
+        Validations are no mere measurements where they end the training.
+        """
+        stops = getattr(self, "early_stopping", None) is not None
+        return {key: field.default for key, field in type(self).model_fields.items()
+                if key in HOW_KEYS and not (stops and key == "validate_every")}
 
 
 class BatchStage(Section):
@@ -139,10 +161,6 @@ class Pretrain(Training):
     its speed). Pays from about 1B parameters on: nanochat's 26 layers gained 17 % raw speed, its 12 lost."""
     validate_every: Positive = 100
     """Steps between validations."""
-    continue_from: OutsidePath | None = None
-    """A checkpoint of another training (its folder `step-...`) to go on from, with its weights, optimizer and step.
-    Refused unless that training has read exactly what the first steps of this one would: it is for a set from which
-    documents were taken that it has not read yet (`mix.exclude`, `gristmill takedown`)."""
     early_stopping: EarlyStopping | None = None
     """Ends the training where the held-out loss no longer falls; it runs to its last step if absent."""
     tasks: tuple[Task, ...] = ()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from gristmill.flows.recipes.sections import Recipe, dump, name_outside_files, reads_of, seed_of, step_recipe, without
 from gristmill.mixtures.decontaminate import Decontaminate
 from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.training import Training
 
 
 def whole(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | None]:
@@ -17,18 +18,30 @@ def whole(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | None]
         if section is None:
             return None
         # What is prepared of examples, and counted of them, is other stages' business.
-        recipe = {**dump(section, "prepare", "leaks"), "seed": seed_of(section, manifest)}
-        if name == "pretrain":
-            named = name_outside_files(recipe, section, verify)
-            return named, {key: value for key, value in recipe.items() if named[key] != value}
-        from gristmill.dataprep.reading.examples import examples_listing
-
-        data = recipe.pop("data")
-        recipe["data"] = [{**{key: value for key, value in item.items() if key != "path"},
-                           "listing": examples_listing(item["path"])} for item in data]
-        return recipe, {"data": data}
+        config = {**dump(section, "prepare", "leaks"), "seed": seed_of(section, manifest)}
+        # How a training computes is in no fingerprint: its recipe has the defaults, whatever the manifest says.
+        recipe = {**_named(name, config, section, verify), **section.how}
+        if name != "pretrain" and config["continue_from"] is None:
+            # Left out where it is absent, as from before tunings had it.
+            del recipe["continue_from"]
+        return recipe, {key: value for key, value in config.items() if recipe.get(key) != value}
 
     return configure
+
+
+def _named(name: str, config: Recipe, section: Training, verify: bool) -> Recipe:
+    """A training's settings with outside files by what identifies them, and its examples by a listing of theirs."""
+    if "data" not in config:
+        return name_outside_files(config, section, verify)
+    from gristmill.dataprep.reading.examples import examples_listing
+    from gristmill.dataprep.reading.sources import outside_listing
+
+    checkpoint = config["continue_from"]
+    return {
+        **config,
+        "continue_from": checkpoint and outside_listing(f"{name}.continue_from", checkpoint, verify),
+        "data": [{**without(item, "path"), "listing": examples_listing(item["path"])} for item in config["data"]],
+    }
 
 
 def examples(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | None]:
