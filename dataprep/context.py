@@ -34,6 +34,12 @@ def read_inputs(description: Mapping[str, Any]) -> dict[str, Path]:
     return {one["stage"]: as_path(one["folder"]) for one in listed}
 
 
+def input_fingerprints(description: Mapping[str, Any]) -> dict[str, str]:
+    """Stage -> fingerprint of what an output is made of, in order but for those of earlier versions."""
+    listed = description.get("input_fingerprints", {})
+    return dict(listed) if isinstance(listed, Mapping) else {one["stage"]: one["fingerprint"] for one in listed}
+
+
 def print_event(event: dict[str, Any]) -> None:
     """Hand an event to the parent process, which reads this process's standard output."""
     sys.stdout.write(EVENT_PREFIX + json.dumps(event) + "\n")
@@ -61,6 +67,7 @@ class Context:
         deterministic: whether operations whose result may differ between two runs are refused.
         wandb, profile: how a training is watched.
         origins: committed outputs, by stage, that know more of the documents that are trained on; for autopsies.
+        began_with: fingerprints of the models that a training begins with, by stage.
         emit: receives events (progress, metrics, warnings).
     """
 
@@ -81,6 +88,7 @@ class Context:
     wandb: Wandb | None = None
     profile: Profile | None = None
     origins: Mapping[str, Path] = field(default_factory=dict)
+    began_with: Mapping[str, str] = field(default_factory=dict)
     emit: Callable[[dict[str, Any]], None] = print_event
 
     def progress(self, done: float, total: float, unit: str, **extra: Any) -> None:

@@ -6,12 +6,21 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from gristmill.dataprep.context import input_fingerprints
+from gristmill.dataprep.files import read_json
 from gristmill.dataprep.secrets import mask_secrets
 from gristmill.flows.session import Session
 from gristmill.flows.stages import Node
 from gristmill.flows.status import ACTIONS, stage_states
 from gristmill.flows.store import StageFolder
+from gristmill.mixtures.training import HOW_KEYS
 
+TRAININGS = ("pretrain", "sft", "reward", "dpo", "rl")
+CONTINUABLE = ("steps", "schedule.", "optimizer.learning_rate", "optimizer.betas", "optimizer.eps",
+               "optimizer.weight_decay", "optimizer.momentum", "optimizer.hessian_every", "optimizer.gamma",
+               "optimizer.clip", "spikes.sigma", "z_loss", "early_stopping", "tasks", "beta", "continue_from",
+               *HOW_KEYS)
+"""Keys of a training that may change on the way: what was read, and what a checkpoint holds, depends on none."""
 MOST_CHANGES = 4
 LONGEST_VALUE = 60
 
@@ -28,6 +37,9 @@ def explain_plan(session: Session, force: frozenset[str] = frozenset()) -> list[
         action, reason = ACTIONS[row["state"]], row.get("details") or row.get("owner", "")
         if row["state"] == "missing":
             reason = why_missing(session, row["stage"])
+            row |= continuable(session, row["stage"])
+        elif row["state"] == "committed" and row["stage"] not in force:
+            reason = made_otherwise(session, row["stage"])
         elif row["state"] == "committed" and row["stage"] in force:
             action, reason = "make", "forced"
         rows.append({**row, "action": action, "reason": reason})
@@ -55,6 +67,40 @@ def why_missing(session: Session, stage: str) -> str:
     return "; ".join(parts) or "what comes before it changes"
 
 
+def continuable(session: Session, stage: str) -> dict[str, Any]:
+    """The furthest checkpoint of another training that this one could continue from: `continue_from`, its `step` and
+    folder; nothing where there is none, or the manifest names one.
+
+    It has read what this one would, with the same model and kind of optimizer; the stage itself sees to that again.
+    """
+    node, found = session.plan[stage], []
+    if stage not in TRAININGS or node.config.get("continue_from") is not None:
+        return {}
+    recipe = json.loads(json.dumps(mask_secrets(dict(node.recipe))))
+    for name, folder in session.store.outputs():
+        description = folder.path / "stage.json"
+        if name != stage or not description.exists():
+            continue
+        told = read_json(description)
+        if told["version"] != node.stage.version or input_fingerprints(told) != dict(node.inputs) or not all(
+                key.startswith(CONTINUABLE) for key, _, _ in changed_keys(told["recipe"], recipe)):
+            continue
+        markers = (folder.work / "checkpoints").glob("step-*/complete.json")
+        found += [(int(path.parent.name.removeprefix("step-")), str(path.parent)) for path in markers]
+    usable = [one for one in found if one[0] < recipe["steps"]]
+    if not usable:
+        return {}
+    step, checkpoint = max(usable)
+    return {"continue_from": {"step": step, "checkpoint": checkpoint}}
+
+
+def made_otherwise(session: Session, stage: str) -> str:
+    """Which settings a committed training was made with that no fingerprint has: `made with micro_batch_size 16`."""
+    used, config = session.folder(stage).manifest().get("how", {}), session.plan[stage].config
+    others = [f"{key} {json.dumps(value)}" for key, value in used.items() if config.get(key) != value]
+    return f"made with {', '.join(others)}" if others else ""
+
+
 def _committed(session: Session, stage: str) -> Iterator[StageFolder]:
     return (folder for name, folder in session.store.outputs() if name == stage and folder.state() == "committed")
 
@@ -76,12 +122,6 @@ def differences(manifest: Mapping[str, Any], node: Node) -> dict[str, list[str]]
     if len(node.edits) > 1 and manifest.get("edits") != list(node.edits):
         changes["input"].append(f"edits are applied in the order {', '.join(node.edits)}")
     return changes
-
-
-def input_fingerprints(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Stage -> fingerprint of what a committed output was made of, in order but for those of earlier versions."""
-    listed = manifest["input_fingerprints"]
-    return dict(listed) if isinstance(listed, Mapping) else {one["stage"]: one["fingerprint"] for one in listed}
 
 
 ABSENT = object()

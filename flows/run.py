@@ -16,6 +16,7 @@ from gristmill.flows.progress import ProgressFile
 from gristmill.flows.stages import Node, Plan
 from gristmill.flows.store import StageFolder, Store, remove_tree
 from gristmill.mixtures.manifest import Engine
+from gristmill.mixtures.training import HOW_KEYS
 
 How = Literal["Cached", "Completed", "Resumed"]
 
@@ -139,7 +140,7 @@ class Runner:
         seconds = time.time() - started
         cost = folder.work / "cost.json"
         folder.commit({
-            **header, "started": started, "seconds": round(seconds, 3), "lease": lease.number,
+            **header, **how_of(node), "started": started, "seconds": round(seconds, 3), "lease": lease.number,
             **({"cost": read_json(cost)} if cost.exists() else {}),
         }, summary)
         return Outcome(node.name, node.fingerprint, "Resumed" if resuming else "Completed", seconds, folder)
@@ -204,6 +205,12 @@ class Runner:
         if reason.startswith(f"{node.name}:"):
             reason = reason.partition(":")[2].strip()
         return mask_text(f"{node.name}: {reason}\n  log: {log}\n  go on with: {self.resume_command}")
+
+
+def how_of(node: Node) -> dict[str, Any]:
+    """The settings that a training was made with and that its recipe does not tell, for the record."""
+    used = {key: node.config[key] for key in HOW_KEYS if key in node.config}
+    return {"how": used} if used else {}
 
 
 def _end_cleaning(folder: StageFolder) -> None:

@@ -117,6 +117,11 @@ def print_plan(rows: list[dict[str, Any]]) -> None:
         table.add_row(row["stage"], action, row["fingerprint"][:8], row["reason"])
     console = plain_console()
     console.print(table)
+    for row in rows:
+        if found := row.get("continue_from"):
+            console.print(Text(f"{row['stage']} would begin at step 1, but could continue from step {found['step']} of "
+                               f"another training: --set {row['stage']}.continue_from={found['checkpoint']}",
+                               style="yellow"), soft_wrap=True)
     work = sum(row["action"] != "reuse" for row in rows)
     console.print(Text(f"{work} of {len(rows)} stages would run" if work else "nothing would run: all stages are "
                        "committed", style="dim"))

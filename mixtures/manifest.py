@@ -70,8 +70,9 @@ class Engine(Section):
     keep_checkpoints: Annotated[int, Field(ge=2)] = 2
     """Checkpoints that are kept, the newest ones."""
     permanent_every: Positive | None = None
-    """Checkpoints of steps that are multiples of this are never deleted; none are kept so if absent. A training saves
-    only every `checkpoint_every` steps, so this should be a multiple of it."""
+    """Checkpoints of steps that are multiples of this are never deleted, also when the training is done, so that a
+    longer one can continue from them (`continue_from`); none are kept so if absent. A training saves only every
+    `checkpoint_every` steps, so this should be a multiple of it."""
     stream: Stream = Stream()
     """How training reads its rows."""
     deterministic: bool = False

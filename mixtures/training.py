@@ -18,8 +18,8 @@ LOOK_EVERY_STEPS = 16
 
 HOW_KEYS = ("micro_batch_size", "log_every", "validate_every", "evaluate_every", "noise_scale_every",
             "generation_rows", "samples_every")
-"""Keys of a training that say how it computes, or what is measured on the way: they change no weight but by rounding, so
-they are in no fingerprint, and a training that is resumed may have others."""
+"""Keys of a training that say how it computes, or what is measured on the way: they change no weight but by rounding,
+so they are in no fingerprint, and a training that is resumed may have others."""
 
 
 class Spikes(Section):

@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.context import Context, print_event, read_inputs
+from gristmill.dataprep.context import Context, input_fingerprints, print_event, read_inputs
 from gristmill.dataprep.files import as_path, read_json, write_json
 from gristmill.dataprep.processes import end_with_parent, measure_cost
 from gristmill.dataprep.secrets import mask_addresses, mask_text, restore_secrets
@@ -76,6 +76,8 @@ def run_stage(folder: Path, description: dict[str, Any], is_first: bool) -> dict
         wandb=None if engine.get("wandb") is None else Wandb.model_validate(engine["wandb"]),
         profile=None if engine.get("profile") is None else Profile.model_validate(engine["profile"]),
         origins={name: as_path(path) for name, path in description.get("origins", {}).items()},
+        began_with={name: fingerprint for name, fingerprint in input_fingerprints(description).items()
+                    if name in TORCHRUN_STAGES},
         emit=print_event if is_first else lambda event: None,
     )
     context.work.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import as_path, write_json
+from gristmill.dataprep.files import as_path
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.training import Pretrain, Training
 from gristmill.tokenize.origins import known_of
@@ -27,9 +27,7 @@ from gristmill.train.adapters.frozen import rounded_tensors
 from gristmill.train.evaluation.readers import InLoopTasks, open_reader
 from gristmill.train.evaluation.validation import Validation
 from gristmill.train.loop.batches import reading_threads
-from gristmill.train.loop.checkpoints import complete_steps, step_folder
-from gristmill.train.loop.continuing import take_over
-from gristmill.train.loop.loop import CHECKPOINTS, Job, train
+from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.record import Record
 from gristmill.train.loop.stream import plan_of
 from gristmill.train.loop.throughput import peak_flops
@@ -61,9 +59,6 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             model = sharded_model(shape, tensor_of, world, dtype, context.compute, section.float8)
             token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
             average = averaged(model, section)
-            if section.continue_from is not None:
-                take_over(section.continue_from, context.work / CHECKPOINTS, packed.fingerprint, packed.order(seed),
-                          plan_of(section, packed.sequence_length), world)
             job = Job(
                 section=section, model=model, world=world, context=context, peak_flops=peak_flops(world.device, dtype),
                 causal_share=causal_share(shape, packed.sequence_length),
@@ -80,15 +75,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             tensors = all_tensors(model, average)
             if record is not None:
                 summary |= publish(out, shape, tensors, record)
-                keep_permanent(context.work, context.permanent_every)
     return {**summary, **describe_model(shape), "dtype": str(dtype).removeprefix("torch."), "world_size": world.size}
-
-
-def keep_permanent(work: Path, permanent_every: int | None) -> None:
-    """Let the permanent checkpoints outlive the stage's commit, so that a later training can go on from one of them."""
-    steps = [] if permanent_every is None else [
-        step for step in complete_steps(work / CHECKPOINTS) if step % permanent_every == 0]
-    write_json(work / "kept.json", [str(step_folder(Path(CHECKPOINTS), step)) for step in steps])
 
 
 def check_stages(packed: PackedSet, section: Pretrain) -> None:

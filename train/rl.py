@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.files import write_json
+from gristmill.dataprep.files import as_path, write_json
 from gristmill.mixtures.reinforcement import Rl
 from gristmill.mixtures.rewards import name_of
 from gristmill.tokenize.order import Order
@@ -47,7 +47,7 @@ from gristmill.train.pretrain import (
     read_token_bytes,
 )
 from gristmill.train.reinforcement.actor import Actor
-from gristmill.train.reinforcement.kept import ANSWERS, BATCHES, gather_batches, read_batch
+from gristmill.train.reinforcement.kept import ANSWERS, BATCHES, gather_batches, read_batch, take_earlier_batches
 from gristmill.train.reinforcement.objective import Reinforcement
 from gristmill.train.reinforcement.policy import add_critic, is_critic
 from gristmill.train.reinforcement.prompts import Prompt, read_prompts, split, write_prompt_ids
@@ -86,6 +86,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
         if world.is_first:
             write_prompt_ids(out / PROMPTS, training)
+            if section.continue_from is not None:
+                take_earlier_batches(context.work / BATCHES, as_path(section.continue_from), section.updates_per_batch)
         dtype = compute_dtype(section.precision, world.device)
         model = tuned_model(shape, stored(start), section.lora, section.seed or 0, world, dtype, context,
                             add_critic if section.algorithm == "ppo" else None)

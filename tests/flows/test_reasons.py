@@ -75,3 +75,37 @@ def test_files_keys_and_code_are_told_apart(toy_runner: Make) -> None:
     assert differences(manifest, node) == {
         "config": ["gone removed: 1", "long added"], "files": ["sources.web (2 new, 1 gone, 1 changed)"],
         "code": ["stage version 1 -> 3"], "input": []}
+
+
+def test_a_training_that_would_begin_anew_is_told_of_the_furthest_checkpoint_that_it_could_continue_from(
+    toy_runner: Make
+) -> None:
+    recipe = {"steps": 100, "seed": 1, "schedule": {"kind": "wsd"}, "optimizer": {"kind": "adamw", "eps": 0.1}}
+
+    def told_to(**changes: object) -> dict[str, object]:
+        (row,) = explain_plan(session_of(toy_runner(pretrain={**recipe, **changes})))
+        return row
+
+    begun = toy_runner(pretrain=recipe).folder("pretrain")
+    begun.begin({"version": 1, "input_fingerprints": {}, "recipe": recipe})
+    for step in (40, 80):
+        checkpoint = begun.work / "checkpoints" / f"step-{step:08d}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "complete.json").write_text("{}")
+    assert "continue_from" not in told_to()  # It resumes by itself.
+    found = told_to(steps=200, schedule={"kind": "cosine"})
+    assert found["continue_from"] == {"step": 80, "checkpoint": str(checkpoint)}
+    assert told_to(steps=60)["continue_from"]["step"] == 40  # type: ignore[index]
+    for changes in ({"seed": 2}, {"optimizer": {"kind": "lion", "eps": 0.1}}, {"steps": 30}):
+        assert "continue_from" not in told_to(**changes)
+
+
+def test_a_finished_training_says_which_settings_it_was_made_with_that_are_in_no_fingerprint(toy_runner: Make) -> None:
+    runner = toy_runner(first={"n": 1})
+    node = runner.plan["first"]
+    runner.plan["first"] = replace(node, config={**node.config, "micro_batch_size": 4})
+    finish(runner)
+    assert runner.folder("first").manifest()["how"] == {"micro_batch_size": 4}
+    assert told(runner) == [("reuse", "")]
+    runner.plan["first"] = replace(node, config={**node.config, "micro_batch_size": 2})
+    assert told(runner) == [("reuse", "made with micro_batch_size 4")]

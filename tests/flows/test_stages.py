@@ -108,6 +108,36 @@ def test_how_the_work_is_done_changes_no_data(override: str) -> None:
     assert set(changed_by(override)) <= ({"export"} if "licence" in override else set())
 
 
+@pytest.mark.parametrize("override", [
+    "pretrain.micro_batch_size=2", "pretrain.log_every=3", "pretrain.validate_every=7", "pretrain.evaluate_every=7",
+    "pretrain.noise_scale_every=5", "sft.micro_batch_size=2", "sft.validate_every=7", "dpo.micro_batch_size=3",
+    "dpo.log_every=3",
+])
+def test_how_a_training_computes_and_what_it_measures_on_the_way_changes_no_fingerprint(override: str) -> None:
+    assert changed_by(override) == []
+    key, _, value = override.partition("=")
+    stage, _, name = key.partition(".")
+    assert opened(override).plan[stage].config[name] == int(value)  # The stage is told all the same.
+
+
+def test_validations_that_end_a_training_are_in_its_fingerprint() -> None:
+    stops = "pretrain.early_stopping={patience: 2}"
+    one, other = (opened(stops, f"pretrain.validate_every={every}").plan["pretrain"] for every in (50, 60))
+    assert one.fingerprint != other.fingerprint
+
+
+def test_a_training_that_continues_from_a_checkpoint_names_it_by_its_content(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "step-00000004"
+    checkpoint.mkdir()
+    (checkpoint / "complete.json").write_text("{}")
+    for stage in ("pretrain", "sft", "dpo"):
+        override = f"{stage}.continue_from={checkpoint}"
+        assert changed_by(override)[0] == stage
+        node = opened(override).plan[stage]
+        assert node.config["continue_from"] == str(checkpoint)
+        assert node.recipe["continue_from"][0]["path"] == "complete.json"
+
+
 def test_another_language_model_is_part_of_the_recipe_by_its_content(tmp_path: Path) -> None:
     model = tmp_path / "glotlid.bin"
     model.write_bytes(b"one model")

@@ -135,6 +135,7 @@ RunStage = Callable[..., dict[str, Any]]
 @pytest.fixture
 def run_stage(one_process: None) -> RunStage:
     """Run a stage in this process: (name, inputs, config, folder, checkpoint_every, compute, stream) -> summary.
+    What else is given is the context's.
 
     `sft` with the keys of its data runs `sft_data` before, `reference` and `dpo` with those of theirs `dpo_data`, and
     give the summaries of both; a stage of the section `dpo` may be given the whole section.
@@ -142,7 +143,7 @@ def run_stage(one_process: None) -> RunStage:
 
     def run(
         stage: str, inputs: dict[str, Path], config: dict[str, Any], folder: Path, checkpoint_every: int = 4,
-        compute: Compute | None = None, stream: Stream | None = None,
+        compute: Compute | None = None, stream: Stream | None = None, **told: Any,
     ) -> dict[str, Any]:
         import importlib
 
@@ -160,7 +161,7 @@ def run_stage(one_process: None) -> RunStage:
             config = {key: value for key, value in config.items() if key in Reference.model_fields}
         (folder / "work").mkdir(parents=True, exist_ok=True)
         context = Context(folder / "work", stage, checkpoint_every=checkpoint_every, emit=lambda event: None,
-                          compute=compute or Compute(), stream=stream or Stream())
+                          compute=compute or Compute(), stream=stream or Stream(), **told)
         summary: dict[str, Any] = importlib.import_module(f"gristmill.train.{stage}").run(
             inputs, config, folder / "data", context)
         json.dumps(summary, allow_nan=False)

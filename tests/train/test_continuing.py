@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from gristmill.dataprep.files import read_json, sha256_file, write_json
 from gristmill.tokenize.packed import PackedSet
+from gristmill.train.loop import loop
 from gristmill.train.loop.continuing import ContinueError
 from gristmill.train.loop.stream import extend_digest
 
@@ -72,3 +74,53 @@ def test_a_training_goes_on_from_the_last_clean_checkpoint_and_never_reads_what_
     (checkpoints / "step-00000004" / "complete.json").unlink()
     with pytest.raises(ContinueError, match="step-00000004 is no complete checkpoint"):
         run_stage("pretrain", inputs, clean, tmp_path / "fourth")
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "data" / "model" / "model.safetensors")
+
+
+def test_a_stopped_training_resumes_with_smaller_micro_batches_and_other_measurements(
+    run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
+    config = {**pretrain_config, "micro_batch_size": 6}
+    run_stage("pretrain", inputs, config, tmp_path / "whole")
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "stop_requested", lambda: True)
+        with pytest.raises(loop.StoppedError):
+            run_stage("pretrain", inputs, config, tmp_path / "less")
+    torch.distributed.destroy_process_group()
+    others = {"micro_batch_size": 2, "validate_every": 5, "noise_scale_every": 2}
+    run_stage("pretrain", inputs, {**config, **others}, tmp_path / "less")
+    whole, less = lines_of(tmp_path / "whole"), lines_of(tmp_path / "less")
+    assert sorted(less) == sorted(whole) == list(range(1, STEPS + 1))
+    for step, line in less.items():
+        assert line["rows_digest"] == whole[step]["rows_digest"]
+        assert line["loss"] == pytest.approx(whole[step]["loss"], abs=1e-4)
+    assert "gradient_noise" in less[STEPS]
+    before, after = weights_of(tmp_path / "whole"), weights_of(tmp_path / "less")
+    assert all(torch.allclose(before[name], after[name], atol=1e-4) for name in before)
+
+
+def test_a_finished_training_is_made_longer_from_a_permanent_checkpoint_with_the_same_bits(
+    run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
+    config = {**pretrain_config, "schedule": {"kind": "wsd", "warmup_steps": 2, "decay_fraction": 0.25}}
+    run_stage("pretrain", inputs, config, tmp_path / "short", permanent_every=8)
+    assert read_json(tmp_path / "short" / "work" / "kept.json") == ["checkpoints/step-00000008"]
+    longer = {**config, "steps": 20}
+    run_stage("pretrain", inputs, longer, tmp_path / "whole")
+    checkpoint = tmp_path / "short" / "work" / "checkpoints" / "step-00000008"
+    run_stage("pretrain", inputs, {**longer, "continue_from": str(checkpoint)}, tmp_path / "longer")
+    assert sorted(lines_of(tmp_path / "longer")) == list(range(9, 21))
+    whole, continued = weights_of(tmp_path / "whole"), weights_of(tmp_path / "longer")
+    assert all(torch.equal(whole[name], continued[name]) for name in whole)
+    with pytest.raises(ContinueError, match="has done 8 steps already, of 6 that this training is to have"):
+        run_stage("pretrain", inputs, {**config, "steps": 6, "continue_from": str(checkpoint)}, tmp_path / "less")
+    torch.distributed.destroy_process_group()
+    averaged = {**longer, "continue_from": str(checkpoint), "average": {}}
+    with pytest.raises(ContinueError, match="holds other tensors than this training's"):
+        run_stage("pretrain", inputs, averaged, tmp_path / "average")

@@ -15,6 +15,7 @@ import torch
 from gristmill.dataprep.reading.examples import read_examples
 from gristmill.train.loop import step
 from gristmill.train.loop.checkpoints import Checkpoints
+from gristmill.train.loop.continuing import ContinueError
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.conversations import NothingToTrainError
 from gristmill.train.objectives.reference import KEY, TABLE, NotTheReferenceError, StaleReferenceError
@@ -391,3 +392,28 @@ def test_an_export_in_8_bits_says_what_it_costs_and_loads_here_and_in_transforme
     step = weight.abs().amax(dim=1, keepdim=True) / 127
     assert ((weight - rounded).abs() <= step / 2 * 1.001).all()
     assert not torch.equal(weight, rounded)
+
+
+@pytest.mark.parametrize("stage", ["sft", "dpo"])
+def test_a_tuning_is_made_longer_from_a_checkpoint_with_the_same_bits(
+    run_stage: Any, pretrained: dict[str, Path], referenced: dict[str, Path], sft_config: dict[str, Any],
+    dpo_config: dict[str, Any], tmp_path: Path, stage: str,
+) -> None:
+    inputs = pretrained if stage == "sft" else referenced
+    config = {**(sft_config if stage == "sft" else dpo_config), "steps": 6,
+              "schedule": {"kind": "constant", "warmup_steps": 1}}
+    start = {"pretrain": "a"}
+    run_stage(stage, inputs, config, tmp_path / "short", began_with=start)
+    checkpoint = tmp_path / "short" / "work" / "checkpoints" / "step-00000004"
+    whole = {**config, "steps": 9}
+    longer = {**whole, "continue_from": str(checkpoint)}
+    run_stage(stage, inputs, whole, tmp_path / "whole")
+    run_stage(stage, inputs, longer, tmp_path / "longer", began_with=start)
+    continued = metrics(tmp_path / "longer")
+    assert [line["step"] for line in continued] == list(range(5, 10))
+    assert [line["rows_digest"] for line in continued] == [
+        line["rows_digest"] for line in metrics(tmp_path / "whole")[4:]]
+    model = Path("data", "model", "model.safetensors")
+    assert (tmp_path / "longer" / model).read_bytes() == (tmp_path / "whole" / model).read_bytes()
+    with pytest.raises(ContinueError, match="began with another output of pretrain than this one"):
+        run_stage(stage, inputs, longer, tmp_path / "other", began_with={"pretrain": "b"})

@@ -157,6 +157,19 @@ def test_ppo_learns_and_goes_on_from_the_middle_of_a_batch_as_if_it_had_not_been
         assert (tmp_path / "killed" / "data" / name).read_bytes() == (tmp_path / "whole" / "data" / name).read_bytes()
 
 
+def test_a_reinforcement_is_made_longer_from_a_checkpoint_and_keeps_the_answers_from_before(
+    run_stage: Any, start: dict[str, Path], rl_config: dict[str, Any], tmp_path: Path
+) -> None:
+    config = {**rl_config, "steps": 6, "steps_per_batch": 2, "global_batch_size": 8}
+    run_stage("rl", start, config, tmp_path / "short", checkpoint_every=5)
+    checkpoint = tmp_path / "short" / "work" / "checkpoints" / "step-00000005"
+    run_stage("rl", start, {**config, "steps": 10}, tmp_path / "whole")
+    run_stage("rl", start, {**config, "steps": 10, "continue_from": str(checkpoint)}, tmp_path / "longer")
+    assert [line["step"] for line in metrics(tmp_path / "longer")] == list(range(6, 11))
+    for name in ("model/model.safetensors", "answers.parquet"):
+        assert (tmp_path / "longer" / "data" / name).read_bytes() == (tmp_path / "whole" / "data" / name).read_bytes()
+
+
 def test_with_adapters_the_reference_is_the_model_without_them(
     run_stage: Any, start: dict[str, Path], rl_config: dict[str, Any], tmp_path: Path
 ) -> None:

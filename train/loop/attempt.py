@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from gristmill.train.loop.checkpoints import Checkpoints, Keeping
+from gristmill.train.loop.checkpoints import CHECKPOINTS, Checkpoints, Keeping
+from gristmill.train.loop.continuing import BEGAN_WITH, not_loaded
 from gristmill.train.loop.examination import look_at_device
 from gristmill.train.loop.job import Job
 from gristmill.train.loop.log import Clock
@@ -22,8 +23,6 @@ from gristmill.train.optim.loss_scale import LossScale
 from gristmill.train.optim.noise_scale import NoiseScale
 from gristmill.train.optim.optimizer import make_optimizers
 from gristmill.train.parallel.world import agree
-
-CHECKPOINTS = "checkpoints"
 
 
 class OtherRowsError(RuntimeError):
@@ -71,7 +70,8 @@ class Attempt:
         """Begin to write a checkpoint of the step that is done; how long the training waits for that is counted."""
         started = time.perf_counter()
         self.checkpoints.save(self.progress.step, self.progress.tensors(),
-                              self.progress.plain(self.job.objective.fingerprint))
+                              self.progress.plain(self.job.objective.fingerprint)
+                              | {BEGAN_WITH: dict(self.job.context.began_with)})
         self.save_seconds += time.perf_counter() - started
 
     def look(self) -> None:
@@ -80,8 +80,11 @@ class Attempt:
                        self.job.decode, self.job.known, self.job.world, self.job.context, self.record)
 
     def _resume(self) -> None:
-        found = self.checkpoints.load_newest(
-            self.progress.tensors(), lambda step, state: is_given_up(step, state, self.rollbacks))
+        try:
+            found = self.checkpoints.load_newest(
+                self.progress.tensors(), lambda step, state: is_given_up(step, state, self.rollbacks))
+        except Exception as error:
+            raise not_loaded(error, self.job) from error
         if found is not None:
             check_rows(found[1].get("rows_of"), self.job.objective.fingerprint, self.checkpoints.folder)
             self.progress.restore(*found)

@@ -16,8 +16,9 @@ rows by (seed, position).
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,8 +33,12 @@ from gristmill.train.optim.offload import is_on_host, wait_until_back
 from gristmill.train.optim.optimizer import has_plain_state
 from gristmill.train.parallel.world import World, agree
 
+CHECKPOINTS = "checkpoints"
+"""The folder of all checkpoints, among a training's working files."""
 MARKER = "complete.json"
 PREFIX = "step-"
+MEASURING = ("noise_scale",)
+"""Parts of the loop's state that only measure: a checkpoint of a training that did not measure lacks them."""
 ROLLBACK_POINTS = 2
 """Checkpoints to roll back to that are kept: spikes may begin right after the newest one."""
 
@@ -95,7 +100,8 @@ class Checkpoints:
         # Quantised moments cannot be copied to staging buffers: those are written before this returns.
         write = partial(async_save, async_stager=self._stager) if all(
             map(has_plain_state, self._optimizers)) else save
-        written = write(self._state(tensors), checkpoint_id=target, process_group=self._group)
+        with own_errors():
+            written = write(self._state(tensors), checkpoint_id=target, process_group=self._group)
         self._pending = self._thread.submit(self._commit, written, target, step, state)
 
     def join(self) -> None:
@@ -132,15 +138,20 @@ class Checkpoints:
     def load(self, step: int, tensors: dict[str, Any]) -> dict[str, Any]:
         """Go to the complete checkpoint of one step; returns the loop's plain state."""
         import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
 
         from gristmill.train.loop.safe_loading import SafePlanner, check_index
 
         self.join()
         _wait_for_all(self._world)
-        target, state = step_folder(self.folder, step), self._state(tensors)
+        target = step_folder(self.folder, step)
         check_index(target)
-        dcp.load(state, checkpoint_id=target, planner=SafePlanner())  # type: ignore[attr-defined]
+        saved = FileSystemReader(target).read_metadata().state_dict_metadata
+        state = self._state({name: part for name, part in tensors.items() if name not in MEASURING
+                             or any(key.startswith(f"loop.{name}.") for key in saved)})
+        with own_errors():
+            dcp.load(state, checkpoint_id=target, planner=SafePlanner())  # type: ignore[attr-defined]
         # All tensors were filled in place. Moments on the host stay as they are: PyTorch would take them to the device.
         set_state_dict(self._model, [one for one in self._optimizers if not is_on_host(one)],
                        model_state_dict=state["model"], optim_state_dict=state["optimizer"],
@@ -165,7 +176,8 @@ class Checkpoints:
     def _commit(self, written: Any, target: Path, step: int, state: dict[str, Any]) -> None:
         """Once every rank has written its part: checksums, the marker, and room for the next ones."""
         if isinstance(written, Future):
-            written.result()
+            with own_errors():
+                written.result()
         if not self._world.is_first:
             return
         write_json(target / MARKER, {"step": step, "files": checksums(target), "state": state})
@@ -184,6 +196,17 @@ class Checkpoints:
                        "removed, and the training goes on from an older checkpoint, or from the start")
             remove_checkpoint(checkpoint)
         return None
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Raise what a rank raised, where torch wraps all ranks' errors in a CheckpointException, which is no Exception."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except CheckpointException as error:
+        raise next(iter(error.failures.values()))[0] from error
 
 
 def pinning_stager(device: torch.device) -> Any:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from gristmill.dataprep.files import write_json
 from gristmill.mixtures.training import LOOK_EVERY_STEPS
-from gristmill.train.loop.attempt import CHECKPOINTS as CHECKPOINTS
 from gristmill.train.loop.attempt import Attempt
 from gristmill.train.loop.attempt import OtherRowsError as OtherRowsError
 from gristmill.train.loop.batches import batches_ahead
+from gristmill.train.loop.checkpoints import CHECKPOINTS, complete_steps, step_folder
+from gristmill.train.loop.continuing import take_over
 from gristmill.train.loop.garbage import collecting_between_steps
 from gristmill.train.loop.job import Job as Job
 from gristmill.train.loop.log import Clock, peak_memory_bytes
@@ -36,10 +39,13 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
     Raises:
         StoppedError: SIGTERM came; the state is saved.
         OtherRowsError: the newest checkpoint has read other rows than there are.
+        gristmill.train.loop.continuing.ContinueError: `continue_from` names no checkpoint to continue from.
     """
     assert_sharded(job.model)
     if job.context.deterministic:
         torch.use_deterministic_algorithms(True)  # an error in place of the warning
+    if job.section.continue_from is not None:
+        take_over(job.section.continue_from, job)
     attempt = Attempt(job)
     progress = attempt.progress
     stopped_early = _has_stopped(job, progress)
@@ -52,10 +58,18 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
     attempt.checkpoints.close()
     if attempt.record is not None:
         attempt.record.close()
+        keep_permanent(job.context.work, job.context.permanent_every)
     return attempt.record, {
         "steps": progress.step, "tokens": progress.tokens, "skipped_steps": progress.skipped,
         "rows_digest": progress.digest, "rollbacks": attempt.rollbacks, "stopped_early": stopped_early,
         "peak_memory_bytes": peak_memory_bytes(job.world.device, job.world)}
+
+
+def keep_permanent(work: Path, permanent_every: int | None) -> None:
+    """Let the permanent checkpoints outlive the stage's commit, so that another training can continue from one."""
+    steps = [] if permanent_every is None else [
+        step for step in complete_steps(work / CHECKPOINTS) if step % permanent_every == 0]
+    write_json(work / "kept.json", [str(step_folder(Path(CHECKPOINTS), step)) for step in steps])
 
 
 def _train_until_rollback(attempt: Attempt, collect_garbage: Callable[[int], None]) -> bool:

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gristmill.dataprep.documents import open_parquet, write_table
-from gristmill.dataprep.files import atomic_write
+from gristmill.dataprep.files import atomic_write, read_json
+from gristmill.train.loop.checkpoints import MARKER, PREFIX, is_complete
 
 ANSWERS = "answers.parquet"
 """Of all batches, in the stage's output."""
@@ -49,6 +50,25 @@ def gather_batches(folder: Path, batches: int, out: Path) -> None:
             writer.write_table(table, row_group_size=max(1, len(table)))
         if writer is not None:
             writer.close()
+
+
+def take_earlier_batches(folder: Path, checkpoint: Path, updates_per_batch: int) -> None:
+    """Copy the batches that the training of a checkpoint has learned from up to it, unless they are there.
+
+    Raises:
+        FileNotFoundError: they are not in the stage's folder that the checkpoint lies in.
+    """
+    if not checkpoint.name.startswith(PREFIX) or not is_complete(checkpoint):
+        return  # The loop refuses it with the reason.
+    stage = checkpoint.parents[2]
+    for batch in range(-(-int(read_json(checkpoint / MARKER)["step"]) // updates_per_batch)):
+        if (folder / _name(batch)).exists():
+            continue
+        answers = read_batch([stage / "data", stage / "work"], batch)
+        if answers is None:
+            raise FileNotFoundError(f"rl.continue_from: the answers that the training of {checkpoint} learned from are "
+                                    f"not in {stage}; name the checkpoint where that training has saved it")
+        keep_batch(folder, batch, answers, list(answers[0]["rewards"]))
 
 
 def read_batch(folders: Iterable[Path], batch: int) -> list[dict[str, Any]] | None:
