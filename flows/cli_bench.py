@@ -31,11 +31,12 @@ def bench(
     the same bytes all the same.
     """
     from gristmill.flows.bench import AREAS, print_rows
+    from gristmill.mixtures.yaml_files import did_you_mean
 
     if markdown is not None:
         out_file("--markdown", markdown)
     if area not in AREAS:
-        fail(f"no such area: {area}; areas are {', '.join(AREAS)}", EXIT_USAGE)
+        fail(f"no such area: {area}{did_you_mean(area, AREAS) or ';'} areas are {', '.join(AREAS)}", EXIT_USAGE)
     options = {name: value for name, value in (("points", points), ("seed", seed), ("folder", folder),
                                                ("at_once", at_once)) if value is not None}
     if options and area != "chaos":

@@ -44,11 +44,14 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON for scripts.")] = False,
 ) -> None:
     """Run a manifest: what is committed is reused, what is unfinished goes on."""
+    from gristmill.mixtures.yaml_files import did_you_mean
+
     settings = [*(set_ or []), *(["engine.deterministic=true"] if deterministic else [])]
     session = open_or_exit(manifest, settings, store, until=until, exactly=True, verify_inputs=verify_inputs)
     unknown = [name for name in force or [] if name not in session.plan]
     if unknown:
-        fail(f"--force {unknown[0]}: this run has no such stage; it has {', '.join(session.plan)}", EXIT_USAGE)
+        fail(f"--force {unknown[0]}: this run has no such stage{did_you_mean(unknown[0], session.plan) or ';'} "
+             f"it has {', '.join(session.plan)}", EXIT_USAGE)
     if dry_run:
         show_plan(session, frozenset(force or []), as_json)
         raise typer.Exit

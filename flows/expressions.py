@@ -5,22 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from gristmill.mixtures.load import Location, ManifestError, Problem, line_of
+from gristmill.mixtures.load import Location, Problem, Written
 from gristmill.mixtures.manifest import Manifest
 
 
-def check_expressions(manifest: Manifest, file: str) -> None:
-    """Look at every `where` and `epochs` of the sources.
-
-    Args:
-        file: the manifest's own, for the lines in the error.
-
-    Raises:
-        ManifestError: one of them is no SQL, or names a column that nothing in this manifest measures.
-    """
+def wrong_expressions(manifest: Manifest, written: Written) -> list[Problem]:
+    """Every `where` and `epochs` of the sources that is no SQL, or names a column that nothing here measures."""
     expressions = list(_expressions(manifest))
     if not expressions:
-        return
+        return []
     from gristmill.dataprep.measured import measured_by
     from gristmill.tokenize.mixing.shares import MixError
     from gristmill.tokenize.mixing.where import check_names
@@ -35,9 +28,8 @@ def check_expressions(manifest: Manifest, file: str) -> None:
         try:
             check_names(key, expression, names)
         except MixError as error:
-            problems.append(Problem(file, line_of(file, location), key, str(error).removeprefix(f"{key}: ")))
-    if problems:
-        raise ManifestError(problems)
+            problems.append(written.problem(location, str(error).removeprefix(f"{key}: ")))
+    return problems
 
 
 def _expressions(manifest: Manifest) -> Iterator[tuple[Location, str]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from gristmill.flows.lease import highest, running_owner
 from gristmill.flows.session import Session
 from gristmill.flows.status import stage_states
+from gristmill.mixtures.yaml_files import did_you_mean
 
 FOLLOW_SECONDS = 0.5
 BLOCK_BYTES = 1 << 16
@@ -33,7 +34,8 @@ def find_log(session: Session, stage: str | None, attempt: int | None) -> Path:
     """
     chosen = stage or _interesting(session)
     if chosen not in session.plan:
-        raise NoLogError(f"no such stage: {chosen!r}; {session.manifest_file} has {', '.join(session.plan)}")
+        raise NoLogError(f"no such stage: {chosen!r}{did_you_mean(chosen, session.plan) or ';'} "
+                         f"{session.manifest_file} has {', '.join(session.plan)}")
     folder = session.folder(chosen).logs
     attempts = sorted(int(path.stem) for path in folder.glob("*.log")) if folder.exists() else []
     if not attempts:

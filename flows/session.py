@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.dataprep.secrets import remember_secrets
-from gristmill.flows.expressions import check_expressions
+from gristmill.flows.preflight import LOOKED_AT, find_problems, missing_files
 from gristmill.flows.run import Observer, Runner
 from gristmill.flows.runs import RunRecord
 from gristmill.flows.stages import STAGES, Plan, UnknownStageError, make_plan
 from gristmill.flows.store import StageFolder, Store
 from gristmill.flows.store_location import store_at
-from gristmill.mixtures.load import load_manifest
+from gristmill.mixtures.load import ManifestError, open_manifest
 from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.yaml_files import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -92,19 +93,26 @@ def open_session(
         verify_inputs: hash the content of outside files.
 
     Raises:
-        gristmill.mixtures.load.ManifestError: the manifest is wrong.
+        gristmill.mixtures.load.ManifestError: the manifest is wrong, or a file that it names is missing or unusable.
         UnknownStageError: there is no such stage.
-        gristmill.dataprep.reading.sources.SourceError: a source's path matches nothing.
         gristmill.flows.store_location.StoreLocationError: there can be no store at that place.
     """
     if until is not None and until not in STAGES:
-        raise UnknownStageError(f"no such stage: {until!r}; stages are {', '.join(STAGES)}")
+        raise UnknownStageError(f"no such stage: {until!r}{did_you_mean(until, STAGES) or ';'} stages are "
+                                f"{', '.join(STAGES)}")
     remember_secrets(overrides)
-    loaded = load_manifest(manifest, overrides)
+    loaded, written = open_manifest(manifest, overrides)
     remember_secrets(loaded.model_dump(mode="json"))
-    plan = make_plan(loaded, verify_inputs)
+    try:
+        plan = make_plan(loaded, verify_inputs)
+    except (OSError, ValueError) as error:
+        problems = missing_files(loaded, written)
+        if not problems:
+            raise
+        raise ManifestError([*problems, *find_problems(loaded, written, LOOKED_AT)]) from error
     if until is not None and until not in plan and exactly:
-        raise UnknownStageError(f"{manifest} has no stage {until!r}; it has {', '.join(plan)}")
+        raise UnknownStageError(f"{manifest} has no stage {until!r}{did_you_mean(until, plan) or ';'} it has "
+                                f"{', '.join(plan)}")
     if until is not None:
         order = list(STAGES)
         last = until if until in plan else next(
@@ -112,6 +120,8 @@ def open_session(
         names = list(plan)
         plan = {name: plan[name] for name in names[: names.index(last) + 1]}
     session = Session(loaded, manifest, overrides, store_at(store), store, plan)
-    if "mix" in plan and session.committed("mix") is None:
-        check_expressions(loaded, manifest)
+    to_make = [name for name in LOOKED_AT if name in plan and session.committed(name) is None]
+    problems = find_problems(loaded, written, to_make)
+    if problems:
+        raise ManifestError(problems)
     return session

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +15,21 @@ from gristmill.mixtures.mix_problems import mix_problems, weighed_sources
 from gristmill.mixtures.prepare import PREPARE_SECTIONS
 from gristmill.mixtures.rules import Filter, Rules
 from gristmill.mixtures.section import OutsidePath
-from gristmill.mixtures.yaml_files import in_words, why_invalid, why_unreadable
+from gristmill.mixtures.yaml_files import did_you_mean, in_words, why_invalid, why_unreadable
 from gristmill.mixtures.yaml_text import compose_yaml, parse_yaml
 
 Location = tuple[str | int, ...]
 KEPT_TOKEN_NAMES = ("token", "password", "secret", "api_key")
 WHOLE_FILE = "(file)"
+MOST_OF_A_VALUE = 200
+"""Characters of a value that an error repeats."""
+MOST_PLACES = 3
+"""Places that are named for a key which stands where it does not belong."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake in a manifest; its line is 0 where the file itself cannot be read."""
+    """One mistake in a manifest; its line is 0 where the file itself cannot be read, or a setting replaces its key."""
 
     file: str
     line: int
@@ -41,8 +44,38 @@ class ManifestError(ValueError):
     """A manifest that cannot be run, with every problem found in it."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
-        self.problems = list(problems)
+        self.problems = sorted(set(problems), key=lambda problem: (problem.line, problem.key))
         super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+@dataclass(frozen=True)
+class Written:
+    """Where the keys of a manifest were written: in lines of its file, or in settings that replace them.
+
+    Attributes:
+        file: the manifest's.
+        raw: its content, with the settings.
+        lines: 1-based line of every key and list item.
+        settings: what each setting replaces -> its key, as it was given.
+    """
+
+    file: str
+    raw: Any
+    lines: Mapping[Location, int]
+    settings: Mapping[Location, str]
+
+    def problem(self, location: Sequence[str | int], message: str) -> Problem:
+        """A mistake at a key, named as it stands in the file or in a setting."""
+        at = _written_location(location, self.raw)
+        parts = [at[:end] for end in range(len(at), -1, -1)]
+        setting = next((self.settings[part] for part in parts if part in self.settings), None)
+        if setting is None and at not in self.lines:
+            setting = next((given for place, given in self.settings.items() if place[: len(at)] == at), None)
+        if setting is not None:
+            key = _dotted(at)
+            return Problem(f"--set {setting}", 0, key, message if key == setting else f"{key}: {message}")
+        return Problem(self.file, next((self.lines[part] for part in parts if part in self.lines), 1), _dotted(at),
+                       message)
 
 
 def load_manifest(path: str | Path, overrides: Sequence[str] = ()) -> Manifest:
@@ -55,17 +88,26 @@ def load_manifest(path: str | Path, overrides: Sequence[str] = ()) -> Manifest:
     Raises:
         ManifestError: with all problems, before any work.
     """
+    return open_manifest(path, overrides)[0]
+
+
+def open_manifest(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Manifest, Written]:
+    """Like `load_manifest`, with where each key was written, for what is found wrong later."""
     file = Path(path)
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         advice = "" if not isinstance(error, FileNotFoundError) else ", or write one with: gristmill new"
         raise ManifestError([Problem(str(path), 0, WHOLE_FILE, why_unreadable(error) + advice)]) from error
-    return parse_manifest(text, str(path), overrides)
+    return _parse(text, str(path), overrides)
 
 
 def parse_manifest(text: str, file: str, overrides: Sequence[str] = ()) -> Manifest:
     """Validate a manifest's text; `file` names it in errors and anchors its relative paths."""
+    return _parse(text, file, overrides)[0]
+
+
+def _parse(text: str, file: str, overrides: Sequence[str]) -> tuple[Manifest, Written]:
     try:
         node = compose_yaml(text)
         raw = parse_yaml(text)
@@ -75,24 +117,19 @@ def parse_manifest(text: str, file: str, overrides: Sequence[str] = ()) -> Manif
     if not isinstance(raw, dict):
         raise ManifestError([Problem(file, 1, WHOLE_FILE, "a manifest is a mapping that starts with `name:`")])
     lines = {} if node is None else dict(_key_lines(node))
-    problems = list(_duplicate_keys(node, file)) + _apply_overrides(raw, overrides, file)
+    problems, settings = _apply_overrides(raw, overrides)
+    problems += _duplicate_keys(node, file)
+    written = Written(file, raw, lines, settings)
     manifest: Manifest | None = None
     try:
         manifest = Manifest.model_validate(raw)
     except ValidationError as error:
-        problems += [_field_problem(item, raw, lines, file) for item in error.errors()]
-    problems += _contradictions(raw, lines, file)
+        problems += [_field_problem(item, written) for item in error.errors()]
+    problems += _contradictions(written)
     if problems or manifest is None:
-        raise ManifestError(sorted(set(problems), key=lambda problem: (problem.line, problem.key)))
+        raise ManifestError(problems)
     anchored: Manifest = _anchor_paths(manifest, Path(file).resolve().parent)
-    return anchored
-
-
-def line_of(path: str | Path, location: Location) -> int:
-    """The 1-based line of a manifest where a key is, or the innermost mapping around it that is there."""
-    node = compose_yaml(Path(path).read_text(encoding="utf-8"))
-    lines = dict(_key_lines(node)) if node is not None else {}
-    return next((lines[location[:length]] for length in range(len(location), -1, -1) if location[:length] in lines), 1)
+    return anchored, written
 
 
 def _key_lines(node: yaml.Node, at: Location = ()) -> Iterator[tuple[Location, int]]:
@@ -127,33 +164,43 @@ def _duplicate_keys(node: yaml.Node | None, file: str, at: Location = ()) -> Ite
             yield from _duplicate_keys(value, file, (*at, index))
 
 
-def _apply_overrides(raw: dict[str, Any], overrides: Sequence[str], file: str) -> list[Problem]:
-    problems = []
+def _apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> tuple[list[Problem], dict[Location, str]]:
+    """Replace what the overrides name; returns what is wrong with them, and what each of them replaced."""
+    problems, settings = [], {}
     for override in overrides:
         key, equals, value = override.partition("=")
+
+        def wrong(message: str, key: str = key) -> None:
+            problems.append(Problem(f"--set {key}", 0, key, message))
+
         if not equals or not key:
-            problems.append(Problem(file, 1, override, "an override is written key.path=value, e.g. pretrain.steps=50"))
+            wrong("an override is written key.path=value, e.g. pretrain.steps=50")
             continue
         target: Any = raw
+        at: Location = ()
         *parents, last = full_key(key).split(".")
         try:
             for parent in parents:
-                target = _child(target, parent)
-            _put(target, last, parse_yaml(value))
+                target, way = _child(target, parent)
+                at += way
+            settings[(*at, *_put(target, last, parse_yaml(value)))] = key
         except yaml.YAMLError as error:
-            problems.append(Problem(file, 1, key, f"{value!r} is not valid YAML: {why_invalid(error)[1]}"))
+            wrong(f"{value!r} is not valid YAML: {why_invalid(error)[1]}")
         except LookupError as error:
-            problems.append(Problem(file, 1, key, f"cannot be overridden: {error.args[0]}"))
-    return problems
+            wrong(f"cannot be overridden: {error.args[0]}")
+    return problems, settings
 
 
-def _put(target: Any, key: str, value: Any) -> None:
+def _put(target: Any, key: str, value: Any) -> Location:
+    """Replace a value, and return where that is inside of the target."""
     if isinstance(target, list):
-        target[_index(target, key)] = value
-    elif isinstance(target, dict):
-        target[key] = value
-    else:
+        index = _index(target, key)
+        target[index] = value
+        return (index,)
+    if not isinstance(target, dict):
         raise LookupError(f"there is nothing below {target!r}")
+    target[key] = value
+    return (key,)
 
 
 def full_key(key: str) -> str:
@@ -166,21 +213,22 @@ def full_key(key: str) -> str:
     return ".".join(["prepare", first, *rest])
 
 
-def _child(parent: Any, key: str) -> Any:
-    """The value behind one part of an override's path; `prepare.dedup` finds the list entry of that name."""
+def _child(parent: Any, key: str) -> tuple[Any, Location]:
+    """The value behind one part of an override's path, and the way there; `prepare.dedup` finds the entry so named."""
     if isinstance(parent, list):
         for index, entry in enumerate(parent):
             if entry == key:
                 parent[index] = entry = {key: {}}
             if isinstance(entry, dict) and key in entry:
-                return entry[key]
-        return parent[_index(parent, key)]
+                return entry[key], (index, key)
+        index = _index(parent, key)
+        return parent[index], (index,)
     if not isinstance(parent, dict):
         raise LookupError(f"there is nothing below {parent!r}")
     if parent.get(key) is None:
         # The rule sets of a filter that names none stay there beside one of which a threshold is overridden.
         parent[key] = {name: {} for name in Filter().rules.model_dump()} if key == "rules" else {}
-    return parent[key]
+    return parent[key], (key,)
 
 
 def _index(entries: list[Any], key: str) -> int:
@@ -189,20 +237,44 @@ def _index(entries: list[Any], key: str) -> int:
     return int(key)
 
 
-def _field_problem(item: Any, raw: Any, lines: Mapping[Location, int], file: str) -> Problem:
-    location = _written_location(item["loc"], raw)
-    line = next((lines[location[:end]] for end in range(len(location), -1, -1) if location[:end] in lines), 1)
-    key = _dotted(location)
+def _field_problem(item: Any, written: Written) -> Problem:
+    location = _written_location(item["loc"], written.raw)
     if item["type"] == "extra_forbidden":
         known = _known_keys(location[:-1])
-        near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.4)
-        hint = f", did you mean {near[0]!r}?" if near else f"; known here: {', '.join(known)}" if known else ""
-        return Problem(file, line, key, f"unknown key{hint}")
+        hint = (did_you_mean(str(location[-1]), known) or _where_it_belongs(str(location[-1]), written.raw)
+                or (f"; known here: {', '.join(known)}" if known else ""))
+        return written.problem(location, f"unknown key{hint}")
     if item["type"] == "missing":
-        return Problem(file, line, key, "required but absent")
+        return written.problem(location, "required but absent")
     value = item.get("input")
-    shown = "" if isinstance(value, Mapping | BaseModel) else f" (got {value!r})"
-    return Problem(file, line, key, in_words(item) + shown)
+    shown = "" if isinstance(value, Mapping | BaseModel) else f" (got {shortened(value)})"
+    return written.problem(location, in_words(item) + shown)
+
+
+def shortened(value: Any) -> str:
+    """A value as an error repeats it: the first MOST_OF_A_VALUE characters."""
+    shown = repr(value)
+    return shown if len(shown) <= MOST_OF_A_VALUE else f"{shown[:MOST_OF_A_VALUE]}... {len(shown)} characters"
+
+
+def _where_it_belongs(name: str, raw: Any) -> str:
+    """`, did you mean 'pretrain.steps'?` of a key that other sections have, those of this manifest first."""
+    found = [".".join(key) for key in _all_keys(Manifest) if key[-1] == name and key[0] not in ("prepare", "sources")]
+    found += [".".join((stage, *key)).replace("filter.rules.", "filter.")
+              for stage, section in PREPARE_SECTIONS.items() for key in _all_keys(section) if key[-1] == name]
+    steps = raw.get("prepare")
+    used = {*raw, *(stage for step in (steps if isinstance(steps, list) else ()) for stage in (
+        [step] if isinstance(step, str) else step if isinstance(step, dict) else ()))}
+    near = sorted(found, key=lambda key: (key.partition(".")[0] not in used, key.count(".")))[:MOST_PLACES]
+    return f", did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def _all_keys(model: Any) -> Iterator[tuple[str, ...]]:
+    """Every key of a section, and of the sections inside it."""
+    for name, field in model.model_fields.items():
+        yield (name,)
+        for inner in _models_in(field.annotation):
+            yield from ((name, *key) for key in _all_keys(inner))
 
 
 def _written_location(location: Sequence[str | int], raw: Any) -> Location:
@@ -259,13 +331,13 @@ def _dotted(location: Location) -> str:
     return key or WHOLE_FILE
 
 
-def _contradictions(raw: Mapping[str, Any], lines: Mapping[Location, int], file: str) -> list[Problem]:
+def _contradictions(written: Written) -> list[Problem]:
     """What no single field can know: names that refer to nothing, stages whose input is switched off."""
     problems: list[Problem] = []
+    raw = written.raw
 
     def problem(location: Location, message: str) -> None:
-        line = next((lines[location[:end]] for end in range(len(location), -1, -1) if location[:end] in lines), 1)
-        problems.append(Problem(file, line, _dotted(location), message))
+        problems.append(written.problem(location, message))
 
     sources = raw.get("sources")
     names = list(sources) if isinstance(sources, dict) else []
@@ -273,9 +345,8 @@ def _contradictions(raw: Mapping[str, Any], lines: Mapping[Location, int], file:
         problem(location, message)
     for location, name in _source_references(raw):
         if names and name not in names:
-            near = difflib.get_close_matches(str(name), names, n=1)
-            hint = f", did you mean {near[0]!r}?" if near else ""
-            problem(location, f"no such source: {name!r}{hint} (sources: {', '.join(names)})")
+            hint = did_you_mean(str(name), map(str, names))
+            problem(location, f"no such source: {name!r}{hint} (sources: {', '.join(map(str, names))})")
     for stage, needed in (("mix", "tokenizer"), ("pretrain", "mix"), ("sft", "pretrain"), ("reward", "pretrain"),
                           ("dpo", "pretrain"), ("rl", "pretrain"),
                           ("evaluate", "pretrain"), ("export", "pretrain")):
@@ -294,7 +365,7 @@ def _contradictions(raw: Mapping[str, Any], lines: Mapping[Location, int], file:
         if stage in PREPARE_SECTIONS and stage in seen:
             problem(("prepare", index), f"{stage} is there already, as entry {seen[stage]}; each stage runs once")
         seen.setdefault(stage, index)
-    for location in dict.fromkeys((*lines, *_locations(raw))):
+    for location in dict.fromkeys((*written.lines, *_locations(raw))):
         if location and str(location[-1]).lower() in KEPT_TOKEN_NAMES:
             problem(location, "secrets do not belong into a manifest: it is kept with every run; use the environment")
     return problems

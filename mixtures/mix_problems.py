@@ -48,6 +48,12 @@ def mix_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
         if isinstance(weights, Mapping) and list(weights) == [ALPHA] and ALPHA in sources:
             yield (*location, ALPHA), ("is the exponent of shares by size, and also a source's name; rename the "
                                        "source, or give a second source a weight (0 is one)")
+    if isinstance(mix, Mapping):
+        tokens, length = mix.get("tokens"), mix.get("sequence_length", Mix.model_fields["sequence_length"].default)
+        if isinstance(tokens, int) and isinstance(length, int) and length > tokens > 0:
+            yield ("mix", "sequence_length"), (
+                f"a row of {length} tokens is longer than all {tokens} that the mixture is to have; give shorter rows, "
+                "or more tokens (mix.tokens)")
     yield from _reads_of_a_staged_set(mix, raw.get("pretrain"))
 
 

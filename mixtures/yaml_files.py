@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,12 @@ KINDS = {
 
 class YamlFileError(ValueError):
     """A file that cannot be read as YAML, with the file, the line where there is one, and what to do."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`, did you mean 'steps'?` where one of the known names is near, else nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f", did you mean {near[0]!r}?" if near else ""
 
 
 def read_yaml(path: Path) -> Any:

@@ -24,7 +24,28 @@ FILES = {
     "missing-source.yaml": b"name: a\nsources: {a: {path: not/*.txt}}", "nothing.jsonl": b"", "broken.jsonl": b"{\n",
     "keyless.jsonl": b'{"x": 1}\n', "prompts.jsonl": b'{"prompt": "a"}\n', "ids.txt": b"abc\n",
     "grid.yaml": b"- {a: 1}\n- {a: 2}\n", "other-grid.yaml": b"- {b: 1}\n", "a-file": b"x", "bare/config.json": b"{}",
-    "folder.yaml/x": b"",
+    "folder.yaml/x": b"", "several-wrong.yaml": b"""\
+name: several
+sources:
+  a: {path: no-a.txt}
+  b: {path: "no-b/*.jsonl"}
+prepare:
+  - decontaminate:
+      against:
+        - no-e.jsonl
+tokenizer:
+  path: no-tokenizer.json
+mix: {tokens: 2000, sequence_length: 32}
+pretrain:
+  model: {init_from: bare}
+  steps: 4
+""", "wrong-start.yaml": b"""\
+name: start
+sources: {a: {path: a.txt}}
+tokenizer: {vocab_size: 300}
+mix: {tokens: 2000, sequence_length: 32}
+pretrain: {steps: 4, model: {init_from: folder.yaml}}
+""",
 }  # fmt: skip
 WRONG_MANIFESTS = {
     "absent.yaml": "absent.yaml: there is no such file; correct the path, or write one with: gristmill new",
@@ -37,7 +58,16 @@ WRONG_MANIFESTS = {
     "broken.yaml": "broken.yaml:2: (syntax): not valid YAML: expected ',' or ']'",
     "code.yaml": "not valid YAML: could not determine a constructor",
     "missing-source.yaml": "not/*.txt; correct the pattern",
-    "good.yaml --set nosuch.key=1": "nosuch: unknown key, did you mean 'sources'?",
+    "good.yaml --set nosuch.key=1": "--set nosuch.key: nosuch: unknown key; known here: dpo, engine,",
+    "good.yaml --set steps=5": "--set steps: unknown key, did you mean 'pretrain.steps'",
+    "good.yaml --set pretrain.stepz=5": "--set pretrain.stepz: unknown key, did you mean 'steps'?",
+    "good.yaml --set mix.sequence_length=4096": "--set mix.sequence_length: a row of 4096 tokens is longer than",
+    "good.yaml --set tokenizer.path=broken.jsonl": (
+        "--set tokenizer.path: {folder}/broken.jsonl is not a tokenizer.json that the tokenizers library reads"),
+    "good.yaml --set tokenizer.chat_template={%": "tokenizer.chat_template: ",
+    "several-wrong.yaml": "5 problems in several-wrong.yaml; nothing was run",
+    "wrong-start.yaml": (
+        "wrong-start.yaml:5: pretrain.model.init_from: {folder}/folder.yaml/config.json does not exist; a model is"),
     "good.yaml --set pretrain.steps": "an override is written key.path=value",
     "good.yaml --set pretrain.steps=many": "pretrain.steps: input should be a valid integer (got 'many')",
     "good.yaml --set pretrain.steps=-1": "pretrain.steps: input should be greater than 0 (got -1)",
@@ -62,6 +92,9 @@ OF_MANIFESTS = [
 WRONG_FOR_ALL = ("absent.yaml", "folder.yaml", "good.yaml --set name.x=1", "good.yaml --store a-file")
 ANSWERS = {
     "run good.yaml --until nosuch": "no such stage: 'nosuch'; stages are ingest, clean",
+    "run good.yaml --until pretrian": "no such stage: 'pretrian', did you mean 'pretrain'? stages are ingest",
+    "run good.yaml --force tokeniser": "this run has no such stage, did you mean 'tokenizer'? it has ingest",
+    "logs good.yaml tokenise": "no such stage: 'tokenise', did you mean 'tokenize'? good.yaml has ingest",
     "run good.yaml --until sft": "good.yaml has no stage 'sft'; it has ingest, tokenizer",
     "run good.yaml --force nosuch": "--force nosuch: this run has no such stage",
     "run good.yaml --json": "--json belongs to --dry-run",
@@ -205,7 +238,21 @@ def assert_refused(command: str, sentence: str, project: Path) -> None:
 
 @pytest.mark.parametrize("manifest", WRONG_MANIFESTS)
 def test_a_wrong_manifest_setting_or_store_is_refused(manifest, project):
-    assert_refused(f"plan {manifest}", WRONG_MANIFESTS[manifest], project)
+    assert_refused(f"plan {manifest}", WRONG_MANIFESTS[manifest].replace("{folder}", str(project)), project)
+
+
+def test_every_missing_or_unusable_file_is_named_at_once_with_its_line_and_key(project):
+    result = CliRunner().invoke(app, ["plan", "several-wrong.yaml"], terminal_width=1000)
+
+    assert [line.partition(f"{project}/")[0] + line.partition(f"{project}/")[2][:16] for line in (
+        result.output.splitlines())] == [
+        "several-wrong.yaml:3: sources.a.path: no-a.txt does no",
+        "several-wrong.yaml:4: sources.b.path: no file matches no-b/*.jsonl; co",
+        "several-wrong.yaml:8: prepare[0].decontaminate.against[0].path: no-e.jsonl does ",
+        "several-wrong.yaml:10: tokenizer.path: no-tokenizer.jso",
+        "several-wrong.yaml:13: pretrain.model.init_from: bare: config.jso",
+        "5 problems in several-wrong.yaml; nothing was run",
+    ]
 
 
 @pytest.mark.parametrize("command", OF_MANIFESTS)

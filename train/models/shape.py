@@ -12,6 +12,11 @@ from gristmill.mixtures.model import Model, RopeScaling
 VOCAB_MULTIPLE = 128
 """Rows of the embedding are padded to this multiple, which matrix units prefer (OLMo-core: padded_vocab_size)."""
 FFN_MULTIPLE = 64
+LARGEST_SIZES = {
+    "layers": 10_000, "width": 1 << 20, "heads": 1 << 16, "kv_heads": 1 << 16, "head_width": 1 << 16,
+    "ffn_width": 1 << 24, "vocab_size": 1 << 26, "padded_vocab_size": 1 << 26, "sequence_length": 1 << 31,
+}  # fmt: skip
+"""Far beyond any model: what a config.json asks for is built in memory, layer by layer, before a weight is read."""
 
 
 class ShapeError(ValueError):
@@ -53,6 +58,12 @@ class Shape:
     experts: int = 0
     experts_per_token: int = 0
     load_balancing: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, most in LARGEST_SIZES.items():
+            size = getattr(self, name)
+            if type(size) is not int or not 1 <= size <= most:
+                raise ShapeError(f"a model's {name} is a whole number from 1 to {most:,}, not {size!r}")
 
     @property
     def attention_width(self) -> int:

@@ -12,7 +12,12 @@ from torch import Tensor, nn
 
 from gristmill.dataprep.files import atomic_write, read_json, write_json
 from gristmill.mixtures.model import Initialisation
-from gristmill.train.models.families import is_scorer, shape_from_hf, tensors_behind
+from gristmill.train.models.families import (
+    UnknownArchitectureError,
+    is_scorer,
+    shape_from_hf,
+    tensors_behind,
+)
 from gristmill.train.models.initialisation import initial_tensor
 from gristmill.train.models.int8 import read_int8, stored_name
 from gristmill.train.models.shape import Shape, ShapeError, shape_from_json, shape_to_json
@@ -61,28 +66,46 @@ def stored(folder: Path) -> TensorOf:
 
 def _finder(folder: Path) -> Callable[[str], Tensor]:
     """A function that reads a tensor from whichever safetensors file of a folder holds it."""
-    from safetensors import safe_open
-
-    index = folder / INDEX_FILE
-    where: dict[str, str] | None = read_json(index)["weight_map"] if index.exists() else None
-
-    @cache
-    def opened(file: str) -> Any:
-        if not (folder / file).exists():
-            raise WeightsError(f"{folder} has no {file}; a model is {WEIGHTS_FILE}, or {INDEX_FILE} and its parts")
-        return safe_open(str(folder / file), framework="pt")
+    holder = _holder(folder)
 
     def find(name: str) -> Tensor:
-        file = WEIGHTS_FILE if where is None else where.get(name) or where.get(stored_name(name, "qdata"))
-        names = set() if file is None else set(opened(file).keys())
-        if file is not None and (rounded := read_int8(name, names, opened(file).get_tensor)) is not None:
+        file, names = holder(name)
+        rounded = read_int8(name, names, file.get_tensor)
+        if rounded is not None:
             return rounded
-        if file is None or name not in names:
-            raise WeightsError(f"{folder / (file or INDEX_FILE)} has no tensor {name}, which {SHAPE_FILE} asks for")
-        tensor: Tensor = opened(file).get_tensor(name)
+        tensor: Tensor = file.get_tensor(name)
         return tensor
 
     return find
+
+
+def _holder(folder: Path) -> Callable[[str], tuple[Any, set[str]]]:
+    """A function that opens the file which holds a tensor, whole or in 8 bits; also the names in that file."""
+    from safetensors import SafetensorError, safe_open
+
+    index = folder / INDEX_FILE
+    where = _read_config(index).get("weight_map") if index.exists() else None
+    if index.exists() and not (isinstance(where, dict) and all(isinstance(file, str) for file in where.values())):
+        raise WeightsError(f"{index} has no `weight_map` from the names of tensors to files")
+
+    @cache
+    def opened(file: str) -> tuple[Any, set[str]]:
+        if not (folder / file).exists():
+            raise WeightsError(f"{folder} has no {file}; a model is {WEIGHTS_FILE}, or {INDEX_FILE} and its parts")
+        try:
+            found = safe_open(str(folder / file), framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise WeightsError(f"{folder / file} is no file of safetensors, or a damaged one: {error}") from error
+        return found, set(found.keys())
+
+    def holder(name: str) -> tuple[Any, set[str]]:
+        rounded = stored_name(name, "qdata")
+        file = WEIGHTS_FILE if where is None else where.get(name) or where.get(rounded)
+        if file is None or opened(file)[1].isdisjoint({name, rounded}):
+            raise WeightsError(f"{folder / (file or INDEX_FILE)} has no tensor {name}, which {SHAPE_FILE} asks for")
+        return opened(file)
+
+    return holder
 
 
 def read_shape(folder: Path) -> Shape:
@@ -92,13 +115,54 @@ def read_shape(folder: Path) -> Shape:
         gristmill.train.models.families.UnknownArchitectureError: this decoder cannot run it.
         gristmill.train.models.shape.ShapeError: a model of ours, but of another version.
     """
-    config = read_json(folder / SHAPE_FILE)
-    if "model_type" in config:
-        return shape_from_hf(config)
+    config = _read_config(folder / SHAPE_FILE)
     try:
-        return shape_from_json(config)
+        return shape_from_hf(config) if "model_type" in config else shape_from_json(config)
+    except UnknownArchitectureError:
+        raise
     except ShapeError as error:
         raise ShapeError(f"{folder}: {error}") from error
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+        raise ShapeError(f"{folder / SHAPE_FILE} holds a value of the wrong kind: {error}") from error
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """A JSON object of a model's folder.
+
+    Raises:
+        WeightsError: it is none.
+    """
+    try:
+        config = read_json(path)
+    except FileNotFoundError:
+        raise WeightsError(f"{path} does not exist; a model is a folder with {SHAPE_FILE} and {WEIGHTS_FILE}") from None
+    except ValueError as error:
+        raise WeightsError(f"{path} is no JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise WeightsError(f"{path} holds no JSON object")
+    return config
+
+
+def check_model(folder: Path) -> Shape:
+    """The sizes of a model whose every tensor is there, as the headers of its files say; no weight is read.
+
+    Raises:
+        WeightsError: a file is missing or damaged, or a tensor is not the one that config.json asks for.
+        ShapeError, gristmill.train.models.families.UnknownArchitectureError: as `read_shape`.
+    """
+    from gristmill.train.models.llama import Llama
+
+    shape, config = read_shape(folder), _read_config(folder / SHAPE_FILE)
+    if is_scorer(config):
+        raise WeightsError(f"{folder} is a reward model, which scores texts and cannot write any")
+    holder = _holder(folder)
+    with torch.device("meta"):
+        model = Llama(shape)
+    for name, _ in model.named_parameters():
+        for names in tensors_behind(name, shape, config.get("model_type", "gristmill")):
+            for inner in names:
+                holder(inner)
+    return shape
 
 
 def save_model(folder: Path, shape: Shape, tensors: dict[str, Tensor]) -> None:
