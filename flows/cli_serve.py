@@ -12,13 +12,15 @@ from gristmill.flows.command_line import EXIT_STAGE_FAILED, EXIT_USAGE, app, fai
 @app.command()
 def serve(
     limit: Annotated[int, typer.Option(metavar="N", help="Flow runs at the same time.", min=1)] = 1,
+    allow_open_server: Annotated[bool, typer.Option(
+        "--allow-open-server", help="Also at a server that asks for no password, which any web page can use.")] = False,
 ) -> None:
     """Register the deployments at the Prefect server and run what is triggered there."""
-    from gristmill.flows.serving import NoServerError, serve_deployments
+    from gristmill.flows.serving import NoServerError, OpenServerError, serve_deployments
 
     try:
-        serve_deployments(limit)
-    except NoServerError as error:
+        serve_deployments(limit, allow_open_server)
+    except (NoServerError, OpenServerError) as error:
         fail(str(error), EXIT_USAGE)
 
 

@@ -15,6 +15,15 @@ from typing import Any, cast
 from gristmill.dataprep.processes import end_with_parent
 from gristmill.flows.report_links import VARIABLE, serve_reports
 from gristmill.flows.server_database import DATABASE_VARIABLE, check_database, database_environment
+from gristmill.flows.server_password import (
+    CLIENT_VARIABLE,
+    SERVER_VARIABLE,
+    admits,
+    is_admitted,
+    password_file,
+    server_environment,
+    server_password,
+)
 from gristmill.flows.tracking import LOCAL_API, answers, apply_default_settings, find_api
 
 SERVER_START_SECONDS = 120.0
@@ -32,20 +41,27 @@ class NoServerError(RuntimeError):
     """There is no Prefect server to register at, or none with the database that was asked for."""
 
 
-def serve_deployments(limit: int) -> None:
+class OpenServerError(RuntimeError):
+    """The server obeys every web page that its users open."""
+
+
+def serve_deployments(limit: int, allow_open_server: bool = False) -> None:
     """Register the deployments `gristmill`, `gristmill-stage` and `gristmill-sweep`, each as `local`, and run what is
     triggered until this process ends; then the runs that it started end too, and are shown as crashed.
 
     Args:
         limit: flow runs at the same time.
+        allow_open_server: also at a server that asks for no password.
 
     Raises:
-        NoServerError: no Prefect server answers.
+        NoServerError: no Prefect server answers, or it wants a password that is not known here.
+        OpenServerError: it asks for no password.
     """
     apply_default_settings(quiet_console=False)
     api = find_api() or LOCAL_API
     if not answers(api):
         raise NoServerError(f"no Prefect server answers at {api}; start one together with this: gristmill up")
+    check_password(api, allow_open_server)
     from prefect import serve
 
     from gristmill.flows.owners import end_runs_of, keep_marking
@@ -62,6 +78,20 @@ def serve_deployments(limit: int) -> None:
         serve(*deployments, limit=limit, print_starting_message=False)
     finally:
         end_runs_of(os.getpid(), RUN_END_SECONDS)
+
+
+def check_password(api: str, allow_open_server: bool) -> None:
+    """Raise NoServerError or OpenServerError, unless a server asks for a password and takes the one that is set."""
+    if admits(api, None):
+        if allow_open_server:
+            return
+        raise OpenServerError(
+            f"the Prefect server at {api} asks for no password: any web page that a browser opens here could run "
+            f"commands. Start it with {SERVER_VARIABLE}=USER:PASSWORD and this with {CLIENT_VARIABLE}=USER:PASSWORD, "
+            "or take gristmill up in place of both; where no browser reaches it: --allow-open-server")
+    if not is_admitted(api):
+        raise NoServerError(f"the Prefect server at {api} asks for another password than this process has; set "
+                            f"{CLIENT_VARIABLE}=USER:PASSWORD to the server's")
 
 
 def limit_trainings(tag: str) -> None:
@@ -140,21 +170,24 @@ def up_and_serve(port: int, limit: int, database: str | None = None) -> None:
         raise NoServerError(f"a Prefect server runs at {api} already, with a database of its own; stop it first, "
                             "or leave --database out")
     records = check_database(database)
-    # The flows' processes inherit this environment, and need no password of the server's.
+    # The flows' processes inherit this environment, and need no password of the database's.
     os.environ.pop(DATABASE_VARIABLE, None)
-    os.environ["PREFECT_API_URL"] = api
+    password = server_password()
+    os.environ.update({"PREFECT_API_URL": api, CLIENT_VARIABLE: password})
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     children: list[Supervised] = []
     reports = serve_reports()
     try:
-        environment = {"PREFECT_UI_API_URL": "/api", **database_environment(database)}
+        environment = {"PREFECT_UI_API_URL": "/api", **server_environment(port, password),
+                       **database_environment(database)}
         if not answers(api):
             children.append(Supervised("server", port, environment, subprocess.DEVNULL))
         if not wait_for_answer(api, [child.process for child in children], stopping):
             return
-        print(f"Prefect: http://127.0.0.1:{port}", *([records] if records else []), sep="\n", flush=True)
+        print(f"Prefect: http://127.0.0.1:{port}", where_the_password_is(password), *([records] if records else []),
+              sep="\n", flush=True)
         links = {VARIABLE: f"http://127.0.0.1:{reports.server_address[1]}"}
         children.append(Supervised("deployments", limit, links, None))
         while not stopping.wait(POLL_SECONDS):
@@ -164,6 +197,14 @@ def up_and_serve(port: int, limit: int, database: str | None = None) -> None:
         for child in reversed(children):
             end_child(child.process)
         reports.shutdown()
+
+
+def where_the_password_is(password: str) -> str:
+    """What to type into the page of Prefect; the password itself only where a person reads, not a log."""
+    if os.environ.get(SERVER_VARIABLE):
+        return f"Its page asks each browser once for the password that {SERVER_VARIABLE} holds"
+    shown = f" {password} , which" if sys.stdout.isatty() else " that"
+    return f"Its page asks each browser once for the password{shown} is kept in {password_file()}"
 
 
 def start_child(role: str, number: int, environment: dict[str, str], output: int | None) -> subprocess.Popen[bytes]:

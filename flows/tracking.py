@@ -10,7 +10,10 @@ import json
 import os
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from typing import Literal
+
+from gristmill.flows.server_password import CLIENT_VARIABLE, is_admitted, protect_temporary_server, set_for_prefect
 
 LOCAL_API = "http://127.0.0.1:4200/api"
 PROBE_SECONDS = 2.0
@@ -54,12 +57,12 @@ def profile_api() -> str | None:
 def find_api() -> str | None:
     """The address of the server to use: the environment's, a local one that answers, the profile's.
 
-    Sets PREFECT_API_URL to it where Prefect would not find it itself (Prefect reads its settings once, when imported).
+    Tells Prefect of it where it would not find it itself.
     """
     if os.environ.get("PREFECT_API_URL"):
         return os.environ["PREFECT_API_URL"]
     if answers(LOCAL_API):
-        os.environ["PREFECT_API_URL"] = LOCAL_API
+        set_for_prefect({"PREFECT_API_URL": LOCAL_API})
         return LOCAL_API
     return profile_api()
 
@@ -77,8 +80,13 @@ def choose_tracking() -> tuple[Tracking, str]:
     """Choose where the run is shown, and a sentence that says so."""
     api = find_api()
     if api is None:
+        protect_temporary_server()
         return "temporary", "Recorded in Prefect's database (see it any time: gristmill up)"
-    if answers(api):
-        return "server", f"Shown in Prefect at {api.removesuffix('/api')}"
+    with suppress(OSError):
+        if answers(api) and is_admitted(api):
+            return "server", f"Shown in Prefect at {api.removesuffix('/api')}"
+        if answers(api):
+            return "none", (f"Prefect at {api} asks for a password: this run is not shown there (its record is in the "
+                            f"store); set {CLIENT_VARIABLE}=USER:PASSWORD")
     # Retrying an unreachable server for minutes would hold up the run for the sake of its picture.
     return "none", f"Prefect at {api} does not answer: this run is not shown there (its record is in the store)"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
+import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,24 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = DEADLINE_
             return found
         assert time.monotonic() < deadline, f"{what} did not happen within {seconds:.0f} s"
         time.sleep(0.1)
+
+
+def kept_password(home: str | Path) -> str:
+    """The password that `gristmill up` has made in a folder of Prefect."""
+    return (Path(home) / "gristmill-password").read_text().strip()
+
+
+def call_prefect(api: str, path: str, body: Any = None, method: str | None = None, password: str | None = None,
+                 **headers: str) -> Any:
+    """Ask a Prefect server's API; a body makes it a POST."""
+    if password is not None:
+        headers["Authorization"] = f"Basic {base64.b64encode(password.encode()).decode()}"
+    request = urllib.request.Request(
+        f"{api}{path}", data=None if body is None else json.dumps(body).encode(),
+        headers={"Content-Type": "application/json", **headers},
+        method=method or ("GET" if body is None else "POST"))
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        return json.loads(reply.read() or b"null")
 
 
 def make_prefect_database(shared: Path) -> Path:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import base64
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.servers import DEADLINE_SECONDS, free_port, prefect_home, wait_for
+from tests.servers import DEADLINE_SECONDS, call_prefect, free_port, kept_password, prefect_home, wait_for
 
 MANIFEST = """\
 name: tiny
@@ -46,6 +45,12 @@ class Site:
     manifest: Path
     store: Path
     pid: int
+    home: Path
+
+    @property
+    def password(self) -> str:
+        """What its page asks for."""
+        return kept_password(self.home)
 
     def children(self) -> dict[str, int]:
         """What `up` has started: the process of the `server`, and of the runner of the `deployments`."""
@@ -61,12 +66,17 @@ class Site:
         return found
 
     def call(self, path: str, body: Any = None) -> Any:
-        """Ask the server's API."""
-        request = urllib.request.Request(
-            f"{self.address}/api{path}", data=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"}, method="GET" if body is None else "POST")
-        with urllib.request.urlopen(request, timeout=30) as reply:
-            return json.load(reply)
+        """Ask the server's API, with its password."""
+        return call_prefect(f"{self.address}/api", path, body, password=self.password)
+
+    def signed_in(self, browser: Any, **options: Any) -> Any:
+        """A browser's context that knows the password, as one does after it was typed into the page."""
+        context = browser.new_context(viewport={"width": 1400, "height": 1400}, **options)
+        context.set_default_timeout(60_000)
+        encoded = base64.b64encode(self.password.encode()).decode()
+        context.add_init_script(f"location.origin === {self.address!r} && "
+                                f"localStorage.setItem('prefect-password', {encoded!r})")
+        return context
 
     def deployment(self, flow: str) -> str:
         """The id of a flow's deployment `local`."""
@@ -150,7 +160,7 @@ def running_site(folder: Path, database: Path) -> Iterator[Site]:
         env={**environment, "PREFECT_HOME": prefect_home(folder / "prefect", database),
              "GRISTMILL_STORE": str(folder / "store")},
         cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    found = Site(f"http://127.0.0.1:{port}", manifest, folder / "store", up.pid)
+    found = Site(f"http://127.0.0.1:{port}", manifest, folder / "store", up.pid, folder / "prefect")
     try:
         wait_for(lambda: len(found.call("/deployments/filter", {})) == 3, "serving")
         yield found
@@ -170,21 +180,19 @@ def browser(chromium: str, open_here: ExitStack) -> Any:
 
 
 @pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
-    context = browser.new_context(viewport={"width": 1400, "height": 1400})
-    context.set_default_timeout(60_000)
-    yield context.new_page()
-    context.close()
+def page(site: Site, browser: Any) -> Iterator[Any]:
+    with closing(site.signed_in(browser)) as context:
+        yield context.new_page()
 
 
 @pytest.fixture(scope="session")
 def finished(site: Site, browser: Any) -> Any:
     """The first run of all, of everything, started by filling the form in; the flow run at its end."""
-    page = browser.new_page(viewport={"width": 1400, "height": 1400})
-    page.set_default_timeout(60_000)
+    context = site.signed_in(browser)
+    page = context.new_page()
     page.goto(f"{site.address}/deployments/deployment/{site.deployment('gristmill')}/run")
     page.locator("textarea").first.fill(str(site.manifest))
     page.get_by_role("button", name="Submit").click()
     (run,) = wait_for(lambda: site.call("/flow_runs/filter", {}), "the form's run")
-    page.close()
+    context.close()
     return site.ended(run["id"])

@@ -43,6 +43,11 @@ def test_compose_starts_a_server_on_postgresql_and_a_worker_per_pool() -> None:
     assert set(services) == {"database", "server", "deployments", "cpu-worker", "gpu-worker"}
     assert services["server"]["environment"]["PREFECT_API_DATABASE_CONNECTION_URL"].startswith("postgresql+asyncpg://")
     assert services["server"]["ports"] == ["127.0.0.1:4200:4200"]
+    password = services["server"]["environment"]["PREFECT_SERVER_API_AUTH_STRING"]
+    assert password.startswith("${PREFECT_AUTH:?")  # Compose refuses to start without one
+    clients = {name: one["environment"].get("PREFECT_API_AUTH_STRING") for name, one in services.items()
+               if "PREFECT_API_URL" in one["environment"]}
+    assert clients == dict.fromkeys(["deployments", "cpu-worker", "gpu-worker"], password)
 
 
 @pytest.mark.parametrize("script", ["prepare.sbatch", "train.sbatch"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pwd
 import shutil
@@ -11,7 +12,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from gristmill.flows.server_database import (
     check_database,
     database_environment,
 )
-from tests.servers import free_port, wait_for
+from tests.servers import call_prefect, free_port, kept_password, wait_for
 
 PASSWORD = "hunter2/@%"
 USER = "gristmill"
@@ -143,8 +143,7 @@ def test_up_keeps_runs_in_postgresql_and_tells_nobody_the_password(cluster: Clus
             [sys.executable, "-m", "gristmill.flows.cli", "run", "tiny.yaml"], cwd=tmp_path, capture_output=True,
             text=True, env={**environment, "PREFECT_API_URL": api})
         assert run.returncode == 0, run.stdout + run.stderr
-        with urllib.request.urlopen(f"{api}/admin/settings", timeout=20) as reply:
-            settings = reply.read().decode()
+        settings = json.dumps(call_prefect(api, "/admin/settings", password=kept_password(tmp_path / "prefect")))
     finally:
         up.send_signal(signal.SIGTERM)
         up.wait(timeout=60)

@@ -10,14 +10,20 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import urllib.request
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.servers import DEADLINE_SECONDS, free_port, prefect_home, wait_for
+from gristmill.flows.server_password import password_file, server_password
+from gristmill.flows.serving import OpenServerError, check_password, serve_deployments
+from tests.servers import DEADLINE_SECONDS, call_prefect, free_port, kept_password, prefect_home, wait_for
+
+PASSWORD = "tests:of serving"
 
 MANIFEST = """\
 name: tiny
@@ -39,11 +45,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def call(api: str, path: str, body: Any = None) -> Any:
-    request = urllib.request.Request(
-        f"{api}{path}", data=None if body is None else json.dumps(body).encode(),
-        headers={"Content-Type": "application/json"}, method="GET" if body is None else "POST")
-    with urllib.request.urlopen(request, timeout=20) as reply:
-        return json.load(reply)
+    return call_prefect(api, path, body, password=PASSWORD)
 
 
 @pytest.fixture
@@ -79,8 +81,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, prefect_database: Path) -> 
     api = f"http://127.0.0.1:{port}/api"
     process = subprocess.Popen(
         [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-        env={**environment, "PREFECT_UI_API_URL": "/api"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True)
+        env={**environment, "PREFECT_UI_API_URL": "/api", "PREFECT_SERVER_API_AUTH_STRING": PASSWORD},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         wait_for(lambda: call(api, "/health"), "the server's answer")
         yield api
@@ -100,7 +102,7 @@ def task_states(api: str, flow_run: str) -> dict[str, str]:
 def test_deployments_run_what_the_api_triggers_with_other_parameters(
     server: str, project: Path, environment: dict[str, str]
 ) -> None:
-    environment = {**environment, "PREFECT_API_URL": server}
+    environment = {**environment, "PREFECT_API_URL": server, "PREFECT_API_AUTH_STRING": PASSWORD}
     store = project.parent / "store"
     serving = subprocess.Popen([sys.executable, "-m", "gristmill.flows.cli", "serve"], env=environment,
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
@@ -132,7 +134,8 @@ def test_a_run_from_the_command_line_shows_up_in_a_running_server(
     command = [sys.executable, "-m", "gristmill.flows.cli", "run", str(project), "--store", str(project.parent / "s")]
     runs = []
     for how in ("Completed", "Cached"):
-        run = subprocess.run(command, env={**environment, "PREFECT_API_URL": server}, capture_output=True, text=True)
+        run = subprocess.run(command, capture_output=True, text=True,
+                             env={**environment, "PREFECT_API_URL": server, "PREFECT_API_AUTH_STRING": PASSWORD})
         assert run.returncode == 0, run.stdout + run.stderr
         newest = flow_runs(server)[0]
         assert newest["state_type"] == "COMPLETED"
@@ -172,7 +175,8 @@ def test_up_starts_a_server_with_the_deployments_and_takes_it_down_again(tmp_pat
 
     def deployments() -> list[str]:
         try:
-            return sorted(found["name"] for found in call(api, "/deployments/filter", {}))
+            return sorted(found["name"] for found in call_prefect(
+                api, "/deployments/filter", {}, password=kept_password(tmp_path / "prefect")))
         except OSError:
             return []
 
@@ -192,3 +196,81 @@ def test_serving_without_a_server_says_how_to_start_one(environment: dict[str, s
     assert run.returncode == 2
     assert "gristmill up" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_a_server_whose_password_is_not_known_is_no_reason_to_stop(
+    server: str, project: Path, environment: dict[str, str]
+) -> None:
+    command = [sys.executable, "-m", "gristmill.flows.cli"]
+    run = subprocess.run([*command, "run", str(project), "--store", str(project.parent / "s"), "--until", "ingest"],
+                         env={**environment, "PREFECT_API_URL": server}, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "asks for a password" in run.stdout
+    serving = subprocess.run([*command, "serve"], env={**environment, "PREFECT_API_URL": server},
+                             capture_output=True, text=True)
+    assert serving.returncode == 2
+    assert "set PREFECT_API_AUTH_STRING=USER:PASSWORD to the server's" in " ".join(serving.stderr.split())
+
+
+def test_serving_at_a_server_without_a_password_is_refused_unless_it_is_allowed(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = {"/api/health": b"true", "/api/admin/version": b'"3.8.8"'}
+
+    class Open(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path in answers else 404)
+            self.end_headers()
+            self.wfile.write(answers.get(self.path, b""))
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Open) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        api = f"http://127.0.0.1:{server.server_address[1]}/api"
+        monkeypatch.setenv("PREFECT_API_URL", api)
+        with pytest.raises(OpenServerError, match="asks for no password: any web page"):
+            serve_deployments(1)
+        check_password(api, allow_open_server=True)
+        server.shutdown()
+
+
+def test_the_kept_password_is_made_once_and_readable_by_its_owner_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    monkeypatch.delenv("PREFECT_SERVER_API_AUTH_STRING", raising=False)
+    with ThreadPoolExecutor(8) as pool:
+        made = set(pool.map(lambda _: server_password(), range(8)))
+    assert len(made) == 1
+    password_file().chmod(0o644)
+    assert {server_password()} == made
+    assert password_file().stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in password_file().parent.iterdir()] == [password_file().name]
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "me:mine")
+    assert server_password() == "me:mine"
+
+
+def test_the_temporary_server_of_a_run_asks_for_a_password_too(
+    project: Path, environment: dict[str, str]
+) -> None:
+    """Otherwise a page could leave something in its database, which a later `gristmill up` would run."""
+    code = """\
+import sys, urllib.error, urllib.request
+from gristmill.flows.tracking import apply_default_settings, choose_tracking
+apply_default_settings(quiet_console=True)
+assert choose_tracking()[0] == "temporary"
+from prefect.client.orchestration import get_client
+from prefect.server.api.server import SubprocessASGIServer
+with get_client(sync_client=True) as client:
+    assert client.read_deployments() == []
+    for server in SubprocessASGIServer._instances.values():
+        try:
+            urllib.request.urlopen(server.api_url + "/admin/settings")
+        except urllib.error.HTTPError as refused:
+            print(refused.code)
+"""
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True,
+                         cwd=project.parent)
+    assert run.stdout == "401\n", run.stdout + run.stderr

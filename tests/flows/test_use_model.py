@@ -176,6 +176,21 @@ def ask(url: str, body: Any, **headers: str) -> tuple[int, Any]:
             return error.code, json.loads(error.read())
 
 
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+def test_a_page_of_another_origin_cannot_let_the_model_work(server: str, kind: str) -> None:
+    """What a browser sends for a page without asking first has one of these types; JSON it asks for, and is refused."""
+    status, found = ask(server, {"model": "tiny", "messages": SAID}, **{"content-type": kind, "origin": "http://a.b"})
+    assert status == 400, found
+    asked = urllib.request.Request(f"{server}/v1/chat/completions", method="OPTIONS", headers={
+        "origin": "http://a.b", "access-control-request-method": "POST",
+        "access-control-request-headers": "content-type"})
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(asked)
+    assert refused.value.code == 405
+    with urllib.request.urlopen(urllib.request.Request(f"{server}/v1/models", headers={"origin": "http://a.b"})) as got:
+        assert "access-control-allow-origin" not in got.headers
+
+
 def events(url: str, body: Any) -> list[Any]:
     """What a streamed chat completion sends."""
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps({**body, "stream": True}).encode(),
