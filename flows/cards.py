@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gristmill.flows.facts import Facts, gather_facts, reading_notes, top_reasons, training
+from gristmill.flows.facts import Facts, gather_facts, reading_notes, skipped_note, top_reasons, training
 from gristmill.flows.mixture_table import limits_note, mixture_rows, mixture_table, prefix_note, stage_table
 from gristmill.flows.pictures import curves, stacked_bars
 from gristmill.flows.report_documents import (
@@ -83,7 +83,7 @@ def document_lines(facts: Facts) -> list[str]:
              markdown_table(["stage", "read", "kept", "MB kept", "tokens kept", "quarantined"], [
                  [row["stage"], f"{row['read']:,}", f"{row['kept']:,}", f"{row['bytes_kept'] / 1e6:.1f}",
                   tokens_kept(row), row["quarantined"]] for row in facts["funnel"]]), ""]
-    lines += [line for note in reading_notes(facts) for line in (note, "")]
+    lines += [line for note in (*reading_notes(facts), skipped_note(facts)) if note for line in (note, "")]
     reasons = [[row["stage"], rule, f"{count:,}", f"{count / max(row['read'], 1):.2%}"]
                for row in facts["funnel"] for rule, count in top_reasons(row, 10)]
     if reasons:

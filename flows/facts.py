@@ -121,7 +121,7 @@ def top_reasons(counts: Mapping[str, Any], most: int = 3) -> list[tuple[str, int
 
 
 def reading_notes(facts: Facts, most: int = 3) -> list[str]:
-    """What `ingest` did not read, in sentences: files that could not be read to their end."""
+    """What `ingest` lost, in sentences: files that could not be read to their end."""
     summary = facts["summaries"].get("ingest", {})
     damaged = summary.get("damaged", [])
     if not damaged:
@@ -129,6 +129,17 @@ def reading_notes(facts: Facts, most: int = 3) -> list[str]:
     named = ", ".join(f"{file['file']} (about {file['lost']:,})" for file in damaged[:most])
     more = f" and {len(damaged) - most} more" if len(damaged) > most else ""
     return [f"files that could not be read to their end lost about {summary['lost']:,} records: {named}{more}"]
+
+
+def skipped_note(facts: Facts, most: int = 5) -> str:
+    """What the sources hold besides documents, by what it is, or nothing."""
+    skipped: Mapping[str, int] = facts["summaries"].get("ingest", {}).get("skipped", {})
+    if not skipped:
+        return ""
+    largest = sorted(skipped.items(), key=lambda item: (-item[1], item[0]))
+    named = ", ".join(f"{what} {count:,}" for what, count in largest[:most])
+    others = sum(count for _, count in largest[most:])
+    return f"ingest skipped {sum(skipped.values()):,} records: {named}" + (f", others {others:,}" if others else "")
 
 
 def training(folder: StageFolder) -> list[dict[str, Any]]:

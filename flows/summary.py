@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.flows.facts import TRAINING_STAGES, Facts, gather_facts, reading_notes, top_reasons
+from gristmill.flows.facts import TRAINING_STAGES, Facts, gather_facts, reading_notes, skipped_note, top_reasons
 from gristmill.flows.mixture_table import limits_note, mixture_table, prefix_note, stage_table
 from gristmill.flows.report_examples import prepared_rows
 from gristmill.flows.report_reinforcement import reinforcement_details
@@ -56,6 +56,8 @@ def print_funnel(facts: Facts, console: Console) -> None:
     console.print(table)
     for note in reading_notes(facts):
         console.print(Text(note, style="yellow"))
+    if note := skipped_note(facts):
+        console.print(Text(note, style="dim"))
 
 
 def print_examples(facts: Facts, console: Console) -> None:

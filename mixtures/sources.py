@@ -31,10 +31,12 @@ class Source(Section):
 
     path: OutsidePath
     """A file, a glob, a folder, an fsspec URL of one of these, `python-docs://` or `python-stdlib://`. The members of a
-    tar (`.tar`, `.tgz`, `.tar.gz`, `.tar.zst`, `.tar.bz2`) or zip archive are read like the files of a folder."""
+    tar (`.tar`, `.tgz`, `.tar.gz`, `.tar.zst`, `.tar.bz2`, `.tar.xz`) or zip archive are read like a folder's files.
+    Files may be compressed: `.gz`, `.zst`, `.bz2`, `.xz`, `.lz4`."""
     format: Format = "auto"
-    """`auto` decides by file extension. `csv` is tab-separated in files called `.tsv`. `warc` covers WET files too:
-    the 2xx responses of HTML or plain text, and conversion records, are documents; all else is counted as skipped.
+    """`auto` decides by file extension. `csv` is tab-separated in files called `.tsv`. `warc` covers WET and ARC
+    files too: the 2xx responses of HTML or plain text, and conversion records, are documents; all else is counted as
+    skipped. A response that declares no type is looked at as browsers do.
     `hf` is a folder of Hugging Face `datasets`, saved with `save_to_disk` or in the layout of the hub; none of its
     code runs."""
     split: str | None = None

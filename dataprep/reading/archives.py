@@ -160,7 +160,8 @@ def _member_records(
     meter = Metered(member)
     records = read_member(Input(f"{item.name}{copy}/{name}", meter), reading)
     if records is None:
-        yield Skipped(f"member of an archive with extension {PurePosixPath(name).suffix.lower() or '(none)'}")
+        extension = PurePosixPath(name).suffix.lower() or "(none)"
+        yield Skipped(f"member of an archive with extension {extension}", candidate=True)
         return
     named = (replace(record, part=name) if isinstance(record, Page | Rejected | Dropped) else record
              for record in records)

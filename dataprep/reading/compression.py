@@ -7,14 +7,17 @@ matter here, since the records before the damage are kept and the damage is coun
 from __future__ import annotations
 
 import bz2
+import lzma
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal, Protocol
 
 FEED_BYTES = 4096
 """Compressed bytes per step: what a step decoded before it failed is lost, so steps are small."""
+LZ4_BYTES = 256
 READ_BYTES = 1 << 20
 MAX_RECORD_BYTES = 256 << 20
 """Longest record that is read; a longer one is refused, so that no input can fill the memory."""
@@ -62,16 +65,22 @@ def _zstd_decoder() -> Any:
     return zstandard.ZstdDecompressor().decompressobj()
 
 
+def _xz_decoder() -> Any:
+    return lzma.LZMADecompressor(memlimit=MAX_RECORD_BYTES)
+
+
 _GZIP_WINDOW_BITS = 31  # zlib.decompressobj: 15 bits of window, +16 for the gzip wrapper
 _DECODERS: dict[str, Callable[[], _Decoder]] = {
     ".gz": lambda: zlib.decompressobj(_GZIP_WINDOW_BITS),
     ".bz2": bz2.BZ2Decompressor,
     ".zst": _zstd_decoder,
+    ".xz": _xz_decoder,
 }
-COMPRESSIONS = tuple(_DECODERS)
+COMPRESSIONS = (*_DECODERS, ".lz4")
 
 
-_SHORT = {".tgz": (".tar", ".gz"), ".tbz2": (".tar", ".bz2"), ".tzst": (".tar", ".zst")}
+_SHORT = {".tgz": (".tar", ".gz"), ".tbz2": (".tar", ".bz2"), ".tzst": (".tar", ".zst"),
+          ".txz": (".tar", ".xz")}  # fmt: skip
 
 
 def split_compression(name: str) -> tuple[str, str]:
@@ -97,7 +106,7 @@ def read_chunks(path: Openable, compression: str) -> Generator[bytes]:
     """
     with path.open("rb") as stream:
         if compression:
-            yield from _decode(stream, compression)
+            yield from _decode_lz4(stream) if compression == ".lz4" else _decode(stream, compression)
             return
         while chunk := stream.read(READ_BYTES):
             yield chunk
@@ -120,6 +129,42 @@ def _decode(stream: ByteStream, compression: str) -> Iterator[bytes]:
             data, decoder = decoder.unused_data, None
     if decoder is not None:
         raise CorruptFileError(f"{compression} data ends in the middle: the file is cut off")
+
+
+@dataclass
+class _ForArrow:
+    """A stream with what Arrow asks of a file."""
+
+    stream: ByteStream
+    closed: bool = False
+
+    def read(self, size: int) -> bytes:
+        return self.stream.read(size)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def _decode_lz4(stream: ByteStream) -> Iterator[bytes]:
+    """LZ4 frames, by Arrow's codec: Python has none of its own. Of damaged data, less than LZ4_BYTES are lost."""
+    import pyarrow as pa
+
+    piece = bytearray()
+    with pa.CompressedInputStream(pa.PythonFile(_ForArrow(stream), mode="r"), "lz4") as source:
+        while True:
+            try:
+                decoded = source.read(LZ4_BYTES)
+            except OSError as error:
+                if error.errno is not None:  # the storage failed; without an errno it is Arrow that cannot decode
+                    raise
+                yield bytes(piece)
+                raise CorruptFileError(f".lz4 data is damaged or ends in the middle: {error}") from error
+            piece += decoded
+            if len(piece) >= FEED_BYTES or not decoded:
+                yield bytes(piece)
+                piece.clear()
+            if not decoded:
+                return
 
 
 def _step(decoder: _Decoder, data: bytes, compression: str) -> bytes:
@@ -237,6 +282,25 @@ class DecodedStream:
         content = b"".join(parts)
         self._position += len(content)
         return content
+
+    def readline(self, size: int) -> bytes:
+        """A line with its end, or its first `size` bytes; nothing at the end."""
+        parts: list[bytes] = []
+        wanted = size
+        while wanted > 0 and (self._start < len(self._buffer) or self._fill()):
+            end = self._buffer.find(b"\n", self._start, self._start + wanted) + 1
+            part = self._buffer[self._start : end or self._start + wanted]
+            parts.append(part)
+            self._start += len(part)
+            wanted = 0 if end else wanted - len(part)
+        line = b"".join(parts)
+        self._position += len(line)
+        return line
+
+    def push_back(self, content: bytes) -> None:
+        """Put back what was read last."""
+        self._buffer, self._start = content + self._buffer[self._start :], 0
+        self._position -= len(content)
 
     def tell(self) -> int:
         """Decoded bytes that were read."""

@@ -9,7 +9,7 @@ file, or a source with a `limit`, is one task that fills several shards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,8 @@ from gristmill.dataprep.reading.sharding import SHOWN_QUARANTINED, ShardWriter
 from gristmill.dataprep.reading.sources import SourceError, SourceFile, SourceListing, find_files
 from gristmill.mixtures.sources import Ingest, Source
 
+SHOWN_CAUSES = 5
+"""Causes that the warning about a source which is mostly skipped names."""
 DEFAULT_EXTRACTOR = "resiliparse"
 
 
@@ -81,7 +83,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     _check_every_source(sources, results)
     losses = estimate_losses(results)
     warnings = [*_ignored_files(listings), *(warning for result in results for warning in result["warnings"]),
-                *map(describe_loss, losses[:SHOWN_DAMAGED])]
+                *_mostly_skipped(sources, results), *map(describe_loss, losses[:SHOWN_DAMAGED])]
     for warning in warnings:
         context.warn(warning)
     lost = sum(loss["lost"] for loss in losses)
@@ -173,6 +175,7 @@ def ingest_task(out: str, shard_bytes: int, limits: Limits, task: Task) -> Done:
         "source": source,
         "counts": writer.counts(),
         "skipped": dict(sorted(writer.skipped.items())),
+        "skipped_candidates": writer.skipped_candidates,
         "shards": writer.shards,
         "quarantined": writer.shown,
         "warnings": warnings,
@@ -203,6 +206,20 @@ def _check_every_source(sources: Mapping[str, Source], results: Sequence[Mapping
 
 def _skipped(name: str, results: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return add_counts(result["skipped"] for result in results if result["source"] == name)
+
+
+def _mostly_skipped(names: Iterable[str], results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence about each source of which more responses or members were skipped than read."""
+    found = []
+    for name in names:
+        own = [result for result in results if result["source"] == name]
+        candidates = add_counts(result["skipped_candidates"] for result in own)
+        skipped, read = sum(candidates.values()), sum(result["counts"]["read"] for result in own)
+        if skipped > read:
+            causes = sorted(candidates.items(), key=lambda item: (-item[1], item[0]))[:SHOWN_CAUSES]
+            found.append(f"source {name!r}: {skipped:,} of {skipped + read:,} responses and members were skipped; most "
+                         f"often: {', '.join(f'{what} ({number:,})' for what, number in causes)}")
+    return found
 
 
 def _holds_warc(listing: SourceListing) -> bool:

@@ -106,9 +106,16 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Skipped:
-    """Something in a file that is not meant as a document, and what it is: an HTTP request, an image, a directory."""
+    """Something in a file that is not meant as a document.
+
+    Attributes:
+        reason: what it is: an HTTP request, an image, a directory.
+        candidate: whether it is of a kind that documents come from, as a response is and a request is not; a source
+            of which most candidates are skipped is warned of.
+    """
 
     reason: str
+    candidate: bool = False
 
 
 @dataclass(frozen=True)

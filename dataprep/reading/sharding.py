@@ -59,6 +59,8 @@ class ShardWriter:
     """Records without a text to keep, by reason."""
     skipped: Counter[str] = field(default_factory=Counter)
     """What is not meant as a document, by what it is; outside the ledger."""
+    skipped_candidates: Counter[str] = field(default_factory=Counter)
+    """Of those, the ones of a kind that documents come from."""
     whole: dict[str, Counter[str]] = field(default_factory=lambda: {"files": Counter(), "members": Counter()})
     """Of the files with records that were read to their end, and of such members of archives: `number`, `records` and
     `bytes`."""
@@ -92,6 +94,8 @@ class ShardWriter:
             self._drop(file, record)
         elif isinstance(record, Skipped):
             self.skipped[record.reason] += 1
+            if record.candidate:
+                self.skipped_candidates[record.reason] += 1
         elif isinstance(record, Ended):
             self._end(file, record)
         else:

@@ -25,14 +25,15 @@ FORMATS = {
     "arrow": (".arrow",),
     "csv": (".csv", ".tsv"),
     "html": (".html", ".htm", ".xhtml"),
-    "warc": (".warc", ".wet"),
+    "warc": (".warc", ".wet", ".arc"),
     "tar": (".tar",),
     "zip": (".zip",),
     "text": (".txt", ".text", ".md", ".rst", ".tex", ".org", ".adoc", ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp",
              ".cu", ".rs", ".go", ".java", ".js", ".ts", ".rb", ".sh", ".sql", ".r", ".jl", ".lua", ".scala", ".kt",
              ".swift", ".yaml", ".yml", ".toml", ".cfg", ".ini"),
 }  # fmt: skip
-"""Extensions per format; each may be followed by a compression (.gz, .zst, .bz2), except Parquet, Arrow, zip."""
+"""Extensions per format; each may be followed by a compression (.gz, .zst, .bz2, .xz, .lz4), except Parquet, Arrow,
+zip."""
 ARCHIVES = ("tar", "zip")
 _DATASET_FORMATS = ("parquet", "arrow", "jsonl", "csv")
 _WITHOUT_COMPRESSION = ("parquet", "arrow", "zip")
@@ -55,7 +56,7 @@ class SourceFile:
         size: bytes as stored.
         stamp: modification time in ns, etag, or what else changes with the content.
         format: a key of FORMATS, or `python`.
-        compression: `.gz`, `.zst`, `.bz2` or empty.
+        compression: one of compression.COMPRESSIONS, or empty.
         members: of an archive: the format that the source asks for, or `auto`.
     """
 

@@ -1,14 +1,19 @@
-"""WARC and WET files: the web pages in a crawl's archive (ISO 28500), read by fastwarc.
+"""WARC, WET and ARC files: the web pages in a crawl's archive (ISO 28500, read by fastwarc; ARC is what came before).
 
 Documents are the responses with a 2xx status whose type is HTML or plain text, and conversion records (the text that
-Common Crawl's WET files hold). Requests, metadata, redirects, errors and pictures are no documents; they come out as
-Skipped.
+Common Crawl's WET files hold). A response that declares no type is looked at as browsers do. Requests, metadata,
+redirects, errors and pictures are no documents; they come out as Skipped.
+
+Crawlers wrote what they liked: header lines that end in LF alone (ClueWeb), and bodies that they had unpacked already
+beneath headers which still say gzip or chunked. Both are read.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, BinaryIO, Literal, cast
 
 from gristmill.dataprep.reading import compression
@@ -28,10 +33,22 @@ from gristmill.dataprep.reading.records import (
     excerpt,
     make_record,
 )
+from gristmill.dataprep.reading.sniffing import is_text, sniff_type
 
 HTML_TYPES = ("text/html", "application/xhtml+xml")
 PLAIN_TYPE = "text/plain"
+MAX_ARC_LINE_BYTES = 1 << 20
+ARC_FIELDS = 5
+"""Fields of the line about a record in version 1: URL, IP address, date, type, length."""
+_ARC_BEGIN = b"filedesc://"
+_ARC_DATE = re.compile(r"\A(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)\Z")
+UNKNOWN_TYPES = ("", "unknown/unknown", "application/unknown", "*/*")
+"""Declared types that say nothing, absent and malformed ones among them (WHATWG MIME Sniffing Standard, 7)."""
 MAX_HTTP_HEADER_BYTES = 1 << 20
+_HEADER_END = re.compile(rb"\r?\n\r?\n")
+_LINE_END = re.compile(rb"\r?\n")
+_PACKINGS = ("transfer-encoding", "content-encoding")
+_CHUNK_SIZE = re.compile(rb"[0-9A-Fa-f]{1,16}[ \t]*(;[^\r\n]*)?\r?\n")
 _MEDIA_TYPE = re.compile(r"[a-z0-9!#$&^_.+-]{1,60}/[a-z0-9!#$&^_.+-]{1,60}")
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([A-Za-z0-9_:.+-]+)", re.IGNORECASE)
 
@@ -41,7 +58,7 @@ class _BrokenError(ValueError):
 
 
 def read_warc(item: Input, reading: Reading) -> Iterator[Read]:
-    """The pages of a WARC or WET file; records are numbered from 1, of whatever type they are.
+    """The pages of a WARC, WET or ARC file; records are numbered from 1, of whatever type they are.
 
     A file that is cut off or damaged gives the pages before the damage and one Rejected.
     """
@@ -49,6 +66,11 @@ def read_warc(item: Input, reading: Reading) -> Iterator[Read]:
 
     number = 0
     with DecodedStream(item.path, item.compression) as stream:
+        begin = stream.read(len(_ARC_BEGIN))
+        stream.push_back(begin)
+        if begin == _ARC_BEGIN:
+            yield from _read_arc(item, reading, stream)
+            return
         try:
             for number, record in enumerate(ArchiveIterator(cast(BinaryIO, stream), parse_http=False), start=1):
                 declared = record.headers.get("Content-Length") or ""
@@ -75,6 +97,66 @@ def read_warc(item: Input, reading: Reading) -> Iterator[Read]:
             return
         if stream.error is not None:
             yield Rejected(number + 1, str(stream.error), lost=None)
+
+
+@dataclass(frozen=True)
+class _ArcRecord:
+    """A record of an ARC file, with the part of a WARC record's interface that is used here."""
+
+    headers: Mapping[str, str]
+    record_id: str = ""
+
+    @property
+    def is_http(self) -> bool:
+        """Whether it is the answer of a web server."""
+        return self.headers["WARC-Target-URI"].lower().startswith(("http://", "https://"))
+
+
+def _read_arc(item: Input, reading: Reading, stream: DecodedStream) -> Iterator[Read]:
+    """An ARC file: one line about each record, its length last, then its content.
+
+    The first record describes the file; its second line names the fields, 5 in version 1 and 10 in version 2
+    (https://archive.org/web/researcher/ArcFileFormat.php).
+    """
+    fields = number = 0
+    while line := stream.readline(MAX_ARC_LINE_BYTES):
+        if not line.strip():
+            continue
+        number += 1
+        about = line.decode("latin-1").strip()
+        declared = about.rpartition(" ")[2]
+        if not line.endswith(b"\n") or not declared.isascii() or not declared.isdigit():
+            yield Rejected(number, _damage(stream, "a record has no valid length"), excerpt(line), lost=None)
+            return
+        length = int(declared)
+        block = stream.read(min(length, compression.MAX_RECORD_BYTES))
+        read = len(block)
+        while read < length and (passed := stream.read(min(length - read, compression.READ_BYTES))):
+            read += len(passed)
+        if read < length:
+            yield Rejected(number, _damage(stream, "it ends in the middle of a record"), excerpt(block), lost=None)
+            return
+        if number == 1:
+            names = (block.splitlines() or [b""])[1:2]
+            fields = len(names[0].split()) if names else ARC_FIELDS
+            yield Skipped("description of an ARC file")
+        elif length > compression.MAX_RECORD_BYTES:
+            yield Rejected(number, f"the record is longer than {compression.MAX_RECORD_BYTES >> 20} MiB")
+        else:
+            yield _from_arc(item, reading, number, about.rsplit(" ", max(fields, ARC_FIELDS) - 1), block)
+    if stream.error is not None:
+        yield Rejected(number + 1, str(stream.error), lost=None)
+
+
+def _from_arc(item: Input, reading: Reading, number: int, fields: list[str], block: bytes) -> Read:
+    if len(fields) < ARC_FIELDS:
+        return Rejected(number, f"the line about the record has {len(fields)} fields", excerpt(" ".join(fields)))
+    date = _ARC_DATE.sub(r"\1-\2-\3T\4:\5:\6Z", fields[2])
+    record = _ArcRecord({"WARC-Target-URI": fields[0], "WARC-Date": date})
+    try:
+        return _response(item, reading, number, record, block)
+    except (_BrokenError, UndecodableError) as error:
+        return Rejected(number, str(error), excerpt(block))
 
 
 def _damage(stream: DecodedStream, what: str) -> str:
@@ -114,19 +196,27 @@ def _text_of(
 
 
 def _response(item: Input, reading: Reading, number: int, record: Any, block: bytes) -> Read:
-    http = _parse_http(record, block, "none")
     if not record.is_http:
-        return Skipped("response of another protocol than HTTP")
+        return Skipped("response of another protocol than HTTP", candidate=True)
+    block = _with_crlf(block)
+    try:
+        http = _parse_http(block, "none")
+    except OSError as error:
+        raise _BrokenError(f"the HTTP response cannot be read: {error}") from error
     status = None if http.http_headers is None else http.http_headers.status_code
     if status is None:
         raise _BrokenError("the HTTP response has no status")
     if not 200 <= status < 300:
-        return Skipped(f"HTTP status {status}")
+        return Skipped(f"HTTP status {status}", candidate=True)
     declared = http.http_headers.get("Content-Type", "") or ""
     media_type = _media_type(declared)
-    if media_type not in (*HTML_TYPES, PLAIN_TYPE):
-        return Skipped(f"content type {media_type or 'missing or malformed'}")
-    content = _payload(record, block)
+    if media_type not in (*HTML_TYPES, PLAIN_TYPE, *UNKNOWN_TYPES):
+        return Skipped(f"content type {media_type}", candidate=True)
+    content = _payload(block, {name.lower() for name, _ in http.http_headers.items()})
+    if media_type in UNKNOWN_TYPES:
+        media_type = sniff_type(content)
+        if media_type not in (*HTML_TYPES, PLAIN_TYPE):
+            return Skipped(f"content type {media_type}, by its first bytes", candidate=True)
     found = _CHARSET.search(declared)
     charset = found.group(1).lower() if found else ""
     about = {**_about(record), "content_type": media_type}
@@ -139,7 +229,26 @@ def _response(item: Input, reading: Reading, number: int, record: Any, block: by
     return Page(number, locator, content, encoding, charset, about)
 
 
-def _parse_http(record: Any, block: bytes, auto_decode: Literal["none", "all"]) -> Any:
+def _with_crlf(block: bytes) -> bytes:
+    """The response with header lines that end in CRLF, as fastwarc needs them."""
+    end = _HEADER_END.search(block, 0, MAX_HTTP_HEADER_BYTES)
+    if end is None:
+        return block
+    head = block[: end.start()]
+    if end.group() == b"\r\n\r\n" and head.count(b"\n") == head.count(b"\r\n"):
+        return block
+    return _LINE_END.sub(b"\r\n", head) + b"\r\n\r\n" + block[end.end() :]
+
+
+def _without(block: bytes, dropped: Collection[str]) -> bytes:
+    """The response without some of its header lines."""
+    head, end, body = block.partition(b"\r\n\r\n")
+    kept = [line for line in head.split(b"\r\n")
+            if line.partition(b":")[0].strip().lower().decode("latin-1") not in dropped]
+    return b"\r\n".join(kept) + end + body
+
+
+def _parse_http(block: bytes, auto_decode: Literal["none", "all"]) -> Any:
     """The block as a record of its own: where fastwarc cannot parse it, the file's iteration must go on."""
     from fastwarc.warc import WarcRecord
 
@@ -147,20 +256,38 @@ def _parse_http(record: Any, block: bytes, auto_decode: Literal["none", "all"]) 
         f"WARC/1.1\r\nWARC-Type: response\r\nContent-Type: application/http; msgtype=response\r\n"
         f"Content-Length: {len(block)}\r\n\r\n"
     )
-    try:
-        alone = WarcRecord.from_bytes(headers.encode("ascii") + block + b"\r\n\r\n")
-        if record.is_http:
-            alone.parse_http(auto_decode=auto_decode, max_header_len=MAX_HTTP_HEADER_BYTES)
-    except OSError as error:
-        raise _BrokenError(f"the HTTP response cannot be read: {error}") from error
+    alone = WarcRecord.from_bytes(headers.encode("ascii") + block + b"\r\n\r\n")
+    alone.parse_http(auto_decode=auto_decode, max_header_len=MAX_HTTP_HEADER_BYTES)
     return alone
 
 
-def _payload(record: Any, block: bytes) -> bytes:
-    try:
-        content: bytes = _parse_http(record, block, "all").reader.read(compression.MAX_RECORD_BYTES + 1)
-    except OSError as error:
-        raise _BrokenError(f"the body of the HTTP response cannot be decoded: {error}") from error
+def _payload(block: bytes, declared: Collection[str]) -> bytes:
+    """The body, unpacked as its headers say; where that fails and it was unpacked already, as it is.
+
+    Args:
+        declared: names of the headers, in lower case.
+
+    Raises:
+        _BrokenError: it can be unpacked in no way that gives text, or is too long.
+    """
+    packings = [name for name in _PACKINGS if name in declared]
+    failed: _BrokenError | None = None
+    for number in range(len(packings) + 1):
+        for dropped in combinations(packings, number):
+            try:
+                content = _unpacked(_without(block, dropped) if dropped else block)
+            except OSError as error:
+                failed = failed or _BrokenError(f"the body of the HTTP response cannot be decoded: {error}")
+                continue
+            in_chunks = "transfer-encoding" in dropped and _CHUNK_SIZE.match(content)
+            if not dropped or (is_text(content) and not in_chunks):
+                return content
+    assert failed is not None
+    raise failed
+
+
+def _unpacked(block: bytes) -> bytes:
+    content: bytes = _parse_http(block, "all").reader.read(compression.MAX_RECORD_BYTES + 1)
     if len(content) > compression.MAX_RECORD_BYTES:
         raise _BrokenError(f"the page is longer than {compression.MAX_RECORD_BYTES >> 20} MiB")
     return content

@@ -97,6 +97,21 @@ def test_workers_do_not_change_a_byte_of_what_is_extracted(
     assert first == second
 
 
+def test_a_source_of_which_most_responses_are_skipped_is_warned_of(tmp_path: Path, make_context: MakeContext) -> None:
+    errors = [record("response", http(b"x", "404 Not Found"), number) for number in range(5)]
+    requests = [record("request", b"GET / HTTP/1.1\r\n\r\n")] * 9
+    good = [record("response", http(html(number)), 10 + number) for number in range(4)]
+    (tmp_path / "a.warc").write_bytes(b"".join([*requests, *good, *errors]))
+    config = {"sources": {"web": {"path": str(tmp_path / "a.warc")}}}
+    summary = ingest.run({}, config, tmp_path / "out", make_context("work"))
+    assert summary["warnings"] == [
+        "source 'web': 5 of 9 responses and members were skipped; most often: HTTP status 404 (5)"
+    ]
+    (tmp_path / "a.warc").write_bytes(b"".join([*requests, *good, *errors[:4]]))
+    summary = ingest.run({}, config, tmp_path / "out2", make_context("work2"))
+    assert summary["warnings"] == []
+
+
 def test_a_limit_holds_for_pages_that_are_read_ahead(web: Path, tmp_path: Path, make_context: MakeContext) -> None:
     config = {"sources": {"web": {"path": str(web), "limit": 3}}}
     summary = ingest.run({}, config, tmp_path / "out", make_context("work"))

@@ -2,8 +2,10 @@ import gzip
 import importlib.util
 import io
 import json
+import lzma
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import zstandard
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from gristmill.dataprep.reading import compression
 from gristmill.dataprep.reading.readers import read_records
 from gristmill.dataprep.reading.records import Dropped, Input, Page, Read, Reading, Record, Rejected, Skipped
+from gristmill.dataprep.reading.sniffing import sniff_type
 from gristmill.dataprep.reading.sources import find_files
 from gristmill.dataprep.reading.warc import read_warc
 
@@ -65,17 +68,18 @@ def test_whatever_is_no_page_is_skipped_and_named(tmp_path: Path) -> None:
         [record("warcinfo", b"software: x"), record("request", b"GET / HTTP/1.1\r\n\r\n"), record("revisit", http(b"")),
          record("metadata", b"x"), record("resource", b"<p>x</p>"), record("response", http(b"x", "404 Not Found")),
          record("response", http(b"x", "301 Moved")), record("response", http(b"\x89PNG", content_type="image/PNG")),
-         record("response", http(b"x", content_type="nonsense")), record("response", http(b"<p>page</p>"), 11),
+         record("response", http(b"<p>page</p>"), 11),
          record("response", b"dns data", Content_Type="text/dns")]
     )  # fmt: skip
     records = read(tmp_path / "a.warc", content)
     assert [item.reason for item in records if isinstance(item, Skipped)] == [
         "warcinfo record", "request record", "revisit record", "metadata record", "resource record", "HTTP status 404",
-        "HTTP status 301", "content type image/png", "content type missing or malformed",
+        "HTTP status 301", "content type image/png",
         "response of another protocol than HTTP",
     ]  # fmt: skip
     assert pages(records) == [b"<p>page</p>"]
-    assert len(records) == 11
+    assert [item.candidate for item in records if isinstance(item, Skipped)] == [False] * 5 + [True] * 4
+    assert len(records) == 10
 
 
 def test_a_wet_file_holds_text_already(tmp_path: Path) -> None:
@@ -93,21 +97,136 @@ def test_a_wet_file_holds_text_already(tmp_path: Path) -> None:
 def test_bodies_are_unpacked_and_one_that_cannot_be_costs_only_its_page(tmp_path: Path) -> None:
     responses = [
         http(gzip.compress(b"<p>zipped</p>"), Content_Encoding="gzip"),
-        http(b"no gzip at all", Content_Encoding="gzip"),
+        http(b"<p>no gzip at all</p>", Content_Encoding="gzip"),
         http(b"b\r\n<p>chunk</p\r\n1\r\n>\r\n0\r\n\r\n", Transfer_Encoding="chunked"),
         http(b"<p>not in chunks</p>", Transfer_Encoding="chunked"),
-        http(b"<p>x</p>", Content_Encoding="unheard-of"),
+        http(b"\x00\x01", Content_Encoding="unheard-of"),
+        http(gzip.compress(b"<p>never in chunks</p>"), Content_Encoding="gzip", Transfer_Encoding="chunked"),
+        http(b"19\r\n<p>the end is missi", Transfer_Encoding="chunked"),
         b"HTTP/1.1\r\nContent-Type: text/html\r\n\r\n<p>no status</p>",
         b"",
         http(b"<p>last</p>"),
     ]
     content = b"".join(record("response", response, number) for number, response in enumerate(responses))
     records = read(tmp_path / "a.warc", content)
-    assert pages(records) == [b"<p>zipped</p>", b"<p>chunk</p>", b"<p>last</p>"]
+    assert pages(records) == [
+        b"<p>zipped</p>", b"<p>no gzip at all</p>", b"<p>chunk</p>", b"<p>not in chunks</p>", b"<p>never in chunks</p>",
+        b"<p>last</p>",
+    ]  # fmt: skip
     found = errors(records)
-    assert sorted(found) == [2, 4, 5, 6, 7]
-    assert all("HTTP response cannot be" in found[number] for number in (2, 4, 5))
-    assert found[6] == found[7] == "the HTTP response has no status"
+    assert sorted(found) == [5, 7, 8, 9]
+    assert all("HTTP response cannot be" in found[number] for number in (5, 7))
+    assert found[8] == found[9] == "the HTTP response has no status"
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_header_lines_may_end_in_a_line_feed_alone(tmp_path: Path, end: str) -> None:
+    lines = ["HTTP/1.1 200 OK", "Content-Type: text/html; charset=iso-8859-15", "Content-Encoding: gzip", "", ""]
+    content = record("response", end.join(lines).encode() + gzip.compress(b"<p>x</p>\r\n\r\n<p>y</p>\n\n"))
+    (page,) = read(tmp_path / "a.warc", content)
+    assert isinstance(page, Page)
+    assert (page.content, page.charset) == (b"<p>x</p>\r\n\r\n<p>y</p>\n\n", "iso-8859-15")
+
+
+@pytest.mark.parametrize("declared", [None, "", "nonsense", "unknown/unknown", "*/*"])
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b" \r\n<!DocType HTML>x", "text/html"), (b"<h1>x</h1>", "text/html"), (b"<p>x", "text/html"),
+        (b"<!-- x --><p>", "text/html"), (b"\xef\xbb\xbf<html >", "text/html"), (b"<para>x</para>", "text/plain"),
+        (b"just words", "text/plain"), (b"", "text/plain"), (b"\xff\xfea\0", "text/plain"),
+        (b'<?xml version="1.0"?><!DOCTYPE html PUBLIC "x"><html>', "application/xhtml+xml"),
+        (b"<?xml version='1.0'?><rss>", "text/xml"), (b"%PDF-1.4 x", "application/pdf"),
+        (b"\x89PNG\r\n\x1a\n\0\0", "application/octet-stream"), (b"a" * 1444 + b"\0", "application/octet-stream"),
+        (b"a" * 1445 + b"\0", "text/plain"),
+    ],
+)  # fmt: skip
+def test_a_body_without_a_type_is_looked_at_as_browsers_do(
+    tmp_path: Path, declared: str | None, body: bytes, kind: str
+) -> None:
+    assert sniff_type(body) == kind
+    header = b"" if declared is None else f"Content-Type: {declared}\r\n".encode()
+    (found,) = read(tmp_path / "a.warc", record("response", b"HTTP/1.1 200 OK\r\n" + header + b"\r\n" + body))
+    if kind in ("text/html", "application/xhtml+xml"):
+        assert isinstance(found, Page)
+        assert found.metadata["content_type"] == kind
+    elif kind == "text/plain":
+        assert isinstance(found, Record | Dropped)
+    else:
+        assert found == Skipped(f"content type {kind}, by its first bytes", candidate=True)
+
+
+def arc(version: int, *records: tuple[str, str, bytes]) -> list[bytes]:
+    """The records of an ARC file: (url, type, content) of each."""
+    names = b"URL IP-address Archive-date Content-type Archive-length"
+    if version == 2:
+        names = b"URL IP-address Archive-date Content-type Result-code Checksum Location Offset Filename Archive-length"
+    about = b"%d 0 InternetArchive\n%s\n" % (version, names)
+    extra = " 200 - - 0 a.arc" if version == 2 else ""
+    found = [f"filedesc://a.arc 0.0.0.0 20080430204825 text/plain{extra} {len(about)}\n".encode() + about + b"\n"]
+    for url, kind, content in records:
+        line = f"{url} 192.0.2.1 20080430204826 {kind}{extra} {len(content)}\n"
+        found.append(line.encode() + content + b"\n")
+    return found
+
+
+ARC_RECORDS = (
+    ("dns:a.example", "text/dns", b"20080430204825\na.example. 1 IN A 192.0.2.1\n"),
+    ("http://a.example/", "text/html", http(b"<p>one</p>")),
+    ("http://a.example/b c", "text/html", http(b"<p>two</p>\n")),
+    ("http://a.example/x.png", "image/png", http(b"\x89PNG", content_type="image/png")),
+    ("http://a.example/3", "text/html", b"HTTP/1.0 200 OK\nContent-Type: text/html\n\n<p>three</p>"),
+)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("extension", ["", ".gz"])
+def test_arc_files_are_read_like_warc_files(tmp_path: Path, version: int, extension: str) -> None:
+    parts = arc(version, *ARC_RECORDS)
+    content = b"".join(map(gzip.compress, parts)) if extension else b"".join(parts)
+    records = read(tmp_path / f"a.arc{extension}", content)
+    assert pages(records) == [b"<p>one</p>", b"<p>two</p>\n", b"<p>three</p>"]
+    assert [item.reason for item in records if isinstance(item, Skipped)] == [
+        "description of an ARC file", "response of another protocol than HTTP", "content type image/png",
+    ]  # fmt: skip
+    spaced = [item for item in records if isinstance(item, Page)][1]
+    assert spaced.locator == f"http://a.example/b c#a.arc{extension}#4"
+    assert spaced.metadata == {"url": "http://a.example/b c", "date": "2008-04-30T20:48:26Z", "truncated": "",
+                               "content_type": "text/html"}  # fmt: skip
+
+
+@pytest.mark.parametrize("extension", ["", ".gz"])
+def test_an_arc_file_that_is_cut_off_gives_the_pages_before(tmp_path: Path, extension: str) -> None:
+    parts = arc(1, *ARC_RECORDS)
+    content = b"".join(map(gzip.compress, parts))[:-30] if extension else b"".join(parts)[:-9]
+    records = read(tmp_path / f"a.arc{extension}", content)
+    assert pages(records) == [b"<p>one</p>", b"<p>two</p>\n"]
+    (error,) = [item for item in records if isinstance(item, Rejected)]
+    assert error.lost is None
+    assert "cut off" in error.error
+
+
+def test_garbage_in_an_arc_file_ends_it_with_a_reason(tmp_path: Path) -> None:
+    parts = arc(1, *ARC_RECORDS)
+    records = read(tmp_path / "a.arc", b"".join([*parts[:3], b"no header line\n", *parts[3:]]))
+    assert pages(records) == [b"<p>one</p>"]
+    assert errors(records) == {4: "the WARC file is damaged or cut off: a record has no valid length"}
+
+
+def test_crawls_in_lz4_and_xz_are_read_from_folders(tmp_path: Path) -> None:
+    parts = [record("response", http(b"<p>%d</p>" % number * 999), number) for number in range(3)]
+    frames = b"".join(pa.compress(part, codec="lz4", asbytes=True) for part in parts)
+    (tmp_path / "a.warc.lz4").write_bytes(frames)
+    (tmp_path / "b.warc.xz").write_bytes(lzma.compress(b"".join(parts)))
+    (tmp_path / "c.warc.lz4").write_bytes(frames[:-9])
+    (tmp_path / "d.arc.gz").write_bytes(b"".join(map(gzip.compress, arc(1, *ARC_RECORDS))))
+    files = find_files("s", {"path": str(tmp_path)}).files
+    assert [file.format for file in files] == ["warc"] * 4
+    found = {file.name: list(read_records(file, Reading())) for file in files}
+    assert pages(found["a.warc.lz4"]) == pages(found["b.warc.xz"]) == [b"<p>%d</p>" % n * 999 for n in range(3)]
+    assert pages(found["c.warc.lz4"]) == [b"<p>0</p>" * 999]  # the end of the next was unpacked with the damage
+    assert errors(found["c.warc.lz4"]) == {2: ".lz4 data is damaged or ends in the middle: Truncated compressed stream"}
+    assert len(pages(found["d.arc.gz"])) == 3
 
 
 @pytest.mark.parametrize("extension", ["", ".gz", ".zst"])

@@ -207,3 +207,14 @@ def test_files_that_ended_early_are_on_the_terminal_the_card_and_the_report() ->
     assert "a.jsonl.gz</td>" in html
     assert '<td class="n">1,800</td>' in html
     assert "to their end" not in "\n".join(document_lines(FACTS))
+
+
+def test_what_was_skipped_is_beneath_the_funnel_by_cause() -> None:
+    skipped = {"request record": 20, "HTTP status 404": 1, **{f"content type image/{n}": 2 for n in "abcdef"}}
+    facts = {**FACTS, "summaries": {"ingest": {"skipped": skipped}}}
+    console = Console(file=io.StringIO(), width=250)
+    print_funnel(facts, console)
+    note = ("ingest skipped 33 records: request record 20, content type image/a 2, content type image/b 2, "
+            "content type image/c 2, content type image/d 2, others 5")
+    assert note in console.file.getvalue()  # type: ignore[attr-defined]
+    assert note in "\n".join(document_lines(facts))
