@@ -68,6 +68,7 @@ class Context:
         wandb, profile: how a training is watched.
         origins: committed outputs, by stage, that know more of the documents that are trained on; for autopsies.
         began_with: fingerprints of the models that a training begins with, by stage.
+        saved: called on the first rank of a training after each complete checkpoint.
         emit: receives events (progress, metrics, warnings).
     """
 
@@ -89,6 +90,7 @@ class Context:
     profile: Profile | None = None
     origins: Mapping[str, Path] = field(default_factory=dict)
     began_with: Mapping[str, str] = field(default_factory=dict)
+    saved: Callable[[], None] = lambda: None
     emit: Callable[[dict[str, Any]], None] = print_event
 
     def progress(self, done: float, total: float, unit: str, **extra: Any) -> None:

@@ -16,6 +16,9 @@ from typing import Any, BinaryIO
 
 CHUNK_BYTES = 1 << 20
 TEMPORARY_MARK = ".tmp-"
+OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl")
+"""Protocols whose libraries keep listings of folders for good unless they are told not to. What another process wrote
+(a lease, a commit) would not be seen."""
 
 
 def as_path(location: str | Path) -> Path:
@@ -25,7 +28,8 @@ def as_path(location: str | Path) -> Path:
         return Path(text)
     from upath import UPath
 
-    path: Path = UPath(text)
+    options = {"use_listings_cache": False} if text.partition("://")[0] in OBJECT_STORES else {}
+    path: Path = UPath(text, **options)
     return path
 
 
@@ -77,15 +81,15 @@ def read_json(path: Path) -> Any:
 def create_exclusively(path: Path, content: bytes) -> bool:
     """Create a file if and only if nobody has; return whether this call did.
 
-    The content is complete the moment the name exists: it is written aside and linked.
+    The content is complete the moment the name exists: it is written aside and linked. On an object store it should be
+    the caller's own: a request whose answer was lost is sent again, and what is found then is told by its content.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if not is_local(path):
         try:
-            with path.open("xb") as sink:
-                sink.write(content)  # type: ignore[arg-type]
+            path.fs.pipe_file(path.path, content, mode="create")  # type: ignore[attr-defined]
         except FileExistsError:
-            return False
+            return bool(content) and path.read_bytes() == content
         return True
     temporary = path.parent / f"{path.name}{TEMPORARY_MARK}{os.getpid()}-{uuid.uuid4().hex[:8]}"
     with open(temporary, "wb") as aside:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.dataprep.context import Context, read_inputs
-from gristmill.dataprep.files import as_path, read_json, write_json
+from gristmill.dataprep.files import as_path, is_local, read_json, write_json
 from gristmill.dataprep.processes import end_with_parent, measure_cost
 from gristmill.dataprep.secrets import mask_addresses, mask_text, restore_secrets
 
@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     for name in ("result.json", "error.json", "cost.json"):
         (folder / "work" / name).unlink(missing_ok=True)
     if description["launch"] == "torchrun":
-        os.execv(sys.executable, torchrun_command(folder, description["engine"]["ranks"]))
+        return launch_training(folder, description["engine"]["ranks"])
     try:
         summary = run_stage(folder, description)
     except Exception as error:  # noqa: BLE001 - whatever a stage raises is written down, and ends this process
@@ -43,6 +43,26 @@ def main(argv: list[str] | None = None) -> int:
     write_json(folder / "work" / "cost.json", measure_cost(description["engine"]["workers"]))
     write_json(folder / "work" / "result.json", mask_addresses(summary))
     return 0
+
+
+def launch_training(folder: Path, ranks: int) -> int:
+    """Become torchrun; returns the exit code where that cannot be.
+
+    A training whose folder lies in an object store works in one of this machine (see train.loop.mirror).
+    """
+    here = folder
+    if not is_local(folder):
+        from gristmill.train.loop.mirror import VARIABLE as FOLDER_VARIABLE
+        from gristmill.train.loop.mirror import work_here
+
+        try:
+            here = work_here(folder)
+        except Exception as error:  # noqa: BLE001 - whatever the store raises is written down, and ends this process
+            traceback.print_exc()
+            write_error(folder, error)
+            return EXIT_FAILED
+        os.environ[FOLDER_VARIABLE] = str(folder)
+    os.execv(sys.executable, torchrun_command(here, ranks))
 
 
 def run_stage(folder: Path, description: dict[str, Any]) -> dict[str, Any]:

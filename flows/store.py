@@ -20,6 +20,7 @@ import json
 import platform
 import shutil
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -240,7 +241,7 @@ def new_run_folder(store: Store, name: str) -> Path:
     number = 1
     while True:
         folder = store.runs / (base if number == 1 else f"{base}-{number}")
-        if create_exclusively(folder / "started", b""):
+        if create_exclusively(folder / "started", uuid.uuid4().hex.encode()):
             return folder
         number += 1
 

@@ -27,7 +27,9 @@ class Stream(Section):
     and boundaries of all rows, about a hundredth of the set."""
     cache_folder: str | None = None
     """Where fetched shards lie, on a local disk; `gristmill/stream` in the user's cache folder if absent. All processes
-    of a machine, and several trainings, may share it."""
+    of a machine, and several trainings, may share it. A training whose own folder lies in a store works below it, in a
+    copy that is sent to the store with each checkpoint: there must be room for its checkpoints, and for the models that
+    it starts from."""
     connections: Positive = 16
     """Requests to the store at a time, per process."""
     timeout_seconds: PositiveFloat = 30.0

@@ -8,7 +8,9 @@ stops after its step, saves a checkpoint and exits with 143.
 from __future__ import annotations
 
 import importlib
+import json
 import os
+import shutil
 import signal
 import sys
 import traceback
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.dataprep.context import Context, input_fingerprints, print_event, read_inputs
-from gristmill.dataprep.files import as_path, read_json, write_json
+from gristmill.dataprep.files import as_path, create_exclusively, read_json, write_json
 from gristmill.dataprep.processes import end_with_parent, measure_cost
 from gristmill.dataprep.secrets import mask_addresses, mask_text, restore_secrets
 from gristmill.mixtures.compute import Compute
@@ -24,10 +26,13 @@ from gristmill.mixtures.parallel import Parallel
 from gristmill.mixtures.streaming import Stream
 from gristmill.mixtures.watching import Profile, Wandb
 from gristmill.train.host_memory import keep_freed_memory
+from gristmill.train.loop import mirror
 from gristmill.train.loop.stopping import EXIT_TERMINATED, StoppedError, stop_on_sigterm
 
 TORCHRUN_STAGES = ("pretrain", "teacher", "sft", "reward", "reference", "dpo", "rl")
 EXIT_FAILED = 1
+LOST_CONNECTION = ("gloo/transport", "NCCL", "Connection closed by peer", "Connection reset by peer")
+"""What a rank's error holds when another one has ended."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -43,25 +48,58 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     keep_freed_memory()
     folder = as_path(location)
+    try:
+        return run_and_report(folder)
+    except Exception as error:  # noqa: BLE001 - whatever a stage raises is written down, and ends this process
+        traceback.print_exc()
+        write_error(as_path(os.environ.get(mirror.VARIABLE, location)), error)
+        return EXIT_FAILED
+
+
+def run_and_report(folder: Path) -> int:
+    """Run the stage, leave its result in the folder, and in the one that follows it; returns the exit code."""
     description = restore_secrets(read_json(folder / "stage.json"))
     is_first = os.environ["RANK"] == "0"
+    following = mirror.mirror_of(folder, description["engine"], print_warning) if is_first else None
     try:
-        summary = run_stage(folder, description, is_first)
+        summary = run_stage(folder, description, is_first, following)
     except StoppedError as error:
         print(f"gristmill: {error}; the rerun continues there", file=sys.stderr)
         return EXIT_TERMINATED
-    except Exception as error:  # noqa: BLE001 - whatever a stage raises is written down, and ends this process
-        traceback.print_exc()
-        write_json(folder / "work" / "error.json", {"type": type(error).__name__, "message": mask_text(str(error))})
-        return EXIT_FAILED
     if is_first:
         write_json(folder / "work" / "cost.json", measure_cost(workers=1, processes=int(os.environ["WORLD_SIZE"])))
+        if following is not None:
+            following.send("data", "work")
         write_json(folder / "work" / "result.json", mask_addresses(summary))
+        if following is not None:
+            following.send("work")
+            shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 
-def run_stage(folder: Path, description: dict[str, Any], is_first: bool) -> dict[str, Any]:
-    """Call the stage's function on this rank and return its summary."""
+def write_error(folder: Path, error: Exception) -> None:
+    """Leave the error's own sentence for whoever started the training.
+
+    Where one rank fails, the others lose their connections to it; what they say then replaces no cause.
+    """
+    import torch.distributed as dist
+
+    path, content = folder / "work" / "error.json", {"type": type(error).__name__, "message": mask_text(str(error))}
+    if isinstance(error, dist.DistError) or any(mark in content["message"] for mark in LOST_CONNECTION):
+        create_exclusively(path, json.dumps(content).encode())
+    else:
+        write_json(path, content)
+
+
+def print_warning(message: str) -> None:
+    """Tell the parent process of what a person should know."""
+    print_event({"event": "warning", "message": message})
+
+
+def run_stage(
+    folder: Path, description: dict[str, Any], is_first: bool, following: mirror.Mirror | None = None
+) -> dict[str, Any]:
+    """Call the stage's function on this rank and return its summary; `following` hears of complete checkpoints."""
     stage, engine = description["stage"], description["engine"]
     if stage not in TORCHRUN_STAGES:
         raise ValueError(f"{folder / 'stage.json'}: stage {stage!r} is none of those that torchrun starts: "
@@ -78,12 +116,15 @@ def run_stage(folder: Path, description: dict[str, Any], is_first: bool) -> dict
         origins={name: as_path(path) for name, path in description.get("origins", {}).items()},
         began_with={name: fingerprint for name, fingerprint in input_fingerprints(description).items()
                     if name in TORCHRUN_STAGES},
+        saved=(lambda: None) if following is None else lambda: following.send("work"),
         emit=print_event if is_first else lambda event: None,
     )
     context.work.mkdir(parents=True, exist_ok=True)
     warn_of_idle_gpus(context)
+    fetched = {name: as_path(path) for name, path in description.get("fetched", {}).items()}
     run = importlib.import_module(f"gristmill.train.{stage}").run
-    summary: dict[str, Any] = run(read_inputs(description), description["config"], folder / "data", context)
+    inputs = {**read_inputs(description), **fetched}
+    summary: dict[str, Any] = run(inputs, description["config"], folder / "data", context)
     return summary
 
 

@@ -1,24 +1,36 @@
-"""Training on a packed set in an S3-compatible server behind a network that fails: the same model, bit by bit."""
+"""Training on a packed set, and in a folder, of an S3-compatible server behind a network that fails: the same model."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import os
+import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from gristmill.dataprep.files import as_path
+from gristmill.dataprep.files import as_path, create_exclusively, read_json, write_json
+from gristmill.mixtures.manifest import Engine
 from gristmill.mixtures.streaming import Stream
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.streaming.patience import StoreUnavailableError
+from gristmill.train.launch import write_error
+from gristmill.train.loop.record import TIMINGS
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.shape import Shape
+from gristmill.train.models.weights import drawn, load_model, save_model
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")
@@ -35,6 +47,9 @@ class FaultyNetwork(ThreadingHTTPServer):
     def __init__(self, port: int) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.upstream, self.faulty, self.away = port, False, False
+        self.kill_before: tuple[str, str] | None = None
+        self.kill: Callable[[], None] = lambda: None
+        self.requests: list[tuple[str, str]] = []
         self.spoilt: list[str] = []
         self.gets = 0
         self.lock = threading.Lock()
@@ -42,6 +57,11 @@ class FaultyNetwork(ThreadingHTTPServer):
 
     def next_fault(self, method: str, path: str) -> str | None:
         """What happens to this request."""
+        self.requests.append((method, path.partition("?")[0]))
+        if self.kill_before is not None and method == self.kill_before[0] and path.endswith(self.kill_before[1]):
+            self.kill_before = None
+            self.kill()
+            return "reset"
         if self.away:
             return "reset"
         if method != "GET" or not self.faulty or not path.partition("?")[0].endswith((".bin", ".sums", ".cu")):
@@ -176,3 +196,95 @@ def test_a_server_that_goes_away_and_does_not_come_back_is_named(
     with pytest.raises(StoreUnavailableError, match=rf"{BUCKET}/mix/train-00000\.bin could not be read"):
         packed.tokens(np.arange(4))
     packed.close()
+
+
+CRASHES = (("PUT", "work/checkpoints/step-00000004/complete.json"),
+           ("DELETE", "work/checkpoints/step-00000004/complete.json"), ("PUT", "data/model/model.safetensors"))
+"""Before which requests the processes of a training are killed, attempt after attempt."""
+
+
+def test_a_training_whose_folder_lies_in_a_store_is_killed_and_goes_on_to_the_same_bytes(
+    run_stage: Any, network: FaultyNetwork, stored: Path, tokenizer_folder: Path, mix_folder: Path,
+    pretrain_config: dict[str, Any], tmp_path: Path,
+) -> None:
+    run_stage("pretrain", {"tokenizer": tokenizer_folder, "mix": mix_folder}, pretrain_config, tmp_path / "disk")
+    folder = as_path(f"s3://{BUCKET}/store/pretrain/one")
+    for path in tokenizer_folder.iterdir():
+        (as_path(f"s3://{BUCKET}/tokenizer") / path.name).write_bytes(path.read_bytes())
+    engine = {**Engine().model_dump(mode="json"), "ranks": 1, "checkpoint_every": 2,
+              "stream": {"cache_folder": str(tmp_path / "cache"), "retry_seconds": 20.0}}
+    write_json(folder / "stage.json", {
+        "stage": "pretrain", "launch": "torchrun", "config": pretrain_config, "engine": engine,
+        "inputs": {"tokenizer": f"s3://{BUCKET}/tokenizer", "mix": str(stored)}})
+    resumed = []
+    for crash in (*CRASHES, None):
+        network.kill_before, network.requests = crash, []
+        attempt = subprocess.Popen([sys.executable, "-m", "gristmill.flows.execute", str(folder)],
+                                   start_new_session=True)
+        network.kill = partial(os.killpg, attempt.pid, signal.SIGKILL)
+        assert attempt.wait(timeout=300) == (0 if crash is None else -signal.SIGKILL), crash
+        fetched = [path for method, path in network.requests if method == "GET" and "/step-" in path]
+        resumed.append(max((int(path.partition("/step-")[2][:8]) for path in fetched), default=0))
+    assert resumed == [0, 4, 8, 10], "each attempt fetches what the one before had sent, whole or not"
+    files = ("model/model.safetensors", "model/config.json", "skipped_steps.jsonl")
+    assert [(folder / "data" / name).read_bytes() for name in files] == [
+        (tmp_path / "disk" / "data" / name).read_bytes() for name in files]
+    assert metrics(folder / "data") == metrics(tmp_path / "disk" / "data")
+    assert read_json(folder / "work" / "result.json")["steps"] == pretrain_config["steps"]
+    kept = sorted(path.name for path in (folder / "work" / "checkpoints").iterdir())
+    assert kept == ["step-00000008", "step-00000010"]
+    assert list((tmp_path / "cache" / "training").iterdir()) == [], "nothing of the training stays on this machine"
+
+
+def metrics(data: Path) -> list[dict[str, Any]]:
+    """The lines of a training's record, without what two runs may have different."""
+    return [{name: value for name, value in json.loads(line).items() if name not in TIMINGS}
+            for line in (data / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_what_another_process_writes_into_a_store_is_seen_at_once(network: FaultyNetwork, stored: Path) -> None:
+    """A library that keeps listings would show neither leases nor commits of others."""
+    import s3fs
+
+    folder = stored.parent / "lease"
+    assert create_exclusively(folder / "1.json", b"first")
+    assert [path.name for path in folder.glob("*.json")] == ["1.json"]
+    assert not (folder / "2.json").exists()
+    other = s3fs.S3FileSystem(skip_instance_cache=True)
+    other.pipe_file(f"{BUCKET}/lease/2.json", b"another's")
+    assert sorted(path.name for path in folder.glob("*.json")) == ["1.json", "2.json"]
+    assert (folder / "2.json").exists()
+    other.pipe_file(f"{BUCKET}/lease/2.json", b"now it is longer")
+    assert (folder / "2.json").read_bytes() == b"now it is longer"
+
+
+@pytest.mark.parametrize("content", [b"", b"whoever"])
+def test_a_file_of_a_store_is_created_once(network: FaultyNetwork, stored: Path, content: bytes) -> None:
+    path = stored.parent / "once" / (content.decode() or "empty")
+    assert create_exclusively(path, content)
+    assert not create_exclusively(path, b"another" if content else b"")
+    assert path.read_bytes() == content
+    if content:
+        assert create_exclusively(path, content), "the same request, sent again since its answer was lost"
+
+
+def test_a_lost_connection_is_not_told_in_place_of_its_cause(tmp_path: Path) -> None:
+    lost = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:42709")
+    said = []
+    for errors in ([ValueError("the cause"), lost], [lost, ValueError("the cause")], [lost, lost]):
+        folder = tmp_path / str(len(said))
+        (folder / "work").mkdir(parents=True)
+        for error in errors:
+            write_error(folder, error)
+        said.append(read_json(folder / "work" / "error.json")["message"])
+    assert said == ["the cause", "the cause", str(lost)]
+
+
+def test_a_model_is_read_from_a_store(run_stage: Any, network: FaultyNetwork, stored: Path, tiny_shape: Shape) -> None:
+    tensor_of = drawn(tiny_shape, 3)
+    with torch.device("meta"):
+        names = [(name, parameter.shape) for name, parameter in Llama(tiny_shape).named_parameters()]
+    folder = stored.parent / "model"
+    save_model(folder, tiny_shape, {name: tensor_of(name, shape) for name, shape in names})
+    loaded = dict(load_model(folder).named_parameters())
+    assert all(torch.equal(loaded[name], tensor_of(name, shape)) for name, shape in names)

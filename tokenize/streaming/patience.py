@@ -40,8 +40,8 @@ class Patience:
         self._lock = threading.Lock()
         self._warned = -SECONDS_BETWEEN_WARNINGS
 
-    def ask(self, what: str, attempt: Callable[[], T]) -> T:
-        """What `attempt` returns as soon as it does.
+    def ask(self, what: str, attempt: Callable[[], T], done: str = "read") -> T:
+        """What `attempt` returns as soon as it does; `done` is what it does to the object.
 
         Raises:
             StoreUnavailableError: it failed for `retry_seconds`; names the object and the last failure.
@@ -58,10 +58,10 @@ class Patience:
                 waited = time.monotonic() - begun
                 if waited >= self._retry_seconds or self._stopped.is_set():
                     raise StoreUnavailableError(
-                        f"{what} could not be read in {attempts} attempts over {waited:.0f} seconds "
+                        f"{what} could not be {done} in {attempts} attempts over {waited:.0f} seconds "
                         f"({type(error).__name__}: {error}); see to the store, or raise engine.stream.retry_seconds "
                         f"({self._retry_seconds:g})") from error
-                self._tell(f"{what} could not be read for {waited:.0f} seconds ({type(error).__name__}: {error}); "
+                self._tell(f"{what} could not be {done} for {waited:.0f} seconds ({type(error).__name__}: {error}); "
                            "trying again")
             # The pauses change when a row comes, never which: chance may decide here.
             self._stopped.wait(pause * (1 - JITTER * random.random()))

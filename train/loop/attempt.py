@@ -50,7 +50,7 @@ class Attempt:
         keeping = Keeping(context.keep_checkpoints, context.permanent_every,
                           section.spikes.rollback_steps if goes_back else None)
         self.checkpoints = Checkpoints(context.work / CHECKPOINTS, job.model, self.optimizers, job.world, keeping,
-                                       context.warn)
+                                       context.warn, context.saved)
         self.rollbacks: list[dict[str, Any]] = agree(read_rollbacks(context.work), job.world)
         self.progress.rollbacks = len(self.rollbacks)
         self._resume()

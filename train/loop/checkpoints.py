@@ -67,13 +67,14 @@ class Checkpoints:
         world: the processes.
         keeping: which ones stay.
         warn: told of what a person should know.
+        saved: called on the first rank, in the thread that writes, after each complete checkpoint.
     """
 
     def __init__(
         self, folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], world: World,
-        keeping: Keeping, warn: Callable[[str], None],
+        keeping: Keeping, warn: Callable[[str], None], saved: Callable[[], None] = lambda: None,
     ) -> None:
-        self.folder = folder
+        self.folder, self._saved = folder, saved
         self._model, self._optimizers, self._world, self._keeping, self._warn = model, optimizers, world, keeping, warn
         # The thread that writes must not meet the training's own collectives.
         self._group = dist.new_group(backend="gloo")
@@ -183,6 +184,7 @@ class Checkpoints:
         write_json(target / MARKER, {"step": step, "files": checksums(target), "state": state})
         for old in outdated(complete_steps(self.folder), self._keeping):
             remove_checkpoint(step_folder(self.folder, old))
+        self._saved()
 
     def _newest_sound(self) -> int | None:
         for checkpoint in _all_checkpoints(self.folder):

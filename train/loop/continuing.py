@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from gristmill.dataprep.files import as_path, read_json
+from gristmill.dataprep.files import as_path, is_local, read_json
 from gristmill.train.loop.checkpoints import CHECKPOINTS, MARKER, PREFIX, complete_steps, damaged_files, is_complete
 from gristmill.train.loop.job import Job
+from gristmill.train.loop.mirror import fetch_tree
 from gristmill.train.loop.stream import extend_digest
 from gristmill.train.parallel.world import agree
 
@@ -39,8 +40,11 @@ def take_over(checkpoint: str, job: Job) -> None:
     if job.world.is_first:
         target = folder / source.name
         shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(source, target, ignore=shutil.ignore_patterns(MARKER))
-        shutil.copy2(source / MARKER, target / MARKER)
+        if is_local(source):
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns(MARKER))
+            shutil.copy2(source / MARKER, target / MARKER)
+        else:
+            fetch_tree(source, target)
     agree(step, job.world)
 
 

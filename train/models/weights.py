@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from gristmill.dataprep.files import atomic_write, read_json, write_json
+from gristmill.dataprep.files import atomic_write, is_local, read_json, write_json
 from gristmill.mixtures.model import Initialisation
 from gristmill.train.models.families import (
     UnknownArchitectureError,
@@ -92,10 +94,11 @@ def _holder(folder: Path) -> Callable[[str], tuple[Any, set[str]]]:
     def opened(file: str) -> tuple[Any, set[str]]:
         if not (folder / file).exists():
             raise WeightsError(f"{folder} has no {file}; a model is {WEIGHTS_FILE}, or {INDEX_FILE} and its parts")
-        try:
-            found = safe_open(str(folder / file), framework="pt")
-        except (SafetensorError, OSError) as error:
-            raise WeightsError(f"{folder / file} is no file of safetensors, or a damaged one: {error}") from error
+        with _on_disk(folder / file) as path:
+            try:
+                found = safe_open(str(path), framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise WeightsError(f"{folder / file} is no file of safetensors, or a damaged one: {error}") from error
         return found, set(found.keys())
 
     def holder(name: str) -> tuple[Any, set[str]]:
@@ -106,6 +109,18 @@ def _holder(folder: Path) -> Callable[[str], tuple[Any, set[str]]]:
         return opened(file)
 
     return holder
+
+
+@contextmanager
+def _on_disk(path: Path) -> Iterator[Path]:
+    """A file where it can be mapped; of one in a store a copy, whose bytes last as long as they are mapped."""
+    if is_local(path):
+        yield path
+        return
+    with TemporaryDirectory(prefix="gristmill-weights-") as folder:
+        copy = Path(folder) / path.name
+        path.fs.get_file(path.path, str(copy))  # type: ignore[attr-defined]
+        yield copy
 
 
 def read_shape(folder: Path) -> Shape:

@@ -1,0 +1,141 @@
+"""A training whose folder lies in an object store: it works in a folder of this machine, which the store follows.
+
+A training appends to files, maps them into memory and renames them; objects allow none of it. So what earlier attempts
+left, and all inputs but the packed set (which is streamed), is fetched before it begins, and what has changed is sent
+after each checkpoint and at the end:
+
+    CACHE/training/<hash of the URL>/stage.json, work/, data/, inputs/<stage>/
+
+The store holds a state to resume from at every moment: a checkpoint's marker is sent after everything else, and removed
+before what it stands for. The folder here is made anew by every attempt, and removed by those that end by themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gristmill.dataprep.context import read_inputs
+from gristmill.dataprep.files import TEMPORARY_MARK, as_path, is_local, read_json, write_json
+from gristmill.dataprep.secrets import restore_secrets
+from gristmill.mixtures.streaming import Stream
+from gristmill.tokenize.streaming.cache import default_folder
+from gristmill.tokenize.streaming.patience import Patience
+
+VARIABLE = "GRISTMILL_STAGE_FOLDER"
+"""Holds, for the ranks of a training that works here, the URL of the folder that is to follow."""
+STREAMED = "mix"
+"""The input that is read row by row from wherever it lies."""
+Sent = dict[str, tuple[int, int]]
+"""Files below the folder, by relative name: bytes and time of change (ns) as they were sent or fetched."""
+
+
+def work_here(folder: Path) -> Path:
+    """Make the folder of this machine for a training that a folder in a store describes; returns it."""
+    description = read_json(folder / "stage.json")
+    here = folder_here(folder, Stream.model_validate(description["engine"].get("stream", {})))
+    shutil.rmtree(here, ignore_errors=True)
+    fetch_tree(folder / "work", here / "work")
+    (here / "data").mkdir(parents=True, exist_ok=True)
+    fetched = {}
+    for name, location in read_inputs(restore_secrets(deepcopy(description))).items():
+        if name != STREAMED and not is_local(location):
+            fetched[name] = str(here / "inputs" / name)
+            fetch_tree(location, here / "inputs" / name)
+    write_json(here / "stage.json", {**description, "fetched": fetched})
+    return here
+
+
+def folder_here(folder: Path, stream: Stream) -> Path:
+    """Where on this machine a training works whose folder lies in a store: one place for each URL."""
+    cache = Path(stream.cache_folder) if stream.cache_folder else default_folder()
+    return (cache / "training" / hashlib.sha256(str(folder).encode()).hexdigest()[:16]).absolute()
+
+
+def fetch_tree(source: Path, target: Path) -> None:
+    """Copy all files below a folder of a store to a folder of this machine; none where there is none."""
+    target.mkdir(parents=True, exist_ok=True)
+    store, root = source.fs, source.path.rstrip("/")  # type: ignore[attr-defined]
+    for name in store.find(root):
+        if name.endswith("/"):  # an empty object that stands for a folder
+            continue
+        file = target / name[name.index(root) + len(root) :].lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        store.get_file(name, str(file))
+
+
+class Mirror:
+    """Keeps a folder of a store the same as a folder of this machine.
+
+    Args:
+        here: the folder of this machine, as `work_here` has made it.
+        folder: the one in the store.
+        stream: how long to try where the store fails.
+        warn: told when the store fails, at most once a minute.
+    """
+
+    def __init__(self, here: Path, folder: Path, stream: Stream, warn: Callable[[str], None]) -> None:
+        self._here, self._folder = here, folder
+        self._patience = Patience(stream.retry_seconds, warn)
+        self._lock = threading.Lock()
+        self._sent = self._files("work")
+
+    def send(self, *parts: str) -> None:
+        """Send what has changed in some folders below, and remove what is gone."""
+        with self._lock:
+            for part in parts:
+                self._send(part)
+
+    def _send(self, part: str) -> None:
+        files = self._files(part)
+        changed = {name for name, state in files.items() if self._sent.get(name) != state}
+        for name in _markers_last(changed):
+            with suppress(FileNotFoundError):  # removed here meanwhile: so it soon will be in the store
+                self._patience.ask(str(self._folder / name), partial(self._put, name), "written")
+                self._sent[name] = files[name]
+        gone = {name for name in self._sent if name.startswith(f"{part}/") and name not in files}
+        for name in reversed(_markers_last(gone)):
+            with suppress(FileNotFoundError):
+                self._patience.ask(str(self._folder / name), partial(self._remove, name), "removed")
+            del self._sent[name]
+
+    def _put(self, name: str) -> None:
+        target = self._folder / name
+        target.fs.put_file(str(self._here / name), target.path)  # type: ignore[attr-defined]
+
+    def _remove(self, name: str) -> None:
+        target = self._folder / name
+        target.fs.rm_file(target.path)  # type: ignore[attr-defined]
+
+    def _files(self, part: str) -> Sent:
+        found: Sent = {}
+        for folder, _, names in os.walk(self._here / part):
+            for name in names:
+                path = Path(folder, name)
+                if TEMPORARY_MARK not in name and path.exists():
+                    status = path.stat()
+                    found[path.relative_to(self._here).as_posix()] = (status.st_size, status.st_mtime_ns)
+        return found
+
+
+def mirror_of(here: Path, engine: dict[str, Any], warn: Callable[[str], None]) -> Mirror | None:
+    """What sends this training's files to the store that its folder lies in; None where that is this machine's."""
+    location = os.environ.get(VARIABLE)
+    if location is None:
+        return None
+    return Mirror(here, as_path(location), Stream.model_validate(engine.get("stream", {})), warn)
+
+
+def _markers_last(names: Iterable[str]) -> list[str]:
+    # It imports torch, which the ranks must not before they are set up.
+    from gristmill.train.loop.checkpoints import MARKER
+
+    return sorted(names, key=lambda name: (name.endswith(f"/{MARKER}"), name))
