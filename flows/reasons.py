@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gristmill.dataprep.context import input_fingerprints
-from gristmill.dataprep.files import read_json
+from gristmill.dataprep.files import as_path, read_json
 from gristmill.dataprep.secrets import mask_secrets
 from gristmill.flows.session import Session
 from gristmill.flows.stages import Node
 from gristmill.flows.status import ACTIONS, stage_states
 from gristmill.flows.store import StageFolder
+from gristmill.mixtures.context import context_warnings
+from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.training import HOW_KEYS
 
 TRAININGS = ("pretrain", "sft", "reward", "dpo", "rl")
@@ -32,7 +34,7 @@ def explain_plan(session: Session, force: frozenset[str] = frozenset()) -> list[
         session: the opened manifest.
         force: stages that are made anew although they are committed.
     """
-    rows = []
+    rows, warnings = [], context_warnings(session.manifest, trained_context(session.manifest))
     for row in stage_states(session):
         action, reason = ACTIONS[row["state"]], row.get("details") or row.get("owner", "")
         if row["state"] == "missing":
@@ -42,8 +44,19 @@ def explain_plan(session: Session, force: frozenset[str] = frozenset()) -> list[
             reason = made_otherwise(session, row["stage"])
         elif row["state"] == "committed" and row["stage"] in force:
             action, reason = "make", "forced"
+        if action != "reuse" and row["stage"] in warnings:
+            row["warning"] = warnings[row["stage"]]
         rows.append({**row, "action": action, "reason": reason})
     return rows
+
+
+def trained_context(manifest: Manifest) -> int:
+    """Most tokens in a row that the pre-trained model will have been trained on."""
+    length = 0 if manifest.mix is None else manifest.mix.sequence_length
+    if manifest.pretrain is None or manifest.pretrain.model.init_from is None:
+        return length
+    config = read_json(as_path(manifest.pretrain.model.init_from) / "config.json")
+    return max(length, config.get("max_position_embeddings", config.get("sequence_length", 0)))
 
 
 def why_missing(session: Session, stage: str) -> str:

@@ -98,7 +98,8 @@ class SftData(Section):
     data: Annotated[tuple[Instructions, ...], Field(min_length=1)]
     """Where the examples are."""
     sequence_length: Annotated[int, Field(ge=8)] | None = None
-    """Tokens per row, and the most of an example, whose end is cut off; the mixture's if absent."""
+    """Tokens per row, and the most of an example, whose end is cut off; the mixture's if absent. Longer rows than those
+    of pre-training become the context of the tuned model."""
     packing: Literal["best_fit", "none"] = "best_fit"
     """`best_fit`: several examples in a row, none cut by its end, each seen by attention as if it were alone; `none`:
     one example in a row."""
@@ -181,7 +182,8 @@ class DpoData(Section):
     data: Annotated[tuple[WeightedPairs, ...], Field(min_length=1)]
     """Where the pairs are."""
     sequence_length: Annotated[int, Field(ge=8)] | None = None
-    """Tokens per row, and the most of a conversation, whose end is cut off; the mixture's if absent."""
+    """Tokens per row, and the most of a conversation, whose end is cut off; the mixture's if absent. Rows that are
+    longer than the model's context become its new one."""
     leaks: Decontaminate | None = None
     """Evaluation sets, and when a pair's prompt and chosen answer hold an item of one: such pairs are counted and
     warned of, and trained on all the same unless `prepare` drops them. What `decontaminate` of the documents'

@@ -86,8 +86,8 @@ class Rl(Training):
     generation_rows: Positive = 64
     """Answers that are generated at the same time on one rank at the most."""
     sequence_length: Annotated[int, Field(ge=8)] | None = None
-    """Most tokens of prompt and answer, at most the model's; the model's if absent. Prompts that leave less than
-    `max_new_tokens` are left out, and counted."""
+    """Most tokens of prompt and answer; the context of the model that begins if absent. A longer one becomes the new
+    context. Prompts that leave less than `max_new_tokens` are left out, and counted."""
     clip: PositiveFloat = 0.2
     """How far the ratio of new to old probability may fall below 1, or rise above it, and still be rewarded (Schulman
     et al. 2017, equation 7)."""

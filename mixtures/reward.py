@@ -34,8 +34,8 @@ class Reward(Training):
     """Weight of the squared sum of a pair's two scores, which keeps scores around zero, where the loss itself sees
     differences alone (Eisenstein et al. 2023: 0.01)."""
     sequence_length: Annotated[int, Field(ge=8)] | None = None
-    """Most tokens per conversation; the mixture's if absent. A pair with a longer answer is left out and counted: an
-    answer without its end is not the one that was judged."""
+    """Most tokens per conversation; the context of the model that begins if absent. A pair with a longer answer is left
+    out and counted: an answer without its end is not the one that was judged."""
     holdout: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     """Share of pairs, chosen by hash of the prompt, that only measure the accuracy; those of `dpo` where share and seed
     are the same."""

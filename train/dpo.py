@@ -46,7 +46,15 @@ from gristmill.train.objectives.reference import (
 )
 from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.parallel.world import process_group
-from gristmill.train.pretrain import all_tensors, averaged, causal_share, describe_model, publish, read_token_bytes
+from gristmill.train.pretrain import (
+    all_tensors,
+    averaged,
+    causal_share,
+    describe_model,
+    publish,
+    read_token_bytes,
+    tuned_shape,
+)
 from gristmill.train.reference import start_of
 
 CERTIFICATE = "step-0.json"
@@ -66,13 +74,13 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         return optimise(inputs, section, out, context)
     seed = section.seed or 0
     start = start_of(inputs)
-    shape = read_shape(start)
     with closing(PackedSet(inputs["dpo_data"])) as data:
         check_pairs(data)
     with closing(PackedSet(inputs["dpo_data"], context.stream, context.warn)) as data, \
             closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed, \
             process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
         rows, length = PairRows(data), data.sequence_length
+        shape = tuned_shape(read_shape(start), length, context)
         records = rows.records()
         is_out = held_out_mask(records, section, seed)
         draws = draw_pairs(rows, is_out, section, seed)
@@ -105,7 +113,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                 {rows.ids[pair]: records[pair] for pair in measured})
             write_holdout(out / HOLDOUT, [records[pair] for pair in held_out], before, length)
     return {
-        **summary, **describe_model(shape), "sequence_length": length,
+        **summary, **describe_model(shape, length), "sequence_length": length,
         "sets": describe_draws(rows, data.sources, draws, is_out), "beta": section.beta, "objective": section.loss,
         "training_pairs": int((~is_out).sum()), "held_out_pairs": len(held_out), "step_0": certificate,
         "held_out": {

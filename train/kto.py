@@ -44,7 +44,15 @@ from gristmill.train.objectives.reference import (
 )
 from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.parallel.world import World, process_group
-from gristmill.train.pretrain import all_tensors, averaged, causal_share, describe_model, publish, read_token_bytes
+from gristmill.train.pretrain import (
+    all_tensors,
+    averaged,
+    causal_share,
+    describe_model,
+    publish,
+    read_token_bytes,
+    tuned_shape,
+)
 from gristmill.train.reference import start_of
 
 CERTIFICATE = "step-0.json"
@@ -62,11 +70,11 @@ def optimise(inputs: Mapping[str, Path], section: Dpo, out: Path, context: Conte
         gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
     """
     seed, start = section.seed or 0, start_of(inputs)
-    shape = read_shape(start)
     with closing(PackedSet(inputs["dpo_data"], context.stream, context.warn)) as data, \
             closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed, \
             process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
         rows, length = AnswerRows(data), data.sequence_length
+        shape = tuned_shape(read_shape(start), length, context)
         is_out = held_out_answers(rows, section, seed)
         draws = draw_pairs(rows, is_out, section, seed)
         dtype = compute_dtype(section.precision, world.device)
@@ -106,7 +114,7 @@ def optimise(inputs: Mapping[str, Path], section: Dpo, out: Path, context: Conte
                           np.stack([reference[chosen, 0], reference[chosen + 1, 0]], axis=1), length)
     desirable = rows.desirable[held_out]
     return {
-        **summary, **describe_model(shape), "sequence_length": length,
+        **summary, **describe_model(shape, length), "sequence_length": length,
         "sets": describe_draws(rows, data.sources, draws, is_out), "beta": section.beta, "objective": section.loss,
         "training_answers": {"desirable": int(rows.desirable[~is_out].sum()),
                              "undesirable": int((~rows.desirable[~is_out]).sum())},

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import as_path
+from gristmill.mixtures.context import beyond_context
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.training import Pretrain, Training
 from gristmill.tokenize.origins import known_of
@@ -54,6 +55,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     with closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed:
         check_stages(packed, section)
         shape, tensor_of = starting_model(section.model, packed, seed)
+        length = packed.sequence_length
         with process_group(context.parallel) as world:
             dtype = compute_dtype(section.precision, world.device)
             model = sharded_model(shape, tensor_of, world, dtype, context.compute, section.float8)
@@ -61,7 +63,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             average = averaged(model, section)
             job = Job(
                 section=section, model=model, world=world, context=context, peak_flops=peak_flops(world.device, dtype),
-                causal_share=causal_share(shape, packed.sequence_length),
+                causal_share=causal_share(shape, length),
                 objective=NextToken(packed, seed, token_bytes, shape, section.z_loss),
                 after_step=_InLoop(
                     Validation(section.validate_every, section.steps, packed, model, average, token_bytes, world),
@@ -75,7 +77,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             tensors = all_tensors(model, average)
             if record is not None:
                 summary |= publish(out, shape, tensors, record)
-    return {**summary, **describe_model(shape), "dtype": str(dtype).removeprefix("torch."), "world_size": world.size}
+    return {**summary, **describe_model(shape, length), "dtype": str(dtype).removeprefix("torch."),
+            "world_size": world.size}
 
 
 def check_stages(packed: PackedSet, section: Pretrain) -> None:
@@ -104,7 +107,8 @@ def starting_model(model: Model, packed: PackedSet, seed: int) -> tuple[Shape, T
     if vocab_size > shape.vocab_size:
         raise WeightsError(f"pretrain.model.init_from {folder}: the model has {shape.vocab_size} ids, but the mixture "
                            f"was tokenised with {vocab_size}; give its own tokenizer as tokenizer.path")
-    return replace(shape, sequence_length=packed.sequence_length, document_mask=model.document_mask), stored(folder)
+    length = max(shape.sequence_length, packed.sequence_length)
+    return replace(shape, sequence_length=length, document_mask=model.document_mask), stored(folder)
 
 
 class _InLoop:
@@ -125,9 +129,21 @@ def read_token_bytes(tokenizer: Path, device: torch.device) -> Tensor:
         return torch.from_numpy(np.load(stream).astype(np.float32)).to(device)
 
 
-def describe_model(shape: Shape) -> dict[str, Any]:
-    """Figures about the model for a stage's summary."""
-    return {"parameters": shape.parameters, "flops_per_token": shape.flops_per_token(shape.sequence_length)}
+def describe_model(shape: Shape, length: int) -> dict[str, Any]:
+    """Figures about the model for a stage's summary, with the arithmetic of rows of so many tokens."""
+    return {"parameters": shape.parameters, "flops_per_token": shape.flops_per_token(length),
+            "context": shape.sequence_length}
+
+
+def tuned_shape(shape: Shape, length: int, context: Context) -> Shape:
+    """The shape of a model that is tuned on rows of so many tokens: its context is the longer of both.
+
+    Warns where those rows have positions that the model was never trained on.
+    """
+    trained = shape.sequence_length
+    if length > trained:
+        context.warn(beyond_context(context.stage, length, trained))
+    return replace(shape, sequence_length=max(trained, length))
 
 
 def causal_share(shape: Shape, length: int, whole: float | None = None) -> float:

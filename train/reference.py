@@ -64,13 +64,13 @@ def score(packed: PackedSet, start: Path, section: Reference, out: Path, context
         model = tuned_model(shape, stored(start), lora, 0, world, dtype, context)
         if section.answers:
             scored = score_answers(model, start, AnswerRows(packed), section, dtype, out, world)
-            return {**describe_model(shape), **scored}
+            return {**describe_model(shape, packed.sequence_length), **scored}
         rows = PairRows(packed)
         logps = pair_logps(model, rows, np.arange(len(rows)), section.micro_batch_size, world)
         key = key_of(start, rows, dtype, rounded)
         if world.is_first:
             write_reference(out, key, rows, logps)
-    return {**describe_model(shape), "pairs": len(rows), "key": key,
+    return {**describe_model(shape, packed.sequence_length), "pairs": len(rows), "key": key,
             "tokens_scored": int(rows.scored_tokens.sum()), "chosen_more_likely": more_likely(logps)}
 
 

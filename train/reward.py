@@ -41,7 +41,14 @@ from gristmill.train.objectives.pairs import Pair, is_held_out
 from gristmill.train.objectives.reward_pairs import RewardPairs, pair_scores
 from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.parallel.world import World, process_group
-from gristmill.train.pretrain import all_tensors, averaged, causal_share, describe_model, final_measurements
+from gristmill.train.pretrain import (
+    all_tensors,
+    averaged,
+    causal_share,
+    describe_model,
+    final_measurements,
+    tuned_shape,
+)
 from gristmill.train.reference import start_of
 
 HOLDOUT = "holdout.jsonl"
@@ -59,6 +66,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     seed, start = section.seed or 0, start_of(inputs)
     shape, chat = read_shape(start), Chat(inputs["tokenizer"])
     length = section.sequence_length or shape.sequence_length
+    shape = tuned_shape(shape, length, context)
     found, sets, _ = read_pairs(section.data or (), chat, length, inputs.get("dpo_prepare"))
     names = set_names([one["path"] for one in sets])
     every = [(pair, name) for name, of_set in zip(names, found, strict=True) for pair in of_set]
@@ -100,7 +108,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                 out / MARGINS, score_margins([ids[pair] for pair in measured], [usable[pair][1] for pair in measured],
                                              is_out[measured], scores),
                 {pair.example["id"]: pair.example for pair in pairs})
-    return {**summary, **describe_model(shape), "sequence_length": length, "sets": sets,
+    return {**summary, **describe_model(shape, length), "sequence_length": length, "sets": sets,
             "training_pairs": len(training), "held_out_pairs": len(held_out),
             "too_long_pairs": len(every) - len(pairs), "held_out": judged(held_out, scored)}
 

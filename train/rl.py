@@ -45,6 +45,7 @@ from gristmill.train.pretrain import (
     describe_model,
     publish,
     read_token_bytes,
+    tuned_shape,
 )
 from gristmill.train.reinforcement.actor import Actor
 from gristmill.train.reinforcement.kept import ANSWERS, BATCHES, gather_batches, read_batch, take_earlier_batches
@@ -80,6 +81,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     start, chat = inputs[start_stage] / MODEL, Chat(inputs["tokenizer"])
     shape = read_shape(start)
     length = row_length(section, shape)
+    shape = tuned_shape(shape, length, context)
     prompts, sets = read_prompts(section.data, section.rewards, chat, length - section.max_new_tokens)
     training, held_out = split(prompts, section.holdout, section.holdout_limit, section.seed or 0)
     with closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed, \
@@ -118,8 +120,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             gather_batches(context.work / BATCHES, batches_of(section), out / ANSWERS)
             write_json(out / ROLLOUTS, {"batches": shown_batches(out, section), "before": before, "after": after})
     return {
-        **summary, **describe_model(shape), "sequence_length": length, "started_from": start_stage, "sets": sets,
-        "algorithm": section.algorithm, "kl_weight": section.kl_weight, "group_size": section.group_size,
+        **summary, **describe_model(shape, length), "sequence_length": length, "started_from": start_stage,
+        "sets": sets, "algorithm": section.algorithm, "kl_weight": section.kl_weight, "group_size": section.group_size,
         "training_prompts": len(training), "held_out_prompts": len(held_out),
         "held_out": held_out_rewards(before, after, section),
         "samples": [{"prompt": one["prompt"], "before": one["answer"], "reward_before": one["reward"],
@@ -132,12 +134,9 @@ def row_length(section: Rl, shape: Shape) -> int:
     """Most tokens of prompt and answer.
 
     Raises:
-        ValueError: the model has not so many positions, or no prompt fits beside an answer.
+        ValueError: no prompt fits beside an answer.
     """
     length = section.sequence_length or shape.sequence_length
-    if length > shape.sequence_length:
-        raise ValueError(f"rl.sequence_length is {length}, but the model has {shape.sequence_length} positions; lower "
-                         "it")
     if section.max_new_tokens >= length:
         raise ValueError(f"rl.max_new_tokens ({section.max_new_tokens}) leaves no room for a prompt within {length} "
                          "tokens; lower it")

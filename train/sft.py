@@ -52,6 +52,7 @@ from gristmill.train.pretrain import (
     describe_model,
     publish,
     read_token_bytes,
+    tuned_shape,
 )
 from gristmill.train.proofs.step_0 import CERTIFICATE, prove
 from gristmill.train.sft_data import COUNTS, HELD_OUT
@@ -67,11 +68,11 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """
     section = Tuning.model_validate({key: value for key, value in config.items() if key != READS})
     start = inputs["pretrain"] / MODEL
-    shape = read_shape(start)
     with ExitStack() as stack, closing(PackedSet(inputs["sft_data"], context.stream, context.warn)) as rows, \
             closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed, \
             process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
         length, dtype = rows.sequence_length, compute_dtype(section.precision, world.device)
+        shape = tuned_shape(read_shape(start), length, context)
         model = tuned_model(shape, stored(start), section.lora, section.seed or 0, world, dtype, context)
         flops = adapted_flops_per_token(shape, length, section.lora)
         token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
@@ -106,7 +107,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             summary |= publish(out, shape, settle_adapters(out, tensors, section.lora), record)
             summary["held_out"] = next((line["held_out"] for line in reversed(record.lines()) if "held_out" in line),
                                        None)
-    return {**summary, **describe_model(shape), "sequence_length": length, "rows": rows.rows, "step_0": certificate}
+    return {**summary, **describe_model(shape, length), "sequence_length": length, "rows": rows.rows,
+            "step_0": certificate}
 
 
 def measuring(*measures: Callable[[int], dict[str, Any] | None]) -> Callable[[int], dict[str, Any] | None]:

@@ -68,9 +68,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         if world.is_first:
             write_json(out / KEY, key)
     nll, rest, tokens = sums
-    return {**describe_model(shape), "teacher": str(section.teacher), "tokens": int(tokens), "key": key,
-            "loss": nll / tokens, "rest_mass": rest / tokens, "temperature": section.temperature,
-            "top_k": key["top_k"]}
+    return {**describe_model(shape, packed.sequence_length), "teacher": str(section.teacher),
+            "tokens": int(tokens), "key": key, "loss": nll / tokens, "rest_mass": rest / tokens,
+            "temperature": section.temperature, "top_k": key["top_k"]}
 
 
 def teacher_folder(section: TeacherKeys, inputs: Mapping[str, Path]) -> Path:

@@ -21,6 +21,10 @@ def whole(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | None]
         config = {**dump(section, "prepare", "leaks"), "seed": seed_of(section, manifest)}
         # How a training computes is in no fingerprint: its recipe has the defaults, whatever the manifest says.
         recipe = {**_named(name, config, section, verify), **section.how}
+        if name == "pretrain" and config["model"]["init_from"] is not None:
+            # A model that was trained on longer rows keeps its context; it once got the length of these.
+            files = recipe["model"]["init_from"]
+            recipe["model"] = {**recipe["model"], "init_from": {"files": files, "context": "kept"}}
         if name != "pretrain" and config["continue_from"] is None:
             # Left out where it is absent, as from before tunings had it.
             del recipe["continue_from"]

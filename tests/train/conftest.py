@@ -160,8 +160,8 @@ def run_stage(one_process: None) -> RunStage:
         if stage == "reference":
             config = {key: value for key, value in config.items() if key in Reference.model_fields}
         (folder / "work").mkdir(parents=True, exist_ok=True)
-        context = Context(folder / "work", stage, checkpoint_every=checkpoint_every, emit=lambda event: None,
-                          compute=compute or Compute(), stream=stream or Stream(), **told)
+        context = Context(folder / "work", stage, checkpoint_every=checkpoint_every, compute=compute or Compute(),
+                          stream=stream or Stream(), **{"emit": lambda event: None, **told})
         summary: dict[str, Any] = importlib.import_module(f"gristmill.train.{stage}").run(
             inputs, config, folder / "data", context)
         json.dumps(summary, allow_nan=False)

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from gristmill.dataprep.reading.examples import read_examples
+from gristmill.train.generation.sample import generate
 from gristmill.train.loop import step
 from gristmill.train.loop.checkpoints import Checkpoints
 from gristmill.train.loop.continuing import ContinueError
-from gristmill.train.models.weights import load_model
+from gristmill.train.models.weights import load_model, read_shape
 from gristmill.train.objectives.conversations import NothingToTrainError
 from gristmill.train.objectives.reference import KEY, TABLE, NotTheReferenceError, StaleReferenceError
 
@@ -417,3 +418,48 @@ def test_a_tuning_is_made_longer_from_a_checkpoint_with_the_same_bits(
     assert (tmp_path / "longer" / model).read_bytes() == (tmp_path / "whole" / model).read_bytes()
     with pytest.raises(ContinueError, match="began with another output of pretrain than this one"):
         run_stage(stage, inputs, longer, tmp_path / "other", began_with={"pretrain": "b"})
+
+
+def test_rows_longer_than_those_of_pretraining_become_the_context_that_generation_export_and_rl_have(
+    run_stage: Any, pretrained: dict[str, Path], sft_config: dict[str, Any], tmp_path: Path
+) -> None:
+    told: list[dict[str, Any]] = []
+
+    def emit(event: dict[str, Any]) -> None:
+        if event["event"] == "warning":
+            told.append(event["message"])
+
+    summary = run_stage("sft", pretrained, sft_config, tmp_path / "sft", emit=emit)
+    assert [message.partition(": the rotary")[0] for message in told] == [
+        "sft: its rows have 64 tokens, but the model was trained on 32 at the most"]
+    tuned = tmp_path / "sft" / "data"
+    assert read_shape(pretrained["pretrain"] / "model").sequence_length == 32
+    assert read_shape(tuned / "model").sequence_length == summary["context"] == 64
+    (answer,) = generate(load_model(tuned / "model"), [[5] * 50], 20, set())
+    assert len(answer) == 14
+    run_stage("export", {"tokenizer": pretrained["tokenizer"], "sft": tuned}, {}, tmp_path / "export")
+    exported = json.loads((tmp_path / "export" / "data" / "config.json").read_text())
+    assert exported["max_position_embeddings"] == 64
+
+    prompts = write_lines(tmp_path / "prompts.jsonl", [{"prompt": f"What is a {word}?"} for word in WORDS])
+    rl = {"data": [{"path": prompts}], "rewards": [{"kind": "length", "target_tokens": 3}], "steps": 1, "seed": 5,
+          "group_size": 2, "global_batch_size": 4, "max_new_tokens": 4}
+    inputs = {"tokenizer": pretrained["tokenizer"], "mix": pretrained["mix"], "sft": tuned}
+    told.clear()
+    assert run_stage("rl", inputs, rl, tmp_path / "rl", emit=emit)["sequence_length"] == 64
+    assert told == []
+    longer = {**rl, "sequence_length": 80, "max_new_tokens": 50}
+    summary = run_stage("rl", pretrained, longer, tmp_path / "longer", emit=emit)
+    assert (summary["sequence_length"], summary["context"]) == (80, 80)
+    assert read_shape(tmp_path / "longer" / "data" / "model").sequence_length == 80
+    answers = pq.read_table(tmp_path / "longer" / "data" / "answers.parquet").to_pylist()
+    assert max(one["tokens"] for one in answers) == 50  # More than the 32 positions from before have room for.
+    assert [message.partition(": the rotary")[0] for message in told] == [
+        "rl: its rows have 80 tokens, but the model was trained on 32 at the most"]
+
+
+def test_shorter_rows_leave_a_model_its_context(
+    run_stage: Any, pretrained: dict[str, Path], sft_config: dict[str, Any], tmp_path: Path
+) -> None:
+    run_stage("sft", pretrained, {**sft_config, "steps": 1, "sequence_length": 24}, tmp_path / "sft")
+    assert read_shape(tmp_path / "sft" / "data" / "model").sequence_length == 32

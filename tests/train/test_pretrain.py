@@ -19,7 +19,7 @@ from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train import pretrain
 from gristmill.train.loop.loop import OtherRowsError
 from gristmill.train.loop.stream import Plan, extend_digest
-from gristmill.train.models.weights import WeightsError, load_model, save_model
+from gristmill.train.models.weights import WeightsError, load_model, read_shape, save_model
 from gristmill.train.objectives import next_token
 from gristmill.train.parallel import sharding
 
@@ -230,6 +230,8 @@ def test_training_goes_on_from_a_checkpoint_of_transformers(
         expected = float(peer(rows, labels=rows).loss)
     assert expected > 6.5  # it knows nothing of this text, and is sure of it
     assert summary["validation"]["code"]["loss"] == pytest.approx(expected, abs=1e-3)
+    # It was trained on rows of 64 tokens once, and these have 32.
+    assert read_shape(tmp_path / "data" / "model").sequence_length == summary["context"] == 64
 
 
 def test_a_checkpoint_with_fewer_ids_than_the_tokenizer_is_refused(

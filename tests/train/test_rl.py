@@ -249,7 +249,6 @@ def test_what_cannot_be_rewarded_or_trained_is_refused(
     for config, error, message in (
             (asking, NoAnswerError, "1 of 2 prompts have no 'answer', which the reward exact compares with"),
             ({**rl_config, "sequence_length": 8}, NothingToTrainError, r"12 prompts has at most 4 tokens \(12 too"),
-            ({**rl_config, "sequence_length": 64}, ValueError, "the model has 32 positions"),
             ({**rl_config, "max_new_tokens": 32}, ValueError, "leaves no room for a prompt"),
             ({**rl_config, "rewards": [{"kind": "model"}]}, RewardModelError, "no section `reward:`")):
         with pytest.raises(error, match=message):

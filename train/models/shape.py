@@ -32,7 +32,7 @@ class Shape:
         rope_theta, rope_scaling, norm_eps, tied_embeddings, qk_norm, document_mask: likewise.
         vocab_size: ids that the tokenizer has; ids from here to `padded_vocab_size` are never read nor predicted.
         padded_vocab_size: rows of the embedding.
-        sequence_length: tokens per row that the model was trained on.
+        sequence_length: the context: most tokens in a row that the model was trained on, by any stage.
         qkv_bias: whether queries, keys and values have biases (Qwen2).
         experts: feed-forward layers to choose from in every block; 0 in a dense model.
         experts_per_token: how many of them a token goes through.
