@@ -9,6 +9,7 @@ Counts are plain nested dictionaries of integers, so that shards add up in any o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 Counts = dict[str, Any]
@@ -34,12 +35,15 @@ def add_counts(parts: Iterable[Mapping[str, Any]]) -> Counts:
     return total
 
 
-def balance(results: Iterable[Mapping[str, Any]], max_quarantined: float, stage: str, lost: int = 0) -> Counts:
+def balance(
+    results: Iterable[Mapping[str, Any]], max_quarantined: float, stage: str, lost: int = 0, errors: Path | None = None
+) -> Counts:
     """Add the `counts` of a stage's results, and check that they balance.
 
     Args:
         max_quarantined: the share of the documents that may be quarantined.
         lost: documents, by estimate, that files which cannot be read to their end lost; no part of the counts.
+        errors: folder of the tables whose column `error` says why.
 
     Raises:
         ConservationError: documents were lost or counted twice.
@@ -47,7 +51,7 @@ def balance(results: Iterable[Mapping[str, Any]], max_quarantined: float, stage:
     """
     counts = add_counts(result["counts"] for result in results)
     check_conservation(counts, stage)
-    check_quarantine(counts, max_quarantined, stage, lost)
+    check_quarantine(counts, max_quarantined, stage, lost, errors)
     return counts
 
 
@@ -63,8 +67,15 @@ def check_conservation(counts: Mapping[str, Any], stage: str) -> None:
             )
 
 
-def check_quarantine(counts: Mapping[str, Any], limit: float, stage: str, lost: int = 0) -> None:
-    """Raise QuarantineError where more than the share `limit` of what was read, or is lost, is quarantined or lost."""
+def check_quarantine(
+    counts: Mapping[str, Any], limit: float, stage: str, lost: int = 0, errors: Path | None = None
+) -> None:
+    """Raise QuarantineError where more than the share `limit` of what was read, or is lost, is quarantined or lost.
+
+    Args:
+        lost: records that damaged files did not give.
+        errors: folder of the tables whose column `error` says why.
+    """
     read, quarantined = counts.get("read", 0), counts.get("quarantined", 0)
     gone, total = quarantined + lost, read + lost
     if total and gone > limit * total:
@@ -73,7 +84,8 @@ def check_quarantine(counts: Mapping[str, Any], limit: float, stage: str, lost: 
             f"{quarantined} of {read} records could not be processed, and about {lost} more are lost with files that "
             f"end early or are damaged {share}"
         )
+        seen = "" if errors is None else f"see why in the column `error` of {errors}/*.parquet, and "
         raise QuarantineError(
-            f"{stage}: {what}, more than the allowed {limit:.1%}; see the quarantine files, or raise max_quarantined "
-            "for this stage"
+            f"{stage}: {what}, more than the allowed {limit:.1%}; {seen}correct that, or raise max_quarantined for "
+            "this stage"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 from pathlib import Path
@@ -20,6 +21,12 @@ from gristmill.flows.session import Session
 from gristmill.flows.terminal import LastingStream, TerminalObserver, plain_console
 from gristmill.flows.tracking import apply_default_settings, choose_tracking
 
+STORE_ADVICE = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
+                    "Make it writable, or name another place with --store or GRISTMILL_STORE"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Free some space there (gristmill gc tells what can go)"),
+}
+"""What to do first about an error of the system."""
 EXIT_DONE, EXIT_STAGE_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 
 
@@ -74,8 +81,11 @@ def why_the_store_failed(error: Exception, session: Session) -> str:
         cause = cause.__context__
     if cause is not None:
         return str(cause)
-    return (f"the store {mask_text(str(session.store.root))} cannot be used: {mask_text(str(error))}; what is "
-            f"committed stays. Go on with: {session.command('run')}")
+    number = error.errno if isinstance(error, OSError) else None
+    said = f"{error.strerror.lower()}: {error.filename}" if isinstance(error, OSError) and error.strerror else error
+    return mask_text(f"the store {session.store.root} cannot be used: {said}; what is committed stays. "
+                     f"{STORE_ADVICE.get(number or 0, 'See that it can be reached')}, then go on with: "
+                     f"{session.command('run')}")
 
 
 def run_untracked(session: Session, stages: list[str], force: frozenset[str], observer: TerminalObserver) -> Path:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill.dataprep.files import read_json, sha256_file
+from gristmill.flows.facts import top_reasons
 from gristmill.flows.lease import highest, is_gone, running_owner
 from gristmill.flows.progress import describe_progress, read_progress, seconds_left
 from gristmill.flows.session import Session
@@ -35,6 +36,9 @@ def stage_states(session: Session) -> list[dict[str, Any]]:
             manifest = folder.manifest()
             row["seconds"] = manifest["seconds"]
             row["bytes"] = sum(entry["bytes"] for entry in manifest["files"].values())
+            if "read" in (counts := manifest["summary"].get("counts") or {}):
+                row["documents"] = {key: counts.get(key, 0) for key in ("read", "kept", "quarantined")}
+                row["documents"]["dropped"] = dict(counts.get("dropped", {}))
         elif owner:
             row["owner"] = f"process {owner['pid']} on {owner['host']}"
             row["progress"] = read_progress(folder.path / "lease", highest(folder.path / "lease"))
@@ -97,6 +101,8 @@ def print_status(session: Session, rows: list[dict[str, Any]]) -> None:
         table.add_row(*cells)
     console.print(table)
     for row in rows:
+        if (lost := _what_was_lost(row.get("documents", {}))) is not None:
+            console.print(Text(f"{row['stage']}: {lost}", style="yellow"))
         if "details" in row or "owner" in row:
             said = row["details"] if "details" in row else describe_running(row, time.time())
             console.print(Text(f"{row['stage']}: {said}", style=STYLES[row["state"]]))
@@ -104,6 +110,14 @@ def print_status(session: Session, rows: list[dict[str, Any]]) -> None:
     unwell = next((row["stage"] for row in rows if "details" in row or "owner" in row), None)
     if unwell is not None:
         console.print(Text(f"log:   {session.command('logs', unwell)}", style="dim"), soft_wrap=True)
+
+
+def _what_was_lost(documents: Mapping[str, Any]) -> str | None:
+    """`kept 8 of 28, dropped min_words 12, ...` of a stage that left less than half; None of any other."""
+    if not documents or documents["kept"] >= documents["read"] / 2:
+        return None
+    lost = ", ".join(f"{rule} {number:,}" for rule, number in top_reasons(documents))
+    return f"kept {documents['kept']:,} of {documents['read']:,} documents; dropped most by {lost}"
 
 
 def print_plan(rows: list[dict[str, Any]]) -> None:

@@ -79,7 +79,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     tasks = shard_tasks(inputs["ingest"])
     process = partial(clean_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), out=out)
     results = run_tasks("clean", tasks, process, context)
-    counts = balance(results, section.max_quarantined, context.stage)
+    counts = balance(results, section.max_quarantined, context.stage, errors=out)
     return {
         "counts": counts,
         "edits": add_counts(result["edits"] for result in results),

@@ -87,7 +87,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     decided = run_tasks("decide", tasks, partial(decide, plan=plan, keys=keys, tasks=tasks), context)
     applying = [replace(task, payload=result) for task, result in zip(shards, sketched, strict=False)]
     applied = run_tasks("apply", applying, partial(apply, plan=plan, tasks=tasks), context)
-    counts = balance(applied, section.max_quarantined, context.stage)
+    counts = balance(applied, section.max_quarantined, context.stage, errors=out)
     write_twins(plan, tasks)
     buckets = [bucket for result in found for bucket in result["largest"]]
     return {

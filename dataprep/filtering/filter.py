@@ -50,7 +50,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     tasks = shard_tasks(inputs["ingest"])
     process = partial(filter_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), out=out)
     results = run_tasks("filter", tasks, process, context)
-    counts = balance(results, section.max_quarantined, context.stage)
+    counts = balance(results, section.max_quarantined, context.stage, errors=out)
     by_source = histograms.add_by_source(result["histograms_by_source"] for result in results)
     return {
         "counts": counts,

@@ -76,7 +76,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         identify_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), out=out, sha256=sha256
     )
     results = run_tasks("langid", tasks, process, context, holds_gil=True)
-    counts = balance(results, section.max_quarantined, context.stage)
+    counts = balance(results, section.max_quarantined, context.stage, errors=out)
     summary = {
         "counts": counts,
         "languages": add_counts(result["languages"] for result in results),

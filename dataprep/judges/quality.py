@@ -84,7 +84,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     judge = partial(judge_shard, inputs=told["inputs"], config=told["config"], scores=scores, out=out, cuts=cuts,
                     buckets=buckets)  # fmt: skip
     results = run_tasks("judge", tasks, judge, context)
-    counts = balance(results, section.max_quarantined, context.stage)
+    counts = balance(results, section.max_quarantined, context.stage, errors=out)
     summary: dict[str, Any] = {
         "counts": counts,
         "rules": add_counts(result["rules"] for result in results),

@@ -99,7 +99,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     frequent = frequent > section.max_document_frequency
     _write_columns(plan.path("index", "frequent"), {"frequent": frequent})
     done = run_tasks("apply", tasks, partial(apply, plan=plan), context)
-    counts = balance(done, section.max_quarantined, context.stage)
+    counts = balance(done, section.max_quarantined, context.stage, errors=out)
     matches = write_matches(out / MATCHES_FILE, [plan.path("matches", task.name) for task in tasks])
     return {
         "counts": counts,

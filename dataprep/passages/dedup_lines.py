@@ -86,7 +86,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     top = sorted((row for result in found for row in result["top"]), key=lambda row: (-row["documents"], row["key"]))
     applying = [replace(task, payload={**task.payload, "show": top[:MOST_REPEATED]}) for task in shards]
     done = run_tasks("apply", applying, partial(apply, plan=plan), context)
-    counts = balance(done, section.max_quarantined, context.stage)
+    counts = balance(done, section.max_quarantined, context.stage, errors=out)
     shown = {key: value for result in done for key, value in result["shown"].items()}
     return {
         "counts": counts,

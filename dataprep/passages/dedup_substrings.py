@@ -90,7 +90,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     repeated = run_tasks("repeated_windows", partitions, partial(find_repeated_windows, plan=plan), context)
     run_tasks("lend", shards, partial(lend, plan=plan), context)
     done = run_tasks("apply", shards, partial(apply, plan=plan), context)
-    counts = balance(done, section.max_quarantined, context.stage)
+    counts = balance(done, section.max_quarantined, context.stage, errors=out)
     return {
         "counts": counts,
         "windows": {

@@ -13,6 +13,7 @@ No record is lost: records = examples + refused + those beyond the limit.
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,8 +34,9 @@ from gristmill.dataprep.reading.sources import SourceError, SourceFile, find_fil
 from gristmill.dataprep.reading.tables import parquet_rows
 
 __all__ = ["Example", "ExampleSet", "ExamplesError", "Kind", "Message", "Refused", "read_examples", "read_set"]
-SHOWN_ERRORS = 20
-SHOWN_REASONS = 10
+SHOWN_REASONS, SHOWN_PLACES = 10, 4
+VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
+"""What differs between two reasons of one kind: values, and numbers."""
 
 Kind = Literal["sft", "dpo", "prompts"]
 Example = dict[str, Any]
@@ -115,7 +117,7 @@ def read_set(
         answer: of prompts, the key of the right answer.
 
     Raises:
-        ExamplesError: there are none, or too many are refused (lists the first 20 of these), or a file ends early or is
+        ExamplesError: there are none, or too many are refused (lists these by reason), or a file ends early or is
             damaged.
     """
     if path == DOCS:
@@ -127,15 +129,26 @@ def read_set(
     if not records:
         raise ExamplesError(f"{path}: holds no examples")
     if len(refused) > max_refused * records or not contents:
-        shown = "\n  ".join(f"{one.place}: {one.reason}" for one in refused[:SHOWN_ERRORS])
-        more = f"\n  and {len(refused) - SHOWN_ERRORS} more" if len(refused) > SHOWN_ERRORS else ""
         raise ExamplesError(
             f"{path}: {len(refused)} lines are no {kind} examples, of {records} (correct or remove them, or allow "
-            f"them: max_refused is {max_refused}):\n  {shown}{more}")
+            f"them: max_refused is {max_refused}):\n  " + "\n  ".join(_by_reason(refused)))
     found = [({"id": example_id(content), **content}, origin) for content, origin in contents]
     found.sort(key=lambda item: item[0]["id"])
     kept = found[:limit]
     return ExampleSet([example for example, _ in kept], [origin for _, origin in kept], refused, records)
+
+
+def _by_reason(refused: Sequence[Refused]) -> Iterator[str]:
+    """A line for each kind of refusal, the most frequent first; reasons that differ in a value only are one kind."""
+    kinds: dict[str, list[Refused]] = {}
+    for one in refused:
+        kinds.setdefault(VALUES.sub("", one.reason), []).append(one)
+    for alike in sorted(kinds.values(), key=len, reverse=True)[:SHOWN_REASONS]:
+        places = ", ".join(one.place for one in alike[1:SHOWN_PLACES])
+        more = f" (and {len(alike) - 1:,} like it: {places}{' ...' if len(alike) > SHOWN_PLACES else ''})"
+        yield f"{alike[0].place}: {alike[0].reason}{more if len(alike) > 1 else ''}"
+    if len(kinds) > SHOWN_REASONS:
+        yield f"and {len(kinds) - SHOWN_REASONS} other reasons"
 
 
 def _made(kind: Kind) -> list[Example]:

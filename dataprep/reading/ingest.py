@@ -87,7 +87,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     for warning in warnings:
         context.warn(warning)
     lost = sum(loss["lost"] for loss in losses)
-    counts = balance(results, section.max_quarantined, context.stage, lost)
+    counts = balance(results, section.max_quarantined, context.stage, lost, out / "quarantine")
     named = [name for name, source in sources.items() if source.id_field is not None or _holds_warc(listings[name])]
     check_unique(out, named, results)
     return {
@@ -196,8 +196,9 @@ def _check_every_source(sources: Mapping[str, Source], results: Sequence[Mapping
         empty = sum(part.get("dropped", {}).values())
         skipped = _skipped(name, results)
         raise SourceError(
-            f"source {name!r}: no documents came out of {source.path}: {part.get('quarantined', 0)} of "
-            f"{part.get('read', 0)} records could not be read{why}"
+            f"source {name!r}: no documents came out of {source.path}: "
+            + (f"{part['quarantined']} of {part['read']} records could not be read{why}" if part.get("quarantined")
+               else f"its {part['read']} records hold no text" if part.get("read") else "its files hold no records")
             + (f"; {empty} pages had no text" if empty else "")
             + (f"; skipped: {', '.join(f'{number} x {what}' for what, number in skipped.items())}" if skipped else "")
             + "; correct the source or remove it"

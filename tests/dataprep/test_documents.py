@@ -175,3 +175,5 @@ def test_more_quarantine_than_allowed_fails_the_stage() -> None:
     check_quarantine({"read": 100, "quarantined": 5}, 0.05, "toy")
     with pytest.raises(QuarantineError, match=r"6 of 100 records \(6\.0%\)"):
         check_quarantine({"read": 100, "quarantined": 6}, 0.05, "toy")
+    with pytest.raises(QuarantineError, match=r"see why in the column `error` of /s/toy/data/\*\.parquet, and correct"):
+        balance([{"counts": {"read": 9, "quarantined": 9}}], 0.05, "toy", errors=Path("/s/toy/data"))

@@ -90,11 +90,24 @@ def test_bad_rows_are_listed_with_file_line_and_reason(tmp_path: Path) -> None:
         assert any(f"a.jsonl:{line}: " in found and reason in found for found in text.splitlines()), (line, reason)
 
 
-def test_at_most_twenty_bad_rows_are_listed(tmp_path: Path) -> None:
+def test_rows_that_are_refused_alike_are_one_line(tmp_path: Path) -> None:
+    rows = [{"messages": [{"role": f"robot {number}", "content": "x"}]} for number in range(300)]
     with pytest.raises(ExamplesError) as raised:
-        read_examples(write(tmp_path / "a.jsonl", ["bad"] * 50), "sft")
-    assert len(raised.value.args[0].splitlines()) == 1 + 20 + 1
-    assert raised.value.args[0].endswith("and 30 more")
+        read_examples(write(tmp_path / "a.jsonl", [{"text": "x"}, *rows, "bad"]), "sft")
+    title, first, *others = raised.value.args[0].splitlines()
+    assert title.startswith(f"{tmp_path / 'a.jsonl'}: 302 lines are no sft examples, of 302")
+    assert first.startswith("  a.jsonl:2: ")
+    assert "role 'robot 0' is none of" in first
+    assert first.endswith(" (and 299 like it: a.jsonl:3, a.jsonl:4, a.jsonl:5 ...)")
+    assert [line.partition(": ")[0] for line in others] == ["  a.jsonl:1", "  a.jsonl:302"]
+
+
+def test_no_more_than_ten_reasons_are_listed(tmp_path: Path) -> None:
+    rows = [{letter: "x"} for letter in "abcdefghijklm"]
+    with pytest.raises(ExamplesError) as raised:
+        read_examples(write(tmp_path / "a.jsonl", rows), "sft")
+    assert len(raised.value.args[0].splitlines()) == 1 + 10 + 1
+    assert raised.value.args[0].endswith("and 3 other reasons")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 import gzip
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -212,3 +213,23 @@ def test_the_summary_shows_at_most_twenty_quarantined_records(
     bad = [row["record"] for path in sorted((tmp_path / "out/quarantine").iterdir())
            for row in read_table(path).to_pylist()]  # fmt: skip
     assert bad == list(range(1, 31))
+
+
+@pytest.mark.parametrize(("content", "why"), [
+    ("", "its files hold no records"), ("{}\n[]\n", "2 of 2 records could not be read; the first: a.jsonl, record 1: "),
+])
+def test_a_source_that_gives_nothing_is_an_error_that_says_why(
+    content: str, why: str, tmp_path: Path, make_context: MakeContext
+) -> None:
+    (tmp_path / "a.jsonl").write_text(content)
+    with pytest.raises(SourceError, match=re.escape(f"no documents came out of {tmp_path / 'a.jsonl'}: {why}")):
+        ingest.run({}, {"sources": {"web": {"path": str(tmp_path / "a.jsonl")}}, "ingest": {"max_quarantined": 1.0}},
+                   tmp_path / "out", make_context("work"))
+
+
+def test_where_too_much_is_quarantined_the_error_says_where_to_look(
+    corpus: Path, tmp_path: Path, make_context: MakeContext
+) -> None:
+    with pytest.raises(QuarantineError, match=re.escape(f"column `error` of {tmp_path / 'out' / 'quarantine'}/*.parq")):
+        ingest.run({}, configure(corpus, max_quarantined=0.0), tmp_path / "out", make_context("work"))
+    assert list((tmp_path / "out" / "quarantine").glob("*.parquet"))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gristmill.dataprep.files import read_json
+from gristmill.flows.launch import why_the_store_failed
 from gristmill.flows.lease import identity
 from gristmill.flows.logs import NoLogError, find_log, read_log
 from gristmill.flows.progress import ProgressFile, describe_progress, read_progress, seconds_left
 from gristmill.flows.run import Runner, StageFailedError
 from gristmill.flows.session import Session
-from gristmill.flows.status import describe_running, duration, run_state, stage_states
+from gristmill.flows.status import describe_running, duration, print_status, run_state, stage_states
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.sources import Source
 
@@ -105,3 +108,33 @@ def test_a_run_whose_process_is_gone_counts_as_killed() -> None:
     assert run_state({"state": "running", "owner": {**living, "boot": "another"}}) == "killed"
     assert run_state({"state": "running", "owner": {**living, "host": "elsewhere", "boot": "another"}}) == "running"
     assert run_state({"state": "failed", "owner": {**living, "boot": "another"}}) == "failed"
+
+
+def test_status_says_by_what_a_stage_dropped_most_of_its_documents(
+    toy_runner: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "modules" / "gristmill_dropping_stages.py").write_text(
+        "def first(inputs, config, out, context):\n"
+        "    return {'counts': {'read': 28, 'kept': 8, 'quarantined': 1, 'dropped': {'rules/short': 12, 'b': 7}}}\n")
+    runner = toy_runner(first={"n": 1}, second={})
+    object.__setattr__(runner.plan["first"].stage, "run", "gristmill_dropping_stages:first")
+    runner.run_stage("first")
+    session = session_of(runner)
+    rows = stage_states(session)
+    assert rows[0]["documents"] == {"read": 28, "kept": 8, "quarantined": 1, "dropped": {"rules/short": 12, "b": 7}}
+    print_status(session, rows)
+    shown = capsys.readouterr().out
+    wanted = "first: kept 8 of 28 documents; dropped most by rules/short 12, b 7, quarantined 1"
+    assert wanted in " ".join(shown.split())
+
+
+@pytest.mark.parametrize(("number", "advice"), [
+    (errno.EACCES, "permission denied: /a/b; .* Make it writable, or name another place with --store"),
+    (errno.ENOSPC, r"Free some space there \(gristmill gc tells what can go\), then go on with: "),
+    (errno.EIO, "See that it can be reached, then go on with: "),
+])
+def test_a_store_that_cannot_be_written_is_mended_before_the_command_is_repeated(
+    toy_runner: Make, number: int, advice: str
+) -> None:
+    told = why_the_store_failed(OSError(number, os.strerror(number), "/a/b"), session_of(toy_runner(first={"n": 1})))
+    assert re.search(advice, told)

@@ -153,6 +153,13 @@ def test_no_text_at_all_is_an_error(stages: Any) -> None:
         stages.tokenizer("tokenizer", {"ingest": stages.ingest("ingest", [])}, ["prose"])
 
 
+def test_where_nothing_is_left_the_error_says_what_dropped_it(stages: Any) -> None:
+    ingest = stages.ingest("ingest", stages.documents("prose", 8), shards=2)
+    dropped = stages.annotate("filter", ingest, lambda table: {"keep": [False] * len(table)})
+    with pytest.raises(SampleError, match=r"filter dropped 8 of 8 documents \(rule 8\); loosen these rules"):
+        stages.tokenizer("tokenizer", {"ingest": ingest, "filter": dropped}, ["prose"])
+
+
 def external(stages: Any, path: Path) -> dict[str, Any]:
     ingest = stages.ingest("ingest", stages.documents("prose", 5))
     return stages.tokenizer("tokenizer", {"ingest": ingest}, ["prose"], path=str(path))

@@ -91,7 +91,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         for task in shard_tasks(inputs["ingest"])
     ]
     results = run_tasks("encode", tasks, process, context)
-    counts = balance(results, Judging().max_quarantined, "tokenize")
+    counts = balance(results, Judging().max_quarantined, "tokenize", errors=out)
     tokenizer = load(inputs["tokenizer"])
     report = make_report(tokenizer, out, tasks, results)
     write_json(out / REPORT_FILE, report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -11,11 +12,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.dataprep.documents import kept_rows, read_documents, shard_names
+from gristmill.dataprep.documents import (
+    annotation_stages,
+    kept_rows,
+    read_annotations,
+    read_documents,
+    shard_names,
+)
 from gristmill.tokenize.mixing.draws import drawn_below, drawn_order, id_words
 from gristmill.tokenize.order import order_key
 
 HELD_OUT = 0.05
+SHOWN_RULES = 3
 """Share of the documents that only measure the tokenizer."""
 
 
@@ -74,8 +82,8 @@ def draw_sample(
     learn = {source: [text for row, text in texts if chosen[row][:2] == (source, True)] for source in shares}
     measure = {source: [text for row, text in texts if chosen[row][:2] == (source, False)] for source in shares}
     if not any(map(len, learn.values())):
-        raise SampleError(f"no text is left to learn a tokenizer from (sources: {', '.join(shares) or 'none'}); see "
-                          "what the preparing stages dropped: gristmill status MANIFEST")
+        raise SampleError(f"no text is left to learn a tokenizer from (sources: {', '.join(shares) or 'none'}): "
+                          f"{_what_was_dropped(inputs)}; loosen these rules: gristmill whatif MANIFEST lists them")
     return Sample(learn, {source: measure[source] or learn[source] for source in shares})
 
 
@@ -91,6 +99,19 @@ def share_bytes(
     if not whole:
         raise SampleError("tokenizer.weights: all are zero; give at least one source a weight above 0")
     return {source: int(total_bytes * weight / whole) for source, weight in exact.items() if weight}
+
+
+def _what_was_dropped(inputs: Mapping[str, Path]) -> str:
+    """`filter dropped 8 of 8 documents (gopher_quality/min_words 6, ...)` of each stage that dropped any."""
+    found = []
+    for stage in annotation_stages(inputs):
+        tables = [read_annotations(inputs, shard, stage, ["keep", "reason"]) for shard in shard_names(inputs["ingest"])]
+        reasons = Counter(reason for table in tables for reason in table["reason"].to_pylist() if reason is not None)
+        read = sum(len(table) - table["keep"].null_count for table in tables)
+        worst = ", ".join(f"{rule} {number:,}" for rule, number in reasons.most_common(SHOWN_RULES))
+        if reasons:
+            found.append(f"{stage} dropped {reasons.total():,} of {read:,} documents ({worst})")
+    return "; ".join(found) or "the sources hold none"
 
 
 @dataclass(frozen=True)
