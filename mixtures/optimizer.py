@@ -33,7 +33,9 @@ class Optimizer(Section):
     moments in 8 bits, through torchao (extra `quant`). `muon`: orthogonalised momentum for matrices of the layers
     (Jordan et al. 2024) at AdamW's scale (Liu et al. 2025), AdamW for embeddings, output and norms."""
     learning_rate: PositiveFloat = 1e-3
-    """At the peak of the schedule."""
+    """At the peak of the schedule. Adafactor's is relative: it is multiplied with the root mean square of each
+    parameter's weights (with 1e-3 at the least) and is no more than 1 / sqrt(step), so that another kind's rate
+    means something else to it (Shazeer & Stern 2018, section 8 and algorithm 4, where it is 1e-2)."""
     betas: tuple[Fraction, Fraction] | None = None
     """Decay of the running means of gradients and of their squares; each kind's published values if absent (adamw,
     adamw8bit, muon: 0.9 and 0.95; lion: 0.9 and 0.99; sophia: 0.96 and 0.99). Adafactor has none."""
@@ -74,6 +76,11 @@ class TuningOptimizer(Optimizer):
     """Decoupled, per step and learning rate; none, for a tuning is to stay near its start."""
 
 
+WARMUP_STEPS = 20
+"""Of a training that is long enough: the rate rises over a tenth of shorter ones (the share of alignment-handbook's
+recipes, warmup_ratio 0.1)."""
+
+
 class Schedule(Section):
     """Learning rate as a function of the step."""
 
@@ -81,8 +88,9 @@ class Schedule(Section):
     """`wsd`: warm-up, stable, decay (Hu et al. 2024); `cosine`, `linear`, `polynomial`: decay from the warm-up on;
     `inverse_sqrt`: falls as the root of the warm-up over the step (Vaswani et al. 2017); `one_cycle`: rises and falls
     along cosines, and ends far below where it began (Smith & Topin 2019); `constant`."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 20
-    """Steps in which the rate rises linearly from 0; one cycle has `rise_fraction` instead."""
+    warmup_steps: Annotated[int, Field(ge=0)] | None = None
+    """Steps in which the rate rises linearly from 0; 20 if absent, but no more than a tenth of all steps. One cycle has
+    `rise_fraction` instead."""
     warmup_tokens: Positive | None = None
     """Tokens in which it rises, in place of `warmup_steps`; rounded up to whole steps."""
     decay_fraction: Fraction = 0.3
@@ -97,6 +105,10 @@ class Schedule(Section):
     """Where one cycle begins, as a share of the peak (PyTorch's OneCycleLR: 1/25)."""
     final_fraction: Fraction = 0.0
     """Learning rate at the end, as a share of the peak; the inverse root and `constant` have none."""
+
+    def warmup_of(self, steps: int) -> int:
+        """Steps of the warm-up in a training of so many, where it is not given in tokens."""
+        return min(WARMUP_STEPS, steps // 10) if self.warmup_steps is None else self.warmup_steps
 
 
 class Average(Section):

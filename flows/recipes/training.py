@@ -19,6 +19,8 @@ def whole(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | None]
             return None
         # What is prepared of examples, and counted of them, is other stages' business.
         config = {**dump(section, "prepare", "leaks"), "seed": seed_of(section, manifest)}
+        # The default warm-up depends on the steps: what it comes to is named.
+        config["schedule"]["warmup_steps"] = section.schedule.warmup_of(section.steps)
         # How a training computes is in no fingerprint: its recipe has the defaults, whatever the manifest says.
         recipe = {**_named(name, config, section, verify), **section.how}
         if name == "pretrain" and config["model"]["init_from"] is not None:

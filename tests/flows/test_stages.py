@@ -120,6 +120,13 @@ def test_how_a_training_computes_and_what_it_measures_on_the_way_changes_no_fing
     assert opened(override).plan[stage].config[name] == int(value)  # The stage is told all the same.
 
 
+@pytest.mark.parametrize(("settings", "warmup"), [
+    (["sft.steps=20"], 2), (["sft.steps=400"], 20), (["sft.steps=20", "sft.schedule.warmup_steps=15"], 15)])
+def test_the_recipe_names_the_warm_up_that_is_meant(settings: list[str], warmup: int) -> None:
+    node = opened(*settings).plan["sft"]
+    assert node.recipe["schedule"]["warmup_steps"] == node.config["schedule"]["warmup_steps"] == warmup
+
+
 def test_validations_that_end_a_training_are_in_its_fingerprint() -> None:
     stops = "pretrain.early_stopping={patience: 2}"
     one, other = (opened(stops, f"pretrain.validate_every={every}").plan["pretrain"] for every in (50, 60))

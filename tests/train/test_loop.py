@@ -289,3 +289,16 @@ def test_a_training_leaves_the_global_random_generators_alone(
 
 def test_a_plan_has_no_jumps_at_first() -> None:
     assert plan_of(Pretrain(steps=3), 8).jumps == ()
+
+
+@pytest.mark.parametrize(("warmup", "warned"), [({}, False), ({"warmup_steps": 6}, False), ({"warmup_steps": 9}, True),
+                                                ({"warmup_tokens": 6 * 32 * 7}, True)])
+def test_a_warm_up_that_takes_most_of_a_training_is_warned_of(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path,
+    warmup: dict[str, int], warned: bool,
+) -> None:
+    told: list[str] = []
+    config = {**pretrain_config, "schedule": warmup}
+    run_stage("pretrain", inputs, config, tmp_path,
+              emit=lambda event: told.append(event.get("message", "")))
+    assert any("the learning rate rises for" in message for message in told) == warned

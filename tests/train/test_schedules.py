@@ -95,3 +95,11 @@ def test_every_schedule_stays_between_nothing_and_its_peak(
 def test_a_step_outside_the_training_is_refused() -> None:
     with pytest.raises(ValueError, match="step 0 is not one of 1 to 5"):
         learning_rate(Schedule(), 1.0, 0, 5)
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(5, 0), (20, 2), (60, 6), (199, 19), (200, 20), (10_000, 20)])
+def test_the_default_warm_up_is_twenty_steps_and_a_tenth_of_a_short_training(steps: int, warmup: int) -> None:
+    found = values(steps, kind="constant")
+    assert found[:warmup] == pytest.approx([step / warmup for step in range(1, warmup + 1)])
+    assert found[warmup:] == [1.0] * (steps - warmup)
+    assert values(steps, kind="constant", warmup_steps=steps)[-2:] == pytest.approx([1.0 - 1.0 / steps, 1.0])

@@ -19,7 +19,7 @@ from gristmill.train.loop.progress import Part
 from gristmill.train.loop.stream import Plan, plan_of
 from gristmill.train.optim.averaging import AveragedWeights
 from gristmill.train.optim.elastic import ElasticWeights
-from gristmill.train.optim.schedules import learning_rate
+from gristmill.train.optim.schedules import learning_rate, warmup_steps
 from gristmill.train.parallel.world import World
 
 
@@ -76,10 +76,24 @@ class Job:
 def scheduled_rate(job: Job, step: int) -> float:
     """The learning rate of a step, counted from 1; a warm-up in tokens goes by the first step's tokens."""
     section = job.section
-    step_tokens = 0
-    if section.schedule.warmup_tokens is not None:
-        step_tokens = job.objective.num_tokens(job.plan.rows(job.objective.order, 0))
-    return learning_rate(section.schedule, section.optimizer.learning_rate, step, section.steps, step_tokens)
+    return learning_rate(section.schedule, section.optimizer.learning_rate, step, section.steps, _step_tokens(job))
+
+
+def _step_tokens(job: Job) -> int:
+    """Tokens of the first step, where the warm-up is given in tokens."""
+    if job.section.schedule.warmup_tokens is None:
+        return 0
+    return job.objective.num_tokens(job.plan.rows(job.objective.order, 0))
+
+
+def warn_of_long_warmup(job: Job) -> None:
+    """Tell of a learning rate that rises for most of the training."""
+    schedule, steps = job.section.schedule, job.section.steps
+    rising = min(warmup_steps(schedule, steps, _step_tokens(job)), steps)
+    if schedule.kind != "one_cycle" and 2 * rising > steps:
+        job.context.warn(f"{job.context.stage}: the learning rate rises for {rising} of the {steps} steps "
+                         f"({job.context.stage}.schedule), and is at its peak for few of them or none; shorten the "
+                         "warm-up, or train for longer")
 
 
 def is_logged(section: Training, step: int) -> bool:

@@ -18,6 +18,7 @@ from gristmill.train.loop.checkpoints import CHECKPOINTS, complete_steps, step_f
 from gristmill.train.loop.continuing import take_over
 from gristmill.train.loop.garbage import collecting_between_steps
 from gristmill.train.loop.job import Job as Job
+from gristmill.train.loop.job import warn_of_long_warmup
 from gristmill.train.loop.log import Clock, peak_memory_bytes
 from gristmill.train.loop.progress import Progress
 from gristmill.train.loop.record import Record
@@ -46,6 +47,7 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
         torch.use_deterministic_algorithms(True)  # an error in place of the warning
     if job.section.continue_from is not None:
         take_over(job.section.continue_from, job)
+    warn_of_long_warmup(job)
     attempt = Attempt(job)
     progress = attempt.progress
     stopped_early = _has_stopped(job, progress)

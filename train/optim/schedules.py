@@ -26,16 +26,16 @@ def learning_rate(schedule: Schedule, peak: float, step: int, steps: int, step_t
         raise ValueError(f"step {step} is not one of 1 to {steps}")
     if schedule.kind == "one_cycle":
         return peak * _one_cycle(schedule, step, steps)
-    warmup = min(warmup_steps(schedule, step_tokens), steps)
+    warmup = min(warmup_steps(schedule, steps, step_tokens), steps)
     if step <= warmup:
         return peak * step / warmup
     return peak * _after_warmup(schedule, step, steps, warmup)
 
 
-def warmup_steps(schedule: Schedule, step_tokens: int) -> int:
-    """Steps of the warm-up; one that is given in tokens is rounded up."""
+def warmup_steps(schedule: Schedule, steps: int, step_tokens: int) -> int:
+    """Steps of the warm-up of a training of so many; one that is given in tokens is rounded up."""
     if schedule.warmup_tokens is None:
-        return schedule.warmup_steps
+        return schedule.warmup_of(steps)
     if step_tokens < 1:
         raise ValueError("schedule.warmup_tokens needs the tokens of a step; give schedule.warmup_steps instead")
     return -(-schedule.warmup_tokens // step_tokens)
