@@ -110,13 +110,23 @@ def test_llmc_reads_our_tokens_and_modded_nanogpt_our_documents(
     assert len(found) == len(documents)
 
 
-def test_llmc_s_batches_are_our_rows_in_training_order(tmp_path: Path) -> None:
+def test_llmc_s_batches_are_our_rows_permuted_unless_its_loader_is_told_not_to(tmp_path: Path) -> None:
     packed = packed_set(tmp_path / "set", 500, padded=False)
-    export_tokens(packed, tmp_path / "out", "llmc", seed=SEED)
-    batches = llmc_batches(tmp_path / "out" / "train_000000.bin", 4, LENGTH)
-    ours = packed.read(packed.order(SEED).rows(np.arange(24)))
-    assert np.array_equal(np.concatenate([inputs for inputs, _ in batches]), ours)
-    assert all(np.array_equal(inputs[:, 1:], targets[:, :-1]) for inputs, targets in batches)
+    described = export_tokens(packed, tmp_path / "out", "llmc", seed=SEED, shard_tokens=9 * LENGTH)
+    paths = sorted((tmp_path / "out").glob("train_*.bin"))
+    numbers = np.split(packed.order(SEED).rows(np.arange(25)), np.cumsum([one["rows"] for one in described["files"]]))
+    # The last row of each file lacks the token behind it.
+    ours = packed.read(np.concatenate([part[:-1] for part in numbers if len(part)]))
+    plain, permuted = (llmc_batches(paths, 1, LENGTH, permuted=how) for how in (False, True))
+    for batches in (plain, permuted):
+        assert all(np.array_equal(inputs[:, 1:], targets[:, :-1]) for inputs, targets in batches)
+    assert np.array_equal(np.concatenate([inputs for inputs, _ in plain]), ours)
+    read = np.concatenate([inputs for inputs, _ in permuted])
+    assert sorted(map(tuple, read.tolist())) == sorted(map(tuple, ours.tolist()))
+    assert (read == ours).all(axis=1).mean() < 0.5
+    told = (tmp_path / "out" / "README.llmc.md").read_text()
+    assert "permute_train_loader" in told
+    assert " -r " not in told  # recomputation, in train_gpt2cu
 
 
 @pytest.mark.parametrize("seed", [None, SEED])

@@ -19,12 +19,34 @@ def read_llmc(path: Path) -> np.ndarray:
     return np.frombuffer(raw, dtype=dtype, offset=1024)
 
 
-def llmc_batches(path: Path, rows: int, length: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The inputs and targets of `dataloader_load_batch` there, of one process: B T + 1 tokens, moving by B T."""
-    tokens = read_llmc(path).astype(np.int64)
-    size = rows * length
-    return [(tokens[at : at + size].reshape(rows, length), tokens[at + 1 : at + 1 + size].reshape(rows, length))
-            for at in range(0, len(tokens) - size, size)]
+def llmc_batches(
+    paths: list[Path], rows: int, length: int, permuted: bool
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The inputs and targets of an epoch there, of one process: B T + 1 tokens, moving by B T.
+
+    `dataloader_reset` permutes the files and `prepare_intra_shard_indices_` the batches of each, by a Mersenne Twister
+    of the seed 42 (`dataloader_init`); train_gpt2.cu always asks for that, but with `-a 1`, which trains on one batch
+    of the held-out files.
+    """
+    twister, size = np.random.RandomState(42), rows * length
+
+    def order(count: int) -> list[int]:
+        """`init_identity_permutation` and `random_permutation` in llmc/rand.h."""
+        numbers = list(range(count))
+        for place in range(count - 1, 0, -1) if permuted else ():
+            other = int(twister._bit_generator.random_raw()) % (place + 1)
+            numbers[place], numbers[other] = numbers[other], numbers[place]
+        return numbers
+
+    found = []
+    for file in order(len(paths)):
+        tokens = read_llmc(paths[file]).astype(np.int64)
+        assert tokens.max() < 2**16  # the C reader refuses the magic of 32-bit tokens
+        for batch in order((len(tokens) - 1) // size):
+            at = batch * size
+            found.append((tokens[at : at + size].reshape(rows, length),
+                          tokens[at + 1 : at + 1 + size].reshape(rows, length)))
+    return found
 
 
 def modded_nanogpt_documents(path: Path, delimiter: int) -> list[list[int]]:

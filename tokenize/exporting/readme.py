@@ -11,12 +11,16 @@ PAGES = {
 `train_*.bin`, `val_*.bin`: 256 int32 (magic, version, number of tokens, zeros), then {dtype} tokens. 16-bit tokens have
 the magic 20240520 and version 1, 32-bit ones 20240801 and version 7, as in `dev/data/data_common.py` of llm.c.
 
-    ./train_gpt2cu -i "train_*.bin" -j "val_*.bin" -t SEQUENCE_LENGTH -r 0 ...
+    ./train_gpt2cu -i "train_*.bin" -j "val_*.bin" -t SEQUENCE_LENGTH ...
 
-Every file begins with a row and llm.c does not shuffle here, so with `-t` equal to `sequence_length` (see `train.json`)
-it reads the rows in the order of this export where nothing was padded. It leaves out what is too little for a batch at
-the end of a file. modded-nanogpt looks for documents by the token before them: set its `BOS_ID` to {eos}, which here
-ends each document; it passes over what is before the first one of a file.
+`train_gpt2cu` reads 16-bit tokens only; 32-bit ones are for `train_llama3.py`. It permutes the files, and the batches
+within each file, anew in every epoch (`dataloader_reset` in `llmc/dataloader.h`); no option keeps the order of this
+export. To read in that order, set `permute_train_loader` in `train_gpt2.cu` to 0: every file begins with a row, so that
+with `-t` equal to `sequence_length` (see `train.json`) the rows then follow one another where nothing was padded. What
+is too little for a batch, with one token more, at the end of a file is left out.
+
+modded-nanogpt reads 16-bit tokens, too, and looks for documents by the token before them: set its `BOS_ID` to {eos},
+which here ends each document; it passes over what is before the first one of a file.
 """,
     "megatron": """# Tokens for Megatron-LM
 
