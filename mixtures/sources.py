@@ -53,7 +53,11 @@ class Source(Section):
     """A codec of Python, or `auto`: the byte order mark, the encoding that the page or its server declares, UTF-8,
     the guess of a detector, the first that decodes every byte. Absent: `auto` for web pages, UTF-8 for everything
     else, where a guess would let binary files pass as text. JSON is always UTF-8. What does not decode is
-    quarantined."""
+    quarantined, but see `encoding_errors`."""
+    encoding_errors: Literal["replace", "strict"] = "replace"
+    """What becomes of bytes that the encoding does not hold: `replace` puts U+FFFD where they are at most 1 in 200 of
+    the record, counts them (`replaced` in the summary) and says so; a record with more of them, and with `strict` any,
+    is quarantined."""
     extract: Extractor | None = None
     """Turns HTML into its main text. Absent: `resiliparse` for HTML and WARC (DCLM, section 4.2: models trained on its
     text are as good as those on trafilatura's, and it is 8 times as fast); nothing for the other formats, whose text

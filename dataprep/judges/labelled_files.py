@@ -40,7 +40,7 @@ def read_labelled(file: SourceFile) -> Iterator[str]:
     if file.format == "text":
         yield from _read_lines(file)
         return
-    for record in read_records(file, Reading()):
+    for record in read_records(file, Reading(encoding_errors="strict")):
         if isinstance(record, Rejected):
             raise LabelledFileError(f"{file.location}, record {record.number}: {record.error}; correct or remove it")
         if isinstance(record, Page):

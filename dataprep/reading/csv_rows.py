@@ -11,7 +11,16 @@ from typing import Any
 
 from gristmill.dataprep.reading import compression
 from gristmill.dataprep.reading.compression import DecodedStream
-from gristmill.dataprep.reading.encoding import AUTO, UTF8, UndecodableError, decode, marked_codec
+from gristmill.dataprep.reading.encoding import (
+    AUTO,
+    KEEP_BAD,
+    UTF8,
+    UndecodableError,
+    decode,
+    marked_codec,
+    most_replaced,
+    replace_bad,
+)
 from gristmill.dataprep.reading.records import Input, Page, Reading, Record, Rejected, excerpt, from_row
 
 SNIFFED_BYTES = 1 << 20
@@ -28,7 +37,7 @@ def read_csv(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected
     with DecodedStream(item.path, item.compression) as stream:
         start = stream.read(SNIFFED_BYTES)
         try:
-            codec = _codec(start, reading.encoding)
+            codec = _codec(start, reading)
         except UndecodableError as error:
             yield Rejected(1, str(error), excerpt(start), lost=None)
             return
@@ -42,7 +51,7 @@ def read_csv(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected
                 yield Rejected(1, why, lost=None)
                 return
             for number, row in enumerate(rows, start=1):
-                record = _record(item, reading, number, header, row)
+                record = _record(item, reading, number, header, row, codec)
                 cut_off = lines.unended and isinstance(row, list) and len(row) < len(header)
                 yield replace(record, lost=None) if cut_off and isinstance(record, Rejected) else record
         except UnicodeDecodeError as error:
@@ -82,17 +91,18 @@ class _Broken:
     lost: int | None
 
 
-def _codec(start: bytes, encoding: str | None) -> str:
-    if encoding != AUTO:
-        return "utf-8-sig" if encoding in (None, UTF8) else str(encoding)
+def _codec(start: bytes, reading: Reading) -> str:
+    if reading.encoding != AUTO:
+        return "utf-8-sig" if reading.encoding in (None, UTF8) else codecs.lookup(reading.encoding).name
     if (marked := marked_codec(start)) is not None:
         return "utf-8-sig" if marked == UTF8 else marked[: len("utf-16")]  # codecs that take the mark off
-    return decode(start[: start.rfind(b"\n") + 1] or start, AUTO).encoding  # whole lines, so whole characters
+    whole = start[: start.rfind(b"\n") + 1] or start  # whole lines, so whole characters
+    return decode(whole, AUTO, errors=reading.encoding_errors).encoding
 
 
 def _lines(start: bytes, stream: DecodedStream, codec: str) -> Iterator[str]:
     """The file's lines with their ends; what does not decode becomes lone surrogates, which `_record` refuses."""
-    decoder = codecs.getincrementaldecoder(codec)(errors="surrogateescape")
+    decoder = codecs.getincrementaldecoder(codec)(errors=KEEP_BAD)
     rest, chunk = "", start
     while chunk:
         *whole, rest = _split(rest + decoder.decode(chunk))
@@ -127,16 +137,19 @@ def _rows(lines: _Lines, delimiter: str) -> Iterator[list[str] | _Broken]:
 
 
 def _record(
-    item: Input, reading: Reading, number: int, header: list[str], row: list[str] | _Broken
+    item: Input, reading: Reading, number: int, header: list[str], row: list[str] | _Broken, codec: str
 ) -> Record | Page | Rejected:
     if isinstance(row, _Broken):
         return Rejected(number, row.error, lost=row.lost)
     shown = excerpt(", ".join(row))
     if len(row) != len(header):
         return Rejected(number, f"the row has {len(row)} fields, the header {len(header)}", shown)
-    damaged = next((char for value in row for char in value if "\udc80" <= char <= "\udcff"), None)
-    if damaged is not None:
-        codec = "UTF-8" if reading.encoding in (None, AUTO) else reading.encoding
-        return Rejected(number, f"not valid {codec}: byte 0x{ord(damaged) - 0xDC00:02x}", shown)
-    fields: dict[str, Any] = dict(zip(header, row, strict=True))
-    return from_row(reading, number, fields, f"{item.name}#{number}")
+    settled = [replace_bad(value, codec) for value in row]
+    replaced = sum(bad for _, bad in settled)
+    allowed = most_replaced(sum(map(len, row))) if reading.encoding_errors == "replace" else 0
+    if replaced > allowed:
+        damaged = next(char for value in row for char in value if "\udc00" <= char <= "\udcff")
+        name = "UTF-8" if reading.encoding in (None, AUTO) else reading.encoding
+        return Rejected(number, f"not valid {name}: byte 0x{ord(damaged) - 0xDC00:02x}", shown)
+    fields: dict[str, Any] = dict(zip(header, (value for value, _ in settled), strict=True))
+    return from_row(reading, number, fields, f"{item.name}#{number}", replaced)

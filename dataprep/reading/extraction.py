@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from gristmill.dataprep.reading.encoding import UTF8, declared_in_page, decode
+from gristmill.dataprep.reading.encoding import UTF8, Errors, declared_in_page, decode
 
 MAX_PAGE_DATE = "2100-01-01"
 """Latest date that a page may bear. The date finder of trafilatura would take today, and give another result
@@ -27,9 +27,13 @@ class Extracted:
 
     text: str
     metadata: Mapping[str, Any]
+    replaced: int = 0
+    """How many bad sequences of the page became U+FFFD."""
 
 
-def extract(content: bytes, encoding: str, charset: str, extractor: Extractor, options: Options) -> Extracted:
+def extract(
+    content: bytes, encoding: str, charset: str, extractor: Extractor, options: Options, errors: Errors = "replace"
+) -> Extracted:
     """Decode a page and extract its main text.
 
     Args:
@@ -38,16 +42,17 @@ def extract(content: bytes, encoding: str, charset: str, extractor: Extractor, o
         charset: what the server declared, or empty.
         extractor: see `find_extractor`.
         options: see ExtractOptions.
+        errors: what becomes of bad bytes.
 
     Raises:
         UndecodableError: the bytes are no text.
     """
-    decoded = decode(content, encoding, charset, html=True)
+    decoded = decode(content, encoding, charset, html=True, errors=errors)
     text, metadata = extractor(decoded.text, options)
     metadata["charset"] = charset or declared_in_page(content)
     if decoded.encoding != UTF8:
         metadata["encoding"] = decoded.encoding
-    return Extracted(text.strip(), metadata)
+    return Extracted(text.strip(), metadata, decoded.replaced)
 
 
 def with_resiliparse(html: str, options: Options) -> tuple[str, dict[str, Any]]:

@@ -99,7 +99,7 @@ class Guard:
 
     def submit(self, page: Page) -> None:
         """Hand a page over; its answer comes from `collect` after those of all pages before it."""
-        about = json.dumps({"encoding": page.encoding, "charset": page.charset}).encode("ascii")
+        about = json.dumps({"encoding": page.encoding, "charset": page.charset, "errors": page.errors}).encode("ascii")
         self._pages.append(_Sent(frame(about) + frame(page.content)))
         self._bytes += len(self._pages[-1].content)
         if self._child is None:
@@ -115,7 +115,7 @@ class Guard:
             if answer is not None and "memory" not in answer:
                 self._forget()
                 self._answered += 1
-                return Failed(answer["error"]) if "error" in answer else Extracted(answer["text"], answer["metadata"])
+                return Failed(answer["error"]) if "error" in answer else Extracted(**answer)
             if answer is not None:
                 error = f"extraction needed more than {self.limits.memory_bytes >> 20} MiB of memory"
             elif (state := self._exchange(SLEEP_FACTOR * self.limits.seconds)) == "alive":

@@ -83,7 +83,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     _check_every_source(sources, results)
     losses = estimate_losses(results)
     warnings = [*_ignored_files(listings), *(warning for result in results for warning in result["warnings"]),
-                *_mostly_skipped(sources, results), *map(describe_loss, losses[:SHOWN_DAMAGED])]
+                *_mostly_skipped(sources, results), *_replaced(sources, results),
+                *map(describe_loss, losses[:SHOWN_DAMAGED])]
     for warning in warnings:
         context.warn(warning)
     lost = sum(loss["lost"] for loss in losses)
@@ -126,7 +127,8 @@ def plan(sources: Mapping[str, Source], listings: Mapping[str, SourceListing], s
     """Cut the listings into tasks, in the order of the names of sources and files; a pure function of both."""
     tasks: list[Task] = []
     for name, source in sorted(sources.items()):
-        reading = Reading(source.text_field, source.id_field, source.metadata_fields, source.encoding, source.extract)
+        reading = Reading(source.text_field, source.id_field, source.metadata_fields, source.encoding, source.extract,
+                          source.encoding_errors)
         for files in _groups(listings[name].files, shard_bytes, whole=source.limit is not None):
             payload = {
                 "source": name,
@@ -179,6 +181,7 @@ def ingest_task(out: str, shard_bytes: int, limits: Limits, task: Task) -> Done:
         "shards": writer.shards,
         "quarantined": writer.shown,
         "warnings": warnings,
+        "replaced": writer.replaced,
         "whole": writer.whole,
         "damaged": [asdict(file) for file in writer.damaged],
     }
@@ -221,6 +224,20 @@ def _mostly_skipped(names: Iterable[str], results: Sequence[Mapping[str, Any]]) 
             found.append(f"source {name!r}: {skipped:,} of {skipped + read:,} responses and members were skipped; most "
                          f"often: {', '.join(f'{what} ({number:,})' for what, number in causes)}")
     return found
+
+
+def _replaced(names: Iterable[str], results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence about each source with bytes that its encoding does not hold."""
+    found = {name: _count_replaced(name, results) for name in names}
+    return [
+        f"source {name!r}: {count['records']:,} records had bytes that their encoding does not hold; "
+        f"{count['places']:,} places have U+FFFD instead (`encoding_errors: strict` quarantines such records)"
+        for name, count in found.items() if count["records"]
+    ]  # fmt: skip
+
+
+def _count_replaced(name: str, results: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    return add_counts(result["replaced"] for result in results if result["source"] == name)
 
 
 def _holds_warc(listing: SourceListing) -> bool:
@@ -277,5 +294,6 @@ def _describe(
         "input_bytes": sum(file.size for file in listing.files),
         "shards": sum(result["shards"] for result in results if result["source"] == name),
         "skipped": _skipped(name, results),
+        "replaced": _count_replaced(name, results),
         "lost": sum(loss["lost"] for loss in losses if loss["source"] == name),
     }

@@ -53,5 +53,5 @@ def _settle(item: Read, guard: Guard, reading: Reading) -> Read:
     if not answer.text:
         return Dropped(item.number, EMPTY, item.locator, item.part)
     metadata = chosen_metadata({**answer.metadata, **item.metadata}, reading)
-    made = make_record(item.number, item.locator, answer.text, metadata)
+    made = make_record(item.number, item.locator, answer.text, metadata, answer.replaced)
     return Rejected(made.number, made.error, made.excerpt, item.part) if isinstance(made, Rejected) else made

@@ -23,7 +23,15 @@ from gristmill.dataprep.reading.compression import (
     read_whole,
 )
 from gristmill.dataprep.reading.csv_rows import read_csv
-from gristmill.dataprep.reading.encoding import AUTO, UTF8, UndecodableError, decode
+from gristmill.dataprep.reading.encoding import (
+    AUTO,
+    KEEP_BAD,
+    UTF8,
+    UndecodableError,
+    decode,
+    most_replaced,
+    replace_bad,
+)
 from gristmill.dataprep.reading.pythondocs import python_documents
 from gristmill.dataprep.reading.records import (
     Ended,
@@ -95,12 +103,12 @@ def _read_text(item: Input, reading: Reading) -> Iterator[Record | Rejected]:
         yield content
         return
     try:
-        decoded = decode(content, reading.encoding)
+        decoded = decode(content, reading.encoding, errors=reading.encoding_errors)
     except UndecodableError as error:
         yield Rejected(1, str(error), excerpt(content))
         return
     found = {} if decoded.encoding == UTF8 else {"encoding": decoded.encoding}
-    yield make_record(1, item.name, decoded.text, chosen_metadata(found, reading))
+    yield make_record(1, item.name, decoded.text, chosen_metadata(found, reading), decoded.replaced)
 
 
 def _read_html(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected]:
@@ -110,15 +118,15 @@ def _read_html(item: Input, reading: Reading) -> Iterator[Record | Page | Reject
         yield content
         return
     if reading.extract != "none":
-        yield Page(1, item.name, content, reading.encoding or AUTO)
+        yield Page(1, item.name, content, reading.encoding or AUTO, errors=reading.encoding_errors)
         return
     try:
-        decoded = decode(content, reading.encoding or AUTO, html=True)
+        decoded = decode(content, reading.encoding or AUTO, html=True, errors=reading.encoding_errors)
     except UndecodableError as error:
         yield Rejected(1, str(error), excerpt(content))
         return
     found = {} if decoded.encoding == UTF8 else {"encoding": decoded.encoding}
-    yield make_record(1, item.name, decoded.text, chosen_metadata(found, reading))
+    yield make_record(1, item.name, decoded.text, chosen_metadata(found, reading), decoded.replaced)
 
 
 def _whole(item: Input) -> bytes | Rejected:
@@ -146,30 +154,44 @@ def _read_jsonl(item: Input, reading: Reading) -> Iterator[Record | Page | Rejec
 
 def _from_line(item: Input, reading: Reading, number: int, line: bytes) -> Record | Page | Rejected:
     try:
-        row = parse_json(line)
+        text, replaced = _line_text(line, reading)
+        row = parse_json(text)
     except ValueError as error:
         if isinstance(line, Unended):
             return Rejected(number, f"the file is cut off in its last line: {error}", excerpt(line), lost=None)
         return Rejected(number, str(error), excerpt(line))
     if not isinstance(row, dict):
         return Rejected(number, f"a JSON object was expected, not {kind(row)}", excerpt(line))
-    return from_row(reading, number, row, f"{item.name}#{number}")
+    return from_row(reading, number, row, f"{item.name}#{number}", replaced)
 
 
-def parse_json(line: bytes) -> Any:
+def _line_text(line: bytes, reading: Reading) -> tuple[str, int]:
+    """A line as text, and how many bad sequences became U+FFFD."""
+    try:
+        return line.decode(UTF8), 0
+    except UnicodeDecodeError as error:
+        text, replaced = replace_bad(line.decode(UTF8, KEEP_BAD), UTF8)
+        if reading.encoding_errors == "strict" or replaced > most_replaced(len(line)):
+            raise ValueError(not_utf8(error)) from error
+        return text, replaced
+
+
+def parse_json(line: bytes | str) -> Any:
     """Parse one line of JSON. NaN and Infinity, which JSON does not have but Python writes, become strings.
 
     Raises:
         ValueError: not UTF-8, not JSON, or nested too deeply; the message is a reason for a person.
     """
     try:
-        return _DECODER.decode(line.decode("utf-8"))
+        text = line if isinstance(line, str) else line.decode(UTF8)
     except UnicodeDecodeError as error:
         raise ValueError(not_utf8(error)) from error
+    try:
+        return _DECODER.decode(text)
     except RecursionError as error:
         raise ValueError("not readable JSON: nested too deeply") from error
     except ValueError as error:
-        why = UNEXPECTED_MARK if line.startswith(BYTE_ORDER_MARK) else error
+        why = UNEXPECTED_MARK if text.startswith("\ufeff") else error
         raise ValueError(f"not valid JSON: {why}") from error
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from gristmill.dataprep.documents import metadata_json
 from gristmill.dataprep.reading.compression import Metered, Openable
-from gristmill.dataprep.reading.encoding import AUTO, UTF8, UndecodableError, decode
+from gristmill.dataprep.reading.encoding import AUTO, UTF8, Decoded, Errors, UndecodableError, decode
 
 EXCERPT_CHARACTERS = 200
 EMPTY = "extract/empty"
@@ -23,6 +23,7 @@ class Reading:
         text, id: key or column of the text and of the locator.
         metadata: keys that are kept; None for all scalar ones.
         encoding: a codec's name, `auto`, or None for the format's own way.
+        encoding_errors: what becomes of bad bytes; see `decode`.
         extract: extractor of HTML, or None for the format's own way.
     """
 
@@ -31,6 +32,7 @@ class Reading:
     metadata: Sequence[str] | None = None
     encoding: str | None = None
     extract: str | None = None
+    encoding_errors: Errors = "replace"
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,13 @@ class Input:
 
 
 class Record(NamedTuple):
-    """One document as it was read; `metadata` is a JSON object."""
+    """One document as it was read; `metadata` is a JSON object, `replaced` the number of U+FFFD put for bad bytes."""
 
     number: int
     locator: str
     text: str
     metadata: str
+    replaced: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class Page:
         charset: what the server declared, or empty.
         metadata: what is known before the page is read.
         part: member of an archive, or empty.
+        errors: what becomes of bad bytes.
     """
 
     number: int
@@ -72,6 +76,7 @@ class Page:
     charset: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     part: str = ""
+    errors: Errors = "replace"
 
 
 @dataclass(frozen=True)
@@ -161,11 +166,13 @@ def with_end(records: Iterator[Read], stored_bytes: int, meter: Metered | None, 
     yield Ended(number, stored_bytes, stored_bytes if meter is None else meter.read_bytes, part, error, lost)
 
 
-def make_record(number: int, locator: str, text: str, metadata: Mapping[str, Any]) -> Record | Rejected:
+def make_record(
+    number: int, locator: str, text: str, metadata: Mapping[str, Any], replaced: int = 0
+) -> Record | Rejected:
     """A document, or why it cannot be one: no text, or characters that UTF-8 cannot hold."""
     if not text:
         return Rejected(number, "empty text")
-    record = Record(number, locator, text, metadata_json(metadata))
+    record = Record(number, locator, text, metadata_json(metadata), replaced)
     if text.isascii() and locator.isascii() and record.metadata.isascii():  # strings know it without a look
         return record
     for what, value in (("text", text), ("id", locator), ("metadata", record.metadata)):
@@ -174,8 +181,14 @@ def make_record(number: int, locator: str, text: str, metadata: Mapping[str, Any
     return record
 
 
-def from_row(reading: Reading, number: int, row: Mapping[str, Any], locator: str) -> Record | Page | Rejected:
-    """A document of a table's row or a JSON object; a Page where its text is HTML that is to be extracted."""
+def from_row(
+    reading: Reading, number: int, row: Mapping[str, Any], locator: str, replaced: int = 0
+) -> Record | Page | Rejected:
+    """A document of a table's row or a JSON object; a Page where its text is HTML that is to be extracted.
+
+    Args:
+        replaced: how many bad sequences of the row have become U+FFFD already.
+    """
     text = field_of(row, reading.text)
     if text is None and not has_field(row, reading.text):
         return Rejected(number, f"no field {reading.text!r}; the fields are {_names(row)}", excerpt(str(dict(row))))
@@ -191,10 +204,11 @@ def from_row(reading: Reading, number: int, row: Mapping[str, Any], locator: str
     if text and reading.extract not in (None, "none"):
         return _page(number, locator, text, metadata, reading)
     try:
-        decoded = text if isinstance(text, str) else decode(text, reading.encoding).text
+        decoded = Decoded(text, UTF8) if isinstance(text, str) else (
+            decode(text, reading.encoding, errors=reading.encoding_errors))
     except UndecodableError as error:
         return Rejected(number, str(error), excerpt(text))
-    return make_record(number, locator, decoded, metadata)
+    return make_record(number, locator, decoded.text, metadata, decoded.replaced + replaced)
 
 
 def _page(
@@ -205,7 +219,7 @@ def _page(
         return made
     if isinstance(html, str):
         return Page(number, locator, html.encode("utf-8"), UTF8, metadata=metadata)
-    return Page(number, locator, html, reading.encoding or AUTO, metadata=metadata)
+    return Page(number, locator, html, reading.encoding or AUTO, metadata=metadata, errors=reading.encoding_errors)
 
 
 def has_field(row: Mapping[str, Any], name: str) -> bool:

@@ -59,6 +59,8 @@ class ShardWriter:
     """Records without a text to keep, by reason."""
     skipped: Counter[str] = field(default_factory=Counter)
     """What is not meant as a document, by what it is; outside the ledger."""
+    replaced: dict[str, int] = field(default_factory=lambda: {"records": 0, "places": 0})
+    """Records with bytes that their encoding does not hold, and how many U+FFFD they have instead."""
     skipped_candidates: Counter[str] = field(default_factory=Counter)
     """Of those, the ones of a kind that documents come from."""
     whole: dict[str, Counter[str]] = field(default_factory=lambda: {"files": Counter(), "members": Counter()})
@@ -105,6 +107,9 @@ class ShardWriter:
         locator, text = record.locator.encode("utf-8"), record.text.encode("utf-8")
         self._documents.append((hash_document(self._source, locator, text), locator, text, record.metadata))
         self.kept += 1
+        if record.replaced:
+            self.replaced["records"] += 1
+            self.replaced["places"] += record.replaced
         self._held_bytes += len(text)
         if self._held_bytes >= self.shard_bytes or len(self._documents) >= MAX_SHARD_ROWS:
             self._write_shard()

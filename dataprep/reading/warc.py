@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Literal, cast
 
 from gristmill.dataprep.reading import compression
 from gristmill.dataprep.reading.compression import DecodedStream
-from gristmill.dataprep.reading.encoding import AUTO, UTF8, UndecodableError, decode
+from gristmill.dataprep.reading.encoding import AUTO, UTF8, Decoded, UndecodableError, decode
 from gristmill.dataprep.reading.records import (
     EMPTY,
     Dropped,
@@ -176,7 +176,7 @@ def _from_record(item: Input, reading: Reading, number: int, record: Any, block:
 
 def _conversion(item: Input, reading: Reading, number: int, record: Any, block: bytes) -> Read:
     try:
-        text = decode(block, UTF8).text
+        decoded = decode(block, UTF8, errors=reading.encoding_errors)
     except UndecodableError as error:
         return Rejected(number, str(error), excerpt(block))
     about = {
@@ -184,15 +184,15 @@ def _conversion(item: Input, reading: Reading, number: int, record: Any, block: 
         "content_type": _media_type(record.headers.get("Content-Type", "")),
         "language": record.headers.get("WARC-Identified-Content-Language", ""),
     }
-    return _text_of(number, _locator(item, number, record), text, about, reading)
+    return _text_of(number, _locator(item, number, record), decoded, about, reading)
 
 
 def _text_of(
-    number: int, locator: str, text: str, about: Mapping[str, Any], reading: Reading
+    number: int, locator: str, decoded: Decoded, about: Mapping[str, Any], reading: Reading
 ) -> Record | Rejected | Dropped:
-    if not text.strip():
+    if not decoded.text.strip():
         return Dropped(number, EMPTY, locator)
-    return make_record(number, locator, text, chosen_metadata(about, reading))
+    return make_record(number, locator, decoded.text, chosen_metadata(about, reading), decoded.replaced)
 
 
 def _response(item: Input, reading: Reading, number: int, record: Any, block: bytes) -> Read:
@@ -222,11 +222,11 @@ def _response(item: Input, reading: Reading, number: int, record: Any, block: by
     about = {**_about(record), "content_type": media_type}
     encoding, locator = reading.encoding or AUTO, _locator(item, number, record)
     if media_type == PLAIN_TYPE or reading.extract == "none":
-        decoded = decode(content, encoding, charset, html=media_type != PLAIN_TYPE)
+        decoded = decode(content, encoding, charset, media_type != PLAIN_TYPE, reading.encoding_errors)
         if decoded.encoding != UTF8:
             about["encoding"] = decoded.encoding
-        return _text_of(number, locator, decoded.text, {**about, "charset": charset}, reading)
-    return Page(number, locator, content, encoding, charset, about)
+        return _text_of(number, locator, decoded, {**about, "charset": charset}, reading)
+    return Page(number, locator, content, encoding, charset, about, errors=reading.encoding_errors)
 
 
 def _with_crlf(block: bytes) -> bytes:

@@ -65,9 +65,11 @@ def test_a_named_encoding_is_strict() -> None:
     [(b'<html><META http-equiv=Content-Type content="text/html; charset=GB2312">', "GB2312"),
      (b"<meta name=x><meta charset='utf-8'/>", "utf-8"), (b"<meta charset = latin1 >", "latin1"),
      (b'<?xml version="1.0" encoding="euc-kr"?><html>', "euc-kr"), (b"<!-- <meta charset=koi8-r> --><p>", ""),
-     (b" " * 1024 + b"<meta charset=koi8-r>", ""), (b"", "")],
+     (b" " * 1024 + b"<meta charset=koi8-r>", "koi8-r"), (b" " * 1024 + b"<body><meta charset=koi8-r>", ""),
+     (b" " * 1024 + b"<script>'<meta charset=koi8-r>'</script><meta charset=big5>", "big5"),
+     (b" " * 1024 + b"<!--<meta charset=koi8-r>--><meta charset=big5>", "big5"), (b"", "")],
 )  # fmt: skip
-def test_what_a_page_declares_is_found_in_its_first_kilobyte(page: bytes, label: str) -> None:
+def test_what_a_page_declares_is_found_in_its_head_first_in_its_first_kilobyte(page: bytes, label: str) -> None:
     assert declared_in_page(page) == label
 
 
@@ -100,3 +102,70 @@ def test_any_bytes_are_decoded_losslessly_or_refused(content: bytes) -> None:
         return
     assert "\ufffd" not in decoded.text or b"\xef\xbf\xbd" in content or decoded.encoding != "utf-8"
     decoded.text.encode("utf-8")
+
+
+FIVE = bytes([0x81, 0x8D, 0x8F, 0x90, 0x9D])
+"""The bytes that Python's cp1252 does not know; control characters by the Encoding standard."""
+
+
+def test_undefined_bytes_of_windows_encodings_are_control_characters() -> None:
+    page = b"<p>" + "naïve “quoted” text ".encode("cp1252") * 20 + FIVE
+    for errors in ("replace", "strict"):
+        found = decode(page, "auto", "iso-8859-1", html=True, errors=errors)
+        assert found == Decoded(page[:-5].decode("cp1252") + "\x81\x8d\x8f\x90\x9d", "cp1252")
+    assert decode(b"\x81", "cp1252").text == "\x81"
+    assert decode(b"\x98", "cp1251").text == "\x98"
+    with pytest.raises(UndecodableError, match="0xaa"):
+        decode(b"\xaa", "cp1253")  # beyond 0x9f what is undefined is an error
+
+
+@pytest.mark.parametrize(
+    ("charset", "text", "bad", "codec"),
+    [("utf-8", RUSSIAN * 9, b"\xff", "utf-8"), ("", RUSSIAN * 9, b"\xe2\x82", "utf-8"),
+     ("euc-jp", JAPANESE * 9, b"\xff", "euc_jp"), ("shift_jis", JAPANESE * 9, b"\xeb", "cp932"),
+     ("windows-1253", "Όλοι οι άνθρωποι γεννιούνται ελεύθεροι. " * 9, b"\xaa", "cp1253"),
+     ("gbk", "人人生而自由，在尊严和权利上一律平等。" * 20, b"\xff", "gb18030")],
+)  # fmt: skip
+def test_a_few_bad_bytes_become_replacement_characters_and_are_counted(
+    charset: str, text: str, bad: bytes, codec: str
+) -> None:
+    page = text.encode(codec) + bad + b" " + text.encode(codec)
+    assert decode(page, "auto", charset, errors="replace") == Decoded(f"{text}\ufffd {text}", codec, 1)
+    assert decode(page, codec, errors="replace") == Decoded(f"{text}\ufffd {text}", codec, 1)
+    with pytest.raises(UndecodableError):
+        decode(page, codec, errors="strict")
+
+
+def test_many_bad_bytes_are_an_error_and_so_is_binary_data() -> None:
+    text = ("word " * 40).encode()  # 200 bytes
+    assert decode(text + b"\xff", None, errors="replace").replaced == 1
+    with pytest.raises(UndecodableError, match="not valid UTF-8: byte 0xff at position 200"):
+        decode(text + b"\xff\xff", None, errors="replace")
+    picture = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\1\0\0\0\1\0\x08\x06" + bytes(range(256)) * 4
+    with pytest.raises(UndecodableError, match="not text in any encoding that was tried"):
+        decode(picture, "auto", "iso-8859-1", errors="replace")
+
+
+def test_a_page_that_declares_the_wrong_encoding_is_not_spoilt() -> None:
+    russian = (RUSSIAN * 9).encode()
+    assert decode(russian, "auto", "iso-8859-1", errors="replace") == Decoded(RUSSIAN * 9, "utf-8")
+    damaged = decode(russian + b"\xff", "auto", "iso-8859-1", errors="replace")
+    assert damaged == Decoded(RUSSIAN * 9 + "\ufffd", "utf-8", 1)
+    german = "Ein Café, naïve Œuvre, größer: für Übung. " * 9
+    assert decode(german.encode("cp1252"), "auto", "utf-8", errors="replace") == Decoded(german, "cp1252")
+
+
+def test_a_hostile_head_is_searched_in_linear_time() -> None:
+    page = b"<meta " * 40_000 + b"<script>" * 40_000 + b"<!--" * 40_000
+    assert declared_in_page(page) == ""
+
+
+BAD = {"utf-8": b"\xff", "utf-16-le": b"\x00\xdc", "gb18030": b"\xff", "cp932": b"\xeb ", "cp1252": b"\x81"}
+
+
+@given(text=st.text(), bad=st.integers(0, 3), codec=st.sampled_from(list(BAD)))
+def test_what_is_replaced_is_counted_exactly(text: str, bad: int, codec: str) -> None:
+    whole = text.replace("\ufffd", "").encode(codec, "ignore")
+    padding = ("x" * 1000).encode(codec)
+    found = decode(padding + whole + padding + BAD[codec] * bad + padding, codec, errors="replace")
+    assert found.replaced == found.text.count("\ufffd") == (0 if codec == "cp1252" else bad)

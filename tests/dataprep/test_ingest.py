@@ -233,3 +233,30 @@ def test_where_too_much_is_quarantined_the_error_says_where_to_look(
     with pytest.raises(QuarantineError, match=re.escape(f"column `error` of {tmp_path / 'out' / 'quarantine'}/*.parq")):
         ingest.run({}, configure(corpus, max_quarantined=0.0), tmp_path / "out", make_context("work"))
     assert list((tmp_path / "out" / "quarantine").glob("*.parquet"))
+
+
+def test_a_few_bad_bytes_are_replaced_and_counted_or_quarantine_their_record(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
+    text = b"The mill grinds what the river brings. " * 9
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "a.txt").write_bytes(text + b"\xff")
+    (folder / "b.jsonl").write_bytes(b'{"text": "%s\xff"}\n{"text": "good"}\n{"text": "bad \xff"}\n' % text)
+    (folder / "c.csv").write_bytes(b"text,n\n%s\xff,1\ngood,2\nbad \xff,3\n" % text)
+    (folder / "d.html").write_bytes(b"<meta charset=utf-8><p>" + ("é".encode() + text + b"\xff") * 2)
+    config = {"sources": {"web": {"path": str(folder)}}, "ingest": {"max_quarantined": 1.0}}
+    summary = ingest.run({}, config, tmp_path / "out", make_context("work"))
+    assert summary["sources"]["web"]["replaced"] == {"records": 4, "places": 5}
+    assert [row["locator"] for row in rows(tmp_path / "out") if row["text"].count("\ufffd")] == [
+        "a.txt", "b.jsonl#1", "c.csv#1", "d.html",
+    ]  # fmt: skip
+    assert [row["file"] for row in summary["quarantined"]] == ["b.jsonl", "c.csv"]
+    assert summary["warnings"] == [
+        "source 'web': 4 records had bytes that their encoding does not hold; 5 places have U+FFFD instead "
+        "(`encoding_errors: strict` quarantines such records)"
+    ]
+    config["sources"]["web"]["encoding_errors"] = "strict"
+    summary = ingest.run({}, config, tmp_path / "strict", make_context("work2"))
+    assert (summary["counts"]["kept"], summary["counts"]["quarantined"]) == (2, 6)
+    assert summary["sources"]["web"]["replaced"] == {"records": 0, "places": 0}
