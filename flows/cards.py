@@ -21,7 +21,7 @@ from gristmill.flows.report_documents import (
 from gristmill.flows.report_reinforcement import reward_points
 from gristmill.flows.run import Outcome
 from gristmill.flows.session import Session
-from gristmill.flows.summary import all_samples, evaluation_rows, loss_rows, packing_rows
+from gristmill.flows.summary import evaluation_rows, loss_rows, packing_rows, some_samples
 
 SAMPLE_CHARS = 300
 
@@ -143,7 +143,7 @@ def run_card(session: Session, report: Path, link: str | None = None) -> str:
     if evaluation_rows(facts):
         lines += ["## Held-out text", "", markdown_table(["model", "source", "bits per byte"], [
             [row["model"], row["source"], f"{row['bits_per_byte']:.3f}"] for row in evaluation_rows(facts)]), ""]
-    samples = all_samples(facts)[:3]
+    samples = some_samples(facts)
     lines += ["## Samples", ""] if samples else []
     for sample in samples:
         # Indented text stays as it is: a sample may contain anything, markdown too.

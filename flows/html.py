@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-STYLE = """
-:root { color-scheme: light; --ink: #111827; --soft: #6b7280; --line: #e5e7eb; --accent: #2563eb; }
+from gristmill.flows.pictures import ON_DARK
+
+
+def _variables(colours: Mapping[str, str]) -> str:
+    return " ".join(f"--{name}: {colour};" for name, colour in colours.items())
+
+
+LIGHT = {"paper": "#ffffff", "ink": "#111827", "soft": "#6b7280", "line": "#e5e7eb", "edge": "#9ca3af",
+         "accent": "#2563eb", "plain": "#f9fafb", "trained": "#bbf7d0"}
+DARK = {"paper": "#111827", "ink": "#f3f4f6", "soft": "#9ca3af", "line": "#374151", "edge": "#6b7280",
+        "accent": "#60a5fa", "plain": "#1f2937", "trained": "#14532d",
+        **{f"series-{number}": colour for number, colour in enumerate(ON_DARK)}}
+STYLE = f"""
+:root {{ color-scheme: light dark; {_variables(LIGHT)} }}
+@media screen and (prefers-color-scheme: dark) {{ :root {{ {_variables(DARK)} }} }}
+""" + """
 * { box-sizing: border-box; }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: #fff; margin: 0 auto; max-width: 60rem;
-       padding: 1.5rem 1rem 4rem; }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto;
+       max-width: 60rem; padding: 1.5rem 1rem 4rem; }
 h1 { font-size: 1.7rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2.4rem 0 .6rem; }
 p.note, figcaption { color: var(--soft); margin: .2rem 0; }
 nav { margin: 1rem 0 0; font-size: .92rem; line-height: 1.9; } nav a { margin-right: .9rem; white-space: nowrap; }
@@ -21,12 +35,12 @@ th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px soli
 td { overflow-wrap: break-word; } td.n { white-space: nowrap; }
 th { color: var(--soft); font-weight: 500; } .n { text-align: right; font-variant-numeric: tabular-nums; }
 figure { margin: .6rem 0; } svg { width: 100%; max-width: 40rem; height: auto; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f9fafb; border: 1px solid var(--line);
+pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--plain); border: 1px solid var(--line);
       border-radius: 6px; padding: .7rem .9rem; margin: .4rem 0 1rem; font-size: .85rem; }
 code { overflow-wrap: anywhere; } .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr));
 gap: .7rem; margin: 1.2rem 0; } .card { border: 1px solid var(--line); border-radius: 8px; padding: .6rem .8rem; }
 .card b { display: block; font-size: 1.25rem; } .card span { color: var(--soft); font-size: .85rem; }
-.trained { background: #bbf7d0; print-color-adjust: exact; } .masked { color: var(--soft); }
+.trained { background: var(--trained); print-color-adjust: exact; } .masked { color: var(--soft); }
 h3 { font-size: 1rem; margin: 1.4rem 0 .3rem; } h4 { font-size: .88rem; margin: .7rem 0 .2rem; font-weight: 600; }
 ul { margin: .2rem 0 .6rem; padding-left: 1.1rem; font-size: .85rem; } li span { color: var(--soft); }
 li { overflow-wrap: anywhere; margin-bottom: .25rem; }

@@ -1,13 +1,26 @@
-"""Pictures of a run as SVG text, drawn with matplotlib, readable on white and on paper."""
+"""Pictures of a run as SVG text, drawn with matplotlib, readable on white, on paper and on a dark page.
+
+Every colour is a variable of the page's style with the colour on white behind it: `var(--line, #e5e7eb)`. A page
+without these variables, such as Prefect's, shows the picture on white.
+"""
 
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 MOST_TICKS = 8
+MOST_LEVEL = 5
+"""Names of steps that have room beside each other; more of them are written aslant."""
 COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
+ON_DARK = ("#60a5fa", "#fbbf24", "#34d399", "#f87171", "#a78bfa", "#22d3ee", "#f472b6", "#a3e635")
+"""The same colours where the page is dark."""
+PAPER, INK, LINE, EDGE = "#ffffff", "#111827", "#e5e7eb", "#9ca3af"
+VARIABLES = {PAPER: "paper", INK: "ink", LINE: "line", EDGE: "edge",
+             **{colour: f"series-{number}" for number, colour in enumerate(COLOURS)}}
+"""Colours of a picture -> the variables of a page that replace them."""
 WIDTH_INCHES, HEIGHT_INCHES = 5.2, 2.5
 """Small, so that letters can still be read where a phone shrinks the picture to its width."""
 
@@ -18,8 +31,10 @@ def _figure() -> tuple[Any, Any]:
     mpl.use("svg")
     mpl.rcParams.update({
         "svg.fonttype": "none", "svg.hashsalt": "gristmill", "font.family": "sans-serif", "font.size": 8,
-        "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#e5e7eb",
-        "axes.edgecolor": "#9ca3af", "axes.axisbelow": True, "legend.frameon": False,
+        "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": LINE,
+        "axes.edgecolor": EDGE, "axes.axisbelow": True, "legend.frameon": False, "text.color": INK,
+        "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "figure.facecolor": PAPER,
+        "axes.facecolor": PAPER,
     })
     from matplotlib.figure import Figure
 
@@ -31,7 +46,17 @@ def _svg(figure: Any) -> str:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
-    return text[text.index("<svg"):]
+    return re.sub("|".join(VARIABLES), _as_variable, text[text.index("<svg"):])
+
+
+def _as_variable(colour: re.Match[str]) -> str:
+    return f"var(--{VARIABLES[colour[0]]}, {colour[0]})"
+
+
+def _legend(figure: Any, names: Sequence[str]) -> None:
+    """Name the series under the picture, where no curve can run through their names."""
+    if len(names) > 1:
+        figure.legend(ncols=min(4, len(names)), loc="outside lower center")
 
 
 def curves(series: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_label: str) -> str:
@@ -42,8 +67,21 @@ def curves(series: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_
                   marker="o" if len(points) < 12 else "", markersize=3)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
-    if len(series) > 1:
-        axes.legend()
+    _legend(figure, list(series))
+    return _svg(figure)
+
+
+def steps(series: Mapping[str, Sequence[float]], names: Sequence[str], y_label: str) -> str:
+    """What is left of each series from step to step: name -> one share per name, from 0 to 1."""
+    figure, axes = _figure()
+    for (name, shares), colour in zip(series.items(), COLOURS * 4, strict=False):
+        axes.plot(range(len(names)), shares, label=name, color=colour, linewidth=1.6, marker="o", markersize=3)
+    axes.set_xticks(range(len(names)), names, rotation=30 if len(names) > MOST_LEVEL else 0, ha="right" if len(
+        names) > MOST_LEVEL else "center")
+    axes.set_ylim(0, 1.03)
+    axes.yaxis.set_major_formatter("{x:.0%}")
+    axes.set_ylabel(y_label)
+    _legend(figure, list(series))
     return _svg(figure)
 
 
@@ -60,8 +98,7 @@ def stacked_bars(rows: Sequence[tuple[str, Mapping[str, float]]], x_label: str) 
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(x_label)
-    if len(names) > 1:
-        figure.legend(ncols=min(4, len(names)), loc="outside lower center")
+    _legend(figure, names)
     return _svg(figure)
 
 
@@ -73,7 +110,7 @@ def histogram(series: Mapping[str, Sequence[float]], edges: Sequence[float], x_l
         axes.stairs([count / total for count in counts], edges, label=name, color=colour, linewidth=1.6)
     axes.set_xlabel(x_label)
     axes.set_ylabel("share of documents")
-    axes.legend()
+    _legend(figure, list(series))
     return _svg(figure)
 
 
@@ -84,7 +121,7 @@ def reliability(bins: Sequence[Mapping[str, float]]) -> str:
     axes.set_box_aspect(1)
     figure.set_figheight(HEIGHT_INCHES * 1.2)
     total = sum(one["items"] for one in bins) or 1
-    axes.plot([0, 1], [0, 1], color="#9ca3af", linewidth=1.0, linestyle="--")
+    axes.plot([0, 1], [0, 1], color=EDGE, linewidth=1.0, linestyle="--")
     axes.scatter([one["confidence"] for one in bins], [one["accuracy"] for one in bins],
                  [20 + 400 * one["items"] / total for one in bins], color=COLOURS[0], alpha=0.75, linewidths=0,
                  clip_on=False)
@@ -115,7 +152,7 @@ def cut_histogram(counted: Mapping[str, Sequence[float]], cut: float | None, x_l
     axes.set_xticks(range(first, last + 1, step), labels[first : last + 1 : step])
     if cut is not None:
         axes.axvline(_place(cut, edges), color=COLOURS[3], linewidth=1.6, label=f"cut at {cut:g}")
-        axes.legend()
+        figure.legend(loc="outside lower center")
     axes.set_xlabel(x_label)
     axes.set_ylabel("documents")
     axes.grid(axis="x", visible=False)
@@ -135,7 +172,7 @@ def predicted_and_measured(points: Sequence[tuple[float, float, float]], label: 
     """Points (measured, predicted, spread of the measurement) beside the line on which both are equal."""
     figure, axes = _figure()
     measured, predicted, spreads = ([point[index] for point in points] for index in range(3))
-    axes.errorbar(measured, predicted, xerr=spreads, fmt="o", color=COLOURS[0], ecolor="#9ca3af", markersize=4)
+    axes.errorbar(measured, predicted, xerr=spreads, fmt="o", color=COLOURS[0], ecolor=EDGE, markersize=4)
     ends = [min((*measured, *predicted)), max((*measured, *predicted))]
     axes.plot(ends, ends, color=COLOURS[3], linewidth=1.0)
     axes.set_xlabel(f"measured {label}")

@@ -22,7 +22,7 @@ from gristmill.flows.runs import RunRecord
 from gristmill.flows.session import Session
 from gristmill.flows.status import duration
 from gristmill.flows.store import read_runs
-from gristmill.flows.summary import all_samples, loss_rows, packing_rows
+from gristmill.flows.summary import evaluated_models, loss_rows, packing_rows
 from gristmill.train.loop.autopsy import describe_origin
 
 MOST_SUSPECTS = 5
@@ -92,8 +92,8 @@ def tokens(facts: Facts) -> str:
                      for name, value in per_token.items())
     return (
         '<h2>Mixture</h2><p class="note">Vocabulary of '
-        f'{facts["packed"]["tokenizer"]["vocab_size"]:,}; bytes per token: '
-        f"{escape(note)}. Rows of {facts['packed']['sequence_length']} tokens.</p>"
+        f'{facts["packed"]["tokenizer"]["vocab_size"]:,}; bytes per token of documents that the merges were not '
+        f"learnt from: {escape(note)}. Rows of {facts['packed']['sequence_length']} tokens.</p>"
         + figure(stacked_bars([("asked for", {row["source"]: row["requested"] for row in rows}),
                                ("packed", {row["source"]: row["share"] for row in rows})], "share of tokens"),
                  "Shares of tokens, requested and realised.")
@@ -213,12 +213,15 @@ def masks(facts: Facts) -> str:
 
 def samples(facts: Facts) -> str:
     """Generated texts."""
-    # A tuned model answers the prompt; the pre-trained one goes on with it.
-    between = {"pretrain": ""}
-    shown = "".join(f'<p class="note">{escape(sample["model"])}</p><pre><b>{escape(sample["prompt"])}</b>'
-                    f"{between.get(sample['model'], chr(10))}{escape(sample['completion'])}</pre>"
-                    for sample in all_samples(facts))
-    return f"<h2>Samples</h2>{shown}" if shown else ""
+    parts = []
+    for model, measured in evaluated_models(facts):
+        # A tuned model answers the prompt; the pre-trained one continues it.
+        does, between = ("continues a text", "") if model == "pretrain" else ("answers a prompt", "\n")
+        if measured["samples"]:
+            parts.append(f"<h3>{escape(model)}: {does}</h3>")
+        parts += [f'<pre><b>{escape(sample["prompt"])}</b>{between}{escape(sample["completion"])}</pre>'
+                  for sample in measured["samples"]]
+    return f"<h2>Samples</h2>{''.join(parts)}" if parts else ""
 
 
 def costs(facts: Facts) -> str:

@@ -32,14 +32,37 @@ def funnel(facts: Facts) -> str:
         + table(["stage", "read", "kept", "gone", "MB kept", "tokens kept"], rows, {1, 2, 3, 4, 5})
         + ('<p class="note">Tokens before the last stage are estimated from the bytes per token of each source.</p>'
            if any("tokens_kept" in row for row in facts["funnel"]) else "")
+        + by_source(facts)
     )
 
 
 def funnel_picture(facts: Facts) -> str:
     """Megabytes of text after each stage, by source."""
-    bars = [("read", _per_source(facts["funnel"][0], "bytes_read"))]
-    bars += [(row["stage"], _per_source(row, "bytes_kept")) for row in facts["funnel"]]
+    bars = [(row["stage"], _per_source(row, "bytes_kept")) for row in facts["funnel"]]
     return pictures.stacked_bars(bars, "MB of text kept, by source")
+
+
+def by_source(facts: Facts) -> str:
+    """What is left of the documents of each source after each stage: shares as a picture, numbers as a table."""
+    first, *later = facts["funnel"]
+    read = {name: part["read"] for name, part in sorted(first.get("sources", {}).items()) if part.get("read")}
+    if len(read) < 2:
+        return ""
+    # What was read without a loss would be told twice.
+    stages = later if first["kept"] == first["read"] else [first, *later]
+    kept = {name: [row["sources"].get(name, {}).get("kept", 0) for row in stages] for name in read}
+    if not stages:
+        return ""
+    rows = [[name, f"{kept[name][-1] / number:.1%}", f"{number:,}", *(f"{left:,}" for left in kept[name])]
+            for name, number in read.items()]
+    heading = ["source", "left", "read", *(f"after {row['stage']}" for row in stages)]
+    return (
+        "<h3>Each source</h3>"
+        + figure(pictures.steps({name: [1.0, *(left / read[name] for left in kept[name])] for name in read},
+                                ["read", *(row["stage"] for row in stages)], "of a source's documents"),
+                 "Share of each source's documents that is left after each stage.")
+        + table(heading, rows, set(range(1, len(heading))))
+    )
 
 
 def tokens_kept(row: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ def tokenizer_section(facts: Facts) -> str:
     if "vocabulary" not in summary:
         return ""
     parts = ["<h2>Tokenizer</h2>", f'<p class="note">{escape(describe_vocabulary(summary))}</p>',
+             '<p class="note">Over all documents that are left, those too that the merges were learnt from.</p>',
              table(["source", *HEADER], group_rows(summary["sources"]), set(range(1, 7)))]
     if languages := summary.get("languages"):
         parts.append(table(["language", *HEADER], group_rows(languages, MOST_LANGUAGES), set(range(1, 7))))

@@ -225,22 +225,22 @@ def evaluation_rows(facts: Facts) -> list[dict[str, Any]]:
             for model, measured in evaluated_models(facts) for source, values in measured["sources"].items()]
 
 
-def all_samples(facts: Facts) -> list[dict[str, str]]:
-    """Generated texts: model, prompt, completion."""
-    return [{"model": model, **sample} for model, measured in evaluated_models(facts) for sample in measured["samples"]]
+def some_samples(facts: Facts) -> list[dict[str, str]]:
+    """A few generated texts (model, prompt, completion): one of every model, then more."""
+    models = [(name, measured["samples"]) for name, measured in evaluated_models(facts) if measured["samples"]]
+    chosen = [{"model": name, **made[0 if name == "pretrain" else -1]} for name, made in models]
+    more = [{"model": name, **sample} for name, made in models for sample in made]
+    return [*chosen, *(sample for sample in more if sample not in chosen)][:max(SAMPLES, len(chosen))]
 
 
 def print_samples(facts: Facts, console: Console) -> None:
     """One sample per model: how the pre-trained one goes on, what the tuned ones answer; then more."""
-    models = [(name, measured["samples"]) for name, measured in evaluated_models(facts) if measured["samples"]]
-    if not models:
-        return
-    section(console, "Samples")
-    chosen = [(name, made[0 if name == "pretrain" else -1]) for name, made in models]
-    chosen += [(name, sample) for name, made in models for sample in made if (name, sample) not in chosen]
-    for name, sample in chosen[:SAMPLES]:
+    chosen = some_samples(facts)
+    if chosen:
+        section(console, "Samples")
+    for sample in chosen:
         text = " ".join(sample["completion"].split())[:SAMPLE_CHARS]
-        console.print(Text.assemble((f"{name}: ", "dim"), (sample["prompt"], "bold"), " ", text))
+        console.print(Text.assemble((f"{sample['model']}: ", "dim"), (sample["prompt"], "bold"), " ", text))
 
 
 def print_next(session: Session, facts: Facts, console: Console) -> None:

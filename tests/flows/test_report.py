@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pyarrow as pa
@@ -13,12 +16,12 @@ from rich.console import Console
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, write_table
 from gristmill.flows.cards import document_lines, picture
 from gristmill.flows.facts import cluster_sizes, with_tokens
-from gristmill.flows.html import breakable, contents, page, table
-from gristmill.flows.pictures import _place, cut_histogram
-from gristmill.flows.report import by_source, costs, spikes
-from gristmill.flows.report_documents import cuts, document_sections, tokens_kept
+from gristmill.flows.html import DARK, LIGHT, breakable, contents, page, table
+from gristmill.flows.pictures import _place, curves, cut_histogram, histogram, stacked_bars, steps
+from gristmill.flows.report import by_source, costs, samples, spikes
+from gristmill.flows.report_documents import cuts, document_sections, funnel_picture, tokens_kept
 from gristmill.flows.report_tokens import MOST_LANGUAGES, tokenizer_section
-from gristmill.flows.summary import print_funnel, print_tokens
+from gristmill.flows.summary import print_funnel, print_tokens, some_samples
 from gristmill.train.loop.autopsy import describe_origin
 
 SOURCES = {"a": {"bytes_read": 100, "bytes_kept": 80}, "b": {"bytes_read": 50, "bytes_kept": 10}}
@@ -61,6 +64,81 @@ def test_the_sections_show_every_fact_and_escape_what_documents_say() -> None:
     assert shown.index("nearly &lt;b&gt;enough&lt;/b&gt;") < shown.index("just enough")
     assert "x&lt;y" in shown
     assert "<b>enough" not in shown
+
+
+def test_every_source_has_its_own_way_through_the_stages() -> None:
+    """A source of 28 pages beside one of 20,000 is invisible in megabytes; its share is not."""
+    def row(stage: str, big: tuple[int, int], small: tuple[int, int]) -> dict[str, Any]:
+        parts = {name: {"read": read, "kept": kept, "bytes_kept": kept}
+                 for name, (read, kept) in (("web", big), ("german", small))}
+        return {"stage": stage, "read": big[0] + small[0], "kept": big[1] + small[1], "dropped": {}, "quarantined": 0,
+                "bytes_kept": 1, "sources": parts}
+
+    facts = {"funnel": [row("ingest", (20_000, 20_000), (28, 28)), row("filter", (20_000, 19_000), (28, 8)),
+                        row("dedup", (19_000, 18_000), (8, 8))], "summaries": {}}
+    html = document_sections(facts)[0]
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in re.findall(r"<tr>(.*?)</tr>", html)]
+    assert ["german", "28.6%", "28", "8", "8"] in cells
+    assert ["web", "90.0%", "20,000", "19,000", "18,000"] in cells
+    assert "<th>source</th><th class=\"n\">left</th><th class=\"n\">read</th><th class=\"n\">after filter</th>" in html
+    assert labels(funnel_picture(facts)) >= {"ingest", "filter", "dedup"}
+    assert "read" not in labels(funnel_picture(facts)), "what ingest read without a loss is drawn twice"
+    one = {**facts, "funnel": [{**stage, "sources": {"web": stage["sources"]["web"]}} for stage in facts["funnel"]]}
+    assert "Each source" not in document_sections(one)[0]
+
+
+def labels(svg: str) -> set[str]:
+    return {text.strip() for text in ElementTree.fromstring(svg).itertext() if text.strip()}
+
+
+def test_no_legend_lies_over_what_is_drawn() -> None:
+    two = {"a": [0.1, 0.5], "b": [0.9, 0.4]}
+    for svg in (curves({name: list(enumerate(values)) for name, values in two.items()}, "x", "y"),
+                stacked_bars([("one", {"a": 1.0, "b": 2.0})], "x"), histogram(two, [0, 1, 2], "x"),
+                steps(two, ["p", "q"], "y"), cut_histogram({"edges": [0, 1], "counts": [1, 2, 3]}, 1, "x")):
+        root = ElementTree.fromstring(svg)
+        groups = {group.get("id"): group for group in root.iter() if group.get("id")}
+        assert "legend_1" in groups
+        assert "legend_1" not in {group.get("id") for group in groups["axes_1"].iter()}
+
+
+def test_a_dark_page_has_its_own_colours_for_everything_that_is_drawn() -> None:
+    drawn = curves({str(number): [(0, number), (1, number)] for number in range(8)}, "x", "y")
+    assert re.findall(r"(?<!, )#[0-9a-f]{6}", drawn) == [], "a colour that no page can replace"
+    dark = page("x", drawn).partition("(prefers-color-scheme: dark)")[2].partition("}")[0]
+    used = set(re.findall(r"var\(--([\w-]+)", page("x", drawn)))
+    assert {name for name in used if f"--{name}: #" not in dark} == set()
+
+
+@pytest.mark.parametrize("colours", [LIGHT, DARK])
+def test_text_can_be_read_in_both_modes(colours: dict[str, str]) -> None:
+    """WCAG 2.2, 1.4.3: at least 4.5 to 1 for text; 1.4.11: 3 to 1 for what is drawn."""
+    def luminance(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    def contrast(one: str, other: str) -> float:
+        low, high = sorted(luminance(colour) + 0.05 for colour in (one, other))
+        return high / low
+
+    for name in ("ink", "soft", "accent"):
+        assert contrast(colours[name], colours["paper"]) >= 4.5, name
+        assert name == "accent" or contrast(colours[name], colours["plain"]) >= 4.5, name
+    assert contrast(colours["ink"], colours["trained"]) >= 4.5
+    for name, colour in colours.items():
+        assert not name.startswith("series") or contrast(colour, colours["paper"]) >= 3, name
+
+
+def test_samples_stand_under_the_stage_whose_model_wrote_them() -> None:
+    made = {name: {"samples": [{"prompt": f"<{number}>", "completion": name} for number in range(4)]}
+            for name in ("pretrain", "sft", "dpo")}
+    facts = {"evaluation": {"models": made}}
+    html = samples(facts)
+    assert re.findall(r"<h3>(.*?)</h3>", html) == [
+        "pretrain: continues a text", "sft: answers a prompt", "dpo: answers a prompt"]
+    assert html.index("pretrain:") < html.index("<b>&lt;0&gt;</b>pretrain") < html.index("sft:")
+    assert [sample["model"] for sample in some_samples(facts)] == ["pretrain", "sft", "dpo"]
 
 
 def test_the_card_has_the_same_as_markdown_with_pictures_inside() -> None:
