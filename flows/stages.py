@@ -133,7 +133,7 @@ STAGES: dict[str, Stage] = {
         Stage("ingest", 2, "gristmill.dataprep.reading.ingest:run", documents.ingest, needs.only()),
         _prepares("clean", 1, "gristmill.dataprep.cleaning.clean:run"),
         _prepares("filter", 1, "gristmill.dataprep.filtering.filter:run"),
-        _prepares("dedup", 2, "gristmill.dataprep.duplicates.dedup:run"),
+        _prepares("dedup", 3, "gristmill.dataprep.duplicates.dedup:run"),
         _prepares("dedup_lines", 1, "gristmill.dataprep.passages.dedup_lines:run"),
         _prepares("dedup_substrings", 1, "gristmill.dataprep.passages.dedup_substrings:run"),
         _prepares("langid", 2, "gristmill.dataprep.judges.langid:run"),

@@ -1,6 +1,8 @@
-"""The section `dedup`: which documents count as duplicates, and which of them survives."""
+"""The section `dedup`: which documents count as duplicates, and which of them survive."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from gristmill.mixtures.section import Fraction, Judging, OutsidePath, Positive, Section
 
@@ -23,7 +25,7 @@ class MinHash(Section):
 
 
 class Dedup(Judging):
-    """Exact and near duplicates, and copies of one page; one document of each cluster survives."""
+    """Exact and near duplicates, and copies of one page; of documents that are alike one survives."""
 
     exact: bool = True
     """Documents of equal text are duplicates."""
@@ -32,6 +34,11 @@ class Dedup(Judging):
     is the string `url` of its metadata, else its locator if that begins with http(s)://; without one it has none."""
     minhash: MinHash | None = MinHash()
     """Documents that are nearly equal are duplicates; `null` switches this off."""
+    clusters: Literal["connected", "survivors"] = "survivors"
+    """Who goes of documents that are joined by likeness, directly or through others. `survivors`: only what is itself
+    alike enough to a document that is kept: the best (`keep`) is kept and what is like it goes, then the best of what
+    is left, and so on. `connected` (single linkage, as in datatrove and NeMo Curator): all but one, so that a chain of
+    texts, each like the next, is one document; those unlike the survivor have the reason `chained_duplicate`."""
     keep: tuple[str, ...] = ("length desc", "source", "id")
     """Which member survives: columns in order, each with an optional `desc`."""
     against: tuple[OutsidePath, ...] = ()

@@ -1,7 +1,10 @@
 """How well near-duplicates are found: among labelled revisions of real documents, and planted at known similarities.
 
 The labelled pairs are revisions of Python Enhancement Proposals with their exact Jaccard similarities, computed by
-other code; the peer there is datasketch's `MinHashLSH` with as many permutations, left to choose its own bands. Of the
+other code; the peer of the links is datasketch's `MinHashLSH` with as many permutations, left to choose its own bands.
+Links are not yet what is lost: of the documents that the stage drops it is counted how many are as alike to the one
+that is kept for them as the threshold says, and of the labelled pairs how many are both kept; the peer is the rule
+`clusters: connected`, single linkage, on the same links. Of the
 planted pairs the peer is the theory: 1 - (1 - J^rows)^bands pairs share a band (Leskovec et al., section 3.4), and the
 share of equal permutations deviates from J by sqrt(J (1 - J) / permutations) (Broder 1997).
 """
@@ -10,6 +13,7 @@ from __future__ import annotations
 
 import json
 import random
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,9 @@ import pyarrow as pa
 
 from gristmill.dataprep.benchmarks.bench_minhash import word_ngrams
 from gristmill.dataprep.benchmarks.public_data import data_folder
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, read_table, write_table
+from gristmill.dataprep.duplicates import dedup
 from gristmill.dataprep.duplicates.candidates import candidate_pairs
 from gristmill.dataprep.duplicates.minhash import band_keys, signatures
 from gristmill.dataprep.duplicates.shingles import shingle_sets, similarities
@@ -45,7 +52,7 @@ def rows() -> Iterator[dict[str, Any]]:
 
 
 def labelled_rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """Recall and precision over the pairs whose similarity reaches the threshold."""
+    """Recall and precision of links over the pairs whose similarity reaches the threshold, and what the rules drop."""
     documents = {row["id"]: row["text"] for row in read_lines(folder / "docs.jsonl.zst")}
     names = {identity: number for number, identity in enumerate(documents)}
     truth = {
@@ -58,7 +65,40 @@ def labelled_rows(folder: Path) -> Iterator[dict[str, Any]]:
     for name, of in measures.items():
         our_share, peer_share = (len(truth & found) / (of or len(found)) for found in (ours, peer))
         yield {"name": f"near duplicates, revisions: {name}", "ours": our_share, "peer": peer_share,
-               "unit": "of pairs", "ratio": our_share / peer_share, "note": "peer: datasketch"}  # fmt: skip
+               "unit": "of links", "ratio": our_share / peer_share, "note": "peer: datasketch"}  # fmt: skip
+    (right, left), (right_peer, left_peer) = (judge_rule(texts, truth, rule) for rule in ("survivors", "connected"))
+    yield {"name": "near duplicates, revisions: dropped for one that is alike", "ours": right, "peer": right_peer,
+           "unit": "of dropped", "ratio": right / right_peer, "note": "peer: clusters: connected"}  # fmt: skip
+    yield {"name": "near duplicates, revisions: alike and both kept", "ours": left, "peer": left_peer,
+           "unit": "of pairs", "ratio": left_peer / left if left else None,
+           "note": "peer: clusters: connected"}  # fmt: skip
+
+
+def judge_rule(texts: Sequence[str], truth: set[Pair], rule: str) -> tuple[float, float]:
+    """What the stage makes of texts with one rule of `clusters`.
+
+    Args:
+        truth: the pairs of texts, by number, that are alike.
+
+    Returns:
+        the share of the dropped texts that are alike to the one that is kept for them, and the share of the pairs of
+        which both are kept.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        places = [f"{number}" for number in range(len(texts))]
+        ids = [document_id("", place, text) for place, text in zip(places, texts, strict=True)]
+        table = pa.table({"id": ids, "source": [""] * len(texts), "locator": places, "text": texts,
+                          "metadata": ["{}"] * len(texts)})
+        write_table(folder / "ingest" / "part-00000.parquet", table.cast(DOCUMENT_SCHEMA))
+        (folder / "work").mkdir()
+        dedup.run({"ingest": folder / "ingest"}, {"clusters": rule, "index": False}, folder / "out",
+                  Context(work=folder / "work", emit=lambda event: None))
+        twins = read_table(folder / "out" / "clusters.parquet", ["member_locator", "survivor_locator"]).to_pylist()
+    pairs = [(int(twin["member_locator"]), int(twin["survivor_locator"])) for twin in twins]
+    gone = {member for member, _ in pairs}
+    right = sum(_pair(*pair) in truth for pair in pairs)
+    return right / len(pairs), sum(gone.isdisjoint(pair) for pair in truth) / len(truth)
 
 
 def planted_rows() -> Iterator[dict[str, Any]]:

@@ -1,8 +1,16 @@
-"""From a cluster to the one document of it that survives."""
+"""From a cluster to the documents of it that survive.
+
+Clusters are connected components: what is joined by links, directly or through others. Two rules choose who goes:
+
+- `connected` (single linkage): the best of a cluster survives, whatever the others are like;
+- `survivors`: the best survives, and what is alike enough to it goes; of what is left the best survives, and so on (the
+  first maximal independent set in the order of `keep`). So every document that goes is alike enough to the one that is
+  kept for it, and no two that are kept are alike, but for clusters beyond MOST_COMPARISONS.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,37 +44,103 @@ def parse_keep(keys: Sequence[str]) -> list[KeepKey]:
     return parsed if any(key.column == "id" for key in parsed) else [*parsed, KeepKey("id")]
 
 
-def choose_survivors(members: pa.Table, keys: Sequence[KeepKey]) -> pa.Table:
-    """Choose the survivor of each cluster, and say why.
+MOST_COMPARISONS = 10_000_000
+"""With `survivors`, so many comparisons of texts that are not alike are made in one cluster: half a minute of a core,
+and enough for 4,472 texts of which no two are alike. What is left then is kept, but for equal texts, and counted."""
 
-    The first key in which a member differs from the survivor decided against it. Null and NaN come last in either
-    direction. The result depends on the members' values alone, not on the order of the rows.
+AreAlike = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""Rows of members, and for each the row of a survivor -> bool, whether they are duplicates of each other."""
+
+
+def survivors_of_components(members: pa.Table, keys: Sequence[KeepKey]) -> np.ndarray:
+    """The rule `connected`: for each row (int64) the best row of its cluster; arguments as of `explain_choices`."""
+    best = best_first(members, keys)[_starts(members)]
+    survivors: np.ndarray = best[members["component"].to_numpy()]
+    return survivors
+
+
+def survivors_alike(
+    component: np.ndarray, texts: np.ndarray, order: np.ndarray, are_alike: AreAlike, most: int = MOST_COMPARISONS
+) -> tuple[np.ndarray, int]:
+    """The rule `survivors`: for each of n rows the row that is kept in its place, itself where it is kept.
+
+    In rounds over all clusters at once: the best row left of each survives, and takes with it what is alike.
 
     Args:
-        members: `component` (int), `id` (16 bytes) and a column for each key; one row per document.
-        keys: as from `parse_keep`.
+        component, texts: int64 of shape (n,), the cluster and the text of each row, as numbers.
+        order: the rows by cluster, in each the best first, as from `best_first`.
+        are_alike: what decides.
+        most: comparisons of what is not alike, in one cluster.
 
     Returns:
-        row for row: `cluster` (the smallest id in it), `size`, `survivor` (int64, row number of the survivor),
+        int64 of shape (n,); and how many rows were kept without having been compared with all others that are.
+    """
+    survivor, left, uncompared = np.arange(len(order)), order, 0
+    spent = np.zeros(int(component.max(initial=-1)) + 1, np.int64)
+    while len(left):
+        first = np.ones(len(left), bool)
+        first[1:] = component[left[1:]] != component[left[:-1]]
+        rest, best = left[~first], left[first][np.cumsum(first) - 1][~first]
+        alike = are_alike(rest, best)
+        survivor[rest[alike]] = best[alike]
+        left = rest[~alike]
+        np.add.at(spent, component[left], 1)
+        over = spent[component[left]] >= most
+        survivor[left[over]] = _first_of_text(left[over], component, texts)
+        uncompared += int((survivor[left[over]] == left[over]).sum())
+        left = left[~over]
+    return survivor, uncompared
+
+
+def _first_of_text(rows: np.ndarray, component: np.ndarray, texts: np.ndarray) -> np.ndarray:
+    """For each of some rows the first one among them of the same cluster and text."""
+    by_text = np.lexsort((np.arange(len(rows)), texts[rows], component[rows]))
+    new = np.ones(len(rows), bool)
+    new[1:] = (np.diff(component[rows[by_text]]) != 0) | (np.diff(texts[rows[by_text]]) != 0)
+    found = np.empty(len(rows), np.int64)
+    found[by_text] = rows[by_text[new][np.cumsum(new) - 1]]
+    return found
+
+
+def best_first(members: pa.Table, keys: Sequence[KeepKey]) -> np.ndarray:
+    """Row numbers (int64) by cluster, in each the best first; null and NaN come last in either direction."""
+    return _order(members, [KeepKey("component"), *keys])
+
+
+def explain_choices(members: pa.Table, keys: Sequence[KeepKey], survivor: np.ndarray) -> pa.Table:
+    """Which cluster each row is in, for how many its survivor stands, and why that was chosen.
+
+    The first key in which a member differs from the survivor decided against it. The result depends on the members'
+    values alone, not on the order of the rows.
+
+    Args:
+        members: `component` (int, without gaps), `id` (16 bytes) and a column for each key; one row per document.
+        keys: as from `parse_keep`.
+        survivor: int64, the row of each one's survivor.
+
+    Returns:
+        row for row: `cluster` (the smallest id in it), `size` (documents with the same survivor), `survivor` (int64),
         `decided_by`, `survivor_value`, `member_value` (strings; null for the survivor itself).
     """
-    component = members["component"].to_numpy()
-    order = _order(members, [KeepKey("component"), *keys])
     by_id = _order(members, [KeepKey("component"), KeepKey("id")])
-    sizes = np.bincount(component)
-    starts = np.cumsum(sizes) - sizes
-    survivor = order[starts][component]
     decided_by, survivor_value, member_value = _reasons(members, survivor, keys)
     return pa.table(
         {
-            "cluster": members["id"].take(pa.array(by_id[starts][component])),
-            "size": pa.array(sizes[component], pa.int32()),
+            "cluster": members["id"].take(pa.array(by_id[_starts(members)][members["component"].to_numpy()])),
+            "size": pa.array(np.bincount(survivor, minlength=len(survivor))[survivor], pa.int32()),
             "survivor": pa.array(survivor, pa.int64()),
             "decided_by": pa.array(decided_by, pa.string()),
             "survivor_value": pa.array(survivor_value, pa.string()),
             "member_value": pa.array(member_value, pa.string()),
         }
     )
+
+
+def _starts(members: pa.Table) -> np.ndarray:
+    """Where each cluster begins among the rows sorted by cluster."""
+    sizes = np.bincount(members["component"].to_numpy())
+    starts: np.ndarray = np.cumsum(sizes) - sizes
+    return starts
 
 
 def _order(members: pa.Table, keys: Sequence[KeepKey]) -> np.ndarray:

@@ -1,10 +1,10 @@
-"""The stage `dedup`: of documents that are equal or nearly so, one survives; who, and why, is written down.
+"""The stage `dedup`: of documents that are equal or nearly so, one survives; which, and why, is written down.
 
 1. sketch: per shard, digests and shingles of every text, and its keys (text, URL, MinHash bands) by partition.
 2. candidates: per partition of the keys, pairs of documents with equal keys.
 3. verify: per partition of the pairs, those that are equal, or alike enough.
 4. forest, stars, labels: connected components of what is left.
-5. members, decide: the survivor of each.
+5. members, decide: the survivors of each.
 6. apply: per shard, the annotation table and the index for later runs.
 
 Every step is a job of tasks over files, and none holds more than a shard or a partition: of the keys (128 MB), of the
@@ -44,10 +44,11 @@ from gristmill.mixtures.dedup import Dedup
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Find clusters of duplicates among the documents kept so far, and keep one of each.
+    """Find clusters of duplicates among the documents kept so far, and keep one of each, or more (`clusters.py`).
 
-    Writes one annotation table per document shard, with `cluster` (16 bytes: the smallest id in the cluster, which
-    for a document without duplicates is its own), `cluster_size`, `duplicate_of` (the id of the survivor or, where
+    Writes one annotation table per document shard, with `cluster` (16 bytes: the smallest id of those that are joined
+    by links, directly or through others, which for a document without any is its own), `cluster_size` (how many
+    documents its survivor stands for, that one included), `duplicate_of` (the id of the survivor or, where
     the document is a duplicate of an older one, of that), `jaccard` (true Jaccard similarity to it; 1 for equal
     texts), `against_index` and `against_locator` (of the older document). The last four are null for survivors, all
     of them where a document was not judged (another source) or raised an error. Also
@@ -63,9 +64,10 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         config: the manifest's `dedup` section (`mixtures.dedup.Dedup`).
 
     Returns:
-        `counts`, `clusters`, `largest_clusters`, `candidate_pairs`, `linked_pairs`, `oversized_buckets` (`number`,
-        and the `largest` with size, key, band and an example), `star_rounds`, `against` (name and documents of each
-        index) and `index` (the name of the one that was written).
+        `counts`, `clusters` (survivors that stand for two documents or more), `largest_clusters` of these,
+        `uncompared` (kept documents of clusters too large to compare all), `candidate_pairs`, `linked_pairs`,
+        `oversized_buckets` (`number`, and the `largest` with size, key, band and an example), `star_rounds`, `against`
+        (name and documents of each index) and `index` (the name of the one that was written).
 
     Raises:
         ValueError: a key of `keep` is malformed or names no column.
@@ -88,11 +90,13 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     applying = [replace(task, payload=result) for task, result in zip(shards, sketched, strict=False)]
     applied = run_tasks("apply", applying, partial(apply, plan=plan, tasks=tasks), context)
     counts = balance(applied, section.max_quarantined, context.stage, errors=out)
+    _warn_of_uncompared(sum(result["uncompared"] for result in decided), context)
     write_twins(plan, tasks)
     buckets = [bucket for result in found for bucket in result["largest"]]
     return {
         "counts": counts,
         "clusters": sum(result["clusters"] for result in decided),
+        "uncompared": sum(result["uncompared"] for result in decided),
         "largest_clusters": largest_clusters([cluster for result in decided for cluster in result["largest_clusters"]]),
         "candidate_pairs": sum(result["candidates"] for result in verified),
         "linked_pairs": sum(result["linked"] for result in verified),
@@ -104,6 +108,13 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         "against": [{"index": index.name, "documents": index.documents} for index in plan.indexes],
         "index": finish_index(plan, applied) if section.index else None,
     }
+
+
+def _warn_of_uncompared(documents: int, context: Context) -> None:
+    if documents:
+        context.warn(f"{context.stage}: {documents:,} documents are in clusters too large to compare each with every "
+                     "survivor; they are kept but for equal texts. `clusters: connected` keeps one document of each "
+                     "cluster; clean or filter what makes such pages alike first (largest_clusters)")
 
 
 def make_plan(inputs: Mapping[str, Path], section: Dedup, out: Path, context: Context) -> Plan:

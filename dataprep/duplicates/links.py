@@ -27,9 +27,9 @@ BYTES_PER_SKETCH = 256
 LARGEST_BUCKETS = 10
 EXACT, URL, NEAR, CHAINED = "exact_duplicate", "url_duplicate", "near_duplicate", "chained_duplicate"
 """Reasons, in the order in which they are looked for: the same text as the survivor, its URL, nearly its text; or
-none of these, but joined to it through other members of the cluster."""
+none of these, but joined to it through other members of the cluster (with `clusters: connected`)."""
 REASONS = np.array([EXACT, URL, NEAR, CHAINED])
-NEAR_KIND = 2
+NEAR_KIND, CHAINED_KIND = 2, 3
 AGAINST_REASONS = np.array([f"against_{reason}" for reason in (EXACT, URL, NEAR)])
 """The same of documents that are duplicates of an older one. Nothing is chained to those."""
 
@@ -94,7 +94,7 @@ def verify(task: Task, plan: Plan) -> Done:
     files = [plan.path("pairs", other.name) for other in plan.partitions()]
     pairs = distinct_pairs(pairs_array(read_partition(files, task.payload["partition"])))
     found = compare(plan, pairs)
-    holds = found.kind < len(REASONS) - 1
+    holds = found.kind < CHAINED_KIND
     within = pairs[:, 1] < plan.numbering.num_new
     paths = [plan.path("links", task.name), plan.path("matches", task.name)]
     links = pairs[holds & within]
@@ -107,7 +107,7 @@ def verify(task: Task, plan: Plan) -> Done:
 
 def _matches(pairs: np.ndarray, found: Comparison, within: np.ndarray) -> pa.Table:
     """What holds of the pairs with older documents, and what follows from it for documents of equal text."""
-    holds = ~within & (found.kind < len(REASONS) - 1)
+    holds = ~within & (found.kind < CHAINED_KIND)
     near, copies = ~within & found.near & (found.kind > 0), within & (found.kind == 0)
     spread, jaccard = spread_to_copies(pairs[near], found.jaccard[near], pairs[copies])
     return pa.table(
@@ -155,7 +155,7 @@ def _compare(plan: Plan, left: np.ndarray, right: np.ndarray) -> Comparison:
         jaccard = similarities(sketches.sets, left, right)
         shares = (sketches.bands[left] == sketches.bands[right]).any(axis=1)
         alike = is_alike(jaccard, shares, plan.section)
-    kind = np.select([equal, same_url & plan.section.url, alike], [0, 1, NEAR_KIND], NEAR_KIND + 1)
+    kind = np.select([equal, same_url & plan.section.url, alike], [0, 1, NEAR_KIND], CHAINED_KIND)
     return Comparison(kind, alike, np.where(equal, 1.0, jaccard))
 
 

@@ -1,7 +1,7 @@
-"""The survivor of every cluster: chosen partition by partition, and written down for the shards and for people.
+"""The survivors of every cluster: chosen partition by partition, and written down for the shards and for people.
 
 1. members: per shard, its documents that are in a cluster or match an older one, to the partitions of the clusters.
-2. decide: per partition, the survivor of each of its clusters, and how each other member is like it.
+2. decide: per partition, the survivors of each of its clusters, and how each other member is like its own.
 """
 
 from __future__ import annotations
@@ -15,10 +15,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.dataprep.documents import ROW_GROUP_ROWS
-from gristmill.dataprep.duplicates.clusters import KeepKey, choose_survivors
+from gristmill.dataprep.duplicates.clusters import (
+    KeepKey,
+    best_first,
+    explain_choices,
+    survivors_alike,
+    survivors_of_components,
+)
 from gristmill.dataprep.duplicates.dedup_plan import Plan
 from gristmill.dataprep.duplicates.keep_columns import read_columns
-from gristmill.dataprep.duplicates.links import AGAINST_REASONS, REASONS, compare
+from gristmill.dataprep.duplicates.links import AGAINST_REASONS, CHAINED_KIND, REASONS, compare
 from gristmill.dataprep.duplicates.matches import MATCH_SCHEMA, best_matches
 from gristmill.dataprep.duplicates.sketches import load_columns
 from gristmill.dataprep.duplicates.stars import labels_of
@@ -66,34 +72,37 @@ def gather_members(task: Task, plan: Plan, keys: Sequence[KeepKey], tasks: Seque
 
 
 def decide(task: Task, plan: Plan, keys: Sequence[KeepKey], tasks: Sequence[Task]) -> Done:
-    """Choose the survivor of every cluster of one partition.
+    """Choose the survivors of every cluster of one partition.
 
     Leaves the decisions by shard, and the twin table by the range of the cluster's id.
 
     Returns:
-        `clusters` (how many of two documents or more) and `largest_clusters`.
+        `clusters` (how many survivors stand for two documents or more), `largest_clusters` of these, and `uncompared`
+        documents of clusters that are too large.
     """
     files = [plan.path("members", shard) for shard in plan.numbering.new_shards]
     members = read_partition(files, task.payload["partition"])
     members = members.take(pa.array(np.argsort(members["document"].to_numpy())))
-    decisions, survivors = _decide(plan, members, keys)
+    decisions, survivors, uncompared = _decide(plan, members, keys)
     shards = plan.numbering.shards_of(decisions["document"].to_numpy())
     paths = [plan.path("decisions", task.name), plan.path("twins", task.name)]
     write_partitions(paths[0], decisions, shards, plan.numbering.num_new_shards)
     twins = decisions.filter(decisions["reason"].is_valid()).select(TWIN_COLUMNS)
     write_partitions(paths[1], twins, _ranges(twins["cluster"], len(tasks)), len(tasks))
     own = decisions.filter(pa.array(survivors & (decisions["size"].to_numpy() > 1)))
-    return Done(paths, {"clusters": len(own), "largest_clusters": largest_clusters(_as_clusters(own))})
+    return Done(paths, {"clusters": len(own), "largest_clusters": largest_clusters(_as_clusters(own)),
+                        "uncompared": uncompared})
 
 
-def _decide(plan: Plan, members: pa.Table, keys: Sequence[KeepKey]) -> tuple[pa.Table, np.ndarray]:
-    """One row per member, and which of them stand for their clusters (bool)."""
+def _decide(plan: Plan, members: pa.Table, keys: Sequence[KeepKey]) -> tuple[pa.Table, np.ndarray, int]:
+    """One row per member, which of them stand for themselves and others (bool), and how many were not compared."""
     names = [name for name in members.column_names if name.startswith(KEEP_PREFIX)]
     values = members.select(names).rename_columns([name.removeprefix(KEEP_PREFIX) for name in names])
     component = np.unique(members["component"].to_numpy(), return_inverse=True)[1]
     values = values.append_column("component", pa.array(component)).append_column(MATCHED, members[MATCHED])
-    chosen = choose_survivors(values, [KeepKey(MATCHED), *keys])
-    survivor, matched = chosen["survivor"].to_numpy(), members[MATCHED].to_numpy() == 1
+    matched = members[MATCHED].to_numpy() == 1
+    survivor, uncompared = _survivors(plan, members, values, [KeepKey(MATCHED), *keys])
+    chosen = explain_choices(values, [KeepKey(MATCHED), *keys], survivor)
     losers = np.flatnonzero((survivor != np.arange(len(members))) & ~matched)
     documents = members["document"].to_numpy()
     found = compare(plan, np.stack([documents[losers], documents[survivor[losers]]], axis=1))
@@ -128,7 +137,29 @@ def _decide(plan: Plan, members: pa.Table, keys: Sequence[KeepKey]) -> tuple[pa.
         "survivor_value": pc.if_else(mask, None, chosen["survivor_value"]),
         "member_value": pc.if_else(mask, None, chosen["member_value"]),
     }
-    return pa.table(decisions), survivor == np.arange(len(members))
+    return pa.table(decisions), (survivor == np.arange(len(members))) & ~matched, uncompared
+
+
+def _survivors(
+    plan: Plan, members: pa.Table, values: pa.Table, keys: Sequence[KeepKey]
+) -> tuple[np.ndarray, int]:  # fmt: skip
+    """The row of each member's survivor by the rule of the section; what matches an older document comes last."""
+    if plan.section.clusters == "connected" or not len(members):
+        return survivors_of_components(values, keys), 0
+    documents, matched = members["document"].to_numpy(), members[MATCHED].to_numpy() == 1
+    digests = load_columns(plan.work, plan.numbering, documents, ["digest"])["digest"].combine_chunks()
+    texts = digests.dictionary_encode().indices.to_numpy().astype(np.int64)
+    # Nothing is a duplicate of what goes itself: what matches an older document is set apart.
+    component = 2 * values["component"].to_numpy() + matched
+
+    def are_alike(rows: np.ndarray, survivors: np.ndarray) -> np.ndarray:
+        pairs = np.stack([documents[rows], documents[survivors]], axis=1)
+        alike: np.ndarray = compare(plan, pairs[~matched[rows]]).kind < CHAINED_KIND
+        found = np.zeros(len(rows), bool)
+        found[~matched[rows]] = alike
+        return found | matched[rows]
+
+    return survivors_alike(component, texts, best_first(values, keys), are_alike)
 
 
 def largest_clusters(clusters: list[dict[str, Any]]) -> list[dict[str, Any]]:

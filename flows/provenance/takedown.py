@@ -100,7 +100,7 @@ def _is_id(text: str) -> bool:
 
 
 def near_duplicates(inputs: Mapping[str, Path], documents: Iterable[bytes]) -> set[bytes]:
-    """The other members of the documents' clusters, those that `dedup` kept and those that it dropped."""
+    """The duplicates in the documents' clusters, and what `dedup` kept in their places."""
     if "dedup" not in inputs:
         return set()
     own = set(documents)

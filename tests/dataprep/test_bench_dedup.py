@@ -79,3 +79,10 @@ def test_each_benchmark_of_minhash_measures_both_sides(monkeypatch: pytest.Monke
 def test_every_area_names_modules_with_rows() -> None:
     for module in (name for modules in AREAS.values() for name in modules if "dedup" in name or "duplicates" in name):
         assert callable(importlib.import_module(module).rows)
+
+
+def test_the_rules_are_judged_by_what_goes_for_what() -> None:
+    words = [f"w{number}" for number in range(260)]
+    texts = [" ".join(words[begin : begin + 200]) for begin in (0, 24, 48)]  # 172 of 220 shingles, 148 of 244
+    assert bench_duplicates.judge_rule(texts, {(0, 1), (1, 2)}, "survivors") == (1.0, 0.0)
+    assert bench_duplicates.judge_rule([*texts[:2], texts[2] + " w"], {(0, 1), (1, 2)}, "connected")[1] == 0.0

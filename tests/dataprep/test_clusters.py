@@ -13,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.dataprep.duplicates.candidates import LARGEST_BUCKET, candidate_pairs, distinct_pairs
-from gristmill.dataprep.duplicates.clusters import KeepKey, choose_survivors, parse_keep
+from gristmill.dataprep.duplicates.clusters import (
+    KeepKey,
+    best_first,
+    explain_choices,
+    parse_keep,
+    survivors_alike,
+    survivors_of_components,
+)
 from gristmill.dataprep.duplicates.components import forest
 
 numbers = st.integers(0, 12)
@@ -112,6 +119,12 @@ def number_components(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**row, "component": used.index(row["component"])} for row in rows]
 
 
+def choose(rows: list[dict[str, Any]], keys: list[KeepKey]) -> list[dict[str, Any]]:
+    table = members(rows)
+    chosen: list[dict[str, Any]] = explain_choices(table, keys, survivors_of_components(table, keys)).to_pylist()
+    return chosen
+
+
 member_rows = st.lists(
     st.fixed_dictionaries({
         "id": st.integers(0, 2**128 - 1),
@@ -138,7 +151,7 @@ def test_the_survivor_is_the_least_by_the_keys_whatever_the_order(
             ranks.append((missing, 0 if missing else -value if key.descending else value))
         return ranks
 
-    chosen = choose_survivors(members(rows), keys).to_pylist()
+    chosen = choose(rows, keys)
     for row, choice in zip(rows, chosen):
         cluster = [other for other in rows if other["component"] == row["component"]]
         assert rows[choice["survivor"]] is min(cluster, key=rank)
@@ -146,7 +159,7 @@ def test_the_survivor_is_the_least_by_the_keys_whatever_the_order(
         assert choice["size"] == len(cluster)
         assert (choice["decided_by"] is None) == (rows[choice["survivor"]] is row)
     shuffled = shuffle.sample(rows, len(rows))
-    again = choose_survivors(members(shuffled), keys).to_pylist()
+    again = choose(shuffled, keys)
     for row, choice in zip(shuffled, again):
         before = chosen[next(at for at, other in enumerate(rows) if other["id"] == row["id"])]
         assert shuffled[choice["survivor"]]["id"] == rows[before["survivor"]]["id"]
@@ -158,7 +171,7 @@ def test_the_reason_is_the_first_key_that_differs() -> None:
         {"component": 0, "id": 1, "score": 1.0, "name": "b"}, {"component": 0, "id": 2, "score": 1.0, "name": "a"},
         {"component": 0, "id": 3, "score": None, "name": "a"}, {"component": 0, "id": 4, "score": 1.0, "name": "a"},
     ]
-    chosen = choose_survivors(members(rows), parse_keep(["score desc", "name"])).to_pylist()
+    chosen = choose(rows, parse_keep(["score desc", "name"]))
     assert [row["survivor"] for row in chosen] == [1, 1, 1, 1]
     reasons = [(row["decided_by"], row["survivor_value"], row["member_value"]) for row in chosen]
     as_hex = [number.to_bytes(16, "little").hex() for number in (2, 4)]
@@ -168,3 +181,59 @@ def test_the_reason_is_the_first_key_that_differs() -> None:
 def test_the_id_is_the_last_key_unless_it_is_one_already() -> None:
     assert [str(key) for key in parse_keep(["length desc", "source"])] == ["length desc", "source", "id"]
     assert [str(key) for key in parse_keep(["id desc", "source"])] == ["id desc", "source"]
+
+
+def plain_survivors(rows: list[dict[str, Any]], keys: list[KeepKey], alike: Any) -> list[int]:
+    """The rule `survivors` as a person would do it by hand."""
+    kept: list[int] = []
+    survivor = list(range(len(rows)))
+    for row in best_first(members(rows), keys).tolist():
+        same = [other for other in kept if rows[other]["component"] == rows[row]["component"] and alike(row, other)]
+        survivor[row] = same[0] if same else row
+        kept += [] if same else [row]
+    return survivor
+
+
+@given(member_rows, st.floats(0.1, 0.9), st.randoms(use_true_random=False))
+def test_the_rule_survivors_drops_what_is_like_a_kept_one_and_nothing_else_whatever_the_order(
+    rows: list[dict[str, Any]], share: float, shuffle: random.Random
+) -> None:
+    keys = parse_keep(["score desc", "name"])
+    ids = sorted(row["id"] for row in rows)
+    like = {(a, b): a // 2 == b // 2 or random.Random(f"{min(a, b)} {max(a, b)}").random() < share
+            for a in ids for b in ids}
+
+    def run(rows: list[dict[str, Any]]) -> dict[int, int]:
+        def alike(row: int, other: int) -> bool:
+            return like[rows[row]["id"], rows[other]["id"]]
+
+        table = members(rows)
+        found, uncompared = survivors_alike(
+            table["component"].to_numpy(), np.arange(len(rows)), best_first(table, keys),
+            lambda left, right: np.array([alike(*pair) for pair in zip(left, right, strict=True)], bool))
+        assert found.tolist() == plain_survivors(rows, keys, alike)
+        assert uncompared == 0
+        kept = [row for row in range(len(rows)) if found[row] == row]
+        assert not [pair for pair in combinations(kept, 2) if alike(*pair)
+                    and rows[pair[0]]["component"] == rows[pair[1]]["component"]]
+        assert all(alike(row, found[row]) for row in range(len(rows)) if found[row] != row)
+        return {row["id"]: rows[found[place]]["id"] for place, row in enumerate(rows)}
+
+    assert run(rows) == run(shuffle.sample(rows, len(rows)))
+
+
+def test_a_cluster_too_large_to_compare_keeps_what_is_left_but_for_equal_texts_and_counts_it() -> None:
+    component, order = np.repeat([0, 1], [20, 3]), np.arange(23)
+    texts = np.array([*range(15), 10, 11, 12, 13, 14, 0, 1, 2])
+    compared: list[int] = []
+
+    def nothing_is_alike(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        compared.append(len(left))
+        return texts[left] == texts[right]
+
+    found, uncompared = survivors_alike(component, texts, order, nothing_is_alike, most=50)
+    assert found[:15].tolist() == list(range(15))
+    assert found[15:20].tolist() == [10, 11, 12, 13, 14]
+    assert found[20:].tolist() == [20, 21, 22]
+    assert compared == [19 + 2, 18 + 1, 17]
+    assert uncompared == 12

@@ -79,7 +79,9 @@ PAGES = {
 
 
 def test_documents_of_one_normalised_url_are_duplicates(run_dedup: Callable) -> None:
-    out, rows, summary = run_dedup("url", PAGES, {"url": True})
+    kept = reasons(run_dedup("survivors", PAGES, {"url": True})[1])
+    assert kept == {**dict.fromkeys(PAGES), "near": "near_duplicate", "short": "url_duplicate"}
+    out, rows, summary = run_dedup("url", PAGES, {"url": True, "clusters": "connected"})
     assert reasons(rows) == {
         "copy": "chained_duplicate", "long": None, "near": "near_duplicate", "nowhere": None, "nowhere2": None,
         "other": None, "short": "url_duplicate",
@@ -161,6 +163,9 @@ def test_only_what_matches_an_older_document_itself_goes_for_it(run_dedup: Calla
     _, rows, _ = run_dedup("new", new, {**config, "against": [str(old)]})
     assert reasons(rows) == {"a": "against_near_duplicate", "b": None}
     assert rows["a"]["cluster"] == rows["b"]["cluster"]
+    assert rows["b"]["cluster_size"] == 1
+    _, rows, _ = run_dedup("connected", new, {**config, "against": [str(old)], "clusters": "connected"})
+    assert reasons(rows) == {"a": "against_near_duplicate", "b": None}
     assert rows["b"]["cluster_size"] == 2
 
 
@@ -193,8 +198,9 @@ def by_role(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return dict(sorted(rows.items()))
 
 
+@pytest.mark.parametrize("rule", ["survivors", "connected"])
 def test_neither_shards_nor_partitions_nor_the_cut_of_the_index_decide(
-    run_dedup: Callable, monkeypatch: pytest.MonkeyPatch
+    run_dedup: Callable, monkeypatch: pytest.MonkeyPatch, rule: str
 ) -> None:
     source = random.Random(8)
     old = {f"old{n}": page(f"https://old.org/{n}", edited(n % 12, n // 12)) for n in range(30)}
@@ -204,7 +210,7 @@ def test_neither_shards_nor_partitions_nor_the_cut_of_the_index_decide(
     new |= {f"twin{n}": page(f"https://twin.org/{n}", text(50)) for n in range(2)}
     # Copies, pages of one URL and near copies overlap, so that who stands for whom could matter.
     new |= {f"mixed{n}": page(f"https://mixed.org/{n % 3}?utm_id={n}", edited(60, n % 2)) for n in range(9)}
-    config = {"url": True}
+    config = {"url": True, "clusters": rule}
 
     def attempt(name: str, shards: int, partitions: int, workers: int) -> tuple[Any, ...]:
         monkeypatch.setattr(dedup, "count_partitions", lambda size: partitions)
