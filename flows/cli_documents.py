@@ -24,6 +24,8 @@ def explain(
     manifest: ManifestArgument,
     document: Annotated[str, typer.Argument(metavar="DOC_ID", help="A document's id (32 hexadecimal digits, or the "
                                             "first few) or its locator.")],
+    text: Annotated[bool, typer.Option("--text", help="Show the whole text, with what each stage took out and put "
+                                       "in.")] = False,
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
     """Show a document's journey: why it was kept or dropped, and which training steps read it."""
@@ -32,7 +34,7 @@ def explain(
 
     session = open_or_exit(manifest, set_, store)
     try:
-        found = journey(session, document)
+        found = journey(session, document, text)
     except DocumentNotFoundError as error:
         fail(str(error), EXIT_USAGE)
     print_json(found) if as_json else print_journey(found)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -46,12 +48,13 @@ NOT_DRAWN = {
 """What the mixture's reasons mean (tokenize.mixing.candidates.unused)."""
 
 
-def journey(session: Session, wanted: str) -> dict[str, Any]:
+def journey(session: Session, wanted: str, whole: bool = False) -> dict[str, Any]:
     """Everything that is known about a document, or about what the preparation of examples made of one of these.
 
     Args:
         session: the opened manifest.
         wanted: the id in hexadecimal (or its first digits), or the locator; of an example its id, or file and line.
+        whole: with the whole text, its edits marked.
 
     Raises:
         DocumentNotFoundError: nothing, or more than one document, fits.
@@ -61,11 +64,11 @@ def journey(session: Session, wanted: str) -> dict[str, Any]:
         if "ingest" not in inputs:
             raise DocumentNotFoundError(f"nothing is ingested yet; run: {session.command('run', '--until', 'ingest')}")
         recipes = {name: node.recipe for name, node in session.plan.items()}
-        found = judgements(recipes, inputs, *find_document(inputs, wanted))
+        found = judgements(recipes, inputs, *find_document(inputs, wanted), whole=whole)
     except AmbiguousDocumentError:
         raise
     except DocumentNotFoundError:
-        example = _example_journey(session, inputs, wanted)
+        example = _example_journey(session, inputs, wanted, whole)
         if example is None:
             raise
         return example
@@ -74,7 +77,9 @@ def journey(session: Session, wanted: str) -> dict[str, Any]:
     return found
 
 
-def _example_journey(session: Session, inputs: Mapping[str, Path], wanted: str) -> dict[str, Any] | None:
+def _example_journey(
+    session: Session, inputs: Mapping[str, Path], wanted: str, whole: bool
+) -> dict[str, Any] | None:
     """What the steps of `sft.prepare` or `dpo.prepare` said of an example; None where neither knows it."""
     for stage in EXAMPLE_STAGES:
         if stage not in inputs:
@@ -88,12 +93,13 @@ def _example_journey(session: Session, inputs: Mapping[str, Path], wanted: str) 
             continue
         steps = session.plan[stage].recipe["prepare"]
         return judgements({name: recipe for step in steps for name, recipe in step.items()}, prepared, *place,
-                          called=f"{stage}: ")
+                          called=f"{stage}: ", whole=whole)
     return None
 
 
 def judgements(
-    recipes: Mapping[str, Mapping[str, Any]], inputs: Mapping[str, Path], shard: str, row: int, called: str = ""
+    recipes: Mapping[str, Mapping[str, Any]], inputs: Mapping[str, Path], shard: str, row: int, called: str = "",
+    whole: bool = False,
 ) -> dict[str, Any]:
     """A document with what every preparing stage among the inputs said of it, up to the one that dropped it.
 
@@ -102,6 +108,7 @@ def judgements(
         inputs: `ingest` and the stages, in their order.
         shard, row: where the document is.
         called: what stands before the stages' names.
+        whole: with the whole `text`, see `marked_text`.
     """
     document = read_documents(inputs, shard).slice(row, 1).to_pylist()[0]
     found: dict[str, Any] = {
@@ -109,17 +116,21 @@ def judgements(
         "metadata": document["metadata"], "characters": len(document["text"]),
         "excerpt": document["text"][:EXCERPT_CHARS], "shard": shard, "row": row, "stages": [], "fate": "kept",
     }
+    edits: dict[str, Any] = {}
     for stage in annotation_stages(inputs):
         judged = read_annotations(inputs, shard, stage).slice(row, 1).to_pylist()[0]
         if judged["keep"] is None:
             break
         verdict = describe_judgement(called + stage, recipes[stage], judged)
         if judged.get(EDITS):
+            edits[stage] = judged[EDITS]
             verdict["edits"] = describe_edits(inputs, stage, shard, row, judged[EDITS])
         found["stages"].append(verdict)
         if not judged["keep"]:
             found["fate"] = f"dropped by {called}{stage}: {judged['reason']}"
             break
+    if whole:
+        found["text"] = marked_text(inputs, shard, row, edits)
     return found
 
 
@@ -134,6 +145,57 @@ def describe_judgement(stage: str, recipe: Mapping[str, Any], judged: Mapping[st
     if threshold is not None:
         verdict["threshold"] = threshold
     return verdict
+
+
+def marked_text(inputs: Mapping[str, Path], shard: str, row: int, edits: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A document's whole text with what its stages took out and put in.
+
+    Args:
+        inputs: `ingest` and the stages, in their order.
+        shard, row: where the document is.
+        edits: stage -> its edits, in the text that it saw.
+
+    Returns:
+        pieces in their order: `text`, `stage` (None for what nobody touched), and `edit`: `removed`, `added` or None.
+    """
+    original = read_documents({"ingest": inputs["ingest"]}, shard, ["text"])["text"][row].as_py().encode()
+    pieces = [_Piece(original)]
+    for stage, of_stage in edits.items():
+        # From the end, so that the places of those before stay what they were.
+        for edit in sorted(of_stage, key=lambda edit: (edit["begin"], edit["end"]), reverse=True):
+            pieces = _edited(pieces, stage, edit)
+    return [{"text": piece.text.decode("utf-8", "replace"), "edit": piece.edit, "stage": piece.stage}
+            for piece in pieces]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Bytes of a text, who has put them in or taken them out, and which of both."""
+
+    text: bytes
+    edit: str | None = None
+    stage: str | None = None
+
+
+def _edited(pieces: Sequence[_Piece], stage: str, edit: Mapping[str, Any]) -> list[_Piece]:
+    """The pieces after one more edit, whose places count what has not been taken out so far."""
+    found: list[_Piece] = []
+    added, at, is_in = _Piece(edit["text"].encode(), "added", stage), 0, False
+    for piece in pieces:
+        if piece.edit == "removed":
+            found.append(piece)
+            continue
+        begin, end = (min(max(edit[side] - at, 0), len(piece.text)) for side in ("begin", "end"))
+        before, taken, after = piece.text[:begin], piece.text[begin:end], piece.text[end:]
+        found.append(replace(piece, text=before))
+        # What a stage before had put in was never there.
+        found += [] if piece.edit == "added" else [_Piece(taken, "removed", stage)]
+        if not is_in and edit["end"] <= at + len(piece.text):
+            found.append(added)
+            is_in = True
+        found.append(replace(piece, text=after))
+        at += len(piece.text)
+    return [piece for piece in (found if is_in else [*found, added]) if piece.text]
 
 
 def describe_edits(
@@ -238,7 +300,8 @@ def print_journey(found: Mapping[str, Any]) -> None:
     console = plain_console()
     console.print(Text.assemble((found["id"], "bold"), f"  {found['source']}  {found['locator']}"))
     console.print(Text(f"{found['characters']} characters, {found['shard']} row {found['row']}", style="dim"))
-    console.print(Text(" ".join(found["excerpt"].split())[:200] + " ...", style="italic"))
+    if "text" not in found:
+        console.print(Text(" ".join(found["excerpt"].split())[:200] + " ...", style="italic"))
     table = Table.grid(padding=0)
     table.add_column(min_width=INDENT, no_wrap=True, style="bold")
     table.add_column(overflow="fold")
@@ -251,6 +314,22 @@ def print_journey(found: Mapping[str, Any]) -> None:
         table.add_row("mix", line)
     table.add_row("fate", found["fate"])
     console.print(table)
+    if "text" in found:
+        print_text(console, found["text"])
+
+
+def print_text(console: Console, pieces: Sequence[Mapping[str, Any]]) -> None:
+    """Print a whole text: what was taken out as [-...-], what was put in as {+...+} (as `git diff --word-diff`)."""
+    marks = {None: ("", "", ""), "removed": ("[-", "-]", "red strike"), "added": ("{+", "+}", "green")}
+    whole = Text()
+    for piece in pieces:
+        before, after, style = marks[piece["edit"]]
+        whole.append(f"{before}{piece['text']}{after}", style=style)
+    edited = dict.fromkeys(piece["stage"] for piece in pieces if piece["stage"])
+    console.print()
+    console.print(Text(f"the whole text; [-taken out-] and {{+put in+}} by {', '.join(edited)}" if edited else
+                       "the whole text, which no stage has changed", style="dim"))
+    console.print(whole, soft_wrap=True)
 
 
 def describe_use(mix: Mapping[str, Any] | None) -> list[str]:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, read_documents, write_table
 from gristmill.dataprep.edits import edits_array
 from gristmill.flows.bench import describe, in_markdown
-from gristmill.flows.explain import describe_edits, describe_values
+from gristmill.flows.explain import describe_edits, describe_values, marked_text, print_text
+from gristmill.flows.terminal import plain_console
 
 SHARD = "part-0.parquet"
 
@@ -38,6 +44,37 @@ def test_edits_are_shown_in_the_text_that_their_stage_saw(tmp_path: Path) -> Non
     lines = describe_values({"values": {}, "reason": None, "edits": cleaned})
     assert lines[0] == "edits: 2, 20 bytes removed, 7 added"
     assert lines[1] == "  'Écrivez ' -> (nothing)"
+
+
+def edited(text: bytes, edits: list[dict[str, Any]]) -> bytes:
+    for edit in sorted(edits, key=lambda edit: edit["begin"], reverse=True):
+        text = text[: edit["begin"]] + edit["text"].encode() + text[edit["end"] :]
+    return text
+
+
+@given(st.data())
+def test_a_whole_text_holds_what_was_there_and_what_every_stage_left_in_their_order(data: st.DataObject) -> None:
+    original = data.draw(st.text("abcdefgh", max_size=30))
+    text, stages = original.encode(), {}
+    for stage in ("clean", "dedup_lines", "decontaminate"):
+        cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))
+        stages[stage] = [{"begin": begin, "end": end, "text": data.draw(st.text("XYZ", max_size=3))}
+                         for begin, end in zip(cuts[::2], cuts[1::2], strict=False)]
+        text = edited(text, stages[stage])
+    table = pa.chunked_array([pa.array([original])])
+    with patch("gristmill.flows.explain.read_documents", lambda inputs, shard, columns: {"text": table}):
+        pieces = marked_text({"ingest": Path("x")}, "part-0.parquet", 0, stages)
+    assert "".join(piece["text"] for piece in pieces if piece["edit"] != "removed").encode() == text
+    assert "".join(piece["text"] for piece in pieces if piece["edit"] != "added") == original
+    assert all(piece["stage"] in stages for piece in pieces if piece["edit"])
+
+
+def test_the_marks_of_a_whole_text_are_those_of_a_word_diff(capsys: pytest.CaptureFixture[str]) -> None:
+    print_text(plain_console(), [
+        {"text": "[bold] mail ", "edit": None, "stage": None}, {"text": "a@b.org", "edit": "removed", "stage": "clean"},
+        {"text": "<EMAIL>", "edit": "added", "stage": "clean"}, {"text": " now", "edit": None, "stage": None}])
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "the whole text; [-taken out-] and {+put in+} by clean", "[bold] mail [-a@b.org-]{+<EMAIL>+} now"]
 
 
 def test_rules_that_changed_nothing_are_left_out() -> None:
