@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from gristmill.dataprep.counts import Counts
 from gristmill.dataprep.edits import EDITS, apply_edits, size_changes
-from gristmill.dataprep.files import atomic_write, is_local
+from gristmill.dataprep.files import REPAIR, atomic_write, is_local
 from gristmill.mixtures.prepare import PREPARE_STAGES
 
 ID_BYTES = 16
@@ -46,6 +46,10 @@ QUARANTINE_SCHEMA = pa.schema(
 
 class MisalignedError(RuntimeError):
     """An annotation table does not belong to the document shard that it was read for."""
+
+
+class DamagedTableError(RuntimeError):
+    """A table that a stage wrote cannot be read as it was written."""
 
 
 def document_id(source: str, locator: str, text: str) -> bytes:
@@ -74,7 +78,8 @@ def write_table(
             such as ids, are written in two thirds of the time without one.
     """
     with atomic_write(path) as sink:
-        pq.write_table(table, sink, compression="zstd", row_group_size=row_group_rows,
+        # A flipped bit of a compressed page may well decompress: the checksum of each page tells.
+        pq.write_table(table, sink, compression="zstd", row_group_size=row_group_rows, write_page_checksum=True,
                        use_dictionary=True if repeating is None else list(repeating))
 
 
@@ -86,16 +91,38 @@ def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
     the interpreter has begun to end, which aborts the process.
     """
     if is_local(path):
-        with pq.ParquetFile(str(path)) as file:
+        with pq.ParquetFile(str(path), page_checksum_verification=True) as file:
             yield file
     else:
-        with path.open("rb") as stream, pq.ParquetFile(stream, pre_buffer=False) as file:
+        with path.open("rb") as stream, pq.ParquetFile(
+                stream, pre_buffer=False, page_checksum_verification=True) as file:
             yield file
+
+
+@contextmanager
+def open_table(path: Path) -> Iterator[pq.ParquetFile]:
+    """Open a table that a stage wrote, as `open_parquet` does any Parquet file.
+
+    Raises:
+        DamagedTableError: it cannot be read as it was written; also while it is read from.
+    """
+    try:
+        with open_parquet(path) as file:
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk or the store, not of the content
+            raise
+        said = " ".join(str(error).split())
+        raise DamagedTableError(f"{path} is damaged: {said}; `{REPAIR}` and a run make it again") from error
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read a Parquet file, or some of its columns."""
-    with open_parquet(path) as file:
+    """Read a table that a stage wrote, or some of its columns.
+
+    Raises:
+        DamagedTableError: it cannot be read as it was written.
+    """
+    with open_table(path) as file:
         return file.read(None if columns is None else list(columns), use_threads=is_local(path))
 
 
@@ -139,8 +166,8 @@ def read_columns(inputs: Mapping[str, Path], shard: str, columns: Sequence[str])
 
 
 def column_names(path: Path) -> list[str]:
-    """The columns of a Parquet file."""
-    with open_parquet(path) as file:
+    """The columns of a table that a stage wrote."""
+    with open_table(path) as file:
         names: list[str] = file.schema_arrow.names
         return names
 

@@ -20,6 +20,9 @@ OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl")
 """Protocols whose libraries keep listings of folders for good unless they are told not to. What another process wrote
 (a lease, a commit) would not be seen."""
 
+REPAIR = "gristmill verify MANIFEST --repair"
+"""What finds damaged outputs and withdraws them; whoever knows the manifest puts its own command in this place."""
+
 
 def as_path(location: str | Path) -> Path:
     """Turn a local path or an fsspec URL into a path object."""

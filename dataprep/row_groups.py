@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.dataprep.documents import open_parquet
+from gristmill.dataprep.documents import open_table
 from gristmill.dataprep.files import is_local
 
 
@@ -29,7 +29,7 @@ def read_matching(path: Path, column: str, values: Sequence[Any], columns: Seque
         columns: what to return of the rows; everything if absent.
     """
     wanted = sorted(set(values))
-    with open_parquet(path) as file:
+    with open_table(path) as file:
         groups = [number for number in range(file.metadata.num_row_groups)
                   if _may_hold(file.metadata.row_group(number), column, wanted)]
         read = None if columns is None else list(dict.fromkeys((column, *columns)))
@@ -40,7 +40,7 @@ def read_matching(path: Path, column: str, values: Sequence[Any], columns: Seque
 
 def read_rows(path: Path, rows: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
     """Rows of a table by their number, in the order asked for; reads only the row groups that hold them."""
-    with open_parquet(path) as file:
+    with open_table(path) as file:
         sizes = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
         ends = np.cumsum([0, *sizes])
         numbers = np.asarray(rows, dtype=np.int64)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from gristmill.dataprep.files import read_json
+from gristmill.dataprep.files import REPAIR, read_json
 from gristmill.dataprep.secrets import mask_secrets, mask_text, split_secrets
 from gristmill.flows.lease import Lease, acquire, running_owner
 from gristmill.flows.process import Event, StageProcess
@@ -63,6 +63,7 @@ class Runner:
     engine: Engine
     observer: Observer
     resume_command: str
+    repair_command: str = REPAIR
 
     def folder(self, stage: str) -> StageFolder:
         """The folder of a stage of the plan."""
@@ -204,6 +205,7 @@ class Runner:
             reason = f"its process ended with code {code}: {last}"
         if reason.startswith(f"{node.name}:"):
             reason = reason.partition(":")[2].strip()
+        reason = reason.replace(REPAIR, self.repair_command)
         return mask_text(f"{node.name}: {reason}\n  log: {log}\n  go on with: {self.resume_command}")
 
 

@@ -50,7 +50,8 @@ class Session:
 
     def runner(self, observer: Observer) -> Runner:
         """What runs the plan's stages."""
-        return Runner(self.store, self.plan, self.manifest.name, self.manifest.engine, observer, self.command("run"))
+        return Runner(self.store, self.plan, self.manifest.name, self.manifest.engine, observer, self.command("run"),
+                      self.command("verify", "--repair"))
 
     def start_record(self) -> RunRecord:
         """The record of a run that starts now."""

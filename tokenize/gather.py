@@ -12,8 +12,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from gristmill.dataprep.kernels import kernel
+from gristmill.tokenize.streaming.checksums import hash_row
 
-ALL_THERE, NO_SUCH_ROW = -1, -2
+ALL_THERE, NO_SUCH_ROW, DAMAGED = -1, -2, -3
 """What `gather_mapped` returns instead of a shard's number."""
 
 
@@ -84,18 +85,20 @@ def pointer(typing: Any, address: Any) -> Any:
 
 
 @kernel
-def gather_mapped(addresses, ends, rows, out):  # type: ignore[no-untyped-def]
+def gather_mapped(addresses, sums, ends, rows, out):  # type: ignore[no-untyped-def]
     """Copy rows out of any of some shards, in one pass without the GIL: out[k] is row rows[k] of all shards together.
 
     Args:
         addresses: uint64 (shards,), where each shard's first row lies in memory, 0 where it is not open; who calls
             keeps them there.
+        sums: uint64 (shards,), where its rows' checksums lie; 0 where it has none.
         ends: int64 (shards,), ascending: the first row behind each shard.
         rows: int64 (k,).
         out: (k, bytes of a row) uint8, filled.
 
     Returns:
-        ALL_THERE; or NO_SUCH_ROW; or the number of a shard that must be opened first.
+        ALL_THERE; or NO_SUCH_ROW; or the number of a shard that must be opened first; or DAMAGED - k for the first
+        place k whose row has another checksum.
     """
     size = out.shape[1]
     for place in range(len(rows)):
@@ -109,4 +112,7 @@ def gather_mapped(addresses, ends, rows, out):  # type: ignore[no-untyped-def]
         target = out[place]
         for byte in range(size):
             target[byte] = source[byte]
+        if sums[shard] and hash_row(target) != carray(
+                pointer(sums[shard] + np.uint64(number * 8)), (1,), np.uint64)[0]:
+            return DAMAGED - place
     return ALL_THERE

@@ -14,7 +14,7 @@ import numpy as np
 
 from gristmill.dataprep.files import atomic_write, canonical_json, sha256_file
 from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.packed_files import PackedSetError
+from gristmill.tokenize.packed_files import PackedSetError, check_content
 
 ROWS_AT_A_TIME = 4096
 
@@ -39,7 +39,7 @@ class LossMasks:
         fingerprint: 32 hexadecimal digits of what is trained.
 
     Raises:
-        PackedSetError: a mask is missing or has another size than its shard.
+        PackedSetError: a mask is missing, has another size than its shard, or is not what was written.
     """
 
     def __init__(self, packed: PackedSet) -> None:
@@ -47,6 +47,8 @@ class LossMasks:
         width = -(-self._length // 8)
         shards: list[dict[str, Any]] = packed.manifest["train"]["shards"]
         self._parts = [_open(packed.folder / mask_name(shard["file"]), shard["rows"], width) for shard in shards]
+        for shard in shards:
+            check_content(packed.folder, {name: shard["beside"][name] for name in [mask_name(shard["file"])]})
         self._ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
         self.trained_per_row = np.concatenate([np.empty(0, dtype=np.int64), *(
             np.bitwise_count(part[start : start + ROWS_AT_A_TIME]).sum(axis=1, dtype=np.int64)

@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.documents import ID_BYTES
-from gristmill.dataprep.files import is_local, sha256_file
+from gristmill.dataprep.files import REPAIR, is_local, sha256_file
 from gristmill.tokenize.streaming.checksums import sums_name
 
 FORMAT = 1
@@ -125,4 +125,4 @@ def check_content(folder: Path, checksums: Mapping[str, str]) -> None:
     for name, expected in checksums.items():
         if (found := sha256_file(folder / name)) != expected:
             raise PackedSetError(f"{folder / name}: SHA-256 is {found}, but {MANIFEST} says {expected}; the file is "
-                                 "damaged: run the mix stage again")
+                                 f"damaged: `{REPAIR}` and a run make it again")

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gristmill.dataprep.files import is_local
+from gristmill.dataprep.files import REPAIR, is_local
 from gristmill.mixtures.streaming import Stream
-from gristmill.tokenize.gather import ALL_THERE, NO_SUCH_ROW, by_shard, gather_mapped
-from gristmill.tokenize.packed_files import PackedSetError, check_size, read_tokens
+from gristmill.tokenize.gather import ALL_THERE, DAMAGED, NO_SUCH_ROW, by_shard, gather_mapped
+from gristmill.tokenize.packed_files import PackedSetError, check_content, check_size, read_tokens
 from gristmill.tokenize.streaming.buffers import Buffers
-from gristmill.tokenize.streaming.checksums import sums_name
+from gristmill.tokenize.streaming.checksums import CHECKSUM_DTYPE, sums_name
 
 if TYPE_CHECKING:
     from gristmill.tokenize.streaming.remote import RemoteRows
@@ -47,14 +47,15 @@ class Shards:
         self._folder, self._entries, self._stream, self._warn = folder, entries, stream, warn
         self._length, self._dtype = sequence_length, dtype
         self._open: dict[str, np.ndarray] = {}
-        self._addresses = np.zeros(len(entries), dtype=np.uint64)
+        self._addresses, self._sums = np.zeros((2, len(entries)), dtype=np.uint64)
+        self._sound: set[str] = set()
         self._buffers = Buffers()
         self._remote: RemoteRows | None = None
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": {}, "_remote": None, "_lock": None,
-                "_addresses": np.zeros_like(self._addresses)}
+                "_addresses": np.zeros_like(self._addresses), "_sums": np.zeros_like(self._sums)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
@@ -82,28 +83,69 @@ class Shards:
         if not self.local:
             self.elsewhere().fill(list(by_shard(self.checked(rows), self.ends)), tokens)
             return tokens
-        while (shard := gather_mapped(self._addresses, self.ends, rows, tokens.view(np.uint8))) != ALL_THERE:
+        content = tokens.view(np.uint8)
+        while (shard := gather_mapped(self._addresses, self._sums, self.ends, rows, content)) != ALL_THERE:
             if shard == NO_SUCH_ROW:
                 self.checked(rows)
-            # `_open` keeps it where it is.
-            self._addresses[shard] = self.load(self._entries[shard]).ctypes.data
+            if shard <= DAMAGED:
+                self._refuse(int(rows[DAMAGED - shard]))
+            self._map(shard)
         return tokens
 
     def load(self, entry: Mapping[str, Any]) -> np.ndarray:
-        """All tokens (rows, L) of a shard, training or held out."""
-        name = entry["file"]
+        """All tokens (rows, L) of a shard, training or held out; of a local one the content is compared once.
+
+        Raises:
+            PackedSetError: it is missing, or not what was written.
+        """
+        if self.local:
+            check_size(self._folder, entry, self._length * self._dtype.itemsize)
+        path = self.here(entry["file"], entry["sha256"])
+        return self._opened(entry["file"], path)
+
+    def _map(self, shard: int) -> None:
+        """Let a local shard's rows, and their checksums, be read where they lie; `_open` keeps them there."""
+        entry = self._entries[shard]
+        sums = sums_name(entry["file"])
+        if sums in entry.get("beside", {}):  # a set from before there were such files has none
+            if sums not in self._open:
+                check_size(self._folder, {"file": sums, "rows": entry["rows"]}, CHECKSUM_DTYPE.itemsize)
+                self._open.setdefault(sums, read_tokens(self._folder / sums, CHECKSUM_DTYPE))
+            self._sums[shard] = self._open[sums].ctypes.data
+        check_size(self._folder, entry, self._length * self._dtype.itemsize)
+        self._addresses[shard] = self._opened(entry["file"], self._folder / entry["file"]).ctypes.data
+
+    def _opened(self, name: str, path: Path) -> np.ndarray:
         if name not in self._open:
-            if self.local:
-                check_size(self._folder, entry, self._length * self._dtype.itemsize)
-            path = self.here(name, entry["sha256"])
             opened = read_tokens(path, self._dtype).reshape(-1, self._length)
             # Of threads that open it at once the first one's stays: its address may be in use already.
             self._open.setdefault(name, opened)
         return self._open[name]
 
+    def _refuse(self, row: int) -> None:
+        """Say which file holds a row whose bytes are not those that were written.
+
+        Raises:
+            PackedSetError: always.
+        """
+        shard = int(np.searchsorted(self.ends, row, side="right"))
+        name = self._entries[shard]["file"]
+        raise PackedSetError(f"{self._folder / name}: row {row - self.first(shard)} has another checksum than "
+                             f"{sums_name(name)} says; one of the two files is damaged: `{REPAIR}` and a run make "
+                             "it again")
+
     def here(self, name: str, sha256: str) -> Path:
-        """The path of a file of the set on a local disk, where it is fetched to if it lies in a store."""
-        return self._folder / name if self.local else self.elsewhere().file(name, sha256)
+        """The path of a file of the set on a local disk, where it is fetched to if it lies in a store.
+
+        Raises:
+            PackedSetError: it is not what was written; its content is compared once.
+        """
+        if not self.local:
+            return self.elsewhere().file(name, sha256)
+        if name not in self._sound:
+            check_content(self._folder, {name: sha256})
+            self._sound.add(name)
+        return self._folder / name
 
     def elsewhere(self) -> RemoteRows:
         """The reader of shards that lie in an object store.

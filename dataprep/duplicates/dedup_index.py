@@ -114,7 +114,7 @@ def write_index_shard(work: Path, shard: str, kept: np.ndarray, out: Path) -> tu
     with atomic_write(path) as sink:
         pq.write_table(
             table, sink, compression="zstd", row_group_size=ROW_GROUP_ROWS, use_dictionary=False,
-            column_encoding={"shingles.list.element": "DELTA_BINARY_PACKED"},
+            write_page_checksum=True, column_encoding={"shingles.list.element": "DELTA_BINARY_PACKED"},
         )  # fmt: skip
     return [path], sum_of_ids(table["id"])
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gristmill.dataprep.documents import open_parquet, shard_names
+from gristmill.dataprep.documents import open_table, shard_names
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def number_rows(new: Sequence[Path], old: Sequence[tuple[str, Path]] = ()) -> Nu
     """
     sizes = []
     for path in [*new, *(path for _, path in old)]:
-        with open_parquet(path) as file:
+        with open_table(path) as file:
             sizes.append(file.metadata.num_rows)
     names = [*(path.name for path in new), *(name for name, _ in old)]
     return Numbering(names, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64), len(new))

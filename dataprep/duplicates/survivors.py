@@ -188,7 +188,8 @@ def write_twins(plan: Plan, tasks: Sequence[Task]) -> None:
     path = plan.out / "clusters.parquet"
     parts = _twins_in_order(plan, tasks)
     first = next(parts)
-    with atomic_write(path) as sink, pq.ParquetWriter(sink, first.schema, compression="zstd") as writer:
+    with atomic_write(path) as sink, pq.ParquetWriter(
+            sink, first.schema, compression="zstd", write_page_checksum=True) as writer:
         held = first
         for part in parts:
             held = pa.concat_tables([held, part])

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,12 +23,14 @@ from gristmill.dataprep.counts import (
 )
 from gristmill.dataprep.documents import (
     DOCUMENT_SCHEMA,
+    DamagedTableError,
     MisalignedError,
     annotate,
     document_id,
     judged_rows,
     kept_rows,
     read_annotations,
+    read_table,
     write_table,
 )
 
@@ -177,3 +180,27 @@ def test_more_quarantine_than_allowed_fails_the_stage() -> None:
         check_quarantine({"read": 100, "quarantined": 6}, 0.05, "toy")
     with pytest.raises(QuarantineError, match=r"see why in the column `error` of /s/toy/data/\*\.parquet, and correct"):
         balance([{"counts": {"read": 9, "quarantined": 9}}], 0.05, "toy", errors=Path("/s/toy/data"))
+
+
+def test_flipped_bits_of_a_documents_page_are_an_error_with_a_way_to_mend_them(tmp_path: Path) -> None:
+    """Of words that do not repeat, whose page holds them as they are: without checksums other text would be read."""
+    random = np.random.default_rng(5)
+    texts = ["".join(map(chr, random.integers(97, 123, 300))) for _ in range(20)]
+    path = tmp_path / "part-00000.parquet"
+    table, said = documents(texts, ["a"] * 20), list[str]()
+    write_table(path, table)
+    whole = path.read_bytes()
+    text = pq.ParquetFile(path).metadata.row_group(0).column(3)
+    begin, size = min(text.data_page_offset, text.dictionary_page_offset), text.total_compressed_size
+    for at in range(begin, begin + size, 61):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 8
+        path.write_bytes(damaged)
+        try:
+            assert read_table(path) == table, "a bit that nobody reads, such as of a statistic"
+        except DamagedTableError as error:
+            said.append(str(error))
+    assert len(said) > 50
+    assert all("part-00000.parquet is damaged: " in one and "gristmill verify MANIFEST --repair" in one for one in said)
+    with pytest.raises(FileNotFoundError):
+        read_table(tmp_path / "none.parquet")

@@ -46,6 +46,10 @@ def second(inputs, config, out, context):
 def failing(inputs, config, out, context):
     raise ValueError("failing: the number 7 is not allowed here; give another")
 
+def damaged(inputs, config, out, context):
+    from gristmill.dataprep.files import REPAIR
+    raise ValueError(f"x.bin is damaged: `{REPAIR}` and a run make it again")
+
 def exiting(inputs, config, out, context):
     print("last words")
     sys.exit(3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -66,6 +67,12 @@ def test_a_failure_is_one_sentence_with_the_log_and_how_to_go_on(toy_runner: Mak
     ]
     assert "Traceback" in (runner.folder("failing").logs / "1.log").read_text()
     assert runner.folder("failing").state() == "unfinished"
+
+
+def test_a_stage_that_finds_damage_names_the_command_that_repairs_it(toy_runner: Make) -> None:
+    runner = replace(toy_runner(damaged={}), repair_command="gristmill verify toy.yaml --repair")
+    with pytest.raises(StageFailedError, match=r"x\.bin is damaged: `gristmill verify toy\.yaml --repair` and a run"):
+        runner.run_stage("damaged")
 
 
 def test_a_process_that_just_ends_is_a_failure_with_its_last_line(toy_runner: Make) -> None:

@@ -163,6 +163,47 @@ def test_damage_is_an_error_that_names_the_file(folder: Path) -> None:
         packed.verify()
 
 
+def flip(path: Path, byte: int) -> None:
+    """Flip one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[byte] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("file", ["train-00001.bin", "train-00001.sums"])
+def test_a_flipped_bit_of_a_row_is_never_read_as_tokens(folder: Path, file: str) -> None:
+    flip(folder / file, 2 * (16 if file.endswith(".bin") else 8) + 1)  # of row 2 in the shard, so 7 of the set
+    packed = PackedSet(folder)
+    others = np.setdiff1d(np.arange(12), [7])
+    assert np.array_equal(packed.read(others), ROWS[others])
+    for _ in range(2):
+        with pytest.raises(PackedSetError, match=r"train-00001\.bin: row 2 has another checksum than train-00001\.sums "
+                                                 r"says.*gristmill verify MANIFEST --repair"):
+            packed.tokens(np.array([3, 7]))
+    assert np.array_equal(pickle.loads(pickle.dumps(packed)).read(others), ROWS[others])
+
+
+def test_flipped_bits_of_boundaries_held_out_rows_and_whole_shards_are_found_when_they_are_read(folder: Path) -> None:
+    for file in ("train-00002.cu", "val-prose-00000.bin", "train-00000.bin"):
+        flip(folder / file, 9)
+    packed = PackedSet(folder)
+    with pytest.raises(PackedSetError, match=r"train-00002\.cu: SHA-256 is"):
+        packed.boundaries(np.array([11]))
+    with pytest.raises(PackedSetError, match=r"val-prose-00000\.bin: SHA-256 is"):
+        packed.validation("prose")
+    with pytest.raises(PackedSetError, match=r"train-00000\.bin: SHA-256 is"):
+        packed.open_training()
+
+
+def test_a_set_from_before_there_were_checksums_of_rows_is_still_read(folder: Path) -> None:
+    manifest = read_json(folder / "packed.json")
+    for entry in manifest["train"]["shards"]:
+        (folder / entry["file"]).with_suffix(".sums").unlink()
+        entry["beside"] = {}
+    write_json(folder / "packed.json", manifest)
+    assert np.array_equal(PackedSet(folder).read(np.arange(12)), ROWS)
+
+
 def test_what_is_not_a_packed_set_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(PackedSetError, match=r"no packed\.json there"):
         PackedSet(tmp_path / "nowhere")

@@ -50,35 +50,39 @@ def _round(lane, word):  # type: ignore[no-untyped-def]
 
 
 @kernel
+def hash_row(row):  # type: ignore[no-untyped-def]
+    """The checksum of a row (uint8, (bytes,))."""
+    size, at = len(row), 0
+    if size >= STRIPE_BYTES:
+        a, b, c, d = P1 + P2, P2, np.uint64(0), np.uint64(0) - P1
+        while at + STRIPE_BYTES <= size:
+            a = _round(a, load64(row, at))
+            b = _round(b, load64(row, at + 8))
+            c = _round(c, load64(row, at + 16))
+            d = _round(d, load64(row, at + 24))
+            at += STRIPE_BYTES
+        value = _rotate(a, 1) + _rotate(b, 7) + _rotate(c, 12) + _rotate(d, 18)
+        for lane in (a, b, c, d):
+            value = (value ^ _round(np.uint64(0), lane)) * P1 + P4
+    else:
+        value = P5
+    value += np.uint64(size)
+    while at + 8 <= size:
+        value = _rotate(value ^ _round(np.uint64(0), load64(row, at)), 27) * P1 + P4
+        at += 8
+    if at + 4 <= size:
+        value = _rotate(value ^ (first_bytes(row, at, 4) * P1), 23) * P2 + P3
+        at += 4
+    while at < size:
+        value = _rotate(value ^ (np.uint64(row[np.uint64(at)]) * P5), 11) * P1
+        at += 1
+    value = (value ^ (value >> np.uint64(33))) * P2
+    value = (value ^ (value >> np.uint64(29))) * P3
+    return value ^ (value >> np.uint64(32))
+
+
+@kernel
 def hash_rows(rows, found):  # type: ignore[no-untyped-def]
     """Fill `found` (uint64, (n,)) with the checksums of `rows` (uint8, (n, bytes))."""
-    size = rows.shape[1]
     for number in range(len(rows)):
-        row = rows[number]
-        at = 0
-        if size >= STRIPE_BYTES:
-            a, b, c, d = P1 + P2, P2, np.uint64(0), np.uint64(0) - P1
-            while at + STRIPE_BYTES <= size:
-                a = _round(a, load64(row, at))
-                b = _round(b, load64(row, at + 8))
-                c = _round(c, load64(row, at + 16))
-                d = _round(d, load64(row, at + 24))
-                at += STRIPE_BYTES
-            value = _rotate(a, 1) + _rotate(b, 7) + _rotate(c, 12) + _rotate(d, 18)
-            for lane in (a, b, c, d):
-                value = (value ^ _round(np.uint64(0), lane)) * P1 + P4
-        else:
-            value = P5
-        value += np.uint64(size)
-        while at + 8 <= size:
-            value = _rotate(value ^ _round(np.uint64(0), load64(row, at)), 27) * P1 + P4
-            at += 8
-        if at + 4 <= size:
-            value = _rotate(value ^ (first_bytes(row, at, 4) * P1), 23) * P2 + P3
-            at += 4
-        while at < size:
-            value = _rotate(value ^ (np.uint64(row[np.uint64(at)]) * P5), 11) * P1
-            at += 1
-        value = (value ^ (value >> np.uint64(33))) * P2
-        value = (value ^ (value >> np.uint64(29))) * P3
-        found[number] = value ^ (value >> np.uint64(32))
+        found[number] = hash_row(rows[number])
