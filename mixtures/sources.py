@@ -47,6 +47,9 @@ class Source(Section):
     id_field: str | None = None
     """Column or key kept as the document's locator; otherwise path and record number. The locator of a page from a WARC
     is its URL, `#` and its record's id, since a crawl may hold an address more than once."""
+    on_repeat: Literal["keep_first", "fail"] = "keep_first"
+    """What becomes of a record with the id (`id_field`, or a WARC record's) and the text of one before, in the order of
+    the files: `keep_first` drops it (`ingest/repeated`), `fail` ends the stage."""
     metadata_fields: tuple[str, ...] | None = None
     """Keys kept as metadata; all scalar ones if absent."""
     encoding: str | None = None

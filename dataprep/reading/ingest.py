@@ -15,12 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import add_counts, balance
-from gristmill.dataprep.documents import read_table
 from gristmill.dataprep.files import as_path
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
 from gristmill.dataprep.reading.damage import SHOWN_DAMAGED, describe_loss, estimate_losses
@@ -28,6 +24,7 @@ from gristmill.dataprep.reading.extraction_guard import Guard, Limits
 from gristmill.dataprep.reading.pages import extract_pages
 from gristmill.dataprep.reading.readers import read_file
 from gristmill.dataprep.reading.records import Reading
+from gristmill.dataprep.reading.repeats import Repeats, drop_repeats, refuse_repeats, shards_of
 from gristmill.dataprep.reading.sharding import SHOWN_QUARANTINED, ShardWriter
 from gristmill.dataprep.reading.sources import SourceError, SourceFile, SourceListing, find_files
 from gristmill.mixtures.sources import Ingest, Source
@@ -39,10 +36,6 @@ DEFAULT_EXTRACTOR = "resiliparse"
 
 class ChangedInputError(SourceError):
     """A source's files changed after the run was planned: its output would carry the wrong fingerprint."""
-
-
-class DuplicateIdError(SourceError):
-    """Two records of a source are the same document: same id field and same text."""
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
@@ -63,7 +56,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     Raises:
         SourceError: a source matches nothing, is of no known format, or gave no document at all.
         ChangedInputError: a source's files are no longer those that it was planned from.
-        DuplicateIdError: an `id_field`, or the record ids of WARC files, do not tell documents apart.
+        DuplicateIdError: records of a source with `on_repeat: fail` repeat the id and the text of another.
         ExtractorError: the extracting process does not start.
         QuarantineError: more than `max_quarantined` of the records could not be read, or are lost with damaged files.
     """
@@ -89,16 +82,20 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         context.warn(warning)
     lost = sum(loss["lost"] for loss in losses)
     counts = balance(results, section.max_quarantined, context.stage, lost, out / "quarantine")
-    named = [name for name, source in sources.items() if source.id_field is not None or _holds_warc(listings[name])]
-    check_unique(out, named, results)
+    repeats = _settle_repeats(out, sources, listings, results)
+    for repeat in repeats:
+        context.warn(repeat.describe())
+    described = {name: _describe(name, source, listings[name], results, losses) for name, source in sources.items()}
+    for repeat in repeats:
+        described[repeat.source]["shards"] -= repeat.emptied_shards
     return {
-        "counts": counts,
-        "sources": {name: _describe(name, source, listings[name], results, losses) for name, source in sources.items()},
+        "counts": add_counts([counts, *(repeat.counts() for repeat in repeats)]),
+        "sources": described,
         "lost": lost,
         "damaged": losses[:SHOWN_DAMAGED],
         "quarantined": [shown for result in results for shown in result["quarantined"]][:SHOWN_QUARANTINED],
         "skipped": add_counts(result["skipped"] for result in results),
-        "warnings": warnings,
+        "warnings": [*warnings, *(repeat.describe() for repeat in repeats)],
     }
 
 
@@ -252,36 +249,21 @@ def _ignored_files(listings: Mapping[str, SourceListing]) -> list[str]:
     ]  # fmt: skip
 
 
-def check_unique(out: Path, sources: Sequence[str], results: Sequence[Mapping[str, Any]]) -> None:
-    """Raise DuplicateIdError where two documents of these sources have one id.
-
-    Only an `id_field` and the record ids of WARC files can repeat; elsewhere a locator is a path and a record number.
-    """
-    for source in sources:
-        shards = [
-            out / f"part-{task:05d}-{piece:03d}.parquet"
-            for task, result in enumerate(results) if result["source"] == source
-            for piece in range(result["shards"])
-        ]  # fmt: skip
-        ids = pa.chunked_array([chunk for path in shards for chunk in read_table(path, ["id"])["id"].chunks])
-        repeated = len(ids) - pc.count_distinct(ids).as_py()
-        if repeated:
-            raise DuplicateIdError(
-                f"source {source!r}: {repeated} records repeat the id and the text of another, one of them "
-                f"{_repeated_locator(shards)!r}; name a field that is unique as `id_field`, or leave it out; list "
-                "every WARC file once"
-            )
-
-
-def _repeated_locator(shards: Sequence[Path]) -> str:
-    seen: set[bytes] = set()
-    for path in shards:
-        table = read_table(path, ["id", "locator"])
-        for identity, locator in zip(table["id"].to_pylist(), table["locator"].to_pylist(), strict=True):
-            if identity in seen:
-                return str(locator)
-            seen.add(identity)
-    raise LookupError("every id is unique")
+def _settle_repeats(
+    out: Path, sources: Mapping[str, Source], listings: Mapping[str, SourceListing],
+    results: Sequence[Mapping[str, Any]],
+) -> list[Repeats]:
+    """Drop or refuse the records that come again, where they can."""
+    found = []
+    for number, (name, source) in enumerate(sources.items()):
+        if source.id_field is None and not _holds_warc(listings[name]):
+            continue
+        shards = shards_of(out, name, results)
+        if source.on_repeat == "fail":
+            refuse_repeats(name, shards)
+        else:
+            found.append(drop_repeats(name, shards, out / "dropped" / f"repeated-{number:05d}.parquet"))
+    return [repeats for repeats in found if repeats is not None]
 
 
 def _describe(

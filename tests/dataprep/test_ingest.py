@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import QuarantineError
+from gristmill.dataprep.counts import QuarantineError, check_conservation
 from gristmill.dataprep.documents import document_id, read_table, shard_names
-from gristmill.dataprep.reading import ingest, sharding, sources
+from gristmill.dataprep.reading import ingest, repeats, sharding, sources
+from gristmill.dataprep.reading.repeats import DuplicateIdError
 from gristmill.dataprep.reading.sources import SourceError, listing
 
 MakeContext = Callable[..., Context]
@@ -169,12 +170,83 @@ def test_too_much_quarantine_fails_the_stage(corpus: Path, tmp_path: Path, make_
         ingest.run({}, configure(corpus, max_quarantined=0.01), tmp_path / "out", make_context("work"))
 
 
-def test_an_id_field_that_repeats_with_the_same_text_is_an_error(tmp_path: Path, make_context: MakeContext) -> None:
-    lines = [{"text": "same", "key": 1}, {"text": "other", "key": 1}, {"text": "same", "key": 1}]
-    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+REPEATING = [{"text": "same", "key": 1}, {"text": "other", "key": 1}, {"text": "same", "key": 1}]
+
+
+def test_a_record_that_repeats_id_and_text_is_dropped_and_counted_with_its_locator(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, REPEATING)) + "\n")
     source = {"path": str(tmp_path / "a.jsonl"), "id_field": "key"}
-    with pytest.raises(ingest.DuplicateIdError, match=r"source 'web': 1 records repeat.*'1'"):
+    summary = ingest.run({}, {"sources": {"web": source}}, tmp_path / "out", make_context("work"))
+    assert [(row["locator"], row["text"]) for row in rows(tmp_path / "out")] == [("1", "same"), ("1", "other")]
+    for counts in (summary["counts"], summary["counts"]["sources"]["web"]):
+        assert (counts["read"], counts["kept"], counts["dropped"]) == (3, 2, {"ingest/repeated": 1})
+        assert (counts["bytes_read"], counts["bytes_kept"]) == (13, 9)
+    check_conservation(summary["counts"], "ingest")
+    assert summary["warnings"] == ["source 'web': 1 records repeat the id and the text of one before, first '1'; they "
+                                   "are dropped (`on_repeat: fail` refuses them)"]  # fmt: skip
+    assert read_table(tmp_path / "out/dropped/repeated-00000.parquet").to_pylist() == [
+        {"source": "web", "file": "", "record": 0, "locator": "1", "reason": "ingest/repeated"}
+    ]
+
+
+def test_a_record_that_repeats_may_be_an_error(tmp_path: Path, make_context: MakeContext) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, REPEATING)) + "\n")
+    source = {"path": str(tmp_path / "a.jsonl"), "id_field": "key", "on_repeat": "fail"}
+    with pytest.raises(DuplicateIdError, match=r"source 'web': 1 records repeat.*'1'"):
         ingest.run({}, {"sources": {"web": source}}, tmp_path / "out", make_context("work"))
+
+
+def test_which_repeat_stays_depends_on_the_listing_alone(tmp_path: Path, make_context: MakeContext) -> None:
+    draw = random.Random(5)
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    expected = []
+    for file in range(6):
+        records = [{"text": f"text {draw.randrange(60)} " * 9, "file": file} for _ in range(40)]
+        for record in records:
+            record["key"] = str(record["text"]).split()[1]
+            if record["text"] not in [text for _, text in expected]:
+                expected.append((file, record["text"]))
+        (folder / f"{file}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (folder / "7.jsonl").write_bytes((folder / "0.jsonl").read_bytes())  # whose shards become empty
+    config = {"sources": {"web": {"path": str(folder), "id_field": "key", "metadata_fields": ["file"]}},
+              "ingest": {"shard_bytes": 3000}}  # fmt: skip
+    once, again = tmp_path / "once", tmp_path / "again"
+    first = ingest.run({}, config, once, make_context("work1", workers=1))
+    second = ingest.run({}, config, again, make_context("work2", workers=2))
+    assert contents(once) == contents(again)
+    assert first == second
+    assert [(json.loads(row["metadata"])["file"], row["text"]) for row in rows(once)] == expected
+    assert first["counts"]["kept"] == len(expected)
+    assert first["counts"]["dropped"] == {"ingest/repeated": 7 * 40 - len(expected)}
+    assert first["sources"]["web"]["shards"] == len(shard_names(once))
+
+
+def test_dropping_repeats_that_was_interrupted_ends_with_the_same_bytes(
+    tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file in range(3):
+        (tmp_path / f"{file}.jsonl").write_text("".join(json.dumps({"text": f"t {n} " * 40, "key": n}) + "\n"
+                                                        for n in range(20 * file, 20 * file + 35)))  # fmt: skip
+    config = {"sources": {"web": {"path": str(tmp_path / "*.jsonl"), "id_field": "key"}},
+              "ingest": {"shard_bytes": 2000}}  # fmt: skip
+    expected = ingest.run({}, config, tmp_path / "undisturbed", make_context("work1"))
+    original, written = repeats.write_table, []
+
+    def failing(path: Path, table: Any) -> None:
+        written.append(path.name)
+        if len(written) == 2:
+            raise OSError(28, "No space left on device")
+        original(path, table)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(repeats, "write_table", failing)
+        with pytest.raises(OSError, match="No space left"):
+            ingest.run({}, config, tmp_path / "out", make_context("work2"))
+    assert ingest.run({}, config, tmp_path / "out", make_context("work2")) == expected
+    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
 
 
 def test_files_that_changed_since_the_plan_are_an_error(

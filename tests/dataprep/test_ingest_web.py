@@ -15,6 +15,7 @@ from gristmill.dataprep.documents import read_table, shard_names
 from gristmill.dataprep.jobs.engine import Task
 from gristmill.dataprep.reading import ingest, sources
 from gristmill.dataprep.reading.extraction_guard import Limits
+from gristmill.dataprep.reading.repeats import DuplicateIdError
 from gristmill.dataprep.reading.sources import SourceError
 
 MakeContext = Callable[..., Context]
@@ -192,9 +193,12 @@ def test_crawls_are_read_from_any_store(make_context: MakeContext) -> None:
     assert [row["text"].partition(" tells")[0] for row in rows(root / "out")] == ["Page 0", "Page 1"]
 
 
-def test_a_crawl_that_is_listed_twice_is_an_error_that_says_so(tmp_path: Path, make_context: MakeContext) -> None:
+def test_a_crawl_that_is_listed_twice_is_read_once_or_is_an_error(tmp_path: Path, make_context: MakeContext) -> None:
     content = record("response", http(html(1)), 1)
     (tmp_path / "a.warc").write_bytes(content)
     (tmp_path / "a.warc.gz").write_bytes(gzip.compress(content))
-    with pytest.raises(ingest.DuplicateIdError, match=r"1 records repeat.*a\.example/#.*list every WARC file once"):
-        ingest.run({}, {"sources": {"web": {"path": str(tmp_path)}}}, tmp_path / "out", make_context("work"))
+    source = {"path": str(tmp_path / "a.warc*")}
+    summary = ingest.run({}, {"sources": {"web": source}}, tmp_path / "out", make_context("work"))
+    assert (summary["counts"]["kept"], summary["counts"]["dropped"]) == (1, {"ingest/repeated": 1})
+    with pytest.raises(DuplicateIdError, match=r"1 records repeat.*a\.example/#.*list every WARC file once"):
+        ingest.run({}, {"sources": {"web": {**source, "on_repeat": "fail"}}}, tmp_path / "out2", make_context("work2"))
