@@ -47,13 +47,20 @@ def whatif(
     samples: Annotated[int, typer.Option(metavar="N", help="Documents shown on each side of a cut.", min=0)] = 20,
     store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
-    """Show what other thresholds would keep, from stored measurements: --set filter.gopher_quality.min_words=40."""
+    """Show what other thresholds would keep, from stored measurements: --set filter.gopher_quality.min_words=40.
+
+    Without --set it lists the thresholds, with what each of them drops and what its neighbours would.
+    """
     from gristmill.dataprep.replay import NotReplayableError
-    from gristmill.flows.whatif import compare, replay
-    from gristmill.flows.whatif_tables import print_replay
+    from gristmill.flows.whatif import compare, replay, thresholds
+    from gristmill.flows.whatif_tables import print_replay, print_thresholds
 
     before, after = open_or_exit(manifest, None, store), open_or_exit(manifest, set_, store)
     try:
+        if not set_:
+            listed = thresholds(before)
+            print_json(listed) if as_json else print_thresholds(listed, before.command("whatif", "--set", "KEY=VALUE"))
+            return
         comparison = compare(before, after)
     except NotReplayableError as error:
         fail(str(error), EXIT_USAGE)

@@ -23,6 +23,8 @@ from gristmill.flows.cuts import Found, merge_nearest, show, stored_rules
 from gristmill.flows.lookup import committed_inputs
 from gristmill.flows.session import Session
 
+NEIGHBOUR = 0.1
+"""How far the neighbours of a threshold lie from it, as a share of it; one of a whole number at least."""
 Sizes = dict[str, dict[str, float]]
 """Source -> documents, bytes, tokens."""
 
@@ -64,13 +66,7 @@ def compare(before: Session, after: Session) -> Comparison:
             f"{examples[0]} is about examples, of which there are few: whatif looks at documents alone; run it: "
             f"{after.command('run', '--until', examples[0].partition('.')[0] + '_prepare')}, and gristmill report or "
             "gristmill explain with an example's place says what became of which")
-    inputs = committed_inputs(before, before.plan)
-    stages = [step.stage for step in before.manifest.prepare]
-    missing = [name for name in ["ingest", *stages] if name not in inputs]
-    if missing:
-        last = (stages or ["ingest"])[-1]
-        raise NotReplayableError(
-            f"{missing[0]} is not committed, so nothing is measured yet; run: {before.command('run', '--until', last)}")
+    inputs = _measured(before)
     old_rules = _replayable(before, inputs, None)
     new_rules = _replayable(after, inputs, old_rules)
     others = sorted(differing - _keys(old_rules) - _keys(new_rules))
@@ -78,10 +74,78 @@ def compare(before: Session, after: Session) -> Comparison:
         raise NotReplayableError(
             f"{others[0]} changes what is measured, or what comes after preparation: stored values cannot answer for "
             f"it; run it: {after.command('run')}")
-    comparison = Comparison({name: inputs[name] for name in ["ingest", *stages]}, old_rules, new_rules)
+    comparison = Comparison(inputs, old_rules, new_rules)
     if not comparison.changed:
         raise NotReplayableError("nothing differs; name a threshold, e.g. --set filter.gopher_quality.min_words=40")
     return comparison
+
+
+def _measured(session: Session) -> dict[str, Path]:
+    """The committed outputs of ingest and of every preparing stage.
+
+    Raises:
+        NotReplayableError: one of them is missing.
+    """
+    inputs = committed_inputs(session, session.plan)
+    stages = ["ingest", *(step.stage for step in session.manifest.prepare)]
+    missing = [name for name in stages if name not in inputs]
+    if missing:
+        raise NotReplayableError(f"{missing[0]} is not committed, so nothing is measured yet; run: "
+                                 f"{session.command('run', '--until', stages[-1])}")
+    return {name: inputs[name] for name in stages}
+
+
+def thresholds(session: Session) -> list[dict[str, Any]]:
+    """What every threshold drops of the documents that its stage saw, and what its neighbours would.
+
+    Returns:
+        per rule, in the order of the stages: `rule`, `key`, `bound`, `seen` (documents), `failing`, `only` (those
+        that fail no other rule of the stage), `looser` and `stricter` (`bound`, `failing`; None without any).
+
+    Raises:
+        NotReplayableError: nothing is committed yet.
+    """
+    inputs = _measured(session)
+    found: dict[str, dict[str, Any]] = {}
+    for stage, rules in stored_rules(session, inputs).items():
+        for shard in shard_names(inputs["ingest"]):
+            verdicts, _ = judge_shard(inputs, shard, stage, rules, rules)
+            for rule in rules:
+                _add(found.setdefault(rule.name, _threshold(rule)), rule, verdicts)
+    return list(found.values())
+
+
+def _threshold(rule: Rule) -> dict[str, Any]:
+    """A rule that no document has been held against, with its neighbours."""
+    sides: dict[str, Any] = {"looser": None, "stricter": None}
+    if isinstance(rule.bound, int | float) and rule.bound:
+        size = NEIGHBOUR * abs(rule.bound)
+        step = max(round(size), 1) if isinstance(rule.bound, int) else float(f"{size:.1g}")
+        sign = 1 if _is_most(rule) else -1
+        sides = {name: {"bound": round(rule.bound + direction * step, 10), "failing": 0}
+                 for name, direction in (("looser", sign), ("stricter", -sign))}
+    return {"rule": rule.name, "key": rule.key.replace("filter.rules.", "filter."), "bound": rule.bound, "seen": 0,
+            "failing": 0, "only": 0, **sides}
+
+
+def _is_most(rule: Rule) -> bool:
+    """Whether a bound is the largest value that passes, not the smallest."""
+    return rule.key.rpartition(".")[2].startswith("max_")
+
+
+def _add(one: dict[str, Any], rule: Rule, verdicts: Verdicts) -> None:
+    tally, failed = verdicts.tallies[rule.name], verdicts.failed
+    one["seen"] += len(verdicts.rows)
+    one["failing"] += tally.failing
+    one["only"] += tally.only
+    # What is dropped for a reason that is no threshold stays so, and a language that is not wanted has no score.
+    judged = verdicts.keep | np.any(list(failed.values()), axis=0)
+    judged &= ~failed["language"] if rule.name == "language_score" and "language" in failed else True
+    for side in ("looser", "stricter"):
+        if one[side] is not None:
+            values, bound = verdicts.columns[rule.statistic], one[side]["bound"]
+            fails = values > bound if _is_most(rule) else values < bound
+            one[side]["failing"] += int((fails & judged).sum())
 
 
 def _replayable(

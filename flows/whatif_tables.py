@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -29,6 +29,27 @@ def print_replay(found: Mapping[str, Any]) -> None:
                 console.print(Text(title, style="red" if side == "failing" else "green"))
             for sample in cut.get(side, []):
                 _print_sample(console, sample)
+
+
+def print_thresholds(found: Sequence[Mapping[str, Any]], command: str) -> None:
+    """Print what every threshold drops, those that drop most first, and what its neighbours would drop."""
+    console = plain_console()
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("threshold", overflow="fold")
+    for name in ("fail", "only it", "looser", "stricter"):
+        table.add_column(name, justify="right", no_wrap=True)
+    touching = [one for one in found if one["failing"] or (one["stricter"] or {}).get("failing")]
+    for one in sorted(touching, key=lambda one: -one["failing"]):
+        sides = ("" if one[side] is None else f"{one[side]['bound']:g}: {one[side]['failing']:,}"
+                 for side in ("looser", "stricter"))
+        table.add_row(f"{one['key']}={_shown(one['bound'])}", f"{one['failing']:,}", f"{one['only']:,}", *sides)
+    console.print(table)
+    idle = [one["key"] for one in found if one not in touching]
+    if idle:
+        console.print(Text(f"{len(idle)} more drop nothing, nor would they with a bound that is a tenth stricter: "
+                           f"{', '.join(idle)}", style="dim"))
+    console.print(Text("Documents of those that the stage saw; a document may fail several. What another threshold "
+                       f"keeps in the end: {command}", style="dim"), soft_wrap=True)
 
 
 def _print_sample(console: Console, sample: Mapping[str, Any]) -> None:

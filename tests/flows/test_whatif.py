@@ -1,0 +1,75 @@
+"""The list of thresholds: what each drops, and what the next looser and the next stricter one would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, write_table
+from gristmill.dataprep.replay import rules_of
+from gristmill.flows.whatif import thresholds
+from gristmill.flows.whatif_tables import print_thresholds
+from gristmill.mixtures.rules import Filter
+
+SECTION = Filter.model_validate({"rules": [{"gopher_quality": {"min_words": 50, "max_mean_word_length": 10.0}}]})
+
+
+def listed(folder: Path, shards: list[list[tuple[int, float]]]) -> dict[str, dict[str, Any]]:
+    """The thresholds after a filter that measured (words, mean word length) of each document."""
+    inputs = {"ingest": folder / "ingest", "filter": folder / "filter"}
+    for number, rows in enumerate(shards):
+        texts = [f"{number} {row}" for row in range(len(rows))]
+        documents = pa.table([
+            pa.array([document_id("web", text, text) for text in texts], pa.binary(16)),
+            pa.array(["web"] * len(rows)).dictionary_encode(), pa.array(texts), pa.array(texts, pa.large_string()),
+            pa.array(["{}"] * len(rows))], schema=DOCUMENT_SCHEMA)
+        reasons = ["gopher_quality/min_words" if words < 50 else "gopher_quality/max_mean_word_length" if length > 10
+                   else None for words, length in rows]
+        measures = {"words": pa.array([float(words) for words, _ in rows]),
+                    "mean_word_length": pa.array([length for _, length in rows])}
+        judged = np.arange(len(rows))
+        name = f"part-{number:05d}.parquet"
+        write_table(inputs["ingest"] / name, documents)
+        write_table(inputs["filter"] / name, annotate(documents, judged, judged, reasons, measures)[0])
+    rules = rules_of("filter", SECTION, ["words", "mean_word_length"])
+    with patch("gristmill.flows.whatif._measured", return_value=inputs), \
+            patch("gristmill.flows.whatif.stored_rules", return_value={"filter": rules}):
+        return {one["key"]: one for one in thresholds(None)}  # type: ignore[arg-type]
+
+
+ROWS = st.lists(st.tuples(st.integers(40, 60), st.sampled_from([5.0, 9.0, 9.5, 10.0, 10.5, 11.5])), min_size=1,
+                max_size=12)
+
+
+@given(shards=st.lists(ROWS, min_size=1, max_size=3))
+def test_every_threshold_and_its_neighbours_are_counted_as_a_plain_count_says(
+    shards: list[list[tuple[int, float]]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    found = listed(tmp_path_factory.mktemp("whatif"), shards)
+    rows = [row for shard in shards for row in shard]
+    words = found["filter.gopher_quality.min_words"]
+    lengths = found["filter.gopher_quality.max_mean_word_length"]
+    assert (words["bound"], words["looser"]["bound"], words["stricter"]["bound"]) == (50, 45, 55)
+    assert (lengths["bound"], lengths["looser"]["bound"], lengths["stricter"]["bound"]) == (10, 11, 9)
+    assert [part["failing"] for part in (words["looser"], words, words["stricter"])] == [
+        sum(number < bound for number, _ in rows) for bound in (45, 50, 55)]
+    assert [part["failing"] for part in (lengths["looser"], lengths, lengths["stricter"])] == [
+        sum(length > bound for _, length in rows) for bound in (11, 10, 9)]
+    assert words["only"] == sum(number < 50 and length <= 10 for number, length in rows)
+    assert words["seen"] == len(rows)
+
+
+def test_the_list_can_be_typed_as_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = listed(tmp_path, [[(48, 5.0), (60, 5.0)]])
+    print_thresholds(list(found.values()), "gristmill whatif m.yaml --set KEY=VALUE")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["filter.gopher_quality.min_words=50", "1", "1", "45:", "0", "55:", "1"]
+    assert "filter.gopher_quality.max_mean_word_length" in "".join(lines[2:])
+    assert lines[-1].endswith("What another threshold keeps in the end: gristmill whatif m.yaml --set KEY=VALUE")
