@@ -46,6 +46,16 @@ def print_event(event: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def print_failure(message: str, is_consequence: bool = False) -> None:
+    """Tell the parent process why this one ends: on a full disk nothing else can.
+
+    Args:
+        message: one sentence.
+        is_consequence: whether another process has ended before, and this one for that alone.
+    """
+    print_event({"event": "failed", "message": message, "is_consequence": is_consequence})
+
+
 @dataclass(frozen=True)
 class Context:
     """Where a stage runs.

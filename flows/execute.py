@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.context import Context, read_inputs
+from gristmill.dataprep.context import Context, print_failure, read_inputs
 from gristmill.dataprep.files import as_path, is_local, read_json, write_json
 from gristmill.dataprep.processes import end_with_parent, measure_cost
 from gristmill.dataprep.secrets import mask_addresses, mask_text, restore_secrets
@@ -84,8 +84,14 @@ def write_error(folder: Path, error: BaseException) -> None:
     cause = error
     while type(cause).__name__ == "RuntimeError" and cause.__cause__ is not None:
         cause = cause.__cause__
-    message = str(cause).strip() or type(cause).__name__
-    write_json(folder / "work" / "error.json", {"type": type(cause).__name__, "message": mask_text(message)})
+    message = mask_text(str(cause)).strip() or type(cause).__name__
+    print_failure(message)
+    path = folder / "work" / "error.json"
+    try:
+        write_json(path, {"type": type(cause).__name__, "message": message})
+    except OSError as trouble:
+        # A full disk, perhaps: the parent process has been told.
+        print(f"gristmill: {path} cannot be written: {trouble}", file=sys.stderr)
 
 
 def torchrun_command(folder: Path, ranks: int) -> list[str]:

@@ -84,6 +84,7 @@ class StageProcess:
             VARIABLE: secrets or "[]",
         }
         self._log = log
+        self._failures: list[Event] = []
         self._process = subprocess.Popen(
             [sys.executable, "-m", "gristmill.flows.execute", str(stage_folder)],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -105,8 +106,13 @@ class StageProcess:
         return code
 
     def tail(self) -> list[str]:
-        """The last lines that the process printed."""
-        return list(self._tail)
+        """The last lines that the process printed, but for empty and ruled ones."""
+        return [line for line in self._tail if line.strip(" =-")]
+
+    def cause(self) -> str | None:
+        """Why the process says that it ended: the first of its ranks that did not end for another one's end."""
+        told = sorted(self._failures, key=lambda event: bool(event["is_consequence"]))
+        return str(told[0]["message"]) if told else None
 
     def stop(self) -> None:
         """End the whole group: ask, wait, insist."""
@@ -149,7 +155,10 @@ class StageProcess:
         except ValueError:
             event = None
         if event is not None:
-            on_event(mask_addresses(event))
+            event = mask_addresses(event)
+            if event.get("event") == "failed":
+                self._failures.append(event)
+            on_event(event)
             return
         line = mask_text(said)
         log.write(raw if line == said else line.encode() + b"\n")

@@ -188,21 +188,22 @@ class Runner:
             process.stop()
         lease.check()
         if code != 0:
-            raise StageFailedError(self._failure(node, folder, code, process.tail(), log))
+            raise StageFailedError(self._failure(node, folder, code, process, log))
         if not (folder.work / "result.json").exists():
             raise StageFailedError(f"{node.name}: its process ended without a result; see {log}")
 
-    def _failure(self, node: Node, folder: StageFolder, code: int, tail: list[str], log: Path) -> str:
+    def _failure(self, node: Node, folder: StageFolder, code: int, process: StageProcess, log: Path) -> str:
         error = folder.work / "error.json"
-        if error.exists():
+        if (cause := process.cause()) is not None:
+            reason = cause
+        elif error.exists():
             reason = read_json(error)["message"]
         elif code == -9:
             reason = "its process was killed (most likely out of memory; fewer engine.workers need less)"
         elif code < 0:
             reason = f"its process was ended by signal {-code}"
         else:
-            last = next((line for line in reversed(tail) if line.strip()), "")
-            reason = f"its process ended with code {code}: {last}"
+            reason = f"its process ended with code {code}: {''.join(process.tail()[-1:])}"
         if reason.startswith(f"{node.name}:"):
             reason = reason.partition(":")[2].strip()
         reason = reason.replace(REPAIR, self.repair_command)

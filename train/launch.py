@@ -17,7 +17,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.context import Context, input_fingerprints, print_event, read_inputs
+from gristmill.dataprep.context import Context, input_fingerprints, print_event, print_failure, read_inputs
 from gristmill.dataprep.files import as_path, create_exclusively, read_json, write_json
 from gristmill.dataprep.processes import end_with_parent, measure_cost
 from gristmill.dataprep.secrets import mask_addresses, mask_text, restore_secrets
@@ -82,13 +82,23 @@ def write_error(folder: Path, error: Exception) -> None:
 
     Where one rank fails, the others lose their connections to it; what they say then replaces no cause.
     """
+    import torch
     import torch.distributed as dist
 
-    path, content = folder / "work" / "error.json", {"type": type(error).__name__, "message": mask_text(str(error))}
-    if isinstance(error, dist.DistError) or any(mark in content["message"] for mark in LOST_CONNECTION):
-        create_exclusively(path, json.dumps(content).encode())
-    else:
-        write_json(path, content)
+    message = mask_text(str(error)).strip() or type(error).__name__
+    if isinstance(error, torch.OutOfMemoryError):
+        message += "; lower micro_batch_size: the training resumes from its last checkpoint"
+    path, content = folder / "work" / "error.json", {"type": type(error).__name__, "message": message}
+    is_consequence = isinstance(error, dist.DistError) or any(mark in message for mark in LOST_CONNECTION)
+    print_failure(message, is_consequence)
+    try:
+        if is_consequence:
+            create_exclusively(path, json.dumps(content).encode())
+        else:
+            write_json(path, content)
+    except OSError as trouble:
+        # A full disk, perhaps: the parent process has been told.
+        print(f"gristmill: {path} cannot be written: {trouble}", file=sys.stderr)
 
 
 def print_warning(message: str) -> None:

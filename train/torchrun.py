@@ -7,12 +7,18 @@ port could run code. Trainings of several machines are started by torchrun itsel
 
 from __future__ import annotations
 
+import signal
 import socket
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+
+from gristmill.dataprep.context import print_failure
 
 LOOPBACK = "127.0.0.1"
+SECONDS_AFTER_FAILURE = 5
+"""For the other ranks to tell what they saw; the steps of a training without one of its ranks are lost."""
 
 
 class LoopbackStore(dist.TCPStore):  # type: ignore[name-defined,misc]
@@ -29,11 +35,40 @@ class LoopbackStore(dist.TCPStore):  # type: ignore[name-defined,misc]
                          master_listen_fd=listening.detach())
 
 
+class Ranks(SubprocessContext):
+    """torch's processes of ranks: where one has failed, the others, which wait for it, have little time left.
+
+    torch (2.13) gives them 30 s, as long as for a checkpoint after a signal. A rank that was killed could tell nobody,
+    so that is told here.
+    """
+
+    _ending = False
+
+    def close(self, death_sig: signal.Signals | None = None, timeout: int | None = None) -> None:
+        """End the ranks that are left; without a time, which comes with a signal alone, one of them has failed."""
+        if self._failures and not self._ending:
+            self._ending = True
+            for rank, failure in sorted(self._failures.items()):
+                if failure.exitcode < 0:
+                    print_failure(killed(rank, self.nprocs, -failure.exitcode))
+        super().close(death_sig, SECONDS_AFTER_FAILURE if timeout is None else timeout)
+
+
+def killed(rank: int, ranks: int, number: int) -> str:
+    """What is said of a rank that a signal has ended."""
+    if number == signal.SIGKILL:
+        return (f"rank {rank} of {ranks} was killed (most likely out of memory: lower micro_batch_size or "
+                "engine.ranks; the training resumes from its last checkpoint)")
+    return f"rank {rank} of {ranks} was ended by signal {number} ({signal.Signals(number).name})"
+
+
 def main() -> None:
     """Run torchrun on the command line's arguments."""
+    from torch.distributed.elastic import multiprocessing
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
     from torch.distributed.run import main as torchrun
 
+    multiprocessing.SubprocessContext = Ranks  # type: ignore[misc]
     for module in (dist, c10d_rendezvous_backend):
         module.TCPStore = LoopbackStore  # type: ignore[attr-defined]
     torchrun()

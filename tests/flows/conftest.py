@@ -50,6 +50,18 @@ def damaged(inputs, config, out, context):
     from gristmill.dataprep.files import REPAIR
     raise ValueError(f"x.bin is damaged: `{REPAIR}` and a run make it again")
 
+def ranks(inputs, config, out, context):
+    from gristmill.dataprep.context import print_failure
+    print_failure("gloo/transport: Connection closed by peer", is_consequence=True)
+    print_failure("[Errno 28] No space left on device: 'step-00000004'")
+    print("=" * 60, flush=True)
+    os._exit(1)
+
+def silent(inputs, config, out, context):
+    print("the last line that says a thing")
+    print("=" * 60, flush=True)
+    os._exit(1)
+
 def exiting(inputs, config, out, context):
     print("last words")
     sys.exit(3)

@@ -80,6 +80,15 @@ def test_a_process_that_just_ends_is_a_failure_with_its_last_line(toy_runner: Ma
         toy_runner(exiting={}).run_stage("exiting")
 
 
+def test_the_reason_is_the_rank_that_failed_and_neither_those_that_lost_it_nor_a_banner(toy_runner: Make) -> None:
+    """As torchrun prints it where two ranks end, on a disk too full for a file that says why."""
+    with pytest.raises(StageFailedError) as caught:
+        toy_runner(ranks={}).run_stage("ranks")
+    assert str(caught.value).splitlines()[0] == "ranks: [Errno 28] No space left on device: 'step-00000004'"
+    with pytest.raises(StageFailedError, match=r"^silent: its process ended with code 1: the last line that says"):
+        toy_runner(silent={}).run_stage("silent")
+
+
 def test_a_stage_whose_input_is_missing_names_the_command_that_makes_it(toy_runner: Make) -> None:
     with pytest.raises(StageFailedError, match=r"gristmill run toy\.yaml --until first"):
         toy_runner(first={"n": 1}, second={}).run_stage("second")

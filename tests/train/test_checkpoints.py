@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.mixtures.optimizer import Optimizer, OptimizerKind
+from gristmill.train.loop import checkpoints
 from gristmill.train.loop.checkpoints import (
     MARKER,
     Checkpoints,
@@ -101,6 +104,32 @@ def test_the_newest_complete_checkpoint_wins_and_torn_ones_are_removed(
         found = training.load()
     assert found == (2, {"digest": "2"})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adamw8bit"])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"),
+                                   RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 7 vs 5")])
+def test_a_disk_that_is_full_is_an_error_of_its_own_kind(
+    one_process: None, tiny_shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: OptimizerKind,
+    error: Exception,
+) -> None:
+    """torch wraps it into one that is no Exception, which ended a rank without a word."""
+    from torch.distributed.checkpoint import filesystem
+
+    if kind == "adamw8bit":
+        pytest.importorskip("torchao")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(filesystem, "_write_item", full)
+    if isinstance(error, RuntimeError):
+        monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
+    with process_group() as world:
+        training = Training(tiny_shape, world, tmp_path, kind)
+        with pytest.raises(OSError, match="No space left on device"):
+            training.saved(1)
+    assert complete_steps(tmp_path) == []
 
 
 def test_a_flipped_bit_makes_the_next_older_checkpoint_the_newest_with_a_warning(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from torch.distributed.elastic import multiprocessing
 from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
 
 from gristmill.flows.execute import torchrun_command
@@ -41,11 +45,41 @@ def test_stages_are_launched_with_these_stores(monkeypatch: pytest.MonkeyPatch) 
     assert torchrun_command(Path("stage"), ranks=2)[1:3] == ["-m", torchrun.__name__]
     for module in (dist, c10d_rendezvous_backend):
         monkeypatch.setattr(module, "TCPStore", module.TCPStore)
-    seen = []
-    monkeypatch.setattr("torch.distributed.run.main",
-                        lambda: seen.extend([dist.TCPStore, c10d_rendezvous_backend.TCPStore]))
+    monkeypatch.setattr(multiprocessing, "SubprocessContext", multiprocessing.SubprocessContext)
+    seen: list[type] = []
+    monkeypatch.setattr("torch.distributed.run.main", lambda: seen.extend(
+        [dist.TCPStore, c10d_rendezvous_backend.TCPStore, multiprocessing.SubprocessContext]))
     torchrun.main()
-    assert seen == [torchrun.LoopbackStore] * 2
+    assert seen == [torchrun.LoopbackStore, torchrun.LoopbackStore, torchrun.Ranks]
+
+
+RANKS = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+ready = os.path.join(os.environ["FOLDER"], "ready")
+if os.environ["RANK"] == "1":
+    while not os.path.exists(ready):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+os.mkdir(ready)
+time.sleep(600)
+"""
+
+
+def test_when_a_rank_is_killed_that_is_told_and_a_rank_that_hangs_is_ended_in_seconds(tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(RANKS)
+    command = [*torchrun_command(tmp_path, ranks=2)[:-3], str(tmp_path / "ranks.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                          env={**os.environ, "FOLDER": str(tmp_path)}) as process:
+        try:
+            assert process.stdout is not None
+            event = json.loads(process.stdout.readline().removeprefix("@gristmill "))
+            assert event["message"].startswith("rank 1 of 2 was killed (most likely out of memory")
+            assert not event["is_consequence"]
+            # torch would wait for 30 s, and then some.
+            assert process.wait(timeout=torchrun.SECONDS_AFTER_FAILURE + 20) != 0
+        finally:
+            process.kill()
 
 
 def test_a_process_alone_listens_on_nothing_but_the_loopback_address(monkeypatch: pytest.MonkeyPatch) -> None:

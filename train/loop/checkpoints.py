@@ -15,6 +15,8 @@ rows by (seed, position).
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,6 +41,8 @@ MARKER = "complete.json"
 PREFIX = "step-"
 MEASURING = ("noise_scale",)
 """Parts of the loop's state that only measure: a checkpoint of a training that did not measure lacks them."""
+FULL_DISK_BYTES = 1 << 20
+"""Free space below which a write that failed is taken to have filled the disk."""
 ROLLBACK_POINTS = 2
 """Checkpoints to roll back to that are kept: spikes may begin right after the newest one."""
 
@@ -101,7 +105,7 @@ class Checkpoints:
         # Quantised moments cannot be copied to staging buffers: those are written before this returns.
         write = partial(async_save, async_stager=self._stager) if all(
             map(has_plain_state, self._optimizers)) else save
-        with own_errors():
+        with own_errors(target):
             written = write(self._state(tensors), checkpoint_id=target, process_group=self._group)
         self._pending = self._thread.submit(self._commit, written, target, step, state)
 
@@ -177,7 +181,7 @@ class Checkpoints:
     def _commit(self, written: Any, target: Path, step: int, state: dict[str, Any]) -> None:
         """Once every rank has written its part: checksums, the marker, and room for the next ones."""
         if isinstance(written, Future):
-            with own_errors():
+            with own_errors(target):
                 written.result()
         if not self._world.is_first:
             return
@@ -201,14 +205,22 @@ class Checkpoints:
 
 
 @contextmanager
-def own_errors() -> Iterator[None]:
-    """Raise what a rank raised, where torch wraps all ranks' errors in a CheckpointException, which is no Exception."""
+def own_errors(target: Path | None = None) -> Iterator[None]:
+    """Raise what a rank raised, where torch wraps all ranks' errors in a CheckpointException, which is no Exception.
+
+    Args:
+        target: the checkpoint that is being written. torch's writer ends on a full disk with a sentence about positions
+            in its file.
+    """
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
         yield
     except CheckpointException as error:
-        raise next(iter(error.failures.values()))[0] from error
+        cause = next(iter(error.failures.values()))[0]
+        if target is not None and isinstance(cause, RuntimeError) and shutil.disk_usage(target).free < FULL_DISK_BYTES:
+            cause = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+        raise cause from error
 
 
 def pinning_stager(device: torch.device) -> Any:
