@@ -128,5 +128,8 @@ class Export(Section):
     """Round the layers' matrices to 8 bits with a scale per row: about a quarter of fp32's size, half of bf16's.
     transformers loads the folder where torchao is installed; the summary says what it costs in perplexity on the
     mixture's held-out rows. Not for a mixture of experts."""
+    max_shard_bytes: Positive = 5_000_000_000
+    """Most bytes of a file of weights; a larger model is several, with `model.safetensors.index.json` (transformers:
+    max_shard_size, 5 GB)."""
     weights: Literal["raw", "average"] = "raw"
     """`raw`: the trained weights; `average`: their running mean, which the last training's `average` keeps."""

@@ -1,12 +1,15 @@
 """Stage `export`: the final model as a folder that transformers loads, with a card that says where it is from.
 
-Output: config.json, model.safetensors, generation_config.json, the tokenizer's files, README.md.
+Output: config.json, model.safetensors (or its shards and their index), generation_config.json, the tokenizer's files,
+README.md.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,8 @@ from gristmill.train.models.families import family_of, hf_config, split_for_hf
 from gristmill.train.models.int8 import QUANTIZATION_CONFIG, in_int8
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape
-from gristmill.train.models.weights import WEIGHTS_FILE, load_model, read_shape
+from gristmill.train.models.tensor_files import FRAMEWORK, WEIGHTS_FILE, Planned, TensorFile, write_model
+from gristmill.train.models.weights import load_model, read_shape
 from gristmill.train.objectives.chat import TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Chat
 from gristmill.train.pretrain import MODEL, MODEL_AVERAGE
 
@@ -40,45 +44,46 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     section = Export.model_validate({key: value for key, value in config.items() if key != "lineage"})
     stage = next(name for name in reversed(MODELS) if name in inputs)
     source, tokenizer = weights_folder(inputs[stage], stage, section), inputs["tokenizer"]
-    shape, parameters = write_folder(source, tokenizer, section, out)
+    shape, parameters, size = write_folder(source, tokenizer, section, out)
     precision = f"{section.dtype}, matrices of layers in int8" if section.int8 else section.dtype
     with atomic_write(out / "README.md") as sink:
         sink.write(model_card(lineage, stage, shape, parameters, precision).encode())
     cost = {"int8": int8_cost(source, out, inputs["mix"])} if section.int8 else {}
     return {"model": stage, "parameters": parameters, "dtype": section.dtype, "vocab_size": shape.vocab_size,
-            "bytes": (out / WEIGHTS_FILE).stat().st_size, **cost}
+            "bytes": size, **cost}
 
 
-def write_folder(source: Path, tokenizer: Path, section: Export, out: Path) -> tuple[Shape, int]:
+def write_folder(source: Path, tokenizer: Path, section: Export, out: Path) -> tuple[Shape, int, int]:
     """Write all but the card.
 
     Args:
         source: a trained model's folder.
         tokenizer: its tokenizer's.
-        section: dtype and rounding.
+        section: dtype, rounding and size of shards.
         out: where to.
 
     Returns:
-        the model's sizes, and how many numbers it has.
+        the model's sizes, how many numbers it has, and the bytes of its files.
     """
     shape, chat = read_shape(source), Chat(tokenizer)
     name, dtype = DTYPES[section.dtype]
     eos = sorted(chat.stops)
     tensors = exported_tensors(source, shape, dtype)
-    parameters = sum(tensor.numel() for tensor in tensors.values())
-    config, metadata = hf_config(shape, name, eos, chat.pad), {"format": "pt"}
+    parameters = sum(math.prod(tensor.shape) for tensor in tensors.values())
+    config = hf_config(shape, name, eos, chat.pad)
+    groups, metadata = [{inner: tensor} for inner, tensor in tensors.items()], FRAMEWORK
     if section.int8:
         check_dense(shape)
-        tensors, metadata = in_int8(tensors, name)
+        groups, metadata = in_int8(tensors, name)
         config["quantization_config"] = QUANTIZATION_CONFIG
     write_json(out / "config.json", config)
     write_json(out / "generation_config.json", {"eos_token_id": eos, "pad_token_id": chat.pad})
-    write_weights(out / WEIGHTS_FILE, tensors, metadata)
+    size = write_model(out, groups, section.max_shard_bytes, metadata)
     for file in (TOKENIZER_FILE, TEMPLATE_FILE):
         copy_file(tokenizer / file, out / file)
     tokenizer_config = json.loads((tokenizer / TOKENIZER_CONFIG_FILE).read_bytes())
     write_json(out / TOKENIZER_CONFIG_FILE, {**tokenizer_config, "model_max_length": shape.sequence_length})
-    return shape, parameters
+    return shape, parameters, size
 
 
 def check_dense(shape: Shape) -> None:
@@ -124,24 +129,21 @@ def weights_folder(training: Path, stage: str, section: Export) -> Path:
     return training / MODEL_AVERAGE
 
 
-def exported_tensors(source: Path, shape: Shape, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The model's tensors under Hugging Face's names, in the export's dtype, padding rows cut off."""
-    from safetensors.torch import load
+def exported_tensors(source: Path, shape: Shape, dtype: torch.dtype) -> dict[str, Planned]:
+    """The model's tensors under Hugging Face's names, in the export's dtype, padding rows cut off; read when asked."""
+    file = TensorFile(source / WEIGHTS_FILE)
+    # What several are parts of, such as a layer's experts, is read once for all of them.
+    read = lru_cache(maxsize=1)(file.read)
 
-    tensors = load((source / WEIGHTS_FILE).read_bytes())
-    exported: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        kept = tensor[: shape.vocab_size] if name in VOCABULARY_TENSORS else tensor
-        exported |= {inner: part.to(dtype).contiguous() for inner, part in split_for_hf(name, kept, shape).items()}
-    return exported
+    def split(name: str, tensor: Tensor) -> dict[str, Tensor]:
+        return split_for_hf(name, tensor[: shape.vocab_size] if name in VOCABULARY_TENSORS else tensor, shape)
 
+    def made(name: str, inner: str) -> Tensor:
+        return split(name, read(name))[inner].to(dtype)
 
-def write_weights(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write model.safetensors; older readers want its metadata to name the framework, as it does if none is given."""
-    from safetensors.torch import save
-
-    with atomic_write(path) as sink:
-        sink.write(save(dict(tensors), metadata=dict(metadata or {"format": "pt"})))
+    return {inner: Planned(dtype, tuple(part.shape), partial(made, name, inner))
+            for name in file.names()
+            for inner, part in split(name, torch.empty(file.shape(name), device="meta")).items()}
 
 
 def copy_file(source: Path, target: Path) -> None:

@@ -175,11 +175,11 @@ def decoder(tokenizer: Path) -> Callable[[Sequence[int]], str]:
 
 
 def all_tensors(model: nn.Module, average: AveragedWeights | None) -> dict[str, dict[str, Tensor]]:
-    """Whole master weights by the folder that they go to, on every rank; every rank calls this together.
+    """Whole master weights by the folder that they go to, on the first rank; every rank calls this together.
 
     Frozen matrices that are held rounded are among them, as what they stand for.
     """
-    frozen = rounded_tensors(model)
+    frozen = rounded_tensors(model) if torch.distributed.get_rank() == 0 else {}
     tensors = {MODEL: whole_tensors(model) | frozen}
     if average is not None:
         with average.in_place():

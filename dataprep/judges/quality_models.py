@@ -112,8 +112,9 @@ def find_models(section: Quality, out: Path, trained: Mapping[str, Mapping[str, 
             models[f"ngram/{name}"] = {"path": str(path), "sha256": sha256_file(path)}
             load_scores(**models[f"ngram/{name}"])  # one that cannot be used fails before any work
     if section.perplexity is not None and section.perplexity.model is not None:
-        weights = as_path(section.perplexity.model) / "model.safetensors"
-        sha256 = sha256_file(weights) if weights.is_file() else ""  # the loader says what is missing
+        # Without any the loader says what is missing.
+        weights = sorted(as_path(section.perplexity.model).glob("model*.safetensors"))
+        sha256 = "".join(sha256_file(path) for path in weights)
         models["language_model"] = {"path": str(section.perplexity.model), "sha256": sha256}
         load_language_model(section.perplexity.model, sha256, section.perplexity.max_tokens)
     return models

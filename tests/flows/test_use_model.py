@@ -25,13 +25,14 @@ from gristmill.flows.models.referees import REFEREES
 from gristmill.mixtures.model import Model
 from gristmill.tokenize.encoding.sample import Sample
 from gristmill.tokenize.encoding.tokenizer import train, write_tokenizer
-from gristmill.train.export import exported_tensors, write_weights
+from gristmill.train.export import exported_tensors
 from gristmill.train.generation.engine import Engine, EngineStoppedError
 from gristmill.train.generation.language_model import open_language_model
 from gristmill.train.generation.scheduler import Progress, Request, Scheduler
 from gristmill.train.models.families import hf_config
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import shape_of
+from gristmill.train.models.tensor_files import write_tensors
 from gristmill.train.models.weights import drawn, save_model
 
 DEADLINE_SECONDS = 120.0
@@ -60,7 +61,7 @@ def exported(stage: Path) -> Path:
     language = open_language_model(model.weights, model.tokenizer)
     folder.mkdir()
     write_json(folder / "config.json", hf_config(language.model.shape, "float32", sorted(language.stops), 1))
-    write_weights(folder / "model.safetensors", exported_tensors(model.weights, language.model.shape, torch.float32))
+    write_tensors(folder / "model.safetensors", exported_tensors(model.weights, language.model.shape, torch.float32))
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (folder / name).write_bytes((model.tokenizer / name).read_bytes())
     return folder

@@ -17,9 +17,10 @@ from gristmill.mixtures.model import Model
 from gristmill.train.evaluation.answering import answer_task
 from gristmill.train.evaluation.readers import open_reader
 from gristmill.train.evaluation.tasks import read_task
-from gristmill.train.export import exported_tensors, write_weights
+from gristmill.train.export import exported_tensors
 from gristmill.train.models.families import hf_config
 from gristmill.train.models.shape import shape_of
+from gristmill.train.models.tensor_files import write_tensors
 from gristmill.train.models.weights import drawn, load_model, save_model
 
 # Looked for, not imported: it takes seconds, and only the process that runs these tests needs it.
@@ -61,7 +62,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_model(folder / "trained", shape, {name: tensor_of(name, size) * (8.0 if len(size) > 1 else 1.0)
                                            for name, size in names.items()})
     write_json(folder / "config.json", hf_config(shape, "float32", [0], 1))
-    write_weights(folder / "model.safetensors", exported_tensors(folder / "trained", shape, torch.float32))
+    write_tensors(folder / "model.safetensors", exported_tensors(folder / "trained", shape, torch.float32))
     return folder
 
 

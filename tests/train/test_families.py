@@ -13,11 +13,12 @@ import torch
 
 from gristmill.dataprep.files import write_json
 from gristmill.mixtures.model import RopeScaling
-from gristmill.train.export import exported_tensors, write_weights
+from gristmill.train.export import exported_tensors
 from gristmill.train.models.families import UnknownArchitectureError, family_of, hf_config, shape_from_hf
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.rotary import frequencies
 from gristmill.train.models.shape import Shape, ShapeError, shape_from_json, shape_to_json
+from gristmill.train.models.tensor_files import write_tensors
 from gristmill.train.models.weights import WeightsError, load_model, read_shape, save_model
 
 VOCAB, LENGTH = 100, 24
@@ -79,7 +80,7 @@ def test_a_model_of_transformers_gives_the_same_logits_here_and_after_its_export
     assert read_shape(tmp_path / "ours") == ours.shape
     exported = tmp_path / "exported"
     write_json(exported / "config.json", hf_config(ours.shape, "float32", [0], 1))
-    write_weights(exported / "model.safetensors", exported_tensors(tmp_path / "ours", ours.shape, torch.float32))
+    write_tensors(exported / "model.safetensors", exported_tensors(tmp_path / "ours", ours.shape, torch.float32))
     with torch.no_grad():
         back, report = AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
         assert not any(report[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))

@@ -20,10 +20,11 @@ from gristmill.dataprep.judges import quality
 from gristmill.mixtures.model import Model
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.train.evaluation.perplexity import ModelFolderError, load_scorer, score_document
-from gristmill.train.export import exported_tensors, write_weights
+from gristmill.train.export import exported_tensors
 from gristmill.train.models.families import hf_config, shape_from_hf
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.tensor_files import write_tensors
 from gristmill.train.models.weights import load_model, save_model
 
 TEXTS = ["Return the text of a module.", "def close(self):\n    return None\n", "x", "", "Socket é中 " * 60]
@@ -40,7 +41,7 @@ def exported(tmp_path: Path, shape: Shape, make_model: Callable[[Shape], Llama],
     save_model(tmp_path / "trained", shape, dict(make_model(shape).named_parameters()))
     folder = tmp_path / "exported"
     write_json(folder / "config.json", hf_config(shape, "float32", [0], 1))
-    write_weights(folder / "model.safetensors", exported_tensors(tmp_path / "trained", shape, torch.float32))
+    write_tensors(folder / "model.safetensors", exported_tensors(tmp_path / "trained", shape, torch.float32))
     (folder / "tokenizer.json").write_bytes((tokenizer_folder / "tokenizer.json").read_bytes())
     return folder
 

@@ -90,14 +90,14 @@ def by_turns(sides: dict[str, Callable[[], list[float]]]) -> dict[str, float]:
 def write_start(folder: Path) -> Shape:
     """The model that all begin with, as transformers loads it."""
     from gristmill.dataprep.files import write_json
-    from gristmill.train.export import write_weights
+    from gristmill.train.models.tensor_files import ready, write_tensors
 
     shape = shape_of(SECTION, VOCAB, LENGTH)
     with torch.device("meta"):
         sizes = {name: parameter.shape for name, parameter in Llama(shape).named_parameters()}
-    tensors = {name: drawn(shape, 0)(name, size).contiguous() for name, size in sizes.items()}
+    tensors = {name: ready(drawn(shape, 0)(name, size)) for name, size in sizes.items()}
     write_json(folder / "config.json", hf_config(shape, "float32", [0], PAD))
-    write_weights(folder / WEIGHTS_FILE, tensors)
+    write_tensors(folder / WEIGHTS_FILE, tensors)
     return shape
 
 

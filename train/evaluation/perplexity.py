@@ -20,7 +20,7 @@ from gristmill.tokenize.encoding.tokenizer import count_token_bytes
 from gristmill.tokenize.encoding.vocabulary import END_OF_TEXT_NAMES
 from gristmill.train.evaluation.held_out import LARGEST_EXPONENT
 from gristmill.train.models.llama import Llama
-from gristmill.train.models.weights import WEIGHTS_FILE, load_model
+from gristmill.train.models.weights import INDEX_FILE, WEIGHTS_FILE, load_model
 from gristmill.train.objectives.chat import TOKENIZER_FILE
 from gristmill.train.objectives.losses import IGNORED, next_tokens, score_tokens
 
@@ -48,7 +48,8 @@ def load_scorer(folder: str, sha256: str, max_tokens: int) -> Scorer:
     from tokenizers import Tokenizer
 
     path = Path(folder)
-    missing = [name for name in ("config.json", WEIGHTS_FILE, TOKENIZER_FILE) if not (path / name).is_file()]
+    weights = INDEX_FILE if (path / INDEX_FILE).is_file() else WEIGHTS_FILE
+    missing = [name for name in ("config.json", weights, TOKENIZER_FILE) if not (path / name).is_file()]
     if missing:
         raise ModelFolderError(f"{folder} has no {', '.join(missing)}; give the folder that the stage export wrote")
     # Documents are scored one by one and workers are many: threads within a product would only vary its rounding.

@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from gristmill.train.models.tensor_files import FRAMEWORK, Planned
 
 LARGEST = 127
 MATRIX = re.compile(r"model\.layers\.\d+\.(self_attn\.[qkvo]|mlp\.(gate|up|down))_proj\.weight")
@@ -39,28 +42,41 @@ def dequantised(values: Tensor, scales: Tensor) -> Tensor:
     return values.float() * scales.float()
 
 
-def in_int8(tensors: Mapping[str, Tensor], dtype: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """An export's tensors with its layers' matrices rounded, and the metadata of the file that holds them.
+def in_int8(tensors: Mapping[str, Planned], dtype: str) -> tuple[list[dict[str, Planned]], dict[str, str]]:
+    """An export's tensors with its layers' matrices rounded, and the metadata of the files that hold them.
 
     Args:
         tensors: under Hugging Face's names.
         dtype: of the export, which matrices have again when they are multiplied.
+
+    Returns:
+        what each tensor is stored as, the parts of a matrix together.
     """
-    found: dict[str, Tensor] = {}
-    metadata = {"format": "pt", "tensor_names": json.dumps(list(tensors))}
+    found: list[dict[str, Planned]] = []
+    metadata = {**FRAMEWORK, "tensor_names": json.dumps(list(tensors))}
     for name, tensor in tensors.items():
         if not MATRIX.fullmatch(name):
-            found[name], metadata[name] = tensor, json.dumps({"_type": "Tensor"})
+            found.append({name: tensor})
+            metadata[name] = json.dumps({"_type": "Tensor"})
             continue
-        values, scales = quantised(tensor)
-        parts = {"qdata": values, "scale": scales.to(tensor.dtype),
-                 "zero_point": torch.zeros(scales.shape, dtype=torch.int8)}
-        found |= {stored_name(name, part): value.contiguous() for part, value in parts.items()}
+        column = (tensor.shape[0], 1)
+        parts = {"qdata": Planned(torch.int8, tensor.shape, partial(_values, tensor)),
+                 "scale": Planned(tensor.dtype, column, partial(_scales, tensor)),
+                 "zero_point": Planned(torch.int8, column, partial(torch.zeros, column, dtype=torch.int8))}
+        found.append({stored_name(name, part): planned for part, planned in parts.items()})
         metadata[name] = json.dumps({
             "_type": "Int8Tensor", "_tensor_data_names": ["zero_point", "qdata", "scale"],
             "_data": {"act_quant_kwargs": None, "reduce_range": False, "block_size": [1, tensor.shape[1]],
                       "dtype": {"_type": "torch.dtype", "_data": dtype}}})
     return found, metadata
+
+
+def _values(weight: Planned) -> Tensor:
+    return quantised(weight.make())[0]
+
+
+def _scales(weight: Planned) -> Tensor:
+    return quantised(weight.make())[1].to(weight.dtype)
 
 
 def stored_name(name: str, part: str) -> str:

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gristmill.dataprep.files import atomic_write, read_json, write_json
+from gristmill.dataprep.files import read_json, write_json
 from gristmill.train.models.families import hf_config, is_scorer, split_for_hf
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape
+from gristmill.train.models.tensor_files import Planned, ready, write_tensors
 from gristmill.train.models.weights import (
     SHAPE_FILE,
     WEIGHTS_FILE,
@@ -110,19 +111,16 @@ def save_reward_model(
         stops: ids that end a turn.
         pad: the padding id, which tells transformers where a row ends.
     """
-    from safetensors.torch import save
-
     config = hf_config(shape, "float32", stops, pad)
     causal = config["architectures"][0]
     config |= {"architectures": [causal.replace("ForCausalLM", "ForSequenceClassification")], "num_labels": 1,
                "id2label": {"0": "score"}, "label2id": {"score": 0}}
-    written: dict[str, Tensor] = {}
+    written: dict[str, Planned] = {}
     for name, tensor in tensors.items():
         kept = tensor[: shape.vocab_size] if name == EMBEDDING else tensor
-        written |= {inner: part.float().contiguous() for inner, part in split_for_hf(name, kept, shape).items()}
+        written |= {inner: ready(part.float()) for inner, part in split_for_hf(name, kept, shape).items()}
     write_json(folder / SHAPE_FILE, config)
-    with atomic_write(folder / WEIGHTS_FILE) as sink:
-        sink.write(save(written, metadata={"format": "pt"}))
+    write_tensors(folder / WEIGHTS_FILE, written)
 
 
 def load_reward_model(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> RewardModel:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gristmill.dataprep.files import atomic_write, is_local, read_json, write_json
+from gristmill.dataprep.files import is_local, read_json, write_json
 from gristmill.mixtures.model import Initialisation
 from gristmill.train.models.families import (
     UnknownArchitectureError,
@@ -23,12 +23,14 @@ from gristmill.train.models.families import (
 from gristmill.train.models.initialisation import initial_tensor
 from gristmill.train.models.int8 import read_int8, stored_name
 from gristmill.train.models.shape import Shape, ShapeError, shape_from_json, shape_to_json
+from gristmill.train.models.tensor_files import INDEX_FILE as INDEX_FILE
+from gristmill.train.models.tensor_files import WEIGHTS_FILE as WEIGHTS_FILE
+from gristmill.train.models.tensor_files import ready, write_tensors
 
 if TYPE_CHECKING:
     from gristmill.train.models.llama import Llama
 
-WEIGHTS_FILE, SHAPE_FILE = "model.safetensors", "config.json"
-INDEX_FILE = "model.safetensors.index.json"
+SHAPE_FILE = "config.json"
 TensorOf = Callable[[str, torch.Size], Tensor]
 """(parameter name, its whole shape) -> its float32 value on the CPU."""
 
@@ -182,11 +184,8 @@ def check_model(folder: Path) -> Shape:
 
 def save_model(folder: Path, shape: Shape, tensors: dict[str, Tensor]) -> None:
     """Write a model: `config.json`, and `model.safetensors` with whole float32 tensors on the CPU."""
-    from safetensors.torch import save
-
     write_json(folder / SHAPE_FILE, shape_to_json(shape))
-    with atomic_write(folder / WEIGHTS_FILE) as sink:
-        sink.write(save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata={"format": "pt"}))
+    write_tensors(folder / WEIGHTS_FILE, {name: ready(tensor) for name, tensor in tensors.items()})
 
 
 def load_model(folder: Path, device: str = "cpu") -> Llama:

@@ -241,10 +241,18 @@ def over_stages(model: nn.Module, value: Tensor) -> Tensor:
     return value
 
 
+def is_beside_first(model: nn.Module) -> bool:
+    """Whether this process is the first one, or holds a stage of the same pipeline."""
+    return 0 in (dist.get_process_group_ranks(model.group) if isinstance(model, Stage) else [dist.get_rank()])
+
+
 def of_all_stages(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors (on the CPU) of all stages, on every process."""
+    """The tensors (on the CPU) of all stages of the first process's pipeline, on that process; nothing on the others.
+
+    Every process for which `is_beside_first` holds calls this together.
+    """
     if not isinstance(model, Stage):
         return tensors
-    found: list[Any] = [None] * model.count
-    dist.all_gather_object(found, tensors, group=model.group)
-    return {name: tensor for stage in found for name, tensor in stage.items()}
+    found: list[Any] | None = [None] * model.count if dist.get_rank() == 0 else None
+    dist.gather_object(tensors, found, dst=0, group=model.group)
+    return {name: tensor for stage in found or () for name, tensor in stage.items()}

@@ -141,9 +141,17 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def whole_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """All master weights, gathered on every process, float32 on the CPU."""
-    from gristmill.train.parallel.pipeline import of_all_stages
+    """All master weights, float32 on the CPU of the first process; nothing on the others, which help to gather them.
+
+    Every process calls this together; none but the first ever holds more than one whole tensor, or than its own stage
+    of a pipeline.
+    """
+    from gristmill.train.parallel.pipeline import is_beside_first, of_all_stages
 
     assert_sharded(model)
-    return of_all_stages(model, {name: parameter.full_tensor().detach().cpu()  # type: ignore[attr-defined]
-                                 for name, parameter in model.named_parameters()})
+    is_kept, kept = is_beside_first(model), dict[str, Tensor]()
+    for name, parameter in model.named_parameters():
+        whole = parameter.full_tensor().detach()  # type: ignore[attr-defined]
+        if is_kept:
+            kept[name] = whole.cpu()
+    return of_all_stages(model, kept) if is_kept else {}

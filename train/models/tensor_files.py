@@ -1,0 +1,155 @@
+"""Files of safetensors, read and written tensor by tensor: memory holds one tensor at a time, never the model.
+
+The format: eight bytes with the length of a JSON header, the header (name -> dtype, shape and place of each tensor, and
+`__metadata__`), and the tensors back to back (github.com/huggingface/safetensors, README.md, "Format"). A model that is
+larger than a shard may be lies in several files, with an index beside them, as transformers names and cuts them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gristmill.dataprep.files import atomic_write, write_json
+
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+FRAMEWORK = {"format": "pt"}
+"""Metadata without which older readers refuse a file."""
+NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int8: "I8", torch.int32: "I32",
+         torch.int64: "I64", torch.uint8: "U8", torch.float64: "F64", torch.bool: "BOOL"}
+DTYPES = {name: dtype for dtype, name in NAMES.items()}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A tensor that is made when it is written.
+
+    Attributes:
+        dtype, shape: of what `make` gives.
+        make: gives it, once for every part that is written of it.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    make: Callable[[], Tensor]
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def ready(tensor: Tensor) -> Planned:
+    """A tensor that is there already."""
+    return Planned(tensor.dtype, tuple(tensor.shape), lambda: tensor)
+
+
+class TensorFile:
+    """A file of safetensors, local or not, of which tensors are read one by one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with path.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header: dict[str, Any] = json.loads(stream.read(length))
+        self._start = 8 + length
+        self._entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+
+    def names(self) -> list[str]:
+        """All tensors, in the order of the header."""
+        return list(self._entries)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of one of them."""
+        return tuple(self._entries[name]["shape"])
+
+    def read(self, name: str) -> Tensor:
+        """One of them, in memory of its own."""
+        entry = self._entries[name]
+        tensor = torch.empty(tuple(entry["shape"]), dtype=DTYPES[entry["dtype"]])
+        data, done = _bytes_of(tensor), 0
+        with self._path.open("rb") as stream:
+            stream.seek(self._start + entry["data_offsets"][0])
+            while done < len(data) and (count := cast(Any, stream).readinto(data[done:].data)):
+                done += count
+        if done < len(data):
+            raise EOFError(f"{self._path} ends within {name}: {done} of its {len(data)} bytes are there")
+        return tensor
+
+
+def _bytes_of(tensor: Tensor) -> np.ndarray:
+    """The memory of a tensor whose numbers lie back to back, as uint8 of shape (bytes,)."""
+    found: np.ndarray = tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else np.empty(0, dtype=np.uint8)
+    return found
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Planned], metadata: Mapping[str, str] = FRAMEWORK) -> None:
+    """Write one file, atomically.
+
+    Raises:
+        ValueError: a tensor is not what it was planned to be.
+    """
+    # Wide numbers first, so that each lies at a multiple of its size.
+    ordered = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
+    ends = list(accumulate(tensors[name].size for name in ordered))
+    header = json.dumps({"__metadata__": dict(metadata), **{
+        name: {"dtype": NAMES[tensors[name].dtype], "shape": list(tensors[name].shape),
+               "data_offsets": [end - tensors[name].size, end]} for name, end in zip(ordered, ends, strict=True)}},
+        separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    with atomic_write(path) as sink:
+        sink.write(len(header).to_bytes(8, "little") + header)
+        for name in ordered:
+            tensor, planned = tensors[name].make(), tensors[name]
+            if tensor.dtype != planned.dtype or tuple(tensor.shape) != planned.shape:
+                raise ValueError(f"{name} is {tuple(tensor.shape)} of {tensor.dtype}, not {planned.shape} of "
+                                 f"{planned.dtype}")
+            sink.write(_bytes_of(tensor.detach().contiguous()).data)
+
+
+def write_model(
+    folder: Path, groups: Sequence[Mapping[str, Planned]], most_bytes: int, metadata: Mapping[str, str] = FRAMEWORK
+) -> int:
+    """Write a model as one file, or as several and an index where it is larger than `most_bytes`.
+
+    Args:
+        folder: where to.
+        groups: tensors that belong into one file together, in the model's order.
+        most_bytes: of a file's tensors; a group that is larger has a file of its own.
+        metadata: of every file.
+
+    Returns:
+        bytes of all files.
+    """
+    shards = list(_shards(groups, most_bytes))
+    names = [WEIGHTS_FILE] if len(shards) == 1 else [
+        f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
+    for name, shard in zip(names, shards, strict=True):
+        write_tensors(folder / name, shard, metadata)
+    if len(shards) > 1:
+        write_json(folder / INDEX_FILE, {
+            "metadata": {"total_size": sum(one.size for shard in shards for one in shard.values())},
+            "weight_map": {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}})
+    return sum((folder / name).stat().st_size for name in names)
+
+
+def _shards(groups: Sequence[Mapping[str, Planned]], most_bytes: int) -> Iterator[dict[str, Planned]]:
+    shard: dict[str, Planned] = {}
+    held = 0
+    for group in groups:
+        size = sum(one.size for one in group.values())
+        if held and size and held + size > most_bytes:
+            yield shard
+            shard, held = {}, 0
+        shard, held = {**shard, **group}, held + size
+    yield shard
