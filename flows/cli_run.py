@@ -84,8 +84,10 @@ def plan(
     context: typer.Context,
     manifest: ManifestArgument, set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
     predict: Annotated[bool, typer.Option(
-        "--predict", help="Run a small sample, and say what time, memory and disk the preparation needs.")] = False,
+        "--predict", help="Run a small sample, and say what time, memory and disk each stage needs.")] = False,
     sample_mb: Annotated[float, typer.Option(metavar="X", help="Size of that sample, in MB of input.", min=0.1)] = 16.0,
+    sample_seconds: Annotated[float, typer.Option(
+        metavar="S", help="What the sample may take; then what is not measured is said to be so.", min=1.0)] = 30.0,
     gpus: Annotated[int | None, typer.Option(
         metavar="N", help="Plan the pre-training for so many GPUs.", min=1)] = None,
     gpu: Annotated[str, typer.Option(metavar="NAME", help="Their kind, with --gpus.")] = "H100",
@@ -106,7 +108,7 @@ def plan(
     if gpus is None:
         refuse_without(context, "--gpus", ("gpu", "mfu", "peak_tflops", "memory_gb", "prices", "measure"))
     if not predict:
-        refuse_without(context, "--predict", ("sample_mb",))
+        refuse_without(context, "--predict", ("sample_mb", "sample_seconds"))
     session = open_or_exit(manifest, set_, store)
     if gpus is not None:
         from gristmill.flows.plan_gpus import GpuChoice, PlanError, measured_checks, plan_gpus
@@ -123,7 +125,7 @@ def plan(
         from gristmill.flows.predict import predict as predict_cost
         from gristmill.flows.predict import print_prediction
 
-        prediction = predict_cost(session, int(sample_mb * 1e6))
+        prediction = predict_cost(session, int(sample_mb * 1e6), sample_seconds)
         print_json(prediction) if as_json else print_prediction(session, prediction)
         raise typer.Exit(EXIT_STAGE_FAILED if prediction["refusals"] else 0)
     show_plan(session, frozenset(), as_json)

@@ -1,17 +1,24 @@
-"""`gristmill plan --predict`: time, memory and disk of every preparing stage, from two small samples that are run.
+"""`gristmill plan --predict`: time, memory and disk of every stage, from samples that are run, or from past runs.
 
-Each stage is run on a sample and on a larger one. Time is taken to be fixed + slope x text, memory fixed + slope x
-shard size (a stage holds some shards at a time, never the corpus), disk proportional to text. What a stage drops is
-taken to be dropped in the same share of the whole.
+Each preparing stage is run on a sample and, where the time allows, on a larger one. Time is taken to be fixed + slope x
+text, memory fixed + slope x shard size (a stage holds some shards at a time, never the corpus), disk proportional to
+text. Where there is one sample, the slope is the pace at which its shards were done. What a stage drops is taken to be
+dropped in the same share of the whole. What no sample of documents tells (a training's pace) is read from the newest
+output of the same manifest in the store; where there is none, the answer says so.
 """
 
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -33,54 +40,84 @@ MOST_GROWTH = 3
 """A sample that is too small for a source's first document is made LARGER so many times at the most."""
 SHARDS_PER_WORKER = 4
 LAST_STAGE = "tokenize"
+BUDGET_SECONDS = 30.0
+"""What the samples may take together, unless more is asked for."""
+WORK_KEYS = ("steps", "global_batch_size")
+"""What a training's time is proportional to, besides its model."""
+OF_SAMPLES = "no sample of documents tells; a run before in this store would"
+WHY_UNKNOWN = {
+    **dict.fromkeys(("pretrain", "teacher", "sft", "reward", "reference", "dpo", "rl"),
+                    "its pace is the device's and the model's: gristmill plan MANIFEST --gpus N --measure 3 tells"),
+    "mix": "a sample has too few tokens to be mixed",
+}
 SIMILARITIES = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a stage cost on one sample: seconds, bytes of memory at the peak, bytes written."""
+    """What a stage cost on one sample: seconds, bytes of memory at the peak, bytes written.
+
+    `work_seconds` is the part of the time in which its shards were done.
+    """
 
     seconds: float
     memory_bytes: int
     disk_bytes: int
+    work_seconds: float = 0.0
 
 
-class _Silent:
-    """Shows nothing of the samples' stages but their warnings' absence."""
+class OutOfTimeError(Exception):
+    """The samples have used up what they may take."""
+
+
+class _Watch:
+    """Shows nothing of the samples' stages, and notes when their shards were done."""
+
+    def __init__(self) -> None:
+        self._done: dict[str, list[tuple[float, float]]] = {}
+
+    def work_seconds(self) -> float:
+        """How long the stage's jobs took from shard to shard, their first ones in proportion."""
+        spans = [(times[-1][0] - times[0][0]) * times[-1][1] / (times[-1][1] - times[0][1])
+                 for times in self._done.values() if times[-1][1] > times[0][1]]
+        return sum(spans)
 
     def stage_started(self, node: Node, resuming: bool) -> None:
         """See Observer."""
+        self._done = {}
 
     def stage_waits(self, node: Node, owner: Mapping[str, Any]) -> None:
         """See Observer."""
 
     def stage_event(self, node: Node, event: Event) -> None:
         """See Observer."""
+        if event["event"] == "progress" and event["done"]:
+            self._done.setdefault(event.get("job") or "", []).append((time.monotonic(), event["done"]))
 
     def stage_finished(self, node: Node, outcome: Outcome) -> None:
         """See Observer."""
 
 
-def predict(session: Session, sample_bytes: int) -> dict[str, Any]:
+def predict(session: Session, sample_bytes: int, budget_seconds: float = BUDGET_SECONDS) -> dict[str, Any]:
     """Run the preparing stages on two samples and extrapolate.
 
     Args:
         sample_bytes: size of the larger sample, in bytes of the sources' files.
+        budget_seconds: what the samples may take; then what is not measured is said to be so.
 
     Returns:
-        `text_bytes` of the whole; `stages`: per stage `seconds`, `memory_bytes`, `disk_bytes`, or `error`; `totals`;
+        `text_bytes` of the whole; `stages`: per stage `seconds`, `memory_bytes`, `disk_bytes` and what they are `from`,
+        or `error`; `totals`; `took_seconds`;
         `available`: memory and disk of this machine; `refusals`: sentences about what does not fit; `lsh`: the share
         of pairs that become candidates by their similarity.
     """
-    small, large = _measure_both(session, sample_bytes)
-    whole_bytes = large.whole_text
+    started = time.monotonic()
+    small, large = _measure_both(session, sample_bytes, started + budget_seconds)
+    whole_bytes = large.whole_text or small.whole_text
     shard_bytes = session.manifest.ingest.shard_bytes
-    stages = [
-        _extrapolate(name, small, large, whole_bytes, shard_bytes)
-        if name in small.stages and name in large.stages
-        else {"stage": name, "error": large.errors.get(name) or small.errors.get(name, "not reached by the sample")}
-        for name in _stages(session)
-    ]
+    sampled = _stages(session)
+    stages = [_of_sample(name, small, large, whole_bytes, shard_bytes) if name in sampled else _of_past(session, name)
+              for name in session.plan]
     known: list[dict[str, Any]] = [row for row in stages if "error" not in row]
     totals = {
         "seconds": sum(row["seconds"] for row in known),
@@ -89,20 +126,30 @@ def predict(session: Session, sample_bytes: int) -> dict[str, Any]:
     }
     available = {"memory_bytes": available_memory(), "disk_bytes": _free_disk(session.store.root)}
     return {
-        "text_bytes": whole_bytes, "sample_text_bytes": large.text, "stages": stages, "totals": totals,
-        "available": available, "refusals": list(_refusals(totals, available)), "lsh": lsh_curve(_minhash(session)),
+        "text_bytes": whole_bytes, "sample_text_bytes": large.text or small.text,
+        "took_seconds": time.monotonic() - started, "budget_seconds": budget_seconds, "stages": stages,
+        "totals": totals, "available": available,
+        "refusals": list(_refusals(totals, available)), "lsh": lsh_curve(_minhash(session)),
     }
 
 
-def _measure_both(session: Session, sample_bytes: int) -> tuple[_Run, _Run]:
-    """Measure two samples; larger ones where a source's first document does not fit into its part."""
+def _measure_both(session: Session, sample_bytes: int, deadline: float) -> tuple[_Run, _Run]:
+    """Measure two samples; larger ones where a source's first document does not fit into its part.
+
+    The second is left empty where its time would not suffice.
+    """
     for growth in range(MOST_GROWTH + 1):
         wanted = sample_bytes * LARGER**growth
         with tempfile.TemporaryDirectory(prefix="gristmill-predict-") as folder:
-            small = _measure(session, Path(folder) / "small", wanted // LARGER, whole_python=False)
-            if "ingest" in small.errors and growth < MOST_GROWTH:
+            began = time.monotonic()
+            small = _measure(session, Path(folder) / "small", wanted // LARGER, deadline, whole_python=False)
+            now = time.monotonic()
+            if "ingest" in small.errors and growth < MOST_GROWTH and now < deadline:
                 continue
-            return small, _measure(session, Path(folder) / "large", wanted, whole_python=True)
+            work = sum(measured.work_seconds for measured in small.stages.values())
+            if now - began + (LARGER - 1) * work > deadline - now:
+                return small, _Run(0.0, 0.0, 0, {}, {})
+            return small, _measure(session, Path(folder) / "large", wanted, deadline, whole_python=True)
     raise AssertionError("the last round always returns")
 
 
@@ -121,25 +168,89 @@ def _stages(session: Session) -> list[str]:
         name for name in names if name == "ingest" or name in [step.stage for step in session.manifest.prepare]]
 
 
-def _measure(session: Session, folder: Path, sample_bytes: int, whole_python: bool) -> _Run:
+def _measure(session: Session, folder: Path, sample_bytes: int, deadline: float, whole_python: bool) -> _Run:
     sample = take_sample(session.manifest, folder / "sources", sample_bytes, whole_python)
     shard_bytes = max(sample_bytes // (SHARDS_PER_WORKER * session.manifest.engine.workers), 1 << 16)
     ingest = sample.manifest.ingest.model_copy(update={"shard_bytes": shard_bytes})
     manifest = sample.manifest.model_copy(update={"ingest": ingest})
     opened = Session(manifest, session.manifest_file, [], Store.at(folder / "store"), None, make_plan(manifest))
-    runner = opened.runner(_Silent())
+    watch = _Watch()
+    runner = opened.runner(watch)
     found: dict[str, Measured] = {}
     errors: dict[str, str] = {}
     for stage in _stages(session):
         try:
-            outcome = runner.run_stage(stage)
+            with _interrupted_at(deadline):
+                outcome = runner.run_stage(stage)
         except StageFailedError as error:
             errors[stage] = str(error).splitlines()[0]
             break
+        except OutOfTimeError:
+            errors[stage] = "the samples have used up their time: give more with --sample-seconds"
+            break
         made = outcome.folder.manifest()
         disk = sum(file["bytes"] for file in made["files"].values())
-        found[stage] = Measured(made["seconds"], made.get("cost", {}).get("peak_memory_bytes", 0), disk)
+        found[stage] = Measured(made["seconds"], made.get("cost", {}).get("peak_memory_bytes", 0), disk,
+                                min(watch.work_seconds(), made["seconds"]))
     return _Run(*_text_bytes(opened, sample), shard_bytes, found, errors)
+
+
+@contextmanager
+def _interrupted_at(deadline: float) -> Iterator[None]:
+    """Raise OutOfTimeError in what is done inside when the time has come; off the main thread, before it begins."""
+    if time.monotonic() >= deadline:
+        raise OutOfTimeError
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise OutOfTimeError
+
+    previous = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max(deadline - time.monotonic(), 0.001))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def _of_sample(name: str, small: _Run, large: _Run, whole: float, shard_bytes: int) -> dict[str, Any]:
+    """A preparing stage's figures, from both samples, or from one, or why there are none."""
+    if name in small.stages and name in large.stages:
+        return _extrapolate(name, small, large, whole, shard_bytes)
+    run = small if name in small.stages else large
+    if name in run.stages:
+        return _from_one(name, run, whole)
+    told = {**small.errors, **large.errors}
+    return {"stage": name, "error": told.get(name) or f"not reached: {next(iter(told.values()), 'the sample ended')}"}
+
+
+def _from_one(name: str, run: _Run, whole: float) -> dict[str, Any]:
+    """The figures from the pace at which one sample's shards were done; memory is what it took, or more."""
+    measured, times = run.stages[name], whole / max(run.text, 1.0)
+    return {"stage": name, "seconds": measured.seconds + measured.work_seconds * (times - 1),
+            "memory_bytes": measured.memory_bytes, "disk_bytes": int(measured.disk_bytes * times), "from": "one sample"}
+
+
+def _of_past(session: Session, name: str) -> dict[str, Any]:
+    """A later stage's figures, from the newest output that the same manifest has of it, or why there are none."""
+    made = [folder.manifest() for stage, folder in session.store.outputs()
+            if stage == name and folder.path.name.startswith(f"{session.manifest.name}--")
+            and folder.state() == "committed"]
+    if not made:
+        return {"stage": name, "error": WHY_UNKNOWN.get(name, OF_SAMPLES)}
+    newest = max(made, key=lambda manifest: manifest["started"])
+    before, now = newest["recipe"], session.plan[name].recipe
+    if before.get("model") != now.get("model"):
+        return {"stage": name, "error": WHY_UNKNOWN.get(name, OF_SAMPLES)}
+    times = 1.0
+    for key in WORK_KEYS:
+        times *= now[key] / before[key] if isinstance(now.get(key), int) and before.get(key) else 1.0
+    return {"stage": name, "seconds": newest["seconds"] * times,
+            "memory_bytes": newest.get("cost", {}).get("peak_memory_bytes", 0),
+            "disk_bytes": sum(file["bytes"] for file in newest["files"].values()), "from": "a run before"}
 
 
 def _text_bytes(opened: Session, sample: Sample) -> tuple[float, float]:
@@ -157,7 +268,7 @@ def _extrapolate(name: str, small: _Run, large: _Run, whole: float, shard_bytes:
     fixed = max(second.seconds - slope * large.text, 0.0)
     growth = max(second.memory_bytes - first.memory_bytes, 0) / max(large.shard_bytes - small.shard_bytes, 1)
     return {
-        "stage": name,
+        "stage": name, "from": "two samples",
         "seconds": fixed + slope * whole,
         "memory_bytes": int(second.memory_bytes + growth * max(min(shard_bytes, whole) - large.shard_bytes, 0)),
         "disk_bytes": int(second.disk_bytes * whole / max(large.text, 1.0)),
@@ -214,23 +325,29 @@ def print_prediction(session: Session, found: Mapping[str, Any]) -> None:
     """Print what a run would cost."""
     console = plain_console()
     console.print(Text(f"{_size(found['text_bytes'])} of text, predicted from {_size(found['sample_text_bytes'])} "
-                       f"with {session.manifest.engine.workers} workers on this machine", style="dim"))
+                       f"with {session.manifest.engine.workers} workers on this machine, in "
+                       f"{found['took_seconds']:.0f} s", style="dim"))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("stage", no_wrap=True)
     for name in ("time", "memory", "disk"):
         table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("from", no_wrap=True)
     for row in found["stages"]:
         if "error" in row:
-            table.add_row(row["stage"], "?", "?", "?")
+            table.add_row(row["stage"], "?", "?", "?", "")
         else:
-            table.add_row(row["stage"], _time(row["seconds"]), _size(row["memory_bytes"]), _size(row["disk_bytes"]))
+            table.add_row(row["stage"], _time(row["seconds"]), _size(row["memory_bytes"]), _size(row["disk_bytes"]),
+                          Text(row["from"], style="dim"))
     totals = found["totals"]
-    table.add_row("in all", _time(totals["seconds"]), _size(totals["memory_bytes"]), _size(totals["disk_bytes"]),
-                  style="bold")
-    console.print(table)
+    unknown: dict[str, list[str]] = {}
     for row in found["stages"]:
-        if "error" in row and row["error"] != "not reached by the sample":
-            console.print(Text(f"the sample ended at {row['stage']}: {row['error']}", style="yellow"))
+        if "error" in row:
+            unknown.setdefault(row["error"], []).append(row["stage"])
+    table.add_row("of these" if unknown else "in all", _time(totals["seconds"]), _size(totals["memory_bytes"]),
+                  _size(totals["disk_bytes"]), style="bold")
+    console.print(table)
+    for error, stages in unknown.items():
+        console.print(Text(f"? {', '.join(stages)}: {error}", style="yellow"))
     for sentence in found["refusals"]:
         console.print(Text(sentence, style="red"))
     _print_curve(console, _minhash(session), found["lsh"])

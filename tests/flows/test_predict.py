@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import signal
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +17,7 @@ from gristmill.flows import predict
 from gristmill.flows.cli import app
 from gristmill.flows.predict import Measured, lsh_curve
 from gristmill.flows.sampling import take_sample
+from gristmill.flows.session import open_session
 from gristmill.mixtures.dedup import MinHash
 from gristmill.mixtures.load import load_manifest
 from gristmill.mixtures.manifest import Manifest
@@ -79,6 +82,59 @@ def test_time_grows_with_the_text_and_memory_with_the_shards_only() -> None:
     assert row["disk_bytes"] == pytest.approx(1e6)
 
 
+def test_one_sample_is_extrapolated_by_the_pace_of_its_shards() -> None:
+    """Ten seconds, of which 4 went into shards: 100 times the text takes 6 + 400 s."""
+    one = predict._Run(1e6, 1e8, 100_000, {"filter": Measured(10.0, 300_000_000, 1_000, 4.0)}, {})
+    row = predict._from_one("filter", one, 1e8)
+    assert (row["seconds"], row["memory_bytes"], row["disk_bytes"]) == (pytest.approx(406.0), 300_000_000, 100_000)
+    none = predict._Run(0.0, 0.0, 0, {}, {})
+    assert predict._of_sample("filter", one, none, 1e8, 1)["from"] == "one sample"
+
+
+def test_the_work_of_a_stage_is_counted_from_shard_to_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of eight shards the first is done after 3 s and the last 7 s later: a second each; then another job."""
+    times = iter([3.0, 6.0, 10.0, 20.0, 22.0])
+    monkeypatch.setattr(predict.time, "monotonic", lambda: next(times))
+    watch = predict._Watch()
+    for job, done in (("a", 1), ("a", 4), ("a", 8), ("b", 1), ("b", 2)):
+        watch.stage_event(None, {"event": "progress", "job": job, "done": done})  # type: ignore[arg-type]
+    assert watch.work_seconds() == pytest.approx(8.0 + 4.0)
+
+
+def test_no_stage_is_begun_when_the_time_is_up_and_every_stage_has_a_figure_or_a_reason(
+    manifest: Manifest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "m.yaml").write_text((tmp_path / "m.yaml").read_text() + """\
+tokenizer: {vocab_size: 300}
+mix: {tokens: 20000, sequence_length: 32}
+pretrain: {model: {layers: 1, width: 16, heads: 2}, steps: 40, global_batch_size: 4}
+export: {}
+""")
+    session = open_session(str(tmp_path / "m.yaml"), [], str(tmp_path / "st"))
+    node = session.plan["pretrain"]
+    before = session.store.folder("pretrain", "small", "0" * 64)
+    before.begin({})
+    before.commit({"stage": "pretrain", "recipe": {**node.recipe, "steps": 10}, "started": 1.0, "seconds": 5.0,
+                   "cost": {"peak_memory_bytes": 7}}, {})
+
+    found = predict.predict(session, 100_000, budget_seconds=0.0)
+
+    rows = {row["stage"]: row for row in found["stages"]}
+    assert list(rows) == list(session.plan)
+    assert {name for name, row in rows.items() if "error" not in row} == {"pretrain"}
+    assert (rows["pretrain"]["seconds"], rows["pretrain"]["from"]) == (20.0, "a run before")
+    assert "used up their time: give more with --sample-seconds" in rows["ingest"]["error"]
+    assert rows["mix"]["error"] == "a sample has too few tokens to be mixed"
+    predict.print_prediction(session, found)
+    assert "? mix: a sample has too few tokens" in capsys.readouterr().out
+
+
+def test_a_stage_that_takes_too_long_is_interrupted() -> None:
+    with pytest.raises(predict.OutOfTimeError), predict._interrupted_at(predict.time.monotonic() + 0.01):
+        threading.Event().wait(60)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
 def test_what_does_not_fit_is_said_with_both_numbers() -> None:
     totals = {"seconds": 1.0, "memory_bytes": 9_000_000_000, "disk_bytes": 5_000_000}
     available = {"memory_bytes": 8_000_000_000, "disk_bytes": 1_000_000}
@@ -96,7 +152,8 @@ def test_the_curve_is_the_banding_formula() -> None:
 
 
 def test_plan_predict_prints_a_row_per_stage(manifest: Manifest, tmp_path: Path) -> None:
-    arguments = ["plan", str(tmp_path / "m.yaml"), "--predict", "--sample-mb", "0.1", "--store", str(tmp_path / "st")]
+    arguments = ["plan", str(tmp_path / "m.yaml"), "--predict", "--sample-mb", "0.1",
+                 "--sample-seconds", "500", "--store", str(tmp_path / "st")]
     found = json.loads(CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False).stdout)
     assert [row["stage"] for row in found["stages"]] == ["ingest", "filter", "dedup"]
     assert all(row["seconds"] > 0 and row["memory_bytes"] > 50e6 for row in found["stages"])

@@ -17,7 +17,7 @@ from gristmill.dataprep.replay import NotReplayableError
 from gristmill.flows.explain import journey
 from gristmill.flows.facts import gather_facts
 from gristmill.flows.lookup import DocumentNotFoundError
-from gristmill.flows.predict import _Silent
+from gristmill.flows.predict import _Watch
 from gristmill.flows.report_examples import example_sections, preferences, prepared_rows
 from gristmill.flows.session import Session, open_session
 from gristmill.flows.summary import print_examples
@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "run.yaml").write_text(MANIFEST)
-    opened(folder).runner(_Silent()).run_stage("sft_prepare")
+    opened(folder).runner(_Watch()).run_stage("sft_prepare")
     return folder
 
 
