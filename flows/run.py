@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from gristmill.dataprep.files import REPAIR, read_json
+from gristmill.dataprep.files import REPAIR, read_json, write_json
 from gristmill.dataprep.secrets import mask_secrets, mask_text, split_secrets
 from gristmill.flows.lease import Lease, acquire, running_owner
 from gristmill.flows.process import Event, StageProcess
@@ -18,6 +19,7 @@ from gristmill.flows.store import StageFolder, Store, remove_tree
 from gristmill.mixtures.manifest import Engine
 from gristmill.mixtures.training import HOW_KEYS
 
+log = logging.getLogger("gristmill.run")
 How = Literal["Cached", "Completed", "Resumed"]
 
 
@@ -196,6 +198,7 @@ class Runner:
         error = folder.work / "error.json"
         if (cause := process.cause()) is not None:
             reason = cause
+            _keep_cause(error, cause)
         elif error.exists():
             reason = read_json(error)["message"]
         elif code == -9:
@@ -208,6 +211,16 @@ class Runner:
             reason = reason.partition(":")[2].strip()
         reason = reason.replace(REPAIR, self.repair_command)
         return mask_text(f"{node.name}: {reason}\n  log: {log}\n  go on with: {self.resume_command}")
+
+
+def _keep_cause(error: Path, cause: str) -> None:
+    """Let `status` and `plan` say the same, where the rank that failed could not write it, or another wrote its own."""
+    if error.exists() and read_json(error)["message"] == cause:
+        return
+    try:
+        write_json(error, {"type": "StageFailedError", "message": cause})
+    except Exception as trouble:  # noqa: BLE001 - object stores' libraries raise errors of their own
+        log.warning("%s cannot be written: %s", error, trouble)
 
 
 def how_of(node: Node) -> dict[str, Any]:

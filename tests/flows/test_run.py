@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from gristmill.dataprep.files import read_json
 from gristmill.flows.run import Runner, StageFailedError
 from gristmill.flows.store import Store
 
@@ -82,8 +83,11 @@ def test_a_process_that_just_ends_is_a_failure_with_its_last_line(toy_runner: Ma
 
 def test_the_reason_is_the_rank_that_failed_and_neither_those_that_lost_it_nor_a_banner(toy_runner: Make) -> None:
     """As torchrun prints it where two ranks end, on a disk too full for a file that says why."""
+    runner = toy_runner(ranks={})
     with pytest.raises(StageFailedError) as caught:
-        toy_runner(ranks={}).run_stage("ranks")
+        runner.run_stage("ranks")
+    # Whoever asks afterwards is told the same.
+    assert read_json(runner.folder("ranks").work / "error.json")["message"].startswith("[Errno 28] No space left")
     assert str(caught.value).splitlines()[0] == "ranks: [Errno 28] No space left on device: 'step-00000004'"
     with pytest.raises(StageFailedError, match=r"^silent: its process ended with code 1: the last line that says"):
         toy_runner(silent={}).run_stage("silent")
