@@ -9,8 +9,27 @@ from gristmill.mixtures.load import Location, Problem, Written
 from gristmill.mixtures.manifest import Manifest
 
 
+def wrong_keys(manifest: Manifest, written: Written) -> list[Problem]:
+    """Every `keep` of `dedup` that is malformed, or names a column that nothing before it measures."""
+    problems: list[Problem] = []
+    for number, step in enumerate(manifest.prepare):
+        if step.dedup is None:
+            continue
+        from gristmill.dataprep.duplicates.clusters import parse_keep
+        from gristmill.dataprep.duplicates.keep_columns import check_names
+        from gristmill.dataprep.measured import measured_by
+
+        before = [name for earlier in manifest.prepare[:number] for name in measured_by(earlier)]
+        try:
+            check_names(parse_keep(step.dedup.keep), before)
+        except ValueError as error:
+            problems.append(written.problem(("prepare", number, "dedup", "keep"),
+                                            str(error).removeprefix("dedup.keep: ")))
+    return problems
+
+
 def wrong_expressions(manifest: Manifest, written: Written) -> list[Problem]:
-    """Every `where` and `epochs` of the sources that is no SQL, or names a column that nothing here measures."""
+    """Every `where` and `epochs` of the sources that is not of the grammar, or names a column that nothing measures."""
     expressions = list(_expressions(manifest))
     if not expressions:
         return []

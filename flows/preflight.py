@@ -9,7 +9,7 @@ from collections.abc import Container, Iterator
 from pathlib import Path
 
 from gristmill.dataprep.files import as_path
-from gristmill.flows.expressions import wrong_expressions
+from gristmill.flows.expressions import wrong_expressions, wrong_keys
 from gristmill.mixtures.load import Location, Problem, Written
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.section import outside_paths
@@ -26,6 +26,7 @@ def find_problems(manifest: Manifest, written: Written, stages: Container[str]) 
         stages: those of LOOKED_AT that would run; what only the others read may be gone.
     """
     found = [written.problem(location, message) for location, message in _unusable_files(manifest, stages)]
+    found += wrong_keys(manifest, written)
     return [*found, *(wrong_expressions(manifest, written) if "mix" in stages else ())]
 
 

@@ -82,14 +82,22 @@ class Source(Section):
     """Most tokens that the mixture takes, rounded down to whole rows; see `mix.short`."""
     where: str | None = None
     """SQL condition over the measured columns, evaluated when mixing: `"quality >= 0.6"`. What `dedup` found out is
-    among them: `cluster_size` is how many duplicates a document stands for, itself counted."""
+    among them: `cluster_size` is how many duplicates a document stands for, itself counted.
+
+    It is a function of the document's own columns, so that the same manifest always gives the same mixture. There are
+    columns, constants, comparison, arithmetic, `||`, `AND`, `OR`, `NOT`, `IN` a list, `BETWEEN`, `LIKE`, `ILIKE`,
+    `GLOB`, `CASE`, `IS NULL`, `coalesce`, `CAST` to numbers, texts and truth values, and these functions: abs, ceil,
+    ceiling, exp, floor, greatest, isfinite, isinf, isnan, least, ln, log, log10, log2, max, min, pow, power, round,
+    sign, sqrt, trunc; concat, contains, ends_with, hex, left, length, lower, ltrim, position, prefix,
+    regexp_full_match, regexp_matches, replace, right, rtrim, starts_with, strlen, strpos, substr, substring, suffix,
+    trim, upper; if, ifnull, nullif. Anything else (`random()`, `now()`, window functions, sub-queries) is an error."""
     epochs: str | None = None
-    """SQL expression over the same columns: how often each document is in one pass, once if absent. `"min(cluster_size,
-    4)"` gives a text that the web repeats up to four times its place; `min` and `max` of two values are NULL where
-    either is. A part of one is a chance that the document's hash decides: 1.5 is once for half of the documents and
-    twice for the others. 0 leaves a document out. One of which the expression is NULL is left out too, and counted as
-    `epochs_unknown`: `"coalesce(min(cluster_size, 4), 1)"` keeps it. The tokens of a source count with these
-    repeats, and `max_epochs` limits the passes."""
+    """SQL expression of the same kind, over the same columns: how often each document is in one pass, once if absent.
+    `"min(cluster_size, 4)"` gives a text that the web repeats up to four times its place; `min` and `max` of two values
+    are NULL where either is. A part of one is a chance that the document's hash decides: 1.5 is once for half of the
+    documents and twice for the others. 0 leaves a document out. One of which the expression is NULL is left out too,
+    and counted as `epochs_unknown`: `"coalesce(min(cluster_size, 4), 1)"` keeps it. The tokens of a source count with
+    these repeats, and `max_epochs` limits the passes."""
 
     @field_validator("encoding")
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,16 @@ def check_columns(inputs: Mapping[str, Path], keys: Sequence[KeepKey]) -> None:
     """Raise ValueError where a key names no column, unless there are no documents to choose from."""
     if not any(inputs["ingest"].glob("part-*.parquet")):
         return
-    available = [LENGTH, *DOCUMENT_COLUMNS, *measured_columns(inputs)]
+    check_names(keys, measured_columns(inputs))
+
+
+def check_names(keys: Sequence[KeepKey], measured: Iterable[str]) -> None:
+    """Raise ValueError where a key names no column.
+
+    Args:
+        measured: the columns of the stages before.
+    """
+    available = [LENGTH, *DOCUMENT_COLUMNS, *measured]
     for key in keys:
         if key.column not in available:
             raise ValueError(

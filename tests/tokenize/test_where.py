@@ -7,6 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from gristmill.mixtures.sources import Source
+from gristmill.tokenize.mixing.grammar import FUNCTIONS
 from gristmill.tokenize.mixing.shares import MixError
 from gristmill.tokenize.mixing.where import MET, NOT_MET, UNKNOWN, check_names, judge
 
@@ -58,3 +60,70 @@ def test_names_are_checked_before_there_are_values() -> None:
         check_names("sources.web.where", "qualty > 1", names)
     with pytest.raises(MixError, match=r"sources\.web\.where.*syntax"):
         check_names("sources.web.where", "quality >", names)
+
+
+ROWS = pa.table({"quality": [0.2, None, 0.9, 0.5], "tokens": [5, 6, 7, 0], "language": ["en", "de", None, "fr"]})
+
+
+@pytest.mark.parametrize("expression", [
+    "quality >= 0.5 AND NOT (language IN ('en', 'de')) OR tokens BETWEEN 1 AND 5", "language LIKE 'e%'",
+    "language NOT ILIKE 'E_' AND language GLOB 'd*'", "language LIKE '10$%' ESCAPE '$'", "language SIMILAR TO 'e.'",
+    "CASE WHEN tokens > 5 THEN quality ELSE 1.0 END > 0.5", "quality IS NOT NULL", "quality IS NULL OR tokens != 3",
+    "coalesce(quality, 0) > 0.1", "-quality + 2 * tokens % 3 // 2 ** 2 <= tokens ^ 2 / 3", "CAST(tokens AS DOUBLE) > 5",
+    "tokens::int > 5 -- a comment", "quality IS DISTINCT FROM 0.5", "true", "NULL", "language || 'x' = 'enx'",
+    "min(tokens, 6) > max(quality, 0.1)", "if(tokens > 5, true, false)", "Quality > 0.5", "nullif(tokens, 0) IS NULL",
+    "least(tokens, 4) < greatest(quality, tokens)", "starts_with(language, 'e')", "position('n' in language) > 0",
+    "substring(language from 1 for 1) = 'e'", "TRY_CAST(language AS INTEGER) IS NULL",
+    "tokens IN (5, 6) AND length(trim(lower(language))) = 2", "round(sqrt(tokens), 1) > ln(tokens + 1)",
+])
+def test_a_condition_of_the_grammar_depends_on_its_own_row_alone(expression: str) -> None:
+    check_names("sources.web.where", expression, ROWS.column_names)
+    together = judge("web", expression, ROWS).tolist()
+    for order in ([3, 1, 0, 2], [2], [0, 0, 1]):
+        assert judge("web", expression, ROWS.take(order)).tolist() == [together[row] for row in order]
+
+
+@pytest.mark.parametrize(("expression", "named"), [
+    ("random() < 0.5", "the function random is"), ("now() > 1", "the function now is"),
+    ("uuid() > 'a'", "the function uuid is"), ("current_date IS NULL", "no column 'current_date'"),
+    ("CURRENT_TIMESTAMP IS NULL", "no column 'CURRENT_TIMESTAMP'"),
+    ("row_number() OVER () < 10", r"a window function is not allowed \(row_number\)"),
+    ("sum(tokens) OVER (ORDER BY quality) < 9", r"a window function is not allowed \(sum\)"),
+    ("tokens > (SELECT avg(tokens) FROM documents)", "a sub-query is"), ("EXISTS (SELECT 1)", "a sub-query is"),
+    ("tokens IN (SELECT 5)", "a sub-query is"), ("tokens = ANY([1, 2])", "a sub-query is"),
+    ("count(*) > 1", "the function count_star is"), ("tokens > avg(tokens)", "the function avg is"),
+    ("min(tokens) > 1", "min takes two values of one document, and has 1"), ("rowid < 3", "no column 'rowid'"),
+    ("gristmill_row < 3", "no column 'gristmill_row'"), ("getenv('HOME') = 'x'", "the function getenv is"),
+    ("current_setting('threads') = '1'", "the function current_setting"), ("nextval('s') > 1", "the function nextval"),
+    ("main.abs(tokens) > 1", "the function abs is"),
+    ("COLUMNS(*) > 1", r"\* is not"), ("#1 > 2", "a column's number is"),
+    ("tokens > ?", "a parameter is"), ("list_transform([1], x -> x)[1] > 0", "array_extract is"),
+    ("tokens > 1) , (true", "more than one expression"),
+    ("true) FROM documents WHERE (true", "more than one expression"),
+    ("true) FROM documents ORDER BY (tokens", "more than one expression"), ("1); SELECT (2", "more than one statement"),
+    ("DATE '2026-01-01' > 'today'::DATE", "a cast to DATE is"),
+    ("tokens::TIMESTAMPTZ IS NULL", "a cast to TIMESTAMPTZ is"),
+    ("language COLLATE nocase = 'EN'", "COLLATE is"), ("'a' = version()", "the function version is"),
+    ("typeof(tokens) = 'x'", "the function typeof is"), ("hash(tokens) > 1", "the function hash is"),
+])
+def test_what_is_no_function_of_the_row_is_refused_by_name_before_there_are_values(expression: str, named: str) -> None:
+    for check in (lambda: check_names("sources.web.where", expression, ROWS.column_names),
+                  lambda: judge("web", expression, ROWS)):
+        with pytest.raises(MixError, match=named):
+            check()
+
+
+def test_the_manual_names_every_function_of_the_grammar() -> None:
+    manual = " ".join((Source.model_fields["where"].description or "").split())
+    for kind, names in FUNCTIONS.items():
+        assert f"{', '.join(names)}" in manual, kind
+
+
+def test_every_function_of_the_grammar_is_one_of_duckdb_without_state() -> None:
+    import duckdb
+
+    with duckdb.connect() as connection:
+        found = connection.execute("SELECT function_name, function_type, stability FROM duckdb_functions()").fetchall()
+    for name in (name for names in FUNCTIONS.values() for name in names):
+        kinds = {(kind, stability) for one, kind, stability in found if one == name and kind in ("scalar", "macro")}
+        assert {stability for _, stability in kinds} <= {"CONSISTENT", None}, name

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from gristmill.dataprep.documents import annotation_stages, read_annotations
 from gristmill.tokenize.mixing.draws import draw, word_ids
+from gristmill.tokenize.mixing.grammar import NotAllowedError, check_grammar
 from gristmill.tokenize.mixing.shares import MixError
 
 JUDGEMENT_COLUMNS = ("id", "keep", "reason", "error")
@@ -54,14 +55,14 @@ def judge(source: str, condition: str, measured: pa.Table) -> np.ndarray:
 
     Args:
         source: its name, for the error.
-        condition: SQL over the columns of `measured`, as DuckDB reads it.
+        condition: SQL over the columns of `measured`, of the part that `grammar.py` has.
         measured: see `measured_columns`.
 
     Returns:
         int8 per row: MET, NOT_MET, or UNKNOWN where SQL says NULL because a value was not measured.
 
     Raises:
-        MixError: the condition does not parse, is no condition, or names a column that there is not.
+        MixError: the condition is not of the grammar, is no condition, or names a column that there is not.
     """
     known, values = _evaluate(f"sources.{source}.where", condition, "BOOLEAN", measured)
     verdicts = np.full(len(measured), UNKNOWN, dtype=np.int8)
@@ -76,7 +77,7 @@ def repeat(source: str, expression: str, measured: pa.Table, words: np.ndarray, 
 
     Args:
         source: its name, for the error.
-        expression: SQL over the columns of `measured`, as DuckDB reads it; `min` and `max` take two values.
+        expression: SQL over the columns of `measured`, of the part that `grammar.py` has.
         measured: see `measured_columns`.
         words: (n, 2) id words of the same documents (`draws.id_words`).
         key: 64 bits of the draws.
@@ -85,8 +86,8 @@ def repeat(source: str, expression: str, measured: pa.Table, words: np.ndarray, 
         int64 per row: a number of times, or UNKNOWN where SQL says NULL because a value was not measured.
 
     Raises:
-        MixError: the expression does not parse, names a column that there is not, or gives a number that is negative,
-            infinite or above MAX_REPEATS.
+        MixError: the expression is not of the grammar, names a column that there is not, or gives a number that is
+            negative, infinite or above MAX_REPEATS.
     """
     known, values = _evaluate(f"sources.{source}.epochs", expression, "DOUBLE", measured)
     numbers = np.where(known, values, 0.0).astype(np.float64)
@@ -101,18 +102,15 @@ def repeat(source: str, expression: str, measured: pa.Table, words: np.ndarray, 
 
 
 def check_names(key: str, expression: str, names: Collection[str]) -> None:
-    """Raise MixError where an expression cannot be read as SQL, or names a column that is not among `names`.
+    """Raise MixError where an expression is not of the grammar, or names a column that is not among `names`.
 
     What else may be wrong with it depends on the values and is left to `judge` and `repeat`.
     """
-    import duckdb
-
     nothing = pa.table({name: pa.nulls(0, pa.float64()) for name in names})
     try:
         _evaluate(key, expression, "VARCHAR", nothing)
     except MixError as error:
-        cause = error.__cause__
-        if isinstance(cause, duckdb.ParserException) or "Referenced column" in str(cause):
+        if isinstance(error.__cause__, NotAllowedError):
             raise
 
 
@@ -126,6 +124,10 @@ def _evaluate(key: str, expression: str, kind: str, measured: pa.Table) -> tuple
             connection.execute(f"CREATE MACRO {name}(a, b) AS CASE WHEN a IS NULL OR b IS NULL THEN NULL "
                                f"ELSE {function}(a, b) END")
         connection.execute("SET lock_configuration = true")
+        try:
+            check_grammar(connection, expression, measured.column_names)
+        except NotAllowedError as error:
+            raise _wrong(key, expression, str(error), measured) from error
         rows = pa.array(np.arange(len(measured)))
         connection.register("documents", measured.append_column("gristmill_row", rows))
         try:
@@ -134,9 +136,12 @@ def _evaluate(key: str, expression: str, kind: str, measured: pa.Table) -> tuple
                 f"SELECT gristmill_row, CAST((\n{expression}\n) AS {kind}) FROM documents"
             ).fetchnumpy()
         except duckdb.Error as error:
-            raise MixError(f"{key}: {expression!r}: {str(error).splitlines()[0]} (columns: "
-                           f"{', '.join(sorted(measured.column_names))})") from error
+            raise _wrong(key, expression, str(error).splitlines()[0], measured) from error
     return _in_order(*found.values())
+
+
+def _wrong(key: str, expression: str, reason: str, measured: pa.Table) -> MixError:
+    return MixError(f"{key}: {expression!r}: {reason} (columns: {', '.join(sorted(measured.column_names))})")
 
 
 def _in_order(rows: Any, values: Any) -> tuple[np.ndarray, np.ndarray]:
