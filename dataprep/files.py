@@ -73,7 +73,12 @@ def atomic_write(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
 def write_json(path: Path, value: Any, durable: bool = True) -> None:
     """Write a value as readable JSON, atomically (`durable`: see `atomic_write`)."""
     with atomic_write(path, durable) as sink:
-        sink.write(json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True).encode() + b"\n")
+        sink.write(json_bytes(value))
+
+
+def json_bytes(value: Any) -> bytes:
+    """A value as readable JSON."""
+    return json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True).encode() + b"\n"
 
 
 def read_json(path: Path) -> Any:

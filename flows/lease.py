@@ -1,8 +1,16 @@
 """Who may write into a stage folder: a numbered lease, whose number is the fencing token.
 
-A lease is taken by creating `lease/<n>.json` exclusively, with n one above the highest there. It holds while its
-owner's process lives and its heartbeat is fresh; the number is compared before every commit, so that an owner that
-was paused and overtaken cannot commit. Only exclusive create is needed of the file system.
+    lease/<n>.json         who owns lease n
+    lease/<n>.beat.json    its heartbeat
+    lease/<n>.child.json   the process group that does its work
+    lease/<n>.commit       what it commits, or `fenced`
+    lease/<n>.done         it was given back
+
+A lease is taken by creating `<n>.json` exclusively, with n one above the highest there. It holds while its owner's
+process lives, which can be seen from within the same PID namespace alone, or else while its heartbeat changes.
+Whoever takes over from an owner that did not give its lease back creates `<n>.commit` of that lease first, and an owner
+commits by creating the same file: one of them comes too late, however long either was paused. Only exclusive create is
+needed of the file system.
 """
 
 from __future__ import annotations
@@ -14,6 +22,7 @@ import signal
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +32,10 @@ from gristmill.dataprep.files import create_exclusively, read_json, write_json
 
 BEAT_SECONDS = 15.0
 STALE_SECONDS = 90.0
+FORGOTTEN_SECONDS = 3600.0
+"""So long after its last heartbeat, by the store's clock and ours, an owner elsewhere is not said to be running."""
+FENCED = b"fenced"
+"""The content of a commit record whose owner may not commit."""
 WAIT_SECONDS = 0.5
 KILL_SECONDS = 5.0
 log = logging.getLogger("gristmill.lease")
@@ -47,6 +60,19 @@ class Lease:
         if highest(self.folder) != self.number:
             raise LeaseLostError(f"{self.folder.parent} was taken over by another run; this attempt stops")
 
+    def commit(self, content: bytes) -> None:
+        """Decide that this lease's work counts, by a record that exists once.
+
+        Args:
+            content: what is committed; whoever finds the record can publish it.
+
+        Raises:
+            LeaseLostError: somebody who took over has decided otherwise.
+        """
+        if not create_exclusively(self.folder / f"{self.number}.commit", content):
+            raise LeaseLostError(f"{self.folder.parent} was taken over by another run; this attempt's work is not "
+                                 "committed")
+
     def name_child(self, pid: int) -> None:
         """Write down the process group that does the work, so that whoever takes over can end it."""
         write_json(self.folder / f"{self.number}.child.json", identity(pid))
@@ -65,7 +91,7 @@ class Lease:
 
     def _beat(self) -> None:
         beats = 0
-        while not self._stop.wait(BEAT_SECONDS):
+        while beats == 0 or not self._stop.wait(BEAT_SECONDS):
             beats += 1
             try:
                 write_json(self.folder / f"{self.number}.beat.json", {"beats": beats})
@@ -80,22 +106,30 @@ class Lease:
                 return
 
 
-def acquire(folder: Path, on_wait: Callable[[dict[str, Any]], None], wanted: Callable[[], bool]) -> Lease | None:
+def acquire(
+    folder: Path, on_wait: Callable[[dict[str, Any]], None], wanted: Callable[[], bool],
+    publish: Callable[[bytes], bool] = lambda content: False,
+) -> Lease | None:
     """Take the lease of a stage folder, waiting for a living owner.
 
     Args:
         folder: the stage folder's `lease/`.
         on_wait: called once with the owner's identity when this process has to wait.
         wanted: asked before every try; once it is False (the owner committed), None is returned.
+        publish: given what a dead owner has committed and perhaps not published; returns whether it did so now.
     """
     waited = False
     beats = _BeatWatch()
     while wanted():
         number = highest(folder)
         owner = read_json(folder / f"{number}.json") if number else None
-        if owner is None or (folder / f"{number}.done").exists() or beats.is_dead(folder, number, owner):
+        if owner is None or (done := (folder / f"{number}.done").exists()) or beats.is_dead(folder, number, owner):
             _end_orphan(folder / f"{number}.child.json")
-            content = json.dumps(identity(os.getpid())).encode()
+            committed = None if owner is None or done else _fence(folder, number)
+            if committed is not None and publish(committed):
+                continue
+            # The random part tells two tries of one process apart, where a store's answer was lost.
+            content = json.dumps({**identity(os.getpid()), "id": uuid.uuid4().hex}).encode()
             if create_exclusively(folder / f"{number + 1}.json", content):
                 return Lease(folder, number + 1)
             continue
@@ -106,31 +140,61 @@ def acquire(folder: Path, on_wait: Callable[[dict[str, Any]], None], wanted: Cal
     return None
 
 
+def _fence(folder: Path, number: int) -> bytes | None:
+    """Keep the owner of a lease from committing; returns what it has committed already, if it has."""
+    record = folder / f"{number}.commit"
+    if create_exclusively(record, FENCED):
+        return None
+    content = record.read_bytes()
+    return None if content == FENCED else content
+
+
 def running_owner(folder: Path) -> dict[str, Any] | None:
-    """The identity of the living owner of a stage folder's lease on this machine, if there is one."""
+    """The identity of the owner of a stage folder's lease, if it lives, or may live elsewhere."""
     number = highest(folder)
     if not number or (folder / f"{number}.done").exists():
         return None
     owner: dict[str, Any] = read_json(folder / f"{number}.json")
-    return owner if owner["host"] != socket.gethostname() or is_alive(owner) else None
+    if is_here(owner):
+        return owner if is_alive(owner) else None
+    seen = [path.stat().st_mtime for path in (folder / f"{number}.json", folder / f"{number}.beat.json")
+            if path.exists()]
+    return owner if time.time() - max(seen, default=0.0) < FORGOTTEN_SECONDS else None
 
 
 def identity(pid: int) -> dict[str, Any]:
-    """What tells a process apart from all others, also from one with the same number later."""
-    return {"host": socket.gethostname(), "boot": _boot_id(), "pid": pid, "ticks": _start_ticks(pid)}
+    """What tells a process apart from all others: of other machines and containers, and with the same number later."""
+    return {"host": socket.gethostname(), "machine": _machine_id(), "boot": _boot_id(), "pids": _pid_namespace(),
+            "pid": pid, "ticks": _start_ticks(pid)}
+
+
+def is_here(owner: dict[str, Any]) -> bool:
+    """Whether this process can see the other one, if that lives: same boot of a machine, same PID namespace.
+
+    Neither names of hosts nor process numbers tell: containers share the first, and each counts processes anew.
+    """
+    return owner["boot"] == _boot_id() and owner.get("pids") == _pid_namespace()
 
 
 def is_alive(owner: dict[str, Any]) -> bool:
-    """Whether a process of this machine still runs."""
-    if owner["boot"] != _boot_id():
-        return False
-    ticks = _start_ticks(owner["pid"])
-    return ticks is not None and ticks == owner["ticks"]
+    """Whether a process that can be seen from here still runs."""
+    return is_here(owner) and _runs(owner)
 
 
 def is_gone(owner: dict[str, Any]) -> bool:
-    """Whether a process is known to have ended; of one on another machine nothing is known."""
-    return owner["host"] == socket.gethostname() and not is_alive(owner)
+    """Whether a process has surely or most likely ended, for those who are shown it; leases take no likelihood.
+
+    One of this machine before it was started anew has; of one on another machine, or in another container, nothing is
+    known.
+    """
+    mine = identity(os.getpid())
+    is_ours = all(owner.get(name, mine[name]) == mine[name] for name in ("host", "machine", "pids"))
+    return is_ours and (owner["boot"] != mine["boot"] or not _runs(owner))
+
+
+def _runs(owner: dict[str, Any]) -> bool:
+    ticks = _start_ticks(owner["pid"])
+    return ticks is not None and ticks == owner["ticks"]
 
 
 class _BeatWatch:
@@ -140,7 +204,7 @@ class _BeatWatch:
         self._seen: tuple[int, Any, float] = (0, None, 0.0)
 
     def is_dead(self, folder: Path, number: int, owner: dict[str, Any]) -> bool:
-        if owner["host"] == socket.gethostname():
+        if is_here(owner):
             return not is_alive(owner)
         beat = folder / f"{number}.beat.json"
         current = read_json(beat) if beat.exists() else None
@@ -150,12 +214,10 @@ class _BeatWatch:
 
 
 def _end_orphan(record: Path) -> None:
-    """End the process group that a dead owner left behind on this machine, before anything else is written."""
+    """End the process group that a dead owner left behind here, before anything else is written."""
     if not record.exists():
         return
     child = read_json(record)
-    if child["host"] != socket.gethostname():
-        return
     deadline = time.monotonic() + KILL_SECONDS
     while is_alive(child) and time.monotonic() < deadline:
         try:
@@ -172,11 +234,32 @@ def highest(folder: Path) -> int:
     return max((int(path.stem) for path in folder.glob("*.json") if path.stem.isdigit()), default=0)
 
 
+def _machine_id() -> str:
+    """Of this installation of an operating system; clones and containers may share it. Empty where it has none."""
+    try:
+        return Path("/etc/machine-id").read_text().strip()
+    except OSError:
+        return ""
+
+
 def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        return "unknown"
+        return f"unknown, of {socket.gethostname()}"
+
+
+def _pid_namespace() -> str:
+    """The name of this process's PID namespace; one that no other process has where /proc shows another namespace."""
+    try:
+        if os.readlink("/proc/self") != str(os.getpid()):
+            return UNSEEN
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return UNSEEN if Path("/proc/self").exists() else "unknown"
+
+
+UNSEEN = f"unseen, {uuid.uuid4().hex}"
 
 
 def _start_ticks(pid: int) -> int | None:

@@ -18,9 +18,11 @@ from typing import Any
 from uuid import UUID
 
 from gristmill.dataprep.processes import end_with_parent
-from gristmill.flows.lease import identity, is_alive
+from gristmill.flows.lease import identity, is_alive, is_gone
 
 LABEL = "gristmill."
+OWNER = ("host", "machine", "boot", "pids", "pid", "ticks")
+"""What the labels of a run say of its process, each behind `LABEL`."""
 LOOK_SECONDS = 2.0
 """Between two looks at whether a run that no runner watches is to be cancelled."""
 MARK_SECONDS = 15.0
@@ -195,13 +197,12 @@ def _mark_cancelled_tasks(client: Any, runner: int | None = None) -> None:
 
 
 def _owner(labels: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: labels[LABEL + name] for name in ("host", "boot", "pid", "ticks")}
+    return {name: labels[LABEL + name] for name in OWNER if LABEL + name in labels}
 
 
 def _is_ours(labels: Mapping[str, Any], runner: int | None) -> bool:
     """Whether a run's process is, or was, one of this machine."""
-    mine = identity(os.getpid())
-    return (labels.get(LABEL + "host") == mine["host"] and LABEL + "ticks" in labels
+    return (LABEL + "ticks" in labels and (is_alive(_owner(labels)) or is_gone(_owner(labels)))
             and (runner is None or labels.get(LABEL + "runner") == runner))
 
 

@@ -89,8 +89,10 @@ class Runner:
             return force or folder.state() != "committed"
 
         # On a forced rerun of a committed stage the owner of an old lease has released it: nobody is waited for.
-        lease = acquire(folder.path / "lease", lambda owner: self.observer.stage_waits(node, owner), still_wanted)
+        lease = acquire(folder.path / "lease", lambda owner: self.observer.stage_waits(node, owner), still_wanted,
+                        folder.publish)
         if lease is None:
+            _end_cleaning(folder)
             return self._finished(node, Outcome(stage, node.fingerprint, "Cached", 0.0, folder, "made by another run"))
         if not still_wanted():
             lease.release()
@@ -145,7 +147,7 @@ class Runner:
         folder.commit({
             **header, **how_of(node), "started": started, "seconds": round(seconds, 3), "lease": lease.number,
             **({"cost": read_json(cost)} if cost.exists() else {}),
-        }, summary)
+        }, summary, lease.commit)
         return Outcome(node.name, node.fingerprint, "Resumed" if resuming else "Completed", seconds, folder)
 
     def describe(self, node: Node) -> dict[str, Any]:
@@ -179,6 +181,7 @@ class Runner:
             progress.note(event)
             self.observer.stage_event(node, event)
 
+        lease.check()
         process = StageProcess(folder.path, log, take, secrets)
         lease.on_lost = process.kill
         lease.name_child(process.pid)

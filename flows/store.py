@@ -21,7 +21,7 @@ import platform
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,8 +29,10 @@ from typing import Any, Literal
 from gristmill.dataprep.files import (
     TEMPORARY_MARK,
     as_path,
+    atomic_write,
     create_exclusively,
     is_local,
+    json_bytes,
     read_json,
     sha256_file,
     write_json,
@@ -120,19 +122,41 @@ class StageFolder:
         for leftover in (*self.path.glob(f"*{TEMPORARY_MARK}*"), *self.data.rglob(f"*{TEMPORARY_MARK}*")):
             leftover.unlink()
 
-    def commit(self, header: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the output count: write the manifest, then `_SUCCESS`, then remove what only attempts needed."""
+    def commit(
+        self, header: Mapping[str, Any], summary: Mapping[str, Any],
+        decide: Callable[[bytes], None] = lambda content: None,
+    ) -> dict[str, Any]:
+        """Make the output count: write the manifest, then `_SUCCESS`, then remove what only attempts needed.
+
+        Args:
+            header, summary: what the manifest says besides the files.
+            decide: given the manifest's content before anything is written; raises where it must not count.
+        """
         files = {
             file.relative_to(self.data).as_posix(): {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
             for file in sorted(self.data.rglob("*")) if file.is_file()
         }
         manifest = {**header, "files": files, "summary": dict(summary), "versions": library_versions()}
-        write_json(self.path / "manifest.json", manifest)
-        checksum = hashlib.sha256((self.path / "manifest.json").read_bytes()).hexdigest()
-        if not create_exclusively(self.path / "_SUCCESS", checksum.encode()):
-            raise CorruptError(f"{self.path} was committed by somebody else meanwhile")
+        content = json_bytes(manifest)
+        decide(content)
+        self.publish(content)
         self.clean_work()
         return manifest
+
+    def publish(self, content: bytes) -> bool:
+        """Write a manifest that it is decided to commit, and `_SUCCESS`; False if there is a commit already.
+
+        Raises:
+            CorruptError: somebody else has committed something else at the same time.
+        """
+        success, checksum = self.path / "_SUCCESS", hashlib.sha256(content).hexdigest()
+        if success.exists():
+            return False
+        with atomic_write(self.path / "manifest.json") as sink:
+            sink.write(content)
+        if not create_exclusively(success, checksum.encode()) and success.read_text().strip() != checksum:
+            raise CorruptError(f"{self.path} was committed by somebody else meanwhile")
+        return True
 
     def clean_work(self) -> None:
         """Remove what only attempts needed; the files that say whether this is still to be done go last."""

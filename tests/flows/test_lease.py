@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gristmill.dataprep.files import create_exclusively, read_json, write_json
-from gristmill.flows.lease import Lease, LeaseLostError, acquire, identity, is_alive, running_owner
+from gristmill.flows import lease as leases
+from gristmill.flows.lease import Lease, LeaseLostError, acquire, identity, is_alive, is_gone, running_owner
 
 
 def take(folder: Path) -> Lease:
@@ -88,3 +92,101 @@ def test_a_lease_names_its_process_group(tmp_path: Path) -> None:
     lease = take(tmp_path)
     lease.name_child(os.getpid())
     assert is_alive(read_json(tmp_path / "1.child.json"))
+
+
+OWNER = """
+import sys
+from pathlib import Path
+from gristmill.flows.lease import acquire
+lease = acquire(Path(sys.argv[1]), print, lambda: True)
+print(lease.number, flush=True)
+sys.stdin.read()
+"""
+
+
+def in_another_namespace(folder: Path) -> subprocess.Popen[str] | None:
+    """A process that owns a lease, in PID and mount namespaces of its own; None where the machine permits none."""
+    if shutil.which("unshare") is None:
+        return None
+    owner = subprocess.Popen(
+        ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c", OWNER, str(folder)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    if owner.stdout.readline().strip() == "1":
+        return owner
+    owner.communicate()
+    return None
+
+
+@pytest.fixture
+def owned_elsewhere(tmp_path: Path) -> Iterator[Callable[[], None]]:
+    """Gives lease 1 of the folder to a living process of another container of this machine; returns how to end it."""
+    folder = tmp_path / "lease"
+    owner = in_another_namespace(folder)
+    if owner is None:  # what it would have written
+        write_json(folder / "1.json", {**identity(os.getpid()), "pids": "pid:[1]", "pid": 2**22 + 1, "ticks": 7})
+    yield lambda: None if owner is None else owner.kill()
+    if owner is not None:
+        owner.kill()
+        owner.communicate()
+
+
+def test_a_living_owner_in_another_container_is_not_taken_for_dead(
+    tmp_path: Path, owned_elsewhere: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its host has our name, and in our table its number is another process, or none."""
+    folder = tmp_path / "lease"
+    owner = read_json(folder / "1.json")
+    assert (owner["host"], owner["boot"]) == (identity(1)["host"], identity(1)["boot"])
+    waited_for, asked = list[dict[str, Any]](), iter([True, True, False])
+    monkeypatch.setattr(leases, "WAIT_SECONDS", 0.0)
+    assert acquire(folder, waited_for.append, lambda: next(asked)) is None
+    assert waited_for == [owner]
+    assert running_owner(folder) == owner
+    assert not is_gone(owner)
+    monkeypatch.setattr(leases, "STALE_SECONDS", 0.0)
+    taken = acquire(folder, waited_for.append, lambda: True)
+    assert taken is not None
+    assert taken.number == 2, "it sends no heartbeat, by which alone it is judged"
+
+
+def test_an_owner_elsewhere_that_sends_heartbeats_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_json(tmp_path / "1.json", {**dead_process(), "boot": "of another machine with this one's name"})
+    monkeypatch.setattr(leases, "WAIT_SECONDS", 0.0)
+    clock = iter(range(0, 10_000, 60))
+    monkeypatch.setattr(leases.time, "monotonic", lambda: next(clock))
+    beats = iter(range(6))
+
+    def wanted() -> bool:
+        if (beat := next(beats, None)) is not None:
+            write_json(tmp_path / "1.beat.json", {"beats": beat})
+        return beat is not None
+
+    assert acquire(tmp_path, lambda owner: None, wanted) is None
+
+
+def test_two_processes_never_have_one_identity(tmp_path: Path) -> None:
+    take(tmp_path).release()
+    take(tmp_path).release()
+    first, second = (json.loads((tmp_path / f"{number}.json").read_text()) for number in (1, 2))
+    assert first.pop("id") != second.pop("id")
+    assert first == second
+
+
+def test_of_an_owner_and_its_successor_one_decides_whatever_the_order(tmp_path: Path) -> None:
+    write_json(tmp_path / "paused" / "1.json", dead_process())
+    take(tmp_path / "paused")
+    with pytest.raises(LeaseLostError, match="not committed"):
+        Lease(tmp_path / "paused", 1).commit(b"mine")
+    write_json(tmp_path / "killed" / "1.json", dead_process())
+    Lease(tmp_path / "killed", 1).commit(b"mine")
+    published: list[bytes] = []
+
+    def publish(content: bytes) -> bool:
+        published.append(content)
+        return True
+
+    assert acquire(tmp_path / "killed", lambda owner: None, lambda: not published, publish) is None
+    assert published == [b"mine"]

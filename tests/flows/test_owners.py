@@ -99,7 +99,7 @@ def test_only_runs_of_this_machine_whose_process_is_gone_are_marked(server: Serv
     server.add("gone", Running(), gone, task=Running())
     server.add("gone while cancelled", Cancelling(), gone, task=Running())
     server.add("alive", Running(), identity(os.getpid()), task=Running())
-    server.add("elsewhere", Running(), {**gone, "host": "another"})
+    server.add("elsewhere", Running(), {**gone, "host": "another", "boot": "another"})
     server.add("not ours", Running(), None)
     server.add("over", Completed(), gone)
     assert owners.mark_crashed() == ["gone", "gone while cancelled"]

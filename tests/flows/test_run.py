@@ -6,12 +6,15 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from gristmill.dataprep.files import read_json
+from gristmill.dataprep.files import read_json, write_json
+from gristmill.flows import store
+from gristmill.flows.lease import LeaseLostError
 from gristmill.flows.run import Runner, StageFailedError
-from gristmill.flows.store import Store
+from gristmill.flows.store import StageFolder, Store
 
 Make = Callable[..., Runner]
 
@@ -142,6 +145,47 @@ def test_an_interrupt_ends_the_whole_process_group(toy_runner: Make) -> None:
     pids = [int(pid) for pid in (runner.folder("waiting").data / "pids.txt").read_text().split()]
     assert [is_running(pid) for pid in pids] == [False, False]
     assert os.getpid() not in pids
+
+
+@pytest.fixture
+def overtaken(toy_runner: Make) -> Callable[[], None]:
+    """Takes the owner of the first lease for dead, as one that was paused for too long, and lets another run finish."""
+
+    def overtake() -> None:
+        runner = toy_runner(first={"n": 2})
+        lease = runner.folder("first").path / "lease" / "1.json"
+        write_json(lease, {**read_json(lease), "ticks": 1})
+        runner.run_stage("first")
+
+    return overtake
+
+
+def once(act: Callable[[], None], then: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that is paused in its first call, while something else happens."""
+    pending = [act]
+    return lambda *arguments: (pending.pop()() if pending else None, then(*arguments))[1]
+
+
+def test_an_owner_that_was_paused_between_its_check_and_its_commit_overwrites_nothing(
+    toy_runner: Make, overtaken: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = toy_runner(first={"n": 2})
+    monkeypatch.setattr(store, "library_versions", once(overtaken, store.library_versions))
+    with pytest.raises(LeaseLostError, match="not committed"):
+        runner.run_stage("first")
+    assert runner.folder("first").state() == "committed"
+    assert runner.folder("first").manifest()["lease"] == 2
+
+
+def test_what_a_paused_owner_has_decided_to_commit_is_published_by_whoever_comes_first(
+    toy_runner: Make, overtaken: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = toy_runner(first={"n": 2})
+    monkeypatch.setattr(StageFolder, "publish", once(overtaken, StageFolder.publish))
+    assert runner.run_stage("first").how == "Completed"
+    assert runner.folder("first").state() == "committed"
+    assert runner.folder("first").manifest()["lease"] == 1
+    assert runner.folder("first").is_tidy()
 
 
 def test_two_runs_of_the_same_stage_make_it_once(toy_runner: Make) -> None:
