@@ -132,7 +132,7 @@ STAGES: dict[str, Stage] = {
     for stage in (
         Stage("ingest", 2, "gristmill.dataprep.reading.ingest:run", documents.ingest, needs.only()),
         _prepares("clean", 1, "gristmill.dataprep.cleaning.clean:run"),
-        _prepares("filter", 1, "gristmill.dataprep.filtering.filter:run"),
+        _prepares("filter", 2, "gristmill.dataprep.filtering.filter:run"),
         _prepares("dedup", 3, "gristmill.dataprep.duplicates.dedup:run"),
         _prepares("dedup_lines", 1, "gristmill.dataprep.passages.dedup_lines:run"),
         _prepares("dedup_substrings", 1, "gristmill.dataprep.passages.dedup_substrings:run"),

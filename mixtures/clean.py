@@ -34,6 +34,9 @@ class C4Lines(Section):
     """Take `[1]`, `[]`, `[edit]` and `[citation needed]` out of lines."""
     terminal_punctuation: bool = True
     """A line goes that does not end in `.`, `?`, `!` or `"`, or that ends in `...` (FineWeb runs without this rule)."""
+    dialect: Literal["c4", "datatrove"] = "c4"
+    """Which marks end a sentence: those of the released code, or datatrove's (`C4QualityFilter`), which takes `'` too,
+    and so keeps lines that close a quotation with it."""
     min_words: Count = C4_MIN_WORDS["code"]
     """A line with fewer words goes; 0 switches the rule off."""
     javascript: bool = True

@@ -5,7 +5,8 @@ A text is cut into lines as `str.splitlines()` does, and each is stripped. In th
 - `c4_long_word`: one of its words (`str.split()`) has more than `max_word_characters` code points;
 - after `c4_citations` has taken `[]`, `[12]` (decimal digits of any script), `[edit]` and `[citation needed]` out of
   it:
-- `c4_no_terminal_punctuation`: it does not end in `.`, `?`, `!` or `"`, or ends in `...`;
+- `c4_no_terminal_punctuation`: it does not end in `.`, `?`, `!` or `"` (in datatrove's dialect also `'`), or ends in
+  `...`;
 - `c4_few_words`: it has fewer than `min_words` words;
 - `c4_javascript`: its lower case contains `javascript`;
 - `c4_policy`: its lower case contains one of POLICY_PHRASES.
@@ -52,7 +53,8 @@ def c4_lines(texts: pa.Array, options: C4Lines) -> tuple[pa.Array, np.ndarray, n
     data, offsets = text_buffers(texts)
     rows, firsts, counts, sizes = _c4_lines(
         data, offsets, code_point_flags(), character_classes(), lower_case(), options.max_word_characters,
-        options.citations, options.terminal_punctuation, options.min_words, options.javascript, options.policy,
+        options.citations, options.terminal_punctuation, options.dialect == "datatrove", options.min_words,
+        options.javascript, options.policy,
         _PHRASE_BYTES, _PHRASE_OFFSETS, _EDIT, _CITATION_NEEDED,
     )  # fmt: skip
     return rows_array(rows, firsts), counts, sizes
@@ -61,8 +63,8 @@ def c4_lines(texts: pa.Array, options: C4Lines) -> tuple[pa.Array, np.ndarray, n
 @kernel
 def _c4_lines(
     data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, classes: np.ndarray, lower: np.ndarray,
-    max_word: int, citations: bool, punctuation: bool, min_words: int, javascript: bool, policy: bool,
-    phrases: np.ndarray, phrase_offsets: np.ndarray, edit: np.ndarray, needed: np.ndarray,
+    max_word: int, citations: bool, punctuation: bool, apostrophes: bool, min_words: int, javascript: bool,
+    policy: bool, phrases: np.ndarray, phrase_offsets: np.ndarray, edit: np.ndarray, needed: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
     number = len(offsets) - 1
     edits, made = new_rows(), 0
@@ -79,7 +81,7 @@ def _c4_lines(
                 verdict = LONG_WORD
             else:
                 pieces, held = _push_line(pieces, held, data, begin, last, classes, citations, edit, needed)
-                if punctuation and not ends_in_punctuation(data, pieces[before:held]):
+                if punctuation and not ends_in_punctuation(data, pieces[before:held], apostrophes):
                     verdict = PUNCTUATION
                 elif min_words and not has_words(data, pieces[before:held], flags, min_words):
                     verdict = FEW_WORDS
@@ -172,8 +174,8 @@ def end_of_citation(
 
 
 @kernel
-def ends_in_punctuation(data: np.ndarray, pieces: np.ndarray) -> bool:
-    """Whether a line of pieces ends in `.`, `?`, `!` or `"`, and not in `...`."""
+def ends_in_punctuation(data: np.ndarray, pieces: np.ndarray, apostrophes: bool) -> bool:
+    """Whether a line of pieces ends in `.`, `?`, `!`, `"` or, where asked for, `'`, and not in `...`."""
     piece, dots = len(pieces) - 1, 0
     at = pieces[piece, END]
     while dots < 3:
@@ -185,7 +187,7 @@ def ends_in_punctuation(data: np.ndarray, pieces: np.ndarray) -> bool:
         at -= 1
         byte = data[at]
         if byte != 0x2E:
-            return dots > 0 or byte == 0x3F or byte == 0x21 or byte == 0x22
+            return dots > 0 or byte == 0x3F or byte == 0x21 or byte == 0x22 or (apostrophes and byte == 0x27)
         dots += 1
     return False
 

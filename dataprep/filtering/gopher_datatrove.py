@@ -23,8 +23,8 @@ nothing is 0.
 
 Words are those of spaCy's blank English tokeniser with `words: exact`, and then every verdict and its reason is that of
 datatrove's filters. By default they are those of `punctuated_words.take_apart`, which needs no package: given equal
-words all values are equal, and 99.9 % of the words are. Of 1,130 books' chapters, web pages, posts and TeX sections 13
-got another verdict, most of them near the least share of words with a letter.
+words all values are equal, and 99.9 % of the words are. Of 5,009 passages of books, web pages, posts, reviews, Python's
+proposals and TeX sections one got another verdict, which exact words drop.
 """  # noqa: E501
 
 from __future__ import annotations

@@ -6,10 +6,13 @@ import re
 import string
 import unicodedata
 
+from gristmill.dataprep.filtering.punctuated_words import UNITS, WHOLE
 from gristmill.dataprep.unicode_tables import JOINERS, UNSPACED_RANGES
 
 HYPHENS = "-–—~"
 APOSTROPHES = "'’"
+BEYOND = "\u00a1-\U0010ffff"
+"""Of a character class: all that is neither ASCII nor a control character, nor the space that does not break."""
 
 
 def word_punct(text: str) -> list[str]:
@@ -46,15 +49,44 @@ def take_apart(run: str) -> list[str]:
     """The words of a run without whitespace."""
     before: list[str] = []
     after: list[str] = []
-    while run and (taken := taken_at_begin(run)):
+    while run and run not in WHOLE and (taken := taken_at_begin(run)):
         before.append(run[:taken])
         run = run[taken:]
-    while run and (taken := taken_at_end(run)):
+    while run and run not in WHOLE and (taken := taken_at_end(run)):
         after.insert(0, run[-taken:])
         run = run[:-taken]
-    contraction = len(run) - contraction_length(run)
-    run, tail = run[:contraction], run[contraction:]
-    return [word for word in [*before, *taken_inside(run), tail, *after] if word]
+    if run in WHOLE or is_address(run):
+        middle = [run]
+    else:
+        contraction = len(run) - contraction_length(run)
+        middle = [*taken_inside(run[:contraction]), run[contraction:]]
+    return joined([word for word in [*before, *middle, *after] if word])
+
+
+def joined(words: list[str]) -> list[str]:
+    """The words of a run, where neighbours that are in WHOLE together are one; not two of a longer row of marks."""
+    result: list[str] = []
+    at = 0
+    while at < len(words):
+        ends = [end for end in range(len(words), at + 1, -1) if "".join(words[at:end]) in WHOLE]
+        around = "".join(words[:at])[-1:] + "".join(words[ends[0] :])[:1] if ends else ""
+        mark = "".join(words[at : ends[0]]) if ends else ""
+        if ends and not (len(mark) == 2 and mark[0] == mark[1] and mark[0] in around):
+            result.append(mark)
+            at = ends[0]
+        else:
+            result.append(words[at])
+            at += 1
+    return result
+
+
+def is_address(run: str) -> bool:
+    """Whether a run is an address of the web or of mail."""
+    name = rf"[A-Za-z0-9{BEYOND}](?:[A-Za-z0-9_{BEYOND}-]*[A-Za-z0-9{BEYOND}])?"
+    host = rf"(?:{name}\.)+[a-z{BEYOND}]{{2,}}(?::[0-9]{{2,5}})?(?:[/?#].*)?"
+    before = r"\A[\w+.-]{2,}://|(?<=.)@"
+    starts = [0, *(match.end() for match in re.finditer(before, run, re.DOTALL))]
+    return any(re.fullmatch(host, run[start:], re.DOTALL) for start in starts)
 
 
 def taken_at_begin(run: str) -> int:
@@ -76,9 +108,10 @@ def taken_at_end(run: str) -> int:
     if last == ".":
         if run.endswith(".."):
             return len(run) - len(run.rstrip("."))
-        return 0 if re.search(r"(^|[^A-Z])[A-Z]\.$", run) else 1
+        return 0 if re.search(r"(^|[^A-Z])[A-Z]\.$|[/\\@^~|=$€£¥]\.$", run) else 1
     if keeps(last):
-        return 0
+        unit = re.search(rf"[0-9]({'|'.join(UNITS)})$", run)
+        return len(unit[1]) if unit else 0
     if last in "-/\\@^~|=+%$€£¥":
         return 1 if last in "+%$€£¥" and run[-2] in string.digits else 0
     return 1
@@ -130,7 +163,7 @@ def mark_length(run: str, step: int) -> int:
     hyphens = len(rest) - len(rest.lstrip(HYPHENS))
     if hyphens == 0 or hyphens == len(rest):
         return 0
-    if before.isalpha() and rest[hyphens].isalpha():
+    if (before.isalpha() or before in string.digits) and rest[hyphens].isalpha():
         return hyphens
     return 1 if re.match(r"[0-9]-[0-9]", before + rest) else 0
 

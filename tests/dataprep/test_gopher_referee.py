@@ -145,6 +145,23 @@ def test_real_texts_have_the_verdicts_and_reasons_of_datatrove() -> None:
     assert differing <= 0.03 * len(texts), "without spaCy few verdicts change"
 
 
+@pytest.mark.skipif(not DATA.exists(), reason="the shared data is not here")
+def test_verdicts_by_fast_words_err_to_no_side() -> None:
+    """Technical prose, which has more abbreviations and addresses than other text."""
+    import zstandard
+
+    passages = []
+    for name in ("text/peps.jsonl.zst", "text/18f_posts.jsonl.zst"):
+        with zstandard.open(DATA / name, "rt", encoding="utf-8") as lines:
+            texts = [json.loads(line)["text"] for line in lines]
+        passages += [text[at : at + 3000] for text in texts for at in range(0, min(len(text), 9000), 3000)]
+    fast, exact = (np.array([verdict != (None, None) for verdict in verdicts_here(passages, words)])
+                   for words in ("dialect", "exact"))
+    assert len(passages) > 1500
+    assert int((fast & ~exact).sum()) <= 2, "dropped by fast words alone"
+    assert int((exact & ~fast).sum()) <= 2, "dropped by exact words alone"
+
+
 def test_given_our_words_datatrove_agrees_too(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("gopher_quality_filter", "gopher_repetition_filter"):
         monkeypatch.setattr(f"datatrove.pipeline.filters.{module}.split_into_words",

@@ -44,6 +44,7 @@ def positive(names: tuple[str, ...], counts: list[int]) -> Counted:
 def c4_reference(text: str, options: C4Lines) -> tuple[str, Counted]:
     """The rules of `lines_c4.py`, plainly."""
     kept, counts = [], dict.fromkeys(lines_c4.RULES, 0)
+    marks = (".", "?", "!", '"', *("'" if options.dialect == "datatrove" else ""))
     for stripped in map(str.strip, text.splitlines()):
         most = options.max_word_characters
         if most and any(len(word) > most for word in stripped.split()):
@@ -53,7 +54,7 @@ def c4_reference(text: str, options: C4Lines) -> tuple[str, Counted]:
         if options.citations:
             line, citations = re.subn(r"\[\d*\]|\[edit\]|\[citation needed\]", "", stripped)
         lowered = line.lower()
-        if options.terminal_punctuation and (not line.endswith((".", "?", "!", '"')) or line.endswith("...")):
+        if options.terminal_punctuation and (not line.endswith(marks) or line.endswith("...")):
             counts["c4_no_terminal_punctuation"] += 1
         elif len(line.split()) < options.min_words:
             counts["c4_few_words"] += 1
@@ -107,6 +108,8 @@ C4_GOLDEN = [
     ("Five words end it here...", {}, "", {"c4_no_terminal_punctuation": 1}),
     ("Five words end it here…", {}, "", {"c4_no_terminal_punctuation": 1}),
     ("Five words end it here'", {}, "", {"c4_no_terminal_punctuation": 1}),
+    ("'Five words end it here'", {"dialect": "datatrove"}, "'Five words end it here'", {}),
+    ("Five words end it here'...", {"dialect": "datatrove"}, "", {"c4_no_terminal_punctuation": 1}),
     ("Five words end it here", {"terminal_punctuation": False}, "Five words end it here", {}),
     ("Only four words here.", {}, "", {"c4_few_words": 1}),
     ("Only four words here.", {"constants": "paper"}, "Only four words here.", {}),
@@ -182,10 +185,11 @@ def test_dclm_leaves(text: str, options: dict[str, object], left: str, counts: C
     assert dclm_reference(text, DclmLines.model_validate(options)) == (left, counts)
 
 
-PIECES = ["\n", " ", "\r\n", "\u2028", "\x85", "\u00a0", "a", "É", "A", "1", "٣", ".", "...", "?"]  # fmt: skip
+PIECES = ["\n", " ", "\r\n", "\u2028", "\x85", "\u00a0", "a", "É", "A", "1", "٣", ".", "...", "?", "'"]  # fmt: skip
 texts = st.one_of(st.text(max_size=60), st.lists(st.sampled_from(PIECES), max_size=25).map("".join))
 c4_options = st.builds(
     C4Lines, citations=st.booleans(), terminal_punctuation=st.booleans(), min_words=st.integers(0, 3),
+    dialect=st.sampled_from(["c4", "datatrove"]),
     javascript=st.booleans(), policy=st.booleans(), max_word_characters=st.sampled_from([0, 5, 20]),
 )  # fmt: skip
 dclm_options = st.builds(
@@ -239,19 +243,19 @@ def test_the_character_classes_end_where_the_table_ends() -> None:
 @pytest.mark.skipif(not POSTS.exists(), reason="the posts of 18F are not here")
 @pytest.mark.parametrize("options", [{}, {"terminal_punctuation": False}, {"min_words": 3}], ids=["c4", "fineweb", "3"])
 def test_datatrove_keeps_the_same_lines_of_real_posts(options: dict[str, object]) -> None:
-    """datatrove counts words before it takes citations out, and lets lines end in an apostrophe: both are left out."""
+    """datatrove counts words before it takes citations out: none are taken out here."""
     pytest.importorskip("datatrove")
     from datatrove.data import Document
     from datatrove.pipeline.filters import C4QualityFilter
 
-    section = C4Lines.model_validate({"citations": False, **options})
+    section = C4Lines.model_validate({"citations": False, "dialect": "datatrove", **options})
     peer = C4QualityFilter(
         remove_citations=False, filter_no_terminal_punct=section.terminal_punctuation, min_num_sentences=-1,
         min_words_per_line=section.min_words, filter_lorem_ipsum=False, filter_curly_bracket=False,
     )  # fmt: skip
     with zstandard.open(POSTS, "rt", encoding="utf-8") as lines:
         posts = [json.loads(line)["text"] for line in itertools.islice(lines, 60)]
-    posts = ["\n".join(line for line in post.split("\n") if not line.rstrip().endswith("'")) for post in posts]
+    posts.append("'Nobody ever said so before,' he said\n'and nobody will say it again.'\n'It ends as it began'")
     texts = pa.array(posts, pa.large_string())
     ours = apply_edits(texts, c4_lines(texts, section)[0]).to_pylist()
     documents = [Document(text=post, id="") for post in posts]

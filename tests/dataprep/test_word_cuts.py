@@ -37,7 +37,8 @@ PIECES = [
     "word", "Word", "WORD", "a", "I", "can't", "CAN’T", "cannot", "n't", "'s", "’S", "'ll", "'VE", "'d", "'", "’", ".",
     "..", "...", "…", "U.S.", "J.", "3.14", "1,000", ",", "-", "--", "–", "~", "1-2", ":", "/", "<", "=", "(", ")", '"',
     "$", "5$", "%", "+", "_", "\\", "@", "é", "e\u0301", "\u200d", "東", "京", "。", "ไ", "นี้", "😀", " ", "\n",
-    "\u3000",
+    "\u3000", "e.g.", "Mr.", "Mr", "a.", ":)", "):", "(:", "''", "em", "ol", "and/or", "8", "mm", "GB", "x.de", "http://",
+    "a@", ":80", "?q", "#",
 ]  # fmt: skip
 
 
@@ -66,8 +67,15 @@ def test_words_are_those_of_the_plain_rule(rule: object, texts: list[str]) -> No
 @pytest.mark.parametrize(("text", "words"), [
     ("“Well-known, isn't it?”", "“ Well - known , is n't it ? ”"),
     ("The U.S. dollar (about $3.50)... J. Smith's", "The U.S. dollar ( about $ 3.50 ) ... J. Smith 's"),
-    ("we'll go to New York--or not; and/or #1", "we 'll go to New York -- or not ; and / or # 1"),
-    ("cannot o'clock 'em 10% 1990-1995 end.", "can not o'clock ' em 10 % 1990 - 1995 end ."),
+    ("we'll go to New York--or not; and/or #1", "we 'll go to New York -- or not ; and/or # 1"),
+    ("cannot o'clock 'em 10% 1990-1995 end.", "can not o'clock 'em 10 % 1990 - 1995 end ."),
+    ("(e.g., Mr. Smith, i.e. the Dr.) left at 5 p.m. in Sept.",
+     "( e.g. , Mr. Smith , i.e. the Dr. ) left at 5 p.m. in Sept."),
+    ("def f(x): run(''); :) ok", "def f(x ): run ( '' ) ; :) ok"),
+    ("64-bit r2-d2 8mm, 5GB", "64 - bit r2 - d2 8 mm , 5 GB"),
+    ("<https://a-b.example.org/c-d/e?f=g>, me-too@x.org; see-also.html", "< https://a-b.example.org/c-d/e?f=g > , "
+     "me-too@x.org ; see-also.html"),
+    (r"of $x$. Then", "of $ x$. Then"),
 ])
 def test_marks_are_words_of_their_own(text: str, words: str) -> None:
     assert cut(punctuated_words, [text]) == [words.split()]
