@@ -86,8 +86,8 @@ def write_error(folder: Path, error: Exception) -> None:
     import torch.distributed as dist
 
     message = mask_text(str(error)).strip() or type(error).__name__
-    if isinstance(error, torch.OutOfMemoryError):
-        message += "; lower micro_batch_size: the training resumes from its last checkpoint"
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in message:
+        message = message.rstrip(".") + "; lower micro_batch_size: the training resumes from its last checkpoint"
     path, content = folder / "work" / "error.json", {"type": type(error).__name__, "message": message}
     is_consequence = isinstance(error, dist.DistError) or any(mark in message for mark in LOST_CONNECTION)
     print_failure(message, is_consequence)

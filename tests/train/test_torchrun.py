@@ -8,12 +8,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed.elastic import multiprocessing
 from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
 
 from gristmill.flows.execute import torchrun_command
 from gristmill.train import torchrun
+from gristmill.train.launch import write_error
 from gristmill.train.parallel.single import single_process
 
 LISTENING = "0A"
@@ -51,6 +53,22 @@ def test_stages_are_launched_with_these_stores(monkeypatch: pytest.MonkeyPatch) 
         [dist.TCPStore, c10d_rendezvous_backend.TCPStore, multiprocessing.SubprocessContext]))
     torchrun.main()
     assert seen == [torchrun.LoopbackStore, torchrun.LoopbackStore, torchrun.Ranks]
+
+
+@pytest.mark.parametrize(("error", "message"), [
+    (OSError(28, "No space left on device"), "[Errno 28] No space left on device"),
+    (torch.OutOfMemoryError("CUDA out of memory."),
+     "CUDA out of memory; lower micro_batch_size: the training resumes from its last checkpoint"),
+])
+def test_a_rank_tells_its_reason_also_where_no_file_can_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], error: Exception, message: str
+) -> None:
+    (tmp_path / "work").write_text("no folder")
+    write_error(tmp_path, error)
+    told = capsys.readouterr()
+    assert json.loads(told.out.removeprefix("@gristmill ")) == {
+        "event": "failed", "message": message, "is_consequence": False}
+    assert "error.json cannot be written" in told.err
 
 
 RANKS = """
