@@ -47,12 +47,34 @@ def peak_resident_bytes() -> int:
 def measure_cost(workers: int, processes: int = 1) -> dict[str, float]:
     """What this process and its children have used: seconds of CPU, and bytes of memory at the peak.
 
-    The kernel keeps the peak of the largest child only; where there are children, as many of that size as there are
-    workers are assumed. Of `processes` that do the same side by side, this is taken to be one like all.
+    The kernel adds up the children that have ended and were waited for; those that still run, and what these have
+    waited for, are added here. It keeps the peak of the largest child only; where there are children, as many of that
+    size as there are workers are assumed. Of `processes` that do the same side by side, this is taken to be one like
+    all.
     """
     own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    seconds = sum(usage.ru_utime + usage.ru_stime for usage in (own, children))
+    seconds = sum(usage.ru_utime + usage.ru_stime for usage in (own, children)) + descendants_cpu_seconds(os.getpid())
     return {
         "cpu_seconds": round(processes * seconds, 3),
         "peak_memory_bytes": processes * (peak_resident_bytes() + workers * KILOBYTE * children.ru_maxrss),
     }
+
+
+def descendants_cpu_seconds(parent: int) -> float:
+    """Seconds of CPU of all running processes below one, with those that they have waited for; 0 without /proc.
+
+    Fields of /proc/PID/stat as in proc(5): 4 is the parent, 14 to 17 are the ticks of the process and of its children.
+    """
+    found: dict[int, list[tuple[int, float]]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        ticks = sum(map(int, fields[11:15]))
+        found.setdefault(int(fields[1]), []).append((int(folder.name), ticks / os.sysconf("SC_CLK_TCK")))
+
+    def below(process: int) -> float:
+        return sum(seconds + below(child) for child, seconds in found.get(process, ()))
+
+    return below(parent)

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gristmill.dataprep.reading.pythondocs import is_python_source
 from gristmill.flows.process import Event
 from gristmill.flows.run import Outcome, StageFailedError
 from gristmill.flows.sampling import Sample, take_sample
@@ -106,8 +107,8 @@ def predict(session: Session, sample_bytes: int, budget_seconds: float = BUDGET_
         budget_seconds: what the samples may take; then what is not measured is said to be so.
 
     Returns:
-        `text_bytes` of the whole; `stages`: per stage `seconds`, `memory_bytes`, `disk_bytes` and what they are `from`,
-        or `error`; `totals`; `took_seconds`;
+        `text_bytes` of the whole (`text_at_least`: or more); `stages`: per stage `seconds`, `memory_bytes`,
+        `disk_bytes` and what they are `from`, or `error`; `totals`; `took_seconds`;
         `available`: memory and disk of this machine; `refusals`: sentences about what does not fit; `lsh`: the share
         of pairs that become candidates by their similarity.
     """
@@ -126,11 +127,18 @@ def predict(session: Session, sample_bytes: int, budget_seconds: float = BUDGET_
     }
     available = {"memory_bytes": available_memory(), "disk_bytes": _free_disk(session.store.root)}
     return {
-        "text_bytes": whole_bytes, "sample_text_bytes": large.text or small.text,
+        "text_bytes": whole_bytes,
+        # The small sample ends sources without files early, and nothing says how much more they have.
+        "text_at_least": not large.text and any(map(is_python_source, _paths(session))),
+        "sample_text_bytes": large.text or small.text,
         "took_seconds": time.monotonic() - started, "budget_seconds": budget_seconds, "stages": stages,
         "totals": totals, "available": available,
         "refusals": list(_refusals(totals, available)), "lsh": lsh_curve(_minhash(session)),
     }
+
+
+def _paths(session: Session) -> list[str]:
+    return [source.path for source in session.manifest.sources.values()]
 
 
 def _measure_both(session: Session, sample_bytes: int, deadline: float) -> tuple[_Run, _Run]:
@@ -324,7 +332,9 @@ def lsh_curve(section: MinHash | None) -> list[dict[str, float]]:
 def print_prediction(session: Session, found: Mapping[str, Any]) -> None:
     """Print what a run would cost."""
     console = plain_console()
-    console.print(Text(f"{_size(found['text_bytes'])} of text, predicted from {_size(found['sample_text_bytes'])} "
+    least = "at least " if found["text_at_least"] else ""
+    console.print(Text(f"{least}{_size(found['text_bytes'])} of text, predicted from "
+                       f"{_size(found['sample_text_bytes'])} "
                        f"with {session.manifest.engine.workers} workers on this machine, in "
                        f"{found['took_seconds']:.0f} s", style="dim"))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))

@@ -11,6 +11,10 @@ MOST_VALUES = 200_000
 stand for any number (CWE-776), and whoever walks over the values walks over all of them."""
 
 
+MOST_DIGITS = 100
+"""Of a number: no setting needs more, and Python reads no whole number of more than 4,300 (CVE-2020-10735)."""
+
+
 class YamlLimitError(yaml.MarkedYAMLError):
     """YAML that is well formed, and larger or deeper than it may be."""
 
@@ -67,6 +71,9 @@ def _count(node: yaml.Node, counted: dict[int, int | None]) -> int:
         parts = [part for pair in node.value for part in pair]
     elif isinstance(node, yaml.SequenceNode):
         parts = node.value
+    elif node.tag.endswith((":int", ":float")) and len(node.value) > MOST_DIGITS:
+        raise YamlLimitError(problem=f"a number of {len(node.value)} digits; {MOST_DIGITS} are the most",
+                             problem_mark=node.start_mark)
     total = 1 + sum(_count(part, counted) for part in parts)
     if total > MOST_VALUES:
         raise YamlLimitError(problem=f"with its aliases written out this has more than {MOST_VALUES} values; "

@@ -16,6 +16,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 from gristmill.dataprep.jobs.dask_cluster import check_cluster, dask_options
+from gristmill.dataprep.jobs.job_errors import WorkerError
 
 Mode = Literal["memory", "threads", "processes"]
 TRACEBACK_LOGGERS = (
@@ -26,6 +27,10 @@ SELDOM_NEEDED = ("boto3", "bson", "pandas", "pymongo", "requests")
 """Packages that Beam imports where they are installed, for its sources, its sinks and its data frames."""
 COMPLAINING_LOGGERS = ("root", "apache_beam.io.mongodbio")
 """Which say so where one of them is missing."""
+EMBEDDED = "embed"
+"""Beam's word for a job server inside of this process."""
+ANSWER_SECONDS = 30.0
+"""For a job server to answer, unless `job_server_timeout` says otherwise."""
 BEAM_NAMES = {"dask": "apache_beam.runners.dask.dask_runner.DaskRunner"}
 _loopback_lock = threading.Lock()
 
@@ -127,7 +132,7 @@ def make_pipeline(
         module: of this package, which the local runner's worker processes need, or empty.
 
     Raises:
-        WorkerError: the cluster does not answer.
+        WorkerError: the cluster, or the job server, does not answer.
     """
     beam = import_beam(whole=runner != "local")
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -141,8 +146,22 @@ def make_pipeline(
     if runner == "dask":
         options = dask_options(address, num_tasks, options)
         check_cluster(options)
+    if options.get("job_endpoint", EMBEDDED) != EMBEDDED:
+        check_job_server(options["job_endpoint"], float(options.get("job_server_timeout", ANSWER_SECONDS)))
     # As flags: the options of a runner are known only once Beam has imported it.
     return beam.Pipeline(options=PipelineOptions.from_dictionary({"runner": BEAM_NAMES.get(runner, runner), **options}))
+
+
+def check_job_server(endpoint: str, seconds: float) -> None:
+    """Raise WorkerError unless a job server answers; Beam waits for five minutes, and then says nothing of it."""
+    import grpc
+
+    with grpc.insecure_channel(endpoint) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=seconds)
+        except grpc.FutureTimeoutError as error:
+            raise WorkerError(f"no job server answers at {endpoint} within {seconds:g} s; start it, or correct "
+                              "engine.options.job_endpoint (job_server_timeout waits longer)") from error
 
 
 def _local_runner(mode: Mode, workers: int, module: str) -> tuple[Any, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from gristmill.dataprep.processes import peak_resident_bytes
+from gristmill.dataprep.processes import measure_cost, peak_resident_bytes
 
 BALLAST = 300_000_000
 
@@ -19,3 +19,22 @@ def test_the_peak_of_a_process_is_its_own_and_not_that_of_the_one_which_started_
     less, more = map(int, subprocess.check_output([sys.executable, "-c", code]).split())
     assert less < 100_000_000 < len(ballast)
     assert more - less > 40_000_000
+
+
+BUSY = "import time\nwhile time.process_time() < 0.5: pass"
+SERVER = (f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BUSY!r}], check=True)\n"
+          "print('ready', flush=True)\nsys.stdin.read()")
+STAGE = ("import subprocess, sys\nfrom gristmill.dataprep.processes import measure_cost\n"
+         f"server = subprocess.Popen([sys.executable, '-c', {SERVER!r}], stdin=subprocess.PIPE, "
+         "stdout=subprocess.PIPE)\n"
+         "server.stdout.readline()\nprint(measure_cost(1)['cpu_seconds'])\n"
+         "server.communicate()\nprint(measure_cost(1)['cpu_seconds'])")
+
+
+def test_what_workers_of_a_process_that_still_runs_have_used_is_counted_once() -> None:
+    """As a fork server's: its workers have ended, and it has not."""
+    while_it_runs, after = map(float, subprocess.check_output([sys.executable, "-c", STAGE]).split())
+    assert while_it_runs > 0.5
+    assert after > 0.5
+    assert abs(after - while_it_runs) < 0.45, "counted twice, or lost"
+    assert measure_cost(1)["cpu_seconds"] > 0

@@ -19,6 +19,7 @@ pretrain: {model: {layers: 1, width: 16, heads: 2}, steps: 4}
 """
 FILES = {
     "a.txt": b"some text", "good.yaml": MANIFEST.encode(), "data.yaml": b"name: data\nsources: {a: {path: a.txt}}",
+    "digits.yaml": b"name: a\nseed: " + b"7" * 5000,
     "empty.yaml": b"", "binary.yaml": bytes(range(256)), "latin.yaml": b"name: caf\xe9\n", "list.yaml": b"- a\n- b\n",
     "broken.yaml": b"name: [a\nb: }", "code.yaml": b"name: !!python/object/apply:os.system ['touch harm']",
     "missing-source.yaml": b"name: a\nsources: {a: {path: not/*.txt}}", "nothing.jsonl": b"", "broken.jsonl": b"{\n",
@@ -77,6 +78,9 @@ WRONG_MANIFESTS = {
     "good.yaml --set prepare=[] --set prepare.7=x": "prepare.7: cannot be overridden: there is no entry '7'",
     "good.yaml --set prepare=x": "prepare: must be a list (got 'x')",
     "good.yaml --set mix=5": "mix: must be a mapping (got 5)",
+    f"good.yaml --set seed={'7' * 5000}": "--set seed: ",
+    "good.yaml --store memory://x": "would be in the memory of this process alone",
+    "digits.yaml": "digits.yaml:2: (syntax): not valid YAML: a number of 5000 digits; 100 are the most",
     "good.yaml --store a-file": "a-file is a file; name a folder",
     "good.yaml --store nosuch://x": "the store nosuch://x: Unsupported filesystem: 'nosuch'; give a folder",
     "good.yaml --set sources.a.path=nosuch://x": "nosuch://x cannot be listed: Protocol not known: nosuch",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from gristmill.train.models.llama import Llama
 from gristmill.train.models.rotary import frequencies
 from gristmill.train.models.shape import Shape, ShapeError, shape_from_json, shape_to_json
 from gristmill.train.models.tensor_files import write_tensors
-from gristmill.train.models.weights import WeightsError, load_model, read_shape, save_model
+from gristmill.train.models.weights import WeightsError, check_model, load_model, read_shape, save_model
 
 VOCAB, LENGTH = 100, 24
 SIZES = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -165,3 +166,34 @@ def test_weights_that_do_not_fit_their_config_are_refused(
         write_json(tmp_path / "config.json", shape_to_json(replace(tiny_shape, **changes)))
         with pytest.raises(WeightsError, match=message):
             load_model(tmp_path)
+
+
+@pytest.mark.parametrize(("file", "content", "message"), [
+    ("model.safetensors", b"no safetensors", "model.safetensors is no file of safetensors, or a damaged one: "),
+    ("model.safetensors", b"\xff" * 64, "model.safetensors is no file of safetensors, or a damaged one: "),
+    ("model.safetensors.index.json", b"[1]", "model.safetensors.index.json holds no JSON object"),
+    ("model.safetensors.index.json", b'{"weight_map": [1]}', "has no `weight_map` from the names of tensors to files"),
+    ("config.json", b"{", "config.json is no JSON: "),
+    ("config.json", b"[]", "config.json holds no JSON object"),
+])
+def test_a_damaged_file_of_a_model_is_named(
+    tiny_shape: Shape, make_model: Callable[[Shape], Llama], tmp_path: Path, file: str, content: bytes, message: str
+) -> None:
+    save_model(tmp_path, tiny_shape, dict(make_model(tiny_shape).named_parameters()))
+    assert check_model(tmp_path) == tiny_shape
+    (tmp_path / file).write_bytes(content)
+    for read in (load_model, check_model):
+        with pytest.raises(WeightsError, match=re.escape(message)):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize("value", [1e9, 10**9, 0, -1, "12", None, [2], True])
+@pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings"])
+def test_sizes_that_no_model_has_are_refused_before_anything_is_built(tmp_path: Path, key: str, value: Any) -> None:
+    config = {**SIZES, "model_type": "llama", "rope_parameters": PLAIN, "hidden_act": "silu", key: value}
+    write_json(tmp_path / "config.json", config)
+    if key == "max_position_embeddings" and value == 10**9 and isinstance(value, int):
+        assert read_shape(tmp_path).sequence_length == value
+        return
+    with pytest.raises((ShapeError, UnknownArchitectureError), match=r"whole number from 1 to|wrong kind|has no"):
+        read_shape(tmp_path)

@@ -52,7 +52,7 @@ def stored(folder: Path) -> TensorOf:
     Raises:
         WeightsError: (when called) a tensor is missing or has another shape than the model wants.
     """
-    config = read_json(folder / SHAPE_FILE)
+    config = _read_config(folder / SHAPE_FILE)
     shape, family = read_shape(folder), config.get("model_type", "gristmill")
     find = _finder(folder)
 
@@ -196,7 +196,7 @@ def load_model(folder: Path, device: str = "cpu") -> Llama:
     """
     from gristmill.train.models.llama import Llama
 
-    if is_scorer(read_json(folder / SHAPE_FILE)):
+    if is_scorer(_read_config(folder / SHAPE_FILE)):
         raise WeightsError(f"{folder} is a reward model, which scores texts and cannot write any; name a model that "
                            "`pretrain`, `sft` or `dpo` made")
     with torch.device("meta"):
