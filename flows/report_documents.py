@@ -152,7 +152,9 @@ def quality(facts: Facts) -> str:
     if not summary or "histogram" not in summary:
         return ""
     picture = quality_picture(facts)
-    note = f"AUC {summary['auc']:.4f} on {summary['held_out']:,} held-out documents." if "auc" in summary else ""
+    note = f"AUC {summary['auc']:.4f} on {summary['held_out']:,} held-out documents" if "auc" in summary else ""
+    if note:
+        note += f"; by their length alone {summary['length_auc']:.4f}." if "length_auc" in summary else "."
     return (f'<h2>Quality</h2><p class="note">{note}</p>'
             + (figure(picture, "Quality scores by source.") if picture else ""))
 

@@ -137,7 +137,7 @@ STAGES: dict[str, Stage] = {
         _prepares("dedup_lines", 1, "gristmill.dataprep.passages.dedup_lines:run"),
         _prepares("dedup_substrings", 1, "gristmill.dataprep.passages.dedup_substrings:run"),
         _prepares("langid", 2, "gristmill.dataprep.judges.langid:run"),
-        _prepares("quality", 3, "gristmill.dataprep.judges.quality:run"),
+        _prepares("quality", 4, "gristmill.dataprep.judges.quality:run"),
         _prepares("decontaminate", 2, "gristmill.dataprep.passages.decontaminate:run"),
         Stage("tokenizer", 3, "gristmill.tokenize.encoding.tokenizer:run", tokens.tokenizer, needs.documents()),
         Stage("tokenize", 2, "gristmill.tokenize.encoding.encode:run", tokens.tokenize, needs.documents("tokenizer")),

@@ -33,16 +33,19 @@ class Classifier(Section):
     which must see text as it was trained on it."""
     max_characters: Positive | None = None
     """So many characters of a text are looked at: 2,000 where the classifier is trained here, all for a given model."""
-    epochs: Positive = 5
-    """Passes over the training documents."""
+    epochs: Positive | None = None
+    """Passes over the training documents. If absent as many as read 40,000 documents, from 5 to 50: 50 up to 800
+    documents, 5 from 8,000 on. On judged web pages, film reviews and headlines, from 50 to 24,000 of them, more passes
+    gave no higher AUC on held-out ones, and fewer a lower one."""
     word_ngrams: Positive = 2
     """Longest word sequences that are features."""
     dimensions: Positive = 32
     """Width of the word vectors."""
     buckets: Positive = 100_000
     """Hash buckets of the word sequences."""
-    learning_rate: PositiveFloat = 0.2
-    """fastText's first learning rate."""
+    learning_rate: PositiveFloat = 0.5
+    """fastText's first learning rate. On the same texts 0.5 was as good as 0.2 or better in every size, by up to 0.13
+    of AUC."""
     holdout: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     """Share of labelled documents, chosen by hash, that only measure."""
     max_documents: Positive = 50_000

@@ -39,9 +39,7 @@ Labelled = Sequence[tuple[bool, str]]
 """(whether good, text) of each document."""
 PIECE_CHARACTERS = 2000
 FOLDS = 5
-ELSEWHERE = Classifier(positive=("good",), negative=("bad",), epochs=10)
-FEW = Classifier(positive=("good",), negative=("bad",), epochs=50, learning_rate=0.5, max_characters=100_000)
-"""For two hundred examples: the usual settings would hardly see them. The best of five that were tried."""
+DEFAULTS = Classifier(positive=("good",), negative=("bad",))
 
 
 def rows() -> Iterator[dict[str, Any]]:
@@ -63,9 +61,9 @@ def rows() -> Iterator[dict[str, Any]]:
     note = f"{len(judged)} documents judged by people; peer: the length of the text"
     for name, scores, more in (
         ("heuristic score", heuristic_scores(pa.array(texts, pa.large_string())), ""),
-        ("classifier of other texts", classify(elsewhere, texts, ELSEWHERE),
+        ("classifier of other texts", classify(elsewhere, texts, DEFAULTS),
          "; learnt from speeches, books and posts against lists of clickbait headlines"),
-        ("classifier, five-fold", cross_validate(judged, FEW), "; learnt from the judgements of the other folds"),
+        ("classifier, five-fold", cross_validate(judged, DEFAULTS), "; learnt from the judgements of the other folds"),
         ("perplexity", -perplexity, "; 5-grams of the same speeches, books and posts"),
     ):  # fmt: skip
         yield _row(f"{name}, AUC", auc(judged, scores), by_length, note + more)
@@ -80,7 +78,7 @@ def headline_rows(folder: Path, bad: Sequence[str]) -> Iterator[dict[str, Any]]:
     training = [one for one, number in zip(labelled, fold, strict=True) if number]
     held_out = [one for one, number in zip(labelled, fold, strict=True) if not number]
     lines = [line for _, line in held_out]
-    ours = _split(held_out, classify(training, lines, ELSEWHERE))
+    ours = _split(held_out, classify(training, lines, DEFAULTS))
     length = _split(held_out, np.array([len(line) for line in lines], np.float64))
     at_half, by_length = measure_cut(*ours, 0.5), best_cut(*length)
     note = f"{len(held_out)} held-out headlines, cut at 0.5; peer: their length"

@@ -33,6 +33,11 @@ MAX_CHARACTERS = 2000
 """What a classifier that is trained here looks at, unless the manifest says otherwise."""
 
 
+TRAINED_DOCUMENTS = 40_000
+FEWEST_EPOCHS, MOST_EPOCHS = 5, 50
+"""How often training sees a document: so often that it sees TRAINED_DOCUMENTS, within these bounds."""
+
+
 class ClassifierError(RuntimeError):
     """The classifier cannot be trained."""
 
@@ -53,6 +58,13 @@ def as_line(text: str, section: Classifier) -> str:
     return " ".join(line.split())
 
 
+def epochs_of(section: Classifier, documents: int) -> int:
+    """Passes over so many training documents: few documents are hardly learnt from in few passes."""
+    if section.epochs is not None:
+        return section.epochs
+    return min(MOST_EPOCHS, max(FEWEST_EPOCHS, -(-TRAINED_DOCUMENTS // max(documents, 1))))
+
+
 def train(examples: Iterable[tuple[bool, str]], section: Classifier, seed: int, work: Path | None) -> bytes:
     """Train a classifier and return the model's file.
 
@@ -65,14 +77,18 @@ def train(examples: Iterable[tuple[bool, str]], section: Classifier, seed: int, 
     Raises:
         ClassifierError: training failed, or this platform cannot train reproducibly.
     """
-    settings = {
-        "epoch": section.epochs, "wordNgrams": section.word_ngrams, "dim": section.dimensions,
+    settings: dict[str, Any] = {
+        "wordNgrams": section.word_ngrams, "dim": section.dimensions,
         "bucket": section.buckets, "lr": section.learning_rate, "seed": seed & 0x7FFFFFFF, "thread": 1, "verbose": 0,
     }  # fmt: skip
     with tempfile.TemporaryDirectory(dir=work) as folder:
         lines, model = Path(folder) / "lines.txt", Path(folder) / "model.bin"
+        number = 0
         with lines.open("w", encoding="utf-8", newline="\n") as sink:
-            sink.writelines(f"{LABEL_PREFIX}{POSITIVE if good else NEGATIVE} {line}\n" for good, line in examples)
+            for good, line in examples:
+                sink.write(f"{LABEL_PREFIX}{POSITIVE if good else NEGATIVE} {line}\n")
+                number += 1
+        settings["epoch"] = epochs_of(section, number)
         command = [sys.executable, "-m", __name__, str(lines), str(model), json.dumps(settings)]
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **ZEROED_MEMORY})
         if done.returncode:

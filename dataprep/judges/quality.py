@@ -30,10 +30,10 @@ from gristmill.dataprep.filtering.rules import count_failures, failures, first_f
 from gristmill.dataprep.histograms import add_histograms, histogram
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.judges.labelled_examples import draw
-from gristmill.dataprep.judges.quality_models import HELD_OUT_FILE, find_models, measure_held_out, trainings
+from gristmill.dataprep.judges.quality_models import CHARACTERS, HELD_OUT_FILE, find_models, measure_held_out, trainings
 from gristmill.dataprep.judges.ranking import ALL, Cuts, describe_cuts, kept_by_rank, rank_documents
 from gristmill.dataprep.judges.scorers import SCORES, ModelFiles, make_measure
-from gristmill.dataprep.judges.separation import measure_separation
+from gristmill.dataprep.judges.separation import area_under_curve, measure_separation
 from gristmill.dataprep.measuring import measure_texts, spread
 from gristmill.mixtures.quality import SCORE_OF_THRESHOLD, THRESHOLDS, Quality, QualityThresholds
 
@@ -60,7 +60,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         `separation.measure_separation`); `cuts` with `keep_top`: source (or `all`) -> the cut's `score`, and how many
         documents were `kept` `of` how many; `buckets`: the same for where `head` and `middle` end; `ngrams`:
         documents, words and n-grams by order of the two n-gram models that were trained. With a classifier also
-        `training_documents` by class, `held_out` documents, its `auc` on them, and `histogram`: source -> documents
+        `training_documents` by class, `epochs`, `held_out` documents, its `auc` on them, `length_auc`, which the
+        length of a text alone has (long or short ones first, whichever is better), and `histogram`: source -> documents
         in each of 20 equal bins of `quality`.
 
     Raises:
@@ -101,10 +102,16 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         summary["histogram"] = {source: [*shape["counts"][1:-2], sum(shape["counts"][-2:])]
                                 for source, shape in histograms["quality"].items()}  # fmt: skip
         summary["training_documents"] = trained.get("classifier", {}).get("training_documents", {})
+        if "classifier" in trained:
+            summary["epochs"] = trained["classifier"]["epochs"]
     if section.classifier is not None and section.classifier.has_classes:
         measure = partial(measure_held_out, **told, out=context.work / HELD_OUT_FILE)
         run_tasks("held_out", [Task("held_out")], measure, context, holds_gil=True)
         summary.update(_separations(section, read_table(context.work / HELD_OUT_FILE), cuts, summary["scores"]))
+        if summary["auc"] <= summary["length_auc"]:
+            context.warn(f"{context.stage}: the classifier tells {summary['held_out']:,} held-out documents apart no "
+                         f"better than their length alone (AUC {summary['auc']:.3f}, length "
+                         f"{summary['length_auc']:.3f}); give it more or other examples")
     return summary
 
 
@@ -193,7 +200,10 @@ def _separations(
         if len(positive) and len(negative):
             cut, better = _single_cut(section, name, cuts), SCORES[name].higher_is_better
             found["separation"] = measure_separation(positive, negative, cut, better)
-    return {"auc": scores["quality"]["separation"]["auc"], "held_out": len(held_out)}
+    lengths = _numbers(held_out[CHARACTERS])
+    by_length = area_under_curve(lengths[good], lengths[~good])
+    return {"auc": scores["quality"]["separation"]["auc"], "length_auc": max(by_length, 1.0 - by_length),
+            "held_out": len(held_out)}
 
 
 def _single_cut(section: Quality, score: str, cuts: Cuts | None) -> float | None:

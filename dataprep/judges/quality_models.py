@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.files import as_path, atomic_write, is_local, sha256_file
 from gristmill.dataprep.jobs.engine import Done, Task
-from gristmill.dataprep.judges.classifier import as_line, check_label, train
+from gristmill.dataprep.judges.classifier import as_line, check_label, epochs_of, train
 from gristmill.dataprep.judges.kneser_ney import read_sentences, train_entries
 from gristmill.dataprep.judges.labelled_examples import (
     Examples,
@@ -26,13 +27,14 @@ from gristmill.dataprep.judges.labelled_examples import (
 from gristmill.dataprep.judges.models import load_model
 from gristmill.dataprep.judges.ngram_tables import write_entries
 from gristmill.dataprep.judges.perplexity import NGRAM_FILES, halves, load_scores, normalise
-from gristmill.dataprep.judges.scorers import ModelFiles, load_language_model, make_measure
+from gristmill.dataprep.judges.scorers import Measure, ModelFiles, load_language_model, make_measure
 from gristmill.dataprep.measuring import measure_texts
 from gristmill.mixtures.quality import Classifier, Quality
 
 CLASSIFIER_FILE = "model.bin"
 HELD_OUT_FILE = "held_out.parquet"
-"""One row per held-out document: `good`, and every score."""
+CHARACTERS = "characters"
+"""One row per held-out document: `good`, its CHARACTERS, and every score."""
 
 
 def trainings(section: Quality) -> dict[str, Callable[..., Done]]:
@@ -59,7 +61,8 @@ def train_classifier(task: Task, inputs: Mapping[str, Path], config: dict[str, A
         sink.write(content)
     documents = {"positive": len(lines[True]), "negative": len(lines[False])}
     sha256 = hashlib.sha256(content).hexdigest()
-    return Done([out / CLASSIFIER_FILE], {"sha256": sha256, "training_documents": documents})
+    epochs = epochs_of(settings, sum(documents.values()))
+    return Done([out / CLASSIFIER_FILE], {"sha256": sha256, "training_documents": documents, "epochs": epochs})
 
 
 def train_ngram(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path, work: Path) -> Done:
@@ -128,16 +131,20 @@ def measure_held_out(
     assert section.classifier is not None
     pool = open_pool(inputs, section.classifier)
     chosen = choose_examples(pool, section.classifier, section.seed or 0)
-    measure = make_measure(section, models)
+    measure = _with_length(make_measure(section, models))
     parts = []
     for good, (_, held_out) in chosen.items():
         for _, texts in pool.read(held_out):
             # One that cannot be measured is left out here; where it is judged, it is quarantined.
             measured, _ = measure_texts(pa.chunked_array([pa.array(texts, pa.large_string())]), measure)
             parts.append({"good": np.full(len(measured[section.scores[0]]), good), **measured})
-    columns = ("good", *section.scores)
+    columns = ("good", CHARACTERS, *section.scores)
     write_table(out, pa.table({name: np.concatenate([part[name] for part in parts]) for name in columns}))
     return Done([out])
+
+
+def _with_length(measure: Measure) -> Measure:
+    return lambda texts: {CHARACTERS: pc.utf8_length(texts).to_numpy(zero_copy_only=False), **measure(texts)}
 
 
 def read_training_lines(pool: Pool, examples: Examples, section: Classifier) -> list[str]:
