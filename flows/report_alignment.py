@@ -72,12 +72,12 @@ def preference_effects(facts: Facts) -> str:
     held_out = summary.get("held_out", {})
     if held_out.get("reward_accuracy") is not None:
         note += (f" On {summary['held_out_pairs']:,} held-out pairs the chosen answer gained more in "
-                 f"{held_out['reward_accuracy']:.1%}, and is the likelier one in {held_out['chosen_more_likely']:.1%} "
-                 f"({held_out['chosen_more_likely_before']:.1%} before).")
+                 f"{with_range(held_out, 'reward_accuracy')}, and is the likelier one in "
+                 f"{with_range(held_out, 'chosen_more_likely')}, {held_out['chosen_more_likely_before']:.1%} before.")
     if held_out.get("ranked_right") is not None:
         counts = summary["held_out_answers"]
         note += (f" Of {counts['desirable']:,} desirable and {counts['undesirable']:,} other held-out answers a "
-                 f"desirable one gained more than another in {held_out['ranked_right']:.1%} of all cases.")
+                 f"desirable one gained more than another in {with_range(held_out, 'ranked_right')} of all cases.")
     return ("<h2>What preference optimisation moved</h2>"
             + table(["answers", "less likely than under the reference", "nats per token against it", "reward"], rows,
                     {1, 2, 3})
@@ -129,6 +129,12 @@ def share(found: dict[str, Any] | None) -> str:
     """A share of pairs with its interval, as `91.2% [84.0%, 95.4%] of 96`."""
     return "" if found is None else (
         f"{found['value']:.1%} [{found['low']:.1%}, {found['high']:.1%}] of {found['units']:,}")
+
+
+def with_range(found: dict[str, Any], name: str) -> str:
+    """A share by its name, with its interval where it was kept beside it."""
+    interval = found.get(f"{name}_interval")
+    return f"{found[name]:.1%}" + ("" if interval is None else f" [{interval['low']:.1%}, {interval['high']:.1%}]")
 
 
 def number(value: float | None) -> str:

@@ -23,7 +23,8 @@ def held_out(facts: Facts) -> str:
              f"{row.get('documents', ''):,}" if "documents" in row else ""] for row in evaluation_rows(facts)]
     if not rows:
         return ""
-    accuracy = [f"{model}: {measured['reward_accuracy']:.1%}" for model, measured in evaluated_models(facts)
+    accuracy = [f"{model}: {measured['reward_accuracy']:.1%}{_range(measured.get('reward_accuracy_interval'), 3)}"
+                for model, measured in evaluated_models(facts)
                 if measured.get("reward_accuracy") is not None]
     note = f'<p class="note">Reward accuracy on held-out pairs: {escape(", ".join(accuracy))}</p>' if accuracy else ""
     return ("<h2>Held-out text</h2>" + table(

@@ -23,6 +23,7 @@ from gristmill.train.adapters.files import settle_adapters
 from gristmill.train.adapters.frozen import describe_rounding
 from gristmill.train.adapters.lora import adapted_flops_per_token
 from gristmill.train.adapters.model import tuned_model
+from gristmill.train.evaluation.intervals import share_with_interval
 from gristmill.train.evaluation.validation import Validation
 from gristmill.train.kto import optimise
 from gristmill.train.loop.loop import Job, train
@@ -35,7 +36,7 @@ from gristmill.train.objectives.held_out_pairs import HOLDOUT, write_holdout
 from gristmill.train.objectives.margins import MARGINS, measured_again, pair_margins, pair_rewards, write_margins
 from gristmill.train.objectives.pair_draws import describe_draws, draw_pairs, held_out_mask, merged
 from gristmill.train.objectives.pair_rows import PairRows, check_pairs
-from gristmill.train.objectives.pairs import more_likely, reward_accuracy
+from gristmill.train.objectives.pairs import gained_more, more_likely, reward_accuracy
 from gristmill.train.objectives.preferences import Preferences
 from gristmill.train.objectives.reference import (
     certify_start,
@@ -119,7 +120,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         "held_out": {
             "reward_accuracy_before": reward_accuracy(before, before),
             "reward_accuracy": reward_accuracy(after, before),
+            "reward_accuracy_interval": share_with_interval(gained_more(after, before)),
             "chosen_more_likely_before": more_likely(before),
             "chosen_more_likely": more_likely(after),
+            "chosen_more_likely_interval": share_with_interval(after[:, 0] > after[:, 1]),
         },
     }

@@ -25,7 +25,7 @@ from gristmill.tokenize.packed import PackedSet
 from gristmill.train.evaluation.answering import Reader, Result
 from gristmill.train.evaluation.documents import score_documents, source_metrics
 from gristmill.train.evaluation.held_out import ROWS_PER_FORWARD
-from gristmill.train.evaluation.intervals import paired_difference
+from gristmill.train.evaluation.intervals import paired_difference, share_with_interval
 from gristmill.train.evaluation.leaks import effect, item_coverage
 from gristmill.train.evaluation.memorisation import probe_memorisation
 from gristmill.train.evaluation.readers import answer_tasks, open_reader
@@ -37,7 +37,7 @@ from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.chat import Chat
 from gristmill.train.objectives.held_out_pairs import HOLDOUT
 from gristmill.train.objectives.losses import sequence_logps
-from gristmill.train.objectives.pairs import padded_pairs, prepare_pairs, reward_accuracy
+from gristmill.train.objectives.pairs import gained_more, padded_pairs, prepare_pairs
 from gristmill.train.parallel.world import make_deterministic
 from gristmill.train.pretrain import MODEL, read_token_bytes
 
@@ -62,7 +62,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         found[name] = {
             "sources": measure_sources(reader.model, packed, inputs["tokenizer"], section),
             "tasks": {task: result.summary for task, result in answered[name].items()},
-            "reward_accuracy": accuracy_on_holdout(reader.model, inputs) if name == "dpo" else None,
+            **accuracy_on_holdout(reader.model, inputs if name == "dpo" else {}),
             "samples": sample(reader.model, inputs["tokenizer"], section, asked=name != "pretrain"),
             **_memorised(reader, trained, section),
         }
@@ -116,12 +116,15 @@ def measure_sources(
 
 
 @torch.no_grad()
-def accuracy_on_holdout(model: Llama, inputs: Mapping[str, Path]) -> float | None:
-    """Reward accuracy on the pairs that preference optimisation held out; None where there are none."""
+def accuracy_on_holdout(model: Llama, inputs: Mapping[str, Path]) -> dict[str, Any]:
+    """`reward_accuracy` on the pairs that preference optimisation held out, and its interval; None where there are
+    none."""
+    if "dpo" not in inputs:
+        return {"reward_accuracy": None, "reward_accuracy_interval": None}
     lines = (inputs["dpo"] / HOLDOUT).read_text(encoding="utf-8").splitlines()
     examples = [json.loads(line) for line in lines]
     if not examples:
-        return None
+        return {"reward_accuracy": None, "reward_accuracy_interval": None}
     chat, length = Chat(inputs["tokenizer"]), examples[0]["sequence_length"]
     pairs, _ = prepare_pairs(examples, chat, length)
     device = model.model.embed_tokens.weight.device
@@ -131,7 +134,8 @@ def accuracy_on_holdout(model: Llama, inputs: Mapping[str, Path]) -> float | Non
                                                                  length))
         logps.append(model(ids, partial(sequence_logps, targets=targets)).view(2, -1).T.cpu().numpy())
     reference = np.array([[one["reference_chosen"], one["reference_rejected"]] for one in examples], dtype=np.float32)
-    return reward_accuracy(np.concatenate(logps), reference)
+    found = share_with_interval(gained_more(np.concatenate(logps), reference))
+    return {"reward_accuracy": None if found is None else found["value"], "reward_accuracy_interval": found}
 
 
 def sample(model: Llama, tokenizer: Path, section: Evaluate, asked: bool) -> list[dict[str, str]]:

@@ -19,6 +19,7 @@ from gristmill.train.adapters.files import settle_adapters
 from gristmill.train.adapters.frozen import describe_rounding
 from gristmill.train.adapters.lora import adapted_flops_per_token
 from gristmill.train.adapters.model import tuned_model
+from gristmill.train.evaluation.intervals import wilson
 from gristmill.train.evaluation.validation import Validation
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.once import measured_once
@@ -119,7 +120,9 @@ def optimise(inputs: Mapping[str, Path], section: Dpo, out: Path, context: Conte
         "training_answers": {"desirable": int(rows.desirable[~is_out].sum()),
                              "undesirable": int((~rows.desirable[~is_out]).sum())},
         "held_out_answers": {"desirable": int(desirable.sum()), "undesirable": int((~desirable).sum())},
-        "step_0": certificate, "held_out": {"ranked_right": ranked_right(gains[desirable], gains[~desirable])},
+        "step_0": certificate, "held_out": {
+            "ranked_right": ranked_right(gains[desirable], gains[~desirable]),
+            "ranked_right_interval": ranked_right_interval(gains[desirable], gains[~desirable])},
     }
 
 
@@ -162,6 +165,15 @@ def ranked_right(desirable: np.ndarray, undesirable: np.ndarray) -> float | None
     ordered = np.sort(undesirable)
     below, upto = (np.searchsorted(ordered, desirable, side=side) for side in ("left", "right"))
     return float((below + upto).sum() / (2 * len(desirable) * len(undesirable)))
+
+
+def ranked_right_interval(desirable: np.ndarray, undesirable: np.ndarray) -> dict[str, float] | None:
+    """That share with Wilson's interval over as many units as the smaller kind has answers, None where one is missing.
+
+    Its variance is at most A (1 - A) / min(m, n) (Birnbaum & Klose 1957), so the interval is rather too wide.
+    """
+    share = ranked_right(desirable, undesirable)
+    return None if share is None else wilson(share, min(len(desirable), len(undesirable)))
 
 
 def certify(

@@ -6,6 +6,7 @@ import re
 from html import unescape
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gristmill.flows.report import masks
@@ -18,6 +19,7 @@ from gristmill.flows.report_alignment import (
     unlearned,
 )
 from gristmill.flows.summary import loss_rows
+from gristmill.train.evaluation.intervals import share_with_interval
 
 SHARE = {"value": 0.75, "low": 0.5, "high": 0.9, "units": 20}
 HELD_OUT = {"accuracy": SHARE, "longer_chosen": None, "length_correlation": -0.25, "margin": 1.5, "mean": 0.125,
@@ -82,20 +84,29 @@ def test_the_worst_margins_are_shown_with_their_texts_and_how_many_of_each_set_a
 def test_the_effects_of_preference_optimisation_are_split_by_answer(alarm: int | None, said: str) -> None:
     summary = {"objective": "sigmoid", "chosen_decline": {"alarm_step": alarm, "fell_chosen": 0.25,
                                                           "fell_rejected": 0.9}, "held_out_pairs": 40,
-               "held_out": {"reward_accuracy": 0.7, "chosen_more_likely": 0.6, "chosen_more_likely_before": 0.5}}
+               "held_out": {"reward_accuracy": 0.7, "chosen_more_likely": 0.6, "chosen_more_likely_before": 0.5,
+                            "reward_accuracy_interval": share_with_interval(np.arange(40) < 28)}}
     shown = text(preference_effects(facts(dpo=summary)))
     assert "chosen 25.0% +0.0200 +0.1000 rejected 90.0% -0.0500 -0.2000" in shown
     assert said in shown
-    assert "On 40 held-out pairs the chosen answer gained more in 70.0%, and is the likelier one in 60.0%" in shown
+    assert "On 40 held-out pairs the chosen answer gained more in 70.0% [54.6%, 81.9%], and is the likelier one in " \
+        "60.0%, 50.0% before." in shown
     assert preference_effects({"summaries": {}, "training": {}}) == ""
 
 
 def test_the_terminal_says_how_a_reward_model_ranks_and_which_answers_fell() -> None:
-    rows = loss_rows(facts(reward={"held_out": HELD_OUT}, dpo={
+    """All that margins.parquet has, not the last logged batch; with how sure a share of few held-out pairs is."""
+    margins = {"right": {"held_out": share_with_interval(np.arange(5) > 0),
+                         "trained": share_with_interval(np.arange(22) > 0)}}
+    rows = loss_rows(facts(reward={"held_out": HELD_OUT, "margins": margins}, dpo={"margins": margins,
         "chosen_decline": {"alarm_step": 2, "fell_chosen": 0.25, "fell_rejected": 0.9}}))
+    shares = "95% of 22 trained, 80% of 5 held out (38% to 96%)"
     assert [row["details"] for row in rows] == [
-        "ranks 90% right, trained; 75% held out (50% to 90%)",
-        "reward accuracy 80% trained\nfell: 25% of chosen, 90% of rejected, alarm at step 2"]
+        f"ranked right {shares}",
+        f"reward accuracy {shares}\nfell in the last batch: 25% of chosen, 90% of rejected, alarm at step 2"]
+    before = loss_rows(facts(reward={"held_out": HELD_OUT}, dpo={"objective": "kto", "margins": {
+        **margins, "right": {"trained": margins["right"]["trained"]}}}))
+    assert [row["details"] for row in before] == ["", "answers rewarded right 95% of 22 trained"]
 
 
 def test_what_rounding_costs_is_shown_where_it_was_measured() -> None:

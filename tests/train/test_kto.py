@@ -15,7 +15,7 @@ import torch
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.kto import ranked_right
+from gristmill.train.kto import ranked_right, ranked_right_interval
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import load_model, save_model
@@ -57,6 +57,9 @@ def test_partners_answer_another_prompt_around_the_end() -> None:
 def test_ranked_right_is_the_area_under_the_curve() -> None:
     assert ranked_right(np.array([2.0, 0.0]), np.array([1.0, 0.0])) == (2 + 0.5) / 4
     assert ranked_right(np.array([]), np.array([1.0])) is None
+    assert ranked_right_interval(np.array([]), np.array([1.0])) is None
+    sure = ranked_right_interval(np.arange(5.0, 9.0), np.arange(5.0))  # all right, by four and by five answers
+    assert sure == {"value": 1.0, "low": pytest.approx(0.5101, abs=1e-4), "high": 1.0, "units": 4}
 
 
 @pytest.fixture(scope="module")

@@ -55,6 +55,11 @@ def test_the_worst_pairs_come_first_and_sets_say_how_many_are_wrong(tmp_path: Pa
     assert found["worst"][0] == {
         "id": "a", "set": "x", "held_out": False, "chosen": 1.0, "rejected": 3.0, "margin": -2.0,
         "prompt_text": "p" * 300 + "...", "chosen_text": "yes a", "rejected_text": "no"}
+    assert {part: (right["value"], right["units"]) for part, right in found["right"].items()} == {
+        "trained": (pytest.approx(1 / 3), 3), "held_out": (1.0, 1)}
+    trained = found["right"]["trained"]
+    assert (trained["low"], trained["high"]) == pytest.approx((0.0615, 0.7923), abs=1e-4)
+    assert found["right"]["held_out"]["low"] < 0.5
     assert found["sets"] == [
         {"name": "x", "trained": {"measured": 2, "wrong": 0.5, "median": -0.5}},
         {"name": "y", "held_out": {"measured": 1, "wrong": 0.0, "median": 4.0},

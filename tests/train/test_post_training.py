@@ -152,6 +152,9 @@ def test_preferences_start_at_ln_2_and_end_with_the_chosen_answers_ahead(
     assert summary["held_out_pairs"] + summary["training_pairs"] == 36
     assert summary["held_out"]["reward_accuracy_before"] == 0.0
     assert summary["held_out"]["reward_accuracy"] > 0.9
+    interval = summary["held_out"]["reward_accuracy_interval"]
+    assert interval["units"] == summary["held_out_pairs"]
+    assert interval["low"] < summary["held_out"]["reward_accuracy"] == interval["value"] <= interval["high"]
     held_out = [json.loads(line) for line in (tmp_path / "dpo" / "data" / "holdout.jsonl").read_text().splitlines()]
     assert len(held_out) == summary["held_out_pairs"] > 0
     margins = pq.read_table(tmp_path / "dpo" / "data" / "margins.parquet").to_pylist()
@@ -168,6 +171,10 @@ def test_preferences_start_at_ln_2_and_end_with_the_chosen_answers_ahead(
     assert [line["id"] for line in summary["margins"]["worst"]] == [
         line["id"] for line in sorted(margins, key=lambda line: (line["margin"], line["id"]))[:10]]
     assert summary["margins"]["sets"][0]["trained"]["wrong"] == 0.0
+    for part, is_out in (("trained", False), ("held_out", True)):
+        right = [one["margin"] > 0 for one in margins if one["held_out"] == is_out]
+        assert summary["margins"]["right"][part]["value"] == np.mean(right)
+        assert summary["margins"]["right"][part]["units"] == len(right)
 
 
 def logp_of(model_folder: Path, tokenizer: Path, example: dict[str, Any]) -> tuple[float, int]:

@@ -24,18 +24,21 @@ def mean_with_interval(values: np.ndarray, seed: int, resamples: int) -> dict[st
 
 
 def share_with_interval(hits: np.ndarray) -> dict[str, float] | None:
-    """A share of n units and Wilson's interval at 95 % (Wilson 1927), which is no point where all or none hit.
+    """A share of n units and Wilson's interval, as of `wilson`; None without units.
 
     Args:
         hits: (n,) bool.
+    """
+    return wilson(float(np.mean(hits)), len(hits)) if len(hits) else None
+
+
+def wilson(share: float, number: int) -> dict[str, float]:
+    """Wilson's interval at 95 % (Wilson 1927) of a share of `number` units, no point where the share is 0 or 1.
 
     Returns:
-        `value`, `low`, `high`, and `units`, n; None without units.
+        `value`, `low`, `high`, and `units`.
     """
-    number = len(hits)
-    if not number:
-        return None
-    share, spread = float(np.mean(hits)), NORMAL_QUANTILE**2 / number
+    spread = NORMAL_QUANTILE**2 / number
     middle = (share + spread / 2) / (1 + spread)
     half = NORMAL_QUANTILE * np.sqrt(share * (1 - share) / number + spread / (4 * number)) / (1 + spread)
     return {"value": share, "low": max(0.0, float(middle - half)), "high": min(1.0, float(middle + half)),

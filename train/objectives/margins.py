@@ -17,6 +17,7 @@ import torch
 
 from gristmill.dataprep.documents import write_table
 from gristmill.mixtures.posttraining import Dpo
+from gristmill.train.evaluation.intervals import share_with_interval
 from gristmill.train.objectives.answer_rows import AnswerRows
 from gristmill.train.objectives.pair_rows import PairRows
 from gristmill.train.objectives.preference_losses import LossSettings, PairLogps, preference_loss
@@ -110,18 +111,22 @@ def write_margins(path: Path, table: pa.Table, records: Mapping[str, Mapping[str
         records: the examples by their ids, at least those of the table.
 
     Returns:
-        `measured`; `sets`: of each, the trained and the held-out ones, how many they are, the share `wrong` whose
-        margin is not positive, and the `median`; `worst`: the lines with the smallest margins, with excerpts of their
-        texts.
+        `measured`; `right`: of the trained and of the held-out ones the share whose margin is positive, with its
+        interval, where there are any; `sets`: of each, the trained and the held-out ones, how many they are, the share
+        `wrong` whose margin is not positive, and the `median`; `worst`: the lines with the smallest margins, with
+        excerpts of their texts.
     """
     write_table(path, table)
     # The smallest first; ids decide between equal ones.
     order = np.lexsort((np.array(table["id"].to_pylist()), table["margin"].to_numpy()))[:SHOWN]
     worst = [{**line, **_excerpts(records[line["id"]])} for line in table.take(order).to_pylist()]
     sets: dict[str, dict[str, Any]] = {}
-    for name, is_out, margin in zip(*(table[key].to_pylist() for key in ("set", "held_out", "margin")), strict=True):
-        sets.setdefault(name, {}).setdefault("held_out" if is_out else "trained", []).append(margin)
+    for name, out, margin in zip(*(table[key].to_pylist() for key in ("set", "held_out", "margin")), strict=True):
+        sets.setdefault(name, {}).setdefault("held_out" if out else "trained", []).append(margin)
+    is_out, right = table["held_out"].to_numpy(), table["margin"].to_numpy() > 0
     return {"measured": len(table), "worst": worst,
+            "right": {name: found for name, part in (("trained", ~is_out), ("held_out", is_out))
+                      if (found := share_with_interval(right[part])) is not None},
             "sets": [{"name": name, **{part: _described(margins) for part, margins in sorted(parts.items())}}
                      for name, parts in sets.items()]}
 

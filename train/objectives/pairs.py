@@ -125,19 +125,20 @@ def padded_pairs(pairs: Sequence[Pair], pad: int, length: int) -> tuple[Tensor, 
     return ids, next_tokens(ids, scored)
 
 
-def reward_accuracy(logps: np.ndarray, reference: np.ndarray) -> float | None:
-    """Share of pairs whose chosen answer gained more than the rejected one; ties do not count (TRL).
+def gained_more(logps: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """Whether the chosen answer of each of n pairs gained more than the rejected one: (n,) bool.
 
     Args:
         logps, reference: (n, 2), as from `reference.pair_logps`, under the policy and under the reference.
-
-    Returns:
-        None where there are no pairs.
     """
-    if not len(logps):
-        return None
     gained = logps - reference
-    return float((gained[:, 0] > gained[:, 1]).mean())
+    more: np.ndarray = gained[:, 0] > gained[:, 1]
+    return more
+
+
+def reward_accuracy(logps: np.ndarray, reference: np.ndarray) -> float | None:
+    """Share of pairs for which `gained_more` holds; ties do not count (TRL). None where there are no pairs."""
+    return float(gained_more(logps, reference).mean()) if len(logps) else None
 
 
 def more_likely(logps: np.ndarray) -> float | None:
