@@ -16,6 +16,7 @@ from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLo
 from gristmill.dataprep.reading.locations import Found
 from gristmill.dataprep.reading.pythondocs import is_python_source
 from gristmill.dataprep.reading.sources import SourceError, SourceFile, find_at, find_files
+from gristmill.dataprep.reading.tables import table_rows
 
 SAMPLE_FILES = 3
 SAMPLE_ROWS = 200
@@ -136,13 +137,9 @@ def sniff(found: Sequence[Found]) -> str | None:
 def sample_rows(file: SourceFile) -> list[Row] | None:
     """The first rows of a file as mappings; None for formats without rows. Rows that cannot be read are left out."""
     path = as_path(file.location)
-    if file.format == "parquet":
-        from gristmill.dataprep.documents import open_parquet
-
-        with open_parquet(path) as table:
-            return next((batch.to_pylist() for batch in table.iter_batches(batch_size=SAMPLE_ROWS)), [])
-    if file.format == "arrow":
-        return _arrow_rows(path)
+    if file.format in ("parquet", "arrow"):
+        rows = islice(table_rows(path, file.format), SAMPLE_ROWS)
+        return [row for _, row in rows if isinstance(row, dict)]
     if file.format not in ("jsonl", "csv"):
         return None
     lines = _beginning(path, file.compression).decode("utf-8", "replace").splitlines(keepends=True)
@@ -163,20 +160,6 @@ def _json_rows(lines: Sequence[str]) -> Iterator[Row]:
             continue
         if isinstance(row, dict):
             yield row
-
-
-def _arrow_rows(path: Path) -> list[Row]:
-    import pyarrow as pa
-
-    with path.open("rb") as stream:
-        is_file = stream.read(6) == b"ARROW1"
-        stream.seek(0)
-        with pa.PythonFile(stream, mode="r") as source:
-            if is_file:
-                batches = pa.ipc.open_file(source)
-                return batches.get_batch(0).slice(0, SAMPLE_ROWS).to_pylist() if batches.num_record_batches else []
-            first = next(iter(pa.ipc.open_stream(source)), None)
-            return [] if first is None else first.slice(0, SAMPLE_ROWS).to_pylist()
 
 
 def _beginning(path: Path, compression: str) -> bytes:

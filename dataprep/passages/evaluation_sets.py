@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from gristmill.dataprep.documents import open_parquet
 from gristmill.dataprep.files import as_path
 from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, read_whole, split_compression
 from gristmill.dataprep.reading.sources import outside_files
+from gristmill.dataprep.reading.tables import table_rows
 from gristmill.mixtures.decontaminate import EvaluationSet
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -150,9 +150,10 @@ def read_items(name: str, path: Path) -> Iterator[Mapping[str, Any]]:
     """
     extension, compression = split_compression(name)
     if extension == ".parquet":
-        with open_parquet(path) as table:
-            for group in range(table.num_row_groups):
-                yield from table.read_row_group(group, use_threads=False).to_pylist()
+        for number, row in table_rows(path):
+            if isinstance(row, ValueError):
+                raise EvaluationSetError(f"{path}: row {number}: {row}") from row
+            yield row
         return
     text = _decoded(path, compression)
     if extension in SEPARATORS:

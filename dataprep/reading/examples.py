@@ -31,7 +31,7 @@ from gristmill.dataprep.reading.docquestions import QUESTIONS_VERSION, preferenc
 from gristmill.dataprep.reading.pythondocs import DOCS
 from gristmill.dataprep.reading.readers import BYTE_ORDER_MARK, parse_json
 from gristmill.dataprep.reading.sources import SourceError, SourceFile, find_files
-from gristmill.dataprep.reading.tables import parquet_rows
+from gristmill.dataprep.reading.tables import table_rows
 
 __all__ = ["Example", "ExampleSet", "ExamplesError", "Kind", "Message", "Refused", "read_examples", "read_set"]
 SHOWN_REASONS, SHOWN_PLACES = 10, 4
@@ -238,7 +238,7 @@ def _parse(line: bytes) -> Any:
 def _rows(file: SourceFile) -> Iterator[tuple[int, Any]]:
     """The rows of a file by their numbers from 1: JSON not yet parsed, an object, or what is wrong with it."""
     if file.name.endswith(".parquet"):
-        yield from parquet_rows(as_path(file.location))
+        yield from table_rows(as_path(file.location))
     elif ".json" in (file.name[-5:], file.name.removesuffix(file.compression)[-5:]) and _is_list(file):
         yield from _list_rows(file)
     else:

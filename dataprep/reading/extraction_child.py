@@ -37,11 +37,11 @@ def main() -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     extractor = find_extractor(settings["extractor"])
     extract(WARM_UP, "utf-8", "", extractor, settings["options"])  # imports, before the limits hold
-    _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_AS, settings["memory_bytes"])
+    limit_resource(resource.RLIMIT_CORE, 0)
+    limit_resource(resource.RLIMIT_AS, settings["memory_bytes"])
     _answer(answers, {"ready": True})
-    while (about := _read_frame(pages)) is not None:
-        content = _read_frame(pages)
+    while (about := read_frame(pages)) is not None:
+        content = read_frame(pages)
         assert content is not None
         signal.setitimer(signal.ITIMER_PROF, settings["seconds"])
         answer = _extract(json.loads(about), content, extractor, settings)
@@ -51,7 +51,8 @@ def main() -> None:
             return
 
 
-def _limit(what: int, amount: int) -> None:
+def limit_resource(what: int, amount: int) -> None:
+    """Limit what this process may take, as far as it is allowed to."""
     _, hard = resource.getrlimit(what)
     amount = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
     resource.setrlimit(what, (amount, amount))
@@ -75,7 +76,8 @@ def _answer(sink: BinaryIO, answer: dict[str, Any]) -> None:
     sink.flush()
 
 
-def _read_frame(stream: BinaryIO) -> bytes | None:
+def read_frame(stream: BinaryIO) -> bytes | None:
+    """The content of the next frame; None at the end."""
     length = stream.read(LENGTH_BYTES)
     if len(length) < LENGTH_BYTES:
         return None

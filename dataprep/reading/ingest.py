@@ -27,6 +27,7 @@ from gristmill.dataprep.reading.records import Reading
 from gristmill.dataprep.reading.repeats import Repeats, drop_repeats, refuse_repeats, shards_of
 from gristmill.dataprep.reading.sharding import SHOWN_QUARANTINED, ShardWriter
 from gristmill.dataprep.reading.sources import SourceError, SourceFile, SourceListing, find_files
+from gristmill.dataprep.reading.table_guard import TableReader
 from gristmill.mixtures.sources import Ingest, Source
 
 SHOWN_CAUSES = 5
@@ -157,10 +158,11 @@ def ingest_task(out: str, shard_bytes: int, limits: Limits, task: Task) -> Done:
     writer = ShardWriter(as_path(out), task.name, source, shard_bytes)
     reading = Reading(**task.payload["reading"])
     warnings = []
-    with Guard(reading.extract or DEFAULT_EXTRACTOR, task.payload["extract_options"], limits) as guard:
+    extractor = Guard(reading.extract or DEFAULT_EXTRACTOR, task.payload["extract_options"], limits)
+    with extractor as guard, TableReader() as tables:
         for file in (SourceFile(**entry) for entry in task.payload["files"]):
             before, skipped = writer.read, writer.skipped.total()
-            for record in extract_pages(read_file(file, reading), guard, reading):
+            for record in extract_pages(read_file(file, reading, tables), guard, reading):
                 writer.add(file.name, record)
                 if writer.kept == task.payload["limit"]:
                     break

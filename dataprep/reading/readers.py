@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 from gristmill.dataprep.files import as_path
@@ -50,7 +51,8 @@ from gristmill.dataprep.reading.records import (
     with_end,
 )
 from gristmill.dataprep.reading.sources import SourceFile, member_format
-from gristmill.dataprep.reading.tables import read_arrow, read_parquet
+from gristmill.dataprep.reading.table_guard import TableReader
+from gristmill.dataprep.reading.tables import read_table
 from gristmill.dataprep.reading.warc import read_warc
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -64,10 +66,15 @@ def read_records(file: SourceFile, reading: Reading) -> Iterator[Read]:
     return (item for item in read_file(file, reading) if not isinstance(item, Ended))
 
 
-def read_file(file: SourceFile, reading: Reading) -> Iterator[Read]:
+def read_file(file: SourceFile, reading: Reading, tables: TableReader | None = None) -> Iterator[Read]:
     """Read a file of any format, streaming (one record, or one small batch of rows, is in memory at a time).
 
     The last thing that comes, and the last of each member of an archive, is an Ended.
+
+    Args:
+        file: what to read.
+        reading: how.
+        tables: the process that reads tables; one of its own if absent.
 
     Raises:
         OSError: the file cannot be opened or the storage fails; damaged content is a Rejected instead.
@@ -78,10 +85,14 @@ def read_file(file: SourceFile, reading: Reading) -> Iterator[Read]:
     path = as_path(file.location)
     meter = None if file.format in _AT_ANY_PLACE else Metered(path)
     item = Input(file.name, meter or path, file.compression)
-    yield from with_end(_records(file, item, reading), file.size, meter)
+    with TableReader() if tables is None else nullcontext(tables) as reader:
+        yield from with_end(_records(file, item, reading, reader), file.size, meter)
 
 
-def _records(file: SourceFile, item: Input, reading: Reading) -> Iterator[Read]:
+def _records(file: SourceFile, item: Input, reading: Reading, tables: TableReader) -> Iterator[Read]:
+    if file.format in _TABLES:
+        yield from read_table(item, reading, file.format, tables)
+        return
     if file.format not in _ARCHIVES:
         yield from _READERS[file.format](item, reading)
         return
@@ -205,8 +216,8 @@ def _read_python(file: SourceFile) -> Iterator[Record | Rejected]:
 
 _READERS: dict[str, Callable[[Input, Reading], Iterator[Read]]] = {
     "text": _read_text, "html": _read_html, "jsonl": _read_jsonl, "csv": read_csv, "warc": read_warc,
-    "parquet": read_parquet, "arrow": read_arrow,
 }  # fmt: skip
+_TABLES = ("parquet", "arrow")
 _MEMBER_FORMATS = ("text", "html", "jsonl", "csv", "warc")
 """Formats that are read as a stream, so that they may lie in an archive."""
 _AT_ANY_PLACE = ("parquet", "arrow", "zip")

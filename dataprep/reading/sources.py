@@ -22,7 +22,7 @@ from gristmill.dataprep.reading.pythondocs import is_python_source, python_listi
 FORMATS = {
     "jsonl": (".jsonl", ".ndjson", ".json"),
     "parquet": (".parquet",),
-    "arrow": (".arrow",),
+    "arrow": (".arrow", ".feather"),
     "csv": (".csv", ".tsv"),
     "html": (".html", ".htm", ".xhtml"),
     "warc": (".warc", ".wet", ".arc"),

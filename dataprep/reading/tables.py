@@ -6,116 +6,90 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from gristmill.dataprep.documents import open_parquet
-from gristmill.dataprep.reading.compression import CorruptFileError
+from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError
+from gristmill.dataprep.reading.encoding import KEEP_BAD, UTF8, most_replaced, replace_bad
 from gristmill.dataprep.reading.records import Input, Page, Reading, Record, Rejected, from_row, not_utf8, one_line
+from gristmill.dataprep.reading.table_guard import TableReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BATCH_ROWS = 256
-_FILE_MAGIC = b"ARROW1"
-"""What the Arrow file format begins with, and the stream format does not."""
+Row = tuple[dict[str, Any], int] | str
+"""A row and how many bad sequences of bytes became U+FFFD, or what is wrong with it."""
 
 
-def read_parquet(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected]:
-    """The rows of a Parquet file, a small batch at a time."""
-    yield from _records(item, reading, "Parquet", _parquet_batches(cast(Path, item.path), reading))
-
-
-def read_arrow(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected]:
-    """The rows of an Arrow file in either form: stream (as Hugging Face datasets are saved) or file."""
-    yield from _records(item, reading, "Arrow", _arrow_batches(cast(Path, item.path), reading))
-
-
-def parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | ValueError]]:
-    """Rows with all of their columns that are not null, numbered from 1; behind a damage, what it is."""
-    import pyarrow as pa
-
+def read_table(item: Input, reading: Reading, form: str, tables: TableReader) -> Iterator[Record | Page | Rejected]:
+    """The rows of a Parquet file, or of an Arrow file in either form: stream (as Hugging Face saves) or file."""
+    asked = [reading.text, *([] if reading.id is None else [reading.id]), *(reading.metadata or ())]
+    batches = tables.batches(cast(Path, item.path), form, asked, scalars=reading.metadata is None)
     number = 0
     try:
-        with open_parquet(path) as table:
-            batches = table.iter_batches(batch_size=BATCH_ROWS, use_threads=False)
-            for number, row in enumerate((row for batch in batches for row in _rows(batch)), start=1):
-                yield number, (ValueError(row) if isinstance(row, str) else
-                               {key: value for key, value in row.items() if value is not None})
-    except pa.ArrowException as error:
-        yield number + 1, CorruptFileError(f"the Parquet file is damaged: {one_line(error)}")
-    except OSError as error:
-        if error.errno is not None:  # the storage failed; without an errno it is Arrow that cannot decode
-            raise
-        yield number + 1, CorruptFileError(f"the Parquet file is damaged: {one_line(error)}")
-
-
-def _records(
-    item: Input, reading: Reading, form: str, batches: Iterator[pa.RecordBatch]
-) -> Iterator[Record | Page | Rejected]:
-    import pyarrow as pa
-
-    number = 0
-    try:
-        for number, row in enumerate((row for batch in batches for row in _rows(batch)), start=1):
+        for number, row in enumerate(_all_rows(batches, reading.encoding_errors == "replace"), start=1):
             if isinstance(row, str):
                 yield Rejected(number, row)
             else:
-                yield from_row(reading, number, row, f"{item.name}#{number}")
-    except pa.ArrowException as error:
-        yield Rejected(number + 1, f"the {form} file is damaged: {one_line(error)}", lost=None)
-    except OSError as error:
-        if error.errno is not None:  # the storage failed; without an errno it is Arrow that cannot decode
-            raise
-        yield Rejected(number + 1, f"the {form} file is damaged: {one_line(error)}", lost=None)
+                yield from_row(reading, number, row[0], f"{item.name}#{number}", row[1])
+    except CorruptFileError as error:
+        yield Rejected(number + 1, str(error), lost=None if tables.rows is None else max(tables.rows - number - 1, 0))
 
 
-def _parquet_batches(path: Path, reading: Reading) -> Iterator[pa.RecordBatch]:
-    with open_parquet(path) as table:
-        columns = _columns(table.schema_arrow, reading)
-        yield from table.iter_batches(batch_size=BATCH_ROWS, columns=columns, use_threads=False)
+def table_rows(path: Path, form: str = "parquet") -> Iterator[tuple[int, dict[str, Any] | ValueError]]:
+    """Rows with all of their columns that are not null, numbered from 1; behind a damage, a CorruptFileError."""
+    number = 0
+    with TableReader() as tables:
+        try:
+            for number, row in enumerate(_all_rows(tables.batches(path, form), replaces=False), start=1):
+                yield number, ValueError(row) if isinstance(row, str) else (
+                    {key: value for key, value in row[0].items() if value is not None})
+        except CorruptFileError as error:
+            yield number + 1, error
 
 
-def _arrow_batches(path: Path, reading: Reading) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa
-
-    with path.open("rb") as stream, pa.PythonFile(stream, mode="r") as source:
-        is_file = source.read(len(_FILE_MAGIC)) == _FILE_MAGIC
-        source.seek(0)
-        opened = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
-        columns = _columns(opened.schema, reading)
-        with opened:
-            batches = (opened.get_batch(n) for n in range(opened.num_record_batches)) if is_file else opened
-            for batch in batches:
-                wanted = batch.select(columns)
-                for begin in range(0, len(wanted), BATCH_ROWS):
-                    yield wanted.slice(begin, BATCH_ROWS)
+def _all_rows(batches: Iterator[pa.RecordBatch | RecordTooLongError], replaces: bool) -> Iterator[Row]:
+    for batch in batches:
+        if isinstance(batch, RecordTooLongError):
+            yield str(batch)
+        else:
+            yield from _rows(batch, replaces)
 
 
-def _columns(schema: pa.Schema, reading: Reading) -> list[str]:
-    """The columns that are read; of a nested field, the column that it lies in."""
-    import pyarrow as pa
-
-    asked = {reading.text, *([] if reading.id is None else [reading.id]), *(reading.metadata or ())}
-    named = asked | {name.split(".")[0] for name in asked if name not in schema.names}
-    if reading.metadata is not None:
-        return [name for name in schema.names if name in named]
-    no_metadata = (pa.types.is_nested, pa.types.is_binary, pa.types.is_large_binary)
-    return [
-        column.name for column in schema
-        if column.name in named or not any(is_kind(column.type) for is_kind in no_metadata)
-    ]  # fmt: skip
-
-
-def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | str]:
+def _rows(batch: pa.RecordBatch, replaces: bool) -> Iterator[Row]:
     try:
         rows: list[dict[str, Any]] = batch.to_pylist()
-    except UnicodeDecodeError:
-        yield from (_row(batch, row) for row in range(len(batch)))
+    except (ValueError, OverflowError):  # not UTF-8, a date that Python does not have
+        yield from (_row(batch.slice(row, 1), replaces) for row in range(len(batch)))
     else:
-        yield from rows
+        yield from ((row, 0) for row in rows)
 
 
-def _row(batch: pa.RecordBatch, row: int) -> dict[str, Any] | str:
+def _row(one: pa.RecordBatch, replaces: bool) -> Row:
     try:
-        found: dict[str, Any] = batch.slice(row, 1).to_pylist()[0]
-        return found
+        found: dict[str, Any] = one.to_pylist()[0]
     except UnicodeDecodeError as error:
-        return not_utf8(error)
+        mended = _mend(one) if replaces else None
+        return not_utf8(error) if mended is None else mended
+    except (ValueError, OverflowError) as error:
+        return f"the row cannot be read: {one_line(error)}"
+    return found, 0
+
+
+def _mend(one: pa.RecordBatch) -> tuple[dict[str, Any], int] | None:
+    """A row with U+FFFD for what is no UTF-8 in its columns of strings; None where that is too much of it."""
+    import pyarrow as pa
+
+    from gristmill.dataprep.reading.table_child import as_bytes
+
+    columns, replaced, size = {}, 0, 0
+    for name, column in zip(one.schema.names, one.columns, strict=True):
+        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            columns[name] = column
+            continue
+        value = column.view(as_bytes(column.type))[0].as_py()
+        text, bad = (None, 0) if value is None else replace_bad(value.decode(UTF8, KEEP_BAD), UTF8)
+        columns[name], replaced, size = pa.array([text], column.type), replaced + bad, size + len(value or b"")
+    if replaced > most_replaced(size):
+        return None
+    try:
+        return pa.RecordBatch.from_pydict(columns).to_pylist()[0], replaced
+    except (ValueError, OverflowError):  # what is no UTF-8 lies deeper
+        return None

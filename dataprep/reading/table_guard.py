@@ -1,0 +1,168 @@
+"""Reads Parquet and Arrow files in a process of their own, so that a damaged file loses itself and nothing else.
+
+The process is kept from file to file. One that fails may have been spoilt by the files before, so a file that crashes
+it, or needs too much memory, is read again in a fresh one: what comes out of a file depends on that file alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gristmill.dataprep.files import is_local
+from gristmill.dataprep.reading import compression
+from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError
+from gristmill.dataprep.reading.extraction_child import LENGTH_BYTES, frame
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MEMORY_BYTES = 2 << 30
+"""What the process may take for one file: a batch that is decoded at once and its copies."""
+BATCH_SECONDS = 60.0
+"""Processor time for one batch of rows."""
+
+
+class _EndedError(Exception):
+    """The process ended without an answer, or said that it lacks memory."""
+
+
+@dataclass
+class TableReader:
+    """One process that reads tables, started at the first. As a context manager it leaves no process behind.
+
+    To be used by the thread that made it (Linux ends the process with that thread).
+
+    Attributes:
+        memory_bytes: what the process may take beyond what it takes at its start.
+        seconds: processor time for one batch of rows.
+    """
+
+    memory_bytes: int = MEMORY_BYTES
+    seconds: float = BATCH_SECONDS
+    rows: int | None = None
+    """Of the file that is read, by its own footer; None where it does not say."""
+    _child: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> TableReader:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._kill()
+
+    def batches(
+        self, path: Path, form: str, columns: Sequence[str] | None = None, scalars: bool = False
+    ) -> Iterator[pa.RecordBatch | RecordTooLongError]:
+        """The rows of a file, a small valid batch at a time; in place of a row that is too long, the error.
+
+        Args:
+            path: where it lies; what is no file of this machine is copied to one first.
+            form: `parquet` or `arrow`.
+            columns: names of columns, or `a.b` for the column `a`; None for all.
+            scalars: also all columns that are neither nested nor bytes.
+
+        Raises:
+            CorruptFileError: the file is damaged, after all batches before the damage.
+            OSError: the storage failed.
+        """
+        with _as_file(path) as file:
+            request = {"path": str(file), "form": form, "columns": None if columns is None else list(columns),
+                       "scalars": scalars}  # fmt: skip
+            done, fresh = 0, self._child is None
+            while True:
+                try:
+                    for number, batch in enumerate(self._answers(request), start=1):
+                        if number > done:
+                            done = number
+                            yield batch
+                    return
+                except _EndedError as error:
+                    if fresh:
+                        raise CorruptFileError(f"the {form.capitalize()} file is damaged: {error}") from error
+                    fresh = True
+
+    def _answers(self, request: dict[str, Any]) -> Iterator[pa.RecordBatch | RecordTooLongError]:
+        """Raises _EndedError where the process did; it is ended wherever it did not come to the file's end."""
+        import pyarrow as pa
+
+        whole, self.rows = False, None
+        try:
+            self._send(request)
+            while not whole:
+                answer = json.loads(self._frame())
+                if "rows" in answer:
+                    self.rows = answer["rows"]
+                elif "batch" in answer:
+                    yield pa.ipc.open_stream(self._frame()).read_next_batch() if answer["batch"] else (
+                        RecordTooLongError(f"the row is longer than {compression.MAX_RECORD_BYTES >> 20} MiB"))
+                elif "errno" in answer:
+                    raise OSError(answer["errno"], answer["error"])
+                elif "memory" in answer:
+                    raise _EndedError(f"reading it needed more than {self.memory_bytes >> 20} MiB of memory")
+                elif "damage" in answer:
+                    raise CorruptFileError(f"the {request['form'].capitalize()} file is damaged: {answer['damage']}")
+                else:
+                    whole = True
+        finally:
+            if not whole:
+                self._kill()
+
+    def _send(self, request: dict[str, Any]) -> None:
+        if self._child is None:
+            settings = {"memory_bytes": self.memory_bytes, "seconds": self.seconds, "parent": os.getpid(),
+                        "row_bytes": compression.MAX_RECORD_BYTES}  # fmt: skip
+            command = [sys.executable, "-m", "gristmill.dataprep.reading.table_child", json.dumps(settings)]
+            self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._child.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died; that there is no answer says so
+            self._child.stdin.write(frame(json.dumps(request).encode("utf-8")))
+            self._child.stdin.flush()
+
+    def _frame(self) -> bytes:
+        assert self._child is not None
+        assert self._child.stdout is not None
+        length = self._child.stdout.read(LENGTH_BYTES)
+        size = int.from_bytes(length, "little")
+        content = self._child.stdout.read(size) if len(length) == LENGTH_BYTES else b""
+        if len(length) < LENGTH_BYTES or len(content) < size:
+            raise _EndedError(self._obituary(self._child.wait()))
+        return content
+
+    def _obituary(self, status: int) -> str:
+        if status == -signal.SIGPROF:
+            return f"a batch of its rows took more than {self.seconds:g} s"
+        return f"it crashed its reader (signal {-status})" if status < 0 else f"its reader ended (status {status})"
+
+    def _kill(self) -> None:
+        if self._child is None:
+            return
+        self._child.kill()
+        self._child.wait()
+        for pipe in (self._child.stdin, self._child.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+        self._child = None
+
+
+@contextlib.contextmanager
+def _as_file(path: Path) -> Iterator[Path]:
+    """The path, or a temporary copy of what another process cannot open by its name."""
+    if is_local(path):
+        yield path
+        return
+    with tempfile.NamedTemporaryFile(prefix="gristmill-table-") as copy:
+        with path.open("rb") as stream:
+            shutil.copyfileobj(stream, copy, compression.READ_BYTES)
+        copy.flush()
+        yield Path(copy.name)
