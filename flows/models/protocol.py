@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from gristmill.dataprep.files import canonical_json
 
+MOST_STOPS = 16
+"""Texts that end an answer; each is looked for in every piece of it."""
 INVALID, MISSING, FAILED = "invalid_request_error", "not_found_error", "server_error"
 
 
@@ -58,7 +61,7 @@ class ChatRequest(_Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(default=None, ge=1, le=64)
-    seed: int | None = None
+    seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: Literal[False] | None = None
@@ -66,10 +69,53 @@ class ChatRequest(_Strict):
     presence_penalty: Literal[0] | None = None
     frequency_penalty: Literal[0] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_characters(cls, value: Any) -> Any:
+        """Refuse texts that no UTF-8 stands for, wherever they are."""
+        check_characters(value)
+        return value
+
+    @field_validator("stop")
+    @classmethod
+    def _few_stops(cls, stop: str | list[str] | None) -> str | list[str] | None:
+        """Refuse more texts than are looked for."""
+        if isinstance(stop, list) and len(stop) > MOST_STOPS:
+            raise ValueError(f"{len(stop)} texts; give {MOST_STOPS} at most")
+        return stop
+
+    @property
+    def texts(self) -> list[str]:
+        """All that the conversation says."""
+        return [text for message in self.messages for text in message.plain.values()]
+
     @property
     def stops(self) -> tuple[str, ...]:
         """Texts that end an answer."""
         return () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+def check_characters(value: Any) -> None:
+    """See that all texts of a JSON value are Unicode.
+
+    Raises:
+        ValueError: one has half of a character, as JSON may write it.
+    """
+    if isinstance(value, str):
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise ValueError("a text has half of a character (a lone surrogate, \\ud800 to \\udfff); send whole ones")
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            check_characters(key)
+            check_characters(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            check_characters(inner)
+
+
+def json_bytes(value: Any) -> bytes:
+    """JSON that can be sent whatever its texts hold."""
+    return json.dumps(value).encode()
 
 
 def choice_seed(seed: int, choice: int) -> int:

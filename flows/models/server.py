@@ -13,15 +13,25 @@ import secrets
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager, closing
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+from gristmill.flows.models.limits import (
+    TAKEN,
+    Guard,
+    ImpatientProtocol,
+    Limits,
+    Places,
+    TooManyError,
+    refuse,
+)
 from gristmill.flows.models.protocol import (
     FAILED,
     INVALID,
@@ -31,6 +41,7 @@ from gristmill.flows.models.protocol import (
     chunk,
     completion,
     failure,
+    json_bytes,
     usage,
 )
 from gristmill.train.generation import scheduler as generation
@@ -41,6 +52,7 @@ from gristmill.train.generation.text import TextStream
 from gristmill.train.objectives.chat import ChatError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+DEFAULT_LIMITS = Limits()
 DEFAULT_TEMPERATURE = 1.0
 """OpenAI's default."""
 
@@ -51,15 +63,17 @@ class Answering:
     Args:
         engine, language: what answers.
         asked: the request.
+        prompt: its conversation's ids.
         max_new_tokens: longest answer where the request names none.
 
     Raises:
-        ChatError, generation.PromptTooLongError, EngineStoppedError: it cannot be answered.
+        generation.PromptTooLongError, EngineStoppedError: it cannot be answered.
     """
 
-    def __init__(self, engine: Engine, language: LanguageModel, asked: ChatRequest, max_new_tokens: int) -> None:
-        self._engine = engine
-        self.prompt = language.chat_prompt([message.plain for message in asked.messages])
+    def __init__(
+        self, engine: Engine, language: LanguageModel, asked: ChatRequest, prompt: tuple[int, ...], max_new_tokens: int
+    ) -> None:
+        self._engine, self.prompt = engine, prompt
         self.choices = asked.n or 1
         self.completion_tokens = 0
         self._texts = [TextStream(language.decode, asked.stops) for _ in range(self.choices)]
@@ -101,9 +115,9 @@ class Answering:
                     self._engine.cancel(self._tickets.pop(number))
                 yield number, text, finish
         finally:
-            self.cancel()
+            self.close()
 
-    def cancel(self) -> None:
+    def close(self) -> None:
         """Stop what nobody waits for any more."""
         for ticket in self._tickets.values():
             self._engine.cancel(ticket)
@@ -111,7 +125,8 @@ class Answering:
 
 
 def make_app(
-    language: LanguageModel, scheduler: generation.Scheduler, name: str, max_new_tokens: int, host: str
+    language: LanguageModel, scheduler: generation.Scheduler, name: str, max_new_tokens: int, host: str,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> FastAPI:
     """The application.
 
@@ -121,17 +136,22 @@ def make_app(
         name: that clients call it by.
         max_new_tokens: longest answer where a request names none.
         host: address that it listens on.
+        limits: what is refused.
     """
-    engine = Engine(scheduler)
+    engine, answers = Engine(scheduler), Places(limits.answers, "answers")
+    # One at a time: a thread of its own, so that nobody else waits, and no more, so that answers keep their cores.
+    tokenising = ThreadPoolExecutor(1, "tokenising")
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         engine.close()
+        tokenising.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(title="gristmill", lifespan=lifespan)
     if host in LOOPBACK:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"])
+    app.add_middleware(Guard, limits=limits)
     _answer_errors(app)
     card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "gristmill"}
 
@@ -149,9 +169,20 @@ def make_app(
         return {"status": "ok"}
 
     @app.post("/v1/chat/completions", response_model=None)
-    async def chat_completions(asked: ChatRequest) -> dict[str, Any] | StreamingResponse:
+    async def chat_completions(request: Request, asked: ChatRequest) -> dict[str, Any] | StreamingResponse:
         _check_name(asked.model, name)
-        answering = Answering(engine, language, asked, max_new_tokens)
+        length = scheduler.model.shape.sequence_length
+        most = limits.prompt_characters_per_token * length
+        if (characters := sum(map(len, asked.texts))) > most:
+            raise generation.PromptTooLongError(
+                f"a prompt has {characters} characters; the model's {length} tokens hold {most} at the most")
+        if (asked.n or 1) > limits.answers:
+            raise HTTPException(400, f"n: this server makes {limits.answers} answers at a time; ask for fewer")
+        taken: ExitStack = request.scope[TAKEN]
+        taken.enter_context(answers.take(asked.n or 1))
+        prompt = await asyncio.get_running_loop().run_in_executor(
+            tokenising, language.chat_prompt, [message.plain for message in asked.messages])
+        answering = taken.enter_context(closing(Answering(engine, language, asked, prompt, max_new_tokens)))
         head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": name,
                 "system_fingerprint": None}
         if asked.stream:
@@ -198,29 +229,37 @@ def _answer_errors(app: FastAPI) -> None:
     """Let every error be JSON of OpenAI's form."""
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         param = ".".join(str(part) for part in first["loc"] if part != "body") or None
         said = "not served here; leave it out" if first["type"] == "extra_forbidden" else first["msg"]
-        return JSONResponse(failure(f"{param or 'body'}: {said}", INVALID, param), 400)
+        return _failed(failure(f"{param or 'body'}: {said}", INVALID, param), 400)
 
     @app.exception_handler(HTTPException)
-    async def refused(request: Request, error: HTTPException) -> JSONResponse:
+    async def refused(request: Request, error: HTTPException) -> Response:
         code = "model_not_found" if error.status_code == 404 and "model" in str(error.detail) else None
         kind = MISSING if error.status_code == 404 else INVALID
-        return JSONResponse(failure(str(error.detail), kind, None, code), error.status_code)
+        return _failed(failure(str(error.detail), kind, None, code), error.status_code)
 
     @app.exception_handler(ChatError)
-    async def no_chat(request: Request, error: ChatError) -> JSONResponse:
-        return JSONResponse(failure(str(error), INVALID, "messages"), 400)
+    async def no_chat(request: Request, error: ChatError) -> Response:
+        return _failed(failure(str(error), INVALID, "messages"), 400)
 
     @app.exception_handler(generation.PromptTooLongError)
-    async def too_long(request: Request, error: generation.PromptTooLongError) -> JSONResponse:
-        return JSONResponse(failure(str(error), INVALID, "messages", "context_length_exceeded"), 400)
+    async def too_long(request: Request, error: generation.PromptTooLongError) -> Response:
+        return _failed(failure(str(error), INVALID, "messages", "context_length_exceeded"), 400)
+
+    @app.exception_handler(TooManyError)
+    async def too_many(request: Request, error: TooManyError) -> Response:
+        return refuse(str(error), 429)
 
     @app.exception_handler(EngineStoppedError)
-    async def stopped(request: Request, error: EngineStoppedError) -> JSONResponse:
-        return JSONResponse(failure(str(error), FAILED), 503)
+    async def stopped(request: Request, error: EngineStoppedError) -> Response:
+        return _failed(failure(str(error), FAILED), 503)
+
+
+def _failed(content: dict[str, Any], status: int) -> Response:
+    return Response(json_bytes(content), status, media_type="application/json")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -237,5 +276,6 @@ def serve_model(app: FastAPI, listening: socket.socket) -> None:
     """Serve until SIGINT or SIGTERM; answers on their way are finished first, for a few seconds."""
     import uvicorn
 
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5,
+                            http=ImpatientProtocol)
     uvicorn.Server(config).run(sockets=[listening])

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -254,6 +260,14 @@ def test_requests_at_the_same_time_get_what_they_get_alone(server: str) -> None:
     ({"tools": []}, 400, "tools", "not served here"),
     ({"messages": [{"role": "user", "content": "red " * 400}]}, 400, "messages", "a prompt has"),
     ({"messages": [{"role": "user", "content": "<|endoftext|>"}]}, 400, "messages", "which is no text here"),
+    ({"messages": [{"role": "user", "content": "x" * 100_000}]}, 400, "messages", "a prompt has 100004 characters"),
+    ({"messages": [{"role": "user", "content": "x" * 2_000_000}]}, 413, None, "the most is 1048576"),
+    ({"messages": [{"role": "user", "content": "a\ud800"}]}, 400, None, "half of a character"),
+    ({"\ud800": "a"}, 400, None, "half of a character"),
+    ({"model": "\udfff"}, 400, None, "half of a character"),
+    ({"n": 65}, 400, "n", "less than or equal to 64"),
+    ({"seed": 10**30}, 400, "seed", "less than"),
+    ({"stop": ["a"] * 17}, 400, "stop", "give 16 at most"),
 ])
 def test_errors_have_openais_form(
     server: str, change: dict[str, Any], status: int, param: str | None, sentence: str
@@ -263,6 +277,145 @@ def test_errors_have_openais_form(
     assert set(found[1]["error"]) == {"message", "type", "param", "code"}
     assert found[1]["error"]["param"] == param
     assert sentence in found[1]["error"]["message"]
+
+
+def test_more_answers_at_once_than_there_are_places_are_asked_for_later(server: str) -> None:
+    """Of 6 streams with 64 answers each, 2 have room."""
+    body = {"model": "tiny", "messages": SAID, "n": 64, "stream": True, "max_tokens": 200}
+    open_streams, refused = [], []
+    for _ in range(6):
+        asked = urllib.request.Request(f"{server}/v1/chat/completions", json.dumps(body).encode(),
+                                       {"content-type": "application/json"})
+        try:
+            open_streams.append(urllib.request.urlopen(asked))
+        except urllib.error.HTTPError as error:
+            with error:
+                refused.append((error.code, error.headers["retry-after"], json.loads(error.read())["error"]["message"]))
+    assert refused
+    assert set(refused) == {(429, "1", "this server has 128 of 128 answers at work; ask again later")}
+    for stream in open_streams:
+        stream.close()
+    deadline = time.monotonic() + 60
+    while (status := ask(server, {"model": "tiny", "messages": SAID, "n": 64})[0]) == 429:
+        assert time.monotonic() < deadline, "places of clients that have gone are not given back"
+    assert status == 200
+
+
+def raw(url: str, sent: bytes) -> socket.socket:
+    """A connection on which some bytes were sent."""
+    host, port = url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=60)
+    connection.sendall(sent)
+    return connection
+
+
+def test_half_open_requests_are_closed_and_hold_nobody_up(impatient: str) -> None:
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    whole = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+    half = [raw(impatient, b"") for _ in range(20)] + [raw(impatient, head) for _ in range(20)]
+    second = raw(impatient, whole)
+    assert b"200 OK" in second.recv(4096)
+    second.sendall(b"GET /hea")
+    slow = [raw(impatient, head + b"content-length: 100\r\n\r\n{") for _ in range(20)]
+    assert urllib.request.urlopen(f"{impatient}/health").status == 200
+    for connection in (*half, second):
+        assert connection.recv(4096) == b"", "closed"
+    for connection in slow:
+        assert b"did not come within 0.5 seconds" in read_all(connection)
+    announced = raw(impatient, head + b"content-length: 300000000\r\n\r\n")
+    assert b"413" in read_all(announced)
+    for connection in (*half, second, *slow, announced):
+        connection.close()
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Everything until the other side closes."""
+    return b"".join(iter(lambda: connection.recv(4096), b""))
+
+
+@pytest.fixture
+def impatient(stage: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A server that waits half a second, in this process."""
+    import uvicorn
+
+    from gristmill.flows.models import limits
+    from gristmill.flows.models.server import listen, make_app
+
+    monkeypatch.setattr(limits, "HEADER_SECONDS", 0.5)
+    model = find_model(str(stage), None)
+    language = open_language_model(model.weights, model.tokenizer)
+    app = make_app(language, Scheduler(language.model, 2), "tiny", 4, "127.0.0.1", limits.Limits(body_seconds=0.5))
+    listening = listen("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", http=limits.ImpatientProtocol))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+ODD = (None, True, -1, 0, 2**70, 1e308, "", "\ud800", "\x00\u202e", "\U0001f600" * 40, [], {}, [[[[]]]], {"a": {}}, " ")
+BODIES = (b"", b"{", b"null", b"[" * 100_000, b'{"model": NaN}', b"\xff\xfe",
+          b'"' + b"a" * 100_000 + b'"', b"1" * 10_000)
+
+
+def drawn_value(schema: dict[str, Any], defined: dict[str, Any], random_: random.Random) -> Any:
+    """A JSON value that a schema allows, more or less."""
+    if random_.random() < 0.02:
+        return random_.choice(ODD)
+    if "$ref" in schema:
+        return drawn_value(defined[schema["$ref"].rpartition("/")[2]], defined, random_)
+    if "anyOf" in schema:
+        return drawn_value(random_.choice(schema["anyOf"]), defined, random_)
+    if "const" in schema:
+        return schema["const"]
+    kind = schema.get("type")
+    if kind == "object":
+        required, properties = schema.get("required", ()), schema.get("properties", {})
+        names = [name for name in properties if random_.random() < (0.98 if name in required else 0.2)]
+        extra = ["\ud83d", "tools"][: random_.random() < 0.02]
+        return {name: drawn_value(properties.get(name, {}), defined, random_) for name in [*names, *extra]}
+    if kind == "array":
+        return [drawn_value(schema["items"], defined, random_) for _ in range(random_.randint(1, 3))]
+    if kind in ("integer", "number"):
+        low = schema.get("minimum", schema.get("exclusiveMinimum", 0))
+        number = max(low, -9) + random_.random() * 4
+        return round(number) if kind == "integer" else number
+    return {"boolean": random_.random() < 0.5, "null": None}.get(
+        str(kind), " ".join(random_.choices(["red", "blue", "user", "assistant", "one"], k=random_.randint(1, 3))))
+
+
+def fuzz(url: str, requests: int, seed: int) -> tuple[Counter[int], list[str]]:
+    """Send requests drawn from the server's own OpenAPI description; returns statuses, and what is not as promised."""
+    with urllib.request.urlopen(f"{url}/openapi.json") as response:
+        defined = json.load(response)["components"]["schemas"]
+    statuses, wrong = Counter[int](), list[str]()
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=DEADLINE_SECONDS)
+    for number in range(requests):
+        random_ = random.Random(f"{seed} {number}")
+        value = drawn_value(defined["ChatRequest"], defined, random_)
+        if isinstance(value, dict) and random_.random() < 0.95:
+            value |= {"model": "tiny", "max_tokens": random_.randint(1, 3)}
+            value.pop("max_completion_tokens", None)
+        body = random_.choice(BODIES) if random_.random() < 0.03 else json.dumps(value).encode()
+        method = "POST" if random_.random() < 0.98 else random_.choice(["GET", "PUT", "DELETE"])
+        connection.request(method, "/v1/chat/completions", body, {"content-type": "application/json"})
+        response = connection.getresponse()
+        content = response.read()
+        statuses[response.status] += 1
+        if response.status == 200:
+            continue
+        if not 400 <= response.status < 500 or not json.loads(content)["error"]["message"]:
+            wrong.append(f"seed {seed}, request {number}: {response.status} {content[:200]!r} to {body[:300]!r}")
+    connection.close()
+    return statuses, wrong
+
+
+def test_requests_drawn_from_its_own_description_are_answered_or_refused_with_a_sentence(server: str) -> None:
+    statuses, wrong = fuzz(server, requests=10_000 if os.environ.get("GRISTMILL_TEST_EXPLORE") else 1_000, seed=0)
+    assert wrong == [], wrong[:3]
+    assert min(statuses[200], statuses[400]) > sum(statuses.values()) // 10, statuses
 
 
 def test_models_are_listed_and_other_hosts_refused(server: str) -> None:
