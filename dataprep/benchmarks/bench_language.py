@@ -19,11 +19,16 @@ import numpy as np
 from gristmill.dataprep.benchmarks.public_data import data_folder
 from gristmill.dataprep.judges.langid import identify, view
 from gristmill.dataprep.judges.language_codes import parse_label, short_code
-from gristmill.dataprep.judges.models import MODEL_SHA256, find_model, load_model
+from gristmill.dataprep.judges.models import MODEL_NAME, MODEL_SHA256, find_model, load_model
 from gristmill.mixtures.language import LanguageId
 
 LIKE_THE_MODEL = {"nob": "no", "als": "sq", "nds": "nds"}
 """Codes for which lid.176, trained on Wikipedia, has a name of its own: its `als` is Alemannic, `no` is Bokmål."""
+
+
+WEAK = {"so": "Somali", "yo": "Yoruba", "bs": "Bosnian", "rm": "Romansh", "sc": "Sardinian", "su": "Sundanese",
+        "gn": "Guarani", "wa": "Walloon"}  # fmt: skip
+"""Languages whose lines lid.176.ftz mostly takes for others."""
 
 
 class Sample(NamedTuple):
@@ -49,6 +54,19 @@ def rows() -> Iterator[dict[str, Any]]:
     yield from _document_rows(model, documents, section)
     yield from _line_rows(model, "line", lines, section)
     yield from _line_rows(model, "sentence", sentences, section)
+    yield from _weakest_rows(model, lines)
+
+
+def _weakest_rows(model: Any, lines: Sequence[Sample]) -> Iterator[dict[str, Any]]:
+    """Recall of single lines in languages that a small model has little of, beside that of English lines."""
+    recalls = {}
+    for language in ("en", *WEAK):
+        texts = [text for code, text in lines if code == language]
+        recalls[language] = accuracy(_identify(model, texts)[0], [language] * len(texts)) if texts else None
+    for language, name in WEAK.items():
+        ours, english = recalls[language], recalls["en"]
+        if ours is not None and english is not None:
+            yield _row(f"line language recall, {name}", ours, english, f"{MODEL_NAME}, lines; peer: English lines")
 
 
 def _document_rows(model: Any, documents: Sequence[Sample], section: LanguageId) -> Iterator[dict[str, Any]]:

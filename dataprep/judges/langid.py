@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     section = LanguageId.model_validate(config)
     path = find_model(section.model)  # fails before any work, and fills the cache once
     sha256 = sha256_file(path)
-    check_languages(wanted_languages(section), load_model(str(path), sha256).get_labels(), path.name)
+    labels = load_model(str(path), sha256).get_labels()
+    check_labels(section, labels, path.name)
+    check_languages(wanted_languages(section), [section.labels.get(label, label) for label in labels], path.name)
     tasks = shard_tasks(inputs["ingest"])
     process = partial(
         identify_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), out=out, sha256=sha256
@@ -104,7 +107,7 @@ def identify_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any
             measured["language"].tolist(), scripts.tolist(), measured["language_score"].tolist(), lines, strict=True)
     ]  # fmt: skip
     reasons = spread(np.array(verdicts, object), errors).to_pylist()
-    if any(parse_label(label).script for label in model.get_labels()):
+    if any(parse_label(section.labels.get(label, label)).script for label in model.get_labels()):
         measured["script"] = scripts
     if section.lines:
         measured.update(describe_lines(lines, section.cut_other_lines))
@@ -135,13 +138,13 @@ def measure(model: Any, section: LanguageId, wanted: Wanted, texts: pa.Array) ->
     if section.lines:
         shorten = partial(view, max_characters=section.max_characters, sample=section.sample)
         lines[:] = judge_lines(
-            whole, lambda chosen: identify(model, [shorten(line) for line in chosen]),
+            whole, lambda chosen: identify(model, [shorten(line) for line in chosen], section.labels),
             lambda language: best_match(language, wanted) is not None, section,
         )  # fmt: skip
         whole = [without_cuts(text, of_text.cuts) if of_text.lines_left else text
                  for text, of_text in zip(whole, lines, strict=True)]  # fmt: skip
     views = [view(text, section.max_characters, section.sample, section.newlines) for text in whole]
-    languages, scores = identify(model, views)
+    languages, scores = identify(model, views, section.labels)
     return {
         "language": np.array([language.code for language in languages], "U16"),
         "script": np.array([language.script for language in languages], "U4"),
@@ -150,11 +153,11 @@ def measure(model: Any, section: LanguageId, wanted: Wanted, texts: pa.Array) ->
     }
 
 
-def identify(model: Any, lines: Sequence[str]) -> Predictions:
-    """The top language of each of n lines (no line breaks in them), and its score."""
+def identify(model: Any, lines: Sequence[str], meanings: Mapping[str, str] = MappingProxyType({})) -> Predictions:
+    """The top language of each of n lines (no line breaks in them), and its score; `meanings` as the key `labels`."""
     labels, scores = model.predict(list(lines))  # with one string, fastText 0.9.3 fails on NumPy 2
     tops = np.array([score[0] for score in scores], np.float64)
-    return [parse_label(label[0]) for label in labels], np.minimum(tops, 1.0)
+    return [parse_label(meanings.get(label[0], label[0])) for label in labels], np.minimum(tops, 1.0)
 
 
 def view(text: str, max_characters: int, sample: str = "head", newlines: str = "space") -> str:
@@ -195,6 +198,14 @@ def best_match(language: Language, wanted: Wanted) -> float | None:
     """The threshold of a language, of its own script before that of all scripts; None where it is not wanted."""
     names = (f"{language.code}_{language.script}", language.code, EVERY_OTHER)
     return next((wanted[name] for name in names if name in wanted), None)
+
+
+def check_labels(section: LanguageId, labels: Sequence[str], model: str) -> None:
+    """Raise LanguageError where the manifest explains labels that the model does not have."""
+    unknown = [label for label in section.labels if label not in labels]
+    if unknown:
+        raise LanguageError(f"langid.labels: {unknown[0]!r} is no label of {model}, which has "
+                            f"{', '.join(labels[:3])}, ...; correct it")
 
 
 def check_languages(wanted: Wanted, labels: Sequence[str], model: str) -> None:

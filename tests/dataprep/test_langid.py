@@ -21,7 +21,15 @@ from gristmill.dataprep.documents import read_documents, read_table, shard_names
 from gristmill.dataprep.edits import apply_edits, edits_array
 from gristmill.dataprep.judges import langid, models
 from gristmill.dataprep.judges.classifier import ZEROED_MEMORY
-from gristmill.dataprep.judges.langid import LanguageError, check_languages, identify, judge, view, wanted_languages
+from gristmill.dataprep.judges.langid import (
+    LanguageError,
+    check_labels,
+    check_languages,
+    identify,
+    judge,
+    view,
+    wanted_languages,
+)
 from gristmill.dataprep.judges.language_codes import Language, parse_label
 from gristmill.dataprep.judges.language_lines import cut_lines, describe_lines, judge_lines, without_cuts
 from gristmill.dataprep.judges.models import MODEL_SHA256, ModelError, find_model, is_other_model, load_model
@@ -378,6 +386,25 @@ def test_another_model_with_scripts_in_its_labels_measures_them_and_keeps_by_the
         langid.run(inputs, {**config, "keep": ["de"]}, tmp_path / "again", make_context("again"))
 
 
+class OtherNames:
+    """A model whose labels are no codes."""
+
+    def get_labels(self) -> list[str]:
+        return ["__label__English", "__label__zhs", "__label__deu_Latn"]
+
+    def predict(self, lines: list[str]) -> tuple[list[list[str]], list[list[float]]]:
+        return [[self.get_labels()[int(line)]] for line in lines], [[0.9]] * len(lines)
+
+
+def test_labels_that_are_no_codes_can_be_explained() -> None:
+    section = section_of(labels={"__label__English": "en", "__label__zhs": "zho_Hans"}, keep=["zh_Hans", "de"])
+    found, _ = identify(OtherNames(), ["0", "1", "2"], section.labels)
+    assert found == [("en", ""), ("zh", "Hans"), ("de", "Latn")]
+    check_labels(section, OtherNames().get_labels(), "a model")
+    with pytest.raises(LanguageError, match="'__label__zhs' is no label of a model, which has __label__deu"):
+        check_labels(section, ["__label__deu", "__label__English"], "a model")
+
+
 @needs_model
 def test_a_document_that_cannot_be_identified_is_quarantined_alone(
     write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path,
@@ -385,10 +412,10 @@ def test_a_document_that_cannot_be_identified_is_quarantined_alone(
 ) -> None:  # fmt: skip
     original = langid.identify
 
-    def fragile(model: Any, lines: Sequence[str]) -> Any:
+    def fragile(model: Any, lines: Sequence[str], *meanings: Any) -> Any:
         if any("poison" in line for line in lines):
             raise RuntimeError("the model choked")
-        return original(model, lines)
+        return original(model, lines, *meanings)
 
     monkeypatch.setattr(langid, "identify", fragile)
     texts = ["This is plainly an English sentence.", "poison", "And here is another English sentence."]

@@ -171,7 +171,7 @@ def test_the_manifest_in_the_readme_is_valid_with_every_section() -> None:
     sections = (manifest.tokenizer, manifest.mix, manifest.pretrain, manifest.sft, manifest.dpo, manifest.evaluate,
                 manifest.export)
     assert None not in sections
-    assert [step.stage for step in manifest.prepare] == ["filter", "dedup", "langid", "quality"]
+    assert [step.stage for step in manifest.prepare] == ["langid", "filter", "dedup", "quality"]
     assert manifest.sources["web"].where == "quality >= 0.6"
 
 
