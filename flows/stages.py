@@ -131,7 +131,7 @@ STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
         Stage("ingest", 2, "gristmill.dataprep.reading.ingest:run", documents.ingest, needs.only()),
-        _prepares("clean", 1, "gristmill.dataprep.cleaning.clean:run"),
+        _prepares("clean", 2, "gristmill.dataprep.cleaning.clean:run"),
         _prepares("filter", 2, "gristmill.dataprep.filtering.filter:run"),
         _prepares("dedup", 3, "gristmill.dataprep.duplicates.dedup:run"),
         _prepares("dedup_lines", 1, "gristmill.dataprep.passages.dedup_lines:run"),

@@ -29,6 +29,8 @@ CONTEXT_BYTES = 40
 """How far before a number its meaning is looked for."""
 RESERVED_DOMAINS = (b"example.com", b"example.net", b"example.org")
 """RFC 2606, section 3."""
+REPOSITORY_USERS = (b"git", b"hg", b"svn", b"bzr")
+"""Users of hosts of code, the same for everybody: `git@github.com:me/it.git`, `git@github.com` alone."""
 LEAST_OF_AN_ADDRESS = 10
 """Four numbers of which three are less are taken for a version: one address in five thousand is like that."""
 NUMBERED = (
@@ -39,6 +41,7 @@ NUMBERED = (
 )  # fmt: skip
 """Words that are followed by numbers with dots that are no addresses."""
 
+_SSH = b"ssh://"
 _LATIN = rb"[\xc3-\xc9][\x80-\xbf]"  # U+00C0 to U+027F
 _LOCAL = re.compile(rb"(?:[A-Za-z0-9._%+'-]|" + _LATIN + rb")+\Z")
 _LETTER = rb"(?:[A-Za-z0-9]|" + _LATIN + rb")"
@@ -62,9 +65,9 @@ def email(text: bytes, at: int) -> Span | None:
     end = at + 1 + len(_with_known_top(domain[0]))
     host = text[at + 1 : end].lower()
     reserved = host in RESERVED_DOMAINS or host.endswith(tuple(b"." + reserved for reserved in RESERVED_DOMAINS))
-    if not name or not host or reserved or (name == b"git" and text[end : end + 1] == b":"):
-        return None
-    return at - len(name), end
+    begin = at - len(name)
+    is_login = name.lower() in REPOSITORY_USERS or text[max(0, begin - len(_SSH)) : begin].lower() == _SSH
+    return None if not name or not host or reserved or is_login else (begin, end)
 
 
 def _with_known_top(domain: bytes) -> bytes:

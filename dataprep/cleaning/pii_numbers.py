@@ -9,10 +9,13 @@
   - `+`, an assigned country code and 8 to 15 digits in all (E.164); for +1 a North American number;
   - a North American number as `(212) 555-2368`, `212-555-2368` or `212.555.2368`, with or without a 1 before it;
     area and exchange begin with 2 to 9 and do not end in 11;
+  - a British or an Australian number with its area code, in the groups that these are written in: `020 7123 4567`,
+    `(0161) 234 5678`, `01234 567890`, `07911 123456`, `(02) 9123 4567`, `0412 345 678`;
   - 7 to 13 digits in any grouping right after a word such as `tel`, `phone`, `fax` or `mobile` (PHONE_WORDS), unless
     they are written like a date; after `call`, a North American number with spaces too.
 
-  Numbers 555-0100 to 555-0199 are nobody's, and stay.
+  Numbers 555-0100 to 555-0199 are nobody's, and stay; so do British and Australian ones that
+  are kept for films, unless such a word stands before them.
 """
 
 from __future__ import annotations
@@ -73,6 +76,27 @@ _INTERNATIONAL = re.compile(rb"\+\d(?:" + _GAP + rb"\d){7,14}" + _AFTER)
 _NORTH_AMERICAN = re.compile(
     rb"(?:\+?1[ .-]?)?(?:\((\d{3})\) ?(\d{3})[ .-](\d{4})|(\d{3})([.-])(\d{3})\5(\d{4}))" + _AFTER
 )
+_SPACE = rb"(?:[ -]|\xc2\xa0)"
+_AREA = rb"(?:\(%s\)" + _SPACE + rb"?|%s" + _SPACE + rb")"
+
+
+def _area(digits: bytes) -> bytes:
+    """An area code in brackets, or with a space or hyphen behind it."""
+    return _AREA % (digits, digits)
+
+
+_NATIONAL = re.compile(rb"(?:" + rb"|".join((
+    _area(rb"02\d") + rb"[3-8]\d{3}" + _SPACE + rb"\d{4}",  # London, Cardiff, Belfast, ...
+    _area(rb"0(?:11\d|1\d1|3\d\d|8[047]\d)") + rb"\d{3}" + _SPACE + rb"\d{4}",  # other cities, services
+    _area(rb"01\d{3}") + rb"\d{3}" + _SPACE + rb"?\d{3}",  # other places
+    _area(rb"07[1-57-9]\d{2}") + rb"\d{3}" + _SPACE + rb"?\d{3}",  # British mobiles
+    _area(rb"0[2378]") + rb"[2-9]\d{3}" + _SPACE + rb"\d{4}",  # Australian areas
+    rb"04\d\d" + _SPACE + rb"\d{3}" + _SPACE + rb"\d{3}",  # Australian mobiles
+)) + rb")" + _AFTER + rb"(?!" + _SPACE + rb"\d)")
+"""Ofcom's National Telephone Numbering Plan; ACMA's Telecommunications Numbering Plan 2015."""
+_FILM_NUMBERS = re.compile(
+    rb"02079460\d{3}|0(?:11\d|1\d1)4960\d{3}|01632960\d{3}|07700900\d{3}|0[2378](?:5550|7010)\d{4}|0491570\d{3}")
+"""Numbers for use in drama: Ofcom's list, and ACMA's."""
 _SPACED = re.compile(rb"(?:1 )?(\d{3}) (\d{3}) (\d{4})" + _AFTER)
 _ANY_GROUPS = re.compile(rb"\(?\d(?:" + _GAP + rb"\d){6,12}" + _AFTER + rb"(?!" + _GAP + rb"\d)")
 _DATE = re.compile(
@@ -153,6 +177,9 @@ def phone(text: bytes, at: int) -> Span | None:
         return found.span() if found is not None and _is_international(digits_of(found[0])) else None
     found = _NORTH_AMERICAN.match(text, at)
     if found is not None and is_north_american(digits_of(found[0])):
+        return found.span()
+    found = _NATIONAL.match(text, at)
+    if found is not None and not _FILM_NUMBERS.fullmatch(digits_of(found[0])):
         return found.span()
     context = text[max(0, at - CONTEXT_BYTES) : at]
     found = _SPACED.match(text, at)

@@ -48,9 +48,18 @@ MASKED = {
     "Call us at 212 555 2368 now": "Call us at <PHONE> now",
     "тел. 8 (495) 123-45-67 电话：010-12345678": "тел. <PHONE> 电话：<PHONE>",
     "Téléphone : 01 23 45 67 89": "Téléphone : <PHONE>",
+    "020 7123 4567, (020) 7123 4567, 0161 234 5678, (0113)234 5678": "<PHONE>, <PHONE>, <PHONE>, <PHONE>",
+    "01234 567890, (01234) 567 890; 07911 123456 or 07911 123 456.": "<PHONE>, <PHONE>; <PHONE> or <PHONE>.",
+    "0345 123 4567, 0800 123 4567": "<PHONE>, <PHONE>",
+    "(02) 9123 4567, 03 9123 4567, 0412 345 678, 0412-345-678": "<PHONE>, <PHONE>, <PHONE>, <PHONE>",
+    "git@mail.org's friend is gitte@mail.org": "git@mail.org's friend is <EMAIL>",
 }
 
 LEFT = [
+    "git@github.com:", "git@github.com", "ssh://git@github.com/me/it.git", "ssh://me@host.bar.org:22/x",
+    "hg@bitbucket.org", "Git@github.com/me", "020 7946 0958", "07700 900123", "(02) 5550 1234", "0491 570 156",
+    "01632 960 123", "01234 567890 12", "0412 345 6789", "05 1234 5678", "03 1123 4567", "0612 345 678",
+    "0001 234 5678", "2012 3456 7890", "00 1234 5678", "1.0412 345 678", "01234567890", "0412345678",
     "a@b", "@handle", "foo@2x.png", "git@github.com:me/it.git", "me@example.com", "me@mail.example.org", "x.@y.org",
     "a" * 65 + "@mail.org", "python@3.11.2", "user@localhost",
     "version 31.13.24.5", "v31.13.24.5", "section 10.20.30.40", "§ 31.13.24.5", "1.2.3.4", "8.8.8.8", "192.168.1.10",
