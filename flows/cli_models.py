@@ -87,7 +87,10 @@ def generate(
     seed: SeedOption = 0, draft: DraftOption = None, draft_tokens: DraftTokensOption = 4,
     tokenizer: TokenizerOption = None, set_: SetOption = None, store: StoreOption = None,
 ) -> None:
-    """Complete the prompts of a file, many at a time; the same seed gives the same completions."""
+    """Complete the prompts of a file, many at a time; the same seed gives the same completions.
+
+    A prompt that cannot be completed gets an `error` in its line; the exit code is 1 then.
+    """
     from gristmill.dataprep.files import atomic_write
     from gristmill.flows.models.generate import PromptsError, as_jsonl, generate_lines, read_prompts
     from gristmill.train.generation.sampling import Sampling, SamplingError
@@ -108,6 +111,10 @@ def generate(
     speed = f"{found.tokens} tokens, {found.tokens / max(found.seconds, 1e-9):.0f} per second"
     guessed = f"; {scheduler.accepted / scheduler.proposed:.0%} of the draft's accepted" if scheduler.proposed else ""
     typer.echo(speed + guessed, err=True)
+    if found.failed:
+        number, reason = next(iter(found.failed.items()))
+        fail(f"{len(found.failed)} of {len(found.lines)} prompts could not be completed; their lines say why in "
+             f"`error`. The first, line {number}: {reason}", 1)
 
 
 @app.command()

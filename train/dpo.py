@@ -106,7 +106,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         tensors = all_tensors(model, average)
         summary |= describe_rounding(model, section.lora)
         if record is not None:
-            summary |= publish(out, shape, settle_adapters(out, tensors, section.lora), record)
+            summary |= publish(out, shape, settle_adapters(out, tensors, section.lora, start), record)
             summary["chosen_decline"] = decline_of(record.lines())
             rewards = pair_rewards(logps, reference[measured], rows.scored_tokens[measured], section)
             summary["margins"] = write_margins(

@@ -103,7 +103,7 @@ def optimise(inputs: Mapping[str, Path], section: Dpo, out: Path, context: Conte
         tensors = all_tensors(model, average)
         summary |= describe_rounding(model, section.lora)
         if record is not None:
-            summary |= publish(out, shape, settle_adapters(out, tensors, section.lora), record)
+            summary |= publish(out, shape, settle_adapters(out, tensors, section.lora, start), record)
             summary["chosen_decline"] = decline_of(record.lines())
             summary["margins"] = write_margins(
                 out / MARGINS, answer_margins(rows, data.sources, measured, section.beta * gained, is_out),

@@ -115,7 +115,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         tensors = policies(model, average)
         summary |= describe_rounding(model, section.lora)
         if record is not None:
-            summary |= publish(out, shape, settle_adapters(out, tensors, section.lora), record)
+            summary |= publish(out, shape, settle_adapters(out, tensors, section.lora, start), record)
             summary |= rewards_at_both_ends(record.lines(), section)
             gather_batches(context.work / BATCHES, batches_of(section), out / ANSWERS)
             write_json(out / ROLLOUTS, {"batches": shown_batches(out, section), "before": before, "after": after})

@@ -104,7 +104,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         summary |= describe_rounding(model, section.lora)
         if record is not None:
             write_json(out / CERTIFICATE, certificate)
-            summary |= publish(out, shape, settle_adapters(out, tensors, section.lora), record)
+            summary |= publish(out, shape, settle_adapters(out, tensors, section.lora, start), record)
             summary["held_out"] = next((line["held_out"] for line in reversed(record.lines()) if "held_out" in line),
                                        None)
     return {**summary, **describe_model(shape, length), "sequence_length": length, "rows": rows.rows,

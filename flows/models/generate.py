@@ -26,23 +26,28 @@ class Generated:
     """What came of a file.
 
     Attributes:
-        lines: one per prompt, in order: its fields, and `completion`, `finish_reason`, `completion_tokens`.
+        lines: one per prompt, in order: its fields, and `completion`, `finish_reason`, `completion_tokens`, or `error`
+            where it could not be completed.
+        failed: such prompts' numbers in the file and why.
         tokens: ids in all completions.
         seconds: that it took.
     """
 
     lines: list[dict[str, Any]]
+    failed: dict[int, str]
     tokens: int
     seconds: float
 
 
-def read_prompts(path: Path) -> list[dict[str, Any]]:
-    """The lines of a JSONL file; each has `prompt` (a text to continue) or `messages` (a conversation to answer).
+def read_prompts(path: Path) -> dict[int, dict[str, Any]]:
+    """The lines of a JSONL file by their numbers from 1, without empty ones.
+
+    Each has `prompt` (a text to continue) or `messages` (a conversation to answer).
 
     Raises:
         PromptsError: the file cannot be read, or a line is something else, with its number.
     """
-    found = []
+    found = {}
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -58,7 +63,7 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
         if len(keys) != 1:
             raise PromptsError(f"{path}, line {number}: needs either `prompt` (text) or `messages` (a list)")
         check_prompt(value, f"{path}, line {number}")
-        found.append(value)
+        found[number] = value
     if not found:
         raise PromptsError(f"{path} has no lines; each must be an object with `prompt` or `messages`")
     return found
@@ -77,7 +82,7 @@ def check_prompt(value: Mapping[str, Any], where: str) -> None:
 
 
 def generate_lines(
-    language: LanguageModel, scheduler: Scheduler, prompts: Sequence[Mapping[str, Any]], sampling: Sampling,
+    language: LanguageModel, scheduler: Scheduler, prompts: Mapping[int, Mapping[str, Any]], sampling: Sampling,
     max_new_tokens: int, stops: Sequence[str] = (),
 ) -> Generated:
     """Complete prompts together.
@@ -85,31 +90,31 @@ def generate_lines(
     Args:
         language: the model with its tokenizer.
         scheduler: of that model, idle.
-        prompts: each with `prompt` or `messages`, and perhaps more.
+        prompts: by their numbers, each with `prompt` or `messages`, and perhaps more. One that is too long, or whose
+            conversation the chat template refuses, is an error of that prompt alone.
         sampling: how ids are chosen; with its prompt the seed decides what a line gets.
         max_new_tokens: most ids of a completion.
         stops: texts that end one.
-
-    Raises:
-        PromptsError: a prompt is too long, or its conversation is refused; says which line.
     """
     started = time.perf_counter()
-    running = [_Line(language, prompt, stops) for prompt in prompts]
+    running = {place: _Line(language, prompt, stops) for place, prompt in prompts.items()}
     numbers: dict[int, _Line] = {}
-    for place, (line, prompt) in enumerate(zip(running, prompts, strict=True), 1):
+    for place, prompt in prompts.items():
         try:
             ids = language.chat_prompt(prompt["messages"]) if "messages" in prompt else language.text_prompt(
                 prompt["prompt"])
-            numbers[scheduler.add(Request(ids, max_new_tokens, language.stops, sampling))] = line
+            numbers[scheduler.add(Request(ids, max_new_tokens, language.stops, sampling))] = running[place]
         except (PromptTooLongError, ChatError) as error:
-            raise PromptsError(f"prompt {place}: {error}") from error
+            running[place].error = str(error)
     while not scheduler.is_idle:
         for one in scheduler.step():
             line = numbers[one.number]
             if line.push(one.tokens, one.finish) and one.finish is None:
                 scheduler.cancel(one.number)
-    return Generated([line.result for line in running], sum(line.tokens for line in running),
-                     time.perf_counter() - started)
+    lines = running.values()
+    return Generated([line.result for line in lines],
+                     {place: line.error for place, line in running.items() if line.error is not None},
+                     sum(line.tokens for line in lines), time.perf_counter() - started)
 
 
 class _Line:
@@ -117,6 +122,7 @@ class _Line:
         self._stream, self._prompt, self.tokens = TextStream(language.decode, stops), prompt, 0
         self._text: list[str] = []
         self._finish: str | None = None
+        self.error: str | None = None
 
     def push(self, tokens: list[int], finish: str | None) -> bool:
         """Take some ids; whether the completion has ended."""
@@ -129,6 +135,8 @@ class _Line:
 
     @property
     def result(self) -> dict[str, Any]:
+        if self.error is not None:
+            return {**self._prompt, "error": self.error}
         return {**self._prompt, "completion": "".join(self._text), "finish_reason": self._finish,
                 "completion_tokens": self.tokens}
 

@@ -119,10 +119,31 @@ def test_a_file_of_prompts_is_completed_and_the_folder_or_a_draft_changes_nothin
     assert cut["finish_reason"] == "stop"
 
 
+def test_a_prompt_that_is_too_long_or_refused_is_an_error_of_its_line(stage: Path, tmp_path: Path) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    good = json.dumps({"id": 1, "prompt": "red"})
+    bad = [{"id": 2, "prompt": "red " * 400}, {"id": 3, "messages": [{"role": "user", "content": "a <|end|>"}]}]
+
+    def run(text: str) -> tuple[Any, list[dict[str, Any]]]:
+        prompts.write_text(text)
+        done = CliRunner().invoke(app, ["generate", str(stage), str(prompts), "--max-new-tokens", "6", "--out",
+                                        str(out)])
+        return done, [json.loads(line) for line in out.read_text().splitlines()]
+
+    alone = run(good + "\n")[1]
+    done, found = run(f"\n{json.dumps(bad[0])}\n{good}\n{json.dumps(bad[1])}\n")
+    assert done.exit_code == 1
+    assert "2 of 3 prompts could not be completed" in done.output
+    assert "line 2: a prompt has" in " ".join(done.output.split())
+    assert [set(line) & {"error", "completion"} for line in found] == [{"error"}, {"completion"}, {"error"}]
+    assert found[1:2] == alone
+    assert found[0]["error"].startswith("a prompt has")
+    assert "<|end|>" in found[2]["error"]
+
+
 @pytest.mark.parametrize(("line", "sentence"), [
-    ("{", "line 1: no JSON"), ('{"text": "a"}', "needs either `prompt`"), ('{"prompt": 3}', "`prompt` must be text"),
-    (json.dumps({"prompt": "red " * 400}), "prompt 1: a prompt has")])
-def test_a_line_that_cannot_be_completed_is_named(stage: Path, tmp_path: Path, line: str, sentence: str) -> None:
+    ("{", "line 1: no JSON"), ('{"text": "a"}', "needs either `prompt`"), ('{"prompt": 3}', "`prompt` must be text")])
+def test_a_line_that_is_no_prompt_is_named(stage: Path, tmp_path: Path, line: str, sentence: str) -> None:
     (tmp_path / "prompts.jsonl").write_text(line + "\n")
     done = CliRunner().invoke(app, ["generate", str(stage), str(tmp_path / "prompts.jsonl")])
     assert done.exit_code == 2

@@ -190,7 +190,12 @@ def test_adapters_on_a_rounded_model_learn_as_on_the_whole_and_are_merged_into_w
     one, other = (load_file(tmp_path / run / "data" / "model" / "model.safetensors") for run in ("rounded", "at once"))
     assert all(torch.equal(one[name], other[name]) for name in one)
     before = load_file(start["pretrain"] / "model" / "model.safetensors")
-    adapters = load_file(tmp_path / "rounded" / "data" / "adapter" / "adapter_model.safetensors")
+    folder = tmp_path / "rounded" / "data" / "adapter"
+    named = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert named == f"{tmp_path.name}/pretrain/data/model"
+    assert named in (folder / "README.md").read_text()
+    assert {"nf4": "load_in_4bit=True", "int8": "in 8 bits"}[kind] in (folder / "README.md").read_text()
+    adapters = load_file(folder / "adapter_model.safetensors")
     name = "model.layers.1.mlp.up_proj"
     down, up = (adapters[f"base_model.model.{name}.{part}.weight"] for part in ("lora_A", "lora_B"))
     stands_for = rounded(before[f"{name}.weight"], kind).whole(torch.float32)  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ from gristmill.train.models.weights import drawn, load_model, save_model
 from gristmill.train.objectives.chat import Chat
 from gristmill.train.objectives.conversations import NothingToTrainError
 from gristmill.train.reinforcement.actor import Actor
+from gristmill.train.reinforcement.kept import TOKEN_COLUMNS
 from gristmill.train.reinforcement.prompts import NoAnswerError
 from gristmill.train.reinforcement.rewards import RewardModelError
 from gristmill.train.reinforcement.sampler import drawn_by, sampling_of
@@ -101,6 +102,17 @@ def test_the_policy_learns_what_is_rewarded_and_says_how_that_went(
         assert sum(one["reward"] for one in answers) / len(answers) == pytest.approx(line["reward"])
         advantages = [one["advantage"] for one in answers if one["reward"] == 0.0]
         assert all(advantage <= 0.0 for advantage in advantages)
+    assert not {*TOKEN_COLUMNS} & set(kept["batches"][0]["answers"][0])
+    model = load_model(start["pretrain"] / "model")
+    for one in batches.read_row_group(0).to_pylist():
+        # Drawn by the start model, which is the reference: all that a loss needs can be worked out again.
+        ids = torch.tensor([*one["prompt_ids"], *one["answer_ids"]])
+        logps = torch.log_softmax(model(ids[None])[0, :-1] , dim=-1)
+        said = logps.gather(1, ids[1:, None])[len(one["prompt_ids"]) - 1 :, 0].tolist()
+        assert one["logps"] == pytest.approx(said, abs=1e-4)
+        assert one["reference_logps"] == one["logps"]
+        assert len(one["answer_ids"]) == one["tokens"]
+        assert sum(one["advantages"]) / one["tokens"] == pytest.approx(one["advantage"], abs=1e-6)
     trained = (tmp_path / "rl" / "data" / "prompts.txt").read_text().split()
     assert not set(trained) & {one["id"] for one in kept["before"]}
     assert [one["id"] for one in kept["before"]] == [one["id"] for one in kept["after"]]

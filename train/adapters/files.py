@@ -13,31 +13,56 @@ from gristmill.mixtures.adapters import Lora
 from gristmill.train.adapters.lora import DOWN, is_adapter, merged
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+BASE_PARTS = 4
+"""Of a model's path in a store: stage, slug and fingerprint, `data`, `model`."""
+HELD = {"nf4": "in 4 bits (bitsandbytes: `load_in_4bit=True, bnb_4bit_quant_type=\"nf4\"`)",
+        "int8": "in 8 bits (to nearest, symmetric, one scale per row)"}
 PREFIX = "base_model.model."
 """What PEFT puts before a model's own names."""
 
 
-def save_adapter(folder: Path, lora: Lora, tensors: Mapping[str, Tensor]) -> None:
-    """Write the adapters among a model's tensors: float32, under the names that PEFT 0.21 gives them."""
+def save_adapter(folder: Path, lora: Lora, tensors: Mapping[str, Tensor], base: str | None = None) -> None:
+    """Write the adapters among a model's tensors: float32, under the names that PEFT 0.21 gives them.
+
+    Args:
+        folder: where to.
+        lora: what they are.
+        tensors: among them theirs.
+        base: what the model that they were trained on is called.
+    """
     from safetensors.torch import save
 
     adapters = {PREFIX + name: tensor.contiguous() for name, tensor in tensors.items() if is_adapter(name)}
-    write_json(folder / CONFIG_FILE, adapter_config(lora, tensors))
+    write_json(folder / CONFIG_FILE, adapter_config(lora, tensors, base))
     with atomic_write(folder / WEIGHTS_FILE) as sink:
         sink.write(save(adapters, metadata={"format": "pt"}))
 
 
-def adapter_config(lora: Lora, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What PEFT is told; the base model is whichever the user loads."""
+def base_name(start: Path) -> str:
+    """What the model in a stage's output is called in adapters on it: its place within the store, whichever that is."""
+    return "/".join(start.parts[-BASE_PARTS:])
+
+
+def adapter_config(lora: Lora, tensors: Mapping[str, Tensor], base: str | None) -> dict[str, Any]:
+    """What PEFT is told. It knows no key for a rounded base, which the README beside it speaks of."""
     layers = {name.removesuffix(f".{DOWN}").rpartition(".")[2] for name in tensors if name.endswith(DOWN)}
-    return {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": None, "r": lora.rank,
+    return {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": lora.rank,
             "lora_alpha": lora.alpha, "use_rslora": lora.rslora, "use_dora": lora.dora, "lora_dropout": 0.0,
             "target_modules": sorted(layers), "bias": "none", "fan_in_fan_out": False, "inference_mode": True,
             "init_lora_weights": True}
 
 
+def readme(lora: Lora, base: str) -> str:
+    """Which model the adapters belong to, and how that was held."""
+    held = HELD[lora.base] if lora.base is not None else "in float32"
+    return (f"---\nlibrary_name: peft\n---\n\n# Adapters of rank {lora.rank}\n\nTrained on `{base}`, a folder of the "
+            f"gristmill store, whose adapted matrices were held {held}. Load that model, rounded the same way, as "
+            "transformers has it, and put these on it:\n\n"
+            '    peft.PeftModel.from_pretrained(model, "path/to/this/folder")\n')
+
+
 def settle_adapters(
-    out: Path, tensors: Mapping[str, dict[str, Tensor]], lora: Lora | None
+    out: Path, tensors: Mapping[str, dict[str, Tensor]], lora: Lora | None, start: Path
 ) -> dict[str, dict[str, Tensor]]:
     """Write every model's adapters beside it (`adapter/` beside `model/`), and merge them into its weights.
 
@@ -45,6 +70,7 @@ def settle_adapters(
         out: the stage's data folder.
         tensors: by the folder that a model goes to, its own tensors and those of its adapters.
         lora: what the adapters are; nothing is done without.
+        start: the folder of the model that they were trained on.
 
     Returns:
         tensors of models without adapters, by folder.
@@ -52,5 +78,8 @@ def settle_adapters(
     if lora is None:
         return dict(tensors)
     for name, weights in tensors.items():
-        save_adapter(out / name.replace("model", "adapter", 1), lora, weights)
+        folder = out / name.replace("model", "adapter", 1)
+        save_adapter(folder, lora, weights, base_name(start))
+        with atomic_write(folder / "README.md") as sink:
+            sink.write(readme(lora, base_name(start)).encode())
     return {name: merged(weights, lora) for name, weights in tensors.items()}

@@ -93,8 +93,9 @@ class Actor:
         if self.world.is_first:
             advantages = rollouts.advantages.sum(dim=1) / rollouts.lengths.clamp(min=1)
             shown = self.shown(chosen, answers, rollouts.rewards, rollouts.totals)
-            keep_batch(self.folder, batch, [{**one, "advantage": advantage} for one, advantage in zip(
-                shown, advantages.tolist(), strict=True)], [name_of(reward) for reward in section.rewards])
+            keep_batch(self.folder, batch, [{**one, "advantage": advantage, **tokens} for one, advantage, tokens in zip(
+                shown, advantages.tolist(), rollouts.tokens_of_answers(bool(section.kl_weight)), strict=True)],
+                [name_of(reward) for reward in section.rewards])
 
     def prompts_of(self, batch: int) -> np.ndarray:
         """The numbers of the prompts of a batch, one for each answer: those of a group side by side, (N,) int64."""

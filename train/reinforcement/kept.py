@@ -17,6 +17,8 @@ from gristmill.train.loop.checkpoints import MARKER, PREFIX, is_complete
 
 ANSWERS = "answers.parquet"
 """Of all batches, in the stage's output."""
+TOKEN_COLUMNS = ("prompt_ids", "answer_ids", "logps", "reference_logps", "advantages")
+"""Lists, which are not read with the rest."""
 BATCHES = "answers"
 """The folder of the batches so far, beside the checkpoints."""
 
@@ -27,11 +29,16 @@ def schema_of(names: Sequence[str]) -> pa.Schema:
     `id` of the prompt, `prompt` (its last turn), `answer`, `right` (null where no reward asks for it), `ended`,
     `tokens` (with the one that ends it), `reward` (all, weighted), `rewards` (each without its weight), `advantage`
     (the mean of its tokens').
+
+    And what losses are recomputed from (TOKEN_COLUMNS): `prompt_ids`, `answer_ids`, and of each of the answer's tokens
+    `logps` under the policy that drew it and `reference_logps` (null without a tie to a reference), both at the
+    temperature of the drawing, and `advantages`.
     """
     return pa.schema({
         "id": pa.string(), "prompt": pa.string(), "answer": pa.string(), "right": pa.string(), "ended": pa.bool_(),
         "tokens": pa.int32(), "reward": pa.float32(),
-        "rewards": pa.struct([(name, pa.float32()) for name in names]), "advantage": pa.float32()})
+        "rewards": pa.struct([(name, pa.float32()) for name in names]), "advantage": pa.float32(),
+        **{name: pa.list_(pa.int32() if name.endswith("ids") else pa.float32()) for name in TOKEN_COLUMNS}})
 
 
 def keep_batch(folder: Path, batch: int, answers: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
@@ -64,27 +71,34 @@ def take_earlier_batches(folder: Path, checkpoint: Path, updates_per_batch: int)
     for batch in range(-(-int(read_json(checkpoint / MARKER)["step"]) // updates_per_batch)):
         if (folder / _name(batch)).exists():
             continue
-        answers = read_batch([stage / "data", stage / "work"], batch)
+        answers = read_batch([stage / "data", stage / "work"], batch, with_tokens=True)
         if answers is None:
             raise FileNotFoundError(f"rl.continue_from: the answers that the training of {checkpoint} learned from are "
                                     f"not in {stage}; name the checkpoint where that training has saved it")
         keep_batch(folder, batch, answers, list(answers[0]["rewards"]))
 
 
-def read_batch(folders: Iterable[Path], batch: int) -> list[dict[str, Any]] | None:
-    """A batch's answers from the first of some folders that knows it, a finished stage's or an unfinished one's."""
+def read_batch(folders: Iterable[Path], batch: int, with_tokens: bool = False) -> list[dict[str, Any]] | None:
+    """A batch's answers from the first of some folders that knows it, a finished stage's or an unfinished one's.
+
+    Args:
+        folders: to look in.
+        batch: its number, from 0.
+        with_tokens: whether TOKEN_COLUMNS are wanted too.
+    """
     for folder in folders:
         if (folder / ANSWERS).exists():
             with open_parquet(folder / ANSWERS) as file:
-                return _rows(file.read_row_group(batch, use_threads=False))
+                return _rows(file.read_row_group(batch, use_threads=False), with_tokens)
         if (folder / BATCHES / _name(batch)).exists():
             with open_parquet(folder / BATCHES / _name(batch)) as file:
-                return _rows(file.read(use_threads=False))
+                return _rows(file.read(use_threads=False), with_tokens)
     return None
 
 
-def _rows(table: pa.Table) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = table.to_pylist()
+def _rows(table: pa.Table, with_tokens: bool) -> list[dict[str, Any]]:
+    left_out = set() if with_tokens else {*TOKEN_COLUMNS}
+    rows: list[dict[str, Any]] = table.select([name for name in table.column_names if name not in left_out]).to_pylist()
     return rows
 
 

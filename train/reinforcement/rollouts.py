@@ -6,7 +6,7 @@ gave them is gone by then.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,6 +104,15 @@ class Rollouts:
             self.sizes[row], self.lengths[row] = len(prompt), len(answer.tokens)
             self.ids[row, : len(prompt) + len(answer.tokens)] = torch.tensor([*prompt, *answer.tokens])
             self.ended[row] = answer.ended
+
+    def tokens_of_answers(self, has_reference: bool) -> Iterator[dict[str, list[float] | None]]:
+        """What kept.TOKEN_COLUMNS name, of each answer."""
+        for row, (size, length) in enumerate(zip(self.sizes.tolist(), self.lengths.tolist(), strict=True)):
+            yield {"prompt_ids": self.ids[row, :size].tolist(),
+                   "answer_ids": self.ids[row, size : size + length].tolist(),
+                   "logps": self.old[row, :length].tolist(),
+                   "reference_logps": self.reference[row, :length].tolist() if has_reference else None,
+                   "advantages": self.advantages[row, :length].tolist()}
 
     @property
     def mask(self) -> Tensor:
