@@ -26,8 +26,8 @@ def serve(
 
 @app.command()
 def up(
-    port: Annotated[int, typer.Option(metavar="N", help="Port of the Prefect server, on the loopback address.",
-                                      min=1, max=65535)] = 4200,
+    port: Annotated[int, typer.Option(metavar="N", help="Port of the Prefect server, on the loopback address; reports "
+                                      "have the next one.", min=1, max=65534)] = 4200,
     limit: Annotated[int, typer.Option(metavar="N", help="Flow runs at the same time.", min=1)] = 1,
     database: Annotated[str | None, typer.Option(
         metavar="URL", help="PostgreSQL database of the server, postgresql://...  [default: a file, SQLite]",
@@ -35,11 +35,11 @@ def up(
 ) -> None:
     """Start the Prefect server with its UI on this machine, and serve the deployments."""
     from gristmill.flows.server_database import DatabaseError
-    from gristmill.flows.serving import NoServerError, up_and_serve
+    from gristmill.flows.serving import NoServerError, PortTakenError, up_and_serve
 
     try:
         up_and_serve(port, limit, database)
-    except DatabaseError as error:
+    except (DatabaseError, PortTakenError) as error:
         fail(str(error), EXIT_USAGE)
     except NoServerError as error:
         fail(str(error), EXIT_STAGE_FAILED)

@@ -28,9 +28,13 @@ def report_link(report: Path) -> str | None:
     return f"{base.rstrip('/')}/{quote(path, safe='')}"
 
 
-def serve_reports() -> ThreadingHTTPServer:
-    """Serve reports on a free port of the loopback address, on a thread of its own, until `shutdown`."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), ReportHandler)
+def serve_reports(port: int) -> ThreadingHTTPServer:
+    """Serve reports on a port of the loopback address, on a thread of its own, until `shutdown`.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    server = ThreadingHTTPServer(("127.0.0.1", port), ReportHandler)
     threading.Thread(target=server.serve_forever, daemon=True, name="reports").start()
     return server
 

@@ -28,9 +28,14 @@ ASK_SECONDS = 5.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
+def prefect_folder() -> Path:
+    """Prefect's own folder of this user."""
+    return Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
+
+
 def password_file() -> Path:
     """Where the password of this user's servers is kept, for them alone to read."""
-    return Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser() / FILE
+    return prefect_folder() / FILE
 
 
 def server_password() -> str:

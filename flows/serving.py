@@ -1,16 +1,20 @@
-"""The deployments in Prefect's browser UI: the whole flow, any single stage, and a sweep of mixtures."""
+"""Prefect's server and the runner of the deployments: started, watched and ended together."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, cast
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import cast
 
 from gristmill.dataprep.processes import end_with_parent
 from gristmill.flows.report_links import VARIABLE, serve_reports
@@ -33,6 +37,9 @@ END_SECONDS = 30.0
 RUN_END_SECONDS = 22.0
 RESTART_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Waits before a child that ended by itself is started again; after the last one it is given up."""
+LISTENING = "0A"
+"""Of a socket, in Linux's tables (include/net/tcp_states.h)."""
+COMMAND_CHARS = 200
 STEADY_SECONDS = 120.0
 """A child that ran for so long counts as having worked: the waits begin anew."""
 
@@ -45,9 +52,13 @@ class OpenServerError(RuntimeError):
     """The server obeys every web page that its users open."""
 
 
+class PortTakenError(RuntimeError):
+    """Something listens at a port of `up` already; the message says what."""
+
+
 def serve_deployments(limit: int, allow_open_server: bool = False) -> None:
-    """Register the deployments `gristmill`, `gristmill-stage` and `gristmill-sweep`, each as `local`, and run what is
-    triggered until this process ends; then the runs that it started end too, and are shown as crashed.
+    """Register the deployments, and run what is triggered until this process ends; then the runs that it started end
+    too, and are shown as crashed.
 
     Args:
         limit: flow runs at the same time.
@@ -62,20 +73,17 @@ def serve_deployments(limit: int, allow_open_server: bool = False) -> None:
     if not answers(api):
         raise NoServerError(f"no Prefect server answers at {api}; start one together with this: gristmill up")
     check_password(api, allow_open_server)
-    from prefect import serve
-
+    from gristmill.flows.deployments import make_deployments, run_triggered
     from gristmill.flows.owners import end_runs_of, keep_marking
-    from gristmill.flows.pipeline import TRAINING_TAG, gristmill, gristmill_stage
-    from gristmill.flows.sweeps.pipeline import gristmill_sweep
+    from gristmill.flows.pipeline import TRAINING_TAG
 
     limit_trainings(TRAINING_TAG)
     keep_marking()
-    deployments: list[Any] = [deployed.to_deployment("local", tags=["gristmill"])
-                              for deployed in (gristmill, gristmill_stage, gristmill_sweep)]
+    deployments = make_deployments()
     names = ", ".join(f"{one.flow_name}/{one.name}" for one in deployments)
     print(f"Deployments {names}: {api.removesuffix('/api')}/deployments", flush=True)
     try:
-        serve(*deployments, limit=limit, print_starting_message=False)
+        run_triggered(deployments, limit)
     finally:
         end_runs_of(os.getpid(), RUN_END_SECONDS)
 
@@ -150,9 +158,10 @@ class Supervised:
 
 
 def up_and_serve(port: int, limit: int, database: str | None = None) -> None:
-    """Start a Prefect server on the loopback address unless one answers there, and serve the deployments.
+    """Start a Prefect server on the loopback address, and serve the deployments and the reports.
 
-    Both are processes of their own, so that an interrupt of this one ends them in order, whatever they are doing.
+    The first two are processes of their own, so that an interrupt of this one ends them in order, whatever they are
+    doing. Reports have the port above the server's, so that links to them outlast this process.
 
     Args:
         port: of the server.
@@ -160,15 +169,13 @@ def up_and_serve(port: int, limit: int, database: str | None = None) -> None:
         database: URL of a PostgreSQL database for the server; a file in Prefect's folder (SQLite) if absent.
 
     Raises:
-        NoServerError: the server did not answer in time, one of the two ended by itself again and again, or a server
-            runs already and a database was asked for.
+        PortTakenError: something listens there already.
+        NoServerError: the server did not answer in time, or one of the two ended by itself again and again.
         DatabaseError: the database cannot be used.
     """
     apply_default_settings(quiet_console=False)
     api = f"http://127.0.0.1:{port}/api"
-    if database is not None and answers(api):
-        raise NoServerError(f"a Prefect server runs at {api} already, with a database of its own; stop it first, "
-                            "or leave --database out")
+    reports = take_ports(port)
     records = check_database(database)
     # The flows' processes inherit this environment, and need no password of the database's.
     os.environ.pop(DATABASE_VARIABLE, None)
@@ -178,12 +185,10 @@ def up_and_serve(port: int, limit: int, database: str | None = None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     children: list[Supervised] = []
-    reports = serve_reports()
     try:
         environment = {"PREFECT_UI_API_URL": "/api", **server_environment(port, password),
                        **database_environment(database)}
-        if not answers(api):
-            children.append(Supervised("server", port, environment, subprocess.DEVNULL))
+        children.append(Supervised("server", port, environment, subprocess.DEVNULL))
         if not wait_for_answer(api, [child.process for child in children], stopping):
             return
         print(f"Prefect: http://127.0.0.1:{port}", where_the_password_is(password), *([records] if records else []),
@@ -197,6 +202,58 @@ def up_and_serve(port: int, limit: int, database: str | None = None) -> None:
         for child in reversed(children):
             end_child(child.process)
         reports.shutdown()
+        reports.server_close()
+
+
+def take_ports(port: int) -> ThreadingHTTPServer:
+    """Serve the reports at the port above a server's, after a look at whether that one is free.
+
+    No two `up` of one port get beyond this, however soon one follows the other.
+
+    Raises:
+        PortTakenError: one of the two ports is in use.
+    """
+    for number in (port + 1, port):  # the first names the `up` itself, where it is one
+        try:
+            socket.create_server(("127.0.0.1", number)).close()
+        except OSError as error:
+            raise PortTakenError(why_taken(number, port)) from error
+    try:
+        return serve_reports(port + 1)
+    except OSError as error:
+        raise PortTakenError(why_taken(port + 1, port)) from error
+
+
+def why_taken(number: int, port: int) -> str:
+    """What to say where a port is in use that `up --port PORT` wants."""
+    holder = listener(number)
+    what = "the reports" if number > port else "Prefect's server"
+    if holder is None:
+        return f"port {number}, for {what}, is in use by another process; give another --port"
+    try:
+        command = Path(f"/proc/{holder}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+    except OSError:  # it has ended meanwhile
+        command = ["ended meanwhile"]
+    if "up" in command:
+        return (f"gristmill up runs already, as process {holder}: open http://127.0.0.1:{port}, end it with "
+                f"kill {holder}, or give another --port")
+    return (f"port {number}, for {what}, is in use by process {holder} ({shlex.join(command)[:COMMAND_CHARS]}); "
+            "end it, or give another --port")
+
+
+def listener(port: int) -> int | None:
+    """The process that listens at a port, as far as this user may see it (Linux)."""
+    sockets = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError):
+            rows = (line.split() for line in Path(table).read_text().splitlines()[1:])
+            sockets |= {f"socket:[{row[9]}]" for row in rows
+                        if row[3] == LISTENING and int(row[1].rpartition(":")[2], 16) == port}
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if os.readlink(link) in sockets:
+                return int(link.parts[2])
+    return None
 
 
 def where_the_password_is(password: str) -> str:

@@ -26,6 +26,19 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def free_ports() -> int:
+    """The first of two such ports in a row, as `gristmill up` wants them."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return port
+
+
 def wait_for(condition: Callable[[], Any], what: str, seconds: float = DEADLINE_SECONDS) -> Any:
     """The first true value that a condition gives; a connection that is refused is none."""
     deadline = time.monotonic() + seconds

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.servers import DEADLINE_SECONDS, call_prefect, free_port, kept_password, prefect_home, wait_for
+from tests.servers import DEADLINE_SECONDS, call_prefect, free_ports, kept_password, prefect_home, wait_for
 
 MANIFEST = """\
 name: tiny
@@ -79,8 +79,8 @@ class Site:
         return context
 
     def deployment(self, flow: str) -> str:
-        """The id of a flow's deployment `local`."""
-        return str(self.call(f"/deployments/name/{flow}/local")["id"])
+        """The id of a flow's deployment for any manifest."""
+        return str(self.call(f"/deployments/name/{flow}/any-manifest")["id"])
 
     def run(self, run: str) -> Any:
         """A flow run."""
@@ -153,7 +153,7 @@ def site(
 @contextmanager
 def running_site(folder: Path, database: Path) -> Iterator[Site]:
     manifest = write_project(folder)
-    port = free_port()
+    port = free_ports()
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     up = subprocess.Popen(
         [sys.executable, "-m", "gristmill.flows.cli", "up", "--port", str(port), "--limit", "2"],

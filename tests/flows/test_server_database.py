@@ -28,7 +28,7 @@ from gristmill.flows.server_database import (
     check_database,
     database_environment,
 )
-from tests.servers import call_prefect, free_port, kept_password, wait_for
+from tests.servers import call_prefect, free_port, free_ports, kept_password, wait_for
 
 PASSWORD = "hunter2/@%"
 USER = "gristmill"
@@ -69,7 +69,7 @@ def cluster() -> Iterator[Cluster]:
         user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
         for path in (folder, folder / "password"):
             os.chown(path, nobody.pw_uid, nobody.pw_gid)
-    port = free_port()
+    port = free_ports()
     process = None
     try:
         subprocess.run([initdb, "--pgdata", str(folder / "data"), "--username", USER, "--no-sync", "--locale=C",
@@ -127,7 +127,7 @@ def test_up_keeps_runs_in_postgresql_and_tells_nobody_the_password(cluster: Clus
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("A note of some words.")
     (tmp_path / "tiny.yaml").write_text(MANIFEST)
-    port = free_port()
+    port = free_ports()
     api = f"http://127.0.0.1:{port}/api"
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     environment |= {"PREFECT_HOME": str(tmp_path / "prefect")}

@@ -21,7 +21,7 @@ import pytest
 
 from gristmill.flows.server_password import password_file, server_password
 from gristmill.flows.serving import OpenServerError, check_password, serve_deployments
-from tests.servers import DEADLINE_SECONDS, call_prefect, free_port, kept_password, prefect_home, wait_for
+from tests.servers import DEADLINE_SECONDS, call_prefect, free_port, free_ports, kept_password, prefect_home, wait_for
 
 PASSWORD = "tests:of serving"
 
@@ -164,30 +164,52 @@ def test_without_a_server_the_run_is_recorded_for_a_later_one_but_no_credentials
     assert [path for path in kept if b"hunter2" in path.read_bytes()] == []
 
 
-def test_up_starts_a_server_with_the_deployments_and_takes_it_down_again(tmp_path: Path) -> None:
+def test_up_starts_a_server_with_the_deployments_shares_it_and_takes_it_down_again(tmp_path: Path) -> None:
     """On a machine that has had none: it makes its database too."""
     environment = environment_with(str(tmp_path / "prefect"))
-    port = free_port()
+    port = free_ports()
     api = f"http://127.0.0.1:{port}/api"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gristmill.flows.cli", "up", "--port", str(port)], env=environment,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    command = [sys.executable, "-m", "gristmill.flows.cli"]
+    printed = tmp_path / "printed.txt"
 
-    def deployments() -> list[str]:
-        try:
-            return sorted(found["name"] for found in call_prefect(
-                api, "/deployments/filter", {}, password=kept_password(tmp_path / "prefect")))
-        except OSError:
-            return []
+    def deployments() -> dict[str, bool]:
+        """Whether each is paused."""
+        found = call_prefect(api, "/deployments/filter", {}, password=kept_password(tmp_path / "prefect"))
+        return {one["name"]: one["paused"] for one in found}
 
+    with printed.open("wb") as sink:
+        up = subprocess.Popen([*command, "up", "--port", str(port)], env=environment, stdout=sink,
+                              stderr=subprocess.STDOUT, start_new_session=True)
     try:
-        assert wait_for(lambda: found if len(found := deployments()) == 3 else None, "serving") == ["local"] * 3
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=DEADLINE_SECONDS)
+        wait_for(lambda: (tmp_path / "prefect" / "gristmill-password").exists() and deployments(), "serving")
+        again = subprocess.run([*command, "up", "--port", str(port)], env=environment, capture_output=True, text=True)
+        said = " ".join(again.stderr.split())
+        assert again.returncode == 2
+        assert f"gristmill up runs already, as process {up.pid}: open http://127.0.0.1:{port}, end it" in said
+        below = subprocess.run([*command, "up", "--port", str(port - 1)], env=environment, capture_output=True,
+                               text=True)
+        assert below.returncode == 2
+        assert f"port {port}, for the reports, is in use by process" in " ".join(below.stderr.split())
+
+        with (tmp_path / "serve.txt").open("wb") as sink:
+            serve = subprocess.Popen([*command, "serve"], env={**environment, "PREFECT_API_URL": api}, stdout=sink,
+                                     stderr=subprocess.STDOUT, start_new_session=True)
+        wait_for(lambda: "Deployments" in (tmp_path / "serve.txt").read_text(), "another process that serves")
+        serve.send_signal(signal.SIGTERM)
+        serve.wait(timeout=DEADLINE_SECONDS)
+        assert deployments() == dict.fromkeys(["any-manifest"], False)
+
+        up.send_signal(signal.SIGTERM)
+        up.wait(timeout=DEADLINE_SECONDS)
         with socket.socket() as probe:
             wait_for(lambda: probe.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED, "the server's end")
     finally:
-        stop(process)
+        stop(up)
+    for text in (printed.read_text(), (tmp_path / "serve.txt").read_text()):
+        assert "never awaited" not in text
+        assert "Traceback" not in text
+    with sqlite3.connect(tmp_path / "prefect" / "prefect.db") as database:
+        assert database.execute("select name, paused from deployment").fetchall() == [("any-manifest", 1)] * 3
 
 
 def test_serving_without_a_server_says_how_to_start_one(environment: dict[str, str]) -> None:
