@@ -60,6 +60,20 @@ def owned_run() -> Iterator[None]:
         watch.end()
 
 
+def is_being_cancelled() -> bool:
+    """Whether the current flow run is to be cancelled; not if Prefect does not say so."""
+    from prefect.client.orchestration import get_client
+    from prefect.runtime import flow_run
+
+    try:
+        with get_client(sync_client=True) as client:
+            state = client.read_flow_run(UUID(str(flow_run.id))).state
+    except Exception as error:  # noqa: BLE001 - the window may break; the work ends all the same
+        log.warning("this run's state could not be read: %s", error)
+        return False
+    return state is not None and (state.is_cancelling() or state.is_cancelled())
+
+
 def mark_crashed(runner: int | None = None) -> list[str]:
     """Set every run of this machine whose process is gone to Crashed (or Cancelled, where that was asked for).
 

@@ -6,15 +6,17 @@ Prefect shows and triggers; skipping, resuming and committing are the store's. A
 from __future__ import annotations
 
 import contextvars
+import signal
 from typing import Any
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
-from prefect.states import Completed
+from prefect.exceptions import CancelledRun, TerminationSignal
+from prefect.states import Cancelled, Completed
 
 from gristmill.dataprep.secrets import mask_text
-from gristmill.flows.owners import owned_run
+from gristmill.flows.owners import CANCELLED, is_being_cancelled, owned_run
 from gristmill.flows.parameter_secrets import refuse_secrets, without_secrets
 from gristmill.flows.parameters import DeploymentName, FilePath, Setting, StageName
 from gristmill.flows.reporting import PrefectObserver, publish_refusal, publish_run
@@ -35,7 +37,12 @@ session_of_caller: contextvars.ContextVar[Session | None] = contextvars.ContextV
 @task(cache_policy=NO_CACHE, persist_result=False, retries=0)
 def run_stage(runner: Runner, record: RunRecord, stage: str, force: bool) -> State:
     """Bring one stage to its committed output; the state is named after how it got there."""
-    outcome = runner.run_stage(stage, force)
+    try:
+        outcome = runner.run_stage(stage, force)
+    except TerminationSignal:
+        if not is_being_cancelled():
+            raise
+        return Cancelled(message=CANCELLED)
     record.add(outcome)
     return Completed(name=outcome.how, data=outcome, message=mask_text(outcome.note or str(outcome.folder.path)))
 
@@ -53,7 +60,7 @@ def run_stage_elsewhere(session: Session, runner: Runner, record: RunRecord, sta
 
 @flow(name="gristmill", flow_run_name="{manifest}", persist_result=False, log_prints=False)
 def gristmill(
-    manifest: FilePath = "mixtures/demo.yaml",
+    manifest: FilePath,
     until: StageName = "export",
     force: tuple[StageName, ...] = (),
     overrides: tuple[Setting, ...] = (),
@@ -78,8 +85,8 @@ def gristmill(
 
 @flow(name="gristmill-stage", flow_run_name="{stage} of {manifest}", persist_result=False, log_prints=False)
 def gristmill_stage(
-    manifest: FilePath = "mixtures/demo.yaml",
-    stage: StageName = "dedup",
+    manifest: FilePath,
+    stage: StageName,
     force: bool = True,
     overrides: tuple[Setting, ...] = (),
     store: str = "",
@@ -128,6 +135,9 @@ def _run(session: Session, stages: list[str], force: frozenset[str], training_de
                 else:
                     tags = {f"stage:{stage}", *([TRAINING_TAG] if _trains(stage) else [])}
                     _named(run_stage, stage, tags)(runner, record, stage, stage in force)
+    except CancelledRun:
+        # What the task was ended by; how the run ends is up to whoever has started it.
+        raise TerminationSignal(signal.SIGTERM) from None
     finally:
         observer.close()
         publish_run(session, record)

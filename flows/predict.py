@@ -31,7 +31,7 @@ from gristmill.flows.run import Outcome, StageFailedError
 from gristmill.flows.sampling import Sample, take_sample
 from gristmill.flows.session import Session
 from gristmill.flows.stages import Node, make_plan
-from gristmill.flows.store import Store
+from gristmill.flows.store import StageFolder, Store
 from gristmill.flows.terminal import plain_console
 from gristmill.mixtures.dedup import MinHash
 
@@ -83,7 +83,7 @@ class _Watch:
                  for times in self._done.values() if times[-1][1] > times[0][1]]
         return sum(spans)
 
-    def stage_started(self, node: Node, resuming: bool) -> None:
+    def stage_started(self, node: Node, resuming: bool, folder: StageFolder) -> None:
         """See Observer."""
         self._done = {}
 

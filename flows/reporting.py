@@ -7,6 +7,7 @@ fail a stage.
 from __future__ import annotations
 
 import contextvars
+import json
 import logging
 import queue
 import threading
@@ -24,6 +25,7 @@ from gristmill.flows.run import Observer, Outcome
 from gristmill.flows.runs import RunRecord
 from gristmill.flows.session import Session
 from gristmill.flows.stages import Node
+from gristmill.flows.store import StageFolder
 
 QUEUE_LENGTH = 1000
 PROGRESS_SECONDS = 2.0
@@ -47,9 +49,28 @@ class StageWindow:
     pace: Pace | None = None
     budget: LineBudget = field(default_factory=LineBudget)
     losses: list[tuple[float, float]] = field(default_factory=list)
+    resumed: StageFolder | None = None
+    """Has the losses of the attempts before, which come first; they are read when a card is drawn."""
     artifact_sent: float = 0.0
     line_sent: float = 0.0
     card_sent: float = 0.0
+
+
+    def curve(self) -> list[tuple[float, float]]:
+        """The loss by step, of all attempts."""
+        if self.resumed is not None:
+            self.losses[:0] = losses_before(self.resumed, self.losses[0][0])
+            self.resumed = None
+        return list(self.losses)
+
+
+def losses_before(folder: StageFolder, step: float) -> list[tuple[float, float]]:
+    """What an unfinished training has logged of its loss before a step."""
+    file = folder.work / "metrics.jsonl"
+    if not file.exists():
+        return []
+    record = (json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("}\n"))
+    return [(line["step"], line["loss"]) for line in record if "loss" in line and line["step"] < step]
 
 
 class PrefectObserver:
@@ -65,12 +86,12 @@ class PrefectObserver:
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
-    def stage_started(self, node: Node, resuming: bool) -> None:
+    def stage_started(self, node: Node, resuming: bool, folder: StageFolder) -> None:
         """See Observer."""
         self._context = contextvars.copy_context()
-        self._window = StageWindow()
+        self._window = StageWindow(resumed=folder if resuming else None)
         if self._inner is not None:
-            self._inner.stage_started(node, resuming)
+            self._inner.stage_started(node, resuming, folder)
         self._say(f"{node.name}: {'goes on where it stopped' if resuming else 'starts'} ({node.fingerprint[:16]})")
 
     def stage_waits(self, node: Node, owner: Mapping[str, Any]) -> None:
@@ -137,9 +158,9 @@ class PrefectObserver:
             self._say(f"{stage}: {described}")
         if len(window.losses) > 1 and not finished and now - window.card_sent >= CARD_SECONDS:
             window.card_sent = now
-            losses = list(window.losses)
             self._send(lambda: publish_card(
-                artifact_key(f"{stage}-card"), live_card(stage, described, losses), f"{stage}, while it runs"))
+                artifact_key(f"{stage}-card"), live_card(stage, described, window.curve()),
+                f"{stage}, while it runs"))
 
     def _say(self, line: str, level: int = logging.INFO) -> None:
         def send() -> None:

@@ -42,8 +42,8 @@ class Outcome:
 class Observer(Protocol):
     """Whoever shows a run to people: a terminal, the Prefect UI. It can change nothing."""
 
-    def stage_started(self, node: Node, resuming: bool) -> None:
-        """The stage's process is about to start."""
+    def stage_started(self, node: Node, resuming: bool, folder: StageFolder) -> None:
+        """The stage's process is about to start, in this folder."""
 
     def stage_waits(self, node: Node, owner: Mapping[str, Any]) -> None:
         """Another run is making the same output; this one waits for it."""
@@ -138,7 +138,7 @@ class Runner:
         # Only the process has to know the credentials of an address; its next attempt is told anew.
         written, secrets = split_secrets(self.describe(node))
         folder.begin(written)
-        self.observer.stage_started(node, resuming)
+        self.observer.stage_started(node, resuming, folder)
         self._run_process(node, folder, lease, folder.logs / f"{lease.number}.log", secrets)
         summary = read_json(folder.work / "result.json")
         lease.check()

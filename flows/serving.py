@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import ThreadingHTTPServer
@@ -56,12 +57,13 @@ class PortTakenError(RuntimeError):
     """Something listens at a port of `up` already; the message says what."""
 
 
-def serve_deployments(limit: int, allow_open_server: bool = False) -> None:
+def serve_deployments(limit: int, manifests: Sequence[str] = (), allow_open_server: bool = False) -> None:
     """Register the deployments, and run what is triggered until this process ends; then the runs that it started end
     too, and are shown as crashed.
 
     Args:
         limit: flow runs at the same time.
+        manifests: that get deployments of their own; those of the current folder if there are none.
         allow_open_server: also at a server that asks for no password.
 
     Raises:
@@ -73,13 +75,14 @@ def serve_deployments(limit: int, allow_open_server: bool = False) -> None:
     if not answers(api):
         raise NoServerError(f"no Prefect server answers at {api}; start one together with this: gristmill up")
     check_password(api, allow_open_server)
-    from gristmill.flows.deployments import make_deployments, run_triggered
+    from gristmill.flows.deployments import ManifestOnOffer, find_manifests, make_deployments, run_triggered
     from gristmill.flows.owners import end_runs_of, keep_marking
     from gristmill.flows.pipeline import TRAINING_TAG
 
     limit_trainings(TRAINING_TAG)
     keep_marking()
-    deployments = make_deployments()
+    deployments = make_deployments(
+        [ManifestOnOffer(path) for path in [*map(Path, manifests)] or find_manifests(Path.cwd())])
     names = ", ".join(f"{one.flow_name}/{one.name}" for one in deployments)
     print(f"Deployments {names}: {api.removesuffix('/api')}/deployments", flush=True)
     try:
@@ -122,6 +125,7 @@ class Supervised:
     number: int
     environment: dict[str, str]
     output: int | None
+    arguments: Sequence[str] = ()
     process: subprocess.Popen[bytes] = field(init=False)
     restarts: int = 0
     started: float = 0.0
@@ -132,7 +136,7 @@ class Supervised:
 
     def start(self) -> None:
         """Start it now."""
-        self.process = start_child(self.role, self.number, self.environment, self.output)
+        self.process = start_child(self.role, self.number, self.environment, self.output, self.arguments)
         self.started, self.restart_at = time.monotonic(), None
 
     def look(self) -> None:
@@ -157,7 +161,7 @@ class Supervised:
         print(f"{self.role} ended with code {self.process.returncode}; starting it again", flush=True)
 
 
-def up_and_serve(port: int, limit: int, database: str | None = None) -> None:
+def up_and_serve(port: int, limit: int, database: str | None = None, manifests: Sequence[str] = ()) -> None:
     """Start a Prefect server on the loopback address, and serve the deployments and the reports.
 
     The first two are processes of their own, so that an interrupt of this one ends them in order, whatever they are
@@ -167,6 +171,7 @@ def up_and_serve(port: int, limit: int, database: str | None = None) -> None:
         port: of the server.
         limit: flow runs at the same time.
         database: URL of a PostgreSQL database for the server; a file in Prefect's folder (SQLite) if absent.
+        manifests: as `serve_deployments` takes them.
 
     Raises:
         PortTakenError: something listens there already.
@@ -194,7 +199,7 @@ def up_and_serve(port: int, limit: int, database: str | None = None) -> None:
         print(f"Prefect: http://127.0.0.1:{port}", where_the_password_is(password), *([records] if records else []),
               sep="\n", flush=True)
         links = {VARIABLE: f"http://127.0.0.1:{reports.server_address[1]}"}
-        children.append(Supervised("deployments", limit, links, None))
+        children.append(Supervised("deployments", limit, links, None, manifests))
         while not stopping.wait(POLL_SECONDS):
             for child in children:
                 child.look()
@@ -264,11 +269,12 @@ def where_the_password_is(password: str) -> str:
     return f"Its page asks each browser once for the password{shown} is kept in {password_file()}"
 
 
-def start_child(role: str, number: int, environment: dict[str, str], output: int | None) -> subprocess.Popen[bytes]:
-    """Start this module as `server PORT` or `deployments LIMIT`, in a session of its own."""
+def start_child(role: str, number: int, environment: dict[str, str], output: int | None,
+                arguments: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    """Start this module as `server PORT` or `deployments LIMIT MANIFEST...`, in a session of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "gristmill.flows.serving", role, str(number)], stdin=subprocess.DEVNULL, stdout=output,
-        env={**os.environ, **environment}, start_new_session=True,
+        [sys.executable, "-m", "gristmill.flows.serving", role, str(number), *arguments], stdin=subprocess.DEVNULL,
+        stdout=output, env={**os.environ, **environment}, start_new_session=True,
     )
 
 
@@ -291,7 +297,7 @@ def check_children(children: list[subprocess.Popen[bytes]]) -> None:
     """Raise NoServerError if one of them has ended."""
     for child in children:
         if child.poll() is not None:
-            raise NoServerError(f"{shlex.join(cast(list[str], child.args)[-3:])} ended with code {child.returncode}; "
+            raise NoServerError(f"{shlex.join(cast(list[str], child.args)[2:])} ended with code {child.returncode}; "
                                 "start again with: gristmill up")
 
 
@@ -307,15 +313,15 @@ def wait_for_answer(api: str, children: list[subprocess.Popen[bytes]], stopping:
     return not stopping.is_set()
 
 
-def main(role: str, number: int) -> None:
+def main(role: str, number: int, manifests: Sequence[str] = ()) -> None:
     """What the children of `up` do, until they or their parent end."""
     end_with_parent(signal.SIGTERM)
     if role == "deployments":
-        serve_deployments(number)
+        serve_deployments(number, manifests)
         return
     os.execv(sys.executable, [
         sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(number)])
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

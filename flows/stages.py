@@ -92,6 +92,18 @@ def make_plan(manifest: Manifest, verify_inputs: bool = False) -> Plan:
     return plan
 
 
+def present_stages(manifest: Manifest) -> list[str]:
+    """The names of a manifest's stages, in the order in which they run, whether or not its data are there yet."""
+    found = []
+    for stage in ordered_stages(manifest):
+        try:
+            if stage.name == "ingest" or stage.configure(manifest, False) is not None:
+                found.append(stage.name)
+        except (OSError, ValueError):  # a file that it wants is missing, which it only is where the stage is present
+            found.append(stage.name)
+    return found
+
+
 def fingerprint(stage: Stage, recipe: Recipe, inputs: Mapping[str, str], edits: Sequence[str] = ()) -> str:
     """64 hexadecimal digits that name a stage's output by what goes into it.
 

@@ -15,6 +15,7 @@ from gristmill.flows.process import Event
 from gristmill.flows.progress import describe_metrics
 from gristmill.flows.run import Outcome
 from gristmill.flows.stages import Node
+from gristmill.flows.store import StageFolder
 
 MARKS = {"Cached": ("=", "cyan"), "Completed": ("+", "green"), "Resumed": ("+", "green")}
 PLAIN_SECONDS = 10.0
@@ -71,7 +72,7 @@ class TerminalObserver:
         self._job = ""
         self._last_line = 0.0
 
-    def stage_started(self, node: Node, resuming: bool) -> None:
+    def stage_started(self, node: Node, resuming: bool, folder: StageFolder) -> None:
         """See Observer."""
         self._job, self._last_line = "", time.monotonic()
         if resuming:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import sys
 from typing import Any
 
 import torch.distributed as dist
@@ -63,15 +64,19 @@ def killed(rank: int, ranks: int, number: int) -> str:
 
 
 def main() -> None:
-    """Run torchrun on the command line's arguments."""
+    """Run torchrun on the command line's arguments; a signal that asks it to end ends it without a traceback."""
     from torch.distributed.elastic import multiprocessing
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
     from torch.distributed.run import main as torchrun
 
     multiprocessing.SubprocessContext = Ranks  # type: ignore[misc]
     for module in (dist, c10d_rendezvous_backend):
         module.TCPStore = LoopbackStore  # type: ignore[attr-defined]
-    torchrun()
+    try:
+        torchrun()
+    except SignalException as asked:  # its ranks have ended: a traceback would say nothing
+        sys.exit(128 + asked.sigval)
 
 
 if __name__ == "__main__":

@@ -78,9 +78,10 @@ class Site:
                                 f"localStorage.setItem('prefect-password', {encoded!r})")
         return context
 
-    def deployment(self, flow: str) -> str:
-        """The id of a flow's deployment for any manifest."""
-        return str(self.call(f"/deployments/name/{flow}/any-manifest")["id"])
+    def deployment(self, flow: str, manifest: str = "any-manifest") -> str:
+        """The id of a flow's deployment, for any manifest unless one is named."""
+        name = {"gristmill": "", "gristmill-stage": "stage-of-", "gristmill-sweep": "sweep-of-"}[flow] + manifest
+        return str(self.call(f"/deployments/name/{flow}/{name}")["id"])
 
     def run(self, run: str) -> Any:
         """A flow run."""
@@ -162,7 +163,7 @@ def running_site(folder: Path, database: Path) -> Iterator[Site]:
         cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     found = Site(f"http://127.0.0.1:{port}", manifest, folder / "store", up.pid, folder / "prefect")
     try:
-        wait_for(lambda: len(found.call("/deployments/filter", {})) == 3, "serving")
+        wait_for(lambda: len(found.call("/deployments/filter", {})) == 5, "serving")
         yield found
     finally:
         up.send_signal(signal.SIGTERM)

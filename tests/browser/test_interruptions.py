@@ -61,6 +61,11 @@ class Training:
                 continue
         return found
 
+    def log_lines(self) -> list[str]:
+        """The newest lines that the run's page shows."""
+        found = self.site.call("/logs/filter", {"logs": {"flow_run_id": {"any_": [self.id]}}, "sort": "TIMESTAMP_DESC"})
+        return [one["message"] for one in found]
+
     def trains(self, beyond: int) -> list[str]:
         """Wait until so many steps are passed."""
         return wait_for(lambda: len(lines := self.steps()) > beyond and lines, f"step {beyond}")
@@ -98,6 +103,10 @@ def test_cancel_in_the_browser_ends_all_ranks_behind_a_checkpoint_and_retry_goes
     page.get_by_text("Cancelled", exact=True).first.wait_for()
     wait_for(lambda: site.task_states(training.id)["pretrain"] == "Cancelled", "the cancelled task's state")
     made = training.steps()[:stopped]
+    said = "\n".join(training.log_lines())
+    assert "Finished in state Cancelled(" in said
+    for noise in ("Traceback", "SignalException", "Crash detected"):
+        assert noise not in said
 
     training.retry_in(page)
     after = training.trains(beyond=stopped + 20)

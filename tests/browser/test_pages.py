@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.servers import wait_for
+
 
 def test_the_form_explains_every_parameter_and_starts_the_run(site: Any, page: Any, finished: Any) -> None:
     assert finished["state_type"] == "COMPLETED", finished["state"]["message"]
@@ -20,7 +22,28 @@ def test_the_form_explains_every_parameter_and_starts_the_run(site: Any, page: A
     page.get_by_text("Settings that replace the manifest's, one each").wait_for()
     schema = site.call(f"/deployments/{site.deployment('gristmill-stage')}")["parameter_openapi_schema"]["properties"]
     assert schema["stage"]["enum"][:3] == ["ingest", "clean", "filter"]
-    assert (schema["stage"]["default"], schema["force"]["type"]) == ("dedup", "boolean")
+    assert ("default" in schema["stage"], schema["force"]["type"]) == (False, "boolean")
+
+
+def test_a_manifest_in_the_folder_of_up_has_deployments_with_its_own_stages(site: Any, page: Any) -> None:
+    stages = ["ingest", "filter", "tokenizer", "tokenize", "mix", "pretrain"]
+    whole = site.call(f"/deployments/{site.deployment('gristmill', 'tiny')}")
+    schema = whole["parameter_openapi_schema"]
+    assert whole["parameters"] == {"manifest": str(site.manifest), "until": "pretrain"}
+    assert (schema["properties"]["until"]["enum"], schema["required"]) == (stages, ["manifest", "until"])
+    one = site.call(f"/deployments/{site.deployment('gristmill-stage', 'tiny')}")["parameter_openapi_schema"]
+    assert (one["properties"]["stage"]["enum"], one["required"]) == (stages, ["manifest", "stage", "force"])
+
+    page.goto(f"{site.address}/deployments/deployment/{site.deployment('gristmill', 'tiny')}/run")
+    page.get_by_text("The last stage to run.").wait_for()
+    labels = page.locator("label").all_inner_texts()
+    optional = {label.partition("(")[0].strip() for label in labels if "(Optional)" in label}
+    assert {"manifest", "until"} & optional == set()
+    assert {"overrides", "store"} <= optional
+    page.get_by_role("button", name="Submit").click()
+    (run,) = wait_for(lambda: site.call("/flow_runs/filter", {"deployments": {"id": {"any_": [whole["id"]]}}}),
+                      "the form's run")
+    assert site.ended(run["id"])["state_type"] == "COMPLETED"
 
 
 def test_the_page_of_a_run_has_its_stages_log_lines_and_report(site: Any, page: Any, finished: Any) -> None:
@@ -41,8 +64,10 @@ def test_the_page_of_a_run_has_its_stages_log_lines_and_report(site: Any, page: 
     for part in ("## Documents", "## Why documents went", "## Mixture", "## Training", "| filter |"):
         assert part in summary
     page.goto(f"{site.address}/artifacts/artifact/{artifacts['gristmill-run']['id']}")
-    link = page.get_by_role("link", name="Open the report")
-    page.goto(link.get_attribute("href"))
+    link = page.get_by_role("link", name="Open the report").get_attribute("href")
+    # The port does not change from one start of `up` to the next.
+    assert link.startswith(f"http://127.0.0.1:{int(site.address.rpartition(':')[2]) + 1}/")
+    page.goto(link)
     assert page.title() == "tiny - gristmill"
 
 

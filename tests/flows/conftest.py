@@ -11,7 +11,7 @@ import pytest
 
 from gristmill.flows.run import Outcome, Runner
 from gristmill.flows.stages import Node, Stage, fingerprint
-from gristmill.flows.store import Store
+from gristmill.flows.store import StageFolder, Store
 from gristmill.mixtures.manifest import Engine
 
 TOY_STAGES = '''
@@ -87,7 +87,7 @@ class Silent:
         self.waits: list[str] = []
         self.on_event: Callable[[dict[str, Any]], None] = lambda event: None
 
-    def stage_started(self, node: Node, resuming: bool) -> None:
+    def stage_started(self, node: Node, resuming: bool, folder: StageFolder) -> None:
         self.started.append((node.name, resuming))
 
     def stage_waits(self, node: Node, owner: Any) -> None:

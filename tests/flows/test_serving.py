@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from gristmill.flows.deployments import ManifestOnOffer, find_manifests, make_deployments
 from gristmill.flows.server_password import password_file, server_password
 from gristmill.flows.serving import OpenServerError, check_password, serve_deployments
 from tests.servers import DEADLINE_SECONDS, call_prefect, free_port, free_ports, kept_password, prefect_home, wait_for
@@ -105,12 +106,14 @@ def test_deployments_run_what_the_api_triggers_with_other_parameters(
     environment = {**environment, "PREFECT_API_URL": server, "PREFECT_API_AUTH_STRING": PASSWORD}
     store = project.parent / "store"
     serving = subprocess.Popen([sys.executable, "-m", "gristmill.flows.cli", "serve"], env=environment,
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+                               cwd=project.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                               start_new_session=True)
     try:
         deployments = wait_for(
-            lambda: found if len(found := call(server, "/deployments/filter", {})) == 3 else None,
+            lambda: found if len(found := call(server, "/deployments/filter", {})) == 5 else None,
             "registering the deployments")
-        whole = next(one for one in deployments if "until" in one["parameter_openapi_schema"]["properties"])
+        whole = next(one for one in deployments
+                     if one["name"] == "tiny" and "until" in one["parameter_openapi_schema"]["properties"])
         created = call(server, f"/deployments/{whole['id']}/create_flow_run", {"parameters": {
             "manifest": str(project), "store": str(store), "until": "filter",
             "overrides": ["prepare.filter.rules.gopher_quality.min_words=20"]}})
@@ -171,6 +174,7 @@ def test_up_starts_a_server_with_the_deployments_shares_it_and_takes_it_down_aga
     api = f"http://127.0.0.1:{port}/api"
     command = [sys.executable, "-m", "gristmill.flows.cli"]
     printed = tmp_path / "printed.txt"
+    names = ["any-manifest", "stage-of-any-manifest", "sweep-of-any-manifest"]
 
     def deployments() -> dict[str, bool]:
         """Whether each is paused."""
@@ -179,7 +183,7 @@ def test_up_starts_a_server_with_the_deployments_shares_it_and_takes_it_down_aga
 
     with printed.open("wb") as sink:
         up = subprocess.Popen([*command, "up", "--port", str(port)], env=environment, stdout=sink,
-                              stderr=subprocess.STDOUT, start_new_session=True)
+                              cwd=tmp_path, stderr=subprocess.STDOUT, start_new_session=True)
     try:
         wait_for(lambda: (tmp_path / "prefect" / "gristmill-password").exists() and deployments(), "serving")
         again = subprocess.run([*command, "up", "--port", str(port)], env=environment, capture_output=True, text=True)
@@ -193,11 +197,11 @@ def test_up_starts_a_server_with_the_deployments_shares_it_and_takes_it_down_aga
 
         with (tmp_path / "serve.txt").open("wb") as sink:
             serve = subprocess.Popen([*command, "serve"], env={**environment, "PREFECT_API_URL": api}, stdout=sink,
-                                     stderr=subprocess.STDOUT, start_new_session=True)
+                                     cwd=tmp_path, stderr=subprocess.STDOUT, start_new_session=True)
         wait_for(lambda: "Deployments" in (tmp_path / "serve.txt").read_text(), "another process that serves")
         serve.send_signal(signal.SIGTERM)
         serve.wait(timeout=DEADLINE_SECONDS)
-        assert deployments() == dict.fromkeys(["any-manifest"], False)
+        assert deployments() == dict.fromkeys(names, False)
 
         up.send_signal(signal.SIGTERM)
         up.wait(timeout=DEADLINE_SECONDS)
@@ -209,7 +213,7 @@ def test_up_starts_a_server_with_the_deployments_shares_it_and_takes_it_down_aga
         assert "never awaited" not in text
         assert "Traceback" not in text
     with sqlite3.connect(tmp_path / "prefect" / "prefect.db") as database:
-        assert database.execute("select name, paused from deployment").fetchall() == [("any-manifest", 1)] * 3
+        assert dict(database.execute("select name, paused from deployment").fetchall()) == dict.fromkeys(names, 1)
 
 
 def test_serving_without_a_server_says_how_to_start_one(environment: dict[str, str]) -> None:
@@ -253,7 +257,7 @@ def test_serving_at_a_server_without_a_password_is_refused_unless_it_is_allowed(
         api = f"http://127.0.0.1:{server.server_address[1]}/api"
         monkeypatch.setenv("PREFECT_API_URL", api)
         with pytest.raises(OpenServerError, match="asks for no password: any web page"):
-            serve_deployments(1)
+            serve_deployments(1, [])
         check_password(api, allow_open_server=True)
         server.shutdown()
 
@@ -296,3 +300,22 @@ with get_client(sync_client=True) as client:
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True,
                          cwd=project.parent)
     assert run.stdout == "401\n", run.stdout + run.stderr
+
+
+def test_manifests_are_found_in_a_folder_and_those_right_below_and_wrong_ones_are_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in {"b.yaml": MANIFEST, "mine/a.yml": MANIFEST, "mine/deeper/c.yaml": MANIFEST, ".hidden/d.yaml":
+                       MANIFEST, "ci.yaml": "jobs: {}", "wrong.yaml": MANIFEST + "stepz: 3\n"}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    found = [ManifestOnOffer(path) for path in find_manifests(tmp_path)]
+    assert [(one.name, one.path, one.stages) for one in found] == [
+        ("b", tmp_path / "b.yaml", ["ingest", "filter"]), ("mine-a", tmp_path / "mine" / "a.yml", ["ingest", "filter"])]
+    printed = capsys.readouterr().out
+    assert printed.startswith("wrong.yaml gets no deployments of its own: ")
+    assert "stepz" in printed
+    assert [f"{one.flow_name}/{one.name}" for one in make_deployments(found[:1])] == [
+        "gristmill/b", "gristmill-stage/stage-of-b", "gristmill/any-manifest", "gristmill-stage/stage-of-any-manifest",
+        "gristmill-sweep/sweep-of-any-manifest"]

@@ -50,8 +50,9 @@ def test_a_printed_command_can_be_typed_again(toy_runner: Callable[..., Runner])
 def test_a_bar_shows_a_job_by_its_name(toy_runner: Callable[..., Runner]) -> None:
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, width=120, markup=False, emoji=False)
-    observer, node = TerminalObserver(console), toy_runner(first={"n": 1}).plan["first"]
-    observer.stage_started(node, False)
+    observer, runner = TerminalObserver(console), toy_runner(first={"n": 1})
+    node = runner.plan["first"]
+    observer.stage_started(node, False, runner.folder("first"))
     observer.stage_event(node, {"event": "progress", "job": "[bold]a[/bold]", "done": 1, "total": 2, "unit": "[x]"})
     observer.stop_bar()
     assert "first [bold]a[/bold]" in shown.getvalue()

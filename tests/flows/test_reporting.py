@@ -1,0 +1,39 @@
+"""What Prefect's page shows of a stage while it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gristmill.flows import reporting
+from gristmill.flows.reporting import PrefectObserver
+from gristmill.flows.store import StageFolder
+
+
+def test_the_live_curve_of_a_resumed_training_begins_with_its_first_attempt(
+    toy_runner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards: list[str] = []
+    monkeypatch.setattr(reporting, "publish_card", lambda key, markdown, description: cards.append(markdown))
+    monkeypatch.setattr(PrefectObserver, "_send", lambda self, action: action())
+    monkeypatch.setattr(PrefectObserver, "_send_progress", lambda self, *of: None)
+    monkeypatch.setattr(PrefectObserver, "_say", lambda self, *of: None)
+    monkeypatch.setattr(reporting, "CARD_SECONDS", 0.0)
+    folder = StageFolder(tmp_path)
+    folder.work.mkdir()
+    lines = [{"step": step, "loss": 9.0 - step} for step in (1, 2, 3)] + [{"step": 3, "validation_loss": 6.5}]
+    # The last one is being written.
+    (folder.work / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 4, "lo')
+    node = toy_runner(first={"n": 1}).plan["first"]
+    for resuming, first in ((True, "| 1 | 8.0000 |"), (False, "| 4 | 5.0000 |")):
+        observer = PrefectObserver()
+        observer.stage_started(node, resuming, folder)
+        for step in (4, 5, 6):
+            observer.stage_event(node, {"event": "progress", "done": step, "total": 9, "unit": "steps",
+                                        "loss": 9.0 - step})
+        rows = [line for line in cards[-1].splitlines() if line.endswith("000 |")]
+        assert (rows[0], rows[-1]) == (first, "| 6 | 3.0000 |")
+        observer.close()
