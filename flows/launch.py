@@ -12,7 +12,7 @@ from typing import Any, TextIO, cast
 from rich.console import Console
 from rich.text import Text
 
-from gristmill.dataprep.files import is_local
+from gristmill.dataprep.files import as_path, is_local
 from gristmill.dataprep.secrets import mask_secrets, mask_text
 from gristmill.flows.lease import LeaseLostError
 from gristmill.flows.report import write_report
@@ -46,9 +46,9 @@ def launch(session: Session, stages: list[str], force: frozenset[str], tracked: 
     failure: tuple[str, int] | None = None
     try:
         if tracked:
-            _run_tracked(session, stages, force, observer, console)
+            run = _run_tracked(session, stages, force, observer, console)
         else:
-            run_untracked(session, stages, force, observer)
+            run = run_untracked(session, stages, force, observer)
     except (StageFailedError, LeaseLostError) as error:
         failure = (str(error), EXIT_STAGE_FAILED)
     except Exception as error:
@@ -67,7 +67,7 @@ def launch(session: Session, stages: list[str], force: frozenset[str], tracked: 
     if summarise:
         from gristmill.flows.summary import print_summary
 
-        print_summary(session, console)
+        print_summary(session, run, console)
     return EXIT_DONE
 
 
@@ -103,13 +103,16 @@ def run_untracked(session: Session, stages: list[str], force: frozenset[str], ob
 
 def _run_tracked(
     session: Session, stages: list[str], force: frozenset[str], observer: TerminalObserver, console: Console
-) -> None:
+) -> Path:
+    """Run stages in Prefect's flow, where Prefect can be had; returns the run's folder."""
     apply_default_settings(quiet_console=True)
     tracking, sentence = choose_tracking()
+    if tracking == "temporary" and not force and all(session.committed(stage) for stage in stages):
+        # To start Prefect's temporary server takes several times as long as everything else here.
+        tracking, sentence = "none", "All of it is committed: nothing is recorded in Prefect"
     console.print(Text(sentence, style="dim"))
     if tracking == "none":
-        run_untracked(session, stages, force, observer)
-        return
+        return run_untracked(session, stages, force, observer)
     from gristmill.flows.owners import mark_crashed_quietly, show_cancelled
     from gristmill.flows.parameters import StageName
     from gristmill.flows.pipeline import gristmill, gristmill_stage, observer_of_caller, session_of_caller
@@ -122,18 +125,18 @@ def _run_tracked(
     shown["overrides"] = tuple(shown["overrides"])
     try:
         if len(stages) == 1 and list(session.plan) != stages:
-            gristmill_stage(manifest=session.manifest_file, stage=cast(StageName, stages[0]), force=bool(force),
-                            **shown)
-        else:
-            gristmill(manifest=session.manifest_file, until=cast(StageName, list(session.plan)[-1]),
-                      force=cast(tuple[StageName, ...], tuple(sorted(force))), **shown)
+            return as_path(gristmill_stage(
+                manifest=session.manifest_file, stage=cast(StageName, stages[0]), force=bool(force), **shown))
+        return as_path(gristmill(
+            manifest=session.manifest_file, until=cast(StageName, list(session.plan)[-1]),
+            force=cast(tuple[StageName, ...], tuple(sorted(force))), **shown))
     except RuntimeError as error:
         if tracking != "temporary" or "ephemeral" not in str(error):
             raise
         # On a busy machine Prefect's own server may not be up in time. Whatever the flow has made is in the store.
         console.print(Text("Prefect's temporary server did not start in time: this run is not shown there (its record "
                            "is in the store)", style="yellow"))
-        run_untracked(session, stages, force, observer)
+        return run_untracked(session, stages, force, observer)
     finally:
         observer_of_caller.reset(tokens[0])
         session_of_caller.reset(tokens[1])

@@ -21,7 +21,6 @@ from gristmill.flows.report_tokens import tokenizer_section
 from gristmill.flows.runs import RunRecord
 from gristmill.flows.session import Session
 from gristmill.flows.status import duration
-from gristmill.flows.store import read_runs
 from gristmill.flows.summary import evaluated_models, loss_rows, packing_rows
 from gristmill.train.loop.autopsy import describe_origin
 
@@ -36,13 +35,6 @@ def write_report(session: Session, record: RunRecord) -> Path:
     with atomic_write(path) as sink:
         sink.write(mask_known(render_report(session, record.content)).encode())
     return path
-
-
-def latest_report(session: Session) -> Path | None:
-    """The report of the newest run of this manifest."""
-    reports = [folder / "report.html" for folder, record in read_runs(session.store)
-               if record["name"] == session.manifest.name and (folder / "report.html").exists()]
-    return reports[-1] if reports else None
 
 
 def render_report(session: Session, record: dict[str, Any] | None) -> str:

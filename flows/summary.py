@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -19,8 +20,8 @@ SAMPLES = 3
 SAMPLE_CHARS = 240
 
 
-def print_summary(session: Session, console: Console) -> None:
-    """Print the run's summary from the committed outputs."""
+def print_summary(session: Session, run: Path, console: Console) -> None:
+    """Print the summary of the run with this folder, from the committed outputs."""
     facts = gather_facts(session)
     print_funnel(facts, console)
     print_examples(facts, console)
@@ -29,7 +30,7 @@ def print_summary(session: Session, console: Console) -> None:
     print_packing(facts, console)
     print_losses(facts, console)
     print_samples(facts, console)
-    print_next(session, facts, console)
+    print_next(session, facts, run, console)
 
 
 def section(console: Console, title: str) -> None:
@@ -253,13 +254,11 @@ def print_samples(facts: Facts, console: Console) -> None:
         console.print(Text.assemble((f"{sample['model']}: ", "dim"), (sample["prompt"], "bold"), " ", text))
 
 
-def print_next(session: Session, facts: Facts, console: Console) -> None:
-    """The report's path, and three commands to try."""
-    from gristmill.flows.report import latest_report
-
+def print_next(session: Session, facts: Facts, run: Path, console: Console) -> None:
+    """The path of the run's report, and three commands to try."""
     section(console, "Next")
-    report = latest_report(session)
-    if report is not None:
+    report = run / "report.html"
+    if report.exists():
         console.print(f"report:  {report}", soft_wrap=True)
     if "export" in facts:
         console.print(f"model:   {facts['export']}", soft_wrap=True)

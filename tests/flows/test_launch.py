@@ -19,7 +19,8 @@ def untracked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return runs
 
 
-def start(monkeypatch: pytest.MonkeyPatch, tracking: str, error: Exception) -> int:
+def start(monkeypatch: pytest.MonkeyPatch, tracking: str, error: Exception, committed: tuple[str, ...] = (),
+          force: frozenset[str] = frozenset()) -> int:
     def failing(**_: Any) -> None:
         raise error
 
@@ -27,8 +28,9 @@ def start(monkeypatch: pytest.MonkeyPatch, tracking: str, error: Exception) -> i
     monkeypatch.setattr("gristmill.flows.pipeline.gristmill", failing)
     monkeypatch.setattr("gristmill.flows.owners.mark_crashed_quietly", lambda: None)
     session: Any = SimpleNamespace(overrides=[], store_option=None, plan={"ingest": None, "filter": None},
-                                   manifest_file="a.yaml", store=SimpleNamespace(root=Path("store")))
-    return launch.launch(session, ["ingest", "filter"], frozenset(), tracked=True, summarise=False)
+                                   manifest_file="a.yaml", store=SimpleNamespace(root=Path("store")),
+                                   committed=lambda stage: stage in committed)
+    return launch.launch(session, ["ingest", "filter"], force, tracked=True, summarise=False)
 
 
 def test_a_temporary_server_that_does_not_start_does_not_stop_the_run(
@@ -47,3 +49,16 @@ def test_every_other_error_is_raised(
     with pytest.raises(RuntimeError, match=message):
         start(monkeypatch, tracking, RuntimeError(message))
     assert untracked == []
+
+
+def test_a_run_that_finds_everything_committed_starts_no_server_of_its_own(
+    untracked: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unwanted = AssertionError("Prefect was asked")
+    assert start(monkeypatch, "temporary", unwanted, committed=("ingest", "filter")) == 0
+    assert untracked == [["ingest", "filter"]]
+    assert "All of it is committed: nothing is recorded in Prefect" in capsys.readouterr().out
+    for tracking, committed, force in (("server", ("ingest", "filter"), ()), ("temporary", ("ingest",), ()),
+                                       ("temporary", ("ingest", "filter"), ("filter",))):
+        with pytest.raises(AssertionError, match="Prefect was asked"):
+            start(monkeypatch, tracking, unwanted, committed, frozenset(force))

@@ -43,8 +43,23 @@ def test_a_printed_command_can_be_typed_again(toy_runner: Callable[..., Runner])
     manifest = Manifest(name="toy", sources={"a": Source(path="x")})
     session = Session(manifest, "my[old].yaml", ["sft.lora.targets=[q_proj]"], runner.store, None, runner.plan)
     console, shown = printed()
-    print_next(session, {"training": {}, "summaries": {}}, console)
+    print_next(session, {"training": {}, "summaries": {}}, Path("run"), console)
     assert "status 'my[old].yaml' --set 'sft.lora.targets=[q_proj]'" in shown.getvalue()
+
+
+def test_a_run_names_its_own_report_while_another_of_the_manifest_has_a_newer_one(
+    toy_runner: Callable[..., Runner]
+) -> None:
+    runner = toy_runner(first={"n": 1})
+    manifest = Manifest(name="toy", sources={"a": Source(path="x")})
+    session = Session(manifest, "toy.yaml", [], runner.store, None, runner.plan)
+    mine, other = (session.start_record() for _ in range(2))
+    for record in (mine, other):
+        (record.folder / "report.html").write_text("<title>toy</title>")
+    console, shown = printed()
+    print_next(session, {"training": {}, "summaries": {}}, mine.folder, console)
+    assert f"report:  {mine.folder / 'report.html'}\n" in shown.getvalue()
+    assert str(other.folder / "report.html") not in shown.getvalue()
 
 
 def test_a_bar_shows_a_job_by_its_name(toy_runner: Callable[..., Runner]) -> None:
