@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ def test_fine_tuning_and_preferences_train_adapters_go_on_after_a_stop_and_merge
     mean = load_file(tmp_path / "whole" / "data" / "adapter-average" / "adapter_model.safetensors")
     assert mean.keys() == adapters.keys()
     assert not any(torch.equal(mean[name], adapters[name]) for name in adapters)
-    assert load_model(tmp_path / "whole" / "data" / "model-average").shape == before.shape
+    assert load_model(tmp_path / "whole" / "data" / "model-average").shape == replace(before.shape, sequence_length=64)
     assert all(is_adapter(name) for name in adapters)
 
     (tmp_path / "dpo.jsonl").write_text("".join(json.dumps({
