@@ -14,7 +14,8 @@ import jinja2
 import jinja2.nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from gristmill.tokenize.encoding.bounded_jinja import BoundedEnvironment, render
 
 OPEN, CLOSE = "\x00<generation>\x00", "\x00</generation>\x00"
 """What the marks render to. Text that holds one of these is refused."""
@@ -54,7 +55,7 @@ def compile_template(text: str) -> jinja2.Template:
     Raises:
         jinja2.TemplateError: it is no Jinja.
     """
-    environment = ImmutableSandboxedEnvironment(
+    environment = BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationMarks, loopcontrols])
     environment.globals["raise_exception"] = _raise
     environment.filters["tojson"] = _to_json
@@ -75,7 +76,7 @@ def render_segments(
     Raises:
         jinja2.TemplateError: the template refuses the messages.
     """
-    text = template.render(messages=messages, add_generation_prompt=prompt, **names)
+    text = render(template, messages=messages, add_generation_prompt=prompt, **names)
     segments, generated = [], False
     for part in re.split(f"({re.escape(OPEN)}|{re.escape(CLOSE)})", text):
         if part in (OPEN, CLOSE):

@@ -10,12 +10,12 @@ from itertools import islice
 from typing import Any
 
 import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gristmill.dataprep.files import as_path
 from gristmill.dataprep.passages.evaluation_sets import read_items
 from gristmill.dataprep.reading.sources import outside_files
 from gristmill.mixtures.evaluation import Task
+from gristmill.tokenize.encoding.bounded_jinja import BoundedEnvironment, render
 
 FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -157,12 +157,12 @@ def _text(at: str, template: str, record: Mapping[str, Any]) -> str:
     if FIELD.fullmatch(template):
         return str(_value(at, template, record))
     try:
-        return _environment().from_string(template).render(**record)
+        return render(_environment().from_string(template), **record)
     except jinja2.TemplateError as error:
         raise TaskError(f"{at}: the template {template!r} cannot be rendered: {error}") from error
 
 
 @cache
-def _environment() -> ImmutableSandboxedEnvironment:
-    return ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+def _environment() -> BoundedEnvironment:
+    return BoundedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
 

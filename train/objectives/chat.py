@@ -107,7 +107,8 @@ class Chat:
         try:
             segments = render_segments(self._template, messages, prompt, tools=list(tools) or None,
                                        **self._named_tokens)
-        except (jinja2.TemplateError, TypeError) as error:  # a template may add what a message has not to a text
+        # A template may add what a message has not to a text, or fail as any other expression.
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise ChatError(f"{self.folder / TEMPLATE_FILE}: {error}") from error
         self._check_tools(segments, messages, called, tools)
         return segments
