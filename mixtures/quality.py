@@ -35,8 +35,8 @@ class Classifier(Section):
     """So many characters of a text are looked at: 2,000 where the classifier is trained here, all for a given model."""
     epochs: Positive | None = None
     """Passes over the training documents. If absent as many as read 40,000 documents, from 5 to 50: 50 up to 800
-    documents, 5 from 8,000 on. On judged web pages, film reviews and headlines, from 50 to 24,000 of them, more passes
-    gave no higher AUC on held-out ones, and fewer a lower one."""
+    documents, 5 from 8,000 on. On 50 to 24,000 judged web pages, film reviews and headlines five passes cost up to 0.19
+    of AUC on held-out ones, and twice as many gained 0.03 at most, mostly nothing."""
     word_ngrams: Positive = 2
     """Longest word sequences that are features."""
     dimensions: Positive = 32
@@ -44,8 +44,8 @@ class Classifier(Section):
     buckets: Positive = 100_000
     """Hash buckets of the word sequences."""
     learning_rate: PositiveFloat = 0.5
-    """fastText's first learning rate. On the same texts 0.5 was as good as 0.2 or better in every size, by up to 0.13
-    of AUC."""
+    """fastText's first learning rate. On the same texts 0.5 was up to 0.13 of AUC better than 0.2, and nowhere
+    more than 0.01 worse."""
     holdout: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     """Share of labelled documents, chosen by hash, that only measure."""
     max_documents: Positive = 50_000
