@@ -17,7 +17,10 @@ from typing import Any, Literal, Protocol
 
 FEED_BYTES = 4096
 """Compressed bytes per step: what a step decoded before it failed is lost, so steps are small."""
+ZSTD_BYTES = 512
+"""The same of zstd, whose decoder cannot be told to stop: a block of 4 bytes may hold 128 KiB, so a step 16 MiB."""
 LZ4_BYTES = 256
+"""Decoded bytes per step of LZ4."""
 READ_BYTES = 1 << 20
 MAX_RECORD_BYTES = 256 << 20
 """Longest record that is read; a longer one is refused, so that no input can fill the memory."""
@@ -56,7 +59,9 @@ class _Decoder(Protocol):
     def eof(self) -> bool: ...
     @property
     def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, /) -> bytes: ...
+    @property
+    def needs_input(self) -> bool: ...
+    def decompress(self, data: bytes, max_length: int = ..., /) -> bytes: ...
 
 
 def _zstd_decoder() -> Any:
@@ -70,7 +75,7 @@ def _xz_decoder() -> Any:
 
 
 _GZIP_WINDOW_BITS = 31  # zlib.decompressobj: 15 bits of window, +16 for the gzip wrapper
-_DECODERS: dict[str, Callable[[], _Decoder]] = {
+_DECODERS: dict[str, Callable[[], Any]] = {
     ".gz": lambda: zlib.decompressobj(_GZIP_WINDOW_BITS),
     ".bz2": bz2.BZ2Decompressor,
     ".zst": _zstd_decoder,
@@ -114,16 +119,14 @@ def read_chunks(path: Openable, compression: str) -> Generator[bytes]:
 
 def _decode(stream: ByteStream, compression: str) -> Iterator[bytes]:
     decoder: _Decoder | None = None
-    while data := stream.read(FEED_BYTES):
+    while data := stream.read(FEED_BYTES if compression != ".zst" else ZSTD_BYTES):
         while data:
             if decoder is None:
                 data = data.lstrip(b"\0") if compression == ".gz" else data  # zero padding may follow a gzip member
                 if not data:
                     break
                 decoder = _DECODERS[compression]()
-            decoded = _step(decoder, data, compression)
-            if decoded:
-                yield decoded
+            yield from _steps(decoder, data, compression)
             if not decoder.eof:
                 break
             data, decoder = decoder.unused_data, None
@@ -167,11 +170,21 @@ def _decode_lz4(stream: ByteStream) -> Iterator[bytes]:
                 return
 
 
-def _step(decoder: _Decoder, data: bytes, compression: str) -> bytes:
-    try:
-        return decoder.decompress(data)
-    except Exception as error:  # zlib.error, OSError or ZstdError: each library has its own
-        raise CorruptFileError(f"{compression} data is damaged: {error}") from error
+def _steps(decoder: _Decoder, data: bytes, compression: str) -> Iterator[bytes]:
+    """What the decoder makes of some compressed bytes, at most READ_BYTES at once where it can stop there.
+
+    gzip expands to at most 1,032 times its bytes; of bz2 and xz a few stand for any number.
+    """
+    stops = isinstance(decoder, bz2.BZ2Decompressor | lzma.LZMADecompressor)
+    while True:
+        try:
+            decoded = decoder.decompress(data, READ_BYTES) if stops else decoder.decompress(data)
+        except Exception as error:  # zlib.error, OSError or ZstdError: each library has its own
+            raise CorruptFileError(f"{compression} data is damaged: {error}") from error
+        yield decoded
+        if not stops or decoder.eof or decoder.needs_input:
+            return
+        data = b""
 
 
 def read_lines(path: Openable, compression: str) -> Iterator[bytes | RecordTooLongError]:

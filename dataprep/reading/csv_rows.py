@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gristmill.dataprep.reading import compression
-from gristmill.dataprep.reading.compression import DecodedStream
+from gristmill.dataprep.reading.compression import DecodedStream, RecordTooLongError
 from gristmill.dataprep.reading.encoding import (
     AUTO,
     KEEP_BAD,
@@ -54,6 +54,8 @@ def read_csv(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected
                 record = _record(item, reading, number, header, row, codec)
                 cut_off = lines.unended and isinstance(row, list) and len(row) < len(header)
                 yield replace(record, lost=None) if cut_off and isinstance(record, Rejected) else record
+        except RecordTooLongError as error:
+            yield Rejected(number + 1, str(error), lost=None)
         except UnicodeDecodeError as error:
             yield Rejected(number + 1, f"not valid {codec}: byte 0x{error.object[error.start]:02x}", lost=None)
         if stream.error is not None:
@@ -103,12 +105,19 @@ def _codec(start: bytes, reading: Reading) -> str:
 def _lines(start: bytes, stream: DecodedStream, codec: str) -> Iterator[str]:
     """The file's lines with their ends; what does not decode becomes lone surrogates, which `_record` refuses."""
     decoder = codecs.getincrementaldecoder(codec)(errors=KEEP_BAD)
-    rest, chunk = "", start
+    parts, held, chunk = list[str](), 0, start
     while chunk:
-        *whole, rest = _split(rest + decoder.decode(chunk))
-        yield from whole
+        first, *whole = _split(decoder.decode(chunk))
+        parts.append(first)
+        held += len(first)
+        if held > compression.MAX_RECORD_BYTES:
+            raise RecordTooLongError(f"a line is longer than {compression.MAX_RECORD_BYTES >> 20} MiB")
+        if whole:
+            yield "".join(parts)
+            yield from whole[:-1]
+            parts, held = [whole[-1]], len(whole[-1])
         chunk = stream.read(compression.READ_BYTES)
-    yield from io.StringIO(rest + decoder.decode(b"", final=True), newline="")
+    yield from io.StringIO("".join(parts) + decoder.decode(b"", final=True), newline="")
 
 
 def _split(text: str) -> list[str]:

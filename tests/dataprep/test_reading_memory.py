@@ -1,0 +1,123 @@
+"""No input takes more memory than the longest record may, measured in a process of its own."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+LIMIT = 16 << 20
+UNPACKED = 150 << 20
+ALLOWED = 4 * LIMIT
+"""What is read and one copy of it, and steps of zstd (16 MiB)."""
+READ = """
+import json, resource, sys
+from pathlib import Path
+from gristmill.dataprep.processes import peak_resident_bytes
+from gristmill.dataprep.reading import compression, readers
+from gristmill.dataprep.reading.records import Reading, Rejected
+from gristmill.dataprep.reading.sources import find_files
+import gristmill.dataprep.reading.warc, pyarrow
+compression.MAX_RECORD_BYTES = int(sys.argv[2])
+(small,) = find_files("s", {"path": sys.argv[3]}).files
+list(readers.read_records(small, Reading()))
+before = peak_resident_bytes()
+(file,) = find_files("s", {"path": sys.argv[1]}).files
+errors = [item.error for item in readers.read_records(file, Reading()) if isinstance(item, Rejected)]
+child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+print(json.dumps({"bytes": peak_resident_bytes() - before, "child": child, "errors": errors}))
+"""
+
+
+def zeros() -> Iterator[bytes]:
+    for _ in range(UNPACKED >> 20):
+        yield bytes(1 << 20)
+
+
+def bz2_bomb() -> bytes:
+    """Repeats one compressed stream, as concatenated streams are one file."""
+    return bz2.compress(bytes(50 << 20)) * (UNPACKED // (50 << 20))
+
+
+def xz_bomb() -> bytes:
+    packer = lzma.LZMACompressor(preset=0)
+    return b"".join([*map(packer.compress, zeros()), packer.flush()])
+
+
+def gzip_bomb() -> bytes:
+    sink = io.BytesIO()
+    with gzip.GzipFile(fileobj=sink, mode="wb", compresslevel=6) as stream:
+        for piece in zeros():
+            stream.write(piece)
+    return sink.getvalue()
+
+
+def zstd_bomb() -> bytes:
+    packer = zstandard.ZstdCompressor(level=1).compressobj()
+    return b"".join([*map(packer.compress, zeros()), packer.flush()])
+
+
+def lz4_bomb() -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "lz4") as stream:
+        for piece in zeros():
+            stream.write(piece)
+    return bytes(sink.getvalue())
+
+
+BOMBS: dict[str, Callable[[], bytes]] = {
+    ".bz2": bz2_bomb, ".xz": xz_bomb, ".gz": gzip_bomb, ".zst": zstd_bomb, ".lz4": lz4_bomb,
+}  # fmt: skip
+
+
+def measure(path: Path, tmp_path: Path) -> dict[str, int]:
+    (tmp_path / "small.jsonl").write_text('{"text": "warm"}\n')
+    command = [sys.executable, "-c", READ, str(path), str(LIMIT), str(tmp_path / "small.jsonl")]
+    found: dict[str, int] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert found["errors"], "a bomb is refused"
+    return found
+
+
+@pytest.mark.parametrize(("form", "extension"), [
+    *(("jsonl", extension) for extension in BOMBS), ("csv", ".bz2"), ("txt", ".zst"), ("warc", ".bz2"),
+])
+def test_what_unpacks_to_more_than_a_record_may_be_stays_within_its_limit(
+    tmp_path: Path, form: str, extension: str
+) -> None:
+    (tmp_path / f"bomb.{form}{extension}").write_bytes(BOMBS[extension]())
+    found = measure(tmp_path / f"bomb.{form}{extension}", tmp_path)
+    assert found["bytes"] < ALLOWED, found
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.bz2"])
+def test_members_of_archives_stay_within_the_limit(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if name == "a.zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("a.txt", "w") as member:
+            for piece in zeros():
+                member.write(piece)
+    else:
+        with tarfile.open(path, "w:bz2") as archive:
+            member = tarfile.TarInfo("a.txt")
+            member.size = 150 << 20
+            archive.addfile(member, io.BytesIO(bytes(member.size)))
+    assert measure(path, tmp_path)["bytes"] < ALLOWED
+
+
+def test_a_parquet_file_of_one_huge_value_stays_in_its_process(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["x" * (150 << 20)]}), tmp_path / "a.parquet", compression="zstd")
+    found = measure(tmp_path / "a.parquet", tmp_path)
+    assert found["errors"] == ["the row is longer than 16 MiB"]
+    assert found["bytes"] < ALLOWED
+    assert found["child"] < 2 << 30
