@@ -7,7 +7,7 @@ store is all that workers on several machines have in common, and no runner ever
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from gristmill.dataprep.files import atomic_write, is_local
 PARTITION_BYTES = 128_000_000
 """Rows of a partition are sorted in memory, which takes about five times their size."""
 FEWEST_PARTITIONS, MOST_PARTITIONS = 8, 4096
+MOST_MAPPED = 4096
+"""Files that one task maps at a time: Linux lets a process have 65,530 maps (vm.max_map_count), for all its threads."""
 
 
 def count_partitions(total_bytes: int) -> int:
@@ -43,7 +45,19 @@ def write_partitions(path: Path, rows: pa.Table, partitions: np.ndarray, num_par
 
 def read_partition(paths: Iterable[Path], partition: int) -> pa.Table:
     """Read one partition of several files, in their order; at least one."""
-    return pa.Table.from_batches([open_batches(path).get_batch(partition) for path in paths])
+    return concat_mapped(paths, lambda file: pa.Table.from_batches([file.get_batch(partition)]))
+
+
+def concat_mapped(paths: Iterable[Path], read: Callable[[pa.RecordBatchFileReader], pa.Table]) -> pa.Table:
+    """Concatenate what is read of several files, in their order; at least one.
+
+    Up to MOST_MAPPED files stay mapped. Of more, what is read is copied, so that never more are mapped at a time.
+    """
+    listed = list(paths)
+    if len(listed) <= MOST_MAPPED:
+        return pa.concat_tables([read(open_batches(path)) for path in listed])
+    groups = (listed[begin : begin + MOST_MAPPED] for begin in range(0, len(listed), MOST_MAPPED))
+    return pa.concat_tables([concat_mapped(group, read).combine_chunks() for group in groups])
 
 
 def open_batches(path: Path) -> pa.RecordBatchFileReader:

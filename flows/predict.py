@@ -26,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill.dataprep.reading.pythondocs import is_python_source
+from gristmill.flows.capacity import BYTES_PER_DOCUMENT, available_memory, documents_of, shortage
 from gristmill.flows.process import Event
 from gristmill.flows.run import Outcome, StageFailedError
 from gristmill.flows.sampling import Sample, take_sample
@@ -34,6 +35,8 @@ from gristmill.flows.stages import Node, make_plan
 from gristmill.flows.store import StageFolder, Store
 from gristmill.flows.terminal import plain_console
 from gristmill.mixtures.dedup import MinHash
+from gristmill.mixtures.prepare import PREPARE_STAGES
+from gristmill.mixtures.sources import Source
 
 LARGER = 4
 """The second sample is so many times the first."""
@@ -107,14 +110,15 @@ def predict(session: Session, sample_bytes: int, budget_seconds: float = BUDGET_
         budget_seconds: what the samples may take; then what is not measured is said to be so.
 
     Returns:
-        `text_bytes` of the whole (`text_at_least`: or more); `stages`: per stage `seconds`, `memory_bytes`,
-        `disk_bytes` and what they are `from`, or `error`; `totals`; `took_seconds`;
-        `available`: memory and disk of this machine; `refusals`: sentences about what does not fit; `lsh`: the share
-        of pairs that become candidates by their similarity.
+        `text_bytes` of the whole (`text_at_least`: or more); `documents`: how many of it the stages that do so hold;
+        `stages`: per stage `seconds`, `memory_bytes`, `disk_bytes` and what they are `from`, or `error`; `totals`;
+        `took_seconds`; `available`: memory and disk of this machine; `refusals`: sentences about what does not fit;
+        `lsh`: the share of pairs that become candidates by their similarity.
     """
     started = time.monotonic()
     small, large = _measure_both(session, sample_bytes, started + budget_seconds)
     whole_bytes = large.whole_text or small.whole_text
+    documents = large.documents or small.documents
     shard_bytes = session.manifest.ingest.shard_bytes
     sampled = _stages(session)
     stages = [_of_sample(name, small, large, whole_bytes, shard_bytes) if name in sampled else _of_past(session, name)
@@ -133,7 +137,8 @@ def predict(session: Session, sample_bytes: int, budget_seconds: float = BUDGET_
         "sample_text_bytes": large.text or small.text,
         "took_seconds": time.monotonic() - started, "budget_seconds": budget_seconds, "stages": stages,
         "totals": totals, "available": available,
-        "refusals": list(_refusals(totals, available)), "lsh": lsh_curve(_minhash(session)),
+        "documents": documents, "refusals": _refusals(totals, available, documents),
+        "lsh": lsh_curve(_minhash(session)),
     }
 
 
@@ -156,7 +161,7 @@ def _measure_both(session: Session, sample_bytes: int, deadline: float) -> tuple
                 continue
             work = sum(measured.work_seconds for measured in small.stages.values())
             if now - began + (LARGER - 1) * work > deadline - now:
-                return small, _Run(0.0, 0.0, 0, {}, {})
+                return small, _Run(0.0, 0.0, {}, 0, {}, {})
             return small, _measure(session, Path(folder) / "large", wanted, deadline, whole_python=True)
     raise AssertionError("the last round always returns")
 
@@ -165,6 +170,8 @@ def _measure_both(session: Session, sample_bytes: int, deadline: float) -> tuple
 class _Run:
     text: float
     whole_text: float
+    documents: dict[str, float]
+    """Stage -> how many documents of the whole it will hold something of, for the stages that do so."""
     shard_bytes: int
     stages: dict[str, Measured]
     errors: dict[str, str]
@@ -200,7 +207,7 @@ def _measure(session: Session, folder: Path, sample_bytes: int, deadline: float,
         disk = sum(file["bytes"] for file in made["files"].values())
         found[stage] = Measured(made["seconds"], made.get("cost", {}).get("peak_memory_bytes", 0), disk,
                                 min(watch.work_seconds(), made["seconds"]))
-    return _Run(*_text_bytes(opened, sample), shard_bytes, found, errors)
+    return _Run(*_text_bytes(opened, sample), _documents(opened, sample), shard_bytes, found, errors)
 
 
 @contextmanager
@@ -270,6 +277,30 @@ def _text_bytes(opened: Session, sample: Sample) -> tuple[float, float]:
     return float(sum(read.values())), sum(size * sample.factor(name) for name, size in read.items())
 
 
+def _documents(opened: Session, sample: Sample) -> dict[str, float]:
+    """How many documents of the whole each stage holds something of; see `_Run`."""
+    folder = opened.committed("ingest")
+    if folder is None:
+        return {}
+    sources = folder.manifest()["summary"]["counts"]["sources"]
+    here = sum(counts["kept"] for counts in sources.values())
+    of_sources = {name: counts["kept"] * sample.factor(name) for name, counts in sources.items()}
+    # The ids of one source are compared at a time, where they can repeat.
+    compared = [number for name, number in of_sources.items() if has_own_ids(opened.manifest.sources[name])]
+    whole = sum(of_sources.values())
+    summaries = {name: made.manifest()["summary"] for name in opened.plan
+                 if name in PREPARE_STAGES and (made := opened.committed(name)) is not None}
+    left = documents_of(summaries)
+    kept = whole * (left / here if left is not None and here else 1.0)
+    return {name: max(compared, default=0.0) if name == "ingest" else kept for name in BYTES_PER_DOCUMENT
+            if name in opened.plan}
+
+
+def has_own_ids(source: Source) -> bool:
+    """Whether a source's records may have ids of their own, an `id_field` or those of web archives."""
+    return source.id_field is not None or source.format == "warc" or ".warc" in source.path
+
+
 def _extrapolate(name: str, small: _Run, large: _Run, whole: float, shard_bytes: int) -> dict[str, Any]:
     first, second = small.stages[name], large.stages[name]
     slope = max(second.seconds - first.seconds, 0.0) / max(large.text - small.text, 1.0)
@@ -283,17 +314,6 @@ def _extrapolate(name: str, small: _Run, large: _Run, whole: float, shard_bytes:
     }
 
 
-def available_memory() -> int:
-    """Bytes of memory that a run may use here: what the machine has free, or a control group's limit if less."""
-    free = 0
-    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) * 1024
-    limit = Path("/sys/fs/cgroup/memory.max")
-    allowed = limit.read_text().strip() if limit.exists() else "max"
-    return min(free, int(allowed)) if allowed.isdecimal() else free
-
-
 def _free_disk(root: Path) -> int | None:
     """Free bytes where a local store is, or will be; None for a remote one."""
     from gristmill.dataprep.files import is_local
@@ -304,8 +324,11 @@ def _free_disk(root: Path) -> int | None:
     return shutil.disk_usage(existing).free
 
 
-def _refusals(totals: Mapping[str, Any], available: Mapping[str, Any]) -> list[str]:
-    found = []
+def _refusals(
+    totals: Mapping[str, Any], available: Mapping[str, Any], documents: Mapping[str, float]
+) -> list[str]:  # fmt: skip
+    told = (shortage(stage, number, available["memory_bytes"]) for stage, number in documents.items())
+    found = [sentence for sentence in told if sentence is not None]
     if available["memory_bytes"] and totals["memory_bytes"] > available["memory_bytes"]:
         found.append(f"memory: {_size(totals['memory_bytes'])} are needed and {_size(available['memory_bytes'])} are "
                      "free; lower ingest.shard_bytes or engine.workers")

@@ -11,6 +11,15 @@ from typing import Any, Literal, Protocol
 
 from gristmill.dataprep.files import REPAIR, read_json, write_json
 from gristmill.dataprep.secrets import mask_secrets, mask_text, split_secrets
+from gristmill.flows.capacity import (
+    BYTES_PER_DOCUMENT,
+    OUT_OF_MEMORY,
+    SMALLER_BATCHES,
+    advise,
+    available_memory,
+    documents_of,
+    shortage,
+)
 from gristmill.flows.lease import Lease, acquire, running_owner
 from gristmill.flows.process import Event, StageProcess
 from gristmill.flows.progress import ProgressFile
@@ -139,6 +148,7 @@ class Runner:
         written, secrets = split_secrets(self.describe(node))
         folder.begin(written)
         self.observer.stage_started(node, resuming, folder)
+        self._warn_of_memory(node)
         self._run_process(node, folder, lease, folder.logs / f"{lease.number}.log", secrets)
         summary = read_json(folder.work / "result.json")
         lease.check()
@@ -197,21 +207,40 @@ class Runner:
         if not (folder.work / "result.json").exists():
             raise StageFailedError(f"{node.name}: its process ended without a result; see {log}")
 
+    def _advice(self, node: Node) -> str:
+        """What to do where a stage ran out of memory."""
+        return SMALLER_BATCHES if node.stage.launch == "torchrun" else advise(node.name, self._documents(node))
+
+    def _documents(self, node: Node) -> int | None:
+        """How many documents a stage reads."""
+        return documents_of({name: self.folder(name).manifest()["summary"] for name in node.inputs})
+
+    def _warn_of_memory(self, node: Node) -> None:
+        """Say beforehand that a stage will not fit."""
+        if node.name not in BYTES_PER_DOCUMENT:
+            return
+        sentence = shortage(node.name, self._documents(node), available_memory())
+        if sentence is not None:
+            self.observer.stage_event(node, {"event": "warning", "message": sentence})
+
     def _failure(self, node: Node, folder: StageFolder, code: int, process: StageProcess, log: Path) -> str:
         error = folder.work / "error.json"
+        kind = read_json(error)["type"] if error.exists() else None
         if (cause := process.cause()) is not None:
             reason = cause
             _keep_cause(error, cause)
         elif error.exists():
             reason = read_json(error)["message"]
         elif code == -9:
-            reason = "its process was killed (most likely out of memory; fewer engine.workers need less)"
+            reason = f"its process was killed, most likely out of memory: {self._advice(node)}"
         elif code < 0:
             reason = f"its process was ended by signal {-code}"
         else:
             reason = f"its process ended with code {code}: {''.join(process.tail()[-1:])}"
         if reason.startswith(f"{node.name}:"):
             reason = reason.partition(":")[2].strip()
+        if kind in OUT_OF_MEMORY:
+            reason = f"out of memory ({reason}): {self._advice(node)}"
         reason = reason.replace(REPAIR, self.repair_command)
         return mask_text(f"{node.name}: {reason}\n  log: {log}\n  go on with: {self.resume_command}")
 

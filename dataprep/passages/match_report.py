@@ -14,7 +14,7 @@ from gristmill.dataprep.groups import sort_rows
 from gristmill.dataprep.judged_texts import JudgedTexts
 from gristmill.dataprep.passages.contamination import Matches, Runs
 from gristmill.dataprep.passages.evaluation_sets import Part
-from gristmill.dataprep.shuffle import open_batches, write_partitions
+from gristmill.dataprep.shuffle import concat_mapped, open_batches, write_partitions
 
 MATCHES_FILE = "matches.parquet"
 MATCH_SCHEMA = pa.schema(
@@ -86,7 +86,8 @@ def _longest_runs(runs: Runs) -> np.ndarray:
 
 def write_matches(path: Path, files: Sequence[Path]) -> pa.Table:
     """Write the matches of all shards, by set, item, field and document; the table is also returned."""
-    table = pa.concat_tables([MATCH_SCHEMA.empty_table(), *(open_batches(file).read_all() for file in files)])
+    found = [concat_mapped(files, lambda file: file.read_all())] if files else []
+    table = pa.concat_tables([MATCH_SCHEMA.empty_table(), *found])
     keys = [(name, "ascending") for name in ("set", "item", "field", "id", "begin")]
     table = table.sort_by(keys).combine_chunks()
     write_table(path, table)

@@ -26,7 +26,7 @@ def write(path, content):
 
 def first(inputs, config, out, context):
     write(out / "numbers.txt", str(config["n"]).encode())
-    return {"counts": {"read": 1, "kept": 1}}
+    return {"counts": {"read": config.get("kept", 1), "kept": config.get("kept", 1)}}
 
 def second(inputs, config, out, context):
     """Writes its shards one by one; told so, it is killed in the middle, once."""
@@ -61,6 +61,9 @@ def silent(inputs, config, out, context):
     print("the last line that says a thing")
     print("=" * 60, flush=True)
     os._exit(1)
+
+def exhausted(inputs, config, out, context):
+    raise MemoryError("no room")
 
 def exiting(inputs, config, out, context):
     print("last words")
