@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,18 +52,20 @@ def launch_training(folder: Path, ranks: int) -> int:
     A training whose folder lies in an object store works in one of this machine (see train.loop.mirror).
     """
     here = folder
-    if not is_local(folder):
-        from gristmill.train.loop.mirror import VARIABLE as FOLDER_VARIABLE
-        from gristmill.train.loop.mirror import work_here
+    try:
+        command = torchrun_command(folder, ranks)
+        if not is_local(folder):
+            from gristmill.train.loop.mirror import VARIABLE as FOLDER_VARIABLE
+            from gristmill.train.loop.mirror import work_here
 
-        try:
             here = work_here(folder)
-        except Exception as error:  # noqa: BLE001 - whatever the store raises is written down, and ends this process
-            traceback.print_exc()
-            write_error(folder, error)
-            return EXIT_FAILED
-        os.environ[FOLDER_VARIABLE] = str(folder)
-    os.execv(sys.executable, torchrun_command(here, ranks))
+            os.environ[FOLDER_VARIABLE] = str(folder)
+            command = torchrun_command(here, ranks)
+        os.execvp(command[0], command)
+    except Exception as error:  # noqa: BLE001 - whatever the store raises is written down, and ends this process
+        traceback.print_exc()
+        write_error(folder, error)
+        return EXIT_FAILED
 
 
 def run_stage(folder: Path, description: dict[str, Any]) -> dict[str, Any]:
@@ -94,11 +97,30 @@ def write_error(folder: Path, error: BaseException) -> None:
         print(f"gristmill: {path} cannot be written: {trouble}", file=sys.stderr)
 
 
-def torchrun_command(folder: Path, ranks: int) -> list[str]:
-    """The command that runs a training stage on this machine's `ranks` processes."""
+def torchrun_command(folder: Path, ranks: int, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The command that runs a training stage on `ranks` processes: of this machine, or of several nodes.
+
+    Raises:
+        ValueError: the environment asks for nodes, but does not say how to reach them.
+    """
+    nodes = int(environment.get("GRISTMILL_NODES", "1"))
+    where, launcher = ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"], list[str]()
+    if nodes > 1:
+        endpoint, launcher = environment.get("GRISTMILL_RENDEZVOUS"), environment.get("GRISTMILL_LAUNCHER", "").split()
+        if not endpoint or not launcher:
+            raise ValueError(f"GRISTMILL_NODES is {nodes}; GRISTMILL_RENDEZVOUS has to name HOST:PORT of the first "
+                             "node, and GRISTMILL_LAUNCHER a command that runs another once on each, such as `srun "
+                             "--ntasks-per-node=1`")
+        if ranks % nodes:
+            raise ValueError(f"engine.ranks is {ranks}, which are all processes of a training; give a multiple of "
+                             f"GRISTMILL_NODES, {nodes}")
+        if not is_local(folder):
+            raise ValueError(f"{folder} lies in an object store, from which a training works on one node alone; use a "
+                             "store in a folder that all nodes see")
+        where = [f"--rdzv-endpoint={endpoint}", f"--rdzv-id={folder.name}"]
     return [
-        sys.executable, "-m", "gristmill.train.torchrun", "--nnodes=1", f"--nproc-per-node={ranks}",
-        "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1",
+        *launcher, sys.executable, "-m", "gristmill.train.torchrun", f"--nnodes={nodes}",
+        f"--nproc-per-node={ranks // nodes}", "--rdzv-backend=c10d", *where,
         "-m", "gristmill.train.launch", str(folder),
     ]
 

@@ -80,7 +80,8 @@ class StageProcess:
     ) -> None:
         environment = {
             **os.environ, "GRISTMILL_PARENT": str(os.getpid()), "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0",
-            **{name: os.environ.get(name, value) for name, value in DEFAULT_ENVIRONMENT.items()},
+            **{name: os.environ.get(name, value) for name, value in DEFAULT_ENVIRONMENT.items()
+               if name != "GLOO_SOCKET_IFNAME" or "GRISTMILL_NODES" not in os.environ},
             VARIABLE: secrets or "[]",
         }
         self._log = log

@@ -62,7 +62,7 @@ class Engine(Section):
     workers: Positive = 2
     """Parallel workers of the local runner; a cluster has its own."""
     ranks: Positive = 1
-    """Training processes (torchrun's --nproc-per-node): where there are GPUs, one for each that is to be used."""
+    """Training processes, on all nodes together: where there are GPUs, one for each that is to be used."""
     parallel: Parallel = Parallel()
     compute: Compute = Compute()
     checkpoint_every: Positive = 100

@@ -7,6 +7,7 @@ port could run code. Trainings of several machines are started by torchrun itsel
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
@@ -71,8 +72,9 @@ def main() -> None:
     from torch.distributed.run import main as torchrun
 
     multiprocessing.SubprocessContext = Ranks  # type: ignore[misc]
-    for module in (dist, c10d_rendezvous_backend):
-        module.TCPStore = LoopbackStore  # type: ignore[attr-defined]
+    if "GRISTMILL_NODES" not in os.environ:  # other nodes are to reach it
+        for module in (dist, c10d_rendezvous_backend):
+            module.TCPStore = LoopbackStore  # type: ignore[attr-defined]
     try:
         torchrun()
     except SignalException as asked:  # its ranks have ended: a traceback would say nothing

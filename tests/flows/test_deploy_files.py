@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -40,14 +43,89 @@ def test_kubernetes_jobs_are_not_repeated_and_have_time_for_a_checkpoint() -> No
 
 def test_compose_starts_a_server_on_postgresql_and_a_worker_per_pool() -> None:
     services = yaml.safe_load((DEPLOY / "docker" / "compose.yaml").read_text())["services"]
-    assert set(services) == {"database", "server", "deployments", "cpu-worker", "gpu-worker"}
+    assert set(services) == {"folder", "database", "server", "deployments", "cpu-worker", "training-worker"}
+    assert all("profiles" not in one for one in services.values()), "every pool has a worker, or its runs wait for ever"
+    created = set(re.findall(r"work-pool create (\S+)", services["deployments"]["command"][-1]))
+    served = {one["command"][one["command"].index("--pool") + 1] for name, one in services.items() if "worker" in name}
+    wanted = {one["work_pool"]["name"]
+              for one in yaml.safe_load((DEPLOY / "prefect.yaml").read_text())["deployments"]}
+    assert created == served == wanted
+    more = yaml.safe_load((DEPLOY / "docker" / "compose.gpu.yaml").read_text())["services"]
+    assert set(more) <= set(services)
     assert services["server"]["environment"]["PREFECT_API_DATABASE_CONNECTION_URL"].startswith("postgresql+asyncpg://")
     assert services["server"]["ports"] == ["127.0.0.1:4200:4200"]
     password = services["server"]["environment"]["PREFECT_SERVER_API_AUTH_STRING"]
     assert password.startswith("${PREFECT_AUTH:?")  # Compose refuses to start without one
     clients = {name: one["environment"].get("PREFECT_API_AUTH_STRING") for name, one in services.items()
-               if "PREFECT_API_URL" in one["environment"]}
-    assert clients == dict.fromkeys(["deployments", "cpu-worker", "gpu-worker"], password)
+               if "PREFECT_API_URL" in one.get("environment", {})}
+    assert clients == dict.fromkeys(["deployments", "cpu-worker", "training-worker"], password)
+
+
+def test_what_is_mounted_belongs_to_the_user_of_the_image() -> None:
+    (user,) = re.findall(r"useradd --uid (\d+) .* gristmill", (DEPLOY / "docker" / "Dockerfile").read_text())
+    services = yaml.safe_load((DEPLOY / "docker" / "compose.yaml").read_text())["services"]
+    mounting = [name for name, one in services.items() if "./srv:/srv/gristmill" in one.get("volumes", ())]
+    assert services["folder"]["user"] == "root"
+    assert services["folder"]["command"] == ["chown", "gristmill:", "/srv/gristmill"]
+    for name in set(mounting) - {"folder"}:
+        assert services[name]["depends_on"]["folder"] == {"condition": "service_completed_successfully"}
+    pods = [json.loads((DEPLOY / "kubernetes" / name).read_text())["job_configuration"]["job_manifest"]["spec"]
+            for name in ("cpu-pool.json", "gpu-pool.json")]
+    pods += [one["spec"] for one in yaml.safe_load_all((DEPLOY / "kubernetes" / "worker.yaml").read_text())
+             if one["kind"] == "Deployment"]
+    for one in pods:
+        assert one["template"]["spec"]["securityContext"] == {
+            "runAsUser": int(user), "runAsGroup": int(user), "fsGroup": int(user)}
+
+
+def test_all_files_for_kubernetes_name_one_image_which_the_readme_replaces() -> None:
+    folder = DEPLOY / "kubernetes"
+    named = {image for name in ("worker.yaml", "cpu-pool.json", "gpu-pool.json")
+             for image in re.findall(r"[\w/.]*gristmill:\w+", (folder / name).read_text())}
+    assert named == {"REGISTRY/gristmill:latest"}
+    readme = (folder / "README.md").read_text()
+    assert 's|REGISTRY/gristmill:latest|$IMAGE|' in readme
+    assert readme.index("create namespace") < readme.index("create secret") < readme.index("kubectl apply")
+
+
+@pytest.mark.parametrize("place", ["docker", "kubernetes"])
+def test_base_job_templates_use_no_variable_that_they_do_not_describe(place: str) -> None:
+    for name in ("cpu-pool.json", "gpu-pool.json"):
+        template = json.loads((DEPLOY / place / name).read_text())
+        used = set(re.findall(r"\{\{ (\w+) \}\}", json.dumps(template["job_configuration"])))
+        assert used == set(template["variables"]["properties"])
+        Draft202012Validator.check_schema(template["variables"])
+
+
+def test_jobs_of_docker_have_the_folder_shared_memory_and_gpus() -> None:
+    for name, gpus in (("cpu-pool.json", None), ("gpu-pool.json", [["gpu"]])):
+        configuration = json.loads((DEPLOY / "docker" / name).read_text())["job_configuration"]
+        assert configuration["volumes"] == ["{{ folder }}:/srv/gristmill"]
+        create = configuration["container_create_kwargs"]
+        assert create["shm_size"] == "8g"
+        assert create.get("device_requests", [{"capabilities": None}])[0]["capabilities"] == gpus
+
+
+def test_the_image_takes_in_what_it_runs_and_no_environment_or_output() -> None:
+    left_out = (DEPLOY.parent / ".dockerignore").read_text().splitlines()
+    assert {".git", ".venv", "build", "**/gristmill-store", "deploy/docker/srv"} <= set(left_out)
+    assert not {"deploy", "constraints.txt", "pyproject.toml", "README.md", "flows"} & set(left_out)
+
+
+def test_a_slurm_job_of_several_nodes_starts_each_training_on_all_of_them(tmp_path: Path) -> None:
+    """With commands in place of Slurm's and ours, which say what they were given."""
+    for name, text in (("scontrol", "echo node-1; echo node-2"),
+                       ("gristmill", 'echo "$@"; echo "$GRISTMILL_NODES $GRISTMILL_RENDEZVOUS $GRISTMILL_LAUNCHER"')):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "MANIFEST": "m.yaml", "GRISTMILL_STORE": "/s",
+                   "SLURM_GPUS_ON_NODE": "4", "SLURM_CPUS_PER_TASK": "16", "SLURM_JOB_NODELIST": "node-[1-2]"}
+    bash = str(shutil.which("bash"))
+    said = [subprocess.run([bash, str(DEPLOY / "slurm" / "train.sbatch")], capture_output=True, text=True, check=True,
+                           env={**environment, "SLURM_NNODES": nodes}).stdout.splitlines() for nodes in ("1", "2")]
+    assert said == [["run m.yaml --set engine.ranks=4 --no-ui", "  "], [
+        "run m.yaml --set engine.ranks=8 --no-ui",
+        "2 node-1:29400 srun --nodes=2 --ntasks-per-node=1 --cpus-per-task=16 --kill-on-bad-exit=1"]]
 
 
 @pytest.mark.parametrize("script", ["prepare.sbatch", "train.sbatch"])

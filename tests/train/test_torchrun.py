@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +16,9 @@ import torch.distributed as dist
 from torch.distributed.elastic import multiprocessing
 from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
 
+from gristmill.dataprep.files import read_json, write_json
 from gristmill.flows.execute import torchrun_command
+from gristmill.mixtures.manifest import Engine
 from gristmill.train import torchrun
 from gristmill.train.launch import write_error
 from gristmill.train.parallel.single import single_process
@@ -109,3 +114,47 @@ def test_a_process_alone_listens_on_nothing_but_the_loopback_address(monkeypatch
         assert (world.rank, world.size) == (0, 1)
         assert isinstance(dist.distributed_c10d._get_default_store(), dist.PrefixStore)
         assert isinstance(dist.distributed_c10d._get_default_store().underlying_store, dist.HashStore)
+
+
+ON_TWO_NODES = """
+import subprocess, sys
+nodes = [subprocess.Popen(sys.argv[1:]) for _ in range(2)]
+sys.exit(max(node.wait() for node in nodes))
+"""
+
+
+def test_a_training_over_two_nodes_learns_what_one_node_does(
+    tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    """The nodes are processes of this machine, which a launcher starts as srun would."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    launcher = tmp_path / "launcher.py"
+    launcher.write_text(ON_TWO_NODES)
+    several = {"GRISTMILL_NODES": "2", "GRISTMILL_RENDEZVOUS": f"127.0.0.1:{port}",
+               "GRISTMILL_LAUNCHER": f"{sys.executable} {launcher}"}
+    found = []
+    for name, environment in (("one", {}), ("two", several)):
+        write_json(tmp_path / name / "stage.json", {
+            "stage": "pretrain", "launch": "torchrun", "config": pretrain_config,
+            "engine": {**Engine().model_dump(mode="json"), "ranks": 2},
+            "inputs": [{"stage": "tokenizer", "folder": str(tokenizer_folder)},
+                       {"stage": "mix", "folder": str(mix_folder)}]})
+        done = subprocess.run([sys.executable, "-m", "gristmill.flows.execute", str(tmp_path / name)], check=False,
+                              env={**os.environ, **environment, "GLOO_SOCKET_IFNAME": "lo"}, timeout=300)
+        assert done.returncode == 0
+        assert read_json(tmp_path / name / "work" / "result.json")["world_size"] == 2
+        found.append((tmp_path / name / "data" / "model" / "model.safetensors").read_bytes())
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("environment", "ranks", "sentence"), [
+    ({"GRISTMILL_NODES": "2"}, 2, "GRISTMILL_RENDEZVOUS has to name HOST:PORT"),
+    ({"GRISTMILL_NODES": "2", "GRISTMILL_RENDEZVOUS": "a:1", "GRISTMILL_LAUNCHER": "srun"}, 3, "engine.ranks is 3"),
+])
+def test_nodes_that_cannot_be_reached_or_shared_are_refused(
+    environment: dict[str, str], ranks: int, sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        torchrun_command(Path("stage"), ranks, environment)
