@@ -185,7 +185,7 @@ def _apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> tuple[lis
                 at += way
             settings[(*at, *_put(target, last, parse_yaml(value)))] = key
         except yaml.YAMLError as error:
-            wrong(f"{value!r} is not valid YAML: {why_invalid(error)[1]}")
+            wrong(f"{shortened(value)} is not valid YAML: {why_invalid(error)[1]}")
         except LookupError as error:
             wrong(f"cannot be overridden: {error.args[0]}")
     return problems, settings

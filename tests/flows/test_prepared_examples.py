@@ -87,7 +87,7 @@ def test_a_key_of_the_examples_changes_what_reads_them_and_no_more(
 
 def test_pairs_are_compared_with_the_documents_evaluation_sets_unless_they_have_their_own(folder: Path) -> None:
     steps = "prepare=[{decontaminate: {against: quiz.jsonl, ngram: 9}}]"
-    assert opened(folder).plan["dpo_data"].config["leaks"]["ngram"] == 13
+    assert opened(folder).plan["dpo_data"].config["leaks"]["ngram"] == 8
     assert opened(folder, "dpo.leaks=null", steps).plan["dpo_data"].config["leaks"]["ngram"] == 9
     assert opened(folder, "dpo.leaks=null").plan["dpo_data"].config["leaks"] is None
 
