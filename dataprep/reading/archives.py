@@ -86,6 +86,7 @@ def read_tar(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
                     opened = partial(archive.extractfile, member)
                     yield from _member_records(item, reading, read_member, seen,
                                                _Member(member.name, member.isfile(), member.size, opened))
+                    cast(Any, archive).members.clear()  # which would hold the headers of all members
         except (tarfile.TarError, ValueError, OverflowError) as damage:
             error = f"the tar archive is damaged: {one_line(damage)}"
         while stream.read(READ_BYTES):  # what comes behind the end is padding, but its damage is told
@@ -154,6 +155,9 @@ def _member_records(
         return
     if any(part.startswith(".") or part == "__MACOSX" for part in name.split("/")):
         yield Skipped("hidden member of an archive")
+        return
+    if not member.size:
+        yield Skipped("empty member of an archive")
         return
     seen[name] += 1
     copy = "" if seen[name] == 1 else f";{seen[name]}"  # tar appends a newer version under the same name

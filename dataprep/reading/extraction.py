@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
+from unicodedata import normalize
 
 from gristmill.dataprep.reading.encoding import UTF8, Errors, declared_in_page, decode
 
@@ -91,6 +92,7 @@ def with_trafilatura(html: str, options: Options) -> tuple[str, dict[str, Any]]:
     if found is None:
         return "", {}
     text = "\n".join(part for part in (found.text, found.comments) if part)
+    text = normalize("NFC", text)  # as trafilatura.extract does with what it gives
     return text, {"title": found.title, "published": found.date, "language": found.language}
 
 

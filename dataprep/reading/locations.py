@@ -13,6 +13,10 @@ from urllib.parse import unquote
 _STAMP_KEYS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created")
 
 
+class LinkOutsideError(ValueError):
+    """A folder holds a link to a file outside of it."""
+
+
 @dataclass(frozen=True)
 class Found:
     """A file: name relative to what was looked for, location, size in bytes, and what changes with its content."""
@@ -33,20 +37,36 @@ def _find_local(path: str) -> tuple[str, list[Found]]:
     if os.path.isfile(path):
         return "file", [_found_local(os.path.dirname(path), os.path.basename(path))]
     if os.path.isdir(path):
-        return "folder", [_found_local(path, name) for name in _walk(path)]
+        return "folder", [_found_inside(path, name) for name in _walk(path)]
     if not glob.has_magic(path):
         return "missing", []
     root, pattern = _split_glob(path)
     names = glob.glob(pattern, root_dir=root or None, recursive=True)
-    return "glob", [_found_local(root, name) for name in sorted(set(names))
+    return "glob", [_found_inside(root, name) for name in sorted(set(names))
                     if os.path.isfile(os.path.join(root, name))]  # fmt: skip
 
 
+def _found_inside(root: str, name: str) -> Found:
+    """A file of a folder or glob.
+
+    Raises:
+        LinkOutsideError: it is a link to a file outside of the folder.
+    """
+    location, base = os.path.realpath(os.path.join(root, name)), os.path.realpath(root or ".")
+    allowed = [base]
+    if os.path.basename(os.path.dirname(base)) == "snapshots":  # the hub's cache: a snapshot's files link to its blobs
+        allowed.append(os.path.join(os.path.dirname(os.path.dirname(base)), "blobs"))
+    if not any(os.path.commonpath([location, folder]) == folder for folder in allowed):
+        raise LinkOutsideError(f"{os.path.join(root, name)} links to {location}, which lies outside of {base}")
+    return _found_local(root, name)
+
+
 def _walk(folder: str) -> Iterator[str]:
+    """The regular files below a folder, also behind links; pipes, sockets and devices are none."""
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
-            if not name.startswith("."):
+            if not name.startswith(".") and os.path.isfile(os.path.join(parent, name)):
                 yield os.path.relpath(os.path.join(parent, name), folder)
 
 

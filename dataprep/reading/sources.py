@@ -16,7 +16,7 @@ from typing import Any
 from gristmill.dataprep.files import as_path, sha256_file
 from gristmill.dataprep.reading.compression import split_compression
 from gristmill.dataprep.reading.huggingface import DEFAULT_SPLIT, NoSplitError, split_files
-from gristmill.dataprep.reading.locations import Found, find
+from gristmill.dataprep.reading.locations import Found, LinkOutsideError, find
 from gristmill.dataprep.reading.pythondocs import is_python_source, python_listing, python_parts
 
 FORMATS = {
@@ -130,6 +130,8 @@ def find_at(key: str, path: str) -> tuple[str, list[Found]]:
     """
     try:
         return find(path)
+    except LinkOutsideError as error:
+        raise SourceError(f"{key}: {error}; name that file by its own path, or copy it") from error
     except Exception as error:  # each of these libraries has errors of its own
         if "://" not in path:
             raise

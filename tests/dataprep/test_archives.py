@@ -2,6 +2,7 @@ import gzip
 import io
 import tarfile
 import zipfile
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def test_members_are_read_like_files_and_named_in_locators(tmp_path: Path, name:
 
 def test_folders_links_hidden_and_unknown_members_are_skipped(tmp_path: Path) -> None:
     records = read(tmp_path / "a.zip", zipped({"dir/": b"", ".git/x.txt": b"h", "__MACOSX/x.txt": b"m", "i.png": b"i",
-                                               "t.parquet": b"", "a.txt": b"a"}))  # fmt: skip
+                                               "t.parquet": b"x", "a.txt": b"a"}))  # fmt: skip
     assert [item.reason for item in records if isinstance(item, Skipped)] == [
         "folder or link in an archive", "hidden member of an archive", "hidden member of an archive",
         "member of an archive with extension .png", "member of an archive with extension .parquet",
@@ -176,3 +177,17 @@ def test_damage_anywhere_loses_no_member_without_a_word(
     records = read(tmp_path_factory.getbasetemp() / name, bytes(content))
     told = [item for item in records if isinstance(item, Rejected | Skipped)]
     assert told or len(records) == 3 or name == "d.zip"
+
+
+def test_empty_members_are_counted_by_cause_and_not_listed_one_by_one(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for number in range(300):
+            archive.addfile(tarfile.TarInfo(f"{number}.txt"))
+        member = tarfile.TarInfo("last.txt")
+        member.size = 4
+        archive.addfile(member, io.BytesIO(b"text"))
+    (file,) = find_files("s", {"path": str(tmp_path)}).files
+    records = list(read_records(file, Reading()))
+    assert Counter(records).most_common(1) == [(Skipped("empty member of an archive"), 300)]
+    assert [record.text for record in records if isinstance(record, Record)] == ["text"]
+    assert len(records) == 301

@@ -67,3 +67,11 @@ def test_other_encodings_are_noted_and_bytes_that_are_no_text_are_refused(extrac
 def test_other_extractors_are_found_by_module_and_function() -> None:
     assert find_extractor("trafilatura") is EXTRACTORS["trafilatura"]
     assert find_extractor("gristmill.dataprep.reading.extraction:with_resiliparse") is EXTRACTORS["resiliparse"]
+
+
+def test_the_text_of_trafilatura_is_composed_as_its_own_function_gives_it() -> None:
+    paragraph = "Un cafe\u0301 et une E\u0301cole, " * 20
+    page = f"<html><body><article><p>{paragraph}</p></article></body></html>".encode()
+    text, _ = run("trafilatura", page)
+    assert "caf\u00e9 et une \u00c9cole" in text
+    assert "\u0301" not in text

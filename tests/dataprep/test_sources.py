@@ -135,3 +135,38 @@ def test_a_store_that_cannot_be_reached_is_told_of_with_the_source(monkeypatch: 
         check("s", {"path": "memory://away/a.txt"})
     with pytest.raises(SourceError, match=r"words: memory://away/a\.txt cannot be listed: no route to host"):
         outside_listing("words", "memory://away/a.txt")
+
+
+def test_what_is_no_regular_file_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "nowhere.txt").symlink_to(tmp_path / "missing.txt")
+    (tmp_path / "link.txt").symlink_to(tmp_path / "a.txt")
+    for path in (tmp_path, tmp_path / "*.txt"):
+        assert [file.name for file in find_files("s", {"path": str(path)}).files] == ["a.txt", "link.txt"]
+    with pytest.raises(SourceError, match=r"pipe\.txt does not exist"):
+        find_files("s", {"path": str(tmp_path / "pipe.txt")})
+
+
+def test_a_link_to_a_file_outside_of_its_folder_is_an_error_that_names_both(tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("x")
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "a.txt").symlink_to(tmp_path / "secret.txt")
+    for path in (folder, folder / "*.txt"):
+        with pytest.raises(SourceError, match=r"source 's': .*corpus/a\.txt links to .*secret\.txt, which lies"):
+            find_files("s", {"path": str(path)})
+    assert [file.name for file in find_files("s", {"path": str(folder / "a.txt")}).files] == ["a.txt"]
+    (tmp_path / "current").symlink_to(folder)
+    (folder / "a.txt").unlink()
+    (folder / "b.txt").write_text("b")
+    assert [file.name for file in find_files("s", {"path": str(tmp_path / "current")}).files] == ["b.txt"]
+
+
+def test_a_snapshot_of_the_hubs_cache_links_to_its_blobs(tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "0123").write_text('{"text": "a"}')
+    snapshot = tmp_path / "snapshots" / "4567"
+    snapshot.mkdir(parents=True)
+    (snapshot / "train.jsonl").symlink_to("../../blobs/0123")
+    assert [file.name for file in find_files("s", {"path": str(snapshot)}).files] == ["train.jsonl"]
