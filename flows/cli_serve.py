@@ -10,7 +10,7 @@ from gristmill.flows.command_line import EXIT_STAGE_FAILED, EXIT_USAGE, app, fai
 from gristmill.flows.completion import complete_manifest
 
 ManifestsArgument = Annotated[list[str] | None, typer.Argument(
-    metavar="[MANIFEST]...", help="Manifests that get deployments with their own stages.  [default: those in this "
+    metavar="MANIFEST", help="Manifests that get deployments with their own stages.  [default: those in this "
     "folder and in the folders right below it]", autocompletion=complete_manifest)]
 
 

@@ -204,7 +204,7 @@ ANSWERS = {
     "mixtures sweep good.yaml --weights grid.yaml --steps 2 --target a=-1": "the share of a is below 0",
     "mixtures sweep data.yaml --weights grid.yaml --steps 2": "data.yaml has no `mix:` and `pretrain:` sections",
     "serve --limit 0": "greater than or equal to 1",
-    "up --port 70000": "less than or equal to 65535",
+    "up --port 70000": "less than or equal to 65534",
     "up --database nosuch": "--database: this is no URL",
     "bench nosuch": "no such area: nosuch; areas are dataprep",
     "bench dataprep --points 3": "belong to the area chaos",
