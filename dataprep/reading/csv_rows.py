@@ -21,13 +21,13 @@ from gristmill.dataprep.reading.encoding import (
     most_replaced,
     replace_bad,
 )
-from gristmill.dataprep.reading.records import Input, Page, Reading, Record, Rejected, excerpt, from_row
+from gristmill.dataprep.reading.records import Dropped, Input, Page, Reading, Record, Rejected, excerpt, from_row
 
 SNIFFED_BYTES = 1 << 20
 """Beginning of the file from which `encoding: auto` decides."""
 
 
-def read_csv(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected]:
+def read_csv(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected | Dropped]:
     """One row is one record, numbered from 1 without the header; empty lines are none.
 
     A row whose fields do not match the header in number, or whose quoting is broken, is quarantined alone; a quote that
@@ -147,7 +147,7 @@ def _rows(lines: _Lines, delimiter: str) -> Iterator[list[str] | _Broken]:
 
 def _record(
     item: Input, reading: Reading, number: int, header: list[str], row: list[str] | _Broken, codec: str
-) -> Record | Page | Rejected:
+) -> Record | Page | Rejected | Dropped:
     if isinstance(row, _Broken):
         return Rejected(number, row.error, lost=row.lost)
     shown = excerpt(", ".join(row))

@@ -35,6 +35,7 @@ from gristmill.dataprep.reading.encoding import (
 )
 from gristmill.dataprep.reading.pythondocs import python_documents
 from gristmill.dataprep.reading.records import (
+    Dropped,
     Ended,
     Input,
     Page,
@@ -107,7 +108,7 @@ def _records(file: SourceFile, item: Input, reading: Reading, tables: TableReade
     yield from _ARCHIVES[file.format](item, reading, read_member)
 
 
-def _read_text(item: Input, reading: Reading) -> Iterator[Record | Rejected]:
+def _read_text(item: Input, reading: Reading) -> Iterator[Record | Rejected | Dropped]:
     """The whole file is one document; a byte order mark is not part of it, newlines stay as they are."""
     content = _whole(item)
     if isinstance(content, Rejected):
@@ -122,7 +123,7 @@ def _read_text(item: Input, reading: Reading) -> Iterator[Record | Rejected]:
     yield make_record(1, item.name, decoded.text, chosen_metadata(found, reading), decoded.replaced)
 
 
-def _read_html(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected]:
+def _read_html(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected | Dropped]:
     """The whole file is one page."""
     content = _whole(item)
     if isinstance(content, Rejected):
@@ -147,7 +148,7 @@ def _whole(item: Input) -> bytes | Rejected:
         return Rejected(1, str(error))
 
 
-def _read_jsonl(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected]:
+def _read_jsonl(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected | Dropped]:
     """One JSON object a line; lines of white space alone are no records."""
     number = 0
     try:
@@ -163,7 +164,7 @@ def _read_jsonl(item: Input, reading: Reading) -> Iterator[Record | Page | Rejec
         yield Rejected(number + 1, str(error), lost=None)
 
 
-def _from_line(item: Input, reading: Reading, number: int, line: bytes) -> Record | Page | Rejected:
+def _from_line(item: Input, reading: Reading, number: int, line: bytes) -> Record | Page | Rejected | Dropped:
     try:
         text, replaced = _line_text(line, reading)
         row = parse_json(text)
@@ -206,7 +207,7 @@ def parse_json(line: bytes | str) -> Any:
         raise ValueError(f"not valid JSON: {why}") from error
 
 
-def _read_python(file: SourceFile) -> Iterator[Record | Rejected]:
+def _read_python(file: SourceFile) -> Iterator[Record | Rejected | Dropped]:
     for number, document in enumerate(python_documents(file.location, file.name), start=1):
         if document.error:
             yield Rejected(number, f"{document.locator}: {document.error}")

@@ -168,10 +168,10 @@ def with_end(records: Iterator[Read], stored_bytes: int, meter: Metered | None, 
 
 def make_record(
     number: int, locator: str, text: str, metadata: Mapping[str, Any], replaced: int = 0
-) -> Record | Rejected:
-    """A document, or why it cannot be one: no text, or characters that UTF-8 cannot hold."""
+) -> Record | Rejected | Dropped:
+    """A document, or why it cannot be one: it is dropped without text, refused with what UTF-8 cannot hold."""
     if not text:
-        return Rejected(number, "empty text")
+        return Dropped(number, EMPTY, locator)
     record = Record(number, locator, text, metadata_json(metadata), replaced)
     if text.isascii() and locator.isascii() and record.metadata.isascii():  # strings know it without a look
         return record
@@ -183,7 +183,7 @@ def make_record(
 
 def from_row(
     reading: Reading, number: int, row: Mapping[str, Any], locator: str, replaced: int = 0
-) -> Record | Page | Rejected:
+) -> Record | Page | Rejected | Dropped:
     """A document of a table's row or a JSON object; a Page where its text is HTML that is to be extracted.
 
     Args:
@@ -213,9 +213,9 @@ def from_row(
 
 def _page(
     number: int, locator: str, html: str | bytes, metadata: Mapping[str, Any], reading: Reading
-) -> Page | Rejected:
+) -> Page | Rejected | Dropped:
     made = make_record(number, locator, html if isinstance(html, str) else "bytes", metadata)
-    if isinstance(made, Rejected):
+    if not isinstance(made, Record):
         return made
     if isinstance(html, str):
         return Page(number, locator, html.encode("utf-8"), UTF8, metadata=metadata)

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError
 from gristmill.dataprep.reading.encoding import KEEP_BAD, UTF8, most_replaced, replace_bad
-from gristmill.dataprep.reading.records import Input, Page, Reading, Record, Rejected, from_row, not_utf8, one_line
+from gristmill.dataprep.reading.records import (
+    Dropped,
+    Input,
+    Page,
+    Reading,
+    Record,
+    Rejected,
+    from_row,
+    not_utf8,
+    one_line,
+)
 from gristmill.dataprep.reading.table_guard import TableReader
 
 if TYPE_CHECKING:
@@ -18,7 +28,9 @@ Row = tuple[dict[str, Any], int] | str
 """A row and how many bad sequences of bytes became U+FFFD, or what is wrong with it."""
 
 
-def read_table(item: Input, reading: Reading, form: str, tables: TableReader) -> Iterator[Record | Page | Rejected]:
+def read_table(
+    item: Input, reading: Reading, form: str, tables: TableReader
+) -> Iterator[Record | Page | Rejected | Dropped]:
     """The rows of a Parquet file, or of an Arrow file in either form: stream (as Hugging Face saves) or file."""
     asked = [reading.text, *([] if reading.id is None else [reading.id]), *(reading.metadata or ())]
     batches = tables.batches(cast(Path, item.path), form, asked, scalars=reading.metadata is None)

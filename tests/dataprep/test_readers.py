@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gristmill.dataprep.reading import compression
 from gristmill.dataprep.reading.readers import read_records
-from gristmill.dataprep.reading.records import Page, Read, Reading, Record, Rejected
+from gristmill.dataprep.reading.records import Dropped, Page, Read, Reading, Record, Rejected
 from gristmill.dataprep.reading.sources import find_files
 
 COMPRESS = {
@@ -118,14 +118,14 @@ def test_bad_lines_are_quarantined_each_with_its_reason(tmp_path: Path) -> None:
     records = read(write(tmp_path / "a.jsonl", b"\n".join(lines)))
     assert texts(records) == ["good", "last"]
     found = errors(records)
-    assert sorted(found) == [2, 3, 4, 5, 6, 7, 8, 9, 11, 12]
+    assert sorted(found) == [2, 3, 4, 5, 6, 7, 9, 11, 12]
     assert found[2].startswith("not valid JSON")
     assert found[3] == "a JSON object was expected, not a list"
     assert found[4] == "no field 'text'; the fields are body"
     assert found[5] == "field 'text' must be a string, not a number"
     assert found[6] == "text has a lone surrogate \\ud800, which UTF-8 cannot hold"
     assert found[7] == "not valid UTF-8: byte 0xff at position 10"
-    assert found[8] == "empty text"
+    assert Dropped(8, "extract/empty", "a.jsonl#8") in records  # as an empty page is
     assert found[9] == "field 'text' must be a string, not null"
     assert found[11] == "metadata has a lone surrogate \\udfff, which UTF-8 cannot hold"
     assert "nested too deeply" in found[12]
@@ -189,7 +189,7 @@ def test_parquet_rows_are_records(tmp_path: Path) -> None:
     records = read(tmp_path / "a.parquet")
     assert records[0] == Record(1, "a.parquet#1", "a", '{"n": 1}')
     assert texts(records) == ["a", "d"]
-    assert errors(records) == {2: "field 'text' must be a string, not null", 3: "empty text"}
+    assert errors(records) == {2: "field 'text' must be a string, not null"}
 
 
 def test_a_parquet_row_that_is_not_utf8_is_quarantined_alone(tmp_path: Path) -> None:
@@ -246,11 +246,11 @@ def test_a_column_of_bytes_is_decoded_or_handed_to_the_extractor_as_it_is(tmp_pa
     pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
     records = read(tmp_path / "a.parquet")
     assert texts(records) == ["é"]
-    assert errors(records) == {2: "not valid UTF-8: byte 0xe9 at position 0", 3: "empty text"}
+    assert errors(records) == {2: "not valid UTF-8: byte 0xe9 at position 0"}
     assert texts(read(tmp_path / "a.parquet", Reading(encoding="cp1252"))) == ["Ã©", "é"]
     pages = read(tmp_path / "a.parquet", Reading(extract="resiliparse"))
     assert pages[:2] == [Page(1, "a.parquet#1", "é".encode()), Page(2, "a.parquet#2", b"\xe9")]
-    assert errors(pages) == {3: "empty text"}
+    assert pages[2] == Dropped(3, "extract/empty", "a.parquet#3")
 
 
 def test_an_encoding_may_be_named_or_found_for_text_files(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ music history ocean market bridge forest captain doctor signal picture question 
 station journey measure
 """.split()
 MODIFIED_AT = 1_700_000_000
-PLANTED_QUARANTINED = 6
+PLANTED_QUARANTINED = 5
 """Records of the corpus that cannot be read: see `write_corpus`."""
 
 
