@@ -51,12 +51,12 @@ def complete_run(ctx: typer.Context, incomplete: str) -> list[Offer]:
     """Runs of the store, the newest first, with how they ended."""
     import json
 
-    from gristmill.flows.command_line import open_store
+    from gristmill.flows.store_location import StoreLocationError, store_at
 
-    folder = open_store(ctx.params.get("store")).runs
     try:
+        folder = store_at(ctx.params.get("store")).runs
         names = sorted((path.name for path in folder.iterdir() if path.name.startswith(incomplete)), reverse=True)
-    except OSError:
+    except (OSError, StoreLocationError):
         names = []
     found = [("last", "the newest run")] if "last".startswith(incomplete) else []
     for name in names[:MOST_RUNS]:

@@ -8,8 +8,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = ("mixtures", "dataprep", "tokenize", "train", "flows")
 MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
@@ -20,7 +18,7 @@ def imported(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
+            yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
 
 
 def layer_of(path: Path) -> str:
@@ -31,11 +29,20 @@ def module_name(path: Path) -> str:
     return ".".join(("gristmill", *path.relative_to(ROOT).with_suffix("").parts))
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_never_go_upwards(path: Path) -> None:
-    own = LAYERS.index(layer_of(path))
-    layers = [name.split(".")[1] for name in imported(path) if name.startswith("gristmill.")]
-    assert [layer for layer in layers if LAYERS.index(layer) > own] == []
+def test_imports_never_go_upwards() -> None:
+    upwards = [(str(path.relative_to(ROOT)), name) for path in MODULES for name in imported(path)
+               if name.startswith("gristmill.") and LAYERS.index(name.split(".")[1]) > LAYERS.index(layer_of(path))]
+    assert upwards == []
+
+
+def test_no_file_imports_itself_through_others_not_even_within_a_function() -> None:
+    files = {module_name(path) for path in MODULES}
+    above = {module_name(path): {name for name in imported(path) if name in files} for path in MODULES}
+    while ends := [name for name in above if not above[name] & above.keys() or not any(
+            name in below for below in above.values())]:
+        for name in ends:
+            del above[name]
+    assert sorted(above) == []  # each of these is in a circle, or between two
 
 
 def test_no_folder_is_a_regular_package_so_that_none_shadows_the_standard_library() -> None:

@@ -11,6 +11,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -151,6 +152,11 @@ def finish_task(task: Task, process: Process, records: Path) -> dict[str, Any]:
     return dict(done.result)
 
 
+def _finish_named(process: Process, records: str, name: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+    """The same in a worker, which is told names."""
+    return finish_task(Task(name, payload), process, as_path(records))
+
+
 def _run_to_the_end(
     job: str, tasks: Sequence[Task], process: Process, context: Context, records: Path, mode: Mode, direct: bool
 ) -> None:
@@ -192,7 +198,8 @@ def _run_pipeline(
     pipeline = make_pipeline(
         context.runner, workers, context.options, mode, context.address, len(tasks), module_of(process)
     )
-    do_tasks = f"{job}: process" >> beam.ParDo(DoTasks(context.stage, process, str(records)))
+    do_tasks = f"{job}: process" >> beam.ParDo(
+        DoTasks(context.stage, partial(_finish_named, process, str(records)), str(records)))
     if context.runner == "local":
         numbered = Deal(deal(tasks, workers))
         deals = f"{job}: shards" >> beam.ParDo(numbered).with_output_types(tuple[int, list[Any]])

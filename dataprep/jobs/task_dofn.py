@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
@@ -10,7 +10,6 @@ from apache_beam.metrics import Metrics
 
 from gristmill.dataprep.files import as_path
 from gristmill.dataprep.jobs.batches import Batch
-from gristmill.dataprep.jobs.engine import Process, Task, finish_task
 from gristmill.dataprep.jobs.job_errors import failure_path, note_failure
 
 
@@ -34,8 +33,8 @@ class DoTasks(beam.DoFn):
     What a task raises is noted, and nothing more is begun: to Beam it is a task that had no output.
     """
 
-    def __init__(self, stage: str, process: Process, records: str) -> None:
-        self._stage, self._process, self._records = stage, process, records
+    def __init__(self, stage: str, finish: Callable[[str, Mapping[str, Any]], dict[str, Any]], records: str) -> None:
+        self._stage, self._finish, self._records = stage, finish, records
 
     def process(self, element: tuple[int, Iterable[Batch]]) -> Iterator[str]:  # type: ignore[override]
         """Run the tasks of these names and payloads; puts out the names of those that finished."""
@@ -45,7 +44,7 @@ class DoTasks(beam.DoFn):
                 if failure_path(records).exists():
                     return
                 try:
-                    result = finish_task(Task(name, payload), self._process, records)
+                    result = self._finish(name, payload)
                 except Exception as error:  # noqa: BLE001 - whatever it is, the job ends with it
                     note_failure(records, name, error)
                     return

@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 from gristmill.mixtures.manifest import Engine
 from gristmill.mixtures.parallel import Parallel
 from gristmill.train.benchmarks.bench_forms import ROUNDING, differences_of
-from gristmill.train.models.llama import Llama
+from gristmill.train.models.llama import Llama, padded_to_multiple
 from gristmill.train.models.shape import Shape
 from gristmill.train.parallel.pipeline import PipelineError, Stage
-from gristmill.train.parallel.tensor import UnevenSplitError, padded_to_multiple, split_matrices
+from gristmill.train.parallel.tensor import UnevenSplitError, split_matrices
 
 WORKER = Path(__file__).parent / "parallel_worker.py"
 STEPS, CHECKPOINT = 3, 2

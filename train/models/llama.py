@@ -22,7 +22,6 @@ from gristmill.train.models.experts import MixtureOfExperts
 from gristmill.train.models.recompute import Kept, recomputed
 from gristmill.train.models.rotary import rotary_table, rotate
 from gristmill.train.models.shape import Shape
-from gristmill.train.parallel.tensor import padded_to_multiple, whole
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -305,3 +304,25 @@ def visible_positions(starts: Tensor, positions: Tensor) -> Tensor:
     real = columns[None, None, :] >= starts[:, None, None]
     itself = columns[None, :] == positions[:, None]
     return ((causal[None] & real) | itself[None]).unsqueeze(1)
+
+
+def padded_to_multiple(size: int, ids: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Rows lengthened at their end, which no token before it sees, until they divide among `size` processes."""
+    missing = padded_length(ids.shape[1], size) - ids.shape[1]
+    if not missing:
+        return ids, positions
+    return F.pad(ids, (0, missing)), None if positions is None else F.pad(positions, (0, missing), value=-1)
+
+
+def padded_length(length: int, size: int) -> int:
+    """The next length that divides among `size` processes."""
+    return length + -length % size
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A split tensor, gathered; every process goes on to compute the same with it, so its gradient counts once."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    assert isinstance(tensor, DTensor)
+    gathered: Tensor = tensor.redistribute(placements=[Replicate()]).to_local(grad_placements=[Replicate()])
+    return gathered

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch.nn.functional as F
-from torch import Tensor
-
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -86,25 +83,3 @@ def _plan_of_block(model: Llama) -> dict[str, Any]:
         "mlp.up_proj": ColwiseParallel(),
         "mlp.down_proj": RowwiseParallel(output_layouts=Shard(SEQUENCE)),
     }  # fmt: skip
-
-
-def padded_to_multiple(size: int, ids: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Rows lengthened at their end, which no token before it sees, until they divide among `size` processes."""
-    missing = padded_length(ids.shape[1], size) - ids.shape[1]
-    if not missing:
-        return ids, positions
-    return F.pad(ids, (0, missing)), None if positions is None else F.pad(positions, (0, missing), value=-1)
-
-
-def padded_length(length: int, size: int) -> int:
-    """The next length that divides among `size` processes."""
-    return length + -length % size
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """A split tensor, gathered; every process goes on to compute the same with it, so its gradient counts once."""
-    from torch.distributed.tensor import DTensor, Replicate
-
-    assert isinstance(tensor, DTensor)
-    gathered: Tensor = tensor.redistribute(placements=[Replicate()]).to_local(grad_placements=[Replicate()])
-    return gathered
