@@ -126,6 +126,12 @@ class Ingest(Section):
 
     shard_bytes: Positive = 16_000_000
     """Text bytes per document shard (UTF-8)."""
+    max_document_bytes: Annotated[int, Field(gt=0, le=256 << 20)] = 32 << 20
+    """Text bytes (UTF-8) of the longest document; a longer one is quarantined. All stages hold whole documents and what
+    they find in them: `filter` 9 to 17 bytes per byte of prose, and 64 at most (where every byte is a line, or every
+    other one a word), so that it needs 2 GiB for 32 MiB; `dedup_substrings` 12, and 150 where a document does nothing
+    but repeat itself. The longest novel (Proust's, 9,609,000 characters: Guinness World Records) fits, with three bytes
+    a character too."""
     max_quarantined: Fraction = 0.05
     """Share of records that may be unreadable before the stage fails. Those that are lost with a file which ends early
     or is damaged count too: as many as its bytes and the other files of its source let expect."""

@@ -39,12 +39,11 @@ from gristmill.dataprep.jobs.engine import Done, Process, Task, run_tasks, shard
 from gristmill.dataprep.judges import langid
 from gristmill.dataprep.judges.models import MODEL_SHA256, ModelError, find_model
 from gristmill.dataprep.reading import ingest
-from gristmill.dataprep.reading.extraction_guard import Limits
 from gristmill.dataprep.reading.sources import find_files
 from gristmill.mixtures.dedup import Dedup
 from gristmill.mixtures.language import LanguageId
 from gristmill.mixtures.rules import Filter
-from gristmill.mixtures.sources import Source
+from gristmill.mixtures.sources import Ingest, Source
 
 WORKERS = 2
 FILES = 96
@@ -186,7 +185,7 @@ def text_tasks(texts: Path) -> list[Task]:
 
 def reads_jsonl(out: Path) -> Process:
     """The function of `ingest`; a file is a shard."""
-    return partial(ingest.ingest_task, str(out), SHARD_BYTES, Limits())
+    return partial(ingest.ingest_task, str(out), Ingest(shard_bytes=SHARD_BYTES))
 
 
 def filters(inputs: Mapping[str, Path], out: Path) -> Process:

@@ -71,8 +71,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     for name, listing in listings.items():
         check_unchanged(name, listing, planned[name])
     tasks = plan(sources, listings, section.shard_bytes)
-    limits = Limits(section.extract_seconds, section.extract_memory_bytes)
-    process = partial(ingest_task, str(out), section.shard_bytes, limits)
+    process = partial(ingest_task, str(out), section)
     results = run_tasks("read", tasks, process, context, holds_gil=True)
     _check_every_source(sources, results)
     losses = estimate_losses(results)
@@ -152,12 +151,13 @@ def _groups(files: Sequence[SourceFile], shard_bytes: int, whole: bool) -> Itera
         yield group
 
 
-def ingest_task(out: str, shard_bytes: int, limits: Limits, task: Task) -> Done:
+def ingest_task(out: str, section: Ingest, task: Task) -> Done:
     """Read the files of one task; a function of the task's payload and the files alone."""
     source = task.payload["source"]
-    writer = ShardWriter(as_path(out), task.name, source, shard_bytes)
+    writer = ShardWriter(as_path(out), task.name, source, section.shard_bytes, section.max_document_bytes)
     reading = Reading(**task.payload["reading"])
     warnings = []
+    limits = Limits(section.extract_seconds, section.extract_memory_bytes)
     extractor = Guard(reading.extract or DEFAULT_EXTRACTOR, task.payload["extract_options"], limits)
     with extractor as guard, TableReader() as tables:
         for file in (SourceFile(**entry) for entry in task.payload["files"]):

@@ -12,7 +12,7 @@ import pyarrow as pa
 from gristmill.dataprep.counts import Counts
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, QUARANTINE_SCHEMA, hash_document, write_table
 from gristmill.dataprep.reading.damage import Damaged
-from gristmill.dataprep.reading.records import Dropped, Ended, Read, Record, Rejected, Skipped
+from gristmill.dataprep.reading.records import Dropped, Ended, Read, Record, Rejected, Skipped, excerpt
 from gristmill.dataprep.secrets import mask_text
 
 MAX_SHARD_ROWS = 100_000
@@ -45,6 +45,7 @@ class ShardWriter:
         task: the task's number, which names its files.
         source: the source that the task reads.
         shard_bytes: text bytes (UTF-8) after which a shard ends.
+        max_document_bytes: of the longest document; a longer one is quarantined.
         files: what was written so far.
         shown: the first quarantined records, for the summary.
     """
@@ -53,6 +54,7 @@ class ShardWriter:
     task: str
     source: str
     shard_bytes: int
+    max_document_bytes: int
     files: list[Path] = field(default_factory=list)
     shown: list[dict[str, Any]] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
@@ -89,7 +91,7 @@ class ShardWriter:
     def add(self, file: str, record: Read) -> None:
         """Take what was read from `file`; pages have become something else before."""
         if isinstance(record, Record):
-            self._keep(record)
+            self._keep(file, record)
         elif isinstance(record, Rejected):
             self._reject(file, record)
         elif isinstance(record, Dropped):
@@ -103,8 +105,11 @@ class ShardWriter:
         else:
             raise TypeError(f"{type(record).__name__} is no result of reading")
 
-    def _keep(self, record: Record) -> None:
+    def _keep(self, file: str, record: Record) -> None:
         locator, text = record.locator.encode("utf-8"), record.text.encode("utf-8")
+        if len(text) > self.max_document_bytes:
+            self._reject(file, self._too_long(record, len(text)))
+            return
         self._documents.append((hash_document(self._source, locator, text), locator, text, record.metadata))
         self.kept += 1
         if record.replaced:
@@ -130,6 +135,11 @@ class ShardWriter:
             "bytes_read": self.text_bytes, "bytes_kept": self.text_bytes,
         }  # fmt: skip
         return {**counts, "sources": {self.source: counts}}
+
+    def _too_long(self, record: Record, size: int) -> Rejected:
+        return Rejected(record.number, f"{excerpt(record.locator)}: the text has {size:,} bytes, more than "
+                        f"ingest.max_document_bytes = {self.max_document_bytes:,}; split it, or raise that",
+                        excerpt(record.text))  # fmt: skip
 
     def _reject(self, file: str, record: Rejected) -> None:
         row = {"source": self.source, "file": _place(file, record.part), "record": record.number,

@@ -2,10 +2,13 @@ import gzip
 import json
 import random
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from gristmill.dataprep.context import Context
@@ -332,3 +335,41 @@ def test_a_few_bad_bytes_are_replaced_and_counted_or_quarantine_their_record(
     summary = ingest.run({}, config, tmp_path / "strict", make_context("work2"))
     assert (summary["counts"]["kept"], summary["counts"]["quarantined"]) == (2, 6)
     assert summary["sources"]["web"]["replaced"] == {"records": 0, "places": 0}
+
+
+def test_a_document_beyond_the_limit_is_quarantined_with_its_locator_whatever_its_format(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
+    fits, beyond = "é" * 500, "é" * 501  # two bytes each
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "a.txt").write_text(beyond)
+    (folder / "b.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ("x", beyond, fits)))
+    (folder / "c.csv").write_text(f"text\n{fits}\n{beyond}\n")
+    pq.write_table(pa.table({"text": [beyond, fits]}), folder / "d.parquet")
+    with zipfile.ZipFile(folder / "e.zip", "w") as archive:
+        archive.writestr("in/a.txt", beyond)
+    (folder / "f.html").write_text("<meta charset=utf-8>" + f"<p>{'é mill ' * 200}</p>")
+    config = {"sources": {"web": {"path": str(folder)}}, "ingest": {"max_document_bytes": 1000, "max_quarantined": 1.0}}
+    out = tmp_path / "out"
+    summary = ingest.run({}, config, out, make_context("work"))
+    check_conservation(summary["counts"], "ingest")
+    assert sorted(row["locator"] for row in rows(out)) == ["b.jsonl#1", "b.jsonl#3", "c.csv#1", "d.parquet#2"]
+    assert (summary["counts"]["read"], summary["counts"]["quarantined"]) == (10, 6)
+    bad = [row for path in sorted((out / "quarantine").iterdir()) for row in read_table(path).to_pylist()]
+    assert sorted((row["file"], row["record"], row["error"].partition(":")[0]) for row in bad) == [
+        ("a.txt", 1, "a.txt"), ("b.jsonl", 2, "b.jsonl#2"), ("c.csv", 2, "c.csv#2"), ("d.parquet", 1, "d.parquet#1"),
+        ("e.zip", 1, "e.zip/in/a.txt"), ("f.html", 1, "f.html"),
+    ]  # fmt: skip
+    assert summary["quarantined"][0]["error"] == (
+        "a.txt: the text has 1,002 bytes, more than ingest.max_document_bytes = 1,000; split it, or raise that"
+    )
+    assert all(row["excerpt"] for row in bad)
+
+
+def test_a_source_of_one_document_beyond_the_limit_says_what_to_do(tmp_path: Path, make_context: MakeContext) -> None:
+    (tmp_path / "a.txt").write_text("word " * 100)
+    config = {"sources": {"web": {"path": str(tmp_path / "a.txt")}},
+              "ingest": {"max_document_bytes": 100, "max_quarantined": 1.0}}  # fmt: skip
+    with pytest.raises(SourceError, match=r"more than ingest\.max_document_bytes = 100; split it, or raise that"):
+        ingest.run({}, config, tmp_path / "out", make_context("work"))

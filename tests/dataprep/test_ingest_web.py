@@ -14,9 +14,9 @@ from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import read_table, shard_names
 from gristmill.dataprep.jobs.engine import Task
 from gristmill.dataprep.reading import ingest, sources
-from gristmill.dataprep.reading.extraction_guard import Limits
 from gristmill.dataprep.reading.repeats import DuplicateIdError
 from gristmill.dataprep.reading.sources import SourceError
+from gristmill.mixtures.sources import Ingest
 
 MakeContext = Callable[..., Context]
 _spec = importlib.util.spec_from_file_location("gristmill_test_warc", Path(__file__).with_name("warc_records.py"))
@@ -167,7 +167,7 @@ def test_every_mixture_of_good_and_bad_records_is_accounted_for(
     listing_of_source = sources.find_files("s", {"path": str(root)})
     task = Task("00000", {"source": "s", "files": [asdict(file) for file in listing_of_source.files],
                           "reading": {}, "extract_options": {}, "limit": None})  # fmt: skip
-    result = ingest.ingest_task(str(root / "out"), 1000, Limits(), task).result
+    result = ingest.ingest_task(str(root / "out"), Ingest(shard_bytes=1000), task).result
     counts = result["counts"]
     assert counts["read"] == counts["kept"] + sum(counts["dropped"].values()) + counts["quarantined"]
     assert counts["kept"] <= good

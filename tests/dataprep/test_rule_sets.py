@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.dataprep.documents import read_columns, write_table
+from gristmill.dataprep.filtering.gopher import DIALECTS
 from gristmill.dataprep.filtering.rule_sets import RULE_SETS, configured_sets, measure
 from gristmill.dataprep.filtering.rules import bounded_statistics, failures
 from gristmill.dataprep.measuring import spread
@@ -83,3 +87,45 @@ def test_sets_that_are_switched_off_measure_nothing() -> None:
     rows = pa.table({"text": TEXTS, "language": pa.nulls(len(TEXTS), pa.string())})
     assert measure(rows, Rules()) == {}
     assert list(measure(rows, Rules(gopher_quality=GopherQuality()))) == list(RULE_SETS["gopher_quality"].statistics)
+
+
+SIZE = (2 << 20) + 2
+"""So many bytes of lines, and half as many words, need the largest hash tables for their number."""
+PEAK = """
+import json, sys
+from pathlib import Path
+import pyarrow as pa
+from gristmill.dataprep.filtering.rule_sets import measure
+from gristmill.dataprep.processes import peak_resident_bytes
+from gristmill.mixtures.rules import Rules
+rules, size = Rules.model_validate(json.loads(sys.argv[1])), int(sys.argv[2])
+made = {"words": "a b c e d ", "lines": "a\\n", "empty lines": "\\n", "marks": "a! ", "ideographs": "的一是不了",
+        "prose": "The mill by the river grinds what the carts bring.\\n\\n"}
+def held():
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: proc(5)
+    return peak_resident_bytes()
+peaks = {}
+for name, piece in made.items():
+    rows = [pa.table({"text": pa.array([text], pa.large_string()), "language": ["en"], "locator": ["a.py"],
+                      "metadata": ["{}"]})
+            for text in ("The wheel turns.\\n" * 9, (piece * (size // len(piece.encode()) + 1))[:size])]
+    measure(rows[0], rules)  # compiles
+    before = held()
+    measure(rows[1], rules)
+    peaks[name] = (peak_resident_bytes() - before) / rows[1]["text"].nbytes
+print(json.dumps(peaks))
+"""
+OTHER_SETS = {name: {} for name in RULE_SETS if not name.startswith("gopher") and name not in NEED_A_FILE}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak of a part of a program is Linux's to tell")
+@pytest.mark.parametrize("rules", [
+    *({"gopher_quality": {"dialect": dialect}, "gopher_repetition": {"dialect": dialect}} for dialect in DIALECTS),
+    {"gopher_quality": {"words": "unicode"}, "gopher_repetition": {"words": "unicode"}},
+    OTHER_SETS,
+], ids=[*DIALECTS, "unicode", "others"])  # fmt: skip
+def test_a_long_document_needs_no_more_memory_than_the_manifest_says_of_the_longest(rules: dict[str, object]) -> None:
+    command = [sys.executable, "-c", PEAK, json.dumps(rules), str(SIZE)]
+    peaks = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert len(peaks) == 6
+    assert max(peaks.values()) < 64, peaks

@@ -31,3 +31,9 @@ def test_what_fits_together_is_accepted() -> None:
 def test_the_memory_of_extraction_has_a_floor() -> None:
     with pytest.raises(ValidationError, match="greater than or equal to 268435456"):
         Ingest.model_validate({"extract_memory_bytes": 1 << 20})
+
+
+@pytest.mark.parametrize("size", [0, (256 << 20) + 1])
+def test_the_longest_document_is_no_longer_than_a_record_may_be(size: int) -> None:
+    with pytest.raises(ValidationError, match="max_document_bytes"):
+        Ingest.model_validate({"max_document_bytes": size})
