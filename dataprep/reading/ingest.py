@@ -77,6 +77,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     losses = estimate_losses(results)
     warnings = [*_ignored_files(listings), *(warning for result in results for warning in result["warnings"]),
                 *_mostly_skipped(sources, results), *_replaced(sources, results),
+                *_too_long(sources, results, section.max_document_bytes),
                 *map(describe_loss, losses[:SHOWN_DAMAGED])]
     for warning in warnings:
         context.warn(warning)
@@ -181,6 +182,7 @@ def ingest_task(out: str, section: Ingest, task: Task) -> Done:
         "quarantined": writer.shown,
         "warnings": warnings,
         "replaced": writer.replaced,
+        "too_long": writer.too_long,
         "whole": writer.whole,
         "damaged": [asdict(file) for file in writer.damaged],
     }
@@ -237,6 +239,16 @@ def _replaced(names: Iterable[str], results: Sequence[Mapping[str, Any]]) -> lis
 
 def _count_replaced(name: str, results: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return add_counts(result["replaced"] for result in results if result["source"] == name)
+
+
+def _too_long(names: Iterable[str], results: Sequence[Mapping[str, Any]], most: int) -> list[str]:
+    """A sentence about each source with texts beyond the limit: one may hold more than all other documents."""
+    found = {name: add_counts(result["too_long"] for result in results if result["source"] == name) for name in names}
+    return [
+        f"source {name!r}: quarantined texts longer than ingest.max_document_bytes = {most:,}: {count['records']:,}, "
+        f"with {count['bytes']:,} bytes in all; split them, or raise that"
+        for name, count in found.items() if count["records"]
+    ]  # fmt: skip
 
 
 def _holds_warc(listing: SourceListing) -> bool:

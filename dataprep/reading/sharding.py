@@ -63,6 +63,8 @@ class ShardWriter:
     """What is not meant as a document, by what it is; outside the ledger."""
     replaced: dict[str, int] = field(default_factory=lambda: {"records": 0, "places": 0})
     """Records with bytes that their encoding does not hold, and how many U+FFFD they have instead."""
+    too_long: dict[str, int] = field(default_factory=lambda: {"records": 0, "bytes": 0})
+    """Records with a text beyond `max_document_bytes`, and the bytes of these texts."""
     skipped_candidates: Counter[str] = field(default_factory=Counter)
     """Of those, the ones of a kind that documents come from."""
     whole: dict[str, Counter[str]] = field(default_factory=lambda: {"files": Counter(), "members": Counter()})
@@ -108,7 +110,7 @@ class ShardWriter:
     def _keep(self, file: str, record: Record) -> None:
         locator, text = record.locator.encode("utf-8"), record.text.encode("utf-8")
         if len(text) > self.max_document_bytes:
-            self._reject(file, self._too_long(record, len(text)))
+            self._reject_long(file, record, len(text))
             return
         self._documents.append((hash_document(self._source, locator, text), locator, text, record.metadata))
         self.kept += 1
@@ -136,10 +138,12 @@ class ShardWriter:
         }  # fmt: skip
         return {**counts, "sources": {self.source: counts}}
 
-    def _too_long(self, record: Record, size: int) -> Rejected:
-        return Rejected(record.number, f"{excerpt(record.locator)}: the text has {size:,} bytes, more than "
-                        f"ingest.max_document_bytes = {self.max_document_bytes:,}; split it, or raise that",
-                        excerpt(record.text))  # fmt: skip
+    def _reject_long(self, file: str, record: Record, size: int) -> None:
+        self.too_long["records"] += 1
+        self.too_long["bytes"] += size
+        error = (f"{excerpt(record.locator)}: the text has {size:,} bytes, more than ingest.max_document_bytes = "
+                 f"{self.max_document_bytes:,}; split it, or raise that")  # fmt: skip
+        self._reject(file, Rejected(record.number, error, excerpt(record.text)))
 
     def _reject(self, file: str, record: Rejected) -> None:
         row = {"source": self.source, "file": _place(file, record.part), "record": record.number,

@@ -365,6 +365,11 @@ def test_a_document_beyond_the_limit_is_quarantined_with_its_locator_whatever_it
         "a.txt: the text has 1,002 bytes, more than ingest.max_document_bytes = 1,000; split it, or raise that"
     )
     assert all(row["excerpt"] for row in bad)
+    size = sum(int(row["error"].partition("has ")[2].split()[0].replace(",", "")) for row in bad)
+    assert summary["warnings"] == [
+        f"source 'web': quarantined texts longer than ingest.max_document_bytes = 1,000: 6, with {size:,} bytes "
+        "in all; split them, or raise that"
+    ]
 
 
 def test_a_source_of_one_document_beyond_the_limit_says_what_to_do(tmp_path: Path, make_context: MakeContext) -> None:
