@@ -121,7 +121,7 @@ def forbid_writing(scene: Scene) -> list[str]:
 
 def _is_told(done: subprocess.CompletedProcess[str], reason: str) -> list[str]:
     wrong = [] if done.returncode == 1 else [f"ended with code {done.returncode} instead of 1: {done.stdout[-300:]}"]
-    if reason not in done.stdout:
+    if reason.lower() not in done.stdout.lower():
         wrong.append(f"does not say {reason!r}: {done.stdout[-300:]}")
     return [*wrong, "ended with a traceback"] if "Traceback" in done.stdout else wrong
 

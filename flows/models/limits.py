@@ -22,6 +22,8 @@ Send = Callable[[Message], Awaitable[None]]
 Asgi = Callable[[Message, Receive, Send], Awaitable[None]]
 TAKEN = "gristmill.taken"
 """Under this name a request's scope has an ExitStack, which is closed when nobody answers it any more."""
+DISCARDED_BYTES = 8 << 20
+"""So much of a body that is too large is read and forgotten: a client that still sends hears no refusal."""
 HEADER_SECONDS = 10.0
 """From the opening of a connection, or the first byte of its next request, to the end of the headers."""
 
@@ -144,19 +146,18 @@ class Guard:
 
 async def _whole_body(scope: Message, receive: Receive, most: int) -> bytes | int | None:
     """The body; its size, or how much of it came, if it is too large; None where the client has gone."""
-    announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-    if int(announced) > most:
-        return int(announced)
-    body = bytearray()
-    while True:
+    announced = int(next((value for name, value in scope["headers"] if name == b"content-length"), b"0"))
+    if announced > DISCARDED_BYTES:
+        return announced
+    body, came, more = bytearray(), 0, True
+    while more and came <= DISCARDED_BYTES:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
-        body += message.get("body", b"")
-        if len(body) > most:
-            return len(body)
-        if not message.get("more_body", False):
-            return bytes(body)
+        came += len(message.get("body", b""))
+        body += message.get("body", b"") if max(announced, came) <= most else b""
+        more = message.get("more_body", False)
+    return bytes(body) if max(announced, came) <= most else max(announced, came)
 
 
 async def _wait_until_gone(receive: Receive) -> None:

@@ -10,15 +10,17 @@ import copy
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
 from gristmill.flows.models.find import ModelFolders
@@ -254,15 +256,20 @@ REFEREES: list[tuple[str, tuple[str, ...], Ask]] = [
 
 
 def print_findings(findings: Sequence[Finding]) -> None:
-    """Print the findings for people."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("referee", "measure"):
-        table.add_column(name, overflow="fold")
-    for name in ("ours", "theirs", "gap"):
-        table.add_column(name, justify="right")
-    table.add_column("")
-    for one in findings:
-        values: Mapping[str, float | None] = {"ours": one.ours, "theirs": one.theirs}
-        shown = ["-" if value is None else f"{value:.6g}" for value in values.values()]
-        table.add_row(one.referee, one.measure, *shown, "-" if one.gap is None else f"{one.gap:.1e}", one.verdict)
-    plain_console().print(table)
+    """Print the findings for people, those of each referee beneath its name."""
+    console = plain_console()
+    for referee, group in groupby(findings, lambda one: one.referee):
+        console.print(Text(referee, style="bold"))
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+        table.add_column(overflow="fold")
+        for _ in ("ours", "theirs", "gap"):
+            table.add_column(justify="right", no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_row("measure", "ours", "theirs", "gap", "", style="dim")
+        for one in group:
+            if one.gap is None:
+                console.print(Text(one.verdict))
+            else:
+                table.add_row(one.measure, f"{one.ours:.6g}", f"{one.theirs:.6g}", f"{one.gap:.1e}", one.verdict)
+        if table.row_count > 1:
+            console.print(table)

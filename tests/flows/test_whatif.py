@@ -66,7 +66,10 @@ def test_every_threshold_and_its_neighbours_are_counted_as_a_plain_count_says(
     assert words["seen"] == len(rows)
 
 
-def test_the_list_can_be_typed_as_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_can_be_typed_as_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     found = listed(tmp_path, [[(48, 5.0), (60, 5.0)]])
     print_thresholds(list(found.values()), "gristmill whatif m.yaml --set KEY=VALUE")
     lines = capsys.readouterr().out.splitlines()

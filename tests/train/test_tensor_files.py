@@ -145,7 +145,7 @@ print(peak() - before)
 def test_an_export_holds_some_tensors_in_memory_and_never_the_model(
     tmp_path: Path, make_model: Callable[[Shape], Llama]
 ) -> None:
-    """25 matrices of 8 MB and fewer; less than four of them are held at once, as read, converted and written."""
+    """25 matrices of 8 MB and fewer; less than eight of them are held at once, as read, converted and written."""
     shape = shape_of(Model(layers=12, width=512, heads=4, kv_heads=4, ffn_width=4096), 400, 24)
     with torch.device("meta"):
         sizes = {name: one.shape for name, one in Llama(shape).named_parameters()}
@@ -154,7 +154,7 @@ def test_an_export_holds_some_tensors_in_memory_and_never_the_model(
     assert weights > 300e6
     done = subprocess.run([sys.executable, "-c", MEASURE, str(tmp_path / "trained"), str(tmp_path / "out")],
                           capture_output=True, text=True, check=True)
-    assert int(done.stdout) < weights / 8
+    assert int(done.stdout) < weights / 6
     for path in tmp_path.rglob("*.safetensors"):
         path.unlink()
 
