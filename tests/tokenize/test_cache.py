@@ -121,6 +121,16 @@ def test_a_damaged_file_can_be_dropped_and_fetched_anew(tmp_path: Path) -> None:
     assert again.read_bytes() == b"tokens"
 
 
+def test_who_uses_a_file_keeps_nobody_from_fetching_it(tmp_path: Path) -> None:
+    """Another process may have fetched it between two looks, and holds on to it; waiting for that one would not end."""
+    user, other = FileCache(tmp_path, 100), FileCache(tmp_path, 100)
+    path = put(user, b"tokens")
+    assert path is not None
+    path.unlink()
+    assert other.get(named(b"tokens"), 6, writer(b"tokens"), wait=False) == path
+    assert path.read_bytes() == b"tokens"
+
+
 def test_a_process_that_is_killed_while_it_fetches_stands_in_nobody_s_way(tmp_path: Path) -> None:
     name, content = named(b"0123456789"), b"0123456789"
     with subprocess.Popen([sys.executable, "-c", FETCH_AND_HANG, str(tmp_path), name], stdout=subprocess.PIPE) as other:

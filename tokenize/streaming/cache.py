@@ -2,7 +2,8 @@
 
     <sha256>            a whole file; it appears when its content was checked and lies on the disk
     <sha256>.part       the same file while it is being fetched, as long as the whole from the beginning
-    <sha256>.lock       held shared by every process that uses the file, alone by the one that fetches or removes it
+    <sha256>.lock       held shared by every process that uses or fetches the file, alone by the one that removes it
+    <sha256>.fetch.lock held alone by the process that fetches it
     .lock               held alone while room is made
 
 The kernel drops a process's locks however it dies, so nothing has to be cleaned up behind one that was killed: its
@@ -14,11 +15,11 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-PART, LOCK = ".part", ".lock"
+PART, LOCK, FETCH = ".part", ".lock", ".fetch"
 
 
 class FileCache:
@@ -52,23 +53,25 @@ class FileCache:
         path = self._folder / sha256
         if sha256 in self._held:
             return path
-        lock = os.open(self._folder / f"{sha256}{LOCK}", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            # Between two locks another process may come: whatever was true before is looked at again.
-            while True:
-                if not _lock(lock, fcntl.LOCK_SH, wait):
+        with ExitStack() as stack:
+            used = self._opened(f"{sha256}{LOCK}", stack)
+            _lock(used, fcntl.LOCK_SH, wait=True)
+            if not _is_whole(path, size):
+                # Who fetches has a lock of its own: users keep theirs, and would let nobody fetch what is gone.
+                fcntl.flock(used, fcntl.LOCK_UN)
+                if not _lock(self._opened(f"{sha256}{FETCH}{LOCK}", stack), fcntl.LOCK_EX, wait):
                     return None
-                if _is_whole(path, size):
-                    os.utime(path)
-                    self._held[sha256], lock = lock, -1
-                    return path
-                if not _lock(lock, fcntl.LOCK_EX, wait):
-                    return None
+                _lock(used, fcntl.LOCK_SH, wait=True)
                 if not _is_whole(path, size) and not self._fetch(path, size, fetch, needed):
                     return None
-        finally:
-            if lock >= 0:
-                os.close(lock)
+            os.utime(path)
+            self._held[sha256] = os.dup(used)  # the same lock, which ends with its last descriptor
+        return path
+
+    def _opened(self, name: str, stack: ExitStack) -> int:
+        descriptor = os.open(self._folder / name, os.O_RDWR | os.O_CREAT, 0o644)
+        stack.callback(os.close, descriptor)
+        return descriptor
 
     def drop(self, sha256: str) -> None:
         """Remove a file that turned out to be damaged; who has it open keeps what it has open."""
