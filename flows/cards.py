@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.flows.facts import Facts, gather_facts, reading_notes, skipped_note, top_reasons, training
-from gristmill.flows.mixture_table import limits_note, mixture_rows, mixture_table, prefix_note, stage_table
-from gristmill.flows.pictures import curves, stacked_bars
-from gristmill.flows.report_documents import (
+from gristmill.flows.report.documents import (
     clusters_picture,
     funnel_picture,
     languages_picture,
@@ -18,7 +16,9 @@ from gristmill.flows.report_documents import (
     reasons_picture,
     tokens_kept,
 )
-from gristmill.flows.report_reinforcement import reward_points
+from gristmill.flows.report.mixture_table import limits_note, mixture_rows, mixture_table, prefix_note, stage_table
+from gristmill.flows.report.pictures import curves, stacked_bars
+from gristmill.flows.report.reinforcement import reward_points
 from gristmill.flows.run import Outcome
 from gristmill.flows.session import Session
 from gristmill.flows.summary import evaluation_rows, loss_rows, packing_rows, some_samples

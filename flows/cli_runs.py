@@ -65,7 +65,7 @@ def compare(
 ) -> None:
     """Show two runs side by side: manifests, outputs, funnels, mixtures, losses, held-out text."""
     from gristmill.flows.compare import UnknownRunError, compare_runs, find_run, write_comparison
-    from gristmill.flows.comparison_tables import print_comparison
+    from gristmill.flows.report.comparison_tables import print_comparison
 
     if html is not None:
         out_file("--html", html)
@@ -88,7 +88,7 @@ def report(
 ) -> None:
     """Write the report of what is committed as one self-contained HTML file."""
     from gristmill.dataprep.files import atomic_write
-    from gristmill.flows.report import render_report
+    from gristmill.flows.report.page import render_report
 
     target = out_file("--out", out)
     session = open_or_exit(manifest, set_, store)

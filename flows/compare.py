@@ -12,8 +12,8 @@ from typing import Any
 
 from gristmill.dataprep.files import read_json
 from gristmill.flows.facts import TRAINING_STAGES, Facts, funnel, training, with_tokens
-from gristmill.flows.mixture_table import mixture_rows
 from gristmill.flows.reasons import ABSENT, changed_keys
+from gristmill.flows.report.mixture_table import mixture_rows
 from gristmill.flows.stages import STAGES
 from gristmill.flows.status import run_state
 from gristmill.flows.store import Store, read_runs
@@ -153,9 +153,9 @@ def render_comparison(store: Store, records: Sequence[Mapping[str, Any]]) -> str
     """The comparison as one self-contained HTML file."""
     from html import escape
 
-    from gristmill.flows.comparison_tables import tables
-    from gristmill.flows.html import figure, page, table
-    from gristmill.flows.pictures import curves
+    from gristmill.flows.report.comparison_tables import tables
+    from gristmill.flows.report.html import figure, page, table
+    from gristmill.flows.report.pictures import curves
 
     found = compare_runs(store, *records)
     names = [run["run"] for run in found["runs"]]

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill.dataprep.files import as_path
-from gristmill.flows.report_evaluation import metric_values
+from gristmill.flows.report.evaluation import metric_values
 from gristmill.flows.terminal import plain_console
 from gristmill.mixtures.evaluation import Evaluate, Task
 from gristmill.mixtures.section import OutsidePath, Section

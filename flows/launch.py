@@ -15,7 +15,7 @@ from rich.text import Text
 from gristmill.dataprep.files import as_path, is_local
 from gristmill.dataprep.secrets import mask_secrets, mask_text
 from gristmill.flows.lease import LeaseLostError
-from gristmill.flows.report import write_report
+from gristmill.flows.report.page import write_report
 from gristmill.flows.run import StageFailedError
 from gristmill.flows.session import Session
 from gristmill.flows.terminal import LastingStream, TerminalObserver, plain_console

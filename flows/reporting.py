@@ -20,7 +20,7 @@ from gristmill.dataprep.secrets import mask_text
 from gristmill.flows.cards import live_card, run_card, stage_card
 from gristmill.flows.pace import LineBudget, Pace
 from gristmill.flows.process import Event
-from gristmill.flows.report_links import report_link
+from gristmill.flows.report.links import report_link
 from gristmill.flows.run import Observer, Outcome
 from gristmill.flows.runs import RunRecord
 from gristmill.flows.session import Session
@@ -218,7 +218,7 @@ def publish_refusal(what: str, error: Exception) -> None:
 
 def publish_run(session: Session, record: RunRecord) -> None:
     """Write the run's report, and show its summary and a link to it in the UI."""
-    from gristmill.flows.report import write_report
+    from gristmill.flows.report.page import write_report
 
     try:
         report = write_report(session, record)

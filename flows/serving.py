@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import cast
 
 from gristmill.dataprep.processes import end_with_parent
-from gristmill.flows.report_links import VARIABLE, serve_reports
+from gristmill.flows.report.links import VARIABLE, serve_reports
 from gristmill.flows.server_database import DATABASE_VARIABLE, check_database, database_environment
 from gristmill.flows.server_password import (
     CLIENT_VARIABLE,

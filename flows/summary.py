@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill.flows.facts import TRAINING_STAGES, Facts, gather_facts, reading_notes, skipped_note, top_reasons
-from gristmill.flows.mixture_table import limits_note, mixture_table, prefix_note, stage_table
-from gristmill.flows.report_examples import prepared_rows
-from gristmill.flows.report_reinforcement import reinforcement_details
+from gristmill.flows.report.examples import prepared_rows
+from gristmill.flows.report.mixture_table import limits_note, mixture_table, prefix_note, stage_table
+from gristmill.flows.report.reinforcement import reinforcement_details
 from gristmill.flows.session import Session
 
 SAMPLES = 3
@@ -76,7 +76,7 @@ def print_examples(facts: Facts, console: Console) -> None:
 
 def print_tokens(facts: Facts, console: Console) -> None:
     """How the tokenizer fits each source."""
-    from gristmill.flows.report_tokens import HEADER, describe_vocabulary, group_rows
+    from gristmill.flows.report.tokens import HEADER, describe_vocabulary, group_rows
 
     # What fits a narrow terminal; the report has all.
     shown = [HEADER.index(name) for name in ("tokens", "MB", "bytes/token", "tokens/word")]

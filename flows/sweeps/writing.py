@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.text import Text
 
 from gristmill.dataprep.files import atomic_write, write_json
-from gristmill.flows.html import STYLE, figure, table
 from gristmill.flows.manifest_text import set_keys
-from gristmill.flows.pictures import predicted_and_measured, stacked_bars
 from gristmill.flows.provenance.printing import new_table
+from gristmill.flows.report.html import STYLE, figure, table
+from gristmill.flows.report.pictures import predicted_and_measured, stacked_bars
 from gristmill.flows.terminal import plain_console
 from gristmill.mixtures.load import load_manifest, parse_manifest
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from gristmill.dataprep.files import write_json
 from gristmill.flows.cli import app
 from gristmill.flows.compare import UnknownRunError, compare_runs, find_run, keyed, stages_of
-from gristmill.flows.comparison_tables import pair
+from gristmill.flows.report.comparison_tables import pair
 from gristmill.flows.store import Store
 
 FINGERPRINTS = {"ingest": "a" * 64, "dedup": "b" * 64, "mix": "c" * 64, "pretrain": "d" * 64}

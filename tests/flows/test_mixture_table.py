@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from gristmill.flows.mixture_table import limits_note, mixture_table, stage_table
-from gristmill.flows.report import tokens
+from gristmill.flows.report.mixture_table import limits_note, mixture_table, stage_table
+from gristmill.flows.report.page import tokens
 from gristmill.flows.summary import print_mixture
 
 PACKED: dict[str, Any] = {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gristmill.flows.report import packing
+from gristmill.flows.report.page import packing
 from gristmill.flows.summary import packing_rows, print_packing
 
 

@@ -18,7 +18,7 @@ from gristmill.flows.explain import journey
 from gristmill.flows.facts import gather_facts
 from gristmill.flows.lookup import DocumentNotFoundError
 from gristmill.flows.predict import _Watch
-from gristmill.flows.report_examples import example_sections, preferences, prepared_rows
+from gristmill.flows.report.examples import example_sections, preferences, prepared_rows
 from gristmill.flows.session import Session, open_session
 from gristmill.flows.summary import print_examples
 from gristmill.flows.whatif import compare

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gristmill.flows.report import masks
-from gristmill.flows.report_alignment import (
+from gristmill.flows.report.alignment import (
     answers_of,
     distillation,
     preference_effects,
@@ -18,6 +17,7 @@ from gristmill.flows.report_alignment import (
     rounding,
     unlearned,
 )
+from gristmill.flows.report.page import masks
 from gristmill.flows.summary import loss_rows
 from gristmill.train.evaluation.intervals import share_with_interval
 

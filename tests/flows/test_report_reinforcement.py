@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gristmill.flows.report_reinforcement import reinforcement, reinforcement_details, reward_points
+from gristmill.flows.report.reinforcement import reinforcement, reinforcement_details, reward_points
 
 LINES: list[dict[str, Any]] = [
     {"step": step, "loss": 0.0, "reward": 0.1 * step, "rewards/exact": 0.05 * step, "rewards/format": 0.05 * step,

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from gristmill.flows.facts import Facts
-from gristmill.flows.html import details, figure, table
+from gristmill.flows.report.html import details, figure, table
 
 REWARD, OF_REWARDS = "reward", "rewards/"
 EXCERPT = 300
@@ -17,7 +17,7 @@ Points = dict[str, list[tuple[float, float]]]
 
 def reinforcement(facts: Facts) -> str:
     """The section, or nothing where no model was reinforced."""
-    from gristmill.flows.pictures import curves
+    from gristmill.flows.report.pictures import curves
 
     summary, lines = facts["summaries"].get("rl", {}), facts["training"].get("rl", [])
     rewards = reward_points(lines)

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from gristmill.flows.facts import Facts
-from gristmill.flows.html import figure, table
+from gristmill.flows.report.html import figure, table
 from gristmill.flows.summary import evaluated_models, evaluation_rows
 
 
@@ -34,7 +34,7 @@ def held_out(facts: Facts) -> str:
 
 def tasks(facts: Facts) -> str:
     """Every task's metrics for every model, what changed between models, and reliability plots."""
-    from gristmill.flows.pictures import reliability
+    from gristmill.flows.report.pictures import reliability
 
     rows, plots = [], []
     for model, measured in evaluated_models(facts):

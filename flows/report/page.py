@@ -10,14 +10,14 @@ from typing import Any
 from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.secrets import mask_known, mask_secrets
 from gristmill.flows.facts import Facts, gather_facts
-from gristmill.flows.html import contents, details, figure, listing, page, table
-from gristmill.flows.mixture_table import limits_note, mixture_rows, mixture_table, prefix_note, stage_table
-from gristmill.flows.report_alignment import distillation, preference_effects, reward_model, rounding
-from gristmill.flows.report_documents import document_sections
-from gristmill.flows.report_evaluation import evaluation_sections
-from gristmill.flows.report_examples import dropped_before, example_sections, preferences
-from gristmill.flows.report_reinforcement import reinforcement
-from gristmill.flows.report_tokens import tokenizer_section
+from gristmill.flows.report.alignment import distillation, preference_effects, reward_model, rounding
+from gristmill.flows.report.documents import document_sections
+from gristmill.flows.report.evaluation import evaluation_sections
+from gristmill.flows.report.examples import dropped_before, example_sections, preferences
+from gristmill.flows.report.html import contents, details, figure, listing, page, table
+from gristmill.flows.report.mixture_table import limits_note, mixture_rows, mixture_table, prefix_note, stage_table
+from gristmill.flows.report.reinforcement import reinforcement
+from gristmill.flows.report.tokens import tokenizer_section
 from gristmill.flows.runs import RunRecord
 from gristmill.flows.session import Session
 from gristmill.flows.status import duration
@@ -75,7 +75,7 @@ def tokens(facts: Facts) -> str:
     """Tokenizer and mixture."""
     if "packed" not in facts:
         return ""
-    from gristmill.flows.pictures import stacked_bars
+    from gristmill.flows.report.pictures import stacked_bars
 
     rows = mixture_rows(facts)
     summary = facts["summaries"].get("tokenizer", {})
@@ -114,7 +114,7 @@ def training(facts: Facts) -> str:
     """Loss curves, in total and per source."""
     if not facts["training"]:
         return ""
-    from gristmill.flows.pictures import curves
+    from gristmill.flows.report.pictures import curves
 
     parts = ["<h2>Training</h2>"]
     for stage, record in facts["training"].items():
@@ -218,7 +218,7 @@ def samples(facts: Facts) -> str:
 
 def costs(facts: Facts) -> str:
     """Time, processor time, memory and disk of every stage."""
-    from gristmill.flows.pictures import stacked_bars
+    from gristmill.flows.report.pictures import stacked_bars
 
     done = [stage for stage in facts["stages"] if stage["seconds"] is not None]
     if not done:

@@ -7,7 +7,7 @@ from typing import Any
 
 from gristmill.flows.explain import shorten_text
 from gristmill.flows.facts import Facts, top_reasons
-from gristmill.flows.html import details, table
+from gristmill.flows.report.html import details, table
 
 SECTIONS = ("sft", "dpo")
 TITLES = {"sft": "fine-tuning", "dpo": "preferences"}

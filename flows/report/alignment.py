@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from gristmill.flows.facts import Facts
-from gristmill.flows.html import details, figure, table
+from gristmill.flows.report.html import details, figure, table
 
 
 def distillation(facts: Facts) -> str:
@@ -15,7 +15,7 @@ def distillation(facts: Facts) -> str:
     lines = [line for line in facts["training"].get("sft", []) if "divergence" in line]
     if summary is None:
         return ""
-    from gristmill.flows.pictures import curves
+    from gristmill.flows.report.pictures import curves
 
     rows = [["tokens of the teacher", f"{summary['tokens']:,}"], ["ids kept per token", f"{summary['top_k']}"],
             ["mass of the others", f"{summary['rest_mass']:.3%}"], ["temperature", f"{summary['temperature']:g}"],
@@ -35,7 +35,7 @@ def reward_model(facts: Facts) -> str:
     summary = facts["summaries"].get("reward")
     if summary is None:
         return ""
-    from gristmill.flows.pictures import curves
+    from gristmill.flows.report.pictures import curves
 
     found, lines = summary["held_out"], facts["training"].get("reward", [])
     measured = {name: [(line["step"], line[f"scores/{name}"]) for line in lines if f"scores/{name}" in line]
@@ -59,7 +59,7 @@ def preference_effects(facts: Facts) -> str:
     lines = [line for line in facts["training"].get("dpo", []) if "fell/chosen" in line and "fell/rejected" in line]
     if not lines:
         return ""
-    from gristmill.flows.pictures import curves
+    from gristmill.flows.report.pictures import curves
 
     summary = facts["summaries"].get("dpo", {})
     alarm = summary.get("chosen_decline", {}).get("alarm_step")

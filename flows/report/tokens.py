@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from gristmill.flows.facts import Facts
-from gristmill.flows.html import details, table
+from gristmill.flows.report.html import details, table
 
 MOST_LANGUAGES = 20
 HEADER = ["documents", "MB", "tokens", "bytes/token", "characters/token", "tokens/word"]

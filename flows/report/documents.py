@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gristmill.flows import pictures
 from gristmill.flows.facts import Facts, top_reasons
-from gristmill.flows.html import details, figure, listing, table
+from gristmill.flows.report import pictures
+from gristmill.flows.report.html import details, figure, listing, table
 
 MOST_REASONS = 20
 MOST_BARS = 12

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from gristmill.flows.pictures import ON_DARK
+from gristmill.flows.report.pictures import ON_DARK
 
 
 def _variables(colours: Mapping[str, str]) -> str:
