@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.dataprep.files import as_path
-from gristmill.mixtures.compute import Compute
-from gristmill.mixtures.parallel import Parallel
-from gristmill.mixtures.streaming import Stream
-from gristmill.mixtures.watching import Profile, Wandb
+from gristmill.mixtures.engine import Compute, Parallel, Profile, Stream, Wandb
 
 EVENT_PREFIX = "@gristmill "
 """Lines of a stage process that begin so are events in JSON; all others are log."""

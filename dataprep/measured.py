@@ -7,13 +7,11 @@ from typing import Any
 
 from gristmill.mixtures.clean import Clean
 from gristmill.mixtures.decontaminate import Decontaminate
-from gristmill.mixtures.dedup import Dedup
-from gristmill.mixtures.dedup_lines import DedupLines
-from gristmill.mixtures.dedup_substrings import DedupSubstrings
-from gristmill.mixtures.language import LanguageId
+from gristmill.mixtures.dedup import Dedup, DedupLines, DedupSubstrings
+from gristmill.mixtures.filter import Filter
+from gristmill.mixtures.langid import LanguageId
 from gristmill.mixtures.prepare import Step
 from gristmill.mixtures.quality import Quality
-from gristmill.mixtures.rules import Filter
 
 
 def measured_by(step: Step) -> list[str]:

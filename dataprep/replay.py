@@ -21,8 +21,8 @@ from gristmill.dataprep.documents import read_annotations, read_documents
 from gristmill.dataprep.judges.langid import best_match, wanted_languages
 from gristmill.dataprep.judges.language_codes import Language
 from gristmill.mixtures.decontaminate import Decontaminate
-from gristmill.mixtures.language import LanguageId
-from gristmill.mixtures.rules import Filter
+from gristmill.mixtures.filter import Filter
+from gristmill.mixtures.langid import LanguageId
 from gristmill.mixtures.section import Judging
 
 JUDGEMENT_COLUMNS = ("keep", "reason")

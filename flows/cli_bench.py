@@ -31,7 +31,7 @@ def bench(
     the same bytes all the same.
     """
     from gristmill.flows.bench import AREAS, print_rows
-    from gristmill.mixtures.yaml_files import did_you_mean
+    from gristmill.mixtures.yaml_text import did_you_mean
 
     if markdown is not None:
         out_file("--markdown", markdown)

@@ -44,7 +44,7 @@ def trace(
     from gristmill.flows.lookup import DocumentNotFoundError
     from gristmill.flows.provenance import printing
     from gristmill.flows.provenance.readings import SECTIONS, TraceError, reading_of
-    from gristmill.mixtures.yaml_files import did_you_mean
+    from gristmill.mixtures.yaml_text import did_you_mean
 
     if stage not in SECTIONS:
         fail(f"no such training: {stage!r}{did_you_mean(stage, SECTIONS) or ';'} trainings are {', '.join(SECTIONS)}",

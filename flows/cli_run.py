@@ -44,7 +44,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON for scripts.")] = False,
 ) -> None:
     """Run a manifest: what is committed is reused, what is unfinished goes on."""
-    from gristmill.mixtures.yaml_files import did_you_mean
+    from gristmill.mixtures.yaml_text import did_you_mean
 
     settings = [*(set_ or []), *(["engine.deterministic=true"] if deterministic else [])]
     session = open_or_exit(manifest, settings, store, until=until, exactly=True, verify_inputs=verify_inputs)

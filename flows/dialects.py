@@ -23,7 +23,7 @@ from gristmill.flows.lookup import committed_inputs
 from gristmill.flows.session import Session
 from gristmill.flows.summary import plain_table, section
 from gristmill.flows.terminal import plain_console
-from gristmill.mixtures.rules import Filter, GopherQuality, GopherRepetition, GopherRules, Rules
+from gristmill.mixtures.filter import Filter, GopherQuality, GopherRepetition, GopherRules, Rules
 
 EXAMPLES = 5
 BATCH_DOCUMENTS = 1000

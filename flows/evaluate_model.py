@@ -15,7 +15,7 @@ from gristmill.flows.report.evaluation import metric_values
 from gristmill.flows.terminal import plain_console
 from gristmill.mixtures.evaluation import Evaluate, Task
 from gristmill.mixtures.section import OutsidePath, Section
-from gristmill.mixtures.yaml_files import YamlFileError, problems_of, read_yaml
+from gristmill.mixtures.yaml_text import YamlFileError, problems_of, read_yaml
 
 
 class EvaluationError(ValueError):

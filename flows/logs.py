@@ -11,7 +11,7 @@ from pathlib import Path
 from gristmill.flows.lease import highest, running_owner
 from gristmill.flows.session import Session
 from gristmill.flows.status import stage_states
-from gristmill.mixtures.yaml_files import did_you_mean
+from gristmill.mixtures.yaml_text import did_you_mean
 
 FOLLOW_SECONDS = 0.5
 BLOCK_BYTES = 1 << 16

@@ -13,8 +13,7 @@ from gristmill.flows.session import Session
 from gristmill.flows.stages import Node
 from gristmill.flows.status import ACTIONS, stage_states
 from gristmill.flows.store import StageFolder
-from gristmill.mixtures.context import context_warnings
-from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.manifest import Manifest, context_warnings
 from gristmill.mixtures.training import HOW_KEYS
 
 TRAININGS = ("pretrain", "sft", "reward", "dpo", "rl")

@@ -17,7 +17,7 @@ from gristmill.flows.store import StageFolder, Store
 from gristmill.flows.store_location import store_at
 from gristmill.mixtures.load import ManifestError, open_manifest
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.yaml_files import did_you_mean
+from gristmill.mixtures.yaml_text import did_you_mean
 
 
 @dataclass(frozen=True)

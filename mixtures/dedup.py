@@ -1,8 +1,10 @@
-"""The section `dedup`: which documents count as duplicates, and which of them survive."""
+"""The sections `dedup`, `dedup_lines` and `dedup_substrings`: what repeats in the corpus, and what of it stays."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
 
 from gristmill.mixtures.section import Fraction, Judging, OutsidePath, Positive, Section
 
@@ -48,3 +50,73 @@ class Dedup(Judging):
     index: bool = True
     """Write the index that a later run needs to name this output in its `against`: about 3.5 bytes per word and 170 per
     document that is kept, or 60 % of the size of plain English text."""
+
+
+NotNegative = Annotated[int, Field(ge=0)]
+
+
+class DedupLines(Judging):
+    """Each distinct line stays in one document of the corpus (Raffel et al. 2020, section 2.2, the C4 data set)."""
+
+    unit: Literal["line", "paragraph"] = "line"
+    """What is compared: lines, or paragraphs (what lies between runs of two newlines or more)."""
+    normalise: Literal["strip", "strip_lower"] = "strip_lower"
+    """`strip` compares without white space at both ends; `strip_lower` ignores case as well, as C4 does."""
+    min_words: NotNegative = 5
+    """Units with fewer words (`str.split`) are left alone, so that code and verse keep theirs.
+
+    C4 drops lines of fewer than 5 words before it looks for duplicates (`_MIN_WORDS_PER_LINE` in c4_utils.py).
+    """
+    min_characters: NotNegative = 0
+    """Units with fewer code points are left alone; for scripts without spaces, with `min_words: 1`."""
+    min_documents: Annotated[int, Field(ge=2)] = 2
+    """A unit is repeated if at least so many documents have it; raise it to remove boilerplate alone."""
+    action: Literal["keep_one", "cut_all"] = "keep_one"
+    """What happens to a repeated unit: the document with the smallest id (a hash) keeps it, or nobody does."""
+    within_documents: bool = True
+    """Cut later copies inside one document too, however many documents have the unit."""
+    max_removed_line_ratio: Fraction = 1.0
+    """Documents that lose a larger share of the code points of their units are dropped; so are those left empty."""
+
+    @property
+    def edits_text(self) -> bool:
+        """Whether the stage changes texts, beside keeping or dropping them."""
+        return True
+
+
+class DedupSubstrings(Judging):
+    """Exact substrings of many words (Lee et al. 2022, "Deduplicating training data makes language models better").
+
+    Two passages are the same if all their bytes are. They begin and end at words: lower-cased runs of letters, digits
+    and underscores, or single characters of scripts without spaces.
+    """
+
+    min_words: Annotated[int, Field(ge=2)] = 50
+    """Shortest repeated passage that is cut. Lee et al. cut from 50 tokens on, which are some 40 English words."""
+    certain_words: Annotated[int, Field(ge=2)] = 75
+    """Repeated passages of so many words are found for certain; shorter ones only by chance.
+
+    The closer to `min_words`, the more is moved between shards: about one hash per
+    `(certain_words - min_words + 2) / 2` words of text. Where both are equal every passage is found.
+    """
+    action: Literal["cut", "drop"] = "cut"
+    """Cut every copy but the first (in the document with the smallest id, a hash), or drop documents by their share."""
+    max_duplicated_substring_ratio: Fraction = 1.0
+    """Documents of whose words a larger share is in copies are dropped; with `cut` so are those left empty."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DedupSubstrings:
+        if self.certain_words < self.min_words:
+            raise ValueError(
+                f"certain_words ({self.certain_words}) must be at least min_words ({self.min_words}); raise it"
+            )
+        if self.action == "drop" and self.max_duplicated_substring_ratio == 1.0:
+            raise ValueError(
+                "with action `drop` nothing happens unless max_duplicated_substring_ratio is below 1; set it"
+            )
+        return self
+
+    @property
+    def edits_text(self) -> bool:
+        """Whether the stage changes texts, beside keeping or dropping them."""
+        return self.action == "cut"

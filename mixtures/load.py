@@ -10,13 +10,12 @@ from typing import Any, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from gristmill.mixtures.filter import Filter, Rules
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.mix_problems import mix_problems, weighed_sources
+from gristmill.mixtures.mix import mix_problems, weighed_sources
 from gristmill.mixtures.prepare import PREPARE_SECTIONS
-from gristmill.mixtures.rules import Filter, Rules
 from gristmill.mixtures.section import OutsidePath
-from gristmill.mixtures.yaml_files import did_you_mean, in_words, why_invalid, why_unreadable
-from gristmill.mixtures.yaml_text import compose_yaml, parse_yaml
+from gristmill.mixtures.yaml_text import compose_yaml, did_you_mean, in_words, parse_yaml, why_invalid, why_unreadable
 
 Location = tuple[str | int, ...]
 KEPT_TOKEN_NAMES = ("token", "password", "secret", "api_key")

@@ -11,20 +11,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from gristmill.mixtures.compute import Compute
+from gristmill.mixtures.engine import Compute, Parallel, Profile, Stream, Wandb
 from gristmill.mixtures.evaluation import Evaluate, Export
 from gristmill.mixtures.mix import Mix
-from gristmill.mixtures.parallel import Parallel
 from gristmill.mixtures.posttraining import Dpo, Sft
 from gristmill.mixtures.prepare import Step
-from gristmill.mixtures.reinforcement import Rl
-from gristmill.mixtures.reward import Reward
+from gristmill.mixtures.reinforcement import Reward, Rl
 from gristmill.mixtures.section import NAME_PATTERN, Positive, Section
 from gristmill.mixtures.sources import Ingest, Source
-from gristmill.mixtures.streaming import Stream
 from gristmill.mixtures.tokenizer import Tokenizer
 from gristmill.mixtures.training import Pretrain
-from gristmill.mixtures.watching import Profile, Wandb
 
 
 class Engine(Section):
@@ -128,3 +124,36 @@ class Manifest(Section):
             return value
         return {key: ({} if item is None and key in ("tokenizer", "evaluate", "export") else item)
                 for key, item in value.items()}
+
+
+MODELS = ("pretrain", "sft", "dpo", "rl")
+"""Sections that make a model, in the order in which they train it."""
+
+
+def beyond_context(stage: str, length: int, trained: int) -> str:
+    """What a person should know of a tuning whose rows are longer than all before."""
+    return (f"{stage}: its rows have {length} tokens, but the model was trained on {trained} at the most: the rotary "
+            f"positions behind those are new to it, and a short tuning may not teach them; look at long answers, lower "
+            f"{stage}.sequence_length, or stretch positions with pretrain.model.rope_scaling")
+
+
+def context_warnings(manifest: Manifest, trained: int) -> dict[str, str]:
+    """Stage -> warning, for each tuning whose rows are longer than those that its model was trained on.
+
+    Args:
+        manifest: of the whole run.
+        trained: the context of the pre-trained model.
+    """
+    contexts, warnings = {"pretrain": trained}, {}
+    for stage in ("sft", "reward", "dpo", "rl"):
+        section = getattr(manifest, stage)
+        if section is None:
+            continue
+        start = next(name for name in reversed(MODELS) if name in contexts)
+        if stage == "rl" and section.start_from in contexts:
+            start = section.start_from
+        length = section.sequence_length or 0
+        if length > contexts[start]:
+            warnings[stage] = beyond_context(stage, length, contexts[start])
+        contexts[stage] = max(contexts[start], length)
+    return warnings

@@ -7,13 +7,102 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from gristmill.mixtures.adapters import LinearLayer, Lora, RoundedBase
 from gristmill.mixtures.decontaminate import Decontaminate
-from gristmill.mixtures.distillation import Distill
 from gristmill.mixtures.optimizer import TuningOptimizer
-from gristmill.mixtures.prepare_examples import Prepared
+from gristmill.mixtures.prepare import Prepared
 from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section
 from gristmill.mixtures.training import Precision, Training
+
+LinearLayer = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+"""The linear layers of a decoder's layer, by the names that transformers and PEFT give them."""
+
+RoundedBase = Literal["nf4", "int8"]
+"""How many bits a frozen weight has, and which."""
+
+
+class Lora(Section):
+    """Low-rank adaptation (Hu et al. 2022): the model is frozen, and W x becomes W x + scale B A x.
+
+    The stage's model has the adapters merged into its weights; beside it lies `adapter/`, which PEFT loads. A learning
+    rate ten times that of a full training is usual (alignment-handbook's recipe for Zephyr: 2e-4 for 2e-5).
+    """
+
+    rank: Positive = 16
+    """Rows of A and columns of B (alignment-handbook's recipe for Zephyr: 16)."""
+    alpha: PositiveFloat = 16.0
+    """The scale is alpha / rank (the same recipe: 16)."""
+    rslora: bool = False
+    """Scale by alpha / sqrt(rank), so that large ranks learn as fast as small ones (Kalajdzievski 2023)."""
+    dora: bool = False
+    """Train each output's magnitude apart from its direction (Liu et al. 2024, equation 5)."""
+    targets: Annotated[tuple[LinearLayer, ...], Field(min_length=1)] | None = None
+    """The linear layers that get adapters, in every layer; all that the model has if absent (Dettmers et al. 2023,
+    section 4: it takes all of them to match a full fine-tuning)."""
+    base: RoundedBase | None = None
+    """Hold the adapted layers' frozen weights in fewer bits (QLoRA, Dettmers et al. 2023): `nf4` in 4 (bitsandbytes,
+    extra `quant`; 0.52 bytes a weight), `int8` in 8, with a scale per row. Every process then holds all of them. The
+    adapters learn what rounding took away along with the task, and the stage's model is the rounded one with them
+    merged; a reference is rounded alike. float32 if absent. Not together with `dora` or `engine.compute.compile`."""
+
+    @model_validator(mode="after")
+    def _has_rows_to_measure(self) -> Self:
+        if self.base is not None and self.dora:
+            raise ValueError("lora.dora takes the norms of the frozen weights' rows in every step, which lora.base has "
+                             "rounded; remove one of the two")
+        return self
+
+    @property
+    def scale(self) -> float:
+        """What B A is multiplied with."""
+        return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+
+
+Divergence = Literal["forward", "reverse", "jsd"]
+BETA = 0.5
+
+
+class TeacherKeys(Section):
+    """What the stage `teacher` is told of `sft.distill`: all that a teacher's distributions depend on."""
+
+    teacher: Literal["pretrain"] | OutsidePath
+    """A model's folder (config.json with its weights, ours or transformers'), whose vocabulary must be the run's own;
+    or `pretrain`: the run's own model before the fine-tuning, which then holds it where it was."""
+    temperature: PositiveFloat = 1.0
+    """What logits of both models are divided by (Hinton et al. 2015, equation 1); the divergence is multiplied with its
+    square, so that gradients keep their size (section 2)."""
+    top_k: Positive | Literal["all"] = 64
+    """How many of the teacher's likeliest ids are kept per trained token, 8 bytes each, with the mass of all others as
+    one more outcome: the divergence is then a lower bound of the whole one. `all` keeps the whole distribution."""
+
+
+class Distill(TeacherKeys):
+    """Learn a teacher's distributions on the trained tokens of `sft`, which the stage `teacher` keeps beforehand."""
+
+    kind: Divergence = "forward"
+    """`forward`: KL(teacher || student), which covers what the teacher may say; `reverse`: KL(student || teacher),
+    which avoids what it would not (Gu et al. 2024); `jsd`: the generalised Jensen-Shannon divergence between them
+    (Agarwal et al. 2024, equation 1)."""
+    beta: Annotated[float, Field(gt=0.0, lt=1.0)] = BETA
+    """For `jsd`: the teacher's share of the mixture that both are compared with (near 0 as `forward`, near 1 as
+    `reverse`, but for a factor)."""
+    weight: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
+    """Of the divergence; the labels' loss has the rest (torchtune's recipes: 0.5)."""
+
+    @model_validator(mode="after")
+    def _beta_is_used(self) -> Self:
+        if self.beta != BETA and self.kind != "jsd":
+            raise ValueError(f"sft.distill.beta means nothing to the divergence {self.kind}; choose jsd, or remove it")
+        return self
+
+
+class Teach(TeacherKeys):
+    """The recipe of the stage `teacher`."""
+
+    precision: Precision = "auto"
+    """Compute dtype, that of `sft`."""
+    micro_batch_size: Positive = 16
+    """Rows per forward pass on one rank at the most."""
+
 
 PreferenceLoss = Literal[
     "sigmoid", "cdpo", "robust", "hinge", "ipo", "ipo_sum", "sigmoid_norm", "simpo", "orpo", "kto"]

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from gristmill.dataprep.files import as_path, canonical_json, read_json
 from gristmill.dataprep.row_groups import read_matching
-from gristmill.mixtures.streaming import Stream
+from gristmill.mixtures.engine import Stream
 from gristmill.tokenize.boundaries import Boundaries, boundaries_of, join, read_boundaries
 from gristmill.tokenize.order import Order, sources_of_rows
 from gristmill.tokenize.packed_files import (

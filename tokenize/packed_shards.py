@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gristmill.dataprep.files import REPAIR, is_local
-from gristmill.mixtures.streaming import Stream
+from gristmill.mixtures.engine import Stream
 from gristmill.tokenize.gather import ALL_THERE, DAMAGED, NO_SUCH_ROW, by_shard, gather_mapped
 from gristmill.tokenize.packed_files import PackedSetError, check_content, check_size, read_tokens
 from gristmill.tokenize.streaming.buffers import Buffers

@@ -21,10 +21,7 @@ from gristmill.dataprep.context import Context, input_fingerprints, print_event,
 from gristmill.dataprep.files import as_path, create_exclusively, read_json, write_json
 from gristmill.dataprep.processes import end_with_parent, measure_cost
 from gristmill.dataprep.secrets import mask_addresses, mask_text, restore_secrets
-from gristmill.mixtures.compute import Compute
-from gristmill.mixtures.parallel import Parallel
-from gristmill.mixtures.streaming import Stream
-from gristmill.mixtures.watching import Profile, Wandb
+from gristmill.mixtures.engine import Compute, Parallel, Profile, Stream, Wandb
 from gristmill.train.host_memory import keep_freed_memory
 from gristmill.train.loop import mirror
 from gristmill.train.loop.stopping import EXIT_TERMINATED, StoppedError, stop_on_sigterm

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import as_path
-from gristmill.mixtures.context import beyond_context
+from gristmill.mixtures.manifest import beyond_context
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.training import Pretrain, Training
 from gristmill.tokenize.origins import known_of

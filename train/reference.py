@@ -18,8 +18,7 @@ import torch
 from torch import nn
 
 from gristmill.dataprep.context import Context
-from gristmill.mixtures.adapters import Lora
-from gristmill.mixtures.posttraining import Reference
+from gristmill.mixtures.posttraining import Lora, Reference
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.model import tuned_model
 from gristmill.train.models.weights import read_shape, stored

@@ -21,8 +21,8 @@ from gristmill.dataprep.context import Context
 from gristmill.dataprep.examples.sets import set_names
 from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.reading.preference_audit import warnings_of
-from gristmill.mixtures.adapters import Lora
-from gristmill.mixtures.reward import Reward
+from gristmill.mixtures.posttraining import Lora
+from gristmill.mixtures.reinforcement import Reward
 from gristmill.train.adapters.frozen import describe_rounding
 from gristmill.train.adapters.lora import adapted_flops_per_token, merged
 from gristmill.train.adapters.model import tuned_model

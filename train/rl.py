@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import as_path, write_json
-from gristmill.mixtures.reinforcement import Rl
-from gristmill.mixtures.rewards import name_of
+from gristmill.mixtures.reinforcement import Rl, name_of
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.files import settle_adapters

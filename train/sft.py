@@ -18,8 +18,7 @@ from torch import nn
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import read_json, write_json
-from gristmill.mixtures.distillation import Distill
-from gristmill.mixtures.posttraining import ElasticConsolidation, Tuning
+from gristmill.mixtures.posttraining import Distill, ElasticConsolidation, Tuning
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.files import settle_adapters
 from gristmill.train.adapters.frozen import describe_rounding

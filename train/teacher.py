@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import as_path, write_json
-from gristmill.mixtures.distillation import Teach, TeacherKeys
+from gristmill.mixtures.posttraining import Teach, TeacherKeys
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.stream import micro_batches
 from gristmill.train.models.shape import Shape

@@ -19,7 +19,7 @@ import pyarrow as pa
 from gristmill.dataprep.benchmarks.bench import DOCUMENTS, rate, synthetic_texts
 from gristmill.dataprep.filtering import gopher
 from gristmill.dataprep.filtering.rules import failures, first_failures
-from gristmill.mixtures.rules import GopherQuality, GopherRepetition
+from gristmill.mixtures.filter import GopherQuality, GopherRepetition
 
 BOOKS = Path("../shared/data/text/books.jsonl.zst")
 PROSE_BYTES = 20_000_000

@@ -41,8 +41,8 @@ from gristmill.dataprep.judges.models import MODEL_SHA256, ModelError, find_mode
 from gristmill.dataprep.reading import ingest
 from gristmill.dataprep.reading.sources import find_files
 from gristmill.mixtures.dedup import Dedup
-from gristmill.mixtures.language import LanguageId
-from gristmill.mixtures.rules import Filter
+from gristmill.mixtures.filter import Filter
+from gristmill.mixtures.langid import LanguageId
 from gristmill.mixtures.sources import Ingest, Source
 
 WORKERS = 2

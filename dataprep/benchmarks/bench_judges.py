@@ -17,7 +17,7 @@ from gristmill.dataprep.judges.arpa import read_arpa
 from gristmill.dataprep.judges.langid import measure, wanted_languages
 from gristmill.dataprep.judges.models import MODEL_SHA256, find_model, load_model
 from gristmill.dataprep.judges.ngram_tables import score_texts
-from gristmill.mixtures.language import LanguageId
+from gristmill.mixtures.langid import LanguageId
 
 DOCUMENTS = 2000
 REPEATS = 5

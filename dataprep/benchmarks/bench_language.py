@@ -20,7 +20,7 @@ from gristmill.dataprep.benchmarks.public_data import data_folder
 from gristmill.dataprep.judges.langid import identify, view
 from gristmill.dataprep.judges.language_codes import parse_label, short_code
 from gristmill.dataprep.judges.models import MODEL_NAME, MODEL_SHA256, find_model, load_model
-from gristmill.mixtures.language import LanguageId
+from gristmill.mixtures.langid import LanguageId
 
 LIKE_THE_MODEL = {"nob": "no", "als": "sq", "nds": "nds"}
 """Codes for which lid.176, trained on Wikipedia, has a name of its own: its `als` is Alemannic, `no` is Bokmål."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from gristmill.dataprep.benchmarks.bench import library_texts, rate
 from gristmill.dataprep.filtering.rule_sets import measure
-from gristmill.mixtures.rules import Rules
+from gristmill.mixtures.filter import Rules
 
 DOCUMENTS, PEER_DOCUMENTS = 3000, 60
 """datatrove is slow: it gets the first documents only; rates are per byte."""

@@ -28,7 +28,7 @@ from gristmill.dataprep.passages.dedup_substrings import apply
 from gristmill.dataprep.passages.lines import find_units
 from gristmill.dataprep.passages.ngram_index import build_index, find_ngrams
 from gristmill.dataprep.passages.substring_plan import Plan
-from gristmill.mixtures.dedup_substrings import DedupSubstrings
+from gristmill.mixtures.dedup import DedupSubstrings
 
 DOCUMENTS = 2000
 PASSAGE_DOCUMENTS = 6000

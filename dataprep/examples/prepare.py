@@ -33,7 +33,7 @@ from gristmill.dataprep.examples.views import view_of, view_text
 from gristmill.dataprep.files import write_json
 from gristmill.dataprep.reading.examples import Example, ExamplesError, ExampleSet, Kind, read_set
 from gristmill.mixtures.posttraining import Instructions, PreferencePairs
-from gristmill.mixtures.prepare_examples import ExampleStep
+from gristmill.mixtures.prepare import ExampleStep
 
 STAGES = {
     "filter": "gristmill.dataprep.filtering.filter", "dedup": "gristmill.dataprep.duplicates.dedup",

@@ -7,7 +7,7 @@ from typing import Any
 
 from gristmill.dataprep.reading.conversations_messages import said
 from gristmill.dataprep.reading.examples import Kind
-from gristmill.mixtures.prepare_examples import ExampleStep
+from gristmill.mixtures.prepare import ExampleStep
 
 BOTH = "-of-both"
 """Ends the names of views of pairs that hold the rejected answer, too."""

@@ -39,7 +39,7 @@ from gristmill.dataprep.filtering.repetition import DUPLICATE_NGRAMS, TOP_NGRAMS
 from gristmill.dataprep.filtering.stop_words import stop_words_of
 from gristmill.dataprep.text_buffers import text_buffers
 from gristmill.dataprep.unicode_tables import code_point_flags, lower_case
-from gristmill.mixtures.rules import Dialect, GopherRules, Rules
+from gristmill.mixtures.filter import Dialect, GopherRules, Rules
 
 QUALITY_STATISTICS = (
     "words", "mean_word_length", "symbol_word_ratio", "bullet_line_ratio", "ellipsis_line_ratio", "alpha_word_ratio",

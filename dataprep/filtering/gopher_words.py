@@ -16,7 +16,7 @@ from gristmill.dataprep.filtering.word_cuts import (
     word_punct_words,
 )
 from gristmill.dataprep.unicode_tables import code_point_flags
-from gristmill.mixtures.rules import GopherRules
+from gristmill.mixtures.filter import GopherRules
 
 Cut = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Words]
 """`word_cuts.whitespace_words`, or another function with its arguments."""

@@ -26,7 +26,7 @@ from gristmill.dataprep.filtering import (
     rules_words,
 )
 from gristmill.dataprep.histograms import COUNT_EDGES, LENGTH_EDGES, SHARE_EDGES
-from gristmill.mixtures.rules import Rules
+from gristmill.mixtures.filter import Rules
 
 Edges = Sequence[float]
 Columns = Mapping[str, np.ndarray]

@@ -22,7 +22,7 @@ from gristmill.dataprep.files import as_path, sha256_file
 from gristmill.dataprep.filtering.automaton import Automaton, build, count, lower
 from gristmill.dataprep.filtering.word_lists import read_list
 from gristmill.dataprep.judges.models import load_model
-from gristmill.mixtures.rules_lists import BadWords, Toxicity
+from gristmill.mixtures.filter import BadWords, Toxicity
 
 STATISTICS = ("bad_words", "bad_word_ratio")
 BATCH_TEXTS = 1000

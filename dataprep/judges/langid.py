@@ -27,7 +27,7 @@ from gristmill.dataprep.judges.language_codes import Language, parse_label
 from gristmill.dataprep.judges.language_lines import LineJudgement, describe_lines, judge_lines, without_cuts
 from gristmill.dataprep.judges.models import find_model, load_model
 from gristmill.dataprep.measuring import measure_texts, spread
-from gristmill.mixtures.language import LanguageId
+from gristmill.mixtures.langid import LanguageId
 
 PIECES = 4
 """Pieces of a document that `sample: spread` looks at."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from gristmill.dataprep.edits import Edit
 from gristmill.dataprep.judges.language_codes import Language
-from gristmill.mixtures.language import LanguageId
+from gristmill.mixtures.langid import LanguageId
 
 LANGUAGES_NAMED = 3
 """A document's column names so many languages, the most frequent ones."""

@@ -30,7 +30,7 @@ from gristmill.dataprep.judged_texts import JudgedTexts, read_judged
 from gristmill.dataprep.passages.lines import Units, cut_units, find_units
 from gristmill.dataprep.shuffle import count_partitions, read_partition, write_partitions
 from gristmill.dataprep.text_sizes import text_bytes
-from gristmill.mixtures.dedup_lines import DedupLines
+from gristmill.mixtures.dedup import DedupLines
 
 EMPTY, RATIO = "dedup_lines/empty", "dedup_lines/max_removed_line_ratio"
 MOST_REPEATED = 10

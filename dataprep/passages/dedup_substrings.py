@@ -47,7 +47,7 @@ from gristmill.dataprep.passages.repeated_windows import (
 from gristmill.dataprep.passages.substring_plan import Plan, find_hashes
 from gristmill.dataprep.shuffle import count_partitions
 from gristmill.dataprep.text_sizes import text_bytes
-from gristmill.mixtures.dedup_substrings import DedupSubstrings
+from gristmill.mixtures.dedup import DedupSubstrings
 
 EMPTY = "dedup_substrings/empty"
 RATIO = "dedup_substrings/max_duplicated_substring_ratio"

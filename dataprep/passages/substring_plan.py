@@ -13,7 +13,7 @@ from gristmill.dataprep.duplicates.numbering import Numbering
 from gristmill.dataprep.jobs.engine import Task
 from gristmill.dataprep.judged_texts import JudgedTexts, read_judged
 from gristmill.dataprep.shuffle import read_partition, write_partitions
-from gristmill.mixtures.dedup_substrings import DedupSubstrings
+from gristmill.mixtures.dedup import DedupSubstrings
 
 
 @dataclass(frozen=True)

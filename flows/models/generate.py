@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gristmill.mixtures.yaml_files import why_unreadable
+from gristmill.mixtures.yaml_text import why_unreadable
 from gristmill.train.generation.language_model import LanguageModel
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import PromptTooLongError, Request, Scheduler

@@ -18,8 +18,7 @@ from gristmill.flows.lookup import committed_inputs
 from gristmill.flows.session import Session
 from gristmill.flows.store import StageFolder
 from gristmill.mixtures.posttraining import Dpo, Tuning
-from gristmill.mixtures.reinforcement import Rl
-from gristmill.mixtures.reward import Reward
+from gristmill.mixtures.reinforcement import Reward, Rl
 from gristmill.mixtures.training import Pretrain, Training
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet

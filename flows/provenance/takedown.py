@@ -26,7 +26,7 @@ from gristmill.flows.manifest_text import set_keys
 from gristmill.flows.provenance.readings import Reading, reading_of
 from gristmill.flows.session import Session
 from gristmill.mixtures.load import parse_manifest
-from gristmill.mixtures.yaml_files import why_unreadable
+from gristmill.mixtures.yaml_text import why_unreadable
 from gristmill.tokenize.origins import RECORD_ID
 
 LIST_KEYS = ("id", "locator", "url")

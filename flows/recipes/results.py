@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gristmill.flows.recipes.sections import Recipe, dump, name_outside_files, reads_of, seed_of
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.mix_problems import uses_own_weights
+from gristmill.mixtures.mix import uses_own_weights
 
 
 def evaluate(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
-from gristmill.mixtures.language import LanguageId
+from gristmill.mixtures.langid import LanguageId
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.section import Judging, Section, outside_paths
 

@@ -6,7 +6,7 @@ from gristmill.dataprep.files import as_path, sha256_file
 from gristmill.flows.recipes.documents import MIXTURE_KEYS
 from gristmill.flows.recipes.sections import Recipe, dump, dump_only, name_outside_files, seed_of
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.mix_problems import uses_own_weights
+from gristmill.mixtures.mix import uses_own_weights
 
 
 def tokenizer(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:

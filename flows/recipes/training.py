@@ -94,7 +94,7 @@ def sft(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
 
 def teacher(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     """Which model the teacher is, and what is kept of it."""
-    from gristmill.mixtures.distillation import TeacherKeys
+    from gristmill.mixtures.posttraining import TeacherKeys
 
     if manifest.sft is None or manifest.sft.distill is None:
         return None

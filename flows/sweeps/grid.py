@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field, ValidationError
 
 from gristmill.mixtures.section import Positive, PositiveFloat, Section
-from gristmill.mixtures.yaml_files import YamlFileError, problems_of, read_yaml
+from gristmill.mixtures.yaml_text import YamlFileError, problems_of, read_yaml
 
 Share = Annotated[float, Field(ge=0.0)]
 Weights = dict[str, float]

@@ -23,7 +23,7 @@ from gristmill.dataprep.jobs.engine import finish_task
 from gristmill.dataprep.passages import copies, dedup_substrings
 from gristmill.dataprep.passages.windows import find_anchors, find_windows, near
 from gristmill.dataprep.shuffle import open_batches
-from gristmill.mixtures.dedup_substrings import DedupSubstrings
+from gristmill.mixtures.dedup import DedupSubstrings
 
 Document = tuple[str, str, str]
 

@@ -20,7 +20,7 @@ from gristmill.dataprep.filtering import filter as filter_stage
 from gristmill.dataprep.filtering import gopher_reference
 from gristmill.dataprep.filtering.rules import bounded_statistics, count_failures, failures, first_failures
 from gristmill.dataprep.measuring import measure_texts, spread
-from gristmill.mixtures.rules import Filter, GopherQuality, GopherRepetition
+from gristmill.mixtures.filter import Filter, GopherQuality, GopherRepetition
 
 QUALITY = list(bounded_statistics(GopherQuality))
 REPETITION = list(bounded_statistics(GopherRepetition))

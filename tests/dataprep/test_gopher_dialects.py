@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gristmill.dataprep.filtering import gopher, gopher_reference, spacy_words
 from gristmill.dataprep.filtering.rules import failures
-from gristmill.mixtures.rules import GopherQuality, GopherRepetition, GopherRules, Rules
+from gristmill.mixtures.filter import GopherQuality, GopherRepetition, GopherRules, Rules
 
 PIECES = [
     "the", "Be", "TO", "of", "that", "İ", "ΟΔΟΣ", "Å", "é", "e\u0301", "東京", "123", "#", "##", "#a#", "...", "....",

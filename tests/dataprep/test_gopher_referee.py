@@ -15,7 +15,7 @@ import pytest
 from gristmill.dataprep.filtering import gopher, word_cuts_reference
 from gristmill.dataprep.filtering.rules import failures
 from gristmill.dataprep.unicode_tables import CONTENT, code_point_flags
-from gristmill.mixtures.rules import GopherQuality, GopherRepetition
+from gristmill.mixtures.filter import GopherQuality, GopherRepetition
 
 DATA = Path("../shared/data")
 

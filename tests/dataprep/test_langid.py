@@ -33,7 +33,7 @@ from gristmill.dataprep.judges.langid import (
 from gristmill.dataprep.judges.language_codes import Language, parse_label
 from gristmill.dataprep.judges.language_lines import cut_lines, describe_lines, judge_lines, without_cuts
 from gristmill.dataprep.judges.models import MODEL_SHA256, ModelError, find_model, is_other_model, load_model
-from gristmill.mixtures.language import LanguageId
+from gristmill.mixtures.langid import LanguageId
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "langid"
 MODEL = SHARED / "lid176" / "lid.176.ftz"

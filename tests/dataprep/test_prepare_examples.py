@@ -18,7 +18,7 @@ from gristmill.dataprep.examples.twins import least_alike
 from gristmill.dataprep.examples.views import view_of, view_text
 from gristmill.dataprep.reading.examples import ExamplesError, read_examples
 from gristmill.mixtures.posttraining import Dpo, Instructions, Sft
-from gristmill.mixtures.prepare_examples import ExampleStep
+from gristmill.mixtures.prepare import ExampleStep
 
 WORDS = ("the quick brown fox jumps over the lazy dog while nine bright birds sing of a river that no map of "
          "this country has ever shown to anyone").split()

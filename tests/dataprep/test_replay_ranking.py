@@ -15,8 +15,8 @@ from gristmill.dataprep.filtering import filter as filter_stage
 from gristmill.dataprep.judges import quality
 from gristmill.dataprep.replay import Rule, judge_shard, nearest, rules_of
 from gristmill.dataprep.replay_ranking import keep_top_rule
+from gristmill.mixtures.filter import Filter
 from gristmill.mixtures.quality import Quality
-from gristmill.mixtures.rules import Filter
 
 SEED = 5
 WORDS = "the river of and stone table under morning to letter garden with #tag 17 a-very-long-compound-word".split()

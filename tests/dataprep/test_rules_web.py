@@ -13,7 +13,7 @@ from gristmill.dataprep.filtering import rules_reference
 from gristmill.dataprep.filtering.phrases import prepare_phrases
 from gristmill.dataprep.filtering.rule_sets import configured_sets, measure
 from gristmill.dataprep.filtering.rules import failures, first_failures
-from gristmill.mixtures.rules import Rules
+from gristmill.mixtures.filter import Rules
 
 PIECES = [
     "lorem ipsum", "Lorem Ipsum", "LOREM\nIPSUM", "{", "}", "One.", "two?", "the same line.\n", "\n", "\n\n", " \n",

@@ -16,7 +16,7 @@ from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id,
 from gristmill.dataprep.replay import rules_of
 from gristmill.flows.whatif import thresholds
 from gristmill.flows.whatif_tables import print_thresholds
-from gristmill.mixtures.rules import Filter
+from gristmill.mixtures.filter import Filter
 
 SECTION = Filter.model_validate({"rules": [{"gopher_quality": {"min_words": 50, "max_mean_word_length": 10.0}}]})
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gristmill.mixtures.context import context_warnings
 from gristmill.mixtures.load import parse_manifest
+from gristmill.mixtures.manifest import context_warnings
 
 MANIFEST = """
 name: small

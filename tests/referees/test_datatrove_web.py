@@ -14,7 +14,7 @@ import pytest
 from gristmill.dataprep.filtering import rules_reference
 from gristmill.dataprep.filtering.rule_sets import configured_sets, measure
 from gristmill.dataprep.filtering.rules import failures, first_failures
-from gristmill.mixtures.rules import Rules
+from gristmill.mixtures.filter import Rules
 
 pytest.importorskip("datatrove")
 DATA = Path(__file__).parents[2] / ".." / "shared" / "data" / "text"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gristmill.mixtures.adapters import Lora
+from gristmill.mixtures.posttraining import Lora
 from gristmill.train.adapters.files import save_adapter
 from gristmill.train.adapters.lora import adapt, adapted_tensors, merged
 from gristmill.train.models.llama import Llama

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gristmill.mixtures.distillation import BETA, Distill, Divergence
+from gristmill.mixtures.posttraining import BETA, Distill, Divergence
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.distillation import distilled_nll, kept_of

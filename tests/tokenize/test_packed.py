@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from gristmill.dataprep.files import as_path, read_json, write_json
-from gristmill.mixtures.streaming import Stream
+from gristmill.mixtures.engine import Stream
 from gristmill.tokenize.order import unrank
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import PIECES_SCHEMA, PackedSetError

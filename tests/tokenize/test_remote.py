@@ -13,7 +13,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from gristmill.dataprep.files import as_path, read_json, write_json
-from gristmill.mixtures.streaming import Stream
+from gristmill.mixtures.engine import Stream
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import PIECES_SCHEMA, PackedSetError
 from gristmill.tokenize.packed_writing import write_packed_set, write_rows

@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from gristmill.mixtures.compute import Compute
+from gristmill.mixtures.engine import Compute, Stream
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.posttraining import DpoData, Reference, SftData
 from gristmill.mixtures.section import Section
-from gristmill.mixtures.streaming import Stream
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.rows_read import READS
 from gristmill.train.models.llama import Llama

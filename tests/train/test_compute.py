@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gristmill.mixtures.compute import Compute
+from gristmill.mixtures.engine import Compute
 from gristmill.mixtures.manifest import Engine
 from gristmill.train.models.llama import configure
 

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.dataprep.context import Context
-from gristmill.mixtures.distillation import Distill, Divergence
 from gristmill.mixtures.model import Model
+from gristmill.mixtures.posttraining import Distill, Divergence
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.models.llama import Llama

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gristmill.mixtures.adapters import Lora
+from gristmill.mixtures.posttraining import Lora
 from gristmill.train.adapters.frozen import check_rounding
 from gristmill.train.adapters.lora import LoraError, LoraLinear, adapt, adapted_tensors, is_adapter, merged
 from gristmill.train.adapters.rounded import product, rounded

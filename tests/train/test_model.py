@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from gristmill.mixtures.model import Initialisation, Model
-from gristmill.mixtures.model_presets import PRESETS
+from gristmill.mixtures.model import PRESETS, Initialisation, Model
 from gristmill.train.models.initialisation import initial_tensor
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape, shape_of

@@ -22,8 +22,8 @@ import pytest
 import torch
 
 from gristmill.dataprep.files import as_path, create_exclusively, read_json, write_json
+from gristmill.mixtures.engine import Stream
 from gristmill.mixtures.manifest import Engine
-from gristmill.mixtures.streaming import Stream
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.streaming.patience import StoreUnavailableError
 from gristmill.train.launch import write_error

@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from gristmill.mixtures.engine import Parallel
 from gristmill.mixtures.manifest import Engine
-from gristmill.mixtures.parallel import Parallel
 from gristmill.train.benchmarks.bench_forms import ROUNDING, differences_of
 from gristmill.train.models.llama import Llama, padded_to_multiple
 from gristmill.train.models.shape import Shape

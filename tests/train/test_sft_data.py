@@ -15,7 +15,7 @@ from gristmill.dataprep.examples import prepare
 from gristmill.dataprep.examples.sets import REFUSED, check_records, set_names
 from gristmill.dataprep.reading.examples import read_examples
 from gristmill.mixtures.posttraining import Sft
-from gristmill.mixtures.prepare_examples import ExampleStep
+from gristmill.mixtures.prepare import ExampleStep
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.objectives.conversations import NothingToTrainError

@@ -162,7 +162,7 @@ def test_an_export_holds_some_tensors_in_memory_and_never_the_model(
 GATHER = """
 import torch
 from gristmill.mixtures.model import Model
-from gristmill.mixtures.parallel import Parallel
+from gristmill.mixtures.engine import Parallel
 from gristmill.train.benchmarks.forked_ranks import fork_ranks, load_all
 from gristmill.train.models.shape import shape_of
 from gristmill.train.models.weights import drawn

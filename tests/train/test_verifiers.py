@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from gristmill.mixtures.rewards import AnyReward, wants_answer
+from gristmill.mixtures.reinforcement import AnyReward, wants_answer
 from gristmill.train.reinforcement.verifiers import Answer, last_number, verifier_of
 
 SECTION: TypeAdapter[Any] = TypeAdapter(AnyReward)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from gristmill.dataprep.context import Context
-from gristmill.mixtures.watching import Profile, Wandb
+from gristmill.mixtures.engine import Profile, Wandb
 from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train import pretrain
 from gristmill.train.loop.profiling import Profiler

@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from gristmill.dataprep.context import Context
-from gristmill.mixtures.parallel import Parallel
+from gristmill.mixtures.engine import Parallel
 from gristmill.train.benchmarks.forked_ranks import fork_ranks, load_all
 from gristmill.train.parallel.world import World, make_world, process_group
 

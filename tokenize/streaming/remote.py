@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from gristmill.mixtures.streaming import Stream
+from gristmill.mixtures.engine import Stream
 from gristmill.tokenize.gather import gather_rows
 from gristmill.tokenize.streaming.cache import FileCache, default_folder
 from gristmill.tokenize.streaming.checksums import CHECKSUM_DTYPE, row_checksums, sums_name

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from gristmill.dataprep.files import atomic_write, write_json
-from gristmill.mixtures.adapters import Lora
+from gristmill.mixtures.posttraining import Lora
 from gristmill.train.adapters.lora import DOWN, is_adapter, merged
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.adapters import Lora, RoundedBase
+from gristmill.mixtures.posttraining import Lora, RoundedBase
 from gristmill.train.adapters.lora import LoraError, LoraLinear
 from gristmill.train.adapters.rounded import RoundedWeight, rounded
 from gristmill.train.models.weights import TensorOf

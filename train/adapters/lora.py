@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gristmill.mixtures.adapters import LinearLayer, Lora
+from gristmill.mixtures.posttraining import LinearLayer, Lora
 from gristmill.train.adapters.rounded import RoundedWeight, product
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import TensorOf

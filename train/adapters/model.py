@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gristmill.dataprep.context import Context
-from gristmill.mixtures.adapters import Lora
+from gristmill.mixtures.posttraining import Lora
 from gristmill.train.adapters.frozen import check_rounding, round_frozen
 from gristmill.train.adapters.lora import adapt, adapted_tensors
 from gristmill.train.models.llama import Llama

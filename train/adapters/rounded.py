@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gristmill.mixtures.adapters import RoundedBase
+from gristmill.mixtures.posttraining import RoundedBase
 from gristmill.train.models.int8 import dequantised, quantised
 
 

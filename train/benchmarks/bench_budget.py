@@ -10,7 +10,7 @@ import torch
 import torch._functorch.config as compiler
 from torch import Tensor
 
-from gristmill.mixtures.compute import Compute
+from gristmill.mixtures.engine import Compute
 from gristmill.mixtures.model import Model
 from gristmill.train.models.llama import Llama, configure
 from gristmill.train.models.shape import shape_of

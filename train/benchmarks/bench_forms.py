@@ -21,8 +21,8 @@ import torch
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import write_json
+from gristmill.mixtures.engine import Parallel
 from gristmill.mixtures.model import Model
-from gristmill.mixtures.parallel import Parallel
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_writing import write_packed_set

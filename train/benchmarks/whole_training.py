@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from gristmill.dataprep.context import Context
-from gristmill.mixtures.compute import Compute
+from gristmill.mixtures.engine import Compute
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet

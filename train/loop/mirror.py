@@ -26,7 +26,7 @@ from typing import Any
 from gristmill.dataprep.context import read_inputs
 from gristmill.dataprep.files import TEMPORARY_MARK, as_path, is_local, read_json, write_json
 from gristmill.dataprep.secrets import restore_secrets
-from gristmill.mixtures.streaming import Stream
+from gristmill.mixtures.engine import Stream
 from gristmill.tokenize.streaming.cache import default_folder
 from gristmill.tokenize.streaming.patience import Patience
 

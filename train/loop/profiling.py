@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gristmill.dataprep.context import Context
-from gristmill.mixtures.watching import Profile
+from gristmill.mixtures.engine import Profile
 from gristmill.train.parallel.world import World
 
 MOST_ALLOCATIONS = 1_000_000

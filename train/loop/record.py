@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.dataprep.files import atomic_write
-from gristmill.mixtures.watching import Wandb
+from gristmill.mixtures.engine import Wandb
 from gristmill.train.loop.autopsy import AUTOPSIES, forget_after
 from gristmill.train.loop.rollback import read_rollbacks, write_rollbacks
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gristmill.mixtures.compute import Compute
+from gristmill.mixtures.engine import Compute
 from gristmill.train.models.attention import Visible, attend, see_documents
 from gristmill.train.models.experts import MixtureOfExperts
 from gristmill.train.models.recompute import Kept, recomputed

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gristmill.mixtures.distillation import Distill, Divergence
+from gristmill.mixtures.posttraining import Distill, Divergence
 from gristmill.train.objectives.losses import IGNORED, chunk_rows
 
 

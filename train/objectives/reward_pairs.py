@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gristmill.mixtures.reward import Reward
+from gristmill.mixtures.reinforcement import Reward
 from gristmill.tokenize.order import Order
 from gristmill.train.loop.batches import pinned
 from gristmill.train.loop.objective import Measured, mean_of_trained

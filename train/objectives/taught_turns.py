@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.distillation import Distill
+from gristmill.mixtures.posttraining import Distill
 from gristmill.train.loop.batches import pinned
 from gristmill.train.loop.objective import UNTRAINED, Measured
 from gristmill.train.objectives.assistant_turns import AssistantTurns, Turns

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.compute import Compute
+from gristmill.mixtures.engine import Compute
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import TensorOf
 from gristmill.train.parallel.alone import spare_copies

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from gristmill.mixtures.parallel import Parallel
+from gristmill.mixtures.engine import Parallel
 
 DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
 """Of the mesh: neighbours along the last one exchange most, and are neighbours on the machine."""

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, ValidationError
 
 from gristmill.mixtures.section import Section
-from gristmill.mixtures.yaml_files import YamlFileError, problems_of, read_yaml
+from gristmill.mixtures.yaml_text import YamlFileError, problems_of, read_yaml
 
 DEFAULT = Path(__file__).with_name("prices.yaml")
 

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.reinforcement import Rl
-from gristmill.mixtures.rewards import name_of
+from gristmill.mixtures.reinforcement import Rl, name_of
 from gristmill.train.loop.objective import Measured
 from gristmill.train.reinforcement.actor import Actor
 from gristmill.train.reinforcement.policy import Opinion, opinion_of

@@ -11,8 +11,7 @@ from typing import Any
 
 from gristmill.dataprep.files import atomic_write, canonical_json
 from gristmill.dataprep.reading.examples import read_set
-from gristmill.mixtures.reinforcement import Prompts
-from gristmill.mixtures.rewards import AnswerReward, name_of, wants_answer
+from gristmill.mixtures.reinforcement import AnswerReward, Prompts, name_of, wants_answer
 from gristmill.train.objectives.chat import Chat, ChatError
 from gristmill.train.objectives.conversations import SHOWN_REASONS, NothingToTrainError
 from gristmill.train.objectives.pairs import is_held_out

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gristmill.dataprep.files import as_path
-from gristmill.mixtures.rewards import AnyReward, ModelReward
+from gristmill.mixtures.reinforcement import AnyReward, ModelReward
 from gristmill.train.objectives.chat import Chat
 from gristmill.train.reinforcement.prompts import Prompt
 from gristmill.train.reinforcement.rollouts import Generated

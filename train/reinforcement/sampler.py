@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gristmill.mixtures.adapters import Lora
+from gristmill.mixtures.posttraining import Lora
 from gristmill.train.adapters.frozen import rounded_weights
 from gristmill.train.adapters.lora import DOWN, merged
 from gristmill.train.generation.sampling import Sampling

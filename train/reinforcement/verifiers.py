@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gristmill.mixtures.rewards import AnyReward, Contains, Exact, Format, Length, ModelReward, Number, Regex
+from gristmill.mixtures.reinforcement import AnyReward, Contains, Exact, Format, Length, ModelReward, Number, Regex
 
 NUMBER = re.compile(r"(?:(?<![\w)])[-\u2212])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)")
 """A decimal number, perhaps with commas between thousands; a hyphen right behind a word or digit is no sign."""

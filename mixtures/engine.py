@@ -1,0 +1,138 @@
+"""Parts of the section `engine`: how trainings compute, are spread, read and watched. Nothing here changes a row."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from gristmill.mixtures.section import Fraction, Positive, PositiveFloat, Section
+
+
+class Compute(Section):
+    """How a training computes on each device: what is compiled, and what is computed twice or moved to save memory.
+
+    Changes no result but by rounding; `activation_checkpointing` without `compile`, and `offload_optimizer`, not even
+    by that.
+    """
+
+    compile: Literal["off", "block", "model"] = "off"
+    """What torch.compile takes as one: nothing, each layer (quick to compile, any number of processes), or all layers
+    with what lies around them (fuses more; one process). Needs a C++ compiler on a CPU."""
+    activation_checkpointing: Literal["off", "full", "selective", "budget"] = "off"
+    """Which activations are forgotten in the forward pass and computed again in the backward pass (Chen et al. 2016).
+    `full`: all inside a layer. `selective`: all but attention and every second matrix product (torchtitan). `budget`:
+    as many as it takes to stay within `memory_budget`, chosen by the compiler; needs `compile`."""
+    checkpoint_every_block: Positive = 1
+    """`full`, `selective`: only every so-many-th layer forgets."""
+    memory_budget: Fraction = 0.9
+    """`budget`: share of the activations' memory that may be kept (OLMo-core's guide: 0.9)."""
+
+    offload_optimizer: bool = False
+    """Keep the optimizer's moments in (page-locked) host memory: each parameter's come to the GPU for its update and go
+    back, 16 bytes per parameter and step over PCI Express for AdamW. Adafactor's and adamw8bit's, which are small, stay
+    on the GPU. A training goes on from its checkpoints with and without."""
+
+    @model_validator(mode="after")
+    def _budget_is_compiled(self) -> Compute:
+        if self.activation_checkpointing == "budget" and self.compile == "off":
+            raise ValueError("activation_checkpointing: budget is the compiler's work; say compile: block too")
+        return self
+
+
+class Parallel(Section):
+    """How a training is spread over its `ranks`: their product is `ranks`.
+
+    Changes no result but by rounding: sums are taken in another order. A checkpoint of any form continues in any
+    other one.
+    """
+
+    replicate: Positive = 1
+    """Groups that each hold the whole model, and exchange gradients only (HSDP; of machines whose links are slow)."""
+    shard: Positive | None = None
+    """Processes over which a group's weights, gradients and optimizer state are split (FSDP); all that the other keys
+    leave if absent."""
+    tensor: Positive = 1
+    """Processes that split every matrix, and the activations between them along the sequence (Korthikanti et al. 2022);
+    of one machine. A training with `lora` uses these processes to shard: adapters are not split."""
+    pipeline: Positive = 1
+    """Processes that each hold some of the layers, and pass activations on (1F1B, Narayanan et al. 2019); only
+    `pretrain` has this form, without tied embeddings or experts; the other trainings use these processes to shard."""
+
+    def sizes(self, ranks: int, pipelined: bool = True, split: bool = True) -> tuple[int, int, int, int]:
+        """Processes along pipeline, replicate, shard and tensor.
+
+        Args:
+            ranks: all processes.
+            pipelined: whether the training may be; otherwise those processes shard.
+            split: whether its matrices may be; otherwise those processes shard.
+
+        Raises:
+            ValueError: the product is not `ranks`.
+        """
+        fixed = self.pipeline * self.replicate * self.tensor
+        shard = self.shard or max(ranks // fixed, 1)
+        if fixed * shard != ranks:
+            raise ValueError(
+                f"parallel: pipeline {self.pipeline} x replicate {self.replicate} x shard {shard} x tensor "
+                f"{self.tensor} are {fixed * shard} processes, but ranks is {ranks}")
+        pipeline, tensor = self.pipeline if pipelined else 1, self.tensor if split else 1
+        return pipeline, self.replicate, ranks // (pipeline * self.replicate * tensor), tensor
+
+    def share_of(self, rank: int, ranks: int, pipelined: bool = True, split: bool = True) -> tuple[int, int]:
+        """Which share of a batch a process computes, from 0, and how many there are: processes of one pipeline, and
+        those that split the same matrices, compute the same rows."""
+        _, replicate, shard, tensor = self.sizes(ranks, pipelined, split)
+        return rank // tensor % (replicate * shard), replicate * shard
+
+
+class Stream(Section):
+    """Reading ahead of the training, and a packed set that lies in an object store.
+
+    The rows of a set on a local disk are read by memory map, and all keys but the first have no meaning. From a store
+    (`s3://` needs the extra `s3`), whole shards are fetched into a folder of limited size while the training runs; rows
+    of shards that are not there (yet) are read one by one, ahead of their step. Every row is held against its
+    checksum. A store that fails is asked again, and the training goes on meanwhile with what it has.
+    """
+
+    read_ahead_steps: Positive = 32
+    """Steps whose rows are read before they are needed, each process its own share of them. They lie in memory: steps
+    times rows of a batch on one process times bytes of a row (2 per token). With a set in a store this is also how
+    long an outage of it goes unnoticed."""
+    cache_bytes: Annotated[int, Field(ge=0)] = 16 << 30
+    """Largest size of the shards in `cache_folder`; 0 reads every row from the store. Beside them lie the checksums
+    and boundaries of all rows, about a hundredth of the set."""
+    cache_folder: str | None = None
+    """Where fetched shards lie, on a local disk; `gristmill/stream` in the user's cache folder if absent. All processes
+    of a machine, and several trainings, may share it. A training whose own folder lies in a store works below it, in a
+    copy that is sent to the store with each checkpoint: there must be room for its checkpoints, and for the models that
+    it starts from."""
+    connections: Positive = 16
+    """Requests to the store at a time, per process."""
+    timeout_seconds: PositiveFloat = 30.0
+    """A request that takes longer has failed."""
+    retry_seconds: PositiveFloat = 1800.0
+    """An object that the store has not given for so long ends the training, with an error that names it."""
+
+
+class Wandb(Section):
+    """Weights & Biases beside metrics.jsonl and TensorBoard (extra `wandb`)."""
+
+    project: Annotated[str, Field(min_length=1)]
+    """Where the run appears."""
+    name: str | None = None
+    """What the run is called; Weights & Biases makes up a name if absent."""
+    mode: Literal["online", "offline"] = "online"
+    """`offline` writes to the stage's working folder, for `wandb sync`."""
+
+
+class Profile(Section):
+    """A trace of some steps by PyTorch's profiler, in the stage's working folder: `profile/rank-0.json.gz`."""
+
+    first_step: Positive = 10
+    """The first step that is traced, counted from 1; the very first ones are not like the others."""
+    steps: Positive = 3
+    """How many are traced."""
+    memory: bool = False
+    """On a GPU, record every allocation of these steps too: `profile/rank-0-memory.pickle`, for pytorch.org/memory_viz.
+    """
