@@ -1,0 +1,136 @@
+"""Manifests of earlier versions keep the fingerprints of all their stages, so that stores stay of use.
+
+`fingerprints.json` has what the manifests below were given. Where the meaning of a stage's output changes, its version
+is raised and the file is written again: `python -m tests.flows.test_fingerprints > tests/flows/fingerprints.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from gristmill.flows.stages import STAGES, make_plan
+from gristmill.mixtures.load import load_manifest
+
+GOLDEN = Path(__file__).with_name("fingerprints.json")
+DEMO = Path(__file__).resolve().parent.parent.parent / "mixtures" / "demo.yaml"
+MODIFIED_AT = 1_700_000_000
+FILES = {
+    "prose/one.txt": "Some prose.", "prose/two.txt": "Some more prose.", "code/a.py": "a = 1\n",
+    "web.jsonl": '{"text": "a page"}\n', "chat.jsonl": '{"messages": []}\n', "pairs.jsonl": '{"prompt": "a"}\n',
+    "prompts.jsonl": '{"prompt": "a"}\n', "eval/set.jsonl": '{"question": "what?"}\n', "words.txt": "word\n",
+    "tokenizer.json": "{}", "model/config.json": "{}", "tasks.jsonl": '{"question": "a", "answer": "b"}\n',
+}  # fmt: skip
+EVERYTHING = """
+name: everything
+seed: 5
+sources:
+  prose: {path: "prose/*.txt", weight: 0.5, licence: PSF, max_epochs: 3}
+  web: {path: web.jsonl, weight: 0.3, where: "quality >= 0.1"}
+  code: {path: "code/*.py", weight: 0.2}
+ingest: {max_document_bytes: 1_000_000}
+prepare:
+  - clean
+  - langid: {keep: [en], threshold: 0.4, lines: true, cut_other_lines: true}
+  - filter: {rules: [gopher_quality, c4]}
+  - dedup: {exact: true, keep: ["length desc"], against: ["eval/*.jsonl"]}
+  - dedup_lines
+  - dedup_substrings
+  - quality: {classifier: {positive: [prose], negative: [web]}}
+  - decontaminate: {against: ["eval/*.jsonl"], action: excise}
+tokenizer: {vocab_size: 512}
+mix: {tokens: 20_000, sequence_length: 64, validation: 0.01, weights: {prose: 0.6, web: 0.2, code: 0.2}}
+pretrain: {steps: 9, model: {layers: 2, width: 32, heads: 2}, early_stopping: {patience: 3}}
+sft:
+  data: [{path: chat.jsonl}]
+  steps: 4
+  replay: 0.2
+  ewc: {weight: 1.0}
+  distill: {teacher: pretrain, top_k: 4}
+  prepare: [{filter: {rules: [bad_words]}}, dedup]
+reward: {steps: 3}
+dpo:
+  data: [{path: pairs.jsonl, weight: 2.0}]
+  steps: 5
+  lora: {rank: 4}
+  prepare: [{decontaminate: {against: [eval/set.jsonl]}}]
+rl:
+  data: [{path: prompts.jsonl}]
+  rewards: [{kind: model}, {kind: length, target_tokens: 9}]
+  steps: 2
+evaluate: {prompts: [a], memorisation: {}, contamination: {}}
+export: {int8: true}
+engine: {workers: 3}
+"""
+OTHERS = """
+name: others
+sources: {a: {path: "prose/*.txt"}}
+prepare: [dedup, filter, clean]
+tokenizer: {vocab_size: 300}
+mix: {tokens: 2000, sequence_length: 32, stages: [{until: 0.5}, {weights: {a: 1.0}}]}
+pretrain: {steps: 3, model: {init_from: model}}
+sft: {data: [{path: chat.jsonl}], steps: 2, distill: {teacher: model}}
+reward: {steps: 2, data: [{path: pairs.jsonl}]}
+dpo: {data: [{path: pairs.jsonl}], steps: 2, loss: kto}
+rl: {data: [{path: prompts.jsonl}], rewards: [{kind: model, path: model}], start_from: sft, steps: 1}
+evaluate: {}
+export: {dtype: bf16}
+"""
+SHORT = """
+name: short
+seed: 3
+sources: {a: {path: "prose/*.txt"}, b: {path: web.jsonl}}
+prepare: [dedup]
+tokenizer: {path: tokenizer.json}
+mix: {tokens: 2000, sequence_length: 32}
+pretrain: {steps: 5}
+evaluate:
+export:
+"""
+PREFERENCES = """
+name: preferences
+sources: {a: {path: "prose/*.txt"}, web: {path: web.jsonl}}
+prepare: [{decontaminate: {against: ["eval/*.jsonl"]}}, {quality: {classifier: {positive: [a], negative: [web]}}}]
+tokenizer: {vocab_size: 300}
+mix: {tokens: 2000, sequence_length: 32}
+pretrain: {steps: 5}
+dpo: {data: [{path: pairs.jsonl}], steps: 2, prepare: [dedup]}
+rl: {data: [{path: prompts.jsonl}], rewards: [{kind: length, target_tokens: 9}], steps: 1}
+export: {}
+"""
+DEMO_OVERRIDES = ["sources.prose.path=prose/*.txt", "sources.code.path=code/*.py", "sft.data.0.path=chat.jsonl",
+                  "dpo.data.0.path=pairs.jsonl"]
+"""The demo reads what the machine's own Python carries, which differs from one to the next."""
+MANIFESTS = {"everything": (EVERYTHING, []), "others": (OTHERS, []), "short": (SHORT, []),
+             "preferences": (PREFERENCES, []), "demo": (DEMO.read_text(), DEMO_OVERRIDES)}
+
+
+def fingerprints(folder: Path, manifest: str) -> dict[str, str]:
+    """Stage -> fingerprint, of one of the manifests over the same files in a folder."""
+    for name, content in FILES.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+        os.utime(path, (MODIFIED_AT, MODIFIED_AT))
+    text, overrides = MANIFESTS[manifest]
+    file = folder / f"{manifest}.yaml"
+    file.write_text(text)
+    return {name: node.fingerprint for name, node in make_plan(load_manifest(file, overrides)).items()}
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS)
+def test_every_stage_of_an_earlier_manifest_keeps_its_fingerprint(manifest: str, tmp_path: Path) -> None:
+    assert fingerprints(tmp_path, manifest) == json.loads(GOLDEN.read_text())[manifest]
+
+
+def test_the_manifests_have_every_stage_between_them() -> None:
+    assert {stage for stages in json.loads(GOLDEN.read_text()).values() for stage in stages} == set(STAGES)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as temporary:
+        print(json.dumps({name: fingerprints(Path(temporary), name) for name in MANIFESTS}, indent=1))
