@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gristmill.flows.command_line import EXIT_USAGE, JsonOption, app, fail, out_file
+from gristmill.flows.cli.application import EXIT_USAGE, JsonOption, app, fail, out_file
 
 
 @app.command()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gristmill.flows.lookup import committed_inputs
-from gristmill.flows.session import Session
+from gristmill.flows.questions.find_documents import committed_inputs
+from gristmill.flows.running.session import Session
 
 
 class NothingToExportError(LookupError):

@@ -14,11 +14,11 @@ from gristmill.dataprep.documents import read_annotations, shard_names
 from gristmill.dataprep.examples.twins import least_alike
 from gristmill.dataprep.files import read_json
 from gristmill.dataprep.secrets import mask_text
-from gristmill.flows.cuts import describe_cuts
-from gristmill.flows.lookup import committed_inputs, locators_of
-from gristmill.flows.provenance.suspects import autopsies, with_origins
-from gristmill.flows.session import Session
-from gristmill.flows.store import StageFolder
+from gristmill.flows.questions.cut_samples import describe_cuts
+from gristmill.flows.questions.find_documents import committed_inputs, locators_of
+from gristmill.flows.questions.spike_documents import autopsies, with_origins
+from gristmill.flows.running.session import Session
+from gristmill.flows.store.store import StageFolder
 from gristmill.mixtures.prepare import PREPARE_STAGES
 
 TRAINING_STAGES = ("pretrain", "sft", "reward", "dpo", "rl")

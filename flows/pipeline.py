@@ -16,15 +16,15 @@ from prefect.exceptions import CancelledRun, TerminationSignal
 from prefect.states import Cancelled, Completed
 
 from gristmill.dataprep.secrets import mask_text
-from gristmill.flows.owners import CANCELLED, is_being_cancelled, owned_run
-from gristmill.flows.parameter_secrets import refuse_secrets, without_secrets
+from gristmill.flows.orchestration.owners import CANCELLED, is_being_cancelled, owned_run
+from gristmill.flows.orchestration.parameter_secrets import refuse_secrets, without_secrets
+from gristmill.flows.orchestration.reporting import PrefectObserver, publish_refusal, publish_run
+from gristmill.flows.orchestration.routing import run_elsewhere
 from gristmill.flows.parameters import DeploymentName, FilePath, Setting, StageName
-from gristmill.flows.reporting import PrefectObserver, publish_refusal, publish_run
-from gristmill.flows.routing import run_elsewhere
-from gristmill.flows.run import Observer, Runner
-from gristmill.flows.runs import RunRecord
-from gristmill.flows.session import Session, open_session
+from gristmill.flows.running.run import Observer, Runner
+from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.stages import STAGES
+from gristmill.flows.store.runs import RunRecord
 
 TRAINING_TAG = "gristmill-training"
 """Tag of the tasks that train. Where a server limits it (`gristmill up` does), so many of them run at a time."""

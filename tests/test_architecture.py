@@ -61,7 +61,7 @@ def modules_loaded_by(code: str) -> set[str]:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    loaded = modules_loaded_by("import gristmill.flows.cli")
+    loaded = modules_loaded_by("import gristmill.flows.cli.main")
     assert loaded & {"torch", "apache_beam", "prefect", "numba", "pyarrow", "matplotlib", "pydantic", "numpy"} == set()
 
 

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, ID_BYTES, read_table, shard_names, write_table
-from gristmill.flows.session import Session, open_session
+from gristmill.flows.running.session import Session, open_session
 from gristmill.tokenize.encoding.encode import DOCS_SCHEMA, docs_name, tokens_name
 from gristmill.tokenize.encoding.sample import Sample
 from gristmill.tokenize.encoding.tokenizer import write_tokenizer
@@ -104,7 +104,7 @@ def _write_shard(inputs: dict[str, Path], name: str, number: int, rng: np.random
 
 def trace(session: Session, step: int) -> dict[str, Any]:
     """What the command prints about a step."""
-    command = [sys.executable, "-m", "gristmill.flows.cli", "trace", session.manifest_file, "--step", str(step),
+    command = [sys.executable, "-m", "gristmill.flows.cli.main", "trace", session.manifest_file, "--step", str(step),
                "--store", str(session.store.root), "--json"]
     found: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     return found

@@ -21,8 +21,8 @@ from gristmill.dataprep.jobs.fork_server import Forked
 from gristmill.flows.chaos import warm
 from gristmill.flows.chaos.fuse import Fuse, Role, burn_at
 from gristmill.flows.chaos.project import write_project
-from gristmill.flows.session import Session, open_session
-from gristmill.flows.store import StageFolder
+from gristmill.flows.running.session import Session, open_session
+from gristmill.flows.store.store import StageFolder
 from gristmill.train.loop.record import TIMINGS
 
 FREE_FOLDERS = ("lease", "logs", "work/tensorboard")
@@ -149,7 +149,7 @@ def start(arguments: Sequence[str], environment: dict[str, str] | None = None, a
     if not anew:
         return Started(arguments, sink, warm.start(arguments, environment, sink.fileno()))
     return Started(arguments, sink, subprocess.Popen(
-        [sys.executable, "-m", "gristmill.flows.cli", *arguments], stdin=subprocess.DEVNULL, stdout=sink,
+        [sys.executable, "-m", "gristmill.flows.cli.main", *arguments], stdin=subprocess.DEVNULL, stdout=sink,
         stderr=subprocess.STDOUT, env=environment, start_new_session=True))
 
 

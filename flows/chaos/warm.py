@@ -30,15 +30,15 @@ from typing import Any, NoReturn
 
 from gristmill.dataprep.jobs.fork_server import Forked, ForkServer
 from gristmill.flows.chaos.fuse import VARIABLE, hold, lay
-from gristmill.flows.process import DEFAULT_ENVIRONMENT
+from gristmill.flows.running.process import DEFAULT_ENVIRONMENT
 from gristmill.flows.stages import STAGES
 
-FLOW = "gristmill.flows.cli"
-FORKED = (FLOW, "gristmill.flows.execute", "gristmill.train.torchrun", "gristmill.train.launch",
+FLOW = "gristmill.flows.cli.main"
+FORKED = (FLOW, "gristmill.flows.running.execute", "gristmill.train.torchrun", "gristmill.train.launch",
           "gristmill.dataprep.jobs.worker")
 """What a run starts as `python -m MODULE`."""
 IMPORTED = (
-    *FORKED, "gristmill.flows.launch", "gristmill.flows.summary", "gristmill.dataprep.jobs.local_runner",
+    *FORKED, "gristmill.flows.running.launch", "gristmill.flows.report.summary", "gristmill.dataprep.jobs.local_runner",
     "gristmill.dataprep.jobs.task_dofn", "apache_beam.runners.portability.fn_api_runner",
     "apache_beam.runners.worker.sdk_worker_main", "torch.distributed.fsdp", "torch.distributed.checkpoint",
     "torch.distributed.elastic.agent.server.local_elastic_agent", "transformers", "tokenizers", "safetensors.torch",

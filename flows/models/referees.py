@@ -23,8 +23,8 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from gristmill.flows.models.find import ModelFolders
-from gristmill.flows.terminal import plain_console
+from gristmill.flows.models.find_model import ModelFolders
+from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.evaluation import Export, Task
 from gristmill.train.evaluation.answering import Reader, answer_task
 from gristmill.train.evaluation.readers import open_reader

@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.text import Text
 
-from gristmill.flows.summary import plain_table, section
-from gristmill.flows.terminal import plain_console
+from gristmill.flows.report.summary import plain_table, section
+from gristmill.flows.running.terminal import plain_console
 
 Format = Callable[[Any], str]
 NOTHING = "-"

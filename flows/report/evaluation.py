@@ -8,7 +8,7 @@ from typing import Any
 
 from gristmill.flows.facts import Facts
 from gristmill.flows.report.html import figure, table
-from gristmill.flows.summary import evaluated_models, evaluation_rows
+from gristmill.flows.report.summary import evaluated_models, evaluation_rows
 
 
 def evaluation_sections(facts: Facts) -> list[str]:

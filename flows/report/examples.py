@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gristmill.flows.explain import shorten_text
 from gristmill.flows.facts import Facts, top_reasons
+from gristmill.flows.questions.explain import shorten_text
 from gristmill.flows.report.html import details, table
 
 SECTIONS = ("sft", "dpo")

@@ -10,6 +10,7 @@ from typing import Any
 from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.secrets import mask_known, mask_secrets
 from gristmill.flows.facts import Facts, gather_facts
+from gristmill.flows.questions.status import duration
 from gristmill.flows.report.alignment import distillation, preference_effects, reward_model, rounding
 from gristmill.flows.report.documents import document_sections
 from gristmill.flows.report.evaluation import evaluation_sections
@@ -17,11 +18,10 @@ from gristmill.flows.report.examples import dropped_before, example_sections, pr
 from gristmill.flows.report.html import contents, details, figure, listing, page, table
 from gristmill.flows.report.mixture_table import limits_note, mixture_rows, mixture_table, prefix_note, stage_table
 from gristmill.flows.report.reinforcement import reinforcement
+from gristmill.flows.report.summary import evaluated_models, loss_rows, packing_rows
 from gristmill.flows.report.tokens import tokenizer_section
-from gristmill.flows.runs import RunRecord
-from gristmill.flows.session import Session
-from gristmill.flows.status import duration
-from gristmill.flows.summary import evaluated_models, loss_rows, packing_rows
+from gristmill.flows.running.session import Session
+from gristmill.flows.store.runs import RunRecord
 from gristmill.train.loop.autopsy import describe_origin
 
 MOST_SUSPECTS = 5

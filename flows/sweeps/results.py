@@ -1,15 +1,139 @@
-"""What a sweep found: bits per byte of every mixture and source, a fit, and a suggestion, or why there is none."""
+"""What a sweep's measurements say of mixtures that were not tried: two regressions, and how far to trust them.
+
+    linear    bpb_i(r) = sum_j b_ij r_j                      RegMix's linear model (Liu et al. 2024, section 3.2)
+    law       bpb_i(r) = c_i + exp(sum_j t_ij r_j)           data mixing law (Ye et al. 2024, equation 6)
+
+r are the shares of the sources and i the source that is measured; shares sum to 1, so a constant beside the sum would
+be determined twice (the law's factor k is part of its t). The model whose leave-one-out error is smaller is used, and
+none where the mean of the other mixtures predicts as well.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from gristmill.flows.sweeps.fit import MEAN, MODELS, Fit, fit, least_within_hull, root_mean_square
 from gristmill.flows.sweeps.grid import SweepError, matrix, normalised
 from gristmill.flows.sweeps.proxies import Sweep
+
+Predict = Callable[[np.ndarray], np.ndarray]
+"""Shares of shape (n, sources) -> values of shape (n,)."""
+MEAN = "mean"
+FIRST_FLOORS = (0.5, 0.8, 0.95)
+"""Where the law's c is first looked for, as shares of the least value: the search finds local minima only."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The model of one source's bits per byte.
+
+    Attributes:
+        model: linear or law; `mean` where neither predicts better than that.
+        errors: model -> root mean square of its leave-one-out errors, of those models that there is enough data for.
+        predict: the chosen model, fitted to all mixtures.
+        left_out: float64 of shape (n,): what it predicts for each mixture from all others.
+    """
+
+    model: str
+    errors: Mapping[str, float]
+    predict: Predict
+    left_out: np.ndarray
+
+
+def fit_linear(shares: np.ndarray, values: np.ndarray) -> Predict:
+    """Least squares of values (n,) over shares (n, sources)."""
+    coefficients = np.linalg.lstsq(shares, values, rcond=None)[0]
+    return lambda where: where @ coefficients
+
+
+def fit_law(shares: np.ndarray, values: np.ndarray) -> Predict:
+    """The data mixing law, by nonlinear least squares from several beginnings."""
+    from scipy.optimize import least_squares
+
+    def residuals(parameters: np.ndarray) -> np.ndarray:
+        return parameters[0] + np.exp(np.clip(shares @ parameters[1:], -50.0, 50.0)) - values
+
+    best = None
+    for floor in FIRST_FLOORS:
+        start = floor * values.min()
+        exponents = np.linalg.lstsq(shares, np.log(values - start), rcond=None)[0]
+        found = least_squares(residuals, np.concatenate([[start], exponents]), method="trf")
+        if best is None or found.cost < best.cost:
+            best = found
+    assert best is not None
+    c, t = best.x[0], best.x[1:]
+    return lambda where: c + np.exp(np.clip(where @ t, -50.0, 50.0))
+
+
+MODELS: dict[str, tuple[Callable[[np.ndarray, np.ndarray], Predict], int]] = {
+    "linear": (fit_linear, 0), "law": (fit_law, 1)}
+"""Name -> (how to fit it, parameters beyond one per source)."""
+
+
+def fit(shares: np.ndarray, values: np.ndarray) -> Fit:
+    """Fit all models that there is enough data for, and choose by leave-one-out error.
+
+    Args:
+        shares: (n, sources), rows summing to 1.
+        values: (n,), positive.
+    """
+    mean = np.array([np.delete(values, left_out).mean() for left_out in range(len(values))])
+    candidates: dict[str, tuple[np.ndarray, Predict]] = {
+        MEAN: (mean, lambda where: np.full(len(where), values.mean()))}
+    for name, (model, more) in MODELS.items():
+        # Without the mixture that is left out there must be as many as there are parameters.
+        if len(values) - 1 >= shares.shape[1] + more:
+            candidates[name] = (leave_one_out(model, shares, values), model(shares, values))
+    errors = {name: root_mean_square(predicted - values) for name, (predicted, _) in candidates.items()}
+    chosen = min(errors, key=lambda name: (errors[name], name != MEAN))
+    return Fit(chosen, errors, candidates[chosen][1], candidates[chosen][0])
+
+
+def leave_one_out(
+    model: Callable[[np.ndarray, np.ndarray], Predict], shares: np.ndarray, values: np.ndarray
+) -> np.ndarray:
+    """What a model predicts for each mixture when it is fitted to all others."""
+    return np.array([
+        model(np.delete(shares, number, axis=0), np.delete(values, number))(shares[number : number + 1])[0]
+        for number in range(len(values))])
+
+
+def root_mean_square(errors: np.ndarray) -> float:
+    """Of errors (n,)."""
+    return float(np.sqrt(np.mean(errors**2)))
+
+
+def least_within_hull(objective: Predict, shares: np.ndarray) -> tuple[np.ndarray, float]:
+    """The mixture of least objective among all averages of those that were tried: nothing is extrapolated.
+
+    Args:
+        objective: shares of shape (n, sources) -> (n,).
+        shares: (n, sources), what was tried.
+
+    Returns:
+        the shares (sources,), and the objective there.
+    """
+    from scipy.optimize import LinearConstraint, minimize
+
+    n = len(shares)
+
+    def of_average(parts: np.ndarray) -> float:
+        return float(objective((parts @ shares)[None])[0])
+
+    sums_to_one = LinearConstraint(np.ones((1, n)), 1.0, 1.0)
+    corner = np.eye(n)[int(np.argmin(objective(shares)))]
+    found = [corner]
+    for start in (np.full(n, 1.0 / n), 0.5 * corner + 0.5 / n):
+        result = minimize(of_average, np.asarray(start, dtype=np.float64), method="SLSQP", bounds=[(0.0, 1.0)] * n,
+                          constraints=[sums_to_one])
+        parts = np.clip(result.x, 0.0, 1.0)
+        found.append(parts / parts.sum())
+    best = min(found, key=of_average)
+    return best @ shares, of_average(best)
+
 
 LEAST_MIXTURES = 3
 """Below this a leave-one-out error says nothing."""

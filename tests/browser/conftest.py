@@ -157,7 +157,7 @@ def running_site(folder: Path, database: Path) -> Iterator[Site]:
     port = free_ports()
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     up = subprocess.Popen(
-        [sys.executable, "-m", "gristmill.flows.cli", "up", "--port", str(port), "--limit", "2"],
+        [sys.executable, "-m", "gristmill.flows.cli.main", "up", "--port", str(port), "--limit", "2"],
         env={**environment, "PREFECT_HOME": prefect_home(folder / "prefect", database),
              "GRISTMILL_STORE": str(folder / "store")},
         cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)

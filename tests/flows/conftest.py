@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gristmill.flows.run import Outcome, Runner
+from gristmill.flows.running.run import Outcome, Runner
 from gristmill.flows.stages import Node, Stage, fingerprint
-from gristmill.flows.store import StageFolder, Store
+from gristmill.flows.store.store import StageFolder, Store
 from gristmill.mixtures.manifest import Engine
 
 TOY_STAGES = '''

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from gristmill.flows import capacity, predict
-from gristmill.flows import run as running
-from gristmill.flows.run import Runner, StageFailedError
+from gristmill.flows.planning import predict
+from gristmill.flows.running import capacity
+from gristmill.flows.running import run as running
+from gristmill.flows.running.run import Runner, StageFailedError
 
 Make = Callable[..., Runner]
 

@@ -6,7 +6,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from gristmill.flows.cli import app
+from gristmill.flows.cli.main import app
 
 
 @pytest.mark.parametrize("group", [[], ["mixtures"]])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gristmill.flows.completion import (
+from gristmill.flows.cli.completion import (
     complete_manifest,
     complete_run,
     complete_setting,
@@ -97,7 +97,7 @@ def test_a_shell_gets_its_answer_without_anything_heavy(tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(MANIFEST)
     code = ("import atexit, sys; sys.argv[0] = 'gristmill'; "
             "atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
-            "from gristmill.flows.cli import main; main()")
+            "from gristmill.flows.cli.main import main; main()")
     for words, offered in (("run tiny.yaml --until de", "dedup"), ("stage de", "dedup"),
                            ("run tiny.yaml --set pretrain.ste", "pretrain.steps"), ("run ti", "tiny.yaml")):
         asked = f"gristmill {words}"

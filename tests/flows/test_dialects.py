@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gristmill.flows.cli import app
+from gristmill.flows.cli.main import app
 
 DIALECTS = ["dclm", "datatrove", "dolma", "curator", "redpajama"]
 

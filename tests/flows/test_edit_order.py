@@ -21,12 +21,12 @@ from gristmill.dataprep.context import read_inputs
 from gristmill.dataprep.documents import read_table, shard_names
 from gristmill.dataprep.files import read_json, write_json
 from gristmill.dataprep.judges.classifier import ZEROED_MEMORY
-from gristmill.flows.execute import run_stage
-from gristmill.flows.explain import judgements
-from gristmill.flows.lookup import committed_inputs
-from gristmill.flows.reasons import differences
-from gristmill.flows.run import Runner
-from gristmill.flows.session import Session, open_session
+from gristmill.flows.questions.explain import judgements
+from gristmill.flows.questions.find_documents import committed_inputs
+from gristmill.flows.running.execute import run_stage
+from gristmill.flows.running.run import Runner
+from gristmill.flows.running.session import Session, open_session
+from gristmill.flows.running.what_changed import differences
 from gristmill.flows.stages import fingerprint
 from gristmill.tokenize.encoding.encode import docs_name, tokens_name
 from gristmill.tokenize.encoding.tokenizer import load

@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from gristmill.flows.cli import app
+from gristmill.flows.cli.main import app
 from gristmill.mixtures.model import Model
 from gristmill.tokenize.encoding.sample import Sample
 from gristmill.tokenize.encoding.tokenizer import train, write_tokenizer

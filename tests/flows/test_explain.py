@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, read_documents, write_table
 from gristmill.dataprep.edits import edits_array
 from gristmill.flows.bench import describe, in_markdown
-from gristmill.flows.explain import describe_edits, describe_values, marked_text, print_text
-from gristmill.flows.terminal import plain_console
+from gristmill.flows.questions.explain import describe_edits, describe_values, marked_text, print_text
+from gristmill.flows.running.terminal import plain_console
 
 SHARD = "part-0.parquet"
 
@@ -62,7 +62,7 @@ def test_a_whole_text_holds_what_was_there_and_what_every_stage_left_in_their_or
                          for begin, end in zip(cuts[::2], cuts[1::2], strict=False)]
         text = edited(text, stages[stage])
     table = pa.chunked_array([pa.array([original])])
-    with patch("gristmill.flows.explain.read_documents", lambda inputs, shard, columns: {"text": table}):
+    with patch("gristmill.flows.questions.explain.read_documents", lambda inputs, shard, columns: {"text": table}):
         pieces = marked_text({"ingest": Path("x")}, "part-0.parquet", 0, stages)
     assert "".join(piece["text"] for piece in pieces if piece["edit"] != "removed").encode() == text
     assert "".join(piece["text"] for piece in pieces if piece["edit"] != "added") == original

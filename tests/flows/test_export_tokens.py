@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from gristmill.flows import cli, cli_tokens, export_tokens
+from gristmill.flows import export_tokens
+from gristmill.flows.cli import data_commands
+from gristmill.flows.cli import main as cli
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_writing import write_packed_set
 
@@ -41,7 +43,7 @@ def mix(tmp_path: Path) -> Path:
 def opened(monkeypatch: pytest.MonkeyPatch, committed: dict[str, Path], **plan: Any) -> None:
     """Let the command find these committed stages and this plan."""
     session = SimpleNamespace(plan=plan, manifest_file="m.yaml", command=lambda *words: " ".join(("gristmill", *words)))
-    monkeypatch.setattr(cli_tokens, "open_or_exit", lambda *given: session)
+    monkeypatch.setattr(data_commands, "open_or_exit", lambda *given: session)
     monkeypatch.setattr(export_tokens, "committed_inputs", lambda *given: committed)
 
 
@@ -82,5 +84,5 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, mix: Path, tmp
 def test_the_formats_of_the_command_are_those_that_there_are() -> None:
     from gristmill.tokenize.exporting.export import FORMATS, SPLITS
 
-    assert tuple(form.value for form in cli_tokens.TokenFormat) == FORMATS
-    assert {split.value for split in cli_tokens.SplitName} == set(SPLITS)
+    assert tuple(form.value for form in data_commands.TokenFormat) == FORMATS
+    assert {split.value for split in data_commands.SplitName} == set(SPLITS)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.flows.session import open_session
+from gristmill.flows.running.session import open_session
 from gristmill.mixtures.load import ManifestError
 
 MANIFEST = """

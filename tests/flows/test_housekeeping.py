@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gristmill.dataprep.files import write_json
-from gristmill.flows.gc import collect
-from gristmill.flows.lease import acquire
-from gristmill.flows.run import Runner
-from gristmill.flows.session import Session
-from gristmill.flows.status import find_damage, repair_damage, stage_states
+from gristmill.flows.questions.status import find_damage, repair_damage, stage_states
+from gristmill.flows.running.run import Runner
+from gristmill.flows.running.session import Session
+from gristmill.flows.store.lease import acquire
+from gristmill.flows.store.runs import collect
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.sources import Source
 

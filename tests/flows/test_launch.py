@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gristmill.flows import launch
+from gristmill.flows.running import launch
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def start(monkeypatch: pytest.MonkeyPatch, tracking: str, error: Exception, comm
 
     monkeypatch.setattr(launch, "choose_tracking", lambda: (tracking, "where it is shown"))
     monkeypatch.setattr("gristmill.flows.pipeline.gristmill", failing)
-    monkeypatch.setattr("gristmill.flows.owners.mark_crashed_quietly", lambda: None)
+    monkeypatch.setattr("gristmill.flows.orchestration.owners.mark_crashed_quietly", lambda: None)
     session: Any = SimpleNamespace(overrides=[], store_option=None, plan={"ingest": None, "filter": None},
                                    manifest_file="a.yaml", store=SimpleNamespace(root=Path("store")),
                                    committed=lambda stage: stage in committed)

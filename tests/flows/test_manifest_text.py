@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.flows.manifest_text import ManifestTextError, set_keys
+from gristmill.flows.authoring.manifest_text import ManifestTextError, set_keys
 
 TEXT = """\
 name: demo   # a comment

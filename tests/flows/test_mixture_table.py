@@ -9,7 +9,7 @@ from rich.console import Console
 
 from gristmill.flows.report.mixture_table import limits_note, mixture_table, stage_table
 from gristmill.flows.report.page import tokens
-from gristmill.flows.summary import print_mixture
+from gristmill.flows.report.summary import print_mixture
 
 PACKED: dict[str, Any] = {
     "sources": ["web", "code"], "sequence_length": 16, "tokenizer": {"vocab_size": 300},

@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gristmill.dataprep.reading.sources import SourceError
-from gristmill.flows.cli import app
-from gristmill.flows.look_at_data import id_field, look_at, size, text_field
-from gristmill.flows.new_manifest import MODELS, Wishes, source_name, write_manifest
+from gristmill.flows.authoring.look_at_data import id_field, look_at, size, text_field
+from gristmill.flows.authoring.new_manifest import MODELS, Wishes, source_name, write_manifest
+from gristmill.flows.cli.main import app
 from gristmill.mixtures.load import ManifestError, load_manifest
 from gristmill.mixtures.model import Model
 from gristmill.train.models.shape import shape_of

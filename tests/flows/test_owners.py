@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from gristmill.flows import owners
-from gristmill.flows.lease import identity
+from gristmill.flows.orchestration import owners
+from gristmill.flows.store.lease import identity
 
 
 @dataclass

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gristmill.flows.pace import LineBudget, Pace, clock
-from gristmill.flows.reporting import artifact_key
+from gristmill.flows.orchestration.pace import LineBudget, Pace, clock
+from gristmill.flows.orchestration.reporting import artifact_key
 
 
 def test_progress_names_done_total_loss_tokens_rate_and_time_left() -> None:

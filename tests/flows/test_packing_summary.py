@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from gristmill.flows.report.page import packing
-from gristmill.flows.summary import packing_rows, print_packing
+from gristmill.flows.report.summary import packing_rows, print_packing
 
 
 def costs(rows: int, tokens: int, padding: int, dropped: int, split: int) -> dict[str, int]:

@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 
-from gristmill.flows import parameter_secrets
-from gristmill.flows.parameter_secrets import RefusedError, SecretParameterError, refuse_secrets, without_secrets
+from gristmill.flows.orchestration import parameter_secrets
+from gristmill.flows.orchestration.parameter_secrets import (
+    RefusedError,
+    SecretParameterError,
+    refuse_secrets,
+    without_secrets,
+)
 from gristmill.flows.parameters import ProxyModel
 
 SECRET = "hunter2"
@@ -58,7 +63,7 @@ def test_the_proxys_form_stands_for_keys_of_the_model_and_back() -> None:
 def test_the_forms_of_a_sweep_are_fields_and_not_json() -> None:
     from prefect.utilities.callables import parameter_schema
 
-    from gristmill.flows.sweeps.pipeline import gristmill_sweep
+    from gristmill.flows.sweeps.sweep_flow import gristmill_sweep
 
     schema = parameter_schema(gristmill_sweep.fn).model_dump_for_openapi()
     model, share = schema["definitions"]["ProxyModel"], schema["definitions"]["SourceShare"]

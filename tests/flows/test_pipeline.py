@@ -22,10 +22,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from gristmill.flows.cli import app
-from gristmill.flows.provenance.readings import reading_of
-from gristmill.flows.session import Session, open_session
-from gristmill.flows.store import StageFolder
+from gristmill.flows.cli.main import app
+from gristmill.flows.questions.training_reads import reading_of
+from gristmill.flows.running.session import Session, open_session
+from gristmill.flows.store.store import StageFolder
 from gristmill.tokenize.packed import PackedSet
 from tests.servers import prefect_home
 
@@ -41,7 +41,7 @@ START_SECONDS = 120.0
 
 
 def gristmill(*arguments: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
-    run = subprocess.run([sys.executable, "-m", "gristmill.flows.cli", *arguments], capture_output=True, text=True,
+    run = subprocess.run([sys.executable, "-m", "gristmill.flows.cli.main", *arguments], capture_output=True, text=True,
                          env={**os.environ, **environment})
     if check:
         assert run.returncode == 0, run.stdout + run.stderr
@@ -266,8 +266,8 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(
     copy_store(undisturbed, store, stage)
     killed = open_session(undisturbed.manifest_file, [], str(store))
     folder = killed.folder(stage)
-    command = [sys.executable, "-m", "gristmill.flows.cli", "run", undisturbed.manifest_file, "--store", str(store),
-               "--no-ui", "--until", stage]
+    command = [sys.executable, "-m", "gristmill.flows.cli.main", "run", undisturbed.manifest_file, "--store",
+               str(store), "--no-ui", "--until", stage]
     for _ in range(2):
         kill_when_files_reach(command, folder, random_.randint(2, 14))
     gristmill(*command[3:])
@@ -338,8 +338,8 @@ def test_a_forced_stage_gives_the_same_bytes_again(undisturbed: Session) -> None
 
 
 def test_a_run_whose_reader_went_away_goes_on_to_its_end(project: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "gristmill.flows.cli", "run", str(project), "--store", str(tmp_path), "--no-ui",
-               "--until", "filter"]
+    command = [sys.executable, "-m", "gristmill.flows.cli.main", "run", str(project), "--store", str(tmp_path),
+               "--no-ui", "--until", "filter"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from gristmill.flows.cli import app
-from gristmill.flows.plan_tables import print_data
-from gristmill.flows.summary import waste_of
+from gristmill.flows.cli.main import app
+from gristmill.flows.planning.plan_gpus import print_data
+from gristmill.flows.report.summary import waste_of
 
 DEMO = str(Path(__file__).parents[2] / "mixtures" / "demo.yaml")
 

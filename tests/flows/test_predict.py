@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from gristmill.flows import predict
-from gristmill.flows.cli import app
-from gristmill.flows.predict import Measured, lsh_curve
-from gristmill.flows.sampling import take_sample
-from gristmill.flows.session import open_session
+from gristmill.flows.cli.main import app
+from gristmill.flows.planning import predict
+from gristmill.flows.planning.predict import Measured, lsh_curve
+from gristmill.flows.planning.sampled_sources import take_sample
+from gristmill.flows.running.session import open_session
 from gristmill.mixtures.dedup import MinHash
 from gristmill.mixtures.load import load_manifest
 from gristmill.mixtures.manifest import Manifest

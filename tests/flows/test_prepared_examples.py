@@ -14,14 +14,14 @@ from rich.console import Console
 
 from gristmill.dataprep.examples.survivors import survivors
 from gristmill.dataprep.replay import NotReplayableError
-from gristmill.flows.explain import journey
 from gristmill.flows.facts import gather_facts
-from gristmill.flows.lookup import DocumentNotFoundError
-from gristmill.flows.predict import _Watch
+from gristmill.flows.planning.predict import _Watch
+from gristmill.flows.questions.explain import journey
+from gristmill.flows.questions.find_documents import DocumentNotFoundError
+from gristmill.flows.questions.whatif import compare
 from gristmill.flows.report.examples import example_sections, preferences, prepared_rows
-from gristmill.flows.session import Session, open_session
-from gristmill.flows.summary import print_examples
-from gristmill.flows.whatif import compare
+from gristmill.flows.report.summary import print_examples
+from gristmill.flows.running.session import Session, open_session
 
 LEAK = "which of the seven rivers of the old kingdom carries no boats in the winter months of the year"
 MANIFEST = """\

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from gristmill.flows.explain import print_journey
-from gristmill.flows.plan_tables import at_least, duration, size
-from gristmill.flows.provenance.printing import print_step
-from gristmill.flows.status import describe_running
-from gristmill.flows.whatif_tables import print_replay
+from gristmill.flows.planning.plan_gpus import at_least, duration, size
+from gristmill.flows.questions.explain import print_journey
+from gristmill.flows.questions.status import describe_running
+from gristmill.flows.questions.trace_tables import print_step
+from gristmill.flows.questions.whatif import print_replay
 
 LONG = "18f/2016-07-19-strategies-for-starting-your-own-writing-lab#1234567"
 

@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, MisalignedError, document_id, write_table
-from gristmill.flows.provenance.against import compare_readings
-from gristmill.flows.provenance.answers import answers_of_step
-from gristmill.flows.provenance.readings import Reading, TraceError
-from gristmill.flows.provenance.suspects import with_origins
-from gristmill.flows.store import StageFolder
+from gristmill.flows.questions.spike_documents import with_origins
+from gristmill.flows.questions.trace import compare_readings
+from gristmill.flows.questions.training_reads import Reading, TraceError, answers_of_step
+from gristmill.flows.store.store import StageFolder
 from gristmill.mixtures.reinforcement import Rl
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.order import Order
@@ -166,7 +165,7 @@ def test_recorded_digests_narrow_the_search_and_a_record_that_is_not_its_orders_
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Plan, "rows", lambda self, order, step: looked_at.append(step + 1) or original(
             self, order, step))
-        patch.setattr("gristmill.flows.provenance.against._is_attested", lambda reading, record: True)
+        patch.setattr("gristmill.flows.questions.trace._is_attested", lambda reading, record: True)
         found = compare_readings(one, other)
     assert (found["first_difference"], found["recorded"]) == (4, {"agree": 2, "differ": 4})
     assert sorted(set(looked_at)) == [3, 4]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gristmill.flows.reference import markdown
+from gristmill.flows.authoring.manifest_reference import markdown
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "manifest.md"
 

@@ -14,14 +14,14 @@ import pytest
 from rich.console import Console
 
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, write_table
-from gristmill.flows.cards import document_lines, picture
 from gristmill.flows.facts import cluster_sizes, with_tokens
+from gristmill.flows.orchestration.cards import document_lines, picture
 from gristmill.flows.report.documents import cuts, document_sections, funnel_picture, tokens_kept
 from gristmill.flows.report.html import DARK, LIGHT, breakable, contents, page, table
 from gristmill.flows.report.page import by_source, costs, samples, spikes
 from gristmill.flows.report.pictures import _place, curves, cut_histogram, histogram, stacked_bars, steps
+from gristmill.flows.report.summary import print_funnel, print_tokens, some_samples
 from gristmill.flows.report.tokens import MOST_LANGUAGES, tokenizer_section
-from gristmill.flows.summary import print_funnel, print_tokens, some_samples
 from gristmill.train.loop.autopsy import describe_origin
 
 SOURCES = {"a": {"bytes_read": 100, "bytes_kept": 80}, "b": {"bytes_read": 50, "bytes_kept": 10}}

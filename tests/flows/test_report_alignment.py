@@ -18,7 +18,7 @@ from gristmill.flows.report.alignment import (
     unlearned,
 )
 from gristmill.flows.report.page import masks
-from gristmill.flows.summary import loss_rows
+from gristmill.flows.report.summary import loss_rows
 from gristmill.train.evaluation.intervals import share_with_interval
 
 SHARE = {"value": 0.75, "low": 0.5, "high": 0.9, "units": 20}

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gristmill.flows import reporting
-from gristmill.flows.reporting import PrefectObserver
-from gristmill.flows.store import StageFolder
+from gristmill.flows.orchestration import reporting
+from gristmill.flows.orchestration.reporting import PrefectObserver
+from gristmill.flows.store.store import StageFolder
 
 
 def test_the_live_curve_of_a_resumed_training_begins_with_its_first_attempt(

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gristmill.flows import routing
-from gristmill.flows.routing import run_elsewhere
-from gristmill.flows.run import StageFailedError
+from gristmill.flows.orchestration import routing
+from gristmill.flows.orchestration.routing import run_elsewhere
+from gristmill.flows.running.run import StageFailedError
 
 SESSION: Any = SimpleNamespace(manifest_file="a.yaml", overrides=["pretrain.steps=5"], store_option=None)
 

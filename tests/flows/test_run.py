@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from gristmill.dataprep.files import read_json, write_json
-from gristmill.flows import store
-from gristmill.flows.lease import LeaseLostError
-from gristmill.flows.run import Runner, StageFailedError
-from gristmill.flows.store import StageFolder, Store
+from gristmill.flows.running.run import Runner, StageFailedError
+from gristmill.flows.store import store
+from gristmill.flows.store.lease import LeaseLostError
+from gristmill.flows.store.store import StageFolder, Store
 
 Make = Callable[..., Runner]
 

@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 import pytest
 
-from gristmill.flows.server_database import (
+from gristmill.flows.orchestration.server_settings import (
     CONNECTION_VARIABLE,
     DATABASE_VARIABLE,
     DatabaseError,
@@ -134,13 +134,13 @@ def test_up_keeps_runs_in_postgresql_and_tells_nobody_the_password(cluster: Clus
     output = tmp_path / "up.txt"
     with output.open("wb") as sink:
         up = subprocess.Popen(
-            [sys.executable, "-m", "gristmill.flows.cli", "up", "--port", str(port), "--database", cluster.url()],
+            [sys.executable, "-m", "gristmill.flows.cli.main", "up", "--port", str(port), "--database", cluster.url()],
             env=environment, cwd=tmp_path, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True)
     try:
         wait_for(lambda: up.poll() is not None or "Deployments" in output.read_text(), "serving")
         assert up.poll() is None, output.read_text()
         run = subprocess.run(
-            [sys.executable, "-m", "gristmill.flows.cli", "run", "tiny.yaml"], cwd=tmp_path, capture_output=True,
+            [sys.executable, "-m", "gristmill.flows.cli.main", "run", "tiny.yaml"], cwd=tmp_path, capture_output=True,
             text=True, env={**environment, "PREFECT_API_URL": api})
         assert run.returncode == 0, run.stdout + run.stderr
         settings = json.dumps(call_prefect(api, "/admin/settings", password=kept_password(tmp_path / "prefect")))
@@ -182,7 +182,7 @@ def test_a_database_may_be_tried_where_a_loop_runs_already() -> None:
 
 def test_up_ends_at_once_with_the_databases_sentence(cluster: Cluster) -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "gristmill.flows.cli", "up", "--port", str(free_port())], capture_output=True,
+        [sys.executable, "-m", "gristmill.flows.cli.main", "up", "--port", str(free_port())], capture_output=True,
         text=True, env={**os.environ, DATABASE_VARIABLE: cluster.url(password="wrong")})
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr.splitlines() == [

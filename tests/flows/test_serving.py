@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from gristmill.flows.deployments import ManifestOnOffer, find_manifests, make_deployments
-from gristmill.flows.server_password import password_file, server_password
-from gristmill.flows.serving import OpenServerError, check_password, serve_deployments
+from gristmill.flows.orchestration.deployments import ManifestOnOffer, find_manifests, make_deployments
+from gristmill.flows.orchestration.server_settings import password_file, server_password
+from gristmill.flows.orchestration.serving import OpenServerError, check_password, serve_deployments
 from tests.servers import DEADLINE_SECONDS, call_prefect, free_port, free_ports, kept_password, prefect_home, wait_for
 
 PASSWORD = "tests:of serving"
@@ -105,7 +105,7 @@ def test_deployments_run_what_the_api_triggers_with_other_parameters(
 ) -> None:
     environment = {**environment, "PREFECT_API_URL": server, "PREFECT_API_AUTH_STRING": PASSWORD}
     store = project.parent / "store"
-    serving = subprocess.Popen([sys.executable, "-m", "gristmill.flows.cli", "serve"], env=environment,
+    serving = subprocess.Popen([sys.executable, "-m", "gristmill.flows.cli.main", "serve"], env=environment,
                                cwd=project.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                start_new_session=True)
     try:
@@ -134,7 +134,8 @@ def test_deployments_run_what_the_api_triggers_with_other_parameters(
 def test_a_run_from_the_command_line_shows_up_in_a_running_server(
     server: str, project: Path, environment: dict[str, str]
 ) -> None:
-    command = [sys.executable, "-m", "gristmill.flows.cli", "run", str(project), "--store", str(project.parent / "s")]
+    command = [sys.executable, "-m", "gristmill.flows.cli.main", "run", str(project), "--store",
+               str(project.parent / "s")]
     runs = []
     for how in ("Completed", "Cached"):
         run = subprocess.run(command, capture_output=True, text=True,
@@ -154,7 +155,7 @@ def test_without_a_server_the_run_is_recorded_for_a_later_one_but_no_credentials
 ) -> None:
     secret = "sources.notes.licence=https://me:hunter2@example.org/licence"
     run = subprocess.run(
-        [sys.executable, "-m", "gristmill.flows.cli", "run", str(project), "--store", str(project.parent / "s"),
+        [sys.executable, "-m", "gristmill.flows.cli.main", "run", str(project), "--store", str(project.parent / "s"),
          "--set", secret], env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stderr == ""
@@ -172,7 +173,7 @@ def test_up_starts_a_server_with_the_deployments_shares_it_and_takes_it_down_aga
     environment = environment_with(str(tmp_path / "prefect"))
     port = free_ports()
     api = f"http://127.0.0.1:{port}/api"
-    command = [sys.executable, "-m", "gristmill.flows.cli"]
+    command = [sys.executable, "-m", "gristmill.flows.cli.main"]
     printed = tmp_path / "printed.txt"
     names = ["any-manifest", "stage-of-any-manifest", "sweep-of-any-manifest"]
 
@@ -217,7 +218,7 @@ def test_up_starts_a_server_with_the_deployments_shares_it_and_takes_it_down_aga
 
 
 def test_serving_without_a_server_says_how_to_start_one(environment: dict[str, str]) -> None:
-    run = subprocess.run([sys.executable, "-m", "gristmill.flows.cli", "serve"], capture_output=True, text=True,
+    run = subprocess.run([sys.executable, "-m", "gristmill.flows.cli.main", "serve"], capture_output=True, text=True,
                          env={**environment, "PREFECT_API_URL": f"http://127.0.0.1:{free_port()}/api"})
     assert run.returncode == 2
     assert "gristmill up" in run.stderr
@@ -227,7 +228,7 @@ def test_serving_without_a_server_says_how_to_start_one(environment: dict[str, s
 def test_a_server_whose_password_is_not_known_is_no_reason_to_stop(
     server: str, project: Path, environment: dict[str, str]
 ) -> None:
-    command = [sys.executable, "-m", "gristmill.flows.cli"]
+    command = [sys.executable, "-m", "gristmill.flows.cli.main"]
     run = subprocess.run([*command, "run", str(project), "--store", str(project.parent / "s"), "--until", "ingest"],
                          env={**environment, "PREFECT_API_URL": server}, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -284,7 +285,7 @@ def test_the_temporary_server_of_a_run_asks_for_a_password_too(
     """Otherwise a page could leave something in its database, which a later `gristmill up` would run."""
     code = """\
 import sys, urllib.error, urllib.request
-from gristmill.flows.tracking import apply_default_settings, choose_tracking
+from gristmill.flows.orchestration.tracking import apply_default_settings, choose_tracking
 apply_default_settings(quiet_console=True)
 assert choose_tracking()[0] == "temporary"
 from prefect.client.orchestration import get_client

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from gristmill.dataprep.files import write_json
-from gristmill.flows.provenance.readings import settled_plan
+from gristmill.flows.questions.training_reads import settled_plan
 from gristmill.train.loop.stream import Plan
 
 

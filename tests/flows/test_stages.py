@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from gristmill.flows.session import Session, open_session
+from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.stages import STAGES, Node, UnknownStageError
 from gristmill.mixtures.load import ManifestError
 

@@ -16,11 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from gristmill.flows.sweeps.fit import fit, least_within_hull
 from gristmill.flows.sweeps.grid import Grid, SweepError, mixtures_of, read_grid
 from gristmill.flows.sweeps.proxies import Sweep, check_held_out, plan_sweep
-from gristmill.flows.sweeps.results import analyse
-from gristmill.flows.sweeps.writing import as_html, describe_suggestion, print_results, suggested_text, write_results
+from gristmill.flows.sweeps.results import analyse, fit, least_within_hull
+from gristmill.flows.sweeps.sweep_report import (
+    as_html,
+    describe_suggestion,
+    print_results,
+    suggested_text,
+    write_results,
+)
 from gristmill.mixtures.load import parse_manifest
 from tests.servers import prefect_home
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
-from gristmill.flows.provenance.takedown import TakedownError, find_documents, near_duplicates, read_list
+from gristmill.flows.questions.takedown import TakedownError, find_documents, near_duplicates, read_list
 
 RECORD = "#11111111-2222-3333-4444-555555555555"
 LOCATORS = ["https://a.example/x" + RECORD, "https://a.example/x" + RECORD.replace("1", "9"), "b.jsonl#0", "c.txt"]

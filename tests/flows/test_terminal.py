@@ -10,11 +10,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from gristmill.flows.run import Runner
-from gristmill.flows.session import Session
-from gristmill.flows.status import print_plan
-from gristmill.flows.summary import print_next
-from gristmill.flows.terminal import TerminalObserver, plain_console
+from gristmill.flows.questions.status import print_plan
+from gristmill.flows.report.summary import print_next
+from gristmill.flows.running.run import Runner
+from gristmill.flows.running.session import Session
+from gristmill.flows.running.terminal import TerminalObserver, plain_console
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.sources import Source
 
@@ -86,4 +86,4 @@ def test_every_console_is_made_by_the_one_that_reads_no_markup() -> None:
         for file in (ROOT / folder).rglob("*.py"):
             calls = (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
             made += [str(file.relative_to(ROOT)) for call in calls if getattr(call.func, "id", "") == "Console"]
-    assert made == ["flows/terminal.py"]
+    assert made == ["flows/running/terminal.py"]

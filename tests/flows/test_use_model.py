@@ -25,8 +25,8 @@ import torch
 from typer.testing import CliRunner
 
 from gristmill.dataprep.files import write_json
-from gristmill.flows.cli import app
-from gristmill.flows.models.find import ModelNotFoundError, find_model, name_of
+from gristmill.flows.cli.main import app
+from gristmill.flows.models.find_model import ModelNotFoundError, find_model, name_of
 from gristmill.flows.models.referees import REFEREES
 from gristmill.mixtures.model import Model
 from gristmill.tokenize.encoding.sample import Sample
@@ -167,7 +167,7 @@ def test_a_conversation_in_the_terminal_remembers_what_was_said_until_it_is_clea
 @pytest.fixture(scope="module")
 def server(stage: Path) -> Iterator[str]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "gristmill.flows.cli", "serve-model", str(stage), "--port", "0", "--name", "tiny",
+        [sys.executable, "-m", "gristmill.flows.cli.main", "serve-model", str(stage), "--port", "0", "--name", "tiny",
          "--max-new-tokens", "10"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert process.stdout is not None
     told = process.stdout.readline().decode()
@@ -184,7 +184,7 @@ def test_an_address_that_cannot_be_listened_on_is_said_in_one_sentence(server: s
     taken = server.rpartition(":")[2]
     for where, why in ((["--port", taken], "Address already in use"),
                        (["--host", "192.0.2.1"], "Cannot assign requested address")):  # kept for documentation
-        done = subprocess.run([sys.executable, "-m", "gristmill.flows.cli", "serve-model", str(stage), *where],
+        done = subprocess.run([sys.executable, "-m", "gristmill.flows.cli.main", "serve-model", str(stage), *where],
                               capture_output=True, text=True, check=False)
         assert done.returncode == 2
         (line,) = (line for line in done.stderr.splitlines() if "cannot listen" in line)

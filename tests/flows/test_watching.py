@@ -11,13 +11,21 @@ from pathlib import Path
 import pytest
 
 from gristmill.dataprep.files import read_json
-from gristmill.flows.launch import why_the_store_failed
-from gristmill.flows.lease import identity
-from gristmill.flows.logs import NoLogError, find_log, read_log
-from gristmill.flows.progress import ProgressFile, describe_progress, read_progress, seconds_left
-from gristmill.flows.run import Runner, StageFailedError
-from gristmill.flows.session import Session
-from gristmill.flows.status import describe_running, duration, print_status, run_state, stage_states
+from gristmill.flows.questions.status import (
+    NoLogError,
+    describe_running,
+    duration,
+    find_log,
+    print_status,
+    read_log,
+    run_state,
+    stage_states,
+)
+from gristmill.flows.running.launch import why_the_store_failed
+from gristmill.flows.running.progress import ProgressFile, describe_progress, read_progress, seconds_left
+from gristmill.flows.running.run import Runner, StageFailedError
+from gristmill.flows.running.session import Session
+from gristmill.flows.store.lease import identity
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.sources import Source
 
@@ -78,8 +86,8 @@ def test_a_store_that_takes_no_progress_does_not_end_the_stage(tmp_path: Path, m
         tried.append(path)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gristmill.flows.progress.write_json", full)
-    monkeypatch.setattr("gristmill.flows.progress.WRITE_SECONDS", 0.0)
+    monkeypatch.setattr("gristmill.flows.running.progress.write_json", full)
+    monkeypatch.setattr("gristmill.flows.running.progress.WRITE_SECONDS", 0.0)
     progress = ProgressFile(tmp_path, 1)
     progress.note({"event": "progress", "done": 1, "total": 9, "unit": "shards"})
     assert len(tried) == 1

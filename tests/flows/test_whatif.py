@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, write_table
 from gristmill.dataprep.replay import rules_of
-from gristmill.flows.whatif import thresholds
-from gristmill.flows.whatif_tables import print_thresholds
+from gristmill.flows.questions.whatif import print_thresholds, thresholds
 from gristmill.mixtures.filter import Filter
 
 SECTION = Filter.model_validate({"rules": [{"gopher_quality": {"min_words": 50, "max_mean_word_length": 10.0}}]})
@@ -39,8 +38,8 @@ def listed(folder: Path, shards: list[list[tuple[int, float]]]) -> dict[str, dic
         write_table(inputs["ingest"] / name, documents)
         write_table(inputs["filter"] / name, annotate(documents, judged, judged, reasons, measures)[0])
     rules = rules_of("filter", SECTION, ["words", "mean_word_length"])
-    with patch("gristmill.flows.whatif._measured", return_value=inputs), \
-            patch("gristmill.flows.whatif.stored_rules", return_value={"filter": rules}):
+    with patch("gristmill.flows.questions.whatif._measured", return_value=inputs), \
+            patch("gristmill.flows.questions.whatif.stored_rules", return_value={"filter": rules}):
         return {one["key"]: one for one in thresholds(None)}  # type: ignore[arg-type]
 
 

@@ -8,7 +8,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from gristmill.flows.cli import app
+from gristmill.flows.cli.main import app
 
 MANIFEST = """\
 name: good
@@ -280,5 +280,5 @@ def test_a_store_that_cannot_be_asked_is_no_traceback(project, monkeypatch):
     def refuse(*arguments):
         raise PermissionError(13, "Permission denied", "/locked")
 
-    monkeypatch.setattr("gristmill.flows.gc.collect", refuse)
+    monkeypatch.setattr("gristmill.flows.store.runs.collect", refuse)
     assert_refused("gc", "/locked: permission denied; correct the path, its permissions", project)

@@ -219,7 +219,7 @@ def test_a_training_whose_folder_lies_in_a_store_is_killed_and_goes_on_to_the_sa
     resumed = []
     for crash in (*CRASHES, None):
         network.kill_before, network.requests = crash, []
-        attempt = subprocess.Popen([sys.executable, "-m", "gristmill.flows.execute", str(folder)],
+        attempt = subprocess.Popen([sys.executable, "-m", "gristmill.flows.running.execute", str(folder)],
                                    start_new_session=True)
         network.kill = partial(os.killpg, attempt.pid, signal.SIGKILL)
         assert attempt.wait(timeout=300) == (0 if crash is None else -signal.SIGKILL), crash

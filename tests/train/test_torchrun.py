@@ -17,7 +17,7 @@ from torch.distributed.elastic import multiprocessing
 from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
 
 from gristmill.dataprep.files import read_json, write_json
-from gristmill.flows.execute import torchrun_command
+from gristmill.flows.running.execute import torchrun_command
 from gristmill.mixtures.manifest import Engine
 from gristmill.train import torchrun
 from gristmill.train.launch import write_error
@@ -141,8 +141,9 @@ def test_a_training_over_two_nodes_learns_what_one_node_does(
             "engine": {**Engine().model_dump(mode="json"), "ranks": 2},
             "inputs": [{"stage": "tokenizer", "folder": str(tokenizer_folder)},
                        {"stage": "mix", "folder": str(mix_folder)}]})
-        done = subprocess.run([sys.executable, "-m", "gristmill.flows.execute", str(tmp_path / name)], check=False,
-                              env={**os.environ, **environment, "GLOO_SOCKET_IFNAME": "lo"}, timeout=300)
+        command = [sys.executable, "-m", "gristmill.flows.running.execute", str(tmp_path / name)]
+        settings = {**os.environ, **environment, "GLOO_SOCKET_IFNAME": "lo"}
+        done = subprocess.run(command, check=False, env=settings, timeout=300)
         assert done.returncode == 0
         assert read_json(tmp_path / name / "work" / "result.json")["world_size"] == 2
         found.append((tmp_path / name / "data" / "model" / "model.safetensors").read_bytes())

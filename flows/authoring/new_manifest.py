@@ -1,0 +1,180 @@
+"""A first manifest for data that somebody has: what was seen of it, and settings that follow from its size."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+import yaml
+
+from gristmill.flows.authoring.look_at_data import Look, mean_weight, size
+from gristmill.mixtures.load import parse_manifest
+from gristmill.mixtures.model import Model
+
+BYTES_PER_TOKEN = 4.0
+"""Bytes of English text per token of a vocabulary of some tens of thousands; a small one has fewer."""
+KEPT_SHARE = 0.6
+"""Share of the text that filters and deduplication may well leave; too little is better than too much to ask for."""
+TOKENS_PER_PARAMETER = 20
+"""Hoffmann et al. 2022, table A3: what is best for a given compute."""
+MODELS = (("llama-1m", 4096, 256, 3.0e-3), ("llama-10m", 8192, 512, 2.0e-3), ("llama-30m", 16384, 1024, 1.0e-3),
+          ("llama-125m", 32768, 2048, 6.0e-4), ("llama-350m", 32768, 2048, 3.0e-4), ("llama-1b", 65536, 4096, 3.0e-4))
+"""Preset, vocabulary, sequence length, peak learning rate (from 125m on GPT-3's, Brown et al. 2020, table 2.1; that of
+1b is OLMo's); the smallest first."""
+BATCH_TOKENS = ((100_000_000, 4_096), (1_000_000_000, 65_536), (None, 524_288))
+"""Up to so many training tokens: tokens per optimizer step (GPT-3's 0.5 M for the largest)."""
+LEAST_TOKENS = 20_000
+MAX_EPOCHS = 4
+"""Muennighoff et al. 2023: up to four passes over the same text are almost as good as new text."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a user has answered.
+
+    Attributes:
+        name: of the run.
+        languages: to keep; none for all.
+        tokens: to train on; None for what the data probably has.
+        train: whether a model is trained at all.
+    """
+
+    name: str
+    languages: Sequence[str] = ()
+    tokens: int | None = None
+    train: bool = True
+
+
+def source_name(path: str, taken: Sequence[str]) -> str:
+    """A name for a source: what is telling of its path, with a number where another one has it."""
+    parts = [part for part in PurePosixPath(path.partition("://")[2] or path).parts
+             if not set(part) & set("*?[") and part not in ("/", "..", ".")]
+    stem = parts[-1] if parts else path.partition("://")[0]
+    base = re.sub(r"[^A-Za-z0-9]+", "-", stem.partition(".")[0]).strip("-").lower() or "source"
+    number = 1
+    name = base
+    while name in taken:
+        number += 1
+        name = f"{base}-{number}"
+    return name
+
+
+def write_manifest(wishes: Wishes, looks: Mapping[str, Look], file: str) -> str:
+    """The text of a manifest, which has been validated.
+
+    Args:
+        wishes: what the user has answered.
+        looks: what was seen of every source.
+        file: where it will lie; relative paths of sources are relative to its folder.
+
+    Raises:
+        gristmill.mixtures.load.ManifestError: a wish is none that a manifest can have.
+    """
+    mean = mean_weight(list(looks.values()))
+    sizes = {name: float(look.text_bytes or mean) for name, look in looks.items()}
+    known = all(look.text_bytes for look in looks.values())
+    tokens = wishes.tokens or max(LEAST_TOKENS, _round(sum(sizes.values()) / BYTES_PER_TOKEN * KEPT_SHARE))
+    parts = [f"# Written by `gristmill new` from a look at the data; every key is explained by: gristmill schema "
+             f"--markdown\nname: {wishes.name}\nseed: 1\n", _sources(looks, sizes), _prepare(wishes, looks)]
+    if wishes.train:
+        parts.append(_training(tokens, known or wishes.tokens is not None))
+    text = "\n".join(part for part in parts if part)
+    parse_manifest(text, file)
+    return text
+
+
+def _sources(looks: Mapping[str, Look], sizes: Mapping[str, float]) -> str:
+    total = sum(sizes.values())
+    lines = ["sources:"]
+    for name, look in looks.items():
+        seen = f"{look.files:,} file{'s' if look.files > 1 else ''}, {size(look.stored_bytes)}"
+        about = f"about {size(look.text_bytes)} of text" if look.text_bytes else "amount of text not known"
+        lines += [f"  {name}:   # {seen}; {about}", *(f"    # {remark}" for remark in look.remarks),
+                  f"    path: {_scalar(look.path)}"]
+        chosen = {"format": None if look.format == "auto" else look.format, "text_field": look.text_field,
+                  "id_field": look.id_field, "extract": "resiliparse" if look.extract else None}
+        lines += [f"    {key}: {_scalar(value)}" for key, value in chosen.items() if value is not None]
+        lines.append(f"    max_epochs: {MAX_EPOCHS}")
+        lines.append(f"    weight: {max(round(sizes[name] / total, 3), 0.001):g}   # its share of the text")
+    return "\n".join(lines) + "\n"
+
+
+def _prepare(wishes: Wishes, looks: Mapping[str, Look]) -> str:
+    prose = [name for name, look in looks.items() if not look.is_code]
+    only = "" if len(prose) == len(looks) else f"sources: [{', '.join(map(_scalar, prose))}], "
+    lines = ["prepare:"]
+    if prose:
+        keep = f"[{', '.join(map(_scalar, wishes.languages))}]" if wishes.languages else '{"*": 0}'
+        lines += ["  # first, since the rules of filter have the stop words of each document's language"
+                  + ("" if wishes.languages else "; none is dropped"),
+                  f"  - langid: {{{only}keep: {keep}}}",
+                  "  # Gopher's rules are for prose"
+                  + (": source code is left out" if only else "; try others with: gristmill whatif"),
+                  f"  - filter: {{{only}rules: [gopher_quality, gopher_repetition]}}"]
+    lines.append("  - dedup: {minhash: {}}   # exact and near duplicates; of each cluster one survives")
+    return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class _Training:
+    """A preset, and how it reads so many tokens at most."""
+
+    preset: str
+    vocabulary: int
+    length: int
+    rate: float
+    parameters: int
+    batch: int
+    steps: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are read."""
+        return self.batch * self.length * self.steps
+
+    @property
+    def tokens_per_parameter(self) -> float:
+        """How many of them each weight has."""
+        return self.tokens / self.parameters
+
+
+def _plan(model: tuple[str, int, int, float], tokens: int) -> _Training:
+    from gristmill.train.models.shape import shape_of
+
+    preset, vocabulary, length, _ = model
+    batch = max(1, next(batch for most, batch in BATCH_TOKENS if most is None or tokens <= most) // length)
+    parameters = shape_of(Model(preset=preset), vocabulary, length).parameters
+    return _Training(*model, parameters, batch, max(1, tokens // (batch * length)))
+
+
+def _training(tokens: int, known: bool) -> str:
+    plans = [_plan(model, tokens) for model in MODELS]
+    plan = next((plan for plan in reversed(plans) if plan.tokens_per_parameter >= TOKENS_PER_PARAMETER), plans[0])
+    about = f"{plan.parameters / 1e6:,.1f} M parameters, {plan.tokens_per_parameter:,.3g} tokens each"
+    choice = (f"the largest preset with {TOKENS_PER_PARAMETER} or more"
+              if plan.tokens_per_parameter >= TOKENS_PER_PARAMETER
+              else f"the smallest preset; {TOKENS_PER_PARAMETER} are best for the compute")
+    guess = "" if known else "   # a guess: set it once `gristmill run --until tokenize` has counted"
+    return (
+        f"tokenizer: {{vocab_size: {plan.vocabulary}}}\n\n"
+        f"mix:\n  tokens: {plan.tokens}{guess}\n  sequence_length: {plan.length}\n  validation: 0.01\n"
+        # What the filters leave is not known yet, so that a source may run short of its share.
+        "  short: redistribute   # a source with too little text leaves its share to the others\n\n"
+        f"pretrain:\n  model: {{preset: {plan.preset}}}   # {about}: {choice}\n"
+        f"  steps: {plan.steps}\n  global_batch_size: {plan.batch}\n  micro_batch_size: {min(plan.batch, 8)}\n"
+        f"  optimizer: {{learning_rate: {plan.rate:.1e}}}\n"
+        f"  schedule: {{kind: wsd, warmup_steps: {max(1, plan.steps // 20)}, decay_fraction: 0.2}}\n\n"
+        "evaluate: {}\nexport: {}\n"
+    )
+
+
+def _round(tokens: float) -> int:
+    """Two leading digits: more would pretend to be known."""
+    return int(float(f"{tokens:.1e}"))
+
+
+def _scalar(value: str) -> str:
+    """A string on one line of YAML, quoted where it has to be inside of braces too."""
+    return yaml.safe_dump([value], default_flow_style=True, width=1 << 30, allow_unicode=True).strip()[1:-1]

@@ -1,0 +1,156 @@
+"""What every command shares: the application, its common options, how a manifest is opened, how an error ends.
+
+The commands are in `<subject>_commands.py` and register themselves on `app`; `main.py` brings them together. Everything
+heavy is imported inside the commands, so that `gristmill --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, cast
+
+import typer
+from typer.core import TyperGroup
+
+from gristmill.dataprep.secrets import MaskedStream, mask_text
+from gristmill.flows.cli.completion import complete_manifest, complete_setting
+
+if TYPE_CHECKING:
+    from gristmill.flows.running.session import Session
+
+EXIT_STAGE_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+STORAGE_LIBRARIES = ("adlfs", "aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "requests", "s3fs")
+"""Libraries behind fsspec's URLs, whose errors say what the store refused."""
+
+
+class WholeSentences(TyperGroup):
+    """A group whose help shows what each command does to the end of its sentence, on several lines if need be."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; what the machine around it refuses (a path, a disk, a network) ends it with a sentence."""
+        try:
+            with masked_output():
+                return super().invoke(ctx)
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            sentence = why_refused(error)
+            if sentence is None:
+                raise
+            fail(sentence, EXIT_USAGE)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands. Typer keeps the classes of both arguments to itself."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, command.get_short_help_str(limit=1000)) for name, command in commands
+                if command is not None and not command.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+@contextmanager
+def masked_output() -> Iterator[None]:
+    """Print nothing inside that is a credential of this command's manifest, settings or store."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = cast(TextIO, MaskedStream(sys.stdout)), cast(TextIO, MaskedStream(sys.stderr, True))
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+app = typer.Typer(
+    cls=WholeSentences,
+    help="Grinds raw text into a trained language model: one manifest, one command, every token traceable.",
+    no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, rich_markup_mode=None,
+)
+
+ManifestArgument = Annotated[str, typer.Argument(
+    metavar="MANIFEST", help="The YAML manifest.", autocompletion=complete_manifest)]
+SetOption = Annotated[list[str] | None, typer.Option(
+    "--set", metavar="KEY=VALUE", help="Replace a setting of the manifest, e.g. pretrain.steps=50.",
+    autocompletion=complete_setting)]
+StoreOption = Annotated[str | None, typer.Option(
+    "--store", metavar="PATH", help="Folder or URL of the outputs.  [default: $GRISTMILL_STORE or ./gristmill-store]")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+
+
+def open_or_exit(
+    manifest: str, overrides: list[str] | None, store: str | None, until: str | None = None, exactly: bool = False,
+    verify_inputs: bool = False,
+) -> Session:
+    """Open a manifest, or print everything that is wrong with it and exit with code 2."""
+    from gristmill.dataprep.reading.examples import ExamplesError
+    from gristmill.dataprep.reading.sources import SourceError
+    from gristmill.flows.running.session import open_session
+    from gristmill.flows.stages import UnknownStageError
+    from gristmill.flows.store.store import StoreLocationError
+    from gristmill.mixtures.load import ManifestError
+
+    try:
+        return open_session(manifest, overrides or [], store, until, exactly, verify_inputs)
+    except ManifestError as error:
+        many = len(error.problems)
+        typer.echo(mask_text(str(error)), err=True)
+        fail(f"{many} problem{'s' if many > 1 else ''} in {manifest}; nothing was run", EXIT_USAGE)
+    except (UnknownStageError, SourceError, ExamplesError, StoreLocationError, FileNotFoundError) as error:
+        fail(str(error), EXIT_USAGE)
+
+
+def open_store(location: str | None) -> Any:
+    """The store that an option, the environment or the default names, or exit with code 2."""
+    from gristmill.flows.store.store import StoreLocationError, store_at
+
+    try:
+        return store_at(location)
+    except StoreLocationError as error:
+        fail(str(error), EXIT_USAGE)
+
+
+def out_file(option: str, path: Path) -> Path:
+    """A file to write, or exit with code 2 before any work where a folder is in its place."""
+    if path.is_dir():
+        fail(f"{option} {path}: that is a folder; name a file, such as {path / 'FILE'}", EXIT_USAGE)
+    return path
+
+
+def refuse_without(context: typer.Context, needed: str, options: Sequence[str]) -> None:
+    """Exit with code 2 where options are given that mean nothing without another one, which is not."""
+    given = [name for name in options if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    if given:
+        fail(f"{', '.join('--' + name.replace('_', '-') for name in given)}: this belongs to {needed}; give that too",
+             EXIT_USAGE)
+
+
+def why_refused(error: Exception) -> str | None:
+    """What to tell of an error of a file system, network or object store; None for any other error."""
+    if isinstance(error, OSError) and error.strerror:
+        from gristmill.dataprep.files import TEMPORARY_MARK
+
+        name = error.filename2 or error.filename
+        # What is written aside is of no interest; what it is for is.
+        place = f"{os.fsdecode(name).partition(TEMPORARY_MARK)[0]}: " if isinstance(name, str | bytes) else ""
+        return (f"{place}{error.strerror.lower()}; correct the path, its permissions or what is in its way, and start "
+                "again")
+    if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in STORAGE_LIBRARIES:
+        said = " ".join(str(error).split()) or type(error).__name__
+        return f"a file or store cannot be used: {said}; correct the address or the access to it, and start again"
+    return None
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Print an error and exit."""
+    typer.echo(mask_text(message), err=True)
+    raise typer.Exit(code)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON."""
+    typer.echo(json.dumps(value, indent=1, ensure_ascii=False, default=str))

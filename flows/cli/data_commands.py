@@ -1,0 +1,273 @@
+"""The commands about manifests, mixtures and tokens: `new`, `schema`, `mixtures sweep`, `export-tokens`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gristmill.flows.cli.application import (
+    EXIT_INTERRUPTED,
+    EXIT_STAGE_FAILED,
+    EXIT_USAGE,
+    JsonOption,
+    ManifestArgument,
+    SetOption,
+    StoreOption,
+    WholeSentences,
+    app,
+    fail,
+    open_or_exit,
+    print_json,
+    why_refused,
+)
+
+if TYPE_CHECKING:
+    from gristmill.flows.authoring.look_at_data import Look
+
+
+@app.command()
+def new(
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The manifest to write.  [default: NAME.yaml]",
+                                                show_default=False)] = None,
+    source: Annotated[list[str] | None, typer.Option(metavar="[NAME=]PATH", help=(
+        "Data to look at: a file, glob, folder or URL; may be given several times. Without one, questions are asked."
+    ))] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the run.")] = None,
+    language: Annotated[list[str] | None, typer.Option(
+        metavar="CODE", help="A language to keep (en, de, ...); all if absent.")] = None,
+    tokens: Annotated[int | None, typer.Option(
+        metavar="N", help="Tokens to train on; what the data probably has if absent.",
+        min=20_000)] = None,
+    train: Annotated[bool, typer.Option(help="Whether to train a model, or only prepare documents.")] = True,
+) -> None:
+    """Write a manifest for your data: it looks at the files and proposes format, fields, weights and sizes."""
+    from gristmill.dataprep.reading.sources import SourceError
+    from gristmill.flows.authoring.look_at_data import look_at
+    from gristmill.flows.authoring.new_manifest import Wishes, source_name, write_manifest
+    from gristmill.mixtures.load import ManifestError
+
+    asked = not source
+    looks: dict[str, Look] = {}
+
+    def take(given: str) -> str:
+        """Look at one source, and return its name."""
+        before, equals, after = given.partition("=")
+        # `s3://bucket/a=b/*` has an equals sign too, but no name before it.
+        named = bool(equals) and "/" not in before
+        path = after if named else given
+        if not path or (named and not before):
+            raise SourceError(f"--source {given!r}: give a path, or NAME=PATH")
+        chosen = before if named else source_name(path, list(looks))
+        if chosen in looks:
+            raise SourceError(f"source {chosen!r} is given twice; give one of them another name: NAME=PATH")
+        looks[chosen] = look_at(chosen, path if "://" in path else str(Path(path).expanduser().resolve()))
+        typer.echo(f"{chosen}: {describe(looks[chosen])}")
+        return chosen
+
+    try:
+        for given in source or []:
+            take(given)
+        if asked:
+            ask_for_sources(take)
+            name = name or typer.prompt("Name of the run", default=next(iter(looks)))
+            language = language or typer.prompt("Languages to keep, e.g. en de (empty for all)", default="",
+                                                show_default=False).split()
+            train = train and typer.confirm("Train a model?", default=True)
+        wishes = Wishes(name or next(iter(looks)), language or [], tokens, train)
+        target = file or Path(f"{wishes.name}.yaml")
+        text = write_manifest(wishes, looks, str(target))
+        with target.open("x", encoding="utf-8") as sink:
+            sink.write(text)
+    except typer.Abort:
+        fail("nothing was written; without answers, say where the data is: gristmill new --source PATH", EXIT_USAGE)
+    except (SourceError, ManifestError) as error:
+        fail(f"{error}\nnothing was written", EXIT_USAGE)
+    except FileExistsError:
+        fail(f"{target} exists and was left alone; name another file: gristmill new OTHER.yaml", EXIT_USAGE)
+    except OSError as error:
+        fail(f"{target} cannot be written: {(error.strerror or str(error)).lower()}; name another file", EXIT_USAGE)
+    typer.echo(f"\nwritten: {target}\nlook at it, then: gristmill plan {target}\n{'':17} gristmill run {target}")
+
+
+def ask_for_sources(take: Callable[[str], str]) -> None:
+    """Ask for paths until there is one and no more come; what cannot be read is asked for again."""
+    from gristmill.dataprep.reading.sources import SourceError
+
+    found = 0
+    while True:
+        question = "Where is your data? (file, glob, folder or URL)" if not found else "More data? (empty: no)"
+        given = typer.prompt(question, default=None if not found else "", show_default=False)
+        if not given:
+            return
+        try:
+            take(given)
+            found += 1
+        except SourceError as error:
+            typer.echo(f"  {error}")
+
+
+def describe(look: Look) -> str:
+    """What was seen of a source, in one line."""
+    from gristmill.flows.authoring.look_at_data import size
+
+    parts = [f"{look.files:,} file{'s' if look.files != 1 else ''}, {size(look.stored_bytes)}"]
+    parts += [f"format {look.format}"] if look.format != "auto" else []
+    parts += [f"text in field {look.text_field!r}"] if look.text_field else []
+    parts += [f"ids in field {look.id_field!r}"] if look.id_field else []
+    parts += ["HTML, to be extracted"] if look.extract else []
+    parts += ["source code"] if look.is_code else []
+    parts += [f"about {size(look.text_bytes)} of text"] if look.text_bytes else []
+    return ", ".join([*parts, *look.remarks])
+
+
+@app.command()
+def schema(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference for people instead.")] = False,
+) -> None:
+    """Print the manifest's JSON Schema, for editors."""
+    from gristmill.flows.authoring.manifest_reference import markdown as reference
+    from gristmill.mixtures.manifest import Manifest
+
+    if markdown:
+        typer.echo(reference(), nl=False)
+        raise typer.Exit
+    print_json(Manifest.model_json_schema())
+
+
+mixtures = typer.Typer(
+    cls=WholeSentences, help="Compare mixtures of the sources.", no_args_is_help=True, rich_markup_mode=None,
+)
+app.add_typer(mixtures, name="mixtures")
+
+
+@mixtures.callback()
+def group() -> None:
+    """Compare mixtures of the sources."""
+
+
+@mixtures.command()
+def sweep(
+    manifest: ManifestArgument,
+    weights: Annotated[Path, typer.Option(
+        metavar="GRID", help="YAML: a list of weights, or a mapping with `mixtures`, `grid` and `dirichlet`.")],
+    steps: Annotated[int, typer.Option(metavar="N", help="Training steps of every proxy.", min=1)],
+    seeds: Annotated[int, typer.Option(
+        metavar="N", help="Proxies per mixture, for the spread between runs.", min=1)] = 1,
+    model: Annotated[str, typer.Option(
+        metavar="KEY=VALUE,...", help="The proxy's model, where it differs from 2 layers of width 128 with 4 heads.",
+    )] = "",
+    target: Annotated[str, typer.Option(
+        metavar="SOURCE=SHARE,...", help="How much each source counts in the mean.  [default: the manifest's weights]",
+    )] = "",
+    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+    no_ui: Annotated[bool, typer.Option("--no-ui", help="Do not record the sweep in Prefect (starts faster).")] = False,
+) -> None:
+    """Train a small model on every mixture, compare bits per byte, and suggest a mixture."""
+    from gristmill.flows.running.run import StageFailedError
+    from gristmill.flows.store.lease import LeaseLostError
+    from gristmill.flows.sweeps.grid import SweepError
+    from gristmill.flows.sweeps.proxies import plan_sweep
+    from gristmill.flows.sweeps.results import analyse
+    from gristmill.flows.sweeps.sweep_flow import launch_sweep
+    from gristmill.flows.sweeps.sweep_report import print_results, write_results
+    from gristmill.mixtures.load import ManifestError
+
+    session = open_or_exit(manifest, set_, store)
+    try:
+        chosen = pairs("--model", model)
+        planned = plan_sweep(manifest, weights, steps, seeds, chosen, set_ or [], store, pairs("--target", target))
+        outcomes = launch_sweep(planned, weights, steps, chosen, set_ or [], tracked=not no_ui)
+        found = analyse(planned, outcomes)
+    except ManifestError as error:
+        fail(f"{error}\nnothing was run", EXIT_USAGE)
+    except SweepError as error:
+        fail(str(error), EXIT_USAGE)
+    except (StageFailedError, LeaseLostError) as error:
+        fail(str(error), EXIT_STAGE_FAILED)
+    except KeyboardInterrupt:
+        fail("interrupted; the same command goes on", EXIT_INTERRUPTED)
+    written = write_results(session.manifest_file, found)
+    print_json(found) if as_json else print_results(found)
+    for path in written:
+        typer.echo(path, err=as_json)
+    raise typer.Exit(EXIT_STAGE_FAILED if found["failed"] else 0)
+
+
+def pairs(option: str, text: str) -> dict[str, Any]:
+    """`a=1,b=2` as a mapping of numbers (true and false too), or exit with code 2."""
+    import yaml
+
+    from gristmill.mixtures.yaml_text import parse_yaml
+
+    found: dict[str, Any] = {}
+    for part in text.split(",") if text else ():
+        name, equals, value = part.partition("=")
+        try:
+            number = parse_yaml(value) if value else None
+        except yaml.YAMLError:
+            number = None
+        if not equals or not isinstance(number, int | float):
+            fail(f"{option}: {part!r} is not written NAME=NUMBER", EXIT_USAGE)
+        found[name.strip()] = number
+    return found
+
+
+class TokenFormat(StrEnum):
+    """What other trainers read."""
+
+    LLMC = "llmc"
+    MEGATRON = "megatron"
+    MEMMAP = "memmap"
+    OLMO = "olmo"
+    MDS = "mds"
+
+
+class RowOrder(StrEnum):
+    """In which rows are written."""
+
+    TRAINED = "trained"
+    STORED = "stored"
+
+
+class SplitName(StrEnum):
+    """Sides of a packed set."""
+
+    TRAIN = "train"
+    VALIDATION = "validation"
+
+
+@app.command("export-tokens")
+def export_tokens(
+    manifest: ManifestArgument,
+    form: Annotated[TokenFormat, typer.Option("--format", help=(
+        "llmc (also modded-nanogpt), megatron, memmap (nanoGPT), olmo, or mds (MosaicML Streaming)."))],
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder or URL of the files.")],
+    order: Annotated[RowOrder, typer.Option(help="As pre-training reads the rows, or as they are stored.")] = (
+        RowOrder.TRAINED),
+    split: Annotated[SplitName, typer.Option(help="Training rows, or the held-out ones.")] = SplitName.TRAIN,
+    shard_tokens: Annotated[int, typer.Option(
+        metavar="N", help="Most tokens per file of llmc and olmo.", min=1)] = 100_000_000,
+    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+) -> None:
+    """Write the packed tokens as files that other trainers read, in our training order."""
+    from gristmill.flows.export_tokens import NothingToExportError, export_from
+    from gristmill.tokenize.exporting.export import ExportError
+    from gristmill.tokenize.exporting.mds import MissingLibraryError
+
+    session = open_or_exit(manifest, set_, store)
+    try:
+        found = export_from(session, form.value, out, order.value, split.value, shard_tokens)
+    except (NothingToExportError, ExportError, MissingLibraryError) as error:
+        fail(str(error), EXIT_USAGE)
+    except OSError as error:
+        fail(why_refused(error) or f"{out}: {error}", EXIT_STAGE_FAILED)
+    if as_json:
+        print_json(found)
+        return
+    typer.echo(f"{found['tokens']:,} tokens of {found['documents']:,} document pieces in {found['rows']:,} rows, order "
+               f"{found['order']}, {found['dtype']}; {found['padding_left_out']:,} tokens of padding left out")
+    typer.echo(f"{len(found['sha256'])} files in {out}; README.{form.value}.md says how to read them")

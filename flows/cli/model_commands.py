@@ -1,0 +1,223 @@
+"""The commands that use a model: `chat`, `generate`, `serve-model`, `verify`, `evaluate`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gristmill.flows.cli.application import (
+    EXIT_STAGE_FAILED,
+    EXIT_USAGE,
+    JsonOption,
+    SetOption,
+    StoreOption,
+    app,
+    fail,
+    open_or_exit,
+    out_file,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from gristmill.flows.models.find_model import ModelFolders
+    from gristmill.train.generation.language_model import LanguageModel
+    from gristmill.train.generation.scheduler import Scheduler
+
+
+ModelArgument = Annotated[str, typer.Argument(
+    metavar="MODEL", help="An exported folder, the folder of a training stage, or a manifest, of which the last "
+    "trained model is meant.")]
+TokenizerOption = Annotated[str | None, typer.Option(
+    metavar="DIR", help="A folder with tokenizer.json; the model's own if absent.")]
+TemperatureOption = Annotated[float, typer.Option(metavar="X", help="0 takes the likeliest token.", min=0.0)]
+TopPOption = Annotated[float, typer.Option(
+    metavar="X", help="Draw from the likeliest tokens with this share of the probability.",
+    max=1.0)]
+MostOption = Annotated[int, typer.Option(metavar="N", help="Longest answer, in tokens.", min=1)]
+SeedOption = Annotated[int, typer.Option(metavar="N", help="With the prompt, decides every draw.")]
+DraftOption = Annotated[str | None, typer.Option(
+    metavar="MODEL", help="A smaller model with the same tokenizer that proposes tokens (speculative decoding): "
+    "the same distribution, in fewer passes of the large one.")]
+DraftTokensOption = Annotated[int, typer.Option(metavar="N", help="Tokens that it proposes at a time.", min=1)]
+
+
+@app.command()
+def chat(
+    model: ModelArgument, system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message.")] = None,
+    temperature: TemperatureOption = 0.8, top_p: TopPOption = 0.95, max_new_tokens: MostOption = 512,
+    seed: SeedOption = 0, draft: DraftOption = None, draft_tokens: DraftTokensOption = 4,
+    tokenizer: TokenizerOption = None, set_: SetOption = None, store: StoreOption = None,
+) -> None:
+    """Talk with a model; its answers appear as they are made."""
+    language, scheduler = _opened(model, tokenizer, set_, store, draft, draft_tokens, 1)
+    from gristmill.flows.models.chat import HELP, converse
+    from gristmill.train.generation.sampling import Sampling, SamplingError
+
+    if language.chat is None:
+        fail(f"{model}: its tokenizer has no chat template; let it continue texts with: gristmill generate", EXIT_USAGE)
+    if sys.stdin.isatty():
+        typer.echo(HELP)
+
+    def read() -> str | None:
+        try:
+            return input("> " if sys.stdin.isatty() else "")
+        except (EOFError, KeyboardInterrupt):
+            return None
+
+    try:
+        sampling = Sampling(temperature, top_p, seed)
+    except SamplingError as error:
+        fail(str(error), EXIT_USAGE)
+    converse(language, scheduler, sampling, max_new_tokens, system, read, lambda text: print(text, end="", flush=True))
+
+
+@app.command()
+def generate(
+    model: ModelArgument,
+    prompts: Annotated[Path, typer.Argument(help="JSONL; each line has `prompt` (a text to continue) or `messages` "
+                                            "(a conversation to answer).")],
+    out: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="Where to write the lines with their completions; the terminal if "
+        "absent.")] = None,
+    temperature: TemperatureOption = 0.0, top_p: TopPOption = 1.0, max_new_tokens: MostOption = 256,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A text that ends a completion.")] = None,
+    batch: Annotated[int, typer.Option(metavar="N", help="Prompts that run at the same time.", min=1)] = 32,
+    seed: SeedOption = 0, draft: DraftOption = None, draft_tokens: DraftTokensOption = 4,
+    tokenizer: TokenizerOption = None, set_: SetOption = None, store: StoreOption = None,
+) -> None:
+    """Complete the prompts of a file, many at a time; the same seed gives the same completions.
+
+    A prompt that cannot be completed gets an `error` in its line; the exit code is 1 then.
+    """
+    from gristmill.dataprep.files import atomic_write
+    from gristmill.flows.models.generate import PromptsError, as_jsonl, generate_lines, read_prompts
+    from gristmill.train.generation.sampling import Sampling, SamplingError
+
+    if out is not None:
+        out_file("--out", out)
+    try:
+        asked, sampling = read_prompts(prompts), Sampling(temperature, top_p, seed)
+        language, scheduler = _opened(model, tokenizer, set_, store, draft, draft_tokens, batch)
+        found = generate_lines(language, scheduler, asked, sampling, max_new_tokens, stop or ())
+    except (PromptsError, SamplingError) as error:
+        fail(str(error), EXIT_USAGE)
+    if out is None:
+        typer.echo("".join(as_jsonl(found.lines)), nl=False)
+    else:
+        with atomic_write(out) as sink:
+            sink.write("".join(as_jsonl(found.lines)).encode())
+    speed = f"{found.tokens} tokens, {found.tokens / max(found.seconds, 1e-9):.0f} per second"
+    guessed = f"; {scheduler.accepted / scheduler.proposed:.0%} of the draft's accepted" if scheduler.proposed else ""
+    typer.echo(speed + guessed, err=True)
+    if found.failed:
+        number, reason = next(iter(found.failed.items()))
+        fail(f"{len(found.failed)} of {len(found.lines)} prompts could not be completed; their lines say why in "
+             f"`error`. The first, line {number}: {reason}", 1)
+
+
+@app.command()
+def serve_model(
+    model: ModelArgument,
+    host: Annotated[str, typer.Option(
+        metavar="ADDRESS", help="Address to listen on; there is no authentication.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N", help="Port.", min=0, max=65535)] = 8000,
+    name: Annotated[str | None, typer.Option(
+        metavar="NAME", help="That clients call the model by; that of its folder, run or manifest if absent.")] = None,
+    batch: Annotated[int, typer.Option(
+        metavar="N", help="Answers that are made at the same time; others wait.", min=1)] = 16,
+    max_new_tokens: MostOption = 512, draft: DraftOption = None, draft_tokens: DraftTokensOption = 4,
+    tokenizer: TokenizerOption = None, set_: SetOption = None, store: StoreOption = None,
+) -> None:
+    """Serve a model by OpenAI's chat completions API, streaming too."""
+    from gristmill.flows.models.find_model import name_of
+    from gristmill.flows.models.server import LOOPBACK, listen, make_app
+    from gristmill.flows.models.server import serve_model as serve
+
+    language, scheduler = _opened(model, tokenizer, set_, store, draft, draft_tokens, batch)
+    called = name or name_of(model)
+    try:
+        listening = listen(host, port)
+    except OSError as error:
+        fail(f"cannot listen on {host}, port {port}: {error.strerror}; give another --host or --port", EXIT_USAGE)
+    port = listening.getsockname()[1]
+    if host not in LOOPBACK:
+        typer.echo(f"{host}: whoever reaches this address can use the model; there is no authentication", err=True)
+    typer.echo(json.dumps({"model": called, "base_url": f"http://{host}:{port}/v1"}))
+    serve(make_app(language, scheduler, called, max_new_tokens, host), listening)
+
+
+def verify_model(model: str, tokenizer: str | None, as_json: bool) -> int:
+    """What `verify` does with a model; the exit code is 1 where a referee disagrees."""
+    folders = folders_or_exit(model, tokenizer, None, None)
+    from gristmill.flows.models.referees import print_findings, referee
+
+    try:
+        findings = referee(folders)
+    except (FileNotFoundError, ValueError) as error:
+        fail(str(error), EXIT_USAGE)
+    print_json([one.as_json() for one in findings]) if as_json else print_findings(findings)
+    return EXIT_STAGE_FAILED if any(one.verdict == "DISAGREES" for one in findings) else 0
+
+
+def folders_or_exit(model: str, tokenizer: str | None, set_: list[str] | None, store: str | None) -> ModelFolders:
+    """Where a MODEL and its tokenizer are, or what is wrong with it and exit with code 2."""
+    from gristmill.flows.models.find_model import ModelNotFoundError, find_model, find_trained
+
+    try:
+        if model.endswith((".yaml", ".yml")):
+            return find_trained(open_or_exit(model, set_, store), tokenizer)
+        return find_model(model, tokenizer)
+    except ModelNotFoundError as error:
+        fail(str(error), EXIT_USAGE)
+
+
+def _opened(
+    model: str, tokenizer: str | None, set_: list[str] | None, store: str | None, draft: str | None, draft_tokens: int,
+    batch: int,
+) -> tuple[LanguageModel, Scheduler]:
+    """A model and what runs it, or what is wrong with it and exit with code 2."""
+    folders = folders_or_exit(model, tokenizer, set_, store)
+    small = None if draft is None else folders_or_exit(draft, tokenizer or str(folders.tokenizer), set_, store)
+    from gristmill.train.generation.language_model import open_language_model
+    from gristmill.train.generation.scheduler import Scheduler
+
+    try:
+        language = open_language_model(folders.weights, folders.tokenizer)
+        drafting = None if small is None else open_language_model(small.weights, small.tokenizer).model
+        return language, Scheduler(language.model, batch, drafting, draft_tokens)
+    except (FileNotFoundError, ValueError) as error:
+        fail(str(error), EXIT_USAGE)
+
+
+@app.command()
+def evaluate(
+    model: ModelArgument,
+    tasks: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="A YAML file `tasks: [...]`; a manifest's own if absent.")] = None,
+    tokenizer: TokenizerOption = None,
+    chat_template: Annotated[bool, typer.Option(
+        "--apply-chat-template", help="Ask all tasks but `rolling` through the chat template.")] = False,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the bootstrap intervals.")] = 0,
+    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+) -> None:
+    """Ask a model tasks with known answers, and say how sure the scores are."""
+    from gristmill.flows.models.evaluate_model import EvaluationError, evaluate_folder, print_evaluation, read_task_file
+
+    try:
+        asked = () if tasks is None else read_task_file(tasks)
+        if model.endswith((".yaml", ".yml")):
+            session = open_or_exit(model, set_, store)
+            asked = asked or (session.manifest.evaluate.tasks if session.manifest.evaluate else ())
+        found_at = folders_or_exit(model, tokenizer, set_, store)
+        if not asked:
+            fail("no tasks: give --tasks FILE, or a manifest with evaluate.tasks", EXIT_USAGE)
+        if chat_template:
+            asked = tuple(task.model_copy(update={"chat_template": task.kind != "rolling"}) for task in asked)
+        found = evaluate_folder(str(found_at.weights), str(found_at.tokenizer), asked, seed)
+    except EvaluationError as error:
+        fail(str(error), EXIT_USAGE)
+    print_json(found) if as_json else print_evaluation(found)

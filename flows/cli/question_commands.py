@@ -1,0 +1,167 @@
+"""The commands that ask why: `explain`, `whatif`, `dialects`, `trace`, `takedown`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gristmill.flows.cli.application import (
+    EXIT_USAGE,
+    JsonOption,
+    ManifestArgument,
+    SetOption,
+    StoreOption,
+    app,
+    fail,
+    open_or_exit,
+    print_json,
+)
+
+
+@app.command()
+def explain(
+    manifest: ManifestArgument,
+    document: Annotated[str, typer.Argument(metavar="DOC_ID", help="A document's id (32 hexadecimal digits, or the "
+                                            "first few) or its locator.")],
+    text: Annotated[bool, typer.Option("--text", help="Show the whole text, with what each stage took out and put "
+                                       "in.")] = False,
+    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+) -> None:
+    """Show a document's journey: why it was kept or dropped, and which training steps read it."""
+    from gristmill.flows.questions.explain import journey, print_journey
+    from gristmill.flows.questions.find_documents import DocumentNotFoundError
+
+    session = open_or_exit(manifest, set_, store)
+    try:
+        found = journey(session, document, text)
+    except DocumentNotFoundError as error:
+        fail(str(error), EXIT_USAGE)
+    print_json(found) if as_json else print_journey(found)
+
+
+@app.command()
+def whatif(
+    manifest: ManifestArgument,
+    set_: SetOption = None,
+    samples: Annotated[int, typer.Option(metavar="N", help="Documents shown on each side of a cut.", min=0)] = 20,
+    store: StoreOption = None, as_json: JsonOption = False,
+) -> None:
+    """Show what other thresholds would keep, from stored measurements: --set filter.gopher_quality.min_words=40.
+
+    Without --set it lists the thresholds, with what each of them drops and what its neighbours would.
+    """
+    from gristmill.dataprep.replay import NotReplayableError
+    from gristmill.flows.questions.whatif import compare, print_replay, print_thresholds, replay, thresholds
+
+    before, after = open_or_exit(manifest, None, store), open_or_exit(manifest, set_, store)
+    try:
+        if not set_:
+            listed = thresholds(before)
+            print_json(listed) if as_json else print_thresholds(listed, before.command("whatif", "--set", "KEY=VALUE"))
+            return
+        comparison = compare(before, after)
+    except NotReplayableError as error:
+        fail(str(error), EXIT_USAGE)
+    tokenized = before.committed("tokenize")
+    found = replay(comparison, samples, None if tokenized is None else tokenized.data)
+    print_json(found) if as_json else print_replay(found)
+
+
+@app.command()
+def dialects(
+    manifest: ManifestArgument,
+    sample: Annotated[int, typer.Option(
+        metavar="N", help="Documents to judge at most, chosen by the hash of their ids.",
+        min=1)] = 20_000,
+    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+) -> None:
+    """Show what the Gopher rules keep by each project's definitions, and documents on which they disagree."""
+    from gristmill.flows.questions.dialects import NothingIngestedError, compare_dialects, print_dialects
+
+    session = open_or_exit(manifest, set_, store)
+    try:
+        found = compare_dialects(session, sample)
+    except NothingIngestedError as error:
+        fail(str(error), EXIT_USAGE)
+    print_json(found) if as_json else print_dialects(found)
+
+
+@app.command()
+def trace(
+    manifest: ManifestArgument,
+    step: Annotated[int | None, typer.Option(
+        metavar="N", help="A training step, counted from 1: what it read.", min=1)] = None,
+    document: Annotated[str | None, typer.Option(
+        metavar="ID", help="A document's id, first digits of it, or locator, or a fine-tuning example's id: which "
+        "steps read it.")] = None,
+    against: Annotated[str | None, typer.Option(
+        metavar="RUN", help="Another manifest, or a run of the store: the first step that read other tokens.")] = None,
+    stage: Annotated[str, typer.Option(
+        metavar="STAGE", help="The training that --step is of: pretrain, sft, reward, dpo or rl.")] = "pretrain",
+    rank: Annotated[int | None, typer.Option(
+        metavar="N", help="Only what this process read, of engine.ranks.", min=0)] = None,
+    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+) -> None:
+    """Follow data through training: what a step read, which steps read a document, whether two runs read the same."""
+    if (step is not None) + (document is not None) + (against is not None) != 1:
+        fail("give one of --step N, --document ID and --against RUN", EXIT_USAGE)
+    if rank is not None and step is None:
+        fail("--rank goes with --step", EXIT_USAGE)
+    from gristmill.flows.questions import trace_tables as printing
+    from gristmill.flows.questions.find_documents import DocumentNotFoundError
+    from gristmill.flows.questions.training_reads import SECTIONS, TraceError, reading_of
+    from gristmill.mixtures.yaml_text import did_you_mean
+
+    if stage not in SECTIONS:
+        fail(f"no such training: {stage!r}{did_you_mean(stage, SECTIONS) or ';'} trainings are {', '.join(SECTIONS)}",
+             EXIT_USAGE)
+    session = open_or_exit(manifest, set_, store)
+    try:
+        if step is not None:
+            from gristmill.flows.questions.trace import trace_step
+
+            found = trace_step(session, step, stage, rank)
+            print_json(found) if as_json else printing.print_step(found)
+        elif document is not None:
+            from gristmill.flows.questions.trace import trace_document
+
+            found = trace_document(session, document)
+            print_json(found) if as_json else printing.print_document(found)
+        elif against is not None:
+            from gristmill.flows.questions.trace import compare_readings, other_reading
+
+            found = compare_readings(reading_of(session), other_reading(session, against))
+            print_json(found) if as_json else printing.print_comparison([manifest, against], found)
+    except (TraceError, DocumentNotFoundError) as error:
+        fail(str(error), EXIT_USAGE)
+
+
+@app.command()
+def takedown(
+    manifest: ManifestArgument,
+    ids: Annotated[Path, typer.Option(
+        metavar="FILE", help="The documents: an id, locator or address a line, or JSON lines with one of them.")],
+    with_duplicates: Annotated[bool, typer.Option(
+        "--with-duplicates", help="Take their near-duplicates down too.")] = False,
+    dry: Annotated[bool, typer.Option("--dry", help="Only say what is affected; write nothing.")] = False,
+    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+) -> None:
+    """Say which shards and checkpoints know some documents, and write a manifest that goes on without them."""
+    from gristmill.flows.authoring.manifest_text import ManifestTextError
+    from gristmill.flows.questions.takedown import TakedownError, assess, read_list, write_takedown
+    from gristmill.flows.questions.trace_tables import print_takedown
+    from gristmill.flows.questions.training_reads import TraceError
+
+    session = open_or_exit(manifest, set_, store)
+    try:
+        found = assess(session, read_list(ids), with_duplicates)
+        written = None if dry else write_takedown(session, found)
+    except (TraceError, TakedownError, ManifestTextError) as error:
+        fail(str(error), EXIT_USAGE)
+    command = "" if written is None else session.command("run").replace(manifest, written["manifest"])
+    if as_json:
+        print_json({**found, "written": written, "command": command or None})
+        return
+    print_takedown(found, written, command)

@@ -1,0 +1,310 @@
+"""The commands that run a manifest, say what a run would do, or look at what runs have left in a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gristmill.flows.cli.application import (
+    EXIT_STAGE_FAILED,
+    EXIT_USAGE,
+    JsonOption,
+    ManifestArgument,
+    SetOption,
+    StoreOption,
+    app,
+    fail,
+    open_or_exit,
+    open_store,
+    out_file,
+    print_json,
+    refuse_without,
+)
+from gristmill.flows.cli.completion import complete_manifest, complete_run, complete_stage
+
+if TYPE_CHECKING:
+    from gristmill.flows.running.session import Session
+
+
+@app.command()
+def run(
+    manifest: ManifestArgument,
+    until: Annotated[str | None, typer.Option(
+        metavar="STAGE", help="The last stage to run.", autocompletion=complete_stage)] = None,
+    force: Annotated[list[str] | None, typer.Option(
+        metavar="STAGE", help="A stage to make anew although it is committed.",
+        autocompletion=complete_stage)] = None,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    no_ui: Annotated[bool, typer.Option("--no-ui", help="Do not record the run in Prefect (starts faster).")] = False,
+    verify_inputs: Annotated[bool, typer.Option(help="Hash the content of all inputs.")] = False,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="Let trainings refuse operations whose result "
+                                                "may differ between two runs.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which stages would run, and why.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON for scripts.")] = False,
+) -> None:
+    """Run a manifest: what is committed is reused, what is unfinished goes on."""
+    from gristmill.mixtures.yaml_text import did_you_mean
+
+    settings = [*(set_ or []), *(["engine.deterministic=true"] if deterministic else [])]
+    session = open_or_exit(manifest, settings, store, until=until, exactly=True, verify_inputs=verify_inputs)
+    unknown = [name for name in force or [] if name not in session.plan]
+    if unknown:
+        fail(f"--force {unknown[0]}: this run has no such stage{did_you_mean(unknown[0], session.plan) or ';'} "
+             f"it has {', '.join(session.plan)}", EXIT_USAGE)
+    if dry_run:
+        show_plan(session, frozenset(force or []), as_json)
+        raise typer.Exit
+    if as_json:
+        fail("--json belongs to --dry-run; what a finished run has made is printed by: "
+             f"{session.command('status', '--json')}", EXIT_USAGE)
+    from gristmill.flows.running.launch import launch
+
+    raise typer.Exit(launch(session, list(session.plan), frozenset(force or []), tracked=not no_ui, summarise=True))
+
+
+@app.command()
+def stage(
+    name: Annotated[str, typer.Argument(metavar="STAGE", help="The stage to run.", autocompletion=complete_stage)],
+    manifest: ManifestArgument,
+    force: Annotated[bool, typer.Option("--force", help="Make it anew although it is committed.")] = False,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    no_ui: Annotated[bool, typer.Option("--no-ui", help="Do not record the run in Prefect (starts faster).")] = False,
+) -> None:
+    """Run one stage; the stages before it must be committed."""
+    from gristmill.flows.running.launch import launch
+
+    session = open_or_exit(manifest, set_, store, until=name, exactly=True)
+    raise typer.Exit(launch(session, [name], frozenset([name] if force else []), tracked=not no_ui, summarise=False))
+
+
+@app.command()
+def plan(
+    context: typer.Context,
+    manifest: ManifestArgument, set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+    predict: Annotated[bool, typer.Option(
+        "--predict", help="Run a small sample, and say what time, memory and disk each stage needs.")] = False,
+    sample_mb: Annotated[float, typer.Option(metavar="X", help="Size of that sample, in MB of input.", min=0.1)] = 16.0,
+    sample_seconds: Annotated[float, typer.Option(
+        metavar="S", help="What the sample may take; then what is not measured is said to be so.", min=1.0)] = 30.0,
+    gpus: Annotated[int | None, typer.Option(
+        metavar="N", help="Plan the pre-training for so many GPUs.", min=1)] = None,
+    gpu: Annotated[str, typer.Option(metavar="NAME", help="Their kind, with --gpus.")] = "H100",
+    mfu: Annotated[float, typer.Option(
+        metavar="X", help="Model FLOPs utilisation taken for granted, with --gpus.", min=0.01,
+        max=1.0)] = 0.4,
+    peak_tflops: Annotated[float | None, typer.Option(
+        metavar="X", help="Of a GPU that is not in the table, with --memory-gb.",
+        min=0.001)] = None,
+    memory_gb: Annotated[float | None, typer.Option(metavar="X", help="The same.", min=0.001)] = None,
+    prices: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="A table of prices per GPU and hour (YAML).")] = None,
+    measure: Annotated[int, typer.Option(
+        metavar="N", help="With --gpus: train so many real steps here, and print how far off the "
+        "figures are.", min=0)] = 0,
+) -> None:
+    """Show what a run would do, and why, without doing it; or what its pre-training needs of GPUs."""
+    if gpus is None:
+        refuse_without(context, "--gpus", ("gpu", "mfu", "peak_tflops", "memory_gb", "prices", "measure"))
+    if not predict:
+        refuse_without(context, "--predict", ("sample_mb", "sample_seconds"))
+    session = open_or_exit(manifest, set_, store)
+    if gpus is not None:
+        from gristmill.flows.planning.plan_gpus import (
+            GpuChoice,
+            PlanError,
+            measured_checks,
+            plan_gpus,
+            print_plan_for_gpus,
+        )
+
+        try:
+            found = plan_gpus(session, gpus, GpuChoice(gpu, peak_tflops, memory_gb), mfu, prices)
+            checks = measured_checks(session, measure, mfu) if measure else []
+        except PlanError as error:
+            fail(str(error), EXIT_USAGE)
+        print_json({**found, "checks": checks}) if as_json else print_plan_for_gpus(found, checks)
+        raise typer.Exit
+    if predict:
+        from gristmill.flows.planning.predict import predict as predict_cost
+        from gristmill.flows.planning.predict import print_prediction
+
+        prediction = predict_cost(session, int(sample_mb * 1e6), sample_seconds)
+        print_json(prediction) if as_json else print_prediction(session, prediction)
+        raise typer.Exit(EXIT_STAGE_FAILED if prediction["refusals"] else 0)
+    show_plan(session, frozenset(), as_json)
+
+
+def show_plan(session: Session, force: frozenset[str], as_json: bool) -> None:
+    """Print what a run would do with every stage, and why."""
+    from gristmill.flows.questions.status import print_plan
+    from gristmill.flows.running.what_changed import explain_plan
+
+    rows = explain_plan(session, force)
+    print_json(rows) if as_json else print_plan(rows)
+
+
+@app.command()
+def status(
+    manifest: ManifestArgument, set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False
+) -> None:
+    """Show every stage of a manifest as committed, unfinished or missing."""
+    from gristmill.flows.questions.status import print_status, stage_states
+
+    session = open_or_exit(manifest, set_, store)
+    rows = stage_states(session)
+    print_json(rows) if as_json else print_status(session, rows)
+
+
+@app.command()
+def logs(
+    manifest: ManifestArgument,
+    stage: Annotated[str | None, typer.Argument(metavar="[STAGE]", help="Absent: the one that runs, else one that "
+                                                "stopped half-way, else the last one.", show_default=False,
+                                                autocompletion=complete_stage)] = None,
+    attempt: Annotated[int | None, typer.Option(
+        metavar="N", help="An earlier attempt of the stage, by its number.", min=1)] = None,
+    lines: Annotated[int, typer.Option(
+        "--lines", "-n", metavar="N", help="The last so many lines; 0 for all.", min=0)] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the attempt has ended.")] = False,
+    set_: SetOption = None, store: StoreOption = None,
+) -> None:
+    """Show what a stage's process printed, also while it runs."""
+    from gristmill.flows.questions.status import NoLogError, find_log, read_log
+
+    session = open_or_exit(manifest, set_, store)
+    try:
+        log = find_log(session, stage, attempt)
+    except NoLogError as error:
+        fail(str(error), EXIT_USAGE)
+    typer.echo(f"{log}:", err=True)
+    printed = False
+    for text in read_log(log, lines or None, follow):
+        printed = True
+        typer.echo(text, nl=False)
+    if not printed:
+        typer.echo("(this attempt printed nothing)", err=True)
+
+
+@app.command()
+def compare(
+    first: Annotated[str, typer.Argument(metavar="RUN", help="A run's name or an unmistakable part of it, `last`, or "
+                                         "`last-1` for the one before.", autocompletion=complete_run)],
+    second: Annotated[str, typer.Argument(metavar="RUN", help="Another one.", autocompletion=complete_run)],
+    store: StoreOption = None, as_json: JsonOption = False,
+    html: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="Also write one HTML file with the losses as curves.")] = None,
+) -> None:
+    """Show two runs side by side: manifests, outputs, funnels, mixtures, losses, held-out text."""
+    from gristmill.flows.questions.compare import UnknownRunError, compare_runs, find_run, write_comparison
+    from gristmill.flows.report.comparison_tables import print_comparison
+
+    if html is not None:
+        out_file("--html", html)
+    opened = open_store(store)
+    try:
+        records = [find_run(opened, wanted) for wanted in (first, second)]
+    except UnknownRunError as error:
+        fail(str(error), EXIT_USAGE)
+    found = compare_runs(opened, *records)
+    print_json(found) if as_json else print_comparison(found)
+    if html is not None:
+        write_comparison(opened, records, html)
+        typer.echo(f"\nwritten: {html}", err=as_json)
+
+
+@app.command()
+def report(
+    manifest: ManifestArgument, set_: SetOption = None, store: StoreOption = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write it.")] = Path("report.html"),
+) -> None:
+    """Write the report of what is committed as one self-contained HTML file."""
+    from gristmill.dataprep.files import atomic_write
+    from gristmill.flows.report.page import render_report
+
+    target = out_file("--out", out)
+    session = open_or_exit(manifest, set_, store)
+    with atomic_write(target) as sink:
+        sink.write(render_report(session, None).encode())
+    typer.echo(out)
+
+
+@app.command()
+def runs(store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """List the runs of a store."""
+    from gristmill.flows.questions.status import print_runs
+    from gristmill.flows.store.store import read_runs
+
+    records = [record for _, record in read_runs(open_store(store))]
+    print_json(records) if as_json else print_runs(records)
+
+
+@app.command()
+def verify(
+    subject: Annotated[str, typer.Argument(metavar="MANIFEST|MODEL", help="A manifest (*.yaml), or the folder of a "
+                                           "model.", autocompletion=complete_manifest)],
+    set_: SetOption = None, store: StoreOption = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Remove the damaged files, so that a run makes just them "
+                                         "again.")] = False,
+    tokenizer: Annotated[str | None, typer.Option(
+        metavar="DIR", help="Of a MODEL: a folder with tokenizer.json; its own if absent.")
+                         ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare every committed file of a manifest with its checksum; or a MODEL's numbers with those of transformers,
+    lm-evaluation-harness and TRL.
+    """
+    if not subject.endswith((".yaml", ".yml")):
+        from gristmill.flows.cli.model_commands import verify_model
+
+        raise typer.Exit(verify_model(subject, tokenizer, as_json))
+    from gristmill.flows.questions.status import find_damage, repair_damage
+
+    session = open_or_exit(subject, set_, store)
+    damage = find_damage(session)
+    committed = [stage for stage in session.plan if stage in damage or session.committed(stage) is not None]
+    if as_json:
+        print_json({"committed": committed, "damage": damage})
+    for sentence in (sentence for sentences in damage.values() for sentence in sentences):
+        typer.echo(sentence, err=as_json)
+    if not damage:
+        typer.echo(f"every committed file of {len(committed)} stages is as it was committed" if committed else
+                   f"nothing is committed yet; make it with: {session.command('run')}", err=as_json)
+        return
+    if not repair:
+        fail(f"mend it with: {session.command('verify', '--repair')}", EXIT_STAGE_FAILED)
+    repair_damage(session, damage)
+    typer.echo(f"damaged commits are withdrawn; make them again with: {session.command('run')}",
+               err=as_json)
+
+
+@app.command()
+def gc(
+    store: StoreOption = None,
+    keep_runs: Annotated[int, typer.Option(
+        metavar="N", help="Keep what the last so many runs of each manifest refer to.",
+        min=1)] = 10,
+    delete: Annotated[bool, typer.Option("--delete", help="Really delete; otherwise only list.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove outputs that no recent run refers to."""
+    from gristmill.flows.store.runs import collect
+
+    opened = open_store(store)
+    garbage = collect(opened, keep_runs, delete)
+    if as_json:
+        print_json({"deleted": delete, "outputs": [{"path": str(path), "bytes": size} for path, size in garbage]})
+        return
+    if not garbage:
+        if not any(opened.outputs()):
+            typer.echo(f"nothing to remove: {opened.root} has no outputs")
+            return
+        typer.echo(f"nothing to remove: the last {keep_runs} runs of each manifest refer to every output")
+        return
+    for path, size in garbage:
+        typer.echo(f"{size / 1e6:10.1f} MB  {path}")
+    total = sum(size for _, size in garbage) / 1e6
+    typer.echo(f"{total:10.1f} MB in {len(garbage)} outputs {'deleted' if delete else 'could go (--delete does it)'}")

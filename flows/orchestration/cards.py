@@ -1,0 +1,152 @@
+"""Short markdown about a stage or a run, for the Prefect UI."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gristmill.flows.facts import Facts, gather_facts, reading_notes, skipped_note, top_reasons, training
+from gristmill.flows.report.documents import (
+    clusters_picture,
+    funnel_picture,
+    languages_picture,
+    quality_picture,
+    reasons_picture,
+    tokens_kept,
+)
+from gristmill.flows.report.mixture_table import limits_note, mixture_rows, mixture_table, prefix_note, stage_table
+from gristmill.flows.report.pictures import curves, stacked_bars
+from gristmill.flows.report.reinforcement import reward_points
+from gristmill.flows.report.summary import evaluation_rows, loss_rows, packing_rows, some_samples
+from gristmill.flows.running.run import Outcome
+from gristmill.flows.running.session import Session
+
+SAMPLE_CHARS = 300
+
+
+def markdown_table(header: list[str], rows: list[list[Any]]) -> str:
+    """A markdown table."""
+    lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
+    for row in rows:
+        cells = (str(cell).replace("|", "\\|").replace("\n", " ") for cell in row)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def stage_card(outcome: Outcome) -> str:
+    """What one stage did: counts and reasons, or losses, and where its output is."""
+    manifest = outcome.folder.manifest()
+    lines = [f"# {outcome.stage}: {outcome.how}", "",
+             f"Made in {manifest['seconds']:.1f} s, fingerprint `{outcome.fingerprint[:16]}`. {outcome.note}", ""]
+    counts = manifest["summary"].get("counts")
+    if counts and "kept" in counts:
+        lines += [markdown_table(["", "documents"], [
+            ["read", counts["read"]], ["kept", counts["kept"]],
+            *[[f"dropped: {rule}", number] for rule, number in top_reasons(counts, 20)]]), ""]
+    if (outcome.folder.data / "metrics.jsonl").exists():
+        record = training(outcome.folder)
+        lines += loss_lines([(line["step"], line["loss"]) for line in record if "loss" in line])
+        if rewards := reward_points(record):
+            lines += [picture(curves(rewards, "step", "reward"), "reward by step"), ""]
+    lines += [f"Output: `{outcome.folder.path}`"]
+    return "\n".join(lines)
+
+
+def loss_lines(losses: Sequence[tuple[float, float]]) -> list[str]:
+    """A training's loss as a picture, and as a short table that begins and ends with it."""
+    if not losses:
+        return []
+    every = max(1, (len(losses) - 1) // 10)
+    shown = dict([*losses[::every], losses[-1]])
+    return [picture(curves({"training": losses}, "step", "loss"), "loss by step"), "",
+            markdown_table(["step", "loss"], [[f"{step:g}", f"{loss:.4f}"] for step, loss in shown.items()]), ""]
+
+
+def live_card(stage: str, described: str, losses: Sequence[tuple[float, float]]) -> str:
+    """A training while it runs: how far it is, and its loss so far."""
+    return "\n".join([f"# {stage}: running", "", described, "", *loss_lines(losses)])
+
+
+def picture(svg: str, caption: str) -> str:
+    """A picture inside markdown."""
+    return f"![{caption}](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})"
+
+
+def document_lines(facts: Facts) -> list[str]:
+    """The funnel, drop reasons, languages, quality, duplicates and quarantine, as tables and pictures."""
+    if not facts["funnel"]:
+        return []
+    summaries = facts["summaries"]
+    lines = ["## Documents", "", picture(funnel_picture(facts), "text left after each stage"), "",
+             markdown_table(["stage", "read", "kept", "MB kept", "tokens kept", "quarantined"], [
+                 [row["stage"], f"{row['read']:,}", f"{row['kept']:,}", f"{row['bytes_kept'] / 1e6:.1f}",
+                  tokens_kept(row), row["quarantined"]] for row in facts["funnel"]]), ""]
+    lines += [line for note in (*reading_notes(facts), skipped_note(facts)) if note for line in (note, "")]
+    reasons = [[row["stage"], rule, f"{count:,}", f"{count / max(row['read'], 1):.2%}"]
+               for row in facts["funnel"] for rule, count in top_reasons(row, 10)]
+    if reasons:
+        lines += ["## Why documents went", "", picture(reasons_picture(facts), "documents by rule"), "",
+                  markdown_table(["stage", "rule", "documents", "of those read"], reasons), ""]
+    if summaries.get("langid", {}).get("languages"):
+        lines += ["## Languages", "", picture(languages_picture(facts), "documents by language"), ""]
+    if summaries.get("quality", {}).get("histogram"):
+        lines += ["## Quality", "", picture(quality_picture(facts), "quality scores by source"), ""]
+    if facts.get("cluster_sizes"):
+        lines += ["## Duplicates", "", picture(clusters_picture(facts), "clusters by size"), ""]
+    return lines
+
+
+def mixture_lines(facts: Facts) -> list[str]:
+    """The mixture as asked for and as packed, and what the packing costs."""
+    if "packed" not in facts:
+        return []
+    rows = mixture_rows(facts)
+    bars = stacked_bars([("asked for", {row["source"]: row["requested"] for row in rows}),
+                         ("packed", {row["source"]: row["share"] for row in rows})], "share of tokens")
+    lines = ["## Mixture", "", picture(bars, "shares of tokens, requested and realised"), ""]
+    for table in (mixture_table(facts), stage_table(facts)):
+        lines += [markdown_table(*table), ""] if table is not None else []
+    for note in (limits_note(facts), prefix_note(facts)):
+        lines += [note, ""] if note else []
+    return [*lines, "## Packing", "", markdown_table(["packing", "rows", "cut documents", "dropped", "padding"], [
+        [f"**{row['packing']}**" if row["used"] else row["packing"], row["rows"], f"{row['split']:.2%}",
+         f"{row['dropped']:.2%}", f"{row['padding']:.2%}"] for row in packing_rows(facts)]), ""]
+
+
+def training_lines(facts: Facts) -> list[str]:
+    """The loss of every training stage, as a table and as curves."""
+    if not facts["training"]:
+        return []
+    lines = ["## Training", "", markdown_table(["stage", "steps", "first loss", "last loss"], [
+        [row["stage"], row["steps"], f"{row['first']:.3f}", f"{row['last']:.3f}"] for row in loss_rows(facts)]), ""]
+    for stage, record in facts["training"].items():
+        losses = [(line["step"], line["loss"]) for line in record if "loss" in line]
+        if losses:
+            lines += [picture(curves({stage: losses}, f"step of {stage}", "loss"), f"loss of {stage} by step"), ""]
+    return lines
+
+
+def run_card(session: Session, report: Path, link: str | None = None) -> str:
+    """The whole run: funnel, mixture, losses, measurements, samples, the report.
+
+    Args:
+        session: the run's.
+        report: where its report is.
+        link: the report's address, where it has one that a browser opens.
+    """
+    facts = gather_facts(session)
+    shown = f"[Open the report]({link}) (`{report}`)" if link is not None else f"Report: `{report}`"
+    lines = [f"# {session.manifest.name}", "", shown, "", *document_lines(facts), *mixture_lines(facts),
+             *training_lines(facts)]
+    if evaluation_rows(facts):
+        lines += ["## Held-out text", "", markdown_table(["model", "source", "bits per byte"], [
+            [row["model"], row["source"], f"{row['bits_per_byte']:.3f}"] for row in evaluation_rows(facts)]), ""]
+    samples = some_samples(facts)
+    lines += ["## Samples", ""] if samples else []
+    for sample in samples:
+        # Indented text stays as it is: a sample may contain anything, markdown too.
+        lines += [f"**{sample['model']}**: {' '.join(sample['prompt'].split())}", "",
+                  "    " + " ".join(sample["completion"].split())[:SAMPLE_CHARS], ""]
+    return "\n".join(lines)

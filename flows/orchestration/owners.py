@@ -1,0 +1,271 @@
+"""Which process carries a flow run, so that a run whose process is gone is shown as crashed, not as running for good.
+
+Prefect notices the end of a process only through the runner that started it. A run started from a terminal has no
+runner, and a runner may be killed itself; so every run names its process in its labels, and whoever serves or starts
+runs looks for those whose process is gone. Processes of other machines are left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+from gristmill.dataprep.processes import end_with_parent
+from gristmill.flows.store.lease import identity, is_alive, is_gone
+
+LABEL = "gristmill."
+OWNER = ("host", "machine", "boot", "pids", "pid", "ticks")
+"""What the labels of a run say of its process, each behind `LABEL`."""
+LOOK_SECONDS = 2.0
+"""Between two looks at whether a run that no runner watches is to be cancelled."""
+MARK_SECONDS = 15.0
+"""Between two looks for runs whose process is gone."""
+POLL_SECONDS = 0.2
+MOST_RUNS = 200
+"""Runs per request: the most that Prefect's API gives."""
+CANCELLED = "Cancelled; Retry or the same command goes on."
+log = logging.getLogger("gristmill.owners")
+
+
+@contextmanager
+def owned_run() -> Iterator[None]:
+    """Name this process as the one of the current flow run, and end with whoever is responsible for it.
+
+    A run of a deployment ends with the runner that started it. One started from a terminal outlives that, and watches
+    by itself for being cancelled in the UI: then this process gets SIGTERM, and the run's state becomes Cancelled.
+    """
+    from prefect.runtime import deployment, flow_run
+
+    run = UUID(str(flow_run.id))
+    by_runner = deployment.id is not None
+    try:
+        _name_owner(run, by_runner)
+    except Exception as error:  # noqa: BLE001 - the window may break; the work goes on
+        log.warning("Prefect does not know this run's process: %s", error)
+    if by_runner:
+        end_with_parent(signal.SIGTERM)
+        yield
+        return
+    watch = _CancelWatch(run)
+    try:
+        yield
+    finally:
+        watch.end()
+
+
+def is_being_cancelled() -> bool:
+    """Whether the current flow run is to be cancelled; not if Prefect does not say so."""
+    from prefect.client.orchestration import get_client
+    from prefect.runtime import flow_run
+
+    try:
+        with get_client(sync_client=True) as client:
+            state = client.read_flow_run(UUID(str(flow_run.id))).state
+    except Exception as error:  # noqa: BLE001 - the window may break; the work ends all the same
+        log.warning("this run's state could not be read: %s", error)
+        return False
+    return state is not None and (state.is_cancelling() or state.is_cancelled())
+
+
+def mark_crashed(runner: int | None = None) -> list[str]:
+    """Set every run of this machine whose process is gone to Crashed (or Cancelled, where that was asked for).
+
+    Args:
+        runner: only those that this process started.
+
+    Returns:
+        the names of these runs.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.states import Cancelled, Crashed
+
+    marked = []
+    with get_client(sync_client=True) as client:
+        for run in _open_runs(client):
+            if not _is_ours(run.labels, runner) or is_alive(_owner(run.labels)):
+                continue
+            message = f"Its process ({run.labels[LABEL + 'pid']}) is gone. Retry or the same command goes on."
+            cancelled = run.state is not None and run.state.is_cancelling()
+            # The rows are set whatever Prefect's rules say: there is nobody left who could propose a state.
+            client.set_flow_run_state(
+                run.id, Cancelled(message=message) if cancelled else Crashed(message=message), force=True)
+            _mark_tasks(client, run.id, Cancelled(message=message) if cancelled else Crashed(message=message))
+            marked.append(run.name)
+        _mark_left_tasks(client, runner)
+        _mark_cancelled_tasks(client, runner)
+    return marked
+
+
+def mark_crashed_quietly(runner: int | None = None) -> None:
+    """The same, where a server that does not answer is no reason to stop."""
+    try:
+        for name in mark_crashed(runner):
+            log.warning("%s is marked as crashed: its process is gone", name)
+    except Exception as error:  # noqa: BLE001 - the window may break; the work goes on
+        log.warning("runs whose process is gone could not be looked for: %s", error)
+
+
+def keep_marking() -> None:
+    """From now on look for such runs every `MARK_SECONDS`, on a thread of its own."""
+
+    def work() -> None:
+        while True:
+            mark_crashed_quietly()
+            time.sleep(MARK_SECONDS)
+
+    threading.Thread(target=work, daemon=True, name="mark-crashed").start()
+
+
+def end_runs_of(runner: int, seconds: float) -> None:
+    """Ask the processes of a runner's flow runs to end, wait for them, and mark those that could not say so."""
+    from prefect.client.orchestration import get_client
+
+    try:
+        with get_client(sync_client=True) as client:
+            owners = [_owner(run.labels) for run in _open_runs(client) if _is_ours(run.labels, runner)]
+    except Exception as error:  # noqa: BLE001 - the window may break; the processes end with their parent anyway
+        log.warning("the runs of this runner could not be looked for: %s", error)
+        return
+    for owner in filter(is_alive, owners):
+        os.kill(owner["pid"], signal.SIGTERM)
+    deadline = time.monotonic() + seconds
+    while any(map(is_alive, owners)) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    mark_crashed_quietly(runner)
+
+
+def _name_owner(run: UUID, by_runner: bool) -> None:
+    from prefect.client.orchestration import get_client
+
+    owner = identity(os.getpid())
+    labels = {f"{LABEL}{name}": value for name, value in owner.items() if value is not None}
+    with get_client(sync_client=True) as client:
+        client.update_flow_run_labels(run, {**labels, f"{LABEL}runner": os.getppid() if by_runner else 0})
+
+
+def _open_runs(client: Any) -> list[Any]:
+    """All flow runs that are shown as running or being cancelled."""
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+    from prefect.client.schemas.objects import StateType
+
+    wanted = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(
+        any_=[StateType.RUNNING, StateType.CANCELLING])))
+    found: list[Any] = []
+    while True:
+        page = client.read_flow_runs(flow_run_filter=wanted, limit=MOST_RUNS, offset=len(found))
+        found += page
+        if len(page) < MOST_RUNS:
+            return found
+
+
+def _mark_tasks(client: Any, run: UUID, state: Any) -> None:
+    """Give the tasks of a run that are not shown as ended a last state."""
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+
+    for task in client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run]))):
+        if task.state is not None and not task.state.is_final():
+            client.set_task_run_state(task.id, state, force=True)
+
+
+def _mark_left_tasks(client: Any, runner: int | None) -> None:
+    """A runner says of a run whose process was killed that it has crashed, but not so of its tasks."""
+    from prefect.client.schemas import filters
+    from prefect.client.schemas.objects import StateType
+    from prefect.states import Crashed
+
+    ended = filters.FlowRunFilter(state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(
+        any_=[StateType.CRASHED, StateType.FAILED, StateType.CANCELLED])))
+    running = filters.TaskRunFilter(state=filters.TaskRunFilterState(type=filters.TaskRunFilterStateType(
+        any_=[StateType.RUNNING])))
+    tasks = client.read_task_runs(flow_run_filter=ended, task_run_filter=running, limit=MOST_RUNS)
+    for run in {task.flow_run_id for task in tasks}:
+        labels = client.read_flow_run(run).labels
+        if _is_ours(labels, runner) and not is_alive(_owner(labels)):
+            _mark_tasks(client, run, Crashed(message="Its process is gone."))
+
+
+def _mark_cancelled_tasks(client: Any, runner: int | None = None) -> None:
+    """Prefect takes a task that SIGTERM has ended for a crashed one, also where it was its run that was cancelled.
+
+    What crashed in an earlier attempt of such a run did crash.
+    """
+    from prefect.client.schemas import filters
+    from prefect.client.schemas.objects import StateType
+    from prefect.states import Cancelled
+
+    cancelled = filters.FlowRunFilter(state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(
+        any_=[StateType.CANCELLED])))
+    crashed = filters.TaskRunFilter(state=filters.TaskRunFilterState(type=filters.TaskRunFilterStateType(
+        any_=[StateType.CRASHED])))
+    for task in client.read_task_runs(flow_run_filter=cancelled, task_run_filter=crashed, limit=MOST_RUNS):
+        run = client.read_flow_run(task.flow_run_id)
+        if _is_ours(run.labels, runner) and task.flow_run_run_count == run.run_count:
+            client.set_task_run_state(task.id, Cancelled(message=CANCELLED), force=True)
+
+
+def _owner(labels: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: labels[LABEL + name] for name in OWNER if LABEL + name in labels}
+
+
+def _is_ours(labels: Mapping[str, Any], runner: int | None) -> bool:
+    """Whether a run's process is, or was, one of this machine."""
+    return (LABEL + "ticks" in labels and (is_alive(_owner(labels)) or is_gone(_owner(labels)))
+            and (runner is None or labels.get(LABEL + "runner") == runner))
+
+
+class _CancelWatch:
+    """Sends this process SIGTERM when its run is to be cancelled, and says in the end that it was."""
+
+    def __init__(self, run: UUID) -> None:
+        self._run = run
+        self._asked = False
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True, name="cancel-watch")
+        self._thread.start()
+
+    def end(self) -> None:
+        """Stop watching; a run that was cancelled leaves a note, for `show_cancelled`."""
+        self._ended.set()
+        if self._asked:
+            cancelled_runs.add(self._run)
+
+    def _work(self) -> None:
+        from prefect.client.orchestration import get_client
+
+        while not self._ended.wait(LOOK_SECONDS):
+            try:
+                with get_client(sync_client=True) as client:
+                    state = client.read_flow_run(self._run).state
+            except Exception as error:  # noqa: BLE001 - a server that is away for a while asks for nothing
+                log.debug("this run's state could not be read: %s", error)
+                continue
+            if state is not None and (state.is_cancelling() or state.is_cancelled()):
+                self._asked = True
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+
+cancelled_runs: set[UUID] = set()
+"""Runs of this process that were cancelled in the UI, and have ended since."""
+
+
+def show_cancelled() -> None:
+    """Say so to Prefect, which takes a flow that SIGTERM has ended for a crashed one."""
+    from prefect.client.orchestration import get_client
+    from prefect.states import Cancelled
+
+    while cancelled_runs:
+        run = cancelled_runs.pop()
+        try:
+            with get_client(sync_client=True) as client:
+                client.set_flow_run_state(run, Cancelled(message=CANCELLED), force=True)
+                _mark_cancelled_tasks(client)
+        except Exception as error:  # noqa: BLE001 - the window may break; the work goes on
+            log.warning("Prefect does not know that this run was cancelled: %s", error)

@@ -1,0 +1,334 @@
+"""Prefect's server and the runner of the deployments: started, watched and ended together."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import cast
+
+from gristmill.dataprep.processes import end_with_parent
+from gristmill.flows.orchestration.server_settings import (
+    CLIENT_VARIABLE,
+    DATABASE_VARIABLE,
+    SERVER_VARIABLE,
+    admits,
+    check_database,
+    database_environment,
+    is_admitted,
+    password_file,
+    server_environment,
+    server_password,
+)
+from gristmill.flows.orchestration.tracking import LOCAL_API, answers, apply_default_settings, find_api
+from gristmill.flows.report.links import VARIABLE, serve_reports
+
+SERVER_START_SECONDS = 120.0
+POLL_SECONDS = 0.5
+END_SECONDS = 30.0
+"""For the stages of running flows to write their checkpoints, and then to be shown as crashed."""
+RUN_END_SECONDS = 22.0
+RESTART_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""Waits before a child that ended by itself is started again; after the last one it is given up."""
+LISTENING = "0A"
+"""Of a socket, in Linux's tables (include/net/tcp_states.h)."""
+COMMAND_CHARS = 200
+STEADY_SECONDS = 120.0
+"""A child that ran for so long counts as having worked: the waits begin anew."""
+
+
+class NoServerError(RuntimeError):
+    """There is no Prefect server to register at, or none with the database that was asked for."""
+
+
+class OpenServerError(RuntimeError):
+    """The server obeys every web page that its users open."""
+
+
+class PortTakenError(RuntimeError):
+    """Something listens at a port of `up` already; the message says what."""
+
+
+def serve_deployments(limit: int, manifests: Sequence[str] = (), allow_open_server: bool = False) -> None:
+    """Register the deployments, and run what is triggered until this process ends; then the runs that it started end
+    too, and are shown as crashed.
+
+    Args:
+        limit: flow runs at the same time.
+        manifests: that get deployments of their own; those of the current folder if there are none.
+        allow_open_server: also at a server that asks for no password.
+
+    Raises:
+        NoServerError: no Prefect server answers, or it wants a password that is not known here.
+        OpenServerError: it asks for no password.
+    """
+    apply_default_settings(quiet_console=False)
+    api = find_api() or LOCAL_API
+    if not answers(api):
+        raise NoServerError(f"no Prefect server answers at {api}; start one together with this: gristmill up")
+    check_password(api, allow_open_server)
+    from gristmill.flows.orchestration.deployments import (
+        ManifestOnOffer,
+        find_manifests,
+        make_deployments,
+        run_triggered,
+    )
+    from gristmill.flows.orchestration.owners import end_runs_of, keep_marking
+    from gristmill.flows.pipeline import TRAINING_TAG
+
+    limit_trainings(TRAINING_TAG)
+    keep_marking()
+    deployments = make_deployments(
+        [ManifestOnOffer(path) for path in [*map(Path, manifests)] or find_manifests(Path.cwd())])
+    names = ", ".join(f"{one.flow_name}/{one.name}" for one in deployments)
+    print(f"Deployments {names}: {api.removesuffix('/api')}/deployments", flush=True)
+    try:
+        run_triggered(deployments, limit)
+    finally:
+        end_runs_of(os.getpid(), RUN_END_SECONDS)
+
+
+def check_password(api: str, allow_open_server: bool) -> None:
+    """Raise NoServerError or OpenServerError, unless a server asks for a password and takes the one that is set."""
+    if admits(api, None):
+        if allow_open_server:
+            return
+        raise OpenServerError(
+            f"the Prefect server at {api} asks for no password: any web page that a browser opens here could run "
+            f"commands. Start it with {SERVER_VARIABLE}=USER:PASSWORD and this with {CLIENT_VARIABLE}=USER:PASSWORD, "
+            "or take gristmill up in place of both; where no browser reaches it: --allow-open-server")
+    if not is_admitted(api):
+        raise NoServerError(f"the Prefect server at {api} asks for another password than this process has; set "
+                            f"{CLIENT_VARIABLE}=USER:PASSWORD to the server's")
+
+
+def limit_trainings(tag: str) -> None:
+    """Let one training run at a time, unless somebody has set another limit for this tag in Prefect."""
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import ObjectNotFound
+
+    with get_client(sync_client=True) as client:
+        try:
+            client.read_concurrency_limit_by_tag(tag)
+        except ObjectNotFound:
+            client.create_concurrency_limit(tag, 1)
+
+
+@dataclass
+class Supervised:
+    """A child of `up`, which is started again when it ends by itself."""
+
+    role: str
+    number: int
+    environment: dict[str, str]
+    output: int | None
+    arguments: Sequence[str] = ()
+    process: subprocess.Popen[bytes] = field(init=False)
+    restarts: int = 0
+    started: float = 0.0
+    restart_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Start it now."""
+        self.process = start_child(self.role, self.number, self.environment, self.output, self.arguments)
+        self.started, self.restart_at = time.monotonic(), None
+
+    def look(self) -> None:
+        """Start it again where it has ended, later each time.
+
+        Raises:
+            NoServerError: it has ended too often.
+        """
+        now = time.monotonic()
+        if self.restart_at is not None:
+            if now >= self.restart_at:
+                self.start()
+            return
+        if self.process.poll() is None:
+            return
+        if now - self.started > STEADY_SECONDS:
+            self.restarts = 0
+        if self.restarts >= len(RESTART_SECONDS):
+            check_children([self.process])
+        self.restart_at = now + RESTART_SECONDS[self.restarts]
+        self.restarts += 1
+        print(f"{self.role} ended with code {self.process.returncode}; starting it again", flush=True)
+
+
+def up_and_serve(port: int, limit: int, database: str | None = None, manifests: Sequence[str] = ()) -> None:
+    """Start a Prefect server on the loopback address, and serve the deployments and the reports.
+
+    The first two are processes of their own, so that an interrupt of this one ends them in order, whatever they are
+    doing. Reports have the port above the server's, so that links to them outlast this process.
+
+    Args:
+        port: of the server.
+        limit: flow runs at the same time.
+        database: URL of a PostgreSQL database for the server; a file in Prefect's folder (SQLite) if absent.
+        manifests: as `serve_deployments` takes them.
+
+    Raises:
+        PortTakenError: something listens there already.
+        NoServerError: the server did not answer in time, or one of the two ended by itself again and again.
+        DatabaseError: the database cannot be used.
+    """
+    apply_default_settings(quiet_console=False)
+    api = f"http://127.0.0.1:{port}/api"
+    reports = take_ports(port)
+    records = check_database(database)
+    # The flows' processes inherit this environment, and need no password of the database's.
+    os.environ.pop(DATABASE_VARIABLE, None)
+    password = server_password()
+    os.environ.update({"PREFECT_API_URL": api, CLIENT_VARIABLE: password})
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    children: list[Supervised] = []
+    try:
+        environment = {"PREFECT_UI_API_URL": "/api", **server_environment(port, password),
+                       **database_environment(database)}
+        children.append(Supervised("server", port, environment, subprocess.DEVNULL))
+        if not wait_for_answer(api, [child.process for child in children], stopping):
+            return
+        print(f"Prefect: http://127.0.0.1:{port}", where_the_password_is(password), *([records] if records else []),
+              sep="\n", flush=True)
+        links = {VARIABLE: f"http://127.0.0.1:{reports.server_address[1]}"}
+        children.append(Supervised("deployments", limit, links, None, manifests))
+        while not stopping.wait(POLL_SECONDS):
+            for child in children:
+                child.look()
+    finally:
+        for child in reversed(children):
+            end_child(child.process)
+        reports.shutdown()
+        reports.server_close()
+
+
+def take_ports(port: int) -> ThreadingHTTPServer:
+    """Serve the reports at the port above a server's, after a look at whether that one is free.
+
+    No two `up` of one port get beyond this, however soon one follows the other.
+
+    Raises:
+        PortTakenError: one of the two ports is in use.
+    """
+    for number in (port + 1, port):  # the first names the `up` itself, where it is one
+        try:
+            socket.create_server(("127.0.0.1", number)).close()
+        except OSError as error:
+            raise PortTakenError(why_taken(number, port)) from error
+    try:
+        return serve_reports(port + 1)
+    except OSError as error:
+        raise PortTakenError(why_taken(port + 1, port)) from error
+
+
+def why_taken(number: int, port: int) -> str:
+    """What to say where a port is in use that `up --port PORT` wants."""
+    holder = listener(number)
+    what = "the reports" if number > port else "Prefect's server"
+    if holder is None:
+        return f"port {number}, for {what}, is in use by another process; give another --port"
+    try:
+        command = Path(f"/proc/{holder}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+    except OSError:  # it has ended meanwhile
+        command = ["ended meanwhile"]
+    if "up" in command:
+        return (f"gristmill up runs already, as process {holder}: open http://127.0.0.1:{port}, end it with "
+                f"kill {holder}, or give another --port")
+    return (f"port {number}, for {what}, is in use by process {holder} ({shlex.join(command)[:COMMAND_CHARS]}); "
+            "end it, or give another --port")
+
+
+def listener(port: int) -> int | None:
+    """The process that listens at a port, as far as this user may see it (Linux)."""
+    sockets = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError):
+            rows = (line.split() for line in Path(table).read_text().splitlines()[1:])
+            sockets |= {f"socket:[{row[9]}]" for row in rows
+                        if row[3] == LISTENING and int(row[1].rpartition(":")[2], 16) == port}
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if os.readlink(link) in sockets:
+                return int(link.parts[2])
+    return None
+
+
+def where_the_password_is(password: str) -> str:
+    """What to type into the page of Prefect; the password itself only where a person reads, not a log."""
+    if os.environ.get(SERVER_VARIABLE):
+        return f"Its page asks each browser once for the password that {SERVER_VARIABLE} holds"
+    shown = f" {password} , which" if sys.stdout.isatty() else " that"
+    return f"Its page asks each browser once for the password{shown} is kept in {password_file()}"
+
+
+def start_child(role: str, number: int, environment: dict[str, str], output: int | None,
+                arguments: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    """Start this module as `server PORT` or `deployments LIMIT MANIFEST...`, in a session of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "gristmill.flows.orchestration.serving", role, str(number), *arguments],
+        stdin=subprocess.DEVNULL, stdout=output, env={**os.environ, **environment}, start_new_session=True,
+    )
+
+
+def end_child(child: subprocess.Popen[bytes]) -> None:
+    """End a child's process group: ask, wait, insist."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(child.pid, number)
+        except ProcessLookupError:
+            break
+        try:
+            child.wait(END_SECONDS)
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    child.wait()
+
+
+def check_children(children: list[subprocess.Popen[bytes]]) -> None:
+    """Raise NoServerError if one of them has ended."""
+    for child in children:
+        if child.poll() is not None:
+            raise NoServerError(f"{shlex.join(cast(list[str], child.args)[2:])} ended with code {child.returncode}; "
+                                "start again with: gristmill up")
+
+
+def wait_for_answer(api: str, children: list[subprocess.Popen[bytes]], stopping: threading.Event) -> bool:
+    """Wait until the server answers; False if this process is asked to stop first."""
+    deadline = time.monotonic() + SERVER_START_SECONDS
+    while not answers(api):
+        check_children(children)
+        if time.monotonic() > deadline:
+            raise NoServerError(f"the Prefect server did not answer at {api} within {SERVER_START_SECONDS:.0f} s")
+        if stopping.wait(POLL_SECONDS):
+            return False
+    return not stopping.is_set()
+
+
+def main(role: str, number: int, manifests: Sequence[str] = ()) -> None:
+    """What the children of `up` do, until they or their parent end."""
+    end_with_parent(signal.SIGTERM)
+    if role == "deployments":
+        serve_deployments(number, manifests)
+        return
+    os.execv(sys.executable, [
+        sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(number)])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

@@ -1,0 +1,342 @@
+"""`gristmill plan --gpus N --gpu NAME`: what a pre-training is, needs and costs, before any is used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gristmill.dataprep.files import as_path, read_json
+from gristmill.flows.questions.find_documents import committed_inputs
+from gristmill.flows.report.summary import waste_of
+from gristmill.flows.running.session import Session
+from gristmill.flows.running.terminal import plain_console
+from gristmill.mixtures.training import Pretrain
+from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.planning.compute import (
+    CHINCHILLA,
+    REPLICATION,
+    chinchilla_optimum,
+    flops_per_token,
+    kaplan_optimum,
+)
+from gristmill.train.planning.devices import GIGA, TERA, Device, UnknownDeviceError, named_device
+from gristmill.train.planning.forms import HOST_LINK, Candidate, Step, rank_forms
+from gristmill.train.planning.prices import PricesError, read_prices
+
+SECONDS_PER_HOUR = 3600
+MOST_FORMS = 8
+MOST_MEASURED_ROWS = 8
+
+
+class PlanError(ValueError):
+    """The manifest has no pre-training, or a GPU or a price list was named that there is not."""
+
+
+@dataclass(frozen=True)
+class GpuChoice:
+    """A GPU by name, or by what it can do.
+
+    Attributes:
+        name: as in the table of devices, or as the driver reports it.
+        teraflops, gigabytes: of a GPU that is not in the table: bfloat16 peak and memory.
+    """
+
+    name: str
+    teraflops: float | None = None
+    gigabytes: float | None = None
+
+    def device(self) -> Device:
+        """What is meant.
+
+        Raises:
+            PlanError: no such GPU is known, or one of the two figures is missing.
+        """
+        if (self.teraflops is None) != (self.gigabytes is None):
+            raise PlanError("--peak-tflops and --memory-gb belong together: give both, or neither")
+        if self.teraflops is not None and self.gigabytes is not None:
+            return Device(self.name, self.teraflops * TERA, self.gigabytes * GIGA, HOST_LINK)
+        try:
+            return named_device(self.name)
+        except UnknownDeviceError as error:
+            raise PlanError(str(error)) from error
+
+
+def plan_gpus(
+    session: Session, gpus: int, choice: GpuChoice, utilisation: float, prices_file: Path | None = None
+) -> dict[str, Any]:
+    """Everything that the plan says; see the keys.
+
+    Args:
+        session: the opened manifest; what is committed already is looked at.
+        gpus: how many.
+        choice: of which kind.
+        utilisation: MFU of the arithmetic alone.
+        prices_file: for the cost; the table that comes with this package if absent.
+
+    Raises:
+        PlanError: there is no `pretrain:` section, or no such GPU or table of prices.
+    """
+    device = choice.device()
+    try:
+        prices = read_prices(prices_file)
+    except PricesError as error:
+        raise PlanError(str(error)) from error
+    section, shape, length = _training(session)
+    tokens = section.steps * section.global_batch_size * length
+    step = Step(section.global_batch_size, length, section.optimizer.kind,
+                offload=session.manifest.engine.compute.offload_optimizer)
+    ranked = rank_forms(shape, step, gpus, device, utilisation)
+    price = prices.per_gpu_hour.get(device.name)
+    return {
+        "gpus": gpus, "gpu": asdict(device), "assumed_mfu": utilisation,
+        "model": _model(shape, length),
+        "training": {"steps": section.steps, "rows_per_step": section.global_batch_size, "sequence_length": length,
+                     "tokens": tokens, **_scaling(shape, length, tokens)},
+        "data": _data(session, section, length),
+        "forms": [_form(one, section.steps, gpus, price) for one in ranked],
+        "prices": {"as_of": prices.as_of, "currency": prices.currency, "per_gpu_hour": price},
+    }
+
+
+def measured_checks(session: Session, steps: int, utilisation: float) -> list[Any]:
+    """Train the manifest's model for some steps here, on rows of random tokens, and compare (`measured.Check`)."""
+    from gristmill.train.planning.measured import check
+
+    section, shape, length = _training(session)
+    rows = min(section.global_batch_size, section.micro_batch_size, MOST_MEASURED_ROWS)
+    return check(shape, rows, length, section.optimizer, steps, utilisation)
+
+
+def _training(session: Session) -> tuple[Pretrain, Shape, int]:
+    section = session.manifest.pretrain
+    if section is None or session.manifest.mix is None:
+        raise PlanError(f"{session.manifest_file} has no `pretrain:` section; there is nothing to plan GPUs for")
+    length = session.manifest.mix.sequence_length
+    return section, shape_of(section.model, _vocab_size(session), length), length
+
+
+def _vocab_size(session: Session) -> int:
+    """Of the tokenizer that is committed, of the file that is named, or what is asked for."""
+    section = session.manifest.tokenizer
+    assert section is not None  # a mixture needs one, which the manifest has checked
+    committed = committed_inputs(session, session.plan).get("tokenizer")
+    path: Path | None = committed / "tokenizer.json" if committed else as_path(section.path) if section.path else None
+    if path is None:
+        return section.vocab_size
+    read = read_json(path)
+    ids = [*read["model"]["vocab"].values(), *(token["id"] for token in read.get("added_tokens", ()))]
+    return max(ids) + 1
+
+
+def _model(shape: Shape, length: int) -> dict[str, Any]:
+    flops = flops_per_token(shape, length)
+    return {
+        "parameters": shape.parameters, "vocab_size": shape.vocab_size, "layers": shape.layers, "width": shape.width,
+        "heads": shape.heads, "kv_heads": shape.kv_heads, "ffn_width": shape.ffn_width,
+        "flops_per_token": {"six_n": flops.six_n, "exact": flops.whole, "exact_causal": flops.causal},
+    }
+
+
+def _scaling(shape: Shape, length: int, tokens: int) -> dict[str, Any]:
+    """Where the run stands against what is optimal for its compute."""
+    flops = flops_per_token(shape, length).whole * tokens
+    lookup = shape.padded_vocab_size * shape.width * (1 if shape.tied_embeddings else 2)
+    optima = {"Kaplan et al. 2020": kaplan_optimum(flops), "Hoffmann et al. 2022, 20 tokens": chinchilla_optimum(flops),
+              CHINCHILLA.source: CHINCHILLA.optimum(flops), REPLICATION.source: REPLICATION.optimum(flops)}
+    return {
+        "flops": flops, "tokens_per_parameter": tokens / shape.parameters,
+        "parameters_without_embeddings": shape.parameters - lookup,
+        "optima": {name: {"parameters": size, "tokens": number, "this_run_parameters": shape.parameters / size,
+                          "this_run_tokens": tokens / number} for name, (size, number) in optima.items()},
+    }
+
+
+def _data(session: Session, section: Pretrain, length: int) -> dict[str, Any] | None:
+    """Tokens per source against what there is; None where nothing is mixed yet."""
+    folder = session.committed("mix")
+    if folder is None:
+        return None
+    summary = folder.manifest()["summary"]
+    read = section.steps * section.global_batch_size
+    passes = read / summary["rows"]
+    sources = {}
+    for name, realised in summary["realised"].items():
+        wanted = realised["tokens"] * passes
+        unique = realised["available_tokens"]
+        epochs = wanted / unique if unique else 0.0
+        sources[name] = {
+            "share": realised["share"], "tokens_read": wanted, "tokens_there": unique, "epochs": epochs,
+            "wraps_at_step": int(section.steps / epochs) + 1 if epochs > 1 else None,
+        }
+    return {"passes_over_the_set": passes, "set_tokens": summary["tokens"], "sources": sources,
+            "packing": {"kind": summary["packing"], **waste_of(summary["packings"][summary["packing"]])}}
+
+
+def _form(one: Candidate, steps: int, gpus: int, price: float | None) -> dict[str, Any]:
+    hours = one.seconds * steps / SECONDS_PER_HOUR
+    return {
+        "form": one.form.label(), "parallel": asdict(one.form), "micro_batch_size": one.load.micro_rows,
+        "micro_batches": one.load.micro_batches, "activation_checkpointing": one.load.checkpointing,
+        "fits": one.fits, "memory": {**asdict(one.memory), "total": one.memory.total},
+        "host_memory": one.host_memory, "bubble": one.bubble,
+        "seconds_per_step": one.seconds, "mfu": one.utilisation, "hours": hours, "gpu_hours": hours * gpus,
+        "cost": None if price is None else hours * gpus * price,
+    }
+
+
+def shown_forms(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The best forms, or the closest ones where none fits."""
+    fitting = [form for form in found["forms"] if form["fits"]]
+    return fitting[:MOST_FORMS] or found["forms"][:MOST_FORMS]
+
+
+MEMORY_NAMES = {
+    "parameters": "master weights", "gradients": "gradients", "optimizer": "optimizer",
+    "gathered": "gathered blocks", "activations": "activations", "loss": "loss and logits", "overhead": "overhead",
+}
+
+
+def print_plan_for_gpus(found: Mapping[str, Any], checks: Sequence[Any] = ()) -> None:
+    """Print what `plan_gpus` found, and the comparison with a measured step where there is one."""
+    console = plain_console()
+    _print_model(console, found)
+    _print_optima(console, found["training"])
+    print_data(console, found["data"])
+    _print_forms(console, found)
+    _print_checks(console, checks)
+
+
+def quantity(value: float) -> str:
+    """Three digits with the letter of their thousands: 1.23B."""
+    for size, letter in ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"
+
+
+def duration(hours: float) -> str:
+    """Days, hours, minutes or seconds, whichever is readable."""
+    if hours >= 48:
+        return f"{hours / 24:.1f} d"
+    if hours >= 1:
+        return f"{hours:.1f} h"
+    if hours * 60 >= 1:
+        return f"{hours * 60:.1f} min"
+    return f"{hours * 3600:.1f} s" if hours * 3600 >= 1 else "< 1 s"
+
+
+def size(value: float) -> str:
+    """Bytes with three digits and their unit: 1.55 GB."""
+    number = quantity(value)
+    return f"{number[:-1]} {number[-1].upper().replace('K', 'k').replace('B', 'G')}B" if number[-1].isalpha() else (
+        f"{number} B")
+
+
+def at_least(value: float, digits: int) -> str:
+    """A number with so many decimals, or that it is less than the last of them shows."""
+    least = 10.0**-digits
+    return f"{value:,.{digits}f}" if value >= least or not value else f"less than {least:.{digits}f}"
+
+
+def _heading(console: Console, title: str) -> None:
+    console.print(Text(f"\n{title}", style="bold"))
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="left" if number == 0 else "right", overflow="fold")
+    return table
+
+
+def _print_model(console: Console, found: Mapping[str, Any]) -> None:
+    model, training = found["model"], found["training"]
+    flops = model["flops_per_token"]
+    _heading(console, "Model and training")
+    console.print(f"{quantity(model['parameters'])} parameters ({model['layers']} layers, width {model['width']}, "
+                  f"{model['heads']}/{model['kv_heads']} heads, vocabulary {model['vocab_size']:,})")
+    console.print(f"{quantity(training['tokens'])} tokens: {training['steps']:,} steps of "
+                  f"{training['rows_per_step']:,} rows of {training['sequence_length']:,}; "
+                  f"{training['tokens_per_parameter']:.3g} tokens per parameter")
+    console.print(f"{training['flops']:.3g} FLOPs; per token {quantity(flops['exact'])} "
+                  f"(6N: {quantity(flops['six_n'])}, with causal attention halved: {quantity(flops['exact_causal'])})")
+
+
+def _print_optima(console: Console, training: Mapping[str, Any]) -> None:
+    _heading(console, "Optimal for this compute, and this run as a multiple of it")
+    table = _table("", "parameters", "run", "tokens", "run")
+    for name, one in training["optima"].items():
+        table.add_row(name, quantity(one["parameters"]), f"{quantity(one['this_run_parameters'])}x",
+                      quantity(one["tokens"]), f"{quantity(one['this_run_tokens'])}x")
+    console.print(table)
+    console.print("(Kaplan counts no embeddings: this run has "
+                  f"{quantity(training['parameters_without_embeddings'])} without)", style="dim")
+
+
+def print_data(console: Console, data: Mapping[str, Any] | None) -> None:
+    """What each source gives and has, and what packing costs; `data` as from `plan_gpus`."""
+    _heading(console, "Data")
+    if data is None:
+        console.print("nothing is mixed yet, so what each source has is not known; run up to the stage mix to see it")
+        return
+    table = _table("source", "share", "reads", "has", "epochs", "wraps at step")
+    for name, one in data["sources"].items():
+        wraps = "never" if one["wraps_at_step"] is None else f"{one['wraps_at_step']:,}"
+        table.add_row(name, f"{one['share']:.1%}", quantity(one["tokens_read"]), quantity(one["tokens_there"]),
+                      f"{one['epochs']:.2f}", wraps)
+    console.print(table)
+    console.print(f"{data['passes_over_the_set']:.2f} passes over a set of {quantity(data['set_tokens'])} tokens")
+    packing = data["packing"]
+    console.print(f"packing {packing['kind']}: {packing['padding']:.1%} padding in the rows, {packing['dropped']:.1%} "
+                  f"of the tokens dropped, {packing['split']:.1%} of the documents cut")
+
+
+def _print_forms(console: Console, found: Mapping[str, Any]) -> None:
+    gpu, forms = found["gpu"], shown_forms(found)
+    best = forms[0]
+    _heading(console, f"{found['gpus']} x {gpu['name']} ({gpu['flops'] / 1e12:,.0f} TFLOP/s bf16, "
+                      f"{gpu['memory'] / GIGA:.0f} GB each; {found['assumed_mfu']:.0%} MFU assumed)")
+    if not best["fits"]:
+        largest = max(MEMORY_NAMES, key=lambda name: best["memory"][name])
+        console.print(f"no form fits: the closest needs {best['memory']['total'] / GIGA:.1f} GB per GPU, most of it "
+                      f"{MEMORY_NAMES[largest]} ({best['memory'][largest] / GIGA:.1f} GB); take more GPUs or larger "
+                      "ones, shorter rows or a smaller model"
+                      + ("" if best["host_memory"] else "; engine.compute.offload_optimizer keeps the optimizer's "
+                         "moments in host memory"))
+    table = _table("form", "micro", "recompute", "GB", "bubble", "MFU", "time")
+    for form in forms:
+        table.add_row(form["form"], f"{form['micro_batches']}x{form['micro_batch_size']}",
+                      "yes" if form["activation_checkpointing"] else "no", f"{form['memory']['total'] / GIGA:.1f}",
+                      f"{form['bubble']:.0%}", f"{form['mfu']:.0%}", duration(form["hours"]),
+                      style=None if form["fits"] else "dim")
+    console.print(table)
+    rest = len(found["forms"]) - len(forms)
+    if rest:
+        console.print(f"({rest} more forms are in --json, those that do not fit among them)", style="dim")
+    _heading(console, f"Memory of a GPU, {best['form']}")
+    console.print(", ".join(f"{name} {size(best['memory'][key])}" for key, name in MEMORY_NAMES.items())
+                  + f": {size(best['memory']['total'])} of {gpu['memory'] / GIGA:.0f} GB")
+    if best["host_memory"]:
+        console.print(f"in its host's memory (engine.compute.offload_optimizer): {best['host_memory'] / GIGA:.2f} GB")
+    _heading(console, "Time and cost")
+    prices = found["prices"]
+    cost = "" if best["cost"] is None else (
+        f", {at_least(best['cost'], 2)} {prices['currency']} at {prices['per_gpu_hour']:g} per GPU and hour (table of "
+        f"{prices['as_of']}; your own: --prices)")
+    console.print(f"{duration(best['hours'])}, {at_least(best['gpu_hours'], 2)} GPU-hours{cost}")
+
+
+def _print_checks(console: Console, checks: Sequence[Any]) -> None:
+    if not checks:
+        return
+    _heading(console, "Checked against real steps of this model on this machine")
+    table = _table("", "foretold", "measured", "unit", "error")
+    for one in checks:
+        table.add_row(one.name, quantity(one.predicted), quantity(one.measured), one.unit, f"{one.error:+.1%}")
+    console.print(table)

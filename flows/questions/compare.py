@@ -1,0 +1,177 @@
+"""Two runs side by side: their manifests, outputs, funnels, mixtures, losses and held-out measurements.
+
+A run is read from its record and from the outputs that the record names, so that runs of other versions of a manifest,
+or of data that has changed since, can be compared too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gristmill.dataprep.files import read_json
+from gristmill.flows.facts import TRAINING_STAGES, Facts, funnel, training, with_tokens
+from gristmill.flows.questions.status import run_state
+from gristmill.flows.report.mixture_table import mixture_rows
+from gristmill.flows.report.summary import evaluation_rows, loss_rows
+from gristmill.flows.running.what_changed import ABSENT, changed_keys
+from gristmill.flows.stages import STAGES
+from gristmill.flows.store.store import Store, read_runs
+
+LAST = "last"
+Row = dict[str, Any]
+
+
+class UnknownRunError(LookupError):
+    """No run, or more than one, is called so; the message lists what there is."""
+
+
+def find_run(store: Store, wanted: str) -> dict[str, Any]:
+    """The record of a run by its name, a part of it that no other has, `last` or `last-1` (the one before).
+
+    Raises:
+        UnknownRunError: there is none, or several.
+    """
+    records = [record for _, record in read_runs(store)]
+    if not records:
+        raise UnknownRunError(f"{store.root} has no runs yet; start one with: gristmill run MANIFEST")
+    back = 0 if wanted == LAST else wanted.removeprefix(f"{LAST}-")
+    if str(back).isdecimal() and (wanted == LAST or wanted.startswith(f"{LAST}-")):
+        if int(back) >= len(records):
+            raise UnknownRunError(f"{wanted}: there are only {len(records)} runs in {store.root}; see: gristmill runs")
+        return records[-1 - int(back)]
+    found = [record for record in records if record["run"] == wanted]
+    found = found or [record for record in records if wanted in record["run"]]
+    if len(found) == 1:
+        return found[0]
+    shown = ", ".join(record["run"] for record in (found or records)[-3:])
+    raise UnknownRunError(f"{wanted!r} is {'part of the names of several runs' if found else 'no run'} of "
+                          f"{store.root} (such as {shown}); see: gristmill runs")
+
+
+def facts_of(store: Store, record: Mapping[str, Any]) -> Facts:
+    """What is known of a run, by topic, as in `gather_facts`; topics whose output is not committed are absent."""
+    folders = {stage: store.folder(stage, record["name"], record["stages"][stage]["fingerprint"])
+               for stage in stages_of(record)}
+    folders = {stage: folder for stage, folder in folders.items() if folder.state() == "committed"}
+    manifests = {stage: folder.manifest() for stage, folder in folders.items()}
+    summaries = {stage: manifest["summary"] for stage, manifest in manifests.items()}
+    facts: Facts = {
+        "summaries": summaries, "funnel": with_tokens(funnel(summaries), summaries.get("tokenize")),
+        "training": {name: training(folders[name]) for name in TRAINING_STAGES if name in folders},
+        "seconds": {stage: manifest["seconds"] for stage, manifest in manifests.items()},
+    }
+    for stage, topic, file in (("mix", "packed", "packed.json"), ("evaluate", "evaluation", "evaluation.json")):
+        if stage in folders:
+            facts[topic] = read_json(folders[stage].data / file)
+    return facts
+
+
+def stages_of(record: Mapping[str, Any]) -> list[str]:
+    """The stages of a run in the order in which they ran; a record has them in that of the alphabet."""
+    prepare = [step if isinstance(step, str) else next(iter(step)) for step in record["manifest"].get("prepare", [])]
+    order = ["ingest", *prepare, *STAGES]
+    return sorted(record["stages"], key=lambda stage: order.index(stage) if stage in order else len(order))
+
+
+def keyed(value: Any) -> Any:
+    """A manifest whose lists are mappings, so that an entry is compared key by key: preparing steps by name."""
+    if isinstance(value, Mapping):
+        return {str(key): keyed(inner) for key, inner in value.items()}
+    if isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value):
+        names = [next(iter(entry)) for entry in value]
+        if all(len(entry) == 1 for entry in value) and len(set(names)) == len(names):
+            return {name: keyed(entry[name]) for name, entry in zip(names, value, strict=True)}
+        return {str(index): keyed(entry) for index, entry in enumerate(value)}
+    return value
+
+
+def compare_runs(store: Store, first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that two runs can be compared by.
+
+    Returns:
+        `runs`: name and state of both; `manifest`: key, first, second of what differs (None where a key is absent);
+        `stages`: fingerprints, whether both used the same output, and its seconds; `funnel`, `mixture`, `training` and
+        `evaluation`: rows that name what they are about, with `first` and `second` of every figure, None where one of
+        the runs has none.
+    """
+    records, facts = (first, second), (facts_of(store, first), facts_of(store, second))
+    return {
+        "runs": [{"run": record["run"], "state": run_state(record)} for record in records],
+        "manifest": [
+            {"key": key, "first": None if old is ABSENT else old, "second": None if new is ABSENT else new}
+            for key, old, new in changed_keys(*(keyed(record["manifest"]) for record in records))
+        ],
+        "stages": _stages(records, facts),
+        "funnel": _paired([found["funnel"] for found in facts], ("stage",), ("kept", "bytes_kept", "tokens_kept")),
+        "mixture": _paired([mixture_rows(found) if "packed" in found else [] for found in facts], ("source",),
+                           ("tokens", "share", "epochs")),
+        "training": _paired([loss_rows(found) for found in facts], ("stage",), ("steps", "first", "last")),
+        "evaluation": _paired([evaluation_rows(found) for found in facts], ("model", "source"),
+                              ("bits_per_byte", "perplexity", "token_accuracy")),
+    }  # fmt: skip
+
+
+def _stages(records: Sequence[Mapping[str, Any]], facts: Sequence[Facts]) -> list[Row]:
+    rows = []
+    for stage in dict.fromkeys(stage for record in records for stage in stages_of(record)):
+        prints = [record["stages"].get(stage, {}).get("fingerprint") for record in records]
+        rows.append({
+            "stage": stage, "same": prints[0] == prints[1],
+            "fingerprint": _both(*(None if one is None else one[:16] for one in prints)),
+            "seconds": _both(*(found["seconds"].get(stage) for found in facts)),
+        })
+    return rows
+
+
+def _paired(sides: Sequence[Sequence[Row]], keys: tuple[str, ...], values: tuple[str, ...]) -> list[Row]:
+    """Rows of both sides that have the same keys, with `{first, second}` for every value."""
+    indexed = [{tuple(row[key] for key in keys): row for row in rows} for rows in sides]
+    return [
+        {**dict(zip(keys, at, strict=True)),
+         **{value: _both(*(side.get(at, {}).get(value) for side in indexed)) for value in values}}
+        for at in dict.fromkeys(at for side in indexed for at in side)
+    ]  # fmt: skip
+
+
+def _both(first: Any, second: Any) -> Row:
+    return {"first": first, "second": second}
+
+
+def loss_curves(store: Store, records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Stage -> run -> (step, loss), for pictures of both runs over one axis."""
+    curves: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for record in records:
+        for stage, lines in facts_of(store, record)["training"].items():
+            curves.setdefault(stage, {})[record["run"]] = [(line["step"], line["loss"]) for line in lines
+                                                           if "loss" in line]
+    return curves
+
+
+def render_comparison(store: Store, records: Sequence[Mapping[str, Any]]) -> str:
+    """The comparison as one self-contained HTML file."""
+    from html import escape
+
+    from gristmill.flows.report.comparison_tables import tables
+    from gristmill.flows.report.html import figure, page, table
+    from gristmill.flows.report.pictures import curves
+
+    found = compare_runs(store, *records)
+    names = [run["run"] for run in found["runs"]]
+    parts = [f"<h1>{escape(names[0])} and {escape(names[1])}</h1>"]
+    for title, header, rows, numeric in tables(found):
+        parts += [f"<h2>{escape(title)}</h2>", table(header, rows, numeric)]
+    parts += [figure(curves(series, "step", "loss"), f"{stage}: training loss")
+              for stage, series in loss_curves(store, records).items()]
+    return page(" and ".join(names), "\n".join(parts))
+
+
+def write_comparison(store: Store, records: Sequence[Mapping[str, Any]], out: Path) -> None:
+    """Write the comparison into a file."""
+    from gristmill.dataprep.files import atomic_write
+
+    with atomic_write(out) as sink:
+        sink.write(render_comparison(store, records).encode())
+
+

@@ -1,0 +1,86 @@
+"""The documents on both sides of each rule's cut, from what the stages measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gristmill.dataprep.documents import column_names, read_documents, shard_names
+from gristmill.dataprep.replay import Rule, judge_shard, nearest, rules_of
+from gristmill.flows.running.session import Session
+
+MOST_RULES = 8
+SAMPLES = 3
+MOST_SHARDS = 50
+"""So many shards, spread evenly, are looked at: a report shows examples, `gristmill whatif` looks at all."""
+EXCERPT_CHARS = 160
+Found = tuple[float, str, int, float]
+"""Distance to the cut, shard, row, measured value."""
+
+
+def stored_rules(session: Session, inputs: Mapping[str, Path]) -> dict[str, list[Rule]]:
+    """The replayable rules of every committed preparing stage, in the order of the pipeline."""
+    shards = shard_names(inputs["ingest"])
+    return {
+        step.stage: rules_of(step.stage, step.config, column_names(inputs[step.stage] / shards[0]) if shards else [])
+        for step in session.manifest.prepare if step.stage in inputs
+    }  # fmt: skip
+
+
+def describe_cuts(
+    session: Session, inputs: Mapping[str, Path], summaries: Mapping[str, Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The rules that dropped most: bound, histogram of the statistic, and the documents next to the cut.
+
+    Returns:
+        per rule: `rule`, `key`, `statistic`, `bound`, `dropped`, `histogram` (or None), `failing`, `passing`.
+    """
+    found = []
+    for stage, rules in stored_rules(session, inputs).items():
+        dropped = summaries[stage].get("counts", {}).get("dropped", {})
+        for rule in rules:
+            if dropped.get(rule.name) and isinstance(rule.bound, int | float):
+                found.append((dropped[rule.name], stage, rule))
+    found = sorted(found, key=lambda item: (-item[0], item[2].name))[:MOST_RULES]
+    samples = _sample(inputs, {stage: rules_of_stage(found, stage) for _, stage, _ in found})
+    return [
+        {"rule": rule.name, "key": rule.key, "statistic": rule.statistic, "bound": rule.bound, "dropped": count,
+         "histogram": summaries[stage].get("histograms", {}).get(rule.statistic),
+         **{side: [show(inputs, shard, row, value) for _, shard, row, value in entries]
+            for side, entries in samples[rule.name].items()}}
+        for count, stage, rule in found
+    ]  # fmt: skip
+
+
+def rules_of_stage(found: list[tuple[int, str, Rule]], stage: str) -> list[Rule]:
+    """The rules of one stage among those that were found."""
+    return [rule for _, of_stage, rule in found if of_stage == stage]
+
+
+def _sample(inputs: Mapping[str, Path], rules: Mapping[str, list[Rule]]) -> dict[str, dict[str, list[Found]]]:
+    samples: dict[str, dict[str, list[Found]]] = {}
+    shards = shard_names(inputs["ingest"])
+    for shard in shards[:: max(1, -(-len(shards) // MOST_SHARDS))]:
+        for stage, wanted in rules.items():
+            verdicts, _ = judge_shard(inputs, shard, stage, wanted, wanted)
+            for rule in wanted:
+                sides = samples.setdefault(rule.name, {"failing": [], "passing": []})
+                merge_nearest(sides, shard, nearest(verdicts, rule, SAMPLES), SAMPLES)
+    return samples
+
+
+def merge_nearest(
+    sides: dict[str, list[Found]], shard: str, found: Mapping[str, list[tuple[float, int, float]]], most: int
+) -> None:
+    """Take a shard's nearest documents into those of all shards."""
+    for side, entries in found.items():
+        merged = [*sides[side], *((distance, shard, row, value) for distance, row, value in entries)]
+        sides[side] = sorted(merged)[:most]
+
+
+def show(inputs: Mapping[str, Path], shard: str, row: int, value: float) -> dict[str, Any]:
+    """A document in a few words: id, source, locator, the measured value, and how its text begins."""
+    document = read_documents(inputs, shard).slice(row, 1).to_pylist()[0]
+    return {"id": document["id"].hex(), "source": document["source"], "locator": document["locator"], "value": value,
+            "excerpt": " ".join(document["text"][: 4 * EXCERPT_CHARS].split())[:EXCERPT_CHARS]}

@@ -1,0 +1,210 @@
+"""`gristmill dialects`: what the Gopher rules would keep of a corpus if each project's definitions were used.
+
+Measured on documents that the committed stages before `filter` kept (all committed ones where the manifest has no
+`filter`), or on a sample of them by the hash of their ids, with the manifest's thresholds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich.text import Text
+
+from gristmill.dataprep.documents import kept_rows, read_columns, read_documents, shard_names
+from gristmill.dataprep.filtering import gopher
+from gristmill.dataprep.filtering.rules import bounded_statistics, failures
+from gristmill.flows.questions.find_documents import committed_inputs
+from gristmill.flows.report.summary import plain_table, section
+from gristmill.flows.running.session import Session
+from gristmill.flows.running.terminal import plain_console
+from gristmill.mixtures.filter import Filter, GopherQuality, GopherRepetition, GopherRules, Rules
+
+EXAMPLES = 5
+BATCH_DOCUMENTS = 1000
+SETS = ("gopher_quality", "gopher_repetition")
+
+
+class NothingIngestedError(ValueError):
+    """There are no committed documents to measure."""
+
+
+@dataclass
+class _Totals:
+    documents: int = 0
+    text_bytes: int = 0
+    kept: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    """Dialect -> rule set -> documents and bytes that it keeps, int64 of shape (2,)."""
+    disagreeing: int = 0
+    examples: dict[tuple[bool, ...], tuple[bytes, dict[str, Any]]] = field(default_factory=dict)
+
+
+def compare_dialects(session: Session, sample: int) -> dict[str, Any]:
+    """Judge a sample of the documents by every dialect.
+
+    A text that cannot be measured ends it with its error; the stage `filter` would quarantine that document alone.
+
+    Args:
+        sample: how many documents to judge at most.
+
+    Returns:
+        `documents` and `bytes` that were judged, `of` how many documents; `dialects`: per dialect and rule set the
+        `documents` and `bytes` kept, as shares; `disagreeing` documents; `examples` of them, one for each division of
+        the dialects: locator, and per dialect whether it keeps, the rule that drops, its value and bound.
+
+    Raises:
+        NothingIngestedError: `ingest` is not committed, or kept nothing.
+    """
+    inputs = _inputs_before_filter(session)
+    limit, available = _sample_limit(inputs, sample)
+    sections = _sections(session)
+    totals = _Totals()
+    for rows in _sampled_rows(inputs, limit):
+        _judge(rows, sections, totals)
+    return _summary(totals, available)
+
+
+def _inputs_before_filter(session: Session) -> dict[str, Path]:
+    committed = committed_inputs(session, session.plan)
+    inputs = {name: committed[name] for name in ["ingest"] if name in committed}
+    if not inputs:
+        raise NothingIngestedError(
+            f"ingest is not committed, so there are no documents; run: {session.command('run', '--until', 'ingest')}"
+        )
+    for step in session.manifest.prepare:
+        if step.stage == "filter" or step.stage not in committed:
+            break
+        inputs[step.stage] = committed[step.stage]
+    return inputs
+
+
+def _sections(session: Session) -> dict[str, Rules]:
+    """Per dialect the manifest's Gopher rules (the usual ones where it has none) in that dialect."""
+    configured = next((step.filter for step in session.manifest.prepare if step.filter is not None), Filter())
+    quality = configured.rules.gopher_quality or GopherQuality()
+    repetition = configured.rules.gopher_repetition or GopherRepetition()
+    return {
+        dialect: Rules(gopher_quality=GopherQuality(**_spoken(quality, dialect)),
+                       gopher_repetition=GopherRepetition(**_spoken(repetition, dialect)))
+        for dialect in gopher.DIALECTS
+    }  # fmt: skip
+
+
+def _spoken(rules: GopherRules, dialect: str) -> dict[str, Any]:
+    words = "dialect" if rules.words == "exact" and dialect != "datatrove" else rules.words
+    return {**rules.model_dump(), "dialect": dialect, "words": words}
+
+
+def _sample_limit(inputs: Mapping[str, Path], sample: int) -> tuple[int, int]:
+    """The largest key of a sample of the smallest, and how many documents there are."""
+    parts = [np.zeros(0, np.uint64)]
+    for shard in shard_names(inputs["ingest"]):
+        ids = read_documents(inputs, shard, ["id"])["id"].take(pa.array(kept_rows(inputs, shard)))
+        parts.append(_keys(ids))
+    keys = np.concatenate(parts)
+    if len(keys) == 0:
+        raise NothingIngestedError("the committed stages kept no document; nothing can be measured")
+    return int(np.partition(keys, min(sample, len(keys)) - 1)[min(sample, len(keys)) - 1]), len(keys)
+
+
+def _keys(ids: pa.ChunkedArray) -> np.ndarray:
+    """The first eight bytes of ids: they are hashes, so that their order is as good as random, and always the same."""
+    return np.frombuffer(b"".join(ids.to_pylist()), ">u8")[::2].astype(np.uint64)
+
+
+def _sampled_rows(inputs: Mapping[str, Path], limit: int) -> Iterator[pa.Table]:
+    for shard in shard_names(inputs["ingest"]):
+        rows = read_columns(inputs, shard, ["id", "locator", "text", "language"])
+        rows = rows.take(pa.array(kept_rows(inputs, shard)))
+        rows = rows.filter(pa.array(_keys(rows["id"]) <= np.uint64(limit)))
+        for start in range(0, len(rows), BATCH_DOCUMENTS):
+            yield rows.slice(start, BATCH_DOCUMENTS)
+
+
+def _judge(rows: pa.Table, sections: Mapping[str, Rules], totals: _Totals) -> None:
+    failed: dict[str, dict[str, np.ndarray]] = {}
+    measured: dict[str, Mapping[str, np.ndarray]] = {}
+    for dialect, rules in sections.items():
+        measured[dialect] = gopher.measure(rows, rules)
+        failed[dialect] = failures(measured[dialect], {name: getattr(rules, name) for name in SETS})
+    sizes = pc.binary_length(rows["text"]).to_numpy().astype(np.int64)
+    totals.documents += len(rows)
+    totals.text_bytes += int(sizes.sum())
+    for dialect, masks in failed.items():
+        kept = {name: _none(mask for rule, mask in masks.items() if rule.startswith(name)) for name in SETS}
+        kept["both"] = kept["gopher_quality"] & kept["gopher_repetition"]
+        for name, mask in kept.items():
+            tally = totals.kept.setdefault(dialect, {}).setdefault(name, np.zeros(2, np.int64))
+            tally += mask.sum(), sizes[mask].sum()
+    _note_disagreements(rows, sections, measured, failed, totals)
+
+
+def _none(masks: Iterable[np.ndarray]) -> np.ndarray:
+    """Where none of some masks is set."""
+    return ~np.any(list(masks), axis=0)
+
+
+def _note_disagreements(
+    rows: pa.Table, sections: Mapping[str, Rules], measured: Mapping[str, Mapping[str, np.ndarray]],
+    failed: Mapping[str, Mapping[str, np.ndarray]], totals: _Totals,
+) -> None:
+    kept = np.array([_none(masks.values()) for masks in failed.values()])
+    for row in np.flatnonzero(kept.any(axis=0) & ~kept.all(axis=0)).tolist():
+        totals.disagreeing += 1
+        division, identity = tuple(kept[:, row].tolist()), rows["id"][row].as_py()
+        if division in totals.examples and totals.examples[division][0] <= identity:
+            continue
+        verdicts = {dialect: _verdict(sections[dialect], measured[dialect], masks, row)
+                    for dialect, masks in failed.items()}  # fmt: skip
+        example = {"id": identity.hex(), "locator": rows["locator"][row].as_py(), "verdicts": verdicts}
+        totals.examples[division] = (identity, example)
+
+
+def _verdict(
+    rules: Rules, values: Mapping[str, np.ndarray], failed: Mapping[str, np.ndarray], row: int
+) -> dict[str, Any]:
+    rule = next((rule for rule, mask in failed.items() if mask[row]), None)
+    if rule is None:
+        return {"keep": True}
+    name, _, threshold = rule.partition("/")
+    bounds = getattr(rules, name)
+    _, statistic = bounded_statistics(type(bounds))[threshold]
+    return {"keep": False, "rule": rule, "value": values[statistic][row].item(), "bound": getattr(bounds, threshold)}
+
+
+def _summary(totals: _Totals, available: int) -> dict[str, Any]:
+    shares = {
+        dialect: {name: {"documents": tally[0].item() / max(totals.documents, 1),
+                         "bytes": tally[1].item() / max(totals.text_bytes, 1)} for name, tally in tallies.items()}
+        for dialect, tallies in totals.kept.items()
+    }  # fmt: skip
+    examples = [example for _, example in sorted(totals.examples.values(), key=lambda found: found[0])]
+    return {"documents": totals.documents, "of": available, "bytes": totals.text_bytes, "dialects": shares,
+            "disagreeing": totals.disagreeing, "examples": examples[:EXAMPLES]}  # fmt: skip
+
+
+def print_dialects(found: Mapping[str, Any]) -> None:
+    """Print the keep rates and the examples, 60 columns wide."""
+    console = plain_console()
+    section(console, f"Kept of {found['documents']:,} documents ({found['bytes'] / 1e6:.1f} MB)")
+    table = plain_table(("dialect", False), ("quality", True), ("repetition", True), ("both", True), ("bytes", True))
+    for dialect, kept in found["dialects"].items():
+        rates = [kept[name]["documents"] for name in (*SETS, "both")] + [kept["both"]["bytes"]]
+        table.add_row(dialect, *(f"{rate:.1%}" for rate in rates))
+    console.print(table)
+    section(console, f"The dialects disagree on {found['disagreeing']:,} documents")
+    for example in found["examples"]:
+        console.print(Text(example["locator"], style="bold"), soft_wrap=True)
+        for dialect, verdict in example["verdicts"].items():
+            console.print(f"  {dialect:<10} {_phrase(verdict)}")
+
+
+def _phrase(verdict: Mapping[str, Any]) -> str:
+    if verdict["keep"]:
+        return "keep"
+    return f"{verdict['rule'].partition('/')[2]} {verdict['value']:.4g}"

@@ -1,0 +1,349 @@
+"""Why was this document dropped, or where did it go: one document's journey through every committed stage."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gristmill.dataprep.cleaning.clean import RULE_PREFIX, WORDS_LEFT
+from gristmill.dataprep.documents import annotation_stages, read_annotations, read_documents
+from gristmill.dataprep.edits import EDITS
+from gristmill.dataprep.examples.survivors import prepared_inputs
+from gristmill.flows.questions.find_documents import (
+    AmbiguousDocumentError,
+    DocumentNotFoundError,
+    committed_inputs,
+    find_document,
+)
+from gristmill.flows.running.session import Session
+from gristmill.flows.running.terminal import plain_console
+
+EXAMPLE_STAGES = ("sft_prepare", "dpo_prepare")
+SHOWN_NUMBERS = 8
+SHOWN_EDITS = 3
+SHOWN_CHARS = 60
+EXCERPT_CHARS = 300
+INDENT = 10
+NEAR_DUPLICATES = ("near_duplicate", "against_near_duplicate", "chained_duplicate")
+"""Reasons of `dedup` that its threshold explains."""
+NOT_DRAWN = {
+    "where": "it does not meet its source's condition (`where`)",
+    "where_unknown": "its source's condition (`where`) asks for what was not measured of it",
+    "epochs": "its source takes it no times (`epochs`)",
+    "epochs_unknown": "its source's `epochs` ask for what was not measured of it",
+    "quota": "its source's share was filled by others",
+    "validation_rest": "it is held out, but the validation rows were filled by others",
+    "excluded": "it is on the list of excluded documents (`mix.exclude`)",
+    "withheld": "it lay beside excluded documents, in rows that were emptied for them",
+    None: "the mixture has not seen it: it belongs to no source of it",
+}
+"""What the mixture's reasons mean (tokenize.mixing.candidates.unused)."""
+
+
+def journey(session: Session, wanted: str, whole: bool = False) -> dict[str, Any]:
+    """Everything that is known about a document, or about what the preparation of examples made of one of these.
+
+    Args:
+        session: the opened manifest.
+        wanted: the id in hexadecimal (or its first digits), or the locator; of an example its id, or file and line.
+        whole: with the whole text, its edits marked.
+
+    Raises:
+        DocumentNotFoundError: nothing, or more than one document, fits.
+    """
+    inputs = committed_inputs(session, session.plan)
+    try:
+        if "ingest" not in inputs:
+            raise DocumentNotFoundError(f"nothing is ingested yet; run: {session.command('run', '--until', 'ingest')}")
+        recipes = {name: node.recipe for name, node in session.plan.items()}
+        found = judgements(recipes, inputs, *find_document(inputs, wanted), whole=whole)
+    except AmbiguousDocumentError:
+        raise
+    except DocumentNotFoundError:
+        example = _example_journey(session, inputs, wanted, whole)
+        if example is None:
+            raise
+        return example
+    if found["fate"] == "kept" and "mix" in inputs:
+        found["mix"] = places_in_mix(session, inputs["mix"], found["source"], bytes.fromhex(found["id"]))
+    return found
+
+
+def _example_journey(
+    session: Session, inputs: Mapping[str, Path], wanted: str, whole: bool
+) -> dict[str, Any] | None:
+    """What the steps of `sft.prepare` or `dpo.prepare` said of an example; None where neither knows it."""
+    for stage in EXAMPLE_STAGES:
+        if stage not in inputs:
+            continue
+        prepared = prepared_inputs(inputs[stage])
+        try:
+            place = find_document(prepared, wanted)
+        except AmbiguousDocumentError:
+            raise
+        except DocumentNotFoundError:
+            continue
+        steps = session.plan[stage].recipe["prepare"]
+        return judgements({name: recipe for step in steps for name, recipe in step.items()}, prepared, *place,
+                          called=f"{stage}: ", whole=whole)
+    return None
+
+
+def judgements(
+    recipes: Mapping[str, Mapping[str, Any]], inputs: Mapping[str, Path], shard: str, row: int, called: str = "",
+    whole: bool = False,
+) -> dict[str, Any]:
+    """A document with what every preparing stage among the inputs said of it, up to the one that dropped it.
+
+    Args:
+        recipes: stage -> its recipe.
+        inputs: `ingest` and the stages, in their order.
+        shard, row: where the document is.
+        called: what stands before the stages' names.
+        whole: with the whole `text`, see `marked_text`.
+    """
+    document = read_documents(inputs, shard).slice(row, 1).to_pylist()[0]
+    found: dict[str, Any] = {
+        "id": document["id"].hex(), "source": document["source"], "locator": document["locator"],
+        "metadata": document["metadata"], "characters": len(document["text"]),
+        "excerpt": document["text"][:EXCERPT_CHARS], "shard": shard, "row": row, "stages": [], "fate": "kept",
+    }
+    edits: dict[str, Any] = {}
+    for stage in annotation_stages(inputs):
+        judged = read_annotations(inputs, shard, stage).slice(row, 1).to_pylist()[0]
+        if judged["keep"] is None:
+            break
+        verdict = describe_judgement(called + stage, recipes[stage], judged)
+        if judged.get(EDITS):
+            edits[stage] = judged[EDITS]
+            verdict["edits"] = describe_edits(inputs, stage, shard, row, judged[EDITS])
+        found["stages"].append(verdict)
+        if not judged["keep"]:
+            found["fate"] = f"dropped by {called}{stage}: {judged['reason']}"
+            break
+    if whole:
+        found["text"] = marked_text(inputs, shard, row, edits)
+    return found
+
+
+def describe_judgement(stage: str, recipe: Mapping[str, Any], judged: Mapping[str, Any]) -> dict[str, Any]:
+    """One stage's verdict: its rule, every measured value, and the thresholds that it was held against."""
+    values = {name: value.hex() if isinstance(value, bytes) else value for name, value in judged.items()
+              if name not in ("id", "keep", "reason", "error", EDITS) and value is not None}
+    verdict: dict[str, Any] = {"stage": stage, "keep": judged["keep"], "reason": judged["reason"], "values": values}
+    if judged.get("error"):
+        verdict["error"] = judged["error"]
+    threshold = find_threshold(recipe, judged["reason"])
+    if threshold is not None:
+        verdict["threshold"] = threshold
+    return verdict
+
+
+def marked_text(inputs: Mapping[str, Path], shard: str, row: int, edits: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A document's whole text with what its stages took out and put in.
+
+    Args:
+        inputs: `ingest` and the stages, in their order.
+        shard, row: where the document is.
+        edits: stage -> its edits, in the text that it saw.
+
+    Returns:
+        pieces in their order: `text`, `stage` (None for what nobody touched), and `edit`: `removed`, `added` or None.
+    """
+    original = read_documents({"ingest": inputs["ingest"]}, shard, ["text"])["text"][row].as_py().encode()
+    pieces = [_Piece(original)]
+    for stage, of_stage in edits.items():
+        # From the end, so that the places of those before stay what they were.
+        for edit in sorted(of_stage, key=lambda edit: (edit["begin"], edit["end"]), reverse=True):
+            pieces = _edited(pieces, stage, edit)
+    return [{"text": piece.text.decode("utf-8", "replace"), "edit": piece.edit, "stage": piece.stage}
+            for piece in pieces]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Bytes of a text, who has put them in or taken them out, and which of both."""
+
+    text: bytes
+    edit: str | None = None
+    stage: str | None = None
+
+
+def _edited(pieces: Sequence[_Piece], stage: str, edit: Mapping[str, Any]) -> list[_Piece]:
+    """The pieces after one more edit, whose places count what has not been taken out so far."""
+    found: list[_Piece] = []
+    added, at, is_in = _Piece(edit["text"].encode(), "added", stage), 0, False
+    for piece in pieces:
+        if piece.edit == "removed":
+            found.append(piece)
+            continue
+        begin, end = (min(max(edit[side] - at, 0), len(piece.text)) for side in ("begin", "end"))
+        before, taken, after = piece.text[:begin], piece.text[begin:end], piece.text[end:]
+        found.append(replace(piece, text=before))
+        # What a stage before had put in was never there.
+        found += [] if piece.edit == "added" else [_Piece(taken, "removed", stage)]
+        if not is_in and edit["end"] <= at + len(piece.text):
+            found.append(added)
+            is_in = True
+        found.append(replace(piece, text=after))
+        at += len(piece.text)
+    return [piece for piece in (found if is_in else [*found, added]) if piece.text]
+
+
+def describe_edits(
+    inputs: Mapping[str, Path], stage: str, shard: str, row: int, edits: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """What a stage did to a document's text: number of edits, bytes taken out and put in, and the first few of them."""
+    before = dict(itertools.takewhile(lambda item: item[0] != stage, inputs.items()))
+    text = read_documents(before, shard, ["text"])["text"][row].as_py().encode()
+    return {
+        "number": len(edits),
+        "bytes_removed": sum(edit["end"] - edit["begin"] for edit in edits),
+        "bytes_added": sum(len(edit["text"].encode()) for edit in edits),
+        "first": [{"removed": text[edit["begin"] : edit["end"]].decode("utf-8", "replace"), "added": edit["text"]}
+                  for edit in edits[:SHOWN_EDITS]],
+    }
+
+
+def find_threshold(recipe: Mapping[str, Any], reason: str | None) -> Any:
+    """The configured value that a rule's name stands for: `gopher_quality/min_words` -> 50."""
+    if reason is None:
+        return None
+    at: Any = {**recipe, **recipe.get("rules", {})}
+    for part in reason.split("/"):
+        at = at.get(part) if isinstance(at, Mapping) else None
+    if at is None and "/" in reason:  # the rules of stages without rule sets: `clean/max_removed_word_ratio`
+        at = recipe.get(reason.partition("/")[2])
+    if at is not None:
+        return at
+    languages = recipe.get("keep")
+    thresholds = languages if isinstance(languages, Mapping) else recipe.get("threshold")
+    return {"language_score": thresholds, "language": languages,
+            **dict.fromkeys(NEAR_DUPLICATES, (recipe.get("minhash") or {}).get("threshold"))}.get(
+                reason, recipe.get(reason.rpartition("/")[2]))
+
+
+def places_in_mix(session: Session, mix: Path, source: str, document: bytes) -> dict[str, Any]:
+    """Where the packed set holds a document, and which pre-training steps read it.
+
+    Returns:
+        `use` (trained, held out or not drawn), `reason` (why it is not drawn), and the rows, pieces, tokens, copies and
+        steps (counted from 1).
+    """
+    from gristmill.tokenize.packed import PackedSet
+
+    packed = PackedSet(mix)
+    pieces = packed.rows_of_document(document)
+    use = "trained" if len(pieces) else "not drawn"
+    if not len(pieces) and source in packed.manifest["validation"]:
+        pieces = packed.validation_rows_of_documents(source, [document])
+        use = "held out" if len(pieces) else use
+    reasons = packed.ledger([document])["reason"].to_pylist() if use == "not drawn" else []
+    rows = pieces["row"].to_numpy()
+    return {"use": use, "reason": reasons[0] if reasons else None, "pieces": len(pieces),
+            "tokens": int(pieces["length"].to_numpy().sum()), "copies": len(set(pieces["copy"].to_pylist())),
+            "rows": rows.tolist(), "steps": steps_that_read(session, rows) if use == "trained" else []}
+
+
+def steps_that_read(session: Session, rows: np.ndarray) -> list[int]:
+    """The pre-training steps, counted from 1, that read any of these rows."""
+    from gristmill.flows.questions.training_reads import reading_of
+
+    if session.manifest.pretrain is None:
+        return []
+    return list(reading_of(session).steps_that_read(np.unique(rows)))
+
+
+def describe_values(judged: Mapping[str, Any]) -> list[str]:
+    """Lines about one verdict: what it was held against, its error, what was measured."""
+    lines = []
+    if "threshold" in judged:
+        lines.append(f"threshold {judged['threshold']}")
+    if judged["reason"] == "chained_duplicate":
+        lines.append("less alike to the survivor than the threshold: joined to it through other members of its cluster")
+    if "error" in judged:
+        lines.append(judged["error"])
+    if "edits" in judged:
+        edits = judged["edits"]
+        lines.append(f"edits: {edits['number']}, {edits['bytes_removed']:,} bytes removed, "
+                     f"{edits['bytes_added']:,} added")
+        lines += [f"  {shorten_text(edit['removed'])} -> {shorten_text(edit['added'])}" for edit in edits["first"]]
+    values = (f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+              for name, value in judged["values"].items() if not _is_idle_rule(name, value))
+    measured = ", ".join(values)
+    return [*lines, measured] if measured else lines
+
+
+def _is_idle_rule(name: str, value: Any) -> bool:
+    """Whether a value says no more than that a rule of `clean` changed nothing."""
+    return value == 0 and name.startswith(RULE_PREFIX) and name != WORDS_LEFT
+
+
+def shorten_text(text: str) -> str:
+    """A piece of text on one line, between quotes; nothing is called so."""
+    if not text:
+        return "(nothing)"
+    line = text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 3]}..."
+    return repr(line)
+
+
+def print_journey(found: Mapping[str, Any]) -> None:
+    """Print a document's journey for people."""
+    console = plain_console()
+    console.print(Text.assemble((found["id"], "bold"), f"  {found['source']}  {found['locator']}"))
+    console.print(Text(f"{found['characters']} characters, {found['shard']} row {found['row']}", style="dim"))
+    if "text" not in found:
+        console.print(Text(" ".join(found["excerpt"].split())[:200] + " ...", style="italic"))
+    table = Table.grid(padding=0)
+    table.add_column(min_width=INDENT, no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for judged in found["stages"]:
+        mark, style = ("kept", "green") if judged["keep"] else (f"dropped: {judged['reason']}", "red")
+        table.add_row(judged["stage"], Text(mark, style=style))
+        for line in describe_values(judged):
+            table.add_row("", Text(line, style="dim"))
+    for line in describe_use(found.get("mix")):
+        table.add_row("mix", line)
+    table.add_row("fate", found["fate"])
+    console.print(table)
+    if "text" in found:
+        print_text(console, found["text"])
+
+
+def print_text(console: Console, pieces: Sequence[Mapping[str, Any]]) -> None:
+    """Print a whole text: what was taken out as [-...-], what was put in as {+...+} (as `git diff --word-diff`)."""
+    marks = {None: ("", "", ""), "removed": ("[-", "-]", "red strike"), "added": ("{+", "+}", "green")}
+    whole = Text()
+    for piece in pieces:
+        before, after, style = marks[piece["edit"]]
+        whole.append(f"{before}{piece['text']}{after}", style=style)
+    edited = dict.fromkeys(piece["stage"] for piece in pieces if piece["stage"])
+    console.print()
+    console.print(Text(f"the whole text; [-taken out-] and {{+put in+}} by {', '.join(edited)}" if edited else
+                       "the whole text, which no stage has changed", style="dim"))
+    console.print(whole, soft_wrap=True)
+
+
+def describe_use(mix: Mapping[str, Any] | None) -> list[str]:
+    """What the mixture made of a document, in one line (none where there is no mixture yet)."""
+    if mix is None:
+        return []
+    if mix["use"] == "not drawn":
+        return [f"not drawn: {NOT_DRAWN.get(mix['reason'], mix['reason'])}"]
+    rows = f"{mix['pieces']} pieces, {mix['tokens']} tokens, in rows {shorten(mix['rows'])}"
+    if mix["use"] == "held out":
+        return [f"held out for validation: {rows}"]
+    return [f"{rows}; read by steps {shorten(mix['steps'])}" if mix["steps"] else f"{rows}; read by no step"]
+
+
+def shorten(numbers: Sequence[int]) -> str:
+    """The first few of many numbers."""
+    return ", ".join(map(str, numbers[:SHOWN_NUMBERS])) + (" ..." if len(numbers) > SHOWN_NUMBERS else "")

@@ -1,0 +1,88 @@
+"""Finding documents in what is committed: by id, by the first digits of it, by locator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gristmill.dataprep.documents import ID_BYTES, read_documents, shard_names
+from gristmill.flows.running.session import Session
+from gristmill.flows.stages import Plan
+
+SHOWN_HITS = 5
+
+
+class DocumentNotFoundError(LookupError):
+    """No document, or more than one, fits what was asked for."""
+
+
+class AmbiguousDocumentError(DocumentNotFoundError):
+    """More than one document fits what was asked for."""
+
+
+def committed_inputs(session: Session, plan: Plan) -> dict[str, Path]:
+    """Stage -> data folder, of the committed stages of a plan."""
+    return {name: folder.data for name in plan if (folder := session.committed(name)) is not None}
+
+
+def find_document(inputs: Mapping[str, Path], wanted: str) -> tuple[str, int]:
+    """The shard and row of the one document with this id, id prefix or locator."""
+    direct = _find_in_ledger(inputs, wanted)
+    if direct is not None:
+        return direct
+    hits: list[tuple[str, int]] = []
+    prefix = bytes.fromhex(wanted[: len(wanted) // 2 * 2]) if _is_hex(wanted) else None
+    for shard in shard_names(inputs["ingest"]):
+        table = read_documents(inputs, shard, ["id", "locator"])
+        mask = pc.equal(table["locator"], wanted)
+        if prefix is not None:
+            ids = table["id"].cast(pa.binary())
+            mask = pc.or_(mask, pc.starts_with(ids, prefix))
+        rows = pc.indices_nonzero(mask).to_pylist()
+        if prefix is not None and len(wanted) % 2:
+            # Half a byte cannot be compared in binary.
+            rows = [r for r in rows if table["id"][r].as_py().hex().startswith(wanted.lower())
+                    or table["locator"][r].as_py() == wanted]
+        hits += [(shard, row) for row in rows]
+    if not hits:
+        raise DocumentNotFoundError(f"no document has the id or locator {wanted!r}; both stand beside the samples "
+                                    "of `gristmill report`: an id has 32 hexadecimal digits, a locator is FILE#NUMBER")
+    if len(hits) > 1:
+        raise AmbiguousDocumentError(f"{len(hits)} documents fit {wanted!r}; give an id: {_ids(inputs, hits)}")
+    return hits[0]
+
+
+def _find_in_ledger(inputs: Mapping[str, Path], wanted: str) -> tuple[str, int] | None:
+    """Where a tokenised document is by its whole id, without a search through the shards."""
+    if "mix" not in inputs or not _is_hex(wanted) or len(wanted) != 2 * ID_BYTES:
+        return None
+    from gristmill.tokenize.packed import PackedSet
+
+    found = PackedSet(inputs["mix"]).ledger([bytes.fromhex(wanted)]).to_pylist()
+    return (shard_names(inputs["ingest"])[found[0]["shard"]], found[0]["row"]) if found else None
+
+
+def _ids(inputs: Mapping[str, Path], hits: list[tuple[str, int]]) -> str:
+    """The ids and sources of the first few hits."""
+    found = [read_documents(inputs, shard, ["id", "source"]).slice(row, 1).to_pylist()[0]
+             for shard, row in hits[:SHOWN_HITS]]
+    shown = ", ".join(f"{one['id'].hex()} ({one['source']})" for one in found)
+    return shown + (" ..." if len(hits) > SHOWN_HITS else "")
+
+
+def _is_hex(text: str) -> bool:
+    return len(text) >= 4 and all(character in "0123456789abcdefABCDEF" for character in text)
+
+
+def locators_of(inputs: Mapping[str, Path], ids: set[bytes]) -> dict[bytes, str]:
+    """The locators of some documents."""
+    wanted = pa.array(sorted(ids), pa.binary(ID_BYTES))
+    found: dict[bytes, str] = {}
+    for shard in shard_names(inputs["ingest"]):
+        table = read_documents(inputs, shard, ["id", "locator"])
+        hits = table.filter(pc.is_in(table["id"], value_set=wanted))
+        found.update(zip(hits["id"].to_pylist(), hits["locator"].to_pylist(), strict=True))
+    return found

@@ -1,0 +1,39 @@
+"""What a training's skipped steps had read, with what is known of each suspect: address, language, quality, cluster.
+
+An autopsy knows as much of them as was there when it was written; the rest is read where it lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from gristmill.dataprep.files import read_json
+from gristmill.flows.store.store import StageFolder
+from gristmill.tokenize.origins import known_of
+from gristmill.tokenize.packed import PackedSet
+
+
+def autopsies(folder: StageFolder) -> list[dict[str, Any]]:
+    """The autopsies of a training, in the order of the steps; see gristmill.train.loop.autopsy."""
+    found = [read_json(path) for path in sorted((folder.data / "autopsies").glob("step-*.json"))]
+    return sorted(found, key=lambda one: int(one["step"]))
+
+
+def with_origins(found: list[dict[str, Any]], mix: Path, inputs: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """A pre-training's autopsies, their suspects described as far as the stages before it know them.
+
+    Args:
+        found: as from `autopsies`.
+        mix: the packed set that was read.
+        inputs: committed data folders by stage, `ingest` among them.
+    """
+    suspects = {one for step in found for one in step["suspects"]}
+    if not suspects:
+        return found
+    with closing(PackedSet(mix)) as packed:
+        known = known_of(packed, inputs, suspects)
+    return [{**step, "documents": [{**one, **known.get(one["id"], {})} for one in step["documents"]]}
+            for step in found]

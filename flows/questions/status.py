@@ -1,0 +1,274 @@
+"""What is done, what is not, and why, from the store alone; and what the attempts of a stage printed."""
+
+from __future__ import annotations
+
+import codecs
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from gristmill.dataprep.files import read_json, sha256_file
+from gristmill.flows.facts import top_reasons
+from gristmill.flows.running.progress import describe_progress, read_progress, seconds_left
+from gristmill.flows.running.session import Session
+from gristmill.flows.running.terminal import plain_console
+from gristmill.flows.store.lease import highest, is_gone, running_owner
+from gristmill.flows.store.store import StageFolder
+from gristmill.mixtures.yaml_text import did_you_mean
+
+STYLES = {"committed": "green", "unfinished": "yellow", "running": "cyan", "missing": "dim", "corrupt": "red"}
+ACTIONS = {"committed": "reuse", "unfinished": "go on", "running": "wait for", "missing": "make", "corrupt": "mend"}
+MINUTE, HOUR = 60, 3600
+"""Seconds."""
+
+
+def stage_states(session: Session) -> list[dict[str, Any]]:
+    """One row per stage: state (committed, unfinished, running, missing, corrupt), fingerprint, folder, details."""
+    rows = []
+    for stage, node in session.plan.items():
+        folder = session.folder(stage)
+        state: str = folder.state()
+        owner = running_owner(folder.path / "lease") if state == "unfinished" else None
+        row: dict[str, Any] = {"stage": stage, "state": "running" if owner else state,
+                               "fingerprint": node.fingerprint[:16], "folder": str(folder.path)}
+        if state == "committed":
+            manifest = folder.manifest()
+            row["seconds"] = manifest["seconds"]
+            row["bytes"] = sum(entry["bytes"] for entry in manifest["files"].values())
+            if "read" in (counts := manifest["summary"].get("counts") or {}):
+                row["documents"] = {key: counts.get(key, 0) for key in ("read", "kept", "quarantined")}
+                row["documents"]["dropped"] = dict(counts.get("dropped", {}))
+        elif owner:
+            row["owner"] = f"process {owner['pid']} on {owner['host']}"
+            row["progress"] = read_progress(folder.path / "lease", highest(folder.path / "lease"))
+        elif state == "unfinished":
+            row["details"] = _unfinished(folder)
+        elif state == "corrupt":
+            row["details"] = next(folder.damage(), "")
+        rows.append(row)
+    return rows
+
+
+def _unfinished(folder: StageFolder) -> str:
+    error = folder.work / "error.json"
+    if error.exists():
+        return f"failed: {read_json(error)['message'].splitlines()[0]}"
+    reached = describe_progress(read_progress(folder.path / "lease", highest(folder.path / "lease")))
+    if reached:
+        return f"interrupted at {reached}"
+    files = sum(1 for file in folder.data.rglob("*") if file.is_file()) if folder.data.exists() else 0
+    return f"interrupted with {files} files written"
+
+
+def describe_running(row: Mapping[str, Any], now: float) -> str:
+    """`2 m 10 s: 120/400 steps, loss 3.21, about 5 m left (process 7 on host)` of a row whose stage runs."""
+    progress = row["progress"]
+    if not progress:
+        return str(row["owner"])
+    left = seconds_left(progress)
+    # A job that is called like its stage would be told of twice on the line.
+    job = "" if progress.get("job") == row.get("stage") else progress.get("job")
+    parts = [describe_progress({**progress, "job": job})]
+    # Counted from now on: a stage that has made no progress for long is not almost done.
+    parts += [] if left is None else [f"about {duration(max(0.0, left - (now - progress['at'])))} left"]
+    shown = ", ".join(part for part in parts if part)
+    return f"for {duration(now - progress['started'])}{': ' + shown if shown else ''} ({row['owner']})"
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `2 m 10 s` or `3 h 5 m`."""
+    whole = round(seconds)
+    if whole < MINUTE:
+        return f"{whole} s"
+    if whole < HOUR:
+        return f"{whole // MINUTE} m {whole % MINUTE} s"
+    return f"{whole // HOUR} h {whole % HOUR // MINUTE} m"
+
+
+def print_status(session: Session, rows: list[dict[str, Any]]) -> None:
+    """Print the stages' states as a table that fits the terminal."""
+    console = plain_console()
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("stage", "state", "fingerprint"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("seconds", justify="right", min_width=7)
+    table.add_column("MB", justify="right", min_width=6)
+    for row in rows:
+        seconds = f"{row['seconds']:.1f}" if "seconds" in row else ""
+        size = f"{row['bytes'] / 1e6:.1f}" if "bytes" in row else ""
+        cells = [row["stage"], Text(row["state"], style=STYLES[row["state"]]), row["fingerprint"][:8], seconds, size]
+        table.add_row(*cells)
+    console.print(table)
+    for row in rows:
+        if (lost := _what_was_lost(row.get("documents", {}))) is not None:
+            console.print(Text(f"{row['stage']}: {lost}", style="yellow"))
+        if "details" in row or "owner" in row:
+            said = row["details"] if "details" in row else describe_running(row, time.time())
+            console.print(Text(f"{row['stage']}: {said}", style=STYLES[row["state"]]))
+    console.print(Text(f"store: {session.store.root}", style="dim"), soft_wrap=True)
+    unwell = next((row["stage"] for row in rows if "details" in row or "owner" in row), None)
+    if unwell is not None:
+        console.print(Text(f"log:   {session.command('logs', unwell)}", style="dim"), soft_wrap=True)
+
+
+def _what_was_lost(documents: Mapping[str, Any]) -> str | None:
+    """`kept 8 of 28, dropped min_words 12, ...` of a stage that left less than half; None of any other."""
+    if not documents or documents["kept"] >= documents["read"] / 2:
+        return None
+    lost = ", ".join(f"{rule} {number:,}" for rule, number in top_reasons(documents))
+    return f"kept {documents['kept']:,} of {documents['read']:,} documents; dropped most by {lost}"
+
+
+def print_plan(rows: list[dict[str, Any]]) -> None:
+    """Print what a run would do, and how many stages that is."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("stage", "action", "fingerprint"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("why", overflow="fold")
+    for row in rows:
+        action = Text(row["action"], style=STYLES[row["state"]])
+        table.add_row(row["stage"], action, row["fingerprint"][:8], row["reason"])
+    console = plain_console()
+    console.print(table)
+    for row in rows:
+        if "warning" in row:
+            console.print(Text(row["warning"], style="yellow"), soft_wrap=True)
+        if found := row.get("continue_from"):
+            console.print(Text(f"{row['stage']} would begin at step 1, but could continue from step {found['step']} of "
+                               f"another training: --set {row['stage']}.continue_from={found['checkpoint']}",
+                               style="yellow"), soft_wrap=True)
+    work = sum(row["action"] != "reuse" for row in rows)
+    console.print(Text(f"{work} of {len(rows)} stages would run" if work else "nothing would run: all stages are "
+                       "committed", style="dim"))
+
+
+def print_runs(records: list[dict[str, Any]]) -> None:
+    """Print the runs of a store, newest last."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("run", no_wrap=True, min_width=24)
+    table.add_column("state", no_wrap=True)
+    table.add_column("seconds", justify="right")
+    table.add_column("made / reused", justify="right")
+    for record in records:
+        made = [stage for stage in record["stages"].values() if stage.get("how") in ("Completed", "Resumed")]
+        reused = [stage for stage in record["stages"].values() if stage.get("how") == "Cached"]
+        state = run_state(record)
+        end = record.get("finished", time.time() if state == "running" else None)
+        table.add_row(record["run"], state, "" if end is None else f"{end - record['started']:.0f}",
+                      f"{len(made)} / {len(reused)}")
+    console = plain_console()
+    if not records:
+        console.print("this store has no runs yet; start one with: gristmill run MANIFEST", soft_wrap=True)
+        return
+    console.print(table)
+
+
+def run_state(record: Mapping[str, Any]) -> str:
+    """How a run ended or that it runs; `killed` where its process is gone without having written an end."""
+    if record["state"] == "running" and is_gone(record["owner"]):
+        return "killed"
+    return str(record["state"])
+
+
+def find_damage(session: Session) -> dict[str, list[str]]:
+    """Stage -> a sentence per committed file that is absent or has another checksum."""
+    found = {}
+    for stage in session.plan:
+        folder = session.folder(stage)
+        if folder.state() in ("committed", "corrupt"):
+            sentences = list(folder.damage(deep=True))
+            if sentences:
+                found[stage] = sentences
+    return found
+
+
+def repair_damage(session: Session, damage: Mapping[str, list[str]]) -> None:
+    """Withdraw damaged commits and remove the damaged files, so that the next run makes them again."""
+    for stage in damage:
+        folder = session.folder(stage)
+        try:
+            files = folder.manifest()["files"]
+        except (OSError, ValueError, RuntimeError):
+            files = {}
+        for name, entry in files.items():
+            file = folder.data / name
+            if file.exists() and sha256_file(file) != entry["sha256"]:
+                file.unlink()
+        number = len(list(folder.path.glob("_CORRUPT.*")))
+        (folder.path / "_SUCCESS").rename(folder.path / f"_CORRUPT.{number}")
+
+
+FOLLOW_SECONDS = 0.5
+BLOCK_BYTES = 1 << 16
+
+
+class NoLogError(LookupError):
+    """There is no log to show; the message says what there is."""
+
+
+def find_log(session: Session, stage: str | None, attempt: int | None) -> Path:
+    """The log of a stage's attempt.
+
+    Args:
+        session: the opened manifest.
+        stage: its name; absent: the stage that runs, else one that stopped half-way, else the last that was made.
+        attempt: its number, from 1; absent: the newest that has a log.
+
+    Raises:
+        NoLogError: there is no such stage or attempt, or nothing has run yet.
+    """
+    chosen = stage or _interesting(session)
+    if chosen not in session.plan:
+        raise NoLogError(f"no such stage: {chosen!r}{did_you_mean(chosen, session.plan) or ';'} "
+                         f"{session.manifest_file} has {', '.join(session.plan)}")
+    folder = session.folder(chosen).logs
+    attempts = sorted(int(path.stem) for path in folder.glob("*.log")) if folder.exists() else []
+    if not attempts:
+        raise NoLogError(f"{chosen} has no log here, since nothing has been run of it; run it with: "
+                         f"{session.command('run', '--until', chosen)}")
+    if attempt is not None and attempt not in attempts:
+        raise NoLogError(f"{chosen} has no attempt {attempt}; its attempts are {', '.join(map(str, attempts))}")
+    return folder / f"{attempts[-1] if attempt is None else attempt}.log"
+
+
+def _interesting(session: Session) -> str:
+    rows = stage_states(session)
+    for states in (("running",), ("unfinished", "corrupt"), ("committed",)):
+        found = [row["stage"] for row in rows if row["state"] in states]
+        if found:
+            return str(found[-1])
+    raise NoLogError(f"nothing of {session.manifest_file} has been run in {session.store.root}; run it with: "
+                     f"{session.command('run')}")
+
+
+def read_log(log: Path, lines: int | None, follow: bool) -> Iterator[str]:
+    """Text of a log, piece by piece.
+
+    Args:
+        log: the file of an attempt.
+        lines: begin with the last so many lines; with all if None.
+        follow: go on with what is written from now on, until the attempt has ended.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    with log.open("rb") as stream:
+        kept: Iterable[bytes] = stream if lines is None else deque(stream, maxlen=lines)
+        for line in kept:
+            yield decoder.decode(line)
+        while follow:
+            # Asked before reading, so that what was written just before the end is still seen.
+            follow = is_written(log)
+            while block := stream.read(BLOCK_BYTES):
+                yield decoder.decode(block)
+            if follow:
+                time.sleep(FOLLOW_SECONDS)
+
+
+def is_written(log: Path) -> bool:
+    """Whether the attempt that a log belongs to still runs."""
+    lease = log.parent.parent / "lease"
+    return highest(lease) == int(log.stem) and running_owner(lease) is not None

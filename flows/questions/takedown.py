@@ -1,0 +1,229 @@
+"""Taking documents down: what holds them, which checkpoints know them, and a manifest that goes on without them.
+
+The new manifest mixes the same rows, those with such a document emptied and left out (`mix.exclude`), and goes on from
+the last checkpoint whose training has read none of them (`pretrain.continue_from`). So the model that it trains is the
+one that would have come of the same set without these rows from the first step on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gristmill.dataprep.documents import ID_BYTES, read_documents, read_table, shard_names
+from gristmill.dataprep.files import atomic_write
+from gristmill.dataprep.row_groups import read_matching
+from gristmill.flows.authoring.manifest_text import set_keys
+from gristmill.flows.questions.find_documents import committed_inputs
+from gristmill.flows.questions.training_reads import Reading, reading_of
+from gristmill.flows.running.session import Session
+from gristmill.mixtures.load import parse_manifest
+from gristmill.mixtures.yaml_text import why_unreadable
+from gristmill.tokenize.origins import RECORD_ID
+
+LIST_KEYS = ("id", "locator", "url")
+MODELS = ("sft", "reward", "dpo", "rl", "evaluate", "export")
+
+
+class TakedownError(ValueError):
+    """The list of documents cannot be used, or the new manifest cannot be written."""
+
+
+def read_list(path: Path) -> list[str]:
+    """What a list names: an id, a locator or an address a line, or JSON objects with `id`, `locator` or `url`.
+
+    Blank lines, and lines that begin with `#`, are passed over.
+
+    Raises:
+        TakedownError: it cannot be read, names nothing, or a JSON line has none of the keys.
+    """
+    found: dict[str, None] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TakedownError(f"{path}: {why_unreadable(error)}") from error
+    for number, line in enumerate(lines, start=1):
+        text = line.strip()
+        if text and not text.startswith("#"):
+            found[_named(path, number, text) if text.startswith("{") else text] = None
+    if not found:
+        raise TakedownError(f"{path}: names no document; write an id, a locator or an address a line, or JSON "
+                            f"lines with one of {', '.join(LIST_KEYS)}")
+    return list(found)
+
+
+def _named(path: Path, number: int, text: str) -> str:
+    try:
+        entry = json.loads(text)
+    except ValueError as error:
+        raise TakedownError(f"{path}:{number}: begins like JSON, but is none: {error}") from error
+    name = next((entry[key] for key in LIST_KEYS if isinstance(entry.get(key), str)), None)
+    if name is None:
+        raise TakedownError(f"{path}:{number}: has none of the keys {', '.join(LIST_KEYS)}")
+    return str(name)
+
+
+def find_documents(inputs: Mapping[str, Path], wanted: Sequence[str]) -> tuple[dict[bytes, dict[str, Any]], list[str]]:
+    """The documents that a list names.
+
+    An address finds every document of it, also where a locator has the id of a WARC record behind it.
+
+    Returns:
+        id -> `source`, `locator` and `shard` (the document shard); and what fits none.
+    """
+    ids = {bytes.fromhex(one): one for one in wanted if _is_id(one)}
+    places = {one for one in wanted if not _is_id(one)}
+    found: dict[bytes, dict[str, Any]] = {}
+    met: set[str] = set()
+    for shard in shard_names(inputs["ingest"]):
+        table = read_documents(inputs, shard, ["id", "source", "locator"])
+        plain = pc.replace_substring_regex(table["locator"], RECORD_ID.pattern, "")
+        by_place = pa.array(sorted(places), pa.string())
+        hit = pc.or_(pc.is_in(table["id"], value_set=pa.array(list(ids), pa.binary(ID_BYTES))),
+                     pc.or_(pc.is_in(table["locator"], value_set=by_place), pc.is_in(plain, value_set=by_place)))
+        for row in table.filter(hit).to_pylist():
+            found[row["id"]] = {"source": row["source"], "locator": row["locator"], "shard": shard}
+            met |= {ids.get(row["id"], ""), row["locator"], RECORD_ID.sub("", row["locator"])}
+    return found, [one for one in wanted if one not in met]
+
+
+def _is_id(text: str) -> bool:
+    return len(text) == 2 * ID_BYTES and all(character in "0123456789abcdefABCDEF" for character in text)
+
+
+def near_duplicates(inputs: Mapping[str, Path], documents: Iterable[bytes]) -> set[bytes]:
+    """The duplicates in the documents' clusters, and what `dedup` kept in their places."""
+    if "dedup" not in inputs:
+        return set()
+    own = set(documents)
+    clusters: set[bytes] = set()
+    for shard in shard_names(inputs["ingest"]):
+        found = read_matching_ids(inputs["dedup"] / shard, own)
+        clusters |= {one for one in found["cluster"].to_pylist() if one is not None}
+    twins = read_matching(inputs["dedup"] / "clusters.parquet", "cluster", list(clusters), ["survivor", "member"])
+    return {one for column in twins.columns for one in column.to_pylist() if one is not None} - own
+
+
+def read_matching_ids(path: Path, documents: set[bytes]) -> pa.Table:
+    """The `cluster` of some documents of an annotation table, which is not sorted by id."""
+    table = read_table(path, ["id", "cluster"])
+    return table.filter(pc.is_in(table["id"], value_set=pa.array(list(documents), pa.binary(ID_BYTES))))
+
+
+def assess(session: Session, wanted: Sequence[str], with_duplicates: bool) -> dict[str, Any]:
+    """What holds some documents, and which checkpoints know them.
+
+    Args:
+        session: the opened manifest; its mixture must be packed.
+        wanted: ids, locators and addresses.
+        with_duplicates: take their near-duplicates down too.
+
+    Returns:
+        `documents` and `near_duplicates` (id, source, locator, shard), `not_found`, `excluded` (ids), and what is
+        affected: `document_shards`, `packed_shards`, `rows`, `validation_rows` (per source), `first_step`,
+        `steps_done`, `checkpoints` (`clean`, `affected`), `last_clean` (a step or None), `models` (later stages that
+        were made from an affected training).
+
+    Raises:
+        TraceError: nothing is trained by this manifest, or its mixture is not packed.
+        TakedownError: none of the documents is there.
+    """
+    reading, inputs = reading_of(session), committed_inputs(session, session.plan)
+    assert reading.packed is not None
+    found, not_found = find_documents(inputs, wanted)
+    if not found:
+        raise TakedownError(f"none of the {len(wanted)} documents is there: {', '.join(wanted[:3])} ...")
+    twins = near_duplicates(inputs, found)
+    others, _ = find_documents(inputs, [one.hex() for one in twins])
+    excluded = {**found, **(others if with_duplicates else {})}
+    rows = np.unique(reading.packed.rows_of_documents(list(excluded))["row"].to_numpy())
+    held_out = {source: np.unique(reading.packed.validation_rows_of_documents(source, list(excluded))["row"].to_numpy())
+                for source in reading.packed.manifest["validation"]}
+    first = min(reading.steps_that_read(rows), default=None) if len(rows) else None
+    return {
+        "documents": _listed(found), "near_duplicates": _listed(others), "not_found": not_found,
+        "excluded": sorted(one.hex() for one in excluded),
+        "document_shards": sorted({entry["shard"] for entry in excluded.values()}),
+        "packed_shards": reading.packed.shards_of(rows), "rows": rows.tolist(),
+        "validation_rows": {source: numbers.tolist() for source, numbers in held_out.items() if len(numbers)},
+        **_state_of_training(session, reading, first),
+    }
+
+
+def _listed(documents: Mapping[bytes, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{"id": one.hex(), **entry} for one, entry in sorted(documents.items())]
+
+
+def _state_of_training(session: Session, reading: Reading, first: int | None) -> dict[str, Any]:
+    done, checkpoints = reading.steps_done(), reading.checkpoints()
+    clean = [step for step in checkpoints if first is None or step < first]
+    tainted = first is not None and first <= done
+    return {
+        "first_step": first, "steps_done": done, "trained": tainted,
+        "checkpoints": {"clean": clean, "affected": [step for step in checkpoints if step not in clean]},
+        "last_clean": max(clean, default=None),
+        "models": [name for name in ("pretrain", *MODELS) if session.committed(name) is not None] if tainted else [],
+    }
+
+
+def write_takedown(session: Session, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the list and the manifest that goes on without these documents, and keep the last clean checkpoint.
+
+    `NAME-takedown.ids` and `NAME-takedown.yaml` lie beside the manifest; the checkpoint is linked (or copied) to
+    STORE/takedown, where no training deletes it.
+
+    Returns:
+        `manifest`, `list`, and `checkpoint` (None where training has to begin anew).
+
+    Raises:
+        TakedownError: a file is there already that says something else.
+    """
+    file = Path(session.manifest_file)
+    listed, manifest = (file.with_name(f"{file.stem}-takedown.{end}") for end in ("ids", "yaml"))
+    before = session.manifest.mix.exclude if session.manifest.mix is not None else None
+    earlier = set() if before is None else {line.strip() for line in Path(before).read_text().splitlines()}
+    ids = sorted({*found["excluded"], *(line for line in earlier if line and not line.startswith("#"))})
+    checkpoint = None if found["last_clean"] is None else keep_checkpoint(session, found["last_clean"])
+    values: dict[tuple[str, ...], Any] = {("mix", "exclude"): listed.name}
+    if checkpoint is not None:
+        values["pretrain", "continue_from"] = str(checkpoint)
+    text = set_keys(file.read_text(encoding="utf-8"), values)
+    _write(listed, "".join(f"{one}\n" for one in ids))
+    parse_manifest(text, str(manifest))
+    _write(manifest, text)
+    return {"manifest": str(manifest), "list": str(listed),
+            "checkpoint": None if checkpoint is None else str(checkpoint)}
+
+
+def keep_checkpoint(session: Session, step: int) -> Path:
+    """Put a checkpoint where no training deletes it; its files are the same ones where the file system allows."""
+    source = reading_of(session).folder.work / "checkpoints" / f"step-{step:08d}"
+    target = session.store.root / "takedown" / session.plan["pretrain"].fingerprint[:16] / source.name
+    if not (target / "complete.json").exists():
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(source, target, copy_function=_link, ignore=shutil.ignore_patterns("complete.json"))
+        shutil.copy2(source / "complete.json", target / "complete.json")
+    return target
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _write(path: Path, text: str) -> None:
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        raise TakedownError(f"{path} is there already and says something else; move it away first")
+    with atomic_write(path) as sink:
+        sink.write(text.encode())
+

@@ -1,0 +1,171 @@
+"""Provenance printed for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gristmill.flows.questions.explain import NOT_DRAWN, SHOWN_CHARS, describe_values, shorten, shorten_text
+from gristmill.flows.running.terminal import plain_console
+
+SHOWN_STEPS = 12
+
+
+def new_table(*columns: tuple[str, bool]) -> Table:
+    """A table without lines; columns are (name, whether it holds numbers)."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, numeric in columns:
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+    return table
+
+
+def print_step(found: Mapping[str, Any]) -> None:
+    """Print what a step read."""
+    console = plain_console()
+    rank = "" if found["rank"] is None else f" on rank {found['rank']} of {found['ranks']}"
+    what = f"{len(found['examples'])} examples" if "examples" in found else (
+        f"{found['tokens']} tokens, {len(found['documents'])} documents")
+    console.print(Text(f"{found['stage']} step {found['step']} {found['use']}{rank}: {len(found['rows'])} rows, {what}",
+                       style="bold"))
+    if "answers" in found:
+        print_answers(console, found)
+        return
+    if "examples" in found:
+        for row, example in zip(found["rows_of_examples"], found["examples"], strict=True):
+            console.print(f"{row:>8}  {example}")
+        return
+    _print_documents(console, found["documents"])
+
+
+def _print_documents(console: Console, documents: Sequence[Mapping[str, Any]]) -> None:
+    """Two lines a document: what is known of it in columns, and where it is from, whole, since `explain` takes that."""
+    rows = [("tokens", "source", "id", "quality", "cluster")]
+    for entry in documents:
+        quality = " ".join(f"{value:.3g}" if isinstance(value, float) else str(value)
+                           for value in entry.get("quality", {}).values())
+        size = entry.get("cluster_size")
+        cluster = "" if size is None else "alone" if size == 1 else f"{entry['cluster'][:8]} of {size}"
+        rows.append((str(entry["tokens"]), entry["source"], entry["id"][:16], quality, cluster))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for number, (tokens, *names) in enumerate(rows):
+        cells = [tokens.rjust(widths[0]), *(name.ljust(width) for name, width in zip(names, widths[1:], strict=True))]
+        line = "  ".join(cells)
+        console.print(Text(line.rstrip(), style="bold" if not number else ""), soft_wrap=True)
+        if number:
+            entry = documents[number - 1]
+            place = f"{'':{widths[0]}}  {entry.get('url', entry['locator'])}"
+            console.print(Text(place, style="dim"), soft_wrap=True)
+
+
+def print_answers(console: Console, found: Mapping[str, Any]) -> None:
+    """Print the prompts of a step, each with its answers and what they were rewarded with."""
+    if not found["answers"]:
+        for example in found["examples"]:
+            console.print(Text(f"  {example}"))
+        console.print(Text("their answers are not drawn yet", style="dim"))
+        return
+    for example, answers in groupby(found["answers"], key=lambda one: one["id"]):
+        listed = list(answers)
+        right = "" if listed[0]["right"] is None else f"  right: {_ending(listed[0]['right'])}"
+        console.print(Text.assemble((f"{example[:16]}  ", "dim"), (shorten_text(listed[0]["prompt"]), "bold"),
+                                    (right, "green")))
+        table = new_table(("reward", True), ("advantage", True), ("tokens", True), ("", False), ("answer", False))
+        for one in listed:
+            table.add_row(f"{one['reward']:.4g}", f"{one['advantage']:+.4g}", str(one["tokens"]),
+                          "" if one["ended"] else "cut", Text(shorten_text(one["answer"])))
+        console.print(table)
+
+
+def _ending(text: str) -> str:
+    """The end of a right answer, where its result stands, on one line between quotes."""
+    return repr(text if len(text) <= SHOWN_CHARS else f"...{text[3 - SHOWN_CHARS:]}")
+
+
+def print_document(found: Mapping[str, Any]) -> None:
+    """Print where a document or an example went."""
+    console = plain_console()
+    if found["kind"] == "example":
+        console.print(Text.assemble((found["id"], "bold"), "  example"))
+    else:
+        console.print(Text.assemble((found["id"], "bold"), f"  {found['source']}  {found['locator']}"))
+    console.print(Text.assemble(("fate  ", "bold"), describe_fate(found)))
+    for judged in found.get("stages", [])[-1:]:
+        for line in describe_values(judged):
+            console.print(Text(f"      {line}", style="dim"))
+    if not found["steps"]:
+        return
+    table = new_table(("stage", False), ("step", True), ("", False), ("rows", False))
+    for entry in found["steps"][:SHOWN_STEPS]:
+        table.add_row(entry["stage"], str(entry["step"]), entry["use"], shorten(entry["rows"]))
+    console.print(table)
+    if len(found["steps"]) > SHOWN_STEPS:
+        console.print(Text(f"... and {len(found['steps']) - SHOWN_STEPS} more steps (--json has them)", style="dim"))
+    after = [f"{one['stage']} {one['step']}" for one in found["checkpoints_after"]]
+    console.print(Text.assemble(("checkpoints that know it  ", "bold"), ", ".join(after) or "none is kept"))
+
+
+def describe_fate(found: Mapping[str, Any]) -> str:
+    """In a sentence, what became of a document."""
+    use = found.get("use")
+    if use == "not drawn":
+        return f"not drawn: {NOT_DRAWN.get(found['reason'], found['reason'])}; no step reads it"
+    if use == "held out":
+        return f"held out, never trained: {found['tokens']} tokens in validation rows {shorten(found['rows'])}"
+    if found["fate"] not in ("kept", "trained"):
+        return f"{found['fate']}; no step reads it"
+    read = sum(step["use"] == "read" for step in found["steps"])
+    to_come = len(found["steps"]) - read
+    return f"{read} steps have read it, {to_come} will" if found["steps"] else "no step reads it"
+
+
+def print_takedown(found: Mapping[str, Any], written: Mapping[str, Any] | None, command: str) -> None:
+    """Print what holds some documents, which checkpoints know them, and how to go on without them."""
+    console = plain_console()
+    listed, alike, gone = (len(found[key]) for key in ("documents", "near_duplicates", "excluded"))
+    console.print(Text(f"{listed} document{'s' * (listed != 1)}, {alike} near-duplicate{'s' * (alike != 1)}; "
+                       f"{gone} to take down", style="bold"))
+    for title in ("documents", "near_duplicates"):
+        for entry in found[title][:SHOWN_STEPS]:
+            mark = " " if entry["id"] in found["excluded"] else "-"
+            console.print(Text(f"{mark} {entry['id'][:16]}  {entry['source']}  {entry['locator']}"))
+        if len(found[title]) > SHOWN_STEPS:
+            console.print(Text(f"... and {len(found[title]) - SHOWN_STEPS} more (--json has them)", style="dim"))
+    for name in found["not_found"]:
+        console.print(Text(f"not found: {name}", style="yellow"))
+    clean, affected = found["checkpoints"]["clean"], found["checkpoints"]["affected"]
+    held_out = sum(len(rows) for rows in found["validation_rows"].values())
+    table = new_table(("", False), ("", False))
+    for name, value in (
+        ("document shards", ", ".join(found["document_shards"])),
+        ("packed shards", ", ".join(found["packed_shards"]) or "none"),
+        ("rows", f"{len(found['rows'])} of training, {held_out} held out"),
+        ("first read by", "no step" if found["first_step"] is None else f"step {found['first_step']}"),
+        ("clean checkpoints", ", ".join(map(str, clean)) or "none"),
+        ("checkpoints that know them", ", ".join(map(str, affected)) or "none"),
+        ("models that know them", ", ".join(found["models"]) or "none"),
+    ):
+        table.add_row(name, value)
+    console.print(table)
+    if written is None:
+        return
+    begin = "begins anew" if written["checkpoint"] is None else f"goes on from step {found['last_clean']}"
+    console.print(Text(f"without them training {begin}: {command}", style="green"))
+
+
+def print_comparison(names: Sequence[str], found: Mapping[str, Any]) -> None:
+    """Print from which step on two trainings read other tokens."""
+    console = plain_console()
+    first, shared = found["first_difference"], min(found["steps"])
+    verdict, style = (f"the same tokens in all {shared} steps that both have", "green") if first is None else (
+        f"the same tokens up to step {first - 1}, other tokens from step {first} on", "yellow")
+    console.print(Text(verdict, style=f"bold {style}"))
+    table = new_table(("", False), ("set", False), ("steps", True), ("record", False))
+    attested = {True: "proves its order", False: "is NOT what its order gives", None: "none yet"}
+    for name, fingerprint, steps, proved in zip(names, found["sets"], found["steps"], found["attested"], strict=True):
+        table.add_row(name, fingerprint[:16], str(steps), attested[proved])
+    console.print(table)

@@ -1,0 +1,129 @@
+"""The process of one stage: `python -m gristmill.flows.running.execute STAGE_DIR`. The folder is the whole interface.
+
+`stage.json` says what to do; the files go to `data/`, everything that survives attempts to `work/`. The result is
+`work/result.json`, or `work/error.json` where it failed. A batch system would run exactly this command. Only the
+credentials of addresses are not in the folder: the environment has them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gristmill.dataprep.context import Context, print_failure, read_inputs
+from gristmill.dataprep.files import as_path, is_local, read_json, write_json
+from gristmill.dataprep.processes import end_with_parent, measure_cost
+from gristmill.dataprep.secrets import mask_addresses, mask_text, restore_secrets
+
+EXIT_FAILED = 1
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the stage that a folder describes; returns the exit code."""
+    (location,) = sys.argv[1:] if argv is None else argv
+    folder = as_path(location)
+    parent = os.environ.get("GRISTMILL_PARENT")
+    end_with_parent(signal.SIGTERM, None if parent is None else int(parent))
+    description = restore_secrets(read_json(folder / "stage.json"))
+    for name in ("result.json", "error.json", "cost.json"):
+        (folder / "work" / name).unlink(missing_ok=True)
+    if description["launch"] == "torchrun":
+        return launch_training(folder, description["engine"]["ranks"])
+    try:
+        summary = run_stage(folder, description)
+    except Exception as error:  # noqa: BLE001 - whatever a stage raises is written down, and ends this process
+        traceback.print_exc()
+        write_error(folder, error)
+        return EXIT_FAILED
+    write_json(folder / "work" / "cost.json", measure_cost(description["engine"]["workers"]))
+    write_json(folder / "work" / "result.json", mask_addresses(summary))
+    return 0
+
+
+def launch_training(folder: Path, ranks: int) -> int:
+    """Become torchrun; returns the exit code where that cannot be.
+
+    A training whose folder lies in an object store works in one of this machine (see train.loop.mirror).
+    """
+    here = folder
+    try:
+        command = torchrun_command(folder, ranks)
+        if not is_local(folder):
+            from gristmill.train.loop.mirror import VARIABLE as FOLDER_VARIABLE
+            from gristmill.train.loop.mirror import work_here
+
+            here = work_here(folder)
+            os.environ[FOLDER_VARIABLE] = str(folder)
+            command = torchrun_command(here, ranks)
+        os.execvp(command[0], command)
+    except Exception as error:  # noqa: BLE001 - whatever the store raises is written down, and ends this process
+        traceback.print_exc()
+        write_error(folder, error)
+        return EXIT_FAILED
+
+
+def run_stage(folder: Path, description: dict[str, Any]) -> dict[str, Any]:
+    """Call the stage's function in this process and return its summary."""
+    module, _, function = description["run"].partition(":")
+    engine = description["engine"]
+    context = Context(
+        work=folder / "work", stage=description["stage"], workers=engine["workers"], runner=engine["runner"],
+        mode=engine["mode"], address=engine["address"], options=engine["options"],
+        checkpoint_every=engine["checkpoint_every"], keep_checkpoints=engine["keep_checkpoints"],
+    )
+    run = getattr(importlib.import_module(module), function)
+    summary: dict[str, Any] = run(read_inputs(description), description["config"], folder / "data", context)
+    return summary
+
+
+def write_error(folder: Path, error: BaseException) -> None:
+    """Leave the error's own sentence for whoever started this process."""
+    cause = error
+    while type(cause).__name__ == "RuntimeError" and cause.__cause__ is not None:
+        cause = cause.__cause__
+    message = mask_text(str(cause)).strip() or type(cause).__name__
+    print_failure(message)
+    path = folder / "work" / "error.json"
+    try:
+        write_json(path, {"type": type(cause).__name__, "message": message})
+    except OSError as trouble:
+        # A full disk, perhaps: the parent process has been told.
+        print(f"gristmill: {path} cannot be written: {trouble}", file=sys.stderr)
+
+
+def torchrun_command(folder: Path, ranks: int, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The command that runs a training stage on `ranks` processes: of this machine, or of several nodes.
+
+    Raises:
+        ValueError: the environment asks for nodes, but does not say how to reach them.
+    """
+    nodes = int(environment.get("GRISTMILL_NODES", "1"))
+    where, launcher = ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"], list[str]()
+    if nodes > 1:
+        endpoint, launcher = environment.get("GRISTMILL_RENDEZVOUS"), environment.get("GRISTMILL_LAUNCHER", "").split()
+        if not endpoint or not launcher:
+            raise ValueError(f"GRISTMILL_NODES is {nodes}; GRISTMILL_RENDEZVOUS has to name HOST:PORT of the first "
+                             "node, and GRISTMILL_LAUNCHER a command that runs another once on each, such as `srun "
+                             "--ntasks-per-node=1`")
+        if ranks % nodes:
+            raise ValueError(f"engine.ranks is {ranks}, which are all processes of a training; give a multiple of "
+                             f"GRISTMILL_NODES, {nodes}")
+        if not is_local(folder):
+            raise ValueError(f"{folder} lies in an object store, from which a training works on one node alone; use a "
+                             "store in a folder that all nodes see")
+        where = [f"--rdzv-endpoint={endpoint}", f"--rdzv-id={folder.name}"]
+    return [
+        *launcher, sys.executable, "-m", "gristmill.train.torchrun", f"--nnodes={nodes}",
+        f"--nproc-per-node={ranks // nodes}", "--rdzv-backend=c10d", *where,
+        "-m", "gristmill.train.launch", str(folder),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""Running stages from a terminal: through the Prefect flow or without it, with one display and one record."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO, cast
+
+from rich.console import Console
+from rich.text import Text
+
+from gristmill.dataprep.files import as_path, is_local
+from gristmill.dataprep.secrets import mask_secrets, mask_text
+from gristmill.flows.orchestration.tracking import apply_default_settings, choose_tracking
+from gristmill.flows.report.page import write_report
+from gristmill.flows.running.run import StageFailedError
+from gristmill.flows.running.session import Session
+from gristmill.flows.running.terminal import LastingStream, TerminalObserver, plain_console
+from gristmill.flows.store.lease import LeaseLostError
+
+STORE_ADVICE = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
+                    "Make it writable, or name another place with --store or GRISTMILL_STORE"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Free some space there (gristmill gc tells what can go)"),
+}
+"""What to do first about an error of the system."""
+EXIT_DONE, EXIT_STAGE_FAILED, EXIT_INTERRUPTED = 0, 1, 130
+
+
+def launch(session: Session, stages: list[str], force: frozenset[str], tracked: bool, summarise: bool) -> int:
+    """Run stages, print how they go, and return the exit code.
+
+    Args:
+        session: the opened manifest.
+        stages: which stages, in order.
+        force: which of them to make anew.
+        tracked: whether the run is recorded in Prefect.
+        summarise: whether to print the run's summary at the end.
+    """
+    console = plain_console(cast(TextIO, LastingStream(sys.stdout)))
+    observer = TerminalObserver(console)
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    failure: tuple[str, int] | None = None
+    try:
+        if tracked:
+            run = _run_tracked(session, stages, force, observer, console)
+        else:
+            run = run_untracked(session, stages, force, observer)
+    except (StageFailedError, LeaseLostError) as error:
+        failure = (str(error), EXIT_STAGE_FAILED)
+    except Exception as error:
+        # The libraries of object stores raise errors of their own when they cannot reach it.
+        if is_local(session.store.root) and not isinstance(error, OSError):
+            raise
+        failure = (why_the_store_failed(error, session), EXIT_STAGE_FAILED)
+    except KeyboardInterrupt:
+        failure = (f"interrupted; go on with: {session.command('run')}", EXIT_INTERRUPTED)
+    finally:
+        observer.stop_bar()
+        signal.signal(signal.SIGTERM, previous)
+    if failure is not None:
+        plain_console(stderr=True).print(Text(failure[0], style="red"), soft_wrap=True)
+        return failure[1]
+    if summarise:
+        from gristmill.flows.report.summary import print_summary
+
+        print_summary(session, run, console)
+    return EXIT_DONE
+
+
+def why_the_store_failed(error: Exception, session: Session) -> str:
+    """What to say when the store cannot be read or written: what the stage itself said of it, where it said something.
+
+    A full disk fails the stage first; then neither the end of its lease nor the run's record can be written.
+    """
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, StageFailedError):
+        cause = cause.__context__
+    if cause is not None:
+        return str(cause)
+    number = error.errno if isinstance(error, OSError) else None
+    said = f"{error.strerror.lower()}: {error.filename}" if isinstance(error, OSError) and error.strerror else error
+    return mask_text(f"the store {session.store.root} cannot be used: {said}; what is committed stays. "
+                     f"{STORE_ADVICE.get(number or 0, 'See that it can be reached')}, then go on with: "
+                     f"{session.command('run')}")
+
+
+def run_untracked(session: Session, stages: list[str], force: frozenset[str], observer: TerminalObserver) -> Path:
+    """Run stages without Prefect; returns the run's folder."""
+    runner = session.runner(observer)
+    record = session.start_record()
+    try:
+        with record.until_end():
+            for stage in stages:
+                record.add(runner.run_stage(stage, stage in force))
+    finally:
+        write_report(session, record)
+    return record.folder
+
+
+def _run_tracked(
+    session: Session, stages: list[str], force: frozenset[str], observer: TerminalObserver, console: Console
+) -> Path:
+    """Run stages in Prefect's flow, where Prefect can be had; returns the run's folder."""
+    apply_default_settings(quiet_console=True)
+    tracking, sentence = choose_tracking()
+    if tracking == "temporary" and not force and all(session.committed(stage) for stage in stages):
+        # To start Prefect's temporary server takes several times as long as everything else here.
+        tracking, sentence = "none", "All of it is committed: nothing is recorded in Prefect"
+    console.print(Text(sentence, style="dim"))
+    if tracking == "none":
+        return run_untracked(session, stages, force, observer)
+    from gristmill.flows.orchestration.owners import mark_crashed_quietly, show_cancelled
+    from gristmill.flows.parameters import StageName
+    from gristmill.flows.pipeline import gristmill, gristmill_stage, observer_of_caller, session_of_caller
+
+    if tracking == "server":
+        mark_crashed_quietly()
+    tokens = observer_of_caller.set(observer), session_of_caller.set(session)
+    # Prefect keeps these for everybody to read; what the flow works with is the session.
+    shown: dict[str, Any] = mask_secrets({"overrides": session.overrides, "store": session.store_option or ""})
+    shown["overrides"] = tuple(shown["overrides"])
+    try:
+        if len(stages) == 1 and list(session.plan) != stages:
+            return as_path(gristmill_stage(
+                manifest=session.manifest_file, stage=cast(StageName, stages[0]), force=bool(force), **shown))
+        return as_path(gristmill(
+            manifest=session.manifest_file, until=cast(StageName, list(session.plan)[-1]),
+            force=cast(tuple[StageName, ...], tuple(sorted(force))), **shown))
+    except RuntimeError as error:
+        if tracking != "temporary" or "ephemeral" not in str(error):
+            raise
+        # On a busy machine Prefect's own server may not be up in time. Whatever the flow has made is in the store.
+        console.print(Text("Prefect's temporary server did not start in time: this run is not shown there (its record "
+                           "is in the store)", style="yellow"))
+        return run_untracked(session, stages, force, observer)
+    finally:
+        observer_of_caller.reset(tokens[0])
+        session_of_caller.reset(tokens[1])
+        show_cancelled()
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Let SIGTERM end the run like Ctrl-C: the stage's process group is ended, and the record says so."""
+    sys.stderr.flush()
+    raise KeyboardInterrupt

@@ -1,0 +1,167 @@
+"""Starting, watching and ending the process of a stage."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from gristmill.dataprep.context import EVENT_PREFIX
+from gristmill.dataprep.files import is_local
+from gristmill.dataprep.secrets import VARIABLE, mask_addresses, mask_text
+
+TERMINATE_SECONDS = 15.0
+"""For a checkpoint after SIGTERM. Whoever cancels in the UI waits for as long, and Prefect kills after 30 s."""
+KILL_SECONDS = 5.0
+LOG_TAIL_LINES = 20
+DEFAULT_ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    # Threads that wait give their core to others: as fast on an idle machine, several times faster on a busy one.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+}
+"""What a stage's process finds in its environment unless the user has set it."""
+Event = dict[str, Any]
+log = logging.getLogger("gristmill.process")
+
+
+class LogFile:
+    """Takes the lines that a stage prints. On a disk that is full they are lost, and the stage is not kept waiting."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._sink: IO[bytes] | None = None
+        self._lose_on_error(self._open)
+
+    def write(self, line: bytes) -> None:
+        """Append a line; unbuffered, so that `gristmill logs` sees it."""
+        sink = self._sink
+        if sink is not None:
+            self._lose_on_error(lambda: sink.write(line))
+
+    def close(self) -> None:
+        """Close the file; one in an object store is there only then."""
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            self._lose_on_error(sink.close)
+
+    def _open(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        local = is_local(self._path)
+        self._sink = open(self._path, "ab", buffering=0) if local else self._path.open("wb")  # noqa: SIM115
+
+    def _lose_on_error(self, act: Callable[[], Any]) -> None:
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
+            # A stage whose output nobody reads would wait for good; one that cannot write ends by itself, and says why.
+            log.warning("%s cannot be written: %s", self._path, error)
+            self._sink = None
+
+
+class StageProcess:
+    """A stage's process group: its output goes to a log file, its events to a callback, on a thread of its own.
+
+    The lines of the log are events too, `{"event": "log", "line": ...}`, for those who watch. `secrets` is what
+    `dataprep.secrets.split_secrets` left out of the stage's description.
+    """
+
+    def __init__(
+        self, stage_folder: Path, log: Path, on_event: Callable[[Event], None], secrets: str | None = None
+    ) -> None:
+        environment = {
+            **os.environ, "GRISTMILL_PARENT": str(os.getpid()), "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0",
+            **{name: os.environ.get(name, value) for name, value in DEFAULT_ENVIRONMENT.items()
+               if name != "GLOO_SOCKET_IFNAME" or "GRISTMILL_NODES" not in os.environ},
+            VARIABLE: secrets or "[]",
+        }
+        self._log = log
+        self._failures: list[Event] = []
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "gristmill.flows.running.execute", str(stage_folder)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True, env=environment,
+        )
+        self._tail: deque[str] = deque(maxlen=LOG_TAIL_LINES)
+        self._reader = threading.Thread(target=self._read, args=(on_event,), daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """The leader of the process group."""
+        return self._process.pid
+
+    def wait(self) -> int:
+        """Wait for the end and return the exit code (negative: the signal that ended it)."""
+        code = self._process.wait()
+        self._reader.join(timeout=5)
+        return code
+
+    def tail(self) -> list[str]:
+        """The last lines that the process printed, but for empty and ruled ones."""
+        return [line for line in self._tail if line.strip(" =-")]
+
+    def cause(self) -> str | None:
+        """Why the process says that it ended: the first of its ranks that did not end for another one's end."""
+        told = sorted(self._failures, key=lambda event: bool(event["is_consequence"]))
+        return str(told[0]["message"]) if told else None
+
+    def stop(self) -> None:
+        """End the whole group: ask, wait, insist."""
+        self._signal(signal.SIGTERM)
+        deadline = time.monotonic() + TERMINATE_SECONDS
+        while self._process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the whole group at once, and return when it is gone."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        deadline = time.monotonic() + KILL_SECONDS
+        while self._signal(0) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def _signal(self, number: int) -> bool:
+        """Send a signal to the group; False if there is no process left in it."""
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def _read(self, on_event: Callable[[Event], None]) -> None:
+        stream = self._process.stdout
+        assert stream is not None
+        log = LogFile(self._log)
+        try:
+            for raw in stream:
+                self._take_line(raw, log, on_event)
+        finally:
+            log.close()
+
+    def _take_line(self, raw: bytes, log: LogFile, on_event: Callable[[Event], None]) -> None:
+        said = raw.decode("utf-8", "replace").rstrip("\n")
+        try:
+            event = json.loads(said.removeprefix(EVENT_PREFIX)) if said.startswith(EVENT_PREFIX) else None
+        except ValueError:
+            event = None
+        if event is not None:
+            event = mask_addresses(event)
+            if event.get("event") == "failed":
+                self._failures.append(event)
+            on_event(event)
+            return
+        line = mask_text(said)
+        log.write(raw if line == said else line.encode() + b"\n")
+        self._tail.append(line)
+        on_event({"event": "log", "line": line})

@@ -1,0 +1,286 @@
+"""Running stages: skip what is committed, continue what is unfinished, commit what is whole."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from gristmill.dataprep.files import REPAIR, read_json, write_json
+from gristmill.dataprep.secrets import mask_secrets, mask_text, split_secrets
+from gristmill.flows.running.capacity import (
+    BYTES_PER_DOCUMENT,
+    OUT_OF_MEMORY,
+    SMALLER_BATCHES,
+    advise,
+    available_memory,
+    documents_of,
+    shortage,
+)
+from gristmill.flows.running.process import Event, StageProcess
+from gristmill.flows.running.progress import ProgressFile
+from gristmill.flows.stages import Node, Plan
+from gristmill.flows.store.lease import Lease, acquire, running_owner
+from gristmill.flows.store.store import StageFolder, Store, remove_tree
+from gristmill.mixtures.manifest import Engine
+from gristmill.mixtures.training import HOW_KEYS
+
+log = logging.getLogger("gristmill.run")
+How = Literal["Cached", "Completed", "Resumed"]
+
+
+class StageFailedError(RuntimeError):
+    """A stage could not be finished; the message says why, where its log is, and how to go on."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a stage came to its committed output."""
+
+    stage: str
+    fingerprint: str
+    how: How
+    seconds: float
+    folder: StageFolder
+    note: str = ""
+
+
+class Observer(Protocol):
+    """Whoever shows a run to people: a terminal, the Prefect UI. It can change nothing."""
+
+    def stage_started(self, node: Node, resuming: bool, folder: StageFolder) -> None:
+        """The stage's process is about to start, in this folder."""
+
+    def stage_waits(self, node: Node, owner: Mapping[str, Any]) -> None:
+        """Another run is making the same output; this one waits for it."""
+
+    def stage_event(self, node: Node, event: Event) -> None:
+        """Progress, a warning or a metric. Called from a thread that must not be kept waiting."""
+
+    def stage_finished(self, node: Node, outcome: Outcome) -> None:
+        """The stage's output is committed."""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Runs the stages of one plan in one store."""
+
+    store: Store
+    plan: Plan
+    name: str
+    engine: Engine
+    observer: Observer
+    resume_command: str
+    repair_command: str = REPAIR
+
+    def folder(self, stage: str) -> StageFolder:
+        """The folder of a stage of the plan."""
+        return self.store.folder(stage, self.name, self.plan[stage].fingerprint)
+
+    def run_stage(self, stage: str, force: bool = False) -> Outcome:
+        """Bring one stage to its committed output.
+
+        Raises:
+            StageFailedError: its inputs are missing, or its process failed.
+            LeaseLostError: another run took the stage over while this one was paused.
+        """
+        node, folder = self.plan[stage], self.folder(stage)
+        if not force and folder.state() == "committed":
+            _end_cleaning(folder)
+            return self._finished(node, Outcome(stage, node.fingerprint, "Cached", 0.0, folder))
+        self._check_inputs(node)
+        done_before = folder.state() == "committed"
+
+        def still_wanted() -> bool:
+            return force or folder.state() != "committed"
+
+        # On a forced rerun of a committed stage the owner of an old lease has released it: nobody is waited for.
+        lease = acquire(folder.path / "lease", lambda owner: self.observer.stage_waits(node, owner), still_wanted,
+                        folder.publish)
+        if lease is None:
+            _end_cleaning(folder)
+            return self._finished(node, Outcome(stage, node.fingerprint, "Cached", 0.0, folder, "made by another run"))
+        if not still_wanted():
+            lease.release()
+            return self._finished(node, Outcome(stage, node.fingerprint, "Cached", 0.0, folder, "made by another run"))
+        replaced = self._put_aside(folder, lease) if force and done_before else None
+        if replaced is not None:
+            lease = replaced[1]
+        try:
+            outcome = self._make(node, folder, lease)
+        finally:
+            lease.release()
+        if replaced is not None:
+            outcome = compare_with_replaced(outcome, replaced[0])
+        return self._finished(node, outcome)
+
+    def _finished(self, node: Node, outcome: Outcome) -> Outcome:
+        self.observer.stage_finished(node, outcome)
+        return outcome
+
+    def _check_inputs(self, node: Node) -> None:
+        for name in node.inputs:
+            state = self.folder(name).state()
+            if state != "committed":
+                raise StageFailedError(
+                    f"{node.name} needs the output of {name}, which is {state}; make it first: "
+                    f"{self.resume_command} --until {name}"
+                )
+
+    def _put_aside(self, folder: StageFolder, lease: Lease) -> tuple[StageFolder, Lease]:
+        """Move a committed output to the trash, where it stays until its successor is committed and equal."""
+        target = self.store.trash / f"{folder.path.parent.name}--{folder.path.name}--{time.time_ns()}"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lease.release()
+        folder.path.rename(target)
+        fresh = acquire(folder.path / "lease", lambda owner: None, lambda: True)
+        assert fresh is not None
+        return StageFolder(target), fresh
+
+    def _make(self, node: Node, folder: StageFolder, lease: Lease) -> Outcome:
+        started = time.time()
+        resuming = folder.work.exists() and any(folder.work.iterdir())
+        header = self.header(node)
+        # Only the process has to know the credentials of an address; its next attempt is told anew.
+        written, secrets = split_secrets(self.describe(node))
+        folder.begin(written)
+        self.observer.stage_started(node, resuming, folder)
+        self._warn_of_memory(node)
+        self._run_process(node, folder, lease, folder.logs / f"{lease.number}.log", secrets)
+        summary = read_json(folder.work / "result.json")
+        lease.check()
+        seconds = time.time() - started
+        cost = folder.work / "cost.json"
+        folder.commit({
+            **header, **how_of(node), "started": started, "seconds": round(seconds, 3), "lease": lease.number,
+            **({"cost": read_json(cost)} if cost.exists() else {}),
+        }, summary, lease.commit)
+        return Outcome(node.name, node.fingerprint, "Resumed" if resuming else "Completed", seconds, folder)
+
+    def describe(self, node: Node) -> dict[str, Any]:
+        """What a stage's process is told: all that is in `stage.json`, credentials included."""
+        return {
+            **self.header(node), "launch": node.stage.launch, "run": node.stage.run, "config": dict(node.config),
+            "inputs": [{"stage": name, "folder": str(self.folder(name).data)} for name in node.inputs],
+            "origins": self._origins(node), "engine": self.engine.model_dump(mode="json"),
+        }
+
+    def _origins(self, node: Node) -> dict[str, str]:
+        """What knows more of the documents that a pre-training reads, by stage: it changes nothing that is learned."""
+        from gristmill.tokenize.origins import ORIGINS
+
+        folders = {name: self.folder(name) for name in ORIGINS if node.name == "pretrain" and name in self.plan}
+        return {name: str(folder.data) for name, folder in folders.items() if folder.state() == "committed"}
+
+    def header(self, node: Node) -> dict[str, Any]:
+        """What a stage's output is, as its records say it: without credentials."""
+        return {
+            "stage": node.name, "version": node.stage.version, "fingerprint": node.fingerprint,
+            "recipe": mask_secrets(dict(node.recipe)),
+            "input_fingerprints": [{"stage": name, "fingerprint": each} for name, each in node.inputs.items()],
+            "edits": list(node.edits),
+        }
+
+    def _run_process(self, node: Node, folder: StageFolder, lease: Lease, log: Path, secrets: str | None) -> None:
+        progress = ProgressFile(lease.folder, lease.number)
+
+        def take(event: Event) -> None:
+            progress.note(event)
+            self.observer.stage_event(node, event)
+
+        lease.check()
+        process = StageProcess(folder.path, log, take, secrets)
+        lease.on_lost = process.kill
+        lease.name_child(process.pid)
+        lease.start_heartbeat()
+        try:
+            code = process.wait()
+        finally:
+            # An interrupt of this process must not leave the group running.
+            process.stop()
+        lease.check()
+        if code != 0:
+            raise StageFailedError(self._failure(node, folder, code, process, log))
+        if not (folder.work / "result.json").exists():
+            raise StageFailedError(f"{node.name}: its process ended without a result; see {log}")
+
+    def _advice(self, node: Node) -> str:
+        """What to do where a stage ran out of memory."""
+        return SMALLER_BATCHES if node.stage.launch == "torchrun" else advise(node.name, self._documents(node))
+
+    def _documents(self, node: Node) -> int | None:
+        """How many documents a stage reads."""
+        return documents_of({name: self.folder(name).manifest()["summary"] for name in node.inputs})
+
+    def _warn_of_memory(self, node: Node) -> None:
+        """Say beforehand that a stage will not fit."""
+        if node.name not in BYTES_PER_DOCUMENT:
+            return
+        sentence = shortage(node.name, self._documents(node), available_memory())
+        if sentence is not None:
+            self.observer.stage_event(node, {"event": "warning", "message": sentence})
+
+    def _failure(self, node: Node, folder: StageFolder, code: int, process: StageProcess, log: Path) -> str:
+        error = folder.work / "error.json"
+        kind = read_json(error)["type"] if error.exists() else None
+        if (cause := process.cause()) is not None:
+            reason = cause
+            _keep_cause(error, cause)
+        elif error.exists():
+            reason = read_json(error)["message"]
+        elif code == -9:
+            reason = f"its process was killed, most likely out of memory: {self._advice(node)}"
+        elif code < 0:
+            reason = f"its process was ended by signal {-code}"
+        else:
+            reason = f"its process ended with code {code}: {''.join(process.tail()[-1:])}"
+        if reason.startswith(f"{node.name}:"):
+            reason = reason.partition(":")[2].strip()
+        if kind in OUT_OF_MEMORY:
+            reason = f"out of memory ({reason}): {self._advice(node)}"
+        reason = reason.replace(REPAIR, self.repair_command)
+        return mask_text(f"{node.name}: {reason}\n  log: {log}\n  go on with: {self.resume_command}")
+
+
+def _keep_cause(error: Path, cause: str) -> None:
+    """Let `status` and `plan` say the same, where the rank that failed could not write it, or another wrote its own."""
+    if error.exists() and read_json(error)["message"] == cause:
+        return
+    try:
+        write_json(error, {"type": "StageFailedError", "message": cause})
+    except Exception as trouble:  # noqa: BLE001 - object stores' libraries raise errors of their own
+        log.warning("%s cannot be written: %s", error, trouble)
+
+
+def how_of(node: Node) -> dict[str, Any]:
+    """The settings that a training was made with and that its recipe does not tell, for the record."""
+    used = {key: node.config[key] for key in HOW_KEYS if key in node.config}
+    return {"how": used} if used else {}
+
+
+def _end_cleaning(folder: StageFolder) -> None:
+    """Clean up after an attempt that was killed behind its commit, unless somebody is at it."""
+    if folder.is_tidy() or running_owner(folder.path / "lease") is not None:
+        return
+    lease = acquire(folder.path / "lease", lambda owner: None, lambda: not folder.is_tidy())
+    if lease is None:
+        return
+    try:
+        folder.tidy()
+    finally:
+        lease.release()
+
+
+def compare_with_replaced(outcome: Outcome, replaced: StageFolder) -> Outcome:
+    """After a forced rerun, say whether the bytes are the same; equal ones need no second copy."""
+    new, old = outcome.folder.manifest()["files"], replaced.manifest()["files"]
+    if new == old:
+        remove_tree(replaced.path)
+        return Outcome(**{**vars(outcome), "note": "every byte as before"})
+    differing = sorted(name for name in {*new, *old} if new.get(name) != old.get(name))
+    return Outcome(**{**vars(outcome), "note": (
+        f"differs from the output that it replaced in {', '.join(differing[:3])}"
+        f"{' ...' if len(differing) > 3 else ''}; the old one is in {replaced.path}")})

@@ -1,0 +1,127 @@
+"""A manifest opened for work: validated, planned, and tied to its store."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from gristmill.dataprep.secrets import remember_secrets
+from gristmill.flows.running.preflight import LOOKED_AT, find_problems, missing_files
+from gristmill.flows.running.run import Observer, Runner
+from gristmill.flows.stages import STAGES, Plan, UnknownStageError, make_plan
+from gristmill.flows.store.runs import RunRecord
+from gristmill.flows.store.store import StageFolder, Store, store_at
+from gristmill.mixtures.load import ManifestError, open_manifest
+from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.yaml_text import did_you_mean
+
+
+@dataclass(frozen=True)
+class Session:
+    """A manifest, its plan and its store."""
+
+    manifest: Manifest
+    manifest_file: str
+    overrides: list[str]
+    store: Store
+    store_option: str | None
+    plan: Plan
+
+    def folder(self, stage: str) -> StageFolder:
+        """The folder of a stage of the plan.
+
+        Raises:
+            UnknownStageError: the manifest has no such stage.
+        """
+        if stage not in self.plan:
+            raise UnknownStageError(f"{self.manifest_file} has no stage {stage!r}; it has {', '.join(self.plan)}")
+        return self.store.folder(stage, self.manifest.name, self.plan[stage].fingerprint)
+
+    def committed(self, stage: str) -> StageFolder | None:
+        """The folder of a stage of the plan, if its output is committed."""
+        if stage not in self.plan:
+            return None
+        folder = self.folder(stage)
+        return folder if folder.state() == "committed" else None
+
+    def runner(self, observer: Observer) -> Runner:
+        """What runs the plan's stages."""
+        return Runner(self.store, self.plan, self.manifest.name, self.manifest.engine, observer, self.command("run"),
+                      self.command("verify", "--repair"))
+
+    def start_record(self) -> RunRecord:
+        """The record of a run that starts now."""
+        return RunRecord.start(self.store, self.manifest, self.manifest_file, self.overrides, self.plan)
+
+    def command(self, verb: str, *arguments: str) -> str:
+        """A gristmill command line for this manifest, overrides and store."""
+        parts = [program(), verb, self.manifest_file, *arguments]
+        for override in self.overrides:
+            parts += ["--set", override]
+        return shlex.join([*parts, *(["--store", self.store_option] if self.store_option else [])])
+
+
+def program() -> str:
+    """How this shell would start gristmill: by name where its environment is active, else by path."""
+    script = Path(sys.executable).with_name("gristmill")
+    found = shutil.which("gristmill")
+    if not script.exists() or (found is not None and Path(found).samefile(script)):
+        return "gristmill"
+    folder = Path.cwd()
+    return str(script.relative_to(folder)) if script.is_relative_to(folder) else str(script)
+
+
+def open_session(
+    manifest: str,
+    overrides: list[str],
+    store: str | None,
+    until: str | None = None,
+    exactly: bool = False,
+    verify_inputs: bool = False,
+) -> Session:
+    """Validate a manifest and plan it.
+
+    Args:
+        manifest: path of the YAML file.
+        overrides: `key.path=value` settings.
+        store: local path or fsspec URL; otherwise GRISTMILL_STORE, otherwise `gristmill-store` in the current folder.
+        until: the last stage wanted. One that the manifest leaves out stands for the last one before it.
+        exactly: whether a stage that the manifest leaves out is an error.
+        verify_inputs: hash the content of outside files.
+
+    Raises:
+        gristmill.mixtures.load.ManifestError: the manifest is wrong, or a file that it names is missing or unusable.
+        UnknownStageError: there is no such stage.
+        gristmill.flows.store.store.StoreLocationError: there can be no store at that place.
+    """
+    if until is not None and until not in STAGES:
+        raise UnknownStageError(f"no such stage: {until!r}{did_you_mean(until, STAGES) or ';'} stages are "
+                                f"{', '.join(STAGES)}")
+    remember_secrets(overrides)
+    loaded, written = open_manifest(manifest, overrides)
+    remember_secrets(loaded.model_dump(mode="json"))
+    try:
+        plan = make_plan(loaded, verify_inputs)
+    except (OSError, ValueError) as error:
+        problems = missing_files(loaded, written)
+        if not problems:
+            raise
+        raise ManifestError([*problems, *find_problems(loaded, written, LOOKED_AT)]) from error
+    if until is not None and until not in plan and exactly:
+        raise UnknownStageError(f"{manifest} has no stage {until!r}{did_you_mean(until, plan) or ';'} it has "
+                                f"{', '.join(plan)}")
+    if until is not None:
+        order = list(STAGES)
+        last = until if until in plan else next(
+            name for name in reversed(list(plan)) if order.index(name) <= order.index(until))
+        names = list(plan)
+        plan = {name: plan[name] for name in names[: names.index(last) + 1]}
+    session = Session(loaded, manifest, overrides, store_at(store), store, plan)
+    to_make = [name for name in LOOKED_AT if name in plan and session.committed(name) is None]
+    problems = find_problems(loaded, written, to_make)
+    if problems:
+        raise ManifestError(problems)
+    return session

@@ -1,0 +1,176 @@
+"""Why a stage would run: what differs between its recipe and the nearest output that the store holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gristmill.dataprep.context import input_fingerprints
+from gristmill.dataprep.files import as_path, read_json
+from gristmill.dataprep.secrets import mask_secrets
+from gristmill.flows.questions.status import ACTIONS, stage_states
+from gristmill.flows.running.session import Session
+from gristmill.flows.stages import Node
+from gristmill.flows.store.store import StageFolder
+from gristmill.mixtures.manifest import Manifest, context_warnings
+from gristmill.mixtures.training import HOW_KEYS
+
+TRAININGS = ("pretrain", "sft", "reward", "dpo", "rl")
+CONTINUABLE = ("steps", "schedule.", "optimizer.learning_rate", "optimizer.betas", "optimizer.eps",
+               "optimizer.weight_decay", "optimizer.momentum", "optimizer.hessian_every", "optimizer.gamma",
+               "optimizer.clip", "spikes.sigma", "z_loss", "early_stopping", "tasks", "beta", "continue_from",
+               *HOW_KEYS)
+"""Keys of a training that may change on the way: what was read, and what a checkpoint holds, depends on none."""
+MOST_CHANGES = 4
+LONGEST_VALUE = 60
+
+
+def explain_plan(session: Session, force: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
+    """One row per stage: what a run would do with it (`action`) and why (`reason`); nothing is written.
+
+    Args:
+        session: the opened manifest.
+        force: stages that are made anew although they are committed.
+    """
+    rows, warnings = [], context_warnings(session.manifest, trained_context(session.manifest))
+    for row in stage_states(session):
+        action, reason = ACTIONS[row["state"]], row.get("details") or row.get("owner", "")
+        if row["state"] == "missing":
+            reason = why_missing(session, row["stage"])
+            row |= continuable(session, row["stage"])
+        elif row["state"] == "committed" and row["stage"] not in force:
+            reason = made_otherwise(session, row["stage"])
+        elif row["state"] == "committed" and row["stage"] in force:
+            action, reason = "make", "forced"
+        if action != "reuse" and row["stage"] in warnings:
+            row["warning"] = warnings[row["stage"]]
+        rows.append({**row, "action": action, "reason": reason})
+    return rows
+
+
+def trained_context(manifest: Manifest) -> int:
+    """Most tokens in a row that the pre-trained model will have been trained on."""
+    length = 0 if manifest.mix is None else manifest.mix.sequence_length
+    if manifest.pretrain is None or manifest.pretrain.model.init_from is None:
+        return length
+    config = read_json(as_path(manifest.pretrain.model.init_from) / "config.json")
+    return max(length, config.get("max_position_embeddings", config.get("sequence_length", 0)))
+
+
+def why_missing(session: Session, stage: str) -> str:
+    """What is not as in the nearest committed output of the same stage: `config changed: steps 400 -> 40`.
+
+    The nearest is the one with the fewest differences; of equals, one under the same name, then the newest. What
+    another manifest has made tells nothing if it differs in more than a few places.
+    """
+    node, name = session.plan[stage], session.manifest.name
+    found = []
+    for folder in _committed(session, stage):
+        manifest = folder.manifest()
+        changes = differences(manifest, node)
+        many, other = sum(map(len, changes.values())), not folder.path.name.startswith(f"{name}--")
+        if not other or many <= MOST_CHANGES:
+            found.append((many, other, -manifest["started"], changes))
+    if not found:
+        return "never made"
+    changes = min(found, key=lambda item: item[:3])[3]
+    parts = [f"{what} changed: {_shortened(of_it)}" for what, of_it in changes.items() if of_it]
+    return "; ".join(parts) or "what comes before it changes"
+
+
+def continuable(session: Session, stage: str) -> dict[str, Any]:
+    """The furthest checkpoint of another training that this one could continue from: `continue_from`, its `step` and
+    folder; nothing where there is none, or the manifest names one.
+
+    It has read what this one would, with the same model and kind of optimizer; the stage itself sees to that again.
+    """
+    node, found = session.plan[stage], []
+    if stage not in TRAININGS or node.config.get("continue_from") is not None:
+        return {}
+    recipe = json.loads(json.dumps(mask_secrets(dict(node.recipe))))
+    for name, folder in session.store.outputs():
+        description = folder.path / "stage.json"
+        if name != stage or not description.exists():
+            continue
+        told = read_json(description)
+        if told["version"] != node.stage.version or input_fingerprints(told) != dict(node.inputs) or not all(
+                key.startswith(CONTINUABLE) for key, _, _ in changed_keys(told["recipe"], recipe)):
+            continue
+        markers = (folder.work / "checkpoints").glob("step-*/complete.json")
+        found += [(int(path.parent.name.removeprefix("step-")), str(path.parent)) for path in markers]
+    usable = [one for one in found if one[0] < recipe["steps"]]
+    if not usable:
+        return {}
+    step, checkpoint = max(usable)
+    return {"continue_from": {"step": step, "checkpoint": checkpoint}}
+
+
+def made_otherwise(session: Session, stage: str) -> str:
+    """Which settings a committed training was made with that no fingerprint has: `made with micro_batch_size 16`."""
+    used, config = session.folder(stage).manifest().get("how", {}), session.plan[stage].config
+    others = [f"{key} {json.dumps(value)}" for key, value in used.items() if config.get(key) != value]
+    return f"made with {', '.join(others)}" if others else ""
+
+
+def _committed(session: Session, stage: str) -> Iterator[StageFolder]:
+    return (folder for name, folder in session.store.outputs() if name == stage and folder.state() == "committed")
+
+
+def differences(manifest: Mapping[str, Any], node: Node) -> dict[str, list[str]]:
+    """Differences of a committed output from a plan's node, as sentences by kind: config, files, code, input."""
+    recipe = json.loads(json.dumps(mask_secrets(dict(node.recipe))))
+    changes: dict[str, list[str]] = {"config": [], "files": [], "code": [], "input": []}
+    for key, old, new in changed_keys(manifest["recipe"], recipe):
+        if key.rpartition(".")[2] == "listing":
+            changes["files"].append(f"{key.rpartition('.')[0]} ({_changed_files(old, new)})")
+        else:
+            changes["config"].append(describe_change(key, old, new))
+    if manifest["version"] != node.stage.version:
+        changes["code"].append(f"stage version {manifest['version']} -> {node.stage.version}")
+    before = input_fingerprints(manifest)
+    changes["input"] = [stage for stage, fingerprint in node.inputs.items() if before.get(stage) != fingerprint]
+    changes["input"] += [f"{stage} removed" for stage in before if stage not in node.inputs]
+    if len(node.edits) > 1 and manifest.get("edits") != list(node.edits):
+        changes["input"].append(f"edits are applied in the order {', '.join(node.edits)}")
+    return changes
+
+
+ABSENT = object()
+"""Stands for a key that one side does not have."""
+
+
+def changed_keys(old: Any, new: Any, at: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield (dotted key, old value, new value) wherever two nested mappings differ; ABSENT where there is none."""
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+        if old != new:
+            yield at, old, new
+        return
+    for key in sorted({*old, *new}):
+        yield from changed_keys(old.get(key, ABSENT), new.get(key, ABSENT), f"{at}.{key}" if at else str(key))
+
+
+def describe_change(key: str, old: Any, new: Any) -> str:
+    """`steps 400 -> 40`; only the key where the values are long."""
+    if old is ABSENT or new is ABSENT:
+        value = new if old is ABSENT else old
+        shown = json.dumps(value, ensure_ascii=False)
+        text = f"{key} {'added' if old is ABSENT else 'removed'}"
+        return f"{text}: {shown}" if not isinstance(value, Mapping | list) and len(shown) < LONGEST_VALUE else text
+    short = [json.dumps(value, ensure_ascii=False) for value in (old, new)]
+    return f"{key} {short[0]} -> {short[1]}" if max(map(len, short)) < LONGEST_VALUE else key
+
+
+def _changed_files(old: Any, new: Any) -> str:
+    """`2 new, 1 gone, 3 changed` of two listings."""
+    stamps = [{file["path"]: (file["size"], file["stamp"]) for file in files} if isinstance(files, list) else {}
+              for files in (old, new)]
+    before, after = stamps
+    counts = {"new": len(after.keys() - before.keys()), "gone": len(before.keys() - after.keys()),
+              "changed": sum(before[path] != after[path] for path in before.keys() & after.keys())}
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count) or "in another order"
+
+
+def _shortened(changes: Sequence[str]) -> str:
+    rest = len(changes) - MOST_CHANGES
+    return ", ".join(changes[:MOST_CHANGES]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,109 @@
+"""The record of a run: which manifest, which stage outputs, how it ended; and removing outputs that no record names."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gristmill.dataprep.files import write_json
+from gristmill.dataprep.secrets import mask_secrets
+from gristmill.flows.running.run import Outcome
+from gristmill.flows.stages import Plan
+from gristmill.flows.store.lease import identity, running_owner
+from gristmill.flows.store.store import FINGERPRINT_CHARS, Store, new_run_folder, read_runs, remove_tree
+from gristmill.mixtures.manifest import Manifest
+
+
+@dataclass
+class RunRecord:
+    """`run.json` of one run, rewritten whenever something happened."""
+
+    folder: Path
+    content: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def start(cls, store: Store, manifest: Manifest, file: str, overrides: list[str], plan: Plan) -> RunRecord:
+        """Make a new run's folder and first record."""
+        record = cls(new_run_folder(store, manifest.name))
+        record.content = {
+            "run": record.folder.name, "name": manifest.name, "manifest_file": str(Path(file).resolve()),
+            "manifest": manifest.model_dump(mode="json", exclude_none=True), "overrides": overrides,
+            "state": "running", "started": time.time(), "owner": identity(os.getpid()),
+            "stages": {name: {"fingerprint": node.fingerprint} for name, node in plan.items()},
+        }
+        record.save()
+        return record
+
+    def add(self, outcome: Outcome) -> None:
+        """Note how a stage came to its output."""
+        self.content["stages"][outcome.stage] = {
+            "fingerprint": outcome.fingerprint, "how": outcome.how, "seconds": round(outcome.seconds, 3),
+            "folder": str(outcome.folder.path), "note": outcome.note,
+        }
+        self.save()
+
+    @contextmanager
+    def until_end(self) -> Iterator[None]:
+        """Note how what is done inside ends: completed, failed or interrupted."""
+        try:
+            yield
+        except BaseException as error:
+            self.finish("failed" if isinstance(error, Exception) else "interrupted", str(error))
+            raise
+        self.finish("completed")
+
+    def finish(self, state: str, message: str = "") -> None:
+        """Note how the run ended: completed, failed or interrupted."""
+        self.content.update(state=state, message=message, finished=time.time())
+        self.save()
+
+    def save(self) -> None:
+        """Write the record, without credentials that addresses or settings carry."""
+        write_json(self.folder / "run.json", mask_secrets(self.content))
+
+
+def collect(store: Store, keep_runs: int, delete: bool) -> list[tuple[Path, int]]:
+    """Find outputs that the last runs of no manifest refer to, and delete them if asked to.
+
+    Outputs that are being written are never touched.
+
+    Args:
+        store: where to look.
+        keep_runs: for every manifest name, the outputs of so many newest runs stay.
+        delete: whether to delete.
+
+    Returns:
+        (folder, bytes) of every output found.
+    """
+    kept = referenced_fingerprints(store, keep_runs)
+    garbage = []
+    for _, folder in store.outputs():
+        fingerprint = folder.path.name.rpartition("--")[2]
+        if fingerprint not in kept and running_owner(folder.path / "lease") is None:
+            garbage.append(folder.path)
+    if store.trash.exists():
+        garbage += sorted(store.trash.iterdir())
+    sizes = [(path, sum(file.stat().st_size for file in path.rglob("*") if file.is_file())) for path in garbage]
+    if delete:
+        for path in garbage:
+            # Without its marker the output does not count, so that a half-deleted one cannot be mistaken for a whole.
+            (path / "_SUCCESS").unlink(missing_ok=True)
+            remove_tree(path)
+    return sizes
+
+
+def referenced_fingerprints(store: Store, keep_runs: int) -> set[str]:
+    """The shortened fingerprints that the newest runs of every manifest name."""
+    by_manifest = defaultdict(list)
+    for _, record in read_runs(store):
+        by_manifest[record["name"]].append(record)
+    return {
+        stage["fingerprint"][:FINGERPRINT_CHARS]
+        for records in by_manifest.values() for record in records[-keep_runs:] for stage in record["stages"].values()
+    }

@@ -1,0 +1,310 @@
+"""Where outputs live: one content-addressed folder per stage output, committed by one file that is written last.
+
+    STORE/<stage>/<name>--<fingerprint>/
+        stage.json      what is to be made, written before any work
+        lease/          who is working on it: numbered, the number is the fencing token
+        logs/           everything the stage's process printed
+        work/           what survives attempts: records of finished shards, spills, checkpoints
+        data/           the final files
+        manifest.json   every file with size and checksum, counts, timings, versions
+        _SUCCESS        the checksum of manifest.json: the commit point
+    STORE/runs/<run>/run.json
+
+The folders alone decide what is done. Nothing here knows what a stage computes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gristmill.dataprep.files import (
+    TEMPORARY_MARK,
+    as_path,
+    atomic_write,
+    create_exclusively,
+    is_local,
+    json_bytes,
+    read_json,
+    sha256_file,
+    write_json,
+)
+from gristmill.dataprep.secrets import mask_text, remember_secrets
+
+DEFAULT_STORE = "gristmill-store"
+"""In the current folder."""
+
+
+class StoreLocationError(ValueError):
+    """There can be no store at a place, with what to give instead."""
+
+
+def store_at(option: str | None) -> Store:
+    """The store that an option names, otherwise GRISTMILL_STORE, otherwise the default; it need not exist yet.
+
+    Raises:
+        StoreLocationError: a file is there, only this process would see it, or no library here opens such URLs.
+    """
+    location = option or os.environ.get("GRISTMILL_STORE") or DEFAULT_STORE
+    remember_secrets(location)
+    try:
+        store = Store.at(location)
+    except (ValueError, ImportError) as error:
+        said = " ".join(str(error).split())
+        raise StoreLocationError(mask_text(f"the store {location}: {said}; give a folder, or a URL of a kind that "
+                                           "fsspec opens here, such as s3://bucket/folder")) from error
+    if location.startswith("memory:"):
+        raise StoreLocationError(f"the store {location} would be in the memory of this process alone, and stages run "
+                                 "in processes of their own; give a folder, or the URL of an object store")
+    if is_local(store.root) and store.root.exists() and not store.root.is_dir():
+        raise StoreLocationError(f"the store {store.root} is a file; name a folder with --store or GRISTMILL_STORE")
+    return store
+
+
+State = Literal["committed", "unfinished", "missing", "corrupt"]
+FINGERPRINT_CHARS = 16
+KEPT_WORK = ("tensorboard",)
+"""Folders below work/ that stay when a stage is committed."""
+KEPT_LIST = "kept.json"
+"""A stage's own list of what else stays: paths below work/."""
+LAST_WORK = ("result.json", KEPT_LIST)
+"""Files of work/ that are removed last and in this order, so that a killed cleaning goes on with the same list."""
+
+
+class CorruptError(RuntimeError):
+    """A committed output is not what its manifest says."""
+
+
+@dataclass(frozen=True)
+class StageFolder:
+    """One stage output, finished or not."""
+
+    path: Path
+
+    @property
+    def data(self) -> Path:
+        """The final files."""
+        return self.path / "data"
+
+    @property
+    def work(self) -> Path:
+        """What survives attempts."""
+        return self.path / "work"
+
+    @property
+    def logs(self) -> Path:
+        """What the attempts printed."""
+        return self.path / "logs"
+
+    def state(self) -> State:
+        """What the folder holds; sizes are compared, contents are not (see `verify`)."""
+        if not self.path.exists():
+            return "missing"
+        if not (self.path / "_SUCCESS").exists():
+            return "unfinished"
+        return "corrupt" if next(self.damage(), None) else "committed"
+
+    def manifest(self) -> dict[str, Any]:
+        """The committed manifest.
+
+        Raises:
+            CorruptError: it is absent, or not the one that was committed.
+        """
+        content = (self.path / "manifest.json").read_bytes()
+        if hashlib.sha256(content).hexdigest() != (self.path / "_SUCCESS").read_text().strip():
+            raise CorruptError(f"{self.path / 'manifest.json'} is not the manifest that was committed")
+        manifest: dict[str, Any] = json.loads(content)
+        return manifest
+
+    def damage(self, deep: bool = False) -> Iterator[str]:
+        """Yield a sentence for every committed file that is absent, or has another size or (deep) another checksum."""
+        try:
+            files = self.manifest()["files"]
+        except (OSError, ValueError, CorruptError) as error:
+            yield str(error)
+            return
+        for name, entry in files.items():
+            file = self.data / name
+            if not file.exists():
+                yield f"{file} is gone"
+            elif file.stat().st_size != entry["bytes"]:
+                yield f"{file} has {file.stat().st_size} bytes, committed were {entry['bytes']}"
+            elif deep and sha256_file(file) != entry["sha256"]:
+                yield f"{file} has the committed size but not the committed checksum"
+
+    def begin(self, description: Mapping[str, Any]) -> None:
+        """Write down what is to be made, and put a damaged commit aside so that the work goes on."""
+        for folder in (self.data, self.work, self.logs):
+            folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.path / "stage.json", description)
+        success = self.path / "_SUCCESS"
+        if success.exists():
+            number = len(list(self.path.glob("_CORRUPT.*")))
+            (self.path / f"_CORRUPT.{number}").write_text("\n".join(self.damage()) + "\n")
+            success.unlink()
+        for leftover in (*self.path.glob(f"*{TEMPORARY_MARK}*"), *self.data.rglob(f"*{TEMPORARY_MARK}*")):
+            leftover.unlink()
+
+    def commit(
+        self, header: Mapping[str, Any], summary: Mapping[str, Any],
+        decide: Callable[[bytes], None] = lambda content: None,
+    ) -> dict[str, Any]:
+        """Make the output count: write the manifest, then `_SUCCESS`, then remove what only attempts needed.
+
+        Args:
+            header, summary: what the manifest says besides the files.
+            decide: given the manifest's content before anything is written; raises where it must not count.
+        """
+        files = {
+            file.relative_to(self.data).as_posix(): {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
+            for file in sorted(self.data.rglob("*")) if file.is_file()
+        }
+        manifest = {**header, "files": files, "summary": dict(summary), "versions": library_versions()}
+        content = json_bytes(manifest)
+        decide(content)
+        self.publish(content)
+        self.clean_work()
+        return manifest
+
+    def publish(self, content: bytes) -> bool:
+        """Write a manifest that it is decided to commit, and `_SUCCESS`; False if there is a commit already.
+
+        Raises:
+            CorruptError: somebody else has committed something else at the same time.
+        """
+        success, checksum = self.path / "_SUCCESS", hashlib.sha256(content).hexdigest()
+        if success.exists():
+            return False
+        with atomic_write(self.path / "manifest.json") as sink:
+            sink.write(content)
+        if not create_exclusively(success, checksum.encode()) and success.read_text().strip() != checksum:
+            raise CorruptError(f"{self.path} was committed by somebody else meanwhile")
+        return True
+
+    def clean_work(self) -> None:
+        """Remove what only attempts needed; the files that say whether this is still to be done go last."""
+        if not self.work.exists():
+            return
+        listed, marks = self.work / KEPT_LIST, [self.work / name for name in LAST_WORK]
+        names = [*KEPT_WORK, *(read_json(listed) if listed.exists() else ())]
+        _remove_but(self.work, [*(self.work / name for name in names), *marks])
+        for mark in marks:
+            mark.unlink(missing_ok=True)
+
+    def is_tidy(self) -> bool:
+        """Whether a committed output's last attempt has come to its end: it may be killed while it cleans up."""
+        return not (any((self.work / name).exists() for name in LAST_WORK)
+                    or any(self.path.glob(f"*{TEMPORARY_MARK}*")))
+
+    def tidy(self) -> None:
+        """Remove what a killed attempt has left behind its commit."""
+        self.clean_work()
+        for leftover in self.path.glob(f"*{TEMPORARY_MARK}*"):
+            leftover.unlink()
+
+
+@dataclass(frozen=True)
+class Store:
+    """A folder, or any fsspec URL, that holds all stage outputs and the records of all runs."""
+
+    root: Path
+
+    @classmethod
+    def at(cls, location: str | Path) -> Store:
+        """The store at a local path or an fsspec URL."""
+        root = as_path(location)
+        return cls(root.resolve() if is_local(root) else root)
+
+    def folder(self, stage: str, name: str, fingerprint: str) -> StageFolder:
+        """The folder of a stage output; `name` is decoration, the fingerprint decides."""
+        stages = self.root / stage
+        suffix = f"--{fingerprint[:FINGERPRINT_CHARS]}"
+        if stages.exists():
+            for existing in sorted(stages.iterdir()):
+                if existing.name.endswith(suffix):
+                    return StageFolder(existing)
+        return StageFolder(stages / f"{name}{suffix}")
+
+    def outputs(self) -> Iterator[tuple[str, StageFolder]]:
+        """Every stage output in the store, with its stage's name."""
+        if not self.root.exists():
+            return
+        for stage in sorted(self.root.iterdir()):
+            if not stage.is_dir() or stage.name in ("runs", "trash"):
+                continue
+            for folder in sorted(stage.iterdir()):
+                if "--" in folder.name:
+                    yield stage.name, StageFolder(folder)
+
+    @property
+    def runs(self) -> Path:
+        """The records of runs."""
+        return self.root / "runs"
+
+    @property
+    def trash(self) -> Path:
+        """Outputs that a forced rerun replaced."""
+        return self.root / "trash"
+
+
+def _remove_but(folder: Path, kept: list[Path]) -> None:
+    """Remove what is in a folder, but for some paths and the folders that they lie in."""
+    for item in folder.iterdir():
+        if item in kept:
+            continue
+        if any(item in path.parents for path in kept):
+            _remove_but(item, kept)
+        elif item.is_dir():
+            remove_tree(item)
+        else:
+            item.unlink()
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder and what is in it."""
+    if is_local(path):
+        shutil.rmtree(path)
+    else:
+        path.rmdir(recursive=True)  # type: ignore[call-arg]
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of what the results depend on, where installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": platform.python_version()}
+    for package in ("gristmill", "apache-beam", "pyarrow", "numpy", "numba", "datasketch", "fasttext", "tokenizers",
+                    "torch"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def new_run_folder(store: Store, name: str) -> Path:
+    """Make the folder of a new run, named by the time; two runs in one second get two folders."""
+    base = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    number = 1
+    while True:
+        folder = store.runs / (base if number == 1 else f"{base}-{number}")
+        if create_exclusively(folder / "started", uuid.uuid4().hex.encode()):
+            return folder
+        number += 1
+
+
+def read_runs(store: Store) -> list[tuple[Path, dict[str, Any]]]:
+    """All runs with their records, oldest first."""
+    if not store.runs.exists():
+        return []
+    return [(folder, read_json(folder / "run.json"))
+            for folder in sorted(store.runs.iterdir()) if (folder / "run.json").exists()]

@@ -1,0 +1,140 @@
+"""The Prefect flow of a sweep, one task for the stages that all mixtures share and one per mixture, and its start."""
+
+from __future__ import annotations
+
+import contextvars
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+from rich.text import Text
+
+from gristmill.dataprep.secrets import mask_secrets
+from gristmill.flows.orchestration.owners import owned_run
+from gristmill.flows.orchestration.parameter_secrets import refuse_secrets, without_secrets
+from gristmill.flows.orchestration.reporting import PrefectObserver, publish_refusal
+from gristmill.flows.orchestration.tracking import apply_default_settings, choose_tracking
+from gristmill.flows.parameters import Count, FilePath, ProxyModel, Setting, SourceShare
+from gristmill.flows.pipeline import TRAINING_TAG, observer_of_caller
+from gristmill.flows.running.launch import interrupt
+from gristmill.flows.running.run import Observer
+from gristmill.flows.running.terminal import LastingStream, TerminalObserver, plain_console
+from gristmill.flows.sweeps.proxies import Sweep, plan_sweep, run_mixture, run_shared
+
+PROXY = ProxyModel()
+sweep_of_caller: contextvars.ContextVar[Sweep | None] = contextvars.ContextVar("sweep", default=None)
+"""What the terminal that called the flow has planned; the parameters that Prefect is told are masked."""
+
+
+@task(name="shared stages", task_run_name="shared stages", cache_policy=NO_CACHE, persist_result=False, retries=0)
+def shared_stages(sweep: Sweep, observer: Observer) -> None:
+    """Make what all mixtures share."""
+    run_shared(sweep, observer)
+
+
+@task(cache_policy=NO_CACHE, persist_result=False, retries=0)
+def mixture(sweep: Sweep, number: int, observer: Observer) -> dict[str, Any]:
+    """Train the proxies of one mixture."""
+    return run_mixture(sweep, number, observer)
+
+
+@flow(name="gristmill-sweep", flow_run_name="mixtures of {manifest}", persist_result=False, log_prints=False)
+def gristmill_sweep(
+    manifest: FilePath, grid: FilePath, steps: Count, seeds: Count = 1, model: ProxyModel = PROXY,
+    overrides: tuple[Setting, ...] = (), store: str = "", target: tuple[SourceShare, ...] = (),
+) -> list[dict[str, Any]]:
+    """Train a small proxy on every mixture of a grid.
+
+    Args:
+        manifest: Path of the YAML manifest, as the machine that runs the flow sees it.
+        grid: Path of the sweep's file: a list of weights, or a mapping with mixtures, grid and dirichlet.
+        steps: Training steps of every proxy; at least 1.
+        seeds: Proxies per mixture, for the spread between runs; at least 1.
+        model: The proxy's size.
+        overrides: Settings that replace the manifest's, one each, such as pretrain.global_batch_size=8
+        store: Folder or URL of the outputs; empty for the default.
+        target: How much each source counts in the mean; the manifest's weights if there is none.
+    """
+    with owned_run():
+        sweep = sweep_of_caller.get()
+        if sweep is not None:
+            return _run(sweep)
+        try:
+            refuse_secrets({"overrides": list(overrides), "store": store})
+            sweep = plan_sweep(manifest, Path(grid), steps, seeds, model.as_keys(),
+                               list(overrides), store or None, {one.source: one.share for one in target} or None)
+        except Exception as error:
+            told = without_secrets(error)
+            publish_refusal(manifest, told)
+            if told is error:
+                raise
+            raise told from None
+        return _run(sweep)
+
+
+def _run(sweep: Sweep) -> list[dict[str, Any]]:
+    observer = PrefectObserver(observer_of_caller.get())
+    outcomes = []
+    try:
+        shared_stages(sweep, observer)
+        for number in range(len(sweep.mixtures)):
+            name = f"mixture-{number:02d}"
+            named: Any = mixture.with_options(name=name, task_run_name=name, tags={TRAINING_TAG})
+            outcomes.append(named(sweep, number, observer))
+    finally:
+        observer.close()
+    return outcomes
+
+
+def launch_sweep(
+    sweep: Sweep, grid_file: Path, steps: int, model: Mapping[str, Any], overrides: list[str], tracked: bool,
+) -> list[dict[str, Any]]:
+    """Train every proxy that is not trained yet; returns the outcomes of all mixtures.
+
+    Raises:
+        StageFailedError: a stage that all mixtures share failed.
+        LeaseLostError: another run took a stage over while this one was paused.
+        KeyboardInterrupt: by the user, or SIGTERM; the same command goes on.
+    """
+    console = plain_console(cast(TextIO, LastingStream(sys.stdout)))
+    observer = TerminalObserver(console)
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        if tracked:
+            apply_default_settings(quiet_console=True)
+            tracking, sentence = choose_tracking()
+            console.print(Text(sentence, style="dim"))
+            if tracking != "none":
+                return _run_tracked(sweep, grid_file, steps, model, overrides, observer)
+        run_shared(sweep, observer)
+        return [run_mixture(sweep, number, observer) for number in range(len(sweep.mixtures))]
+    finally:
+        observer.stop_bar()
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _run_tracked(
+    sweep: Sweep, grid_file: Path, steps: int, model: Mapping[str, Any], overrides: list[str],
+    observer: TerminalObserver,
+) -> list[dict[str, Any]]:
+    from gristmill.flows.orchestration.owners import show_cancelled
+    from gristmill.flows.parameters import ProxyModel, SourceShare
+    from gristmill.flows.pipeline import observer_of_caller
+
+    tokens = observer_of_caller.set(observer), sweep_of_caller.set(sweep)
+    # Prefect keeps these for everybody to read; what the flow works with is the sweep.
+    shown: dict[str, Any] = mask_secrets({"overrides": overrides, "store": sweep.store or ""})
+    shown["overrides"] = tuple(shown["overrides"])
+    try:
+        return gristmill_sweep(
+            manifest=sweep.manifest_file, grid=str(grid_file), steps=steps, seeds=len(sweep.seeds),
+            model=ProxyModel.of(model), target=tuple(SourceShare(source=name, share=share)
+                                                    for name, share in sweep.target.items()), **shown)
+    finally:
+        observer_of_caller.reset(tokens[0])
+        sweep_of_caller.reset(tokens[1])
+        show_cancelled()
