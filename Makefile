@@ -16,7 +16,7 @@ test: .venv/developing
 
 check: .venv/developing build/typecheck
 	$(BIN)/ruff check .
-	MYPYPATH=build/typecheck $(BIN)/mypy $(LAYERS:%=-p gristmill.%)
+	MYPYPATH=build/typecheck $(BIN)/mypy $(LAYERS:%=-p gristmill.%) -p benchmarks
 	$(BIN)/python .ci/audit.py
 
 # What `check` cannot know without the network: today's advisories. The auditor has an environment of its own, so that
@@ -40,10 +40,14 @@ audit: .venv/developing
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
-# The repository is the package: the type checker sees it as `gristmill` through a link.
-build/typecheck:
-	mkdir -p $@
-	ln -sfn ../.. $@/gristmill
+# The repository is the package: the type checker sees it as `gristmill` through a link, and the benchmarks beside it.
+build/typecheck: build/typecheck/gristmill build/typecheck/benchmarks
+build/typecheck/gristmill:
+	mkdir -p $(@D)
+	ln -sfn ../.. $@
+build/typecheck/benchmarks:
+	mkdir -p $(@D)
+	ln -sfn ../../benchmarks $@
 
 clean:
 	rm -rf .venv build gristmill.egg-info gristmill-store

@@ -13,7 +13,7 @@ import gristmill.flows.cli.question_commands
 import gristmill.flows.cli.data_commands
 import gristmill.flows.cli.model_commands
 import gristmill.flows.cli.serve_commands
-import gristmill.flows.cli_bench  # noqa: F401
+import gristmill.flows.cli.bench_command  # noqa: F401
 # isort: on
 from gristmill.flows.cli.application import EXIT_INTERRUPTED, app
 

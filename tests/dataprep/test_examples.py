@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill.dataprep.reading.docquestions as docquestions
-from gristmill.dataprep.benchmarks.public_data import data_folder
+from benchmarks.checkout import data_folder
 from gristmill.dataprep.reading.docquestions import MAX_ANSWER_CHARACTERS
 from gristmill.dataprep.reading.examples import ExamplesError, examples_listing, read_examples, read_set
 from gristmill.dataprep.reading.pythondocs import standard_library_files

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.filtering import gopher_reference
 from gristmill.dataprep.filtering.gopher import (
     QUALITY_STATISTICS,
     REPETITION_STATISTICS,
@@ -21,6 +20,7 @@ from gristmill.dataprep.filtering.gopher import (
 )
 from gristmill.dataprep.filtering.stop_words import STOP_WORDS
 from gristmill.dataprep.unicode_tables import ALPHABETIC, CODE_POINTS, SPACE, WORD, code_point_flags, lower_case
+from tests.dataprep import gopher_reference
 
 PIECES = [
     "the", "Be", "TO", "of", "ant", "word", "Word", "ﬁsh", "İ", "Ǆ", "naïve", "東京", "123", "#", "...", "....",

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.filtering import gopher, gopher_reference, spacy_words
+from gristmill.dataprep.filtering import gopher, spacy_words
 from gristmill.dataprep.filtering.rules import failures
 from gristmill.mixtures.filter import GopherQuality, GopherRepetition, GopherRules, Rules
+from tests.dataprep import gopher_reference
 
 PIECES = [
     "the", "Be", "TO", "of", "that", "İ", "ΟΔΟΣ", "Å", "é", "e\u0301", "東京", "123", "#", "##", "#a#", "...", "....",

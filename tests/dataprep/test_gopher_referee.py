@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gristmill.dataprep.filtering import gopher, word_cuts_reference
+from gristmill.dataprep.filtering import gopher
 from gristmill.dataprep.filtering.rules import failures
 from gristmill.dataprep.unicode_tables import CONTENT, code_point_flags
 from gristmill.mixtures.filter import GopherQuality, GopherRepetition
+from tests.dataprep import word_cuts_reference
 
 DATA = Path("../shared/data")
 

@@ -1,4 +1,4 @@
-"""Compiled kernels: what is kept between runs never outlives its source; the benchmark compares like with like."""
+"""Compiled kernels: what is kept between runs never outlives its source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 import pytest
 
 from gristmill.dataprep import kernels
-from gristmill.dataprep.benchmarks import bench
 from gristmill.dataprep.text_buffers import text_buffers
 
 
@@ -50,11 +49,3 @@ def test_texts_are_read_only_to_kernels_so_that_none_is_compiled_twice(texts: pa
     assert (data.dtype, offsets.dtype, data.flags.writeable, offsets.flags.writeable) == (
         np.uint8, np.int64, False, False)
     assert [data[begin:end].tobytes().decode() for begin, end in pairwise(offsets.tolist())] == texts.to_pylist()
-
-
-def test_each_benchmark_measures_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "DOCUMENTS", 20)
-    monkeypatch.setattr(bench, "PEER_DOCUMENTS", 4)
-    measured = list(bench.rows())
-    assert [set(row) for row in measured] == [{"name", "ours", "peer", "unit", "ratio"}]
-    assert all(row["ratio"] == row["ours"] / row["peer"] > 0 for row in measured)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gristmill.dataprep.benchmarks.public_data import data_folder
+from benchmarks.checkout import data_folder
 from gristmill.dataprep.passages.leakage import leaks_into
 from gristmill.dataprep.reading.examples import read_set
 from gristmill.dataprep.reading.preference_audit import audit, warnings_of

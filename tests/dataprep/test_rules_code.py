@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.filtering import code_reference
 from gristmill.dataprep.filtering.rule_sets import configured_sets, measure
 from gristmill.dataprep.filtering.rules import failures, first_failures
 from gristmill.dataprep.filtering.rules_code import code_statistics, extension, file_name
 from gristmill.mixtures.filter import Rules
+from tests.dataprep import code_reference
 
 PIECES = [
     "0x41", "0x4F,", "41 ", "ab,", "\\x41", "\\x", "x", "\\u00e9", "\\u0041" * 8, "\\u", "\\", "é", "_", "0", "f", "ff",

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.filtering import rules_reference
 from gristmill.dataprep.filtering.phrases import prepare_phrases
 from gristmill.dataprep.filtering.rule_sets import configured_sets, measure
 from gristmill.dataprep.filtering.rules import failures, first_failures
 from gristmill.mixtures.filter import Rules
+from tests.dataprep import rules_reference
 
 PIECES = [
     "lorem ipsum", "Lorem Ipsum", "LOREM\nIPSUM", "{", "}", "One.", "two?", "the same line.\n", "\n", "\n\n", " \n",

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.filtering import rules_reference
 from gristmill.dataprep.filtering.sentences import count_sentences
 from gristmill.dataprep.filtering.text_classes import BREAK, SPACE, TERMINAL, WORD, count_words, text_classes
 from gristmill.dataprep.unicode_tables import CODE_POINTS
+from tests.dataprep import rules_reference
 
 PIECES = [
     "the", "The", "Mr.", "I.", "J.", "É.", "a.m.", "e.g", "U.S.", "Etc.", "(etc.)", "...", "…", "!", "?", ".", "。",

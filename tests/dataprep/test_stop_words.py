@@ -13,11 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gristmill.dataprep.filtering import gopher, repetition_reference, word_cuts_reference
+from gristmill.dataprep.filtering import gopher
 from gristmill.dataprep.filtering.rules import failures
 from gristmill.dataprep.filtering.stop_words import STOP_WORDS, UNSPACED_LANGUAGES, is_unspaced, language_index
 from gristmill.dataprep.judges.language_codes import short_code
 from gristmill.mixtures.filter import GopherQuality, GopherRepetition, GopherRules
+from tests.dataprep import repetition_reference, word_cuts_reference
 
 UDHR = Path("../shared/data/langid/udhr2.zip")
 CHINESE = "人人生而自由，在尊严和权利上一律平等。他们赋有理性和良心，并应以兄弟关系的精神相对待。"

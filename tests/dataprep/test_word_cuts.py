@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.filtering import word_cuts_reference
 from gristmill.dataprep.filtering.punctuated_words import punctuated_words
 from gristmill.dataprep.filtering.segments import (
     EACH_NEWLINE,
@@ -26,6 +25,7 @@ from gristmill.dataprep.filtering.word_cuts import (
     word_punct_words,
 )
 from gristmill.dataprep.unicode_tables import code_point_flags
+from tests.dataprep import word_cuts_reference
 
 RULES = {
     punctuated_words: word_cuts_reference.punctuated,

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, read_documents, write_table
 from gristmill.dataprep.edits import edits_array
-from gristmill.flows.bench import describe, in_markdown
 from gristmill.flows.questions.explain import describe_edits, describe_values, marked_text, print_text
 from gristmill.flows.running.terminal import plain_console
 
@@ -82,11 +81,3 @@ def test_rules_that_changed_nothing_are_left_out() -> None:
     assert describe_values({"values": values, "reason": "clean/empty"}) == [
         "clean_words 0, clean_email 2, removed_word_ratio 0, words 0"
     ]
-
-
-def test_a_missing_peer_is_a_dash_and_its_note_is_kept() -> None:
-    row = {"name": "x", "ours": 2.5, "peer": None, "unit": "MB/s", "ratio": None, "note": "peer is not installed"}
-    assert describe(row).split() == ["x", "2.5", "-", "MB/s", "-", "peer", "is", "not", "installed"]
-    page = in_markdown("dataprep", "2026-01-01 10:00, 2 cores", [row])
-    assert "| x | 2.5 | - | MB/s | - | peer is not installed |" in page
-    assert "2026-01-01 10:00, 2 cores" in page

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.flows.chaos import surroundings
-from gristmill.flows.chaos.fuse import Act, Fuse, burn_at
-from gristmill.flows.chaos.kills import still_running
-from gristmill.flows.chaos.surroundings import CannotMountError, Scene
-from gristmill.flows.chaos.undisturbed import Undisturbed, gristmill
+from benchmarks.chaos import surroundings
+from benchmarks.chaos.fuse import Act, Fuse, burn_at
+from benchmarks.chaos.kills import still_running
+from benchmarks.chaos.surroundings import CannotMountError, Scene
+from benchmarks.chaos.undisturbed import Undisturbed, gristmill
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from gristmill.dataprep.filtering import rules_reference
 from gristmill.dataprep.filtering.rule_sets import configured_sets, measure
 from gristmill.dataprep.filtering.rules import failures, first_failures
 from gristmill.mixtures.filter import Rules
+from tests.dataprep import rules_reference
 
 pytest.importorskip("datatrove")
 DATA = Path(__file__).parents[2] / ".." / "shared" / "data" / "text"

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from gristmill.dataprep.filtering.rules_reference import sentences
+from tests.dataprep.rules_reference import sentences
 
 DATA = Path(__file__).parents[2] / ".." / "shared" / "data" / "text"
 LEAST = 3

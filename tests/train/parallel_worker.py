@@ -18,10 +18,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from benchmarks.train.forked_ranks import fork_ranks, load_all
 from gristmill.dataprep.context import Context
 from gristmill.mixtures.engine import Compute, Parallel
 from gristmill.train import pretrain
-from gristmill.train.benchmarks.forked_ranks import fork_ranks, load_all
 from gristmill.train.parallel.world import World, make_world, process_group
 
 

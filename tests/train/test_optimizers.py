@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.checkout import ROOT
+from benchmarks.train.forked_ranks import fork_ranks, load_all
 from gristmill.mixtures.optimizer import SMALL_MOMENTS, Optimizer
-from gristmill.train.benchmarks.forked_ranks import fork_ranks, load_all
 from gristmill.train.optim.clipping import clip_gradients, clip_units
 from gristmill.train.optim.lion import Lion
 from gristmill.train.optim.offload import is_on_host, one_by_one
@@ -290,7 +291,7 @@ def _one_rank(folder: str) -> None:
 
 
 def test_two_processes_that_share_the_matrices_move_them_as_one_does(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, __file__, str(tmp_path)], check=True)
+    subprocess.run([sys.executable, "-m", "tests.train.test_optimizers", str(tmp_path)], check=True, cwd=ROOT)
     one, two = (torch.load(tmp_path / f"{size}.pt") for size in (1, 2))
     for kind in one:
         # Muon's products are in bfloat16, and their parts are added up in another order.

@@ -14,15 +14,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.checkout import ROOT
+from benchmarks.train.bench_forms import ROUNDING, differences_of
 from gristmill.mixtures.engine import Parallel
 from gristmill.mixtures.manifest import Engine
-from gristmill.train.benchmarks.bench_forms import ROUNDING, differences_of
 from gristmill.train.models.llama import Llama, padded_to_multiple
 from gristmill.train.models.shape import Shape
 from gristmill.train.parallel.pipeline import PipelineError, Stage
 from gristmill.train.parallel.tensor import UnevenSplitError, split_matrices
 
-WORKER = Path(__file__).parent / "parallel_worker.py"
+WORKER = "tests.train.parallel_worker"
 STEPS, CHECKPOINT = 3, 2
 FORMS: dict[int, list[dict[str, int]]] = {
     2: [{"shard": 2}, {"pipeline": 2}, {"replicate": 2}, {"tensor": 2}],
@@ -56,8 +57,8 @@ def train_on(ranks: int, jobs: list[dict[str, Any]], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "jobs.json").write_text(json.dumps(jobs))
     done = subprocess.run(
-        [sys.executable, str(WORKER), str(ranks), str(folder / "jobs.json")],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False, timeout=240)
+        [sys.executable, "-m", WORKER, str(ranks), str(folder / "jobs.json")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False, timeout=240, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-6000:]
 
 
@@ -131,7 +132,7 @@ def test_a_product_of_three_forms_learns_the_same() -> None:
 def test_when_one_forked_process_fails_the_others_are_not_waited_for() -> None:
     work = """
 import os, signal
-from gristmill.train.benchmarks.forked_ranks import fork_ranks
+from benchmarks.train.forked_ranks import fork_ranks
 
 def work():
     if os.environ["RANK"] == "1":
@@ -140,7 +141,8 @@ def work():
 
 fork_ranks(2, work)
 """
-    done = subprocess.run([sys.executable, "-c", work], capture_output=True, text=True, check=False, timeout=240)
+    done = subprocess.run([sys.executable, "-c", work], capture_output=True, text=True, check=False, timeout=240,
+                          cwd=ROOT)
     assert done.returncode == 1
     assert "ValueError: rank 1 of 2" in done.stderr
     assert done.stderr.endswith("one of 2 processes failed\n")

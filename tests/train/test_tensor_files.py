@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.checkout import ROOT
 from gristmill.mixtures.evaluation import Export
 from gristmill.mixtures.model import Model
 from gristmill.train.export import write_folder
@@ -163,7 +164,7 @@ GATHER = """
 import torch
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.engine import Parallel
-from gristmill.train.benchmarks.forked_ranks import fork_ranks, load_all
+from benchmarks.train.forked_ranks import fork_ranks, load_all
 from gristmill.train.models.shape import shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.parallel.sharding import sharded_model, whole_tensors
@@ -189,5 +190,6 @@ fork_ranks(2, gather)
 
 
 def test_only_the_first_process_gathers_the_whole_model() -> None:
-    done = subprocess.run([sys.executable, "-c", GATHER], capture_output=True, text=True, check=False, timeout=240)
+    done = subprocess.run([sys.executable, "-c", GATHER], capture_output=True, text=True, check=False, timeout=240,
+                          cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]

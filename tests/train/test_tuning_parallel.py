@@ -18,12 +18,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.checkout import ROOT
 from gristmill.mixtures.posttraining import Dpo, Reference, Tuning
 from gristmill.train.loop.rows_read import READS
 
 DATA_OF = {"sft": "sft_data", "reference": "dpo_data", "dpo": "dpo_data"}
 READ = {"sft": {*Tuning.model_fields, READS}, "reference": Reference.model_fields, "dpo": Dpo.model_fields}
-WORKER = Path(__file__).parent / "tuning_worker.py"
+WORKER = "tests.train.tuning_worker"
 TRAINING = {"steps": 3, "global_batch_size": 5, "micro_batch_size": 2, "seed": 11, "log_every": 1,
             "sequence_length": 64, "schedule": {"warmup_steps": 1}}
 
@@ -102,8 +103,8 @@ def test_two_processes_tune_as_one_does(
     of_two = [on_made_rows(job, tmp_path / "one") for job in (*jobs, *split_ones(jobs))]
     (tmp_path / "jobs.json").write_text(json.dumps(of_two))
     done = subprocess.run(
-        [sys.executable, str(WORKER), "2", str(tmp_path / "jobs.json")], env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False, timeout=240)
+        [sys.executable, "-m", WORKER, "2", str(tmp_path / "jobs.json")], env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False, timeout=240, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-6000:]
     for name in ("adapters", "held", "dpo", "dpo whole", "kto", "reward", "reward split", "taught", "rl", "rl split"):
         ours, theirs = ([json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]

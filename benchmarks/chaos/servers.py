@@ -1,0 +1,108 @@
+"""What may go wrong with the servers that a run talks to: the object store that holds the store, and Prefect's API."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from benchmarks.chaos.fuse import burn_at
+from benchmarks.chaos.kills import still_running
+from benchmarks.chaos.network import CREDENTIALS, Network, network, object_store, silent_server, unused_address
+from benchmarks.chaos.prefect_server import POLL_SECONDS, prefect_server
+from benchmarks.chaos.surroundings import Scene
+from benchmarks.chaos.undisturbed import RUN_SECONDS, finish, gristmill, start
+
+BUCKET = "chaos"
+DELAY_SECONDS = 0.02
+"""A request to a store in the same region takes about so long."""
+
+
+def slow_and_failing_store(scene: Scene) -> list[str]:
+    """Make the first stages in an object store whose every answer takes its time, and some of which fail."""
+    with object_store(BUCKET) as port, network(port) as between:
+        between.delay_seconds, between.is_faulty = DELAY_SECONDS, True
+        return [*_make(scene, between), *_compare(scene, between)]
+
+
+def store_goes_away(scene: Scene) -> list[str]:
+    """Let the object store go away in the midst of the first stages, and come back for the same command."""
+    with object_store(BUCKET) as port, network(port) as between:
+        between.away_from = 10 + int(scene.place("away") * 200)
+        done = gristmill(_arguments(scene), _environment(between))
+        wrong = [] if done.returncode == 1 else [f"ended with code {done.returncode} instead of 1"]
+        wrong += ["ended with a traceback"] if "Traceback" in done.stdout else []
+        between.away_from = None
+        return [*wrong, *_make(scene, between), *_compare(scene, between)]
+
+
+def no_prefect_server(scene: Scene) -> list[str]:
+    """Name a Prefect server that is not there, or one that does not answer: the run does not need it."""
+    scene.run.lend(scene.store, scene.stage)
+    arguments = [word for word in scene.run.arguments(scene.store, scene.stage) if word != "--no-ui"]
+    wrong = []
+    with silent_server() as silent:
+        for address in (unused_address(), silent):
+            done = gristmill([*arguments, "--force", scene.stage], {**os.environ, "PREFECT_API_URL": address})
+            wrong += [] if done.returncode == 0 else [f"ended with code {done.returncode}: {done.stdout[-300:]}"]
+            wrong += [] if "does not answer" in done.stdout else ["does not say that the server does not answer"]
+    return [*wrong, *scene.goes_on()]
+
+
+def prefect_server_dies(scene: Scene) -> list[str]:
+    """Kill Prefect's server in the midst of the stage, and start it again: it hears of the run's end after all."""
+    scene.run.lend(scene.store, scene.stage)
+    arguments = [word for word in scene.run.arguments(scene.store, scene.stage) if word != "--no-ui"]
+    fuse = scene.fuse(scene.some_change("server"), "nothing")
+    with prefect_server(Path(fuse.log).parent) as server:
+        environment = {**burn_at(fuse), "PREFECT_API_URL": server.api, "PREFECT_HOME": str(server.home)}
+        # Prefect starts stages from threads of its own, which `warm` does not fork from.
+        run = start(arguments, environment, anew=True)
+        deadline = time.monotonic() + RUN_SECONDS
+        while not fuse.has_burnt() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        server.kill()
+        server.start()
+        done, states = finish(run), server.states()
+    wrong = [] if done.returncode == 0 else [f"ended with code {done.returncode}: {done.stdout[-300:]}"]
+    wrong += [] if "Traceback" not in done.stdout else ["printed a traceback"]
+    wrong += [] if states == ["Completed"] else [f"the server knows of runs that are {', '.join(states)}"]
+    return [*wrong, *scene.goes_on(), *still_running([fuse.log])]
+
+
+def _make(scene: Scene, between: Network) -> list[str]:
+    done = gristmill(_arguments(scene), _environment(between))
+    wrong = [] if done.returncode == 0 else [f"ended with code {done.returncode}: {done.stdout[-300:]}"]
+    return [*wrong, "ended with a traceback"] if "Traceback" in done.stdout else wrong
+
+
+def _arguments(scene: Scene) -> list[str]:
+    """Up to the second stage: what is committed to an object store is read from there by the next."""
+    return scene.run.arguments(_url(scene), scene.run.stages[1])
+
+
+def _url(scene: Scene) -> str:
+    return f"s3://{BUCKET}/{scene.store.name}"
+
+
+def _environment(between: Network) -> dict[str, str]:
+    return {**os.environ, **CREDENTIALS, "AWS_ENDPOINT_URL": between.address}
+
+
+def _compare(scene: Scene, between: Network) -> list[str]:
+    """Fetch what was made, and compare it."""
+    between.is_faulty, between.delay_seconds = False, 0.0
+    _fetch(_url(scene), scene.store, between.address)
+    return scene.run.differences(scene.store, scene.run.stages[:2])
+
+
+def _fetch(url: str, target: Path, endpoint: str) -> None:
+    import s3fs  # type: ignore[import-untyped]
+
+    files = s3fs.S3FileSystem(key="any", secret="any", endpoint_url=endpoint,
+                              client_kwargs={"region_name": "us-east-1"}, skip_instance_cache=True)
+    root = url.removeprefix("s3://")
+    for path in files.find(root):
+        local = target / path.removeprefix(f"{root}/")
+        local.parent.mkdir(parents=True, exist_ok=True)
+        local.write_bytes(files.cat_file(path))

@@ -1,0 +1,199 @@
+"""Runs that begin at once: forked from a process that has imported everything, instead of importing it each time.
+
+A stage of the tiny manifest works for a fraction of a second, and imports for several. Here every process of a run is
+one of its own as always, with its own number, session, output and environment, and signals end it as always; only
+where it would begin with `python -m MODULE`, it is forked from the one that starts it and goes on with MODULE. Every
+other program (fastText's training, whose memory must be zero when it begins) is started as it is.
+
+`python -m benchmarks.chaos.warm SOCKET` is the fork server's inside; `start` is for those outside.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import io
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import cache, partial
+from typing import Any, NoReturn
+
+from benchmarks.chaos.fuse import VARIABLE, hold, lay
+from benchmarks.checkout import ROOT
+from gristmill.dataprep.jobs.fork_server import Forked, ForkServer
+from gristmill.flows.running.process import DEFAULT_ENVIRONMENT
+from gristmill.flows.stages import STAGES
+
+FLOW = "gristmill.flows.cli.main"
+FORKED = (FLOW, "gristmill.flows.running.execute", "gristmill.train.torchrun", "gristmill.train.launch",
+          "gristmill.dataprep.jobs.worker")
+"""What a run starts as `python -m MODULE`."""
+IMPORTED = (
+    *FORKED, "gristmill.flows.running.launch", "gristmill.flows.report.summary", "gristmill.dataprep.jobs.local_runner",
+    "gristmill.dataprep.jobs.task_dofn", "apache_beam.runners.portability.fn_api_runner",
+    "apache_beam.runners.worker.sdk_worker_main", "torch.distributed.fsdp", "torch.distributed.checkpoint",
+    "torch.distributed.elastic.agent.server.local_elastic_agent", "transformers", "tokenizers", "safetensors.torch",
+    "datasketch", "fasttext", "pandas", "pyarrow.dataset", "scipy.sparse", "scipy.stats", "matplotlib.pyplot",
+    "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg")
+"""What the server imports besides the stages, as far as it is installed."""
+Request = Mapping[str, Any]
+
+
+def start(arguments: Sequence[str], environment: Mapping[str, str], output: int) -> Forked:
+    """Start a command of gristmill in a session of its own; its output goes to a descriptor."""
+    return _server().start(environment, [], output, [sys.executable, "-m", FLOW, *arguments])
+
+
+@cache
+def _server() -> ForkServer:
+    server = ForkServer(__name__, {**DEFAULT_ENVIRONMENT, "PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)})
+    atexit.register(server.close)
+    return server
+
+
+def main(argv: list[str]) -> None:
+    """Import, and fork runs as they are asked for, until the socket whose descriptor is the only argument is closed."""
+    (descriptor,) = argv
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Before others import it.
+    subprocess.Popen = Popen  # type: ignore[misc]
+    os.execv = partial(_execute, os.execv)  # type: ignore[assignment,arg-type]
+    from gristmill.dataprep.jobs.runner import import_beam, quieten_beam, without_collection
+    from gristmill.dataprep.jobs.worker import Server
+
+    with without_collection(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import_beam()
+        quieten_beam()
+        for name in (*IMPORTED, *(stage.run.partition(":")[0] for stage in STAGES.values())):
+            with suppress(ImportError):
+                importlib.import_module(name)
+        _prepare_numba()
+    gc.freeze()
+    with socket.socket(fileno=int(descriptor)) as requests:
+        Server(requests, _become_flow).serve()
+
+
+def _prepare_numba() -> None:
+    """Let numba import what it needs to load any kernel, which it leaves to the first."""
+    from numba.core.registry import cpu_target
+
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
+
+
+class Popen(subprocess.Popen[Any]):
+    """A process that is forked and goes on with its module, where its command is one of those of a run."""
+
+    def __init__(self, args: Any, *more: Any, **options: Any) -> None:
+        if _module_of(args) is not None:
+            # What Python calls between fork and exec, and here never leaves.
+            options["preexec_fn"] = partial(become, args, options.get("env"), options.get("pass_fds", ()))
+        super().__init__(args, *more, **options)
+
+
+def become(command: Sequence[str], environment: Mapping[str, str] | None, kept: Collection[int] = ()) -> NoReturn:
+    """Go on as `python -m MODULE ...` in a process that was just forked; ends it.
+
+    Args:
+        command: the interpreter, its options, `-m`, the module and its arguments.
+        environment: its environment variables; those of the caller if None.
+        kept: the descriptors above 2 that stay open.
+    """
+    code = 1
+    try:
+        _forget_parent(kept)
+        if environment is not None:
+            found = dict(environment)
+            os.environ.clear()
+            os.environ.update(found)
+        hold()
+        at = command.index("-m")
+        sys.argv = list(command[at + 1:])
+        is_unbuffered = "-u" in command[:at] or bool(os.environ.get("PYTHONUNBUFFERED"))
+        for stream, number in (("stdout", 1), ("stderr", 2)):
+            setattr(sys, stream, io.TextIOWrapper(io.FileIO(number, "w", closefd=False), errors="backslashreplace",
+                                                  line_buffering=True, write_through=is_unbuffered))
+        warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning)
+        runpy.run_module(command[at + 1], run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
+    except BaseException:  # noqa: BLE001 - nothing may leave here, or there would be two of the parent
+        traceback.print_exc()
+    finally:
+        # What the interpreter does at its own end, and multiprocessing at that of its forks.
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _become_flow(request: Request) -> NoReturn:
+    os.setsid()
+    os.chdir(request["folder"])
+    sys.path[:] = request["path"]
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    if VARIABLE in os.environ:
+        lay()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    become(request["command"], None)
+
+
+def _execute(real: Callable[[str, Sequence[str]], None], path: str, command: Sequence[str]) -> None:
+    """Instead of `os.execv`: the same process goes on with another module."""
+    if _module_of(command) is None:
+        real(path, command)
+    become(command, None)
+
+
+def _module_of(command: Any) -> str | None:
+    """The module that a command starts, if it is one of a run's."""
+    if isinstance(command, str | bytes) or not command or command[0] != sys.executable or "-m" not in command:
+        return None
+    module = command[command.index("-m") + 1]
+    return module if module in FORKED else None
+
+
+def _forget_parent(kept: Collection[int]) -> None:
+    """Leave behind what an `exec` would: signal handlers, open descriptors, what is to be done at the end.
+
+    A descriptor's number stays taken, by nothing: objects of the parent that still name it can close no other file.
+    """
+    atexit._clear()
+    gc.freeze()
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python does when it begins
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor > 2 and descriptor != nothing and descriptor not in kept and _is_open(descriptor):
+            os.dup2(nothing, descriptor, inheritable=False)
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

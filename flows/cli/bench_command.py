@@ -1,0 +1,58 @@
+"""The command `bench`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gristmill.flows.cli.application import EXIT_USAGE, JsonOption, app, fail, out_file
+
+
+@app.command()
+def bench(
+    area: Annotated[str, typer.Argument(help="What to measure: dataprep, quality, tokenize, train, ...")],
+    as_json: JsonOption = False,
+    markdown: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="Also keep the rows as a page of markdown.")] = None,
+    points: Annotated[int | None, typer.Option(
+        metavar="N", help="Of chaos: how many kills; 200 where not said.", min=1)] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Of chaos: decides where and how.")] = None,
+    folder: Annotated[Path | None, typer.Option(
+        metavar="DIR", help="Of chaos: where to work, and to go on with what is there.")
+                      ] = None,
+    at_once: Annotated[int | None, typer.Option(
+        metavar="N", help="Of chaos: points at a time; 2 where not said.", min=1)] = None,
+) -> None:
+    """Measure against a named peer or bound, both in this run, on this machine.
+
+    The area `chaos` kills, starves and damages a tiny pipeline instead, and measures the share of runs that ended with
+    the same bytes all the same.
+    """
+    from gristmill.mixtures.yaml_text import did_you_mean
+
+    areas = areas_of_checkout()
+    if markdown is not None:
+        out_file("--markdown", markdown)
+    if area not in areas.AREAS:
+        nearest = did_you_mean(area, areas.AREAS) or ";"
+        fail(f"no such area: {area}{nearest} areas are {', '.join(areas.AREAS)}", EXIT_USAGE)
+    options = {name: value for name, value in (("points", points), ("seed", seed), ("folder", folder),
+                                               ("at_once", at_once)) if value is not None}
+    if options and area != "chaos":
+        fail("--points, --seed, --folder and --at-once belong to the area chaos", EXIT_USAGE)
+    areas.print_rows(area, as_json, markdown, **options)
+
+
+def areas_of_checkout() -> Any:
+    """The module `benchmarks.areas`, which lies beside the package in a checkout and is not installed."""
+    import gristmill.mixtures
+
+    root = Path(gristmill.mixtures.__path__[0]).parent
+    if not (root / "benchmarks" / "areas.py").is_file():
+        fail("`gristmill bench` needs a checkout: benchmarks are not part of the installed package", EXIT_USAGE)
+    sys.path.append(str(root))
+    return importlib.import_module("benchmarks.areas")

@@ -1,0 +1,121 @@
+"""The fuse burns at exactly the change that it is set to; points are drawn by hash, and done once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from benchmarks.chaos import bench_chaos
+from benchmarks.chaos.fuse import Act, Fuse, burn_at
+from benchmarks.chaos.kills import KILLS, KILLS_IN_CHAIN, chains
+from benchmarks.chaos.project import write_project
+from benchmarks.chaos.undisturbed import Undisturbed, gristmill
+from gristmill.flows.stages import STAGES
+
+pytestmark = pytest.mark.xdist_group("survives")
+WRITES = """
+import os, sys, time
+from pathlib import Path
+for name in "ab":
+    (Path(sys.argv[1]) / name).write_text("1")
+open(Path(sys.argv[1]) / "a").close()
+open(sys.argv[1] + "-elsewhere", "w").close()
+if os.fork() == 0:
+    os.rename(Path(sys.argv[1]) / "a", Path(sys.argv[1]) / "c")
+    os._exit(0)
+os.wait()
+(Path(sys.argv[1]) / "d").write_text(str(time.time()))
+"""
+"""Four changes of two processes; reading, and what is written elsewhere, is none."""
+
+
+def burn(tmp_path: Path, **fuse: Any) -> tuple[Fuse, int, list[str]]:
+    """Run that with a fuse; returns it, the exit code and the files that are there then."""
+    root = tmp_path / "store"
+    root.mkdir()
+    laid = Fuse(str(root), str(tmp_path / "changes"), **fuse)
+    code = subprocess.run([sys.executable, "-c", WRITES, str(root)], env=burn_at(laid), check=False).returncode
+    return laid, code, sorted(path.name for path in root.iterdir())
+
+
+def test_changes_of_all_processes_are_counted_in_their_order(tmp_path: Path) -> None:
+    fuse, code, files = burn(tmp_path)
+    assert code == 0
+    assert files == ["b", "c", "d"]
+    assert fuse.changes() == ["flow open a", "flow open b", "worker rename c", "flow open d"]
+    assert not fuse.has_burnt()
+
+
+@pytest.mark.parametrize(("at", "files"), [(1, []), (2, ["a"]), (3, ["a", "b"]), (4, ["b", "c"])])
+def test_a_kill_comes_before_its_change(tmp_path: Path, at: int, files: list[str]) -> None:
+    fuse, code, found = burn(tmp_path, at=at, act="kill it and all above")
+    assert (code, found) == (-9, files)
+    assert fuse.has_burnt()
+
+
+@pytest.mark.parametrize(("act", "options", "code", "files"), [
+    ("kill it", {"role": "worker"}, 0, ["a", "b", "d"]),
+    ("kill the flow", {"before": "open d"}, -9, ["b", "c"]),
+    ("terminate the flow", {"before": "open b"}, -15, ["a"]),
+])
+def test_who_is_ended_and_at_whose_change_can_be_said(
+    tmp_path: Path, act: Act, options: dict[str, Any], code: int, files: list[str]
+) -> None:
+    assert burn(tmp_path, at=1, act=act, **options)[1:] == (code, files)
+
+
+def test_the_clock_jumps_back_at_its_change(tmp_path: Path) -> None:
+    burn(tmp_path, at=3, act="set the clock back", back_seconds=1e9)
+    written = float((tmp_path / "store" / "d").read_text())
+    assert (tmp_path / "store" / "d").stat().st_mtime - written == pytest.approx(1e9, abs=60)
+
+
+def test_points_are_drawn_by_hash_and_each_way_to_end_a_run_meets_only_stages_that_it_can_end() -> None:
+    counted = {"ingest": 60, "filter": 80, "tokenize": 70, "pretrain": 100, "dpo": 60, "export": 20}
+    run = cast(Undisturbed, SimpleNamespace(stages=list(counted), changes=lambda role="any": counted))
+    drawn = list(chains(run, 600, seed=1))
+    assert drawn == list(chains(run, 600, seed=1)) != list(chains(run, 600, seed=2))
+    assert len(drawn) * KILLS_IN_CHAIN == 600
+    every = [{chain.stage for chain in drawn[turn * 6:turn * 6 + 6]} for turn in range(16)]
+    assert every == [set(counted)] * 16, "none is left out"
+    met = {kill.role: {chain.stage for chain in drawn if chain.kill.role == kill.role} for kill in KILLS}
+    assert met == {"any": set(counted), "worker": {"filter", "tokenize"}, "rank": {"pretrain", "dpo"}}
+
+
+def test_points_that_are_written_down_are_not_done_again_and_each_kill_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def act(name: str, kills: int, wrong: list[str]) -> dict[str, Any]:
+        asked.append(name)
+        return {"fault": KILLS[0].name, "stage": "ingest", "kills": [{}] * kills, "wrong": wrong}
+
+    points = {"one": lambda: act("one", 3, []), "two": lambda: act("two", 1, ["a file differs"]),
+              "disk": lambda: {"fault": "the disk is full", "stage": "mix", "wrong": [], "not_tried": "no mount"}}
+    monkeypatch.setattr(bench_chaos, "all_points", lambda *arguments: points)
+    monkeypatch.setattr(Undisturbed, "make", lambda folder: None)
+    for _ in range(2):
+        every, flow, disk = bench_chaos.rows(4, 0, tmp_path)
+    assert sorted(asked) == ["one", "two"]
+    assert (every["name"], every["ours"], every["ratio"]) == ("identical_after_kill", 0.75, 0.75)
+    assert flow["happened"] == f"4 points in 1 of {len(bench_chaos.STAGES)} stages, 1 otherwise: ingest: a file differs"
+    assert (disk["ours"], disk["happened"]) == (None, "not tried: no mount")
+
+
+def test_the_tiny_manifest_has_every_stage_that_there_is(tmp_path: Path) -> None:
+    run = Undisturbed(write_project(tmp_path / "project"), tmp_path / "clean", tmp_path / "changes")
+    assert set(run.stages) == set(STAGES)
+
+
+def test_a_run_that_is_forked_is_as_one_that_is_started(tmp_path: Path) -> None:
+    """Code and words; that what it makes is the same is what `test_survives` compares."""
+    for arguments, code in ((["schema", "--markdown"], 0), (["run", str(tmp_path / "none.yaml")], 2)):
+        forked, anew = gristmill(arguments), gristmill(arguments, anew=True)
+        assert (forked.returncode, forked.stdout) == (anew.returncode, anew.stdout)
+        assert forked.returncode == code
