@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import gristmill.mixtures
 from benchmarks.areas import AREAS
-from gristmill.flows.cli.application import app
+from gristmill.flows.cli.main import app
 
 
 def test_every_area_names_modules_that_can_be_measured() -> None:
