@@ -23,12 +23,11 @@ import pyarrow.compute as pc
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, ID_BYTES, read_table, shard_names, write_table
 from gristmill.flows.running.session import Session, open_session
+from gristmill.tokenize.document_sampling import word_ids
 from gristmill.tokenize.encoding.encode import DOCS_SCHEMA, docs_name, tokens_name
-from gristmill.tokenize.encoding.sample import Sample
-from gristmill.tokenize.encoding.tokenizer import write_tokenizer
-from gristmill.tokenize.encoding.vocabulary import train
+from gristmill.tokenize.encoding.sample import TokenizerSample
+from gristmill.tokenize.encoding.tokenizer import train, write_tokenizer
 from gristmill.tokenize.mixing import mix
-from gristmill.tokenize.mixing.draws import word_ids
 
 DOCUMENTS, SHARDS, MEAN_TOKENS = 2_000_000, 16, 100
 VOCAB = 320
@@ -76,7 +75,7 @@ def make_store(folder: Path, documents: int) -> Session:
     for name, one in folders.items():
         one.begin({"stage": name})
     inputs = {name: one.data for name, one in folders.items() if name != "mix"}
-    write_tokenizer(train(Sample({"words": ["a few words"]}, {}), VOCAB), inputs["tokenizer"])
+    write_tokenizer(train(TokenizerSample({"words": ["a few words"]}, {}), VOCAB), inputs["tokenizer"])
     rng = np.random.default_rng(6)
     for shard in range(SHARDS):
         _write_shard(inputs, f"part-{shard:05d}.parquet", documents // SHARDS, rng)

@@ -28,7 +28,7 @@ def export_from(session: Session, form: str, out: str, order: str, split: str, s
         NothingToExportError: the mixture is not packed yet, or `trained` is asked for where nothing is trained.
     """
     from gristmill.dataprep.files import as_path
-    from gristmill.tokenize.exporting.export import export_tokens
+    from gristmill.tokenize.exporting.exported_files import export_tokens
     from gristmill.tokenize.packed import PackedSet
 
     inputs = committed_inputs(session, session.plan)

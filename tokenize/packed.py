@@ -15,26 +15,32 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from gristmill.dataprep.documents import ID_BYTES, read_table
 from gristmill.dataprep.files import as_path, canonical_json, read_json
 from gristmill.dataprep.row_groups import read_matching
 from gristmill.mixtures.engine import Stream
-from gristmill.tokenize.boundaries import Boundaries, boundaries_of, join, read_boundaries
-from gristmill.tokenize.order import Order, sources_of_rows
+from gristmill.tokenize.order import Order, OrderWithout, sources_of_rows
 from gristmill.tokenize.packed_files import (
     DTYPES,
     LEDGER,
     MANIFEST,
     NO_PIECES,
+    PIECES_SCHEMA,
     READABLE_FORMATS,
+    Boundaries,
     PackedSetError,
     boundaries_name,
+    boundaries_of,
     check_content,
     check_size,
+    ids_name,
+    join,
+    pieces_name,
+    read_boundaries,
 )
-from gristmill.tokenize.packed_pieces import all_pieces, pieces_of_documents, pieces_of_rows
-from gristmill.tokenize.packed_shards import Shards
-from gristmill.tokenize.withheld import OrderWithout
+from gristmill.tokenize.packed_rows import Shards
 
 
 @dataclass(frozen=True)
@@ -283,3 +289,20 @@ class PackedSet:
                 columns = {column: pieces[column].to_numpy() for column in ("row", "start", "length")}
                 self._bounds[name] = boundaries_of(columns, first, entry["rows"], self.sequence_length)
         return self._bounds[name]
+
+
+def all_pieces(folder: Path, file: str) -> pa.Table:
+    """The document pieces (PIECES_SCHEMA) of a shard, ordered by row and start."""
+    return read_table(folder / pieces_name(file)).cast(PIECES_SCHEMA)
+
+
+def pieces_of_rows(folder: Path, file: str, rows: np.ndarray) -> pa.Table:
+    """The document pieces (PIECES_SCHEMA) of some rows (int64) of a shard; reads only the row groups that have them."""
+    return read_matching(folder / pieces_name(file), "row", rows.tolist()).cast(PIECES_SCHEMA)
+
+
+def pieces_of_documents(folder: Path, file: str, documents: Collection[bytes]) -> pa.Table:
+    """The pieces (PIECES_SCHEMA) of documents in a shard, found by the index beside it."""
+    found = read_matching(folder / ids_name(file), "id", list(documents), ["row"])["row"]
+    pieces = pieces_of_rows(folder, file, np.unique(found.to_numpy()))
+    return pieces.filter(pc.is_in(pieces["id"], value_set=pa.array(list(documents), pa.binary(ID_BYTES))))

@@ -5,20 +5,29 @@
     train-00000.docs.parquet    one row per document piece of that shard: row (of the whole set), start, length, id,
                                 source, copy, offset (within the document); an end-of-text counts to its document
     train-00000.ids.parquet     the rows of each document in that shard, by id, so that it is found without a search
-    train-00000.sums            XXH64 of each row, so that one row can be checked (`streaming/checksums.py`)
-    train-00000.cu              where the pieces of each row begin and end, for hot loops (`boundaries.py`)
+    train-00000.sums            XXH64 of each row, so that one row can be checked (`row_bytes.py`)
+    train-00000.cu              where the pieces of each row begin and end, for hot loops (`Boundaries`)
     val-<source>-00000.bin, .docs.parquet, .ids.parquet, .cu    held-out documents of one source; rows count from 0
-    documents.parquet           every tokenised document by id: where it is, and why no row has it (`mixing/ledger.py`)
+    documents.parquet           every tokenised document by id: where it is, and why no row has it (LEDGER_SCHEMA)
 
 A training row holds text of one source only, and row r belongs to the source at place r of the merged order
 (`order.unrank`), so the first n rows of the files are the mixture too. The rows of a staged set lie stage after stage,
 each in the merged order of its own: `train.stages` of packed.json has the rows of each source for every stage.
+
+`train-00000.cu` says of every row what the table of pieces says, without the ids, for loops that read it by memory map:
+
+    int64 (rows + 1,)    where each row's entries begin among the int32 that follow
+    int32 (entries,)     of each row: the start of every piece (0 first), then the end of its last token
+
+Both little-endian. What lies behind the last entry of a row is padding: it is known by its place, never by its id.
+These are cumulative sequence lengths per row (`cu_seqlens`, as FlashAttention's varlen interface calls them).
 """
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -28,7 +37,7 @@ import pyarrow as pa
 
 from gristmill.dataprep.documents import ID_BYTES
 from gristmill.dataprep.files import REPAIR, is_local, sha256_file
-from gristmill.tokenize.streaming.checksums import sums_name
+from gristmill.dataprep.kernels import kernel
 
 FORMAT = 1
 STAGED_FORMAT = 2
@@ -43,6 +52,8 @@ PIECES_SCHEMA = pa.schema([
     ("row", pa.int64()), ("start", pa.int32()), ("length", pa.int32()), ("id", pa.binary(ID_BYTES)),
     ("source", pa.int32()), ("copy", pa.int32()), ("offset", pa.int64()),
 ])
+CHECKSUM_DTYPE = np.dtype("<u8")
+"""Of the checksum of a row."""
 NO_PIECES = pa.Table.from_batches([], PIECES_SCHEMA)
 """An empty table, made without Arrow's look at a list, for which it imports pandas."""
 LEDGER = "documents.parquet"
@@ -88,6 +99,11 @@ def ids_name(file: str) -> str:
     return f"{file.removesuffix('.bin')}.ids.parquet"
 
 
+def sums_name(file: str) -> str:
+    """File name of the checksums beside a shard: uint64, little-endian, one for each row."""
+    return f"{file.removesuffix('.bin')}.sums"
+
+
 def files_of(path: Path) -> list[Path]:
     """A shard's `.bin` file and what lies beside it."""
     return [path, *(path.with_name(name(path.name)) for name in (pieces_name, boundaries_name, ids_name, sums_name))]
@@ -126,3 +142,109 @@ def check_content(folder: Path, checksums: Mapping[str, str]) -> None:
         if (found := sha256_file(folder / name)) != expected:
             raise PackedSetError(f"{folder / name}: SHA-256 is {found}, but {MANIFEST} says {expected}; the file is "
                                  f"damaged: `{REPAIR}` and a run make it again")
+
+
+PADDING = -1
+"""The position of a token that belongs to no document."""
+
+
+@dataclass(frozen=True)
+class Boundaries:
+    """The pieces of some rows.
+
+    Attributes:
+        offsets: int64 of shape (n + 1,), where each row's entries begin in `bounds`.
+        bounds: int32, of each row the starts of its pieces and then the end of the last one.
+    """
+
+    offsets: np.ndarray
+    bounds: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def filled(self) -> np.ndarray:
+        """Tokens of documents in each row (int64, shape (n,)); what is behind them is padding."""
+        return self.bounds[self.offsets[1:] - 1].astype(np.int64)
+
+    def of(self, rows: np.ndarray) -> Boundaries:
+        """The boundaries of some of the rows, in the order asked for (int64, shape (n,))."""
+        first = self.offsets[rows]
+        counts = self.offsets[rows + 1] - first
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        index = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], counts)
+        return Boundaries(offsets, np.asarray(self.bounds[index]))
+
+    def positions(self, sequence_length: int) -> np.ndarray:
+        """Each token's number within its piece, from 0 (int32, shape (n, L)); PADDING behind the last piece."""
+        positions = np.empty((len(self), sequence_length), dtype=np.int32)
+        fill_positions(self.offsets, self.bounds, positions)
+        return positions
+
+
+def whole_rows(rows: int, sequence_length: int) -> Boundaries:
+    """The boundaries of rows that are one piece each."""
+    bounds = np.tile(np.array([0, sequence_length], dtype=np.int32), rows)
+    return Boundaries(np.arange(rows + 1, dtype=np.int64) * 2, bounds)
+
+
+def boundaries_of(pieces: Mapping[str, np.ndarray], first: int, rows: int, sequence_length: int) -> Boundaries:
+    """The boundaries of rows [first, first + rows), from their table of pieces.
+
+    Args:
+        pieces: `row`, `start`, `length`, ordered by row and start, gapless within a row. A row without any is
+            taken for one piece of the whole row.
+        first: number of the first row.
+        rows: number of rows.
+        sequence_length: tokens per row.
+    """
+    row = pieces["row"].astype(np.int64) - first
+    counts = np.bincount(row, minlength=rows)
+    offsets = np.concatenate([[0], np.cumsum(np.maximum(counts, 1) + 1)]).astype(np.int64)
+    bounds = np.zeros(offsets[-1], dtype=np.int32)
+    bounds[offsets[1:] - 1] = np.where(counts, 0, sequence_length)
+    begins = np.cumsum(counts) - counts
+    bounds[offsets[row] + np.arange(len(row)) - begins[row]] = pieces["start"]
+    last = (begins + counts - 1)[counts > 0]
+    bounds[(offsets[1:] - 1)[counts > 0]] = pieces["start"][last] + pieces["length"][last]
+    return Boundaries(offsets, bounds)
+
+
+def join(parts: list[Boundaries]) -> Boundaries:
+    """The rows of several boundaries, one after the other."""
+    sizes = np.concatenate([[np.int64(0)], *(np.diff(part.offsets) for part in parts)])
+    empty = np.empty(0, dtype=np.int32)
+    return Boundaries(np.cumsum(sizes), np.concatenate([empty, *(part.bounds for part in parts)]))
+
+
+def to_bytes(boundaries: Boundaries) -> bytes:
+    """The content of a file of boundaries."""
+    return boundaries.offsets.astype("<i8").tobytes() + boundaries.bounds.astype("<i4").tobytes()
+
+
+def read_boundaries(path: Path, rows: int) -> Boundaries:
+    """A file of boundaries: memory-mapped where it is local, else read whole.
+
+    Raises:
+        ValueError: its size is not what its offsets say.
+    """
+    raw = np.memmap(path, dtype=np.uint8, mode="r") if is_local(path) and path.stat().st_size else \
+        np.frombuffer(path.read_bytes(), dtype=np.uint8)
+    head = 8 * (rows + 1)
+    offsets = raw[:head].view("<i8") if len(raw) >= head else np.zeros(1, dtype=np.int64)
+    if len(offsets) != rows + 1 or len(raw) != head + 4 * int(offsets[-1]):
+        raise ValueError(f"{path}: {len(raw)} bytes are not the boundaries of {rows} rows; run the mix stage again")
+    return Boundaries(offsets, raw[head:].view("<i4"))
+
+
+@kernel
+def fill_positions(offsets: np.ndarray, bounds: np.ndarray, positions: np.ndarray) -> None:
+    """Write every token's number within its piece, and PADDING behind the last (see `Boundaries.positions`)."""
+    for row in range(len(offsets) - 1):
+        last = offsets[row + 1] - 1
+        for entry in range(offsets[row], last):
+            start = bounds[entry]
+            for at in range(start, bounds[entry + 1]):
+                positions[row, at] = at - start
+        for at in range(bounds[last], positions.shape[1]):
+            positions[row, at] = -1

@@ -13,8 +13,7 @@ import pyarrow as pa
 
 from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.files import atomic_write, sha256_file, write_json
-from gristmill.tokenize.boundaries import boundaries_of, to_bytes
-from gristmill.tokenize.mixing.draws import id_words, ordered_by, word_ids
+from gristmill.tokenize.document_sampling import id_words, ordered_by, word_ids
 from gristmill.tokenize.packed_files import (
     DTYPES,
     FORMAT,
@@ -22,12 +21,14 @@ from gristmill.tokenize.packed_files import (
     MANIFEST,
     PIECES_SCHEMA,
     PackedSetError,
+    boundaries_of,
     dtype_name,
     files_of,
+    to_bytes,
     train_name,
     validation_name,
 )
-from gristmill.tokenize.streaming.checksums import row_checksums
+from gristmill.tokenize.row_bytes import row_checksums
 
 
 def write_rows(path: Path, tokens: np.ndarray, pieces: pa.Table, first: int = 0) -> dict[str, Any]:

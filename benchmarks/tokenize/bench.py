@@ -12,14 +12,11 @@ import numpy as np
 
 from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.jobs.engine import Task
-from gristmill.tokenize.encoding.sample import Sample
-from gristmill.tokenize.encoding.tokenizer import load, write_tokenizer
-from gristmill.tokenize.encoding.vocabulary import train
-from gristmill.tokenize.mixing.gathering import gather
-from gristmill.tokenize.mixing.layouts import Packing, lay_out
-from gristmill.tokenize.mixing.pack import write_train_shard
-from gristmill.tokenize.mixing.plan import Documents, Plan, layout_of, save, train_stream
-from gristmill.tokenize.mixing.streams import make_stream
+from gristmill.tokenize.encoding.sample import TokenizerSample
+from gristmill.tokenize.encoding.tokenizer import load, train, write_tokenizer
+from gristmill.tokenize.mixing.candidates import Documents
+from gristmill.tokenize.mixing.packing import Packing, lay_out, make_stream
+from gristmill.tokenize.mixing.write_shards import RowPlan, gather, layout_of, save, train_stream, write_train_shard
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_writing import write_packed_set
@@ -74,7 +71,7 @@ def _mixing(folder: Path) -> dict[str, Any]:
         stream = make_stream(members, words[members], tokens[members], source, count * LENGTH)
         save(folder, train_stream(source), stream)
         save(folder, layout_of(train_stream(source)), lay_out(stream, 0, count * LENGTH, Packing(LENGTH)))
-    plan = Plan(folder=str(folder), out=str(folder), parts=(str(folder / "part.bin"),), dtype="uint16", eos=0, pad=1,
+    plan = RowPlan(folder=str(folder), out=str(folder), parts=(str(folder / "part.bin"),), dtype="uint16", eos=0, pad=1,
                 sequence_length=LENGTH, seed=1, sources=tuple(counts), stages=(tuple(counts.values()),))
     task = Task("train-00000", {"file": "train-00000.bin", "first": 0, "rows": ROWS})
     size = ROWS * LENGTH * 2
@@ -130,7 +127,7 @@ def _encoding(folder: Path) -> dict[str, Any]:
     while total < TEXT_BYTES:
         texts.append(" ".join(lexicon[k] for k in rng.zipf(1.3, 700) % len(lexicon)))
         total += len(texts[-1])
-    write_tokenizer(train(Sample({"words": texts[:100]}, {}), 2000), folder / "tokenizer")
+    write_tokenizer(train(TokenizerSample({"words": texts[:100]}, {}), 2000), folder / "tokenizer")
     tokenizer = load(folder / "tokenizer")
     ours = _rate(total, lambda: tokenizer.encode(texts))
     peer = _rate(total, lambda: [tokenizer.encode([text]) for text in texts])

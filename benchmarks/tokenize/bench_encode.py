@@ -26,11 +26,10 @@ from benchmarks.tokenize.texts import (
 )
 from gristmill.tokenize.encoding.fast_encode import FastEncoder
 from gristmill.tokenize.encoding.merges import byte_characters
-from gristmill.tokenize.encoding.patterns import GPT2, LLAMA3
 from gristmill.tokenize.encoding.piece_cache import empty_cache, forget
-from gristmill.tokenize.encoding.sample import Sample
-from gristmill.tokenize.encoding.tokenizer import write_tokenizer
-from gristmill.tokenize.encoding.vocabulary import train
+from gristmill.tokenize.encoding.pretokens import GPT2, LLAMA3
+from gristmill.tokenize.encoding.sample import TokenizerSample
+from gristmill.tokenize.encoding.tokenizer import train, write_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -89,7 +88,7 @@ def _measure(name: str, texts: Sequence[str], pattern: str, cold: bool = False) 
 
 def _learn(texts: Sequence[str], pattern: str) -> Tokenizer:
     name = "gpt2" if pattern == GPT2 else "llama3"
-    tokenizer = train(Sample({"text": texts[::7]}, {}), VOCAB_SIZE, name)
+    tokenizer = train(TokenizerSample({"text": texts[::7]}, {}), VOCAB_SIZE, name)
     tokenizer.encode_special_tokens = True
     return tokenizer
 

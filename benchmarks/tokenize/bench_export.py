@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from gristmill.dataprep.documents import ID_BYTES
 from gristmill.dataprep.files import atomic_write, read_json, write_json
-from gristmill.tokenize.exporting.export import FORMATS, export_tokens
+from gristmill.tokenize.exporting.exported_files import FORMATS, export_tokens
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import train_name
 from gristmill.tokenize.packed_writing import write_packed_set, write_rows

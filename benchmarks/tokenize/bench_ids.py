@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from benchmarks.tokenize.texts import everything
 from gristmill.tokenize.encoding.fast_encode import FastEncoder
-from gristmill.tokenize.encoding.sample import Sample
-from gristmill.tokenize.encoding.vocabulary import train
+from gristmill.tokenize.encoding.sample import TokenizerSample
+from gristmill.tokenize.encoding.tokenizer import train
 
 PATTERNS = ("gpt2", "llama3", "digits")
 VOCAB_SIZE = 32_000
@@ -42,13 +42,13 @@ def equal_documents(texts: Sequence[str], pattern: str) -> tuple[int, int]:
 
     Args:
         texts: in any order.
-        pattern: a name of `patterns.make_pre_tokenizer`.
+        pattern: a name of `pretokens.make_pre_tokenizer`.
 
     Returns:
         that number, and how many of the texts, from the first one on, were compared: the library, which takes tens of
         times as long, has MOST_SECONDS.
     """
-    tokenizer = train(Sample({"text": texts[::LEARN_EVERY]}, {}), VOCAB_SIZE, pattern)
+    tokenizer = train(TokenizerSample({"text": texts[::LEARN_EVERY]}, {}), VOCAB_SIZE, pattern)
     tokenizer.encode_special_tokens = True
     encoder, equal, begun = FastEncoder.for_tokenizer(tokenizer), 0, time.process_time()
     for at in range(0, len(texts), BATCH_DOCUMENTS):

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.tokenize.mixing.accounts import compare
 from gristmill.tokenize.mixing.best_fit import best_fit_decreasing
-from gristmill.tokenize.mixing.layouts import Packing, lay_out
-from gristmill.tokenize.mixing.streams import Stream
+from gristmill.tokenize.mixing.mix_summary import compare
+from gristmill.tokenize.mixing.packing import Packing, TokenStream, lay_out
 
 DOCUMENTS, LENGTH = 200_000, 2048
 MEDIAN_TOKENS, SPREAD = 600, 1.2
@@ -33,7 +32,7 @@ def rows() -> Iterator[dict[str, Any]]:
     million = len(rests) / 1e6
     yield _row("pack_best_fit", million / ours, million / python, "M documents/s", "peer: a sorted list and bisect")
     starts = np.concatenate([[0], np.cumsum(sizes)])
-    stream = Stream(starts, np.arange(DOCUMENTS), np.zeros(DOCUMENTS, dtype=np.int32))
+    stream = TokenStream(starts, np.arange(DOCUMENTS), np.zeros(DOCUMENTS, dtype=np.int32))
     used = Packing(LENGTH)
     costs = compare(stream, stream.tokens, used, lay_out(stream, 0, stream.tokens, used))
     for name, found in costs.items():

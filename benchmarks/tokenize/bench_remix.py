@@ -17,12 +17,11 @@ import pyarrow as pa
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import write_table
+from gristmill.tokenize.document_sampling import word_ids
 from gristmill.tokenize.encoding.encode import DOCS_SCHEMA, docs_name, tokens_name
-from gristmill.tokenize.encoding.sample import Sample
-from gristmill.tokenize.encoding.tokenizer import write_tokenizer
-from gristmill.tokenize.encoding.vocabulary import train
+from gristmill.tokenize.encoding.sample import TokenizerSample
+from gristmill.tokenize.encoding.tokenizer import train, write_tokenizer
 from gristmill.tokenize.mixing import mix
-from gristmill.tokenize.mixing.draws import word_ids
 
 SHARDS, DOCUMENTS, MEAN_TOKENS = 8, 200_000, 500
 """200 MB of 16-bit tokens in documents of 1 kB: 2 million documents per 2 GB, a tenth of it."""
@@ -61,7 +60,7 @@ def prepare(folder: Path, documents: int) -> dict[str, Path]:
     inputs = {name: folder / name for name in ("ingest", "tokenizer", "tokenize")}
     for path in inputs.values():
         path.mkdir()
-    write_tokenizer(train(Sample({"words": ["a few words"]}, {}), VOCAB + 64), inputs["tokenizer"])
+    write_tokenizer(train(TokenizerSample({"words": ["a few words"]}, {}), VOCAB + 64), inputs["tokenizer"])
     rng = np.random.default_rng(8)
     for shard in range(SHARDS):
         name, number = f"part-{shard:05d}.parquet", documents // SHARDS

@@ -255,8 +255,8 @@ def export_tokens(
 ) -> None:
     """Write the packed tokens as files that other trainers read, in our training order."""
     from gristmill.flows.export_tokens import NothingToExportError, export_from
-    from gristmill.tokenize.exporting.export import ExportError
-    from gristmill.tokenize.exporting.mds import MissingLibraryError
+    from gristmill.tokenize.exporting.exported_files import ExportError
+    from gristmill.tokenize.exporting.formats import MissingLibraryError
 
     session = open_or_exit(manifest, set_, store)
     try:

@@ -62,9 +62,8 @@ def _unusable_files(manifest: Manifest, stages: Container[str]) -> Iterator[tupl
     """A tokenizer that is none, a template that is none, a model that no training can begin with."""
     ids = None
     if manifest.tokenizer is not None and "tokenizer" in stages:
-        from gristmill.tokenize.encoding.chat import CHAT_TEMPLATE
-        from gristmill.tokenize.encoding.tokenizer import check, read_template
-        from gristmill.tokenize.encoding.vocabulary import TokenizerError, read_external
+        from gristmill.tokenize.encoding.chat_templates import CHAT_TEMPLATE
+        from gristmill.tokenize.encoding.tokenizer import TokenizerError, check, read_external, read_template
 
         section, at = manifest.tokenizer, "chat_template_path"
         try:
@@ -124,7 +123,7 @@ def wrong_expressions(manifest: Manifest, written: Written) -> list[Problem]:
     if not expressions:
         return []
     from gristmill.dataprep.measured import measured_by
-    from gristmill.tokenize.mixing.shares import MixError
+    from gristmill.tokenize.mixing.quotas import MixError
     from gristmill.tokenize.mixing.where import check_names
 
     measured = {step.stage: measured_by(step) for step in manifest.prepare}

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from gristmill.flows.cli.main import app
 from gristmill.mixtures.model import Model
-from gristmill.tokenize.encoding.sample import Sample
+from gristmill.tokenize.encoding.sample import TokenizerSample
 from gristmill.tokenize.encoding.tokenizer import train, write_tokenizer
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import shape_of
@@ -28,7 +28,7 @@ tasks:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that knows nothing, and a file of tasks beside it."""
     folder = tmp_path_factory.mktemp("model")
-    write_tokenizer(train(Sample({"all": ["red blue one two sky grass rose " * 20]}, {}), 270), folder)
+    write_tokenizer(train(TokenizerSample({"all": ["red blue one two sky grass rose " * 20]}, {}), 270), folder)
     shape = shape_of(Model(layers=1, width=16, heads=2), 270, 32)
     with torch.device("meta"):
         parameters = {name: one.shape for name, one in Llama(shape).named_parameters()}

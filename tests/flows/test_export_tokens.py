@@ -82,7 +82,7 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, mix: Path, tmp
 
 
 def test_the_formats_of_the_command_are_those_that_there_are() -> None:
-    from gristmill.tokenize.exporting.export import FORMATS, SPLITS
+    from gristmill.tokenize.exporting.exported_files import FORMATS, SPLITS
 
     assert tuple(form.value for form in data_commands.TokenFormat) == FORMATS
     assert {split.value for split in data_commands.SplitName} == set(SPLITS)

@@ -29,7 +29,7 @@ from gristmill.flows.cli.main import app
 from gristmill.flows.models.find_model import ModelNotFoundError, find_model, name_of
 from gristmill.flows.models.referees import REFEREES
 from gristmill.mixtures.model import Model
-from gristmill.tokenize.encoding.sample import Sample
+from gristmill.tokenize.encoding.sample import TokenizerSample
 from gristmill.tokenize.encoding.tokenizer import train, write_tokenizer
 from gristmill.train.export import exported_tensors
 from gristmill.train.generation.engine import Engine, EngineStoppedError
@@ -50,7 +50,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A training's folder in a store, beside the tokenizer's."""
     store = tmp_path_factory.mktemp("store")
     stage, tokenizer = store / "sft" / "tiny--12", store / "tokenizer" / "tiny--34" / "data"
-    write_tokenizer(train(Sample({"all": ["red blue one two sky grass rose " * 20]}, {}), 300), tokenizer)
+    write_tokenizer(train(TokenizerSample({"all": ["red blue one two sky grass rose " * 20]}, {}), 300), tokenizer)
     shape = shape_of(Model(layers=2, width=32, heads=4, kv_heads=2), 300, 96)
     with torch.device("meta"):
         parameters = {name: one.shape for name, one in Llama(shape).named_parameters()}

@@ -47,12 +47,12 @@ METRICS = ("acc", "acc_norm", "acc_bytes", "brier_score")
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A little model with a little tokenizer, as the stage `export` writes them."""
-    from gristmill.tokenize.encoding.sample import Sample
+    from gristmill.tokenize.encoding.sample import TokenizerSample
     from gristmill.tokenize.encoding.tokenizer import train, write_tokenizer
 
     folder = tmp_path_factory.mktemp("exported")
     texts = [one["text"] for one in TEXTS] + [one["q"] for one in CHOICES]
-    write_tokenizer(train(Sample({"all": texts}, {}), 300), folder)
+    write_tokenizer(train(TokenizerSample({"all": texts}, {}), 300), folder)
     shape = shape_of(Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48), 300, LENGTH)
     tensor_of = drawn(shape, 3)
     from gristmill.train.models.llama import Llama

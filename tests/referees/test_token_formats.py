@@ -15,10 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.dataprep.files import read_json, write_json
-from gristmill.tokenize.exporting import export
-from gristmill.tokenize.exporting import split as split_module
-from gristmill.tokenize.exporting.export import FORMATS, ExportError, export_tokens
-from gristmill.tokenize.exporting.mds import columns
+from gristmill.tokenize.exporting import exported_files, exported_rows
+from gristmill.tokenize.exporting.exported_files import FORMATS, ExportError, export_tokens
+from gristmill.tokenize.exporting.formats import columns
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import DTYPES, PIECES_SCHEMA, dtype_name
 from gristmill.tokenize.packed_writing import write_rows
@@ -72,7 +71,7 @@ def packed_set(folder: Path, vocab: int, padded: bool) -> PackedSet:
 @pytest.fixture(params=["stream", "padded", "wide"])
 def packed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackedSet:
     """A set without padding, one with it, and one of a large vocabulary; exported in blocks of four rows."""
-    monkeypatch.setattr(split_module, "BLOCK_TOKENS", 4 * LENGTH)
+    monkeypatch.setattr(exported_rows, "BLOCK_TOKENS", 4 * LENGTH)
     vocab = 100_000 if request.param == "wide" else 500
     return packed_set(tmp_path / "set", vocab, request.param != "stream")
 
@@ -184,7 +183,7 @@ def test_samples_for_mosaicml_are_our_rows_without_padding_and_where_their_docum
         folder.mkdir()
         (folder / "index.json").write_text("{}")
 
-    monkeypatch.setattr(export, "write_mds", write)
+    monkeypatch.setattr(exported_files, "write_mds", write)
     described = export_tokens(packed, tmp_path / "out", "mds", seed=SEED)
     order = packed.order(SEED).rows(np.arange(packed.rows))
     tokens, bounds = packed.read(order), packed.boundaries(order)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gristmill.dataprep.counts import QuarantineError
 from gristmill.dataprep.text_buffers import text_buffers
-from gristmill.tokenize.encoding import batch, encode
+from gristmill.tokenize.encoding import encode
 from gristmill.tokenize.encoding.merges import byte_characters
 from gristmill.tokenize.encoding.token_report import count_text, token_text
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
@@ -61,14 +61,14 @@ def test_workers_and_batches_do_not_change_the_bytes(
 ) -> None:
     stages.tokenize("one", inputs)
     stages.tokenize("two", inputs, workers=2)
-    monkeypatch.setattr(batch, "BATCH_BYTES", 700)
+    monkeypatch.setattr(encode, "BATCH_BYTES", 700)
     stages.tokenize("small", inputs)
     assert stages.files("one") == stages.files("two") == stages.files("small")
 
 
 def test_batches_hold_all_documents_and_little_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "BATCH_BYTES", 10)
-    slices = list(batch.batches(np.array([4, 6, 1, 30, 0, 9, 2])))
+    monkeypatch.setattr(encode, "BATCH_BYTES", 10)
+    slices = list(encode.batches(np.array([4, 6, 1, 30, 0, 9, 2])))
     assert [(part.start, part.stop) for part in slices] == [(0, 2), (2, 3), (3, 4), (4, 6), (6, 7)]
 
 
@@ -87,7 +87,7 @@ class Picky:
 def test_a_document_that_fails_is_quarantined_alone(
     stages: Any, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "_encoder", lambda tokenizer: None)
+    monkeypatch.setattr(encode, "_encoder", lambda tokenizer: None)
     monkeypatch.setattr(encode, "_load_once", lambda folder: Picky(load(Path(folder))))
     counts = stages.tokenize("out", inputs)["counts"]
     assert (counts["quarantined"], counts["kept"]) == (2, 51 - 5 - 2)
@@ -113,7 +113,7 @@ def test_too_many_failures_fail_the_stage(
     def broken(self: TextTokenizer, texts: list[str]) -> Any:
         raise OverflowError("always")
 
-    monkeypatch.setattr(batch, "_encoder", lambda tokenizer: None)
+    monkeypatch.setattr(encode, "_encoder", lambda tokenizer: None)
     monkeypatch.setattr(TextTokenizer, "encode", broken)
     with pytest.raises(QuarantineError, match="46 of 46 records"):
         stages.tokenize("out", inputs)

@@ -17,19 +17,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from gristmill.tokenize.encoding.character_classes import ALONE, LETTER, NUMBER, OTHER, SPACE, CharacterClasses
 from gristmill.tokenize.encoding.fast_encode import FastEncoder, whole_tokens
-from gristmill.tokenize.encoding.merges import byte_characters, read_merges
-from gristmill.tokenize.encoding.merging import SHORT_PIECE, merge_piece
-from gristmill.tokenize.encoding.patterns import (
-    GPT2,
-    LLAMA3,
-    QWEN2,
-    NotKnownError,
-    Pattern,
-    make_pre_tokenizer,
-    read_pattern,
-)
+from gristmill.tokenize.encoding.merges import SHORT_PIECE, byte_characters, merge_piece, read_merges
 from gristmill.tokenize.encoding.piece_cache import (
     ARENA,
     CELLS,
@@ -40,7 +29,22 @@ from gristmill.tokenize.encoding.piece_cache import (
     piece_key,
     remember,
 )
-from gristmill.tokenize.encoding.pretokens import next_piece
+from gristmill.tokenize.encoding.pretokens import (
+    ALONE,
+    GPT2,
+    LETTER,
+    LLAMA3,
+    NUMBER,
+    OTHER,
+    QWEN2,
+    SPACE,
+    CharacterClasses,
+    NotKnownError,
+    Pattern,
+    make_pre_tokenizer,
+    next_piece,
+    read_pattern,
+)
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 LEARNT_FROM = [

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.dataprep.counts import check_conservation
+from gristmill.tokenize.document_sampling import id_words
 from gristmill.tokenize.encoding.tokenizer import load
-from gristmill.tokenize.mixing.draws import id_words
-from gristmill.tokenize.mixing.shares import MixError
+from gristmill.tokenize.mixing.quotas import MixError
 from gristmill.tokenize.order import unrank
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import LEDGER
@@ -440,7 +440,7 @@ def test_sources_without_held_out_rows_are_warned_of(module_stages: Any, prepare
 
 
 def test_ids_survive_the_way_through_numbers() -> None:
-    from gristmill.tokenize.mixing.draws import word_ids
+    from gristmill.tokenize.document_sampling import word_ids
 
     ids = pa.array([bytes(range(k, k + 16)) for k in (0, 100, 240)], pa.binary(16))
     assert word_ids(id_words(ids[1:])).to_pylist() == ids[1:].to_pylist()

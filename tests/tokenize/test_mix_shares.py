@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from gristmill.dataprep.counts import check_conservation
-from gristmill.tokenize.mixing.shares import MixError
+from gristmill.tokenize.mixing.quotas import MixError
 from gristmill.tokenize.packed import PackedSet
 
 LENGTH = 16

@@ -226,7 +226,7 @@ def test_tokens_outside_the_vocabulary_are_never_written(tmp_path: Path) -> None
 
 
 def test_the_memory_of_batches_is_used_again_only_when_nothing_refers_to_it() -> None:
-    from gristmill.tokenize.streaming.buffers import Buffers
+    from gristmill.tokenize.packed_rows import Buffers
 
     buffers, dtype = Buffers(), np.dtype("<u2")
     first = buffers.array((4, 8), dtype)
@@ -242,7 +242,7 @@ def test_the_memory_of_batches_is_used_again_only_when_nothing_refers_to_it() ->
 
 
 def test_batches_of_several_sizes_share_memory_and_none_is_much_too_large() -> None:
-    from gristmill.tokenize.streaming.buffers import Buffers
+    from gristmill.tokenize.packed_rows import Buffers
 
     buffers, dtype = Buffers(), np.dtype("<u4")
     large = buffers.array((1000, 100), dtype).ctypes.data

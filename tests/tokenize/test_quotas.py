@@ -1,31 +1,112 @@
-"""Exact shares, limits with or without redistribution, and errors that say by how much."""
+"""Shares, limits and whole rows of a mixture."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from math import ceil, floor
 
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gristmill.tokenize.mixing.quotas import Quotas, Request, Supply, plan_rows
-from gristmill.tokenize.mixing.shares import MixError, Stage, exact
+from gristmill.mixtures.mix import Mix
+from gristmill.tokenize.mixing.quotas import (
+    MixError,
+    MixRequest,
+    Phase,
+    Quotas,
+    Supply,
+    by_size,
+    exact,
+    plan_phases,
+    plan_rows,
+    round_table,
+)
 from gristmill.tokenize.order import Order, sources_of_rows
+
+OWN = {"web": 0.7, "code": 0.3}
+TOKENS = {"web": 8100, "code": 100}
+
+
+def weights(**section: object) -> list[tuple[float, list[float]]]:
+    """(end, shares) of every stage."""
+    stages = plan_phases(Mix.model_validate({"tokens": 1000, **section}), OWN, TOKENS)
+    return [(float(stage.until), [float(share) for share in stage.shares()]) for stage in stages]
+
+
+def test_a_weight_is_the_decimal_number_that_was_written() -> None:
+    assert exact(0.7) == Fraction(7, 10)
+    assert plan_phases(Mix(tokens=1000), OWN, TOKENS) == [Phase(Fraction(1), (Fraction(7, 10), Fraction(3, 10)))]
+
+
+def test_the_mixture_overrides_the_sources_and_a_stage_overrides_the_mixture() -> None:
+    assert weights() == [(1.0, [0.7, 0.3])]
+    assert weights(weights={"web": 1, "code": 3}) == [(1.0, [0.25, 0.75])]
+    assert weights(weights={"code": 2}) == [(1.0, [0.0, 1.0])]
+    stages = [{"until": 0.5}, {"until": 0.8, "weights": {"web": 1, "code": 1}}, {"weights": {"code": 1}}]
+    assert weights(stages=stages) == [(0.5, [0.7, 0.3]), (0.8, [0.5, 0.5]), (1.0, [0.0, 1.0])]
+    assert weights(weights={"web": 1}, stages=stages)[0] == (0.5, [1.0, 0.0])
+
+
+def test_shares_by_size_are_tokens_to_the_power_of_alpha() -> None:
+    """8100 : 100 to the power of a half is 90 : 10."""
+    assert weights(weights={"alpha": 0.5}) == [(1.0, [0.9, 0.1])]
+    assert weights(weights={"alpha": 1})[0][1] == [8100 / 8200, 100 / 8200]
+    assert weights(weights={"alpha": 0})[0][1] == [0.5, 0.5]
+    assert weights(stages=[{"until": 0.5, "weights": {"alpha": 0.5}}, {}])[0] == (0.5, [0.9, 0.1])
+
+
+sizes = st.lists(st.integers(0, 10**13), min_size=1, max_size=8).filter(any)
+
+
+@given(sizes)
+def test_alpha_1_is_proportional_and_alpha_0_equal_exactly_and_nothing_has_no_share(tokens: list[int]) -> None:
+    assert by_size(tokens, 1) == tuple(map(Fraction, tokens))
+    assert by_size(tokens, 0) == tuple(Fraction(number > 0) for number in tokens)
+    assert all((share == 0) == (number == 0) for share, number in zip(by_size(tokens, 0.3), tokens, strict=True))
+
+
+@given(sizes, st.floats(0, 1), st.floats(0, 1))
+def test_a_lower_alpha_gives_small_sources_more(tokens: list[int], one: float, other: float) -> None:
+    low, high = (Phase(Fraction(1), by_size(tokens, alpha)).shares() for alpha in sorted((one, other)))
+    smallest = min(range(len(tokens)), key=lambda k: (tokens[k] == 0, tokens[k]))
+    assert low[smallest] >= high[smallest] - Fraction(1, 10**20)
+    assert sum(low) == sum(high) == 1
+
+
+def test_no_weight_at_all_is_refused() -> None:
+    with pytest.raises(MixError, match="weights of all sources are 0"):
+        Phase(Fraction(1), (Fraction(0), Fraction(0))).shares()
+    with pytest.raises(ValueError, match="every weight is 0, so the mixture is empty"):
+        Mix.model_validate({"tokens": 10, "weights": {"web": 0}})
+
+
+@pytest.mark.parametrize(("stages", "complaint"), [
+    ([{"until": 0.5}, {"until": 0.9}], "the last ends with the set"),
+    ([{}, {"until": 0.9}], "every stage but the last needs `until`"),
+    ([{"until": 0.5}, {"until": 0.5}, {}], r"the stages end at \[0\.5, 0\.5\] of the training set"),
+    ([{"until": 1.0}, {}], r"the stages end at \[1\.0\]"),
+    ([{"until": 0.5, "weights": {"alpha": 2}}, {}], "alpha lies between 0 .* and 1 .*, not at 2"),
+])
+def test_stages_that_do_not_follow_one_another_are_refused(stages: list[object], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        Mix.model_validate({"tokens": 1000, "stages": stages})
+
 
 LENGTH = 10
 
 
-def stages_of(*weights: Sequence[float], ends: Sequence[float] = (1.0,)) -> list[Stage]:
-    return [Stage(exact(end), tuple(map(exact, line))) for end, line in zip(ends, weights, strict=True)]
+def stages_of(*weights: Sequence[float], ends: Sequence[float] = (1.0,)) -> list[Phase]:
+    return [Phase(exact(end), tuple(map(exact, line))) for end, line in zip(ends, weights, strict=True)]
 
 
 def plan(
     tokens: int, weights: Sequence[float], supplies: Mapping[str, Supply], redistribute: bool = False
 ) -> dict[str, int]:
     """Rows of a mixture of one stage."""
-    quotas = plan_rows(Request(tokens, LENGTH, stages_of(weights), supplies), redistribute)
+    quotas = plan_rows(MixRequest(tokens, LENGTH, stages_of(weights), supplies), redistribute)
     return dict(zip(supplies, quotas.per_source(), strict=True))
 
 
@@ -33,7 +114,7 @@ weight = st.one_of(st.just(0.0), st.floats(0, 100).map(lambda value: round(value
 
 
 @st.composite
-def requests(draw: st.DrawFn, limited: bool = True) -> Request:
+def requests(draw: st.DrawFn, limited: bool = True) -> MixRequest:
     """Mixtures of up to 4 stages and 5 sources; `limited` by limits of every kind, many of which cannot be met."""
     sources, number = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     ends = sorted(draw(st.sets(st.integers(1, 19), min_size=number - 1, max_size=number - 1)))
@@ -44,10 +125,10 @@ def requests(draw: st.DrawFn, limited: bool = True) -> Request:
         Supply, st.sampled_from([0.5, 1.0, 2.5, 50.0]), st.integers(0, 3000).map(lambda lack: 3000 - lack),
         st.one_of(st.none(), st.integers(1, 300)), st.one_of(st.none(), st.integers(300, 3000)),
     ) if limited else st.just(Supply(1.0, 5000))) for k in range(sources)}
-    return Request(draw(st.integers(200, 4000)), LENGTH, stages, supplies)
+    return MixRequest(draw(st.integers(200, 4000)), LENGTH, stages, supplies)
 
 
-def planned(request: Request) -> Quotas:
+def planned(request: MixRequest) -> Quotas:
     """The quotas with redistribution; examples that cannot be are not looked at."""
     try:
         return plan_rows(request, redistribute=True)
@@ -57,9 +138,9 @@ def planned(request: Request) -> Quotas:
 
 
 @given(requests())
-def test_quotas_fill_every_stage_exactly_and_keep_every_limit(request_: Request) -> None:
+def test_quotas_fill_every_stage_exactly_and_keep_every_limit(request_: MixRequest) -> None:
     quotas, total = planned(request_), request_.tokens // LENGTH
-    borders = [0, *(int(stage.until * total + Fraction(1, 2)) for stage in request_.stages)]
+    borders = [0, *(int(stage.until * total + Fraction(1, 2)) for stage in request_.phases)]
     assert [sum(line) for line in quotas.rows] == np.diff(borders).tolist()
     for rows, supply in zip(quotas.per_source(), request_.supplies.values(), strict=True):
         assert rows * LENGTH <= exact(supply.max_epochs) * supply.pass_tokens
@@ -67,9 +148,9 @@ def test_quotas_fill_every_stage_exactly_and_keep_every_limit(request_: Request)
 
 
 @given(requests(limited=False))
-def test_without_redistribution_every_quota_is_its_share_rounded_down_or_up(request_: Request) -> None:
+def test_without_redistribution_every_quota_is_its_share_rounded_down_or_up(request_: MixRequest) -> None:
     quotas = plan_rows(request_)
-    for line, rows, stage in zip(quotas.asked, quotas.rows, request_.stages, strict=True):
+    for line, rows, stage in zip(quotas.asked, quotas.rows, request_.phases, strict=True):
         assert list(line) == [sum(rows) * share for share in stage.shares()]
         assert all(abs(number - share) < 1 for number, share in zip(rows, line, strict=True))
     for rows, asked in zip(quotas.per_source(), quotas.asked_per_source(), strict=True):
@@ -77,18 +158,18 @@ def test_without_redistribution_every_quota_is_its_share_rounded_down_or_up(requ
 
 
 @given(requests(limited=False))
-def test_redistribution_changes_nothing_where_no_limit_is_broken(request_: Request) -> None:
+def test_redistribution_changes_nothing_where_no_limit_is_broken(request_: MixRequest) -> None:
     assert plan_rows(request_) == plan_rows(request_, redistribute=True)
 
 
 @given(requests())
-def test_sources_within_their_limits_keep_their_proportions_in_every_stage(request_: Request) -> None:
+def test_sources_within_their_limits_keep_their_proportions_in_every_stage(request_: MixRequest) -> None:
     """Two sources that no limit holds are to each other as their weights, to within a row of each."""
     quotas = planned(request_)
     limits = [(supply.least_rows(LENGTH), supply.most_rows(LENGTH)) for supply in request_.supplies.values()]
     free = [k for k, (rows, (least, most)) in enumerate(zip(quotas.per_source(), limits, strict=True))
             if least + 1 < rows < most - 1]
-    for stage, rows in zip(request_.stages, quotas.rows, strict=True):
+    for stage, rows in zip(request_.phases, quotas.rows, strict=True):
         for one in free:
             for other in free:
                 slack = stage.weights[one] + stage.weights[other]
@@ -98,7 +179,7 @@ def test_sources_within_their_limits_keep_their_proportions_in_every_stage(reque
 
 @given(requests(limited=False), st.integers(0, 2**32))
 def test_every_prefix_of_the_stream_keeps_the_weights_of_its_stage_within_the_stated_bound(
-    request_: Request, seed: int
+    request_: MixRequest, seed: int
 ) -> None:
     """Off by the bound of `order.py` within the stage, and by less than a row for each stage's rounding."""
     quotas = plan_rows(request_)
@@ -157,7 +238,7 @@ def test_a_source_that_is_short_is_short_in_every_stage_in_proportion() -> None:
     """`a` asks for 40 of 80 and 10 of 20 rows and has 25: half of each; the rest goes to the others there."""
     stages = stages_of([1, 1, 0], [1, 0, 1], ends=(0.8, 1.0))
     supplies = {"a": Supply(1, 250), "b": Supply(1, 1000), "c": Supply(1, 1000)}
-    quotas = plan_rows(Request(1000, LENGTH, stages, supplies), redistribute=True)
+    quotas = plan_rows(MixRequest(1000, LENGTH, stages, supplies), redistribute=True)
     assert quotas.rows == ((20, 60, 0), (5, 0, 15))
     assert quotas.asked == ((40, 40, 0), (10, 0, 10))
 
@@ -165,19 +246,19 @@ def test_a_source_that_is_short_is_short_in_every_stage_in_proportion() -> None:
 def test_copies_are_limited_over_all_stages_together() -> None:
     stages = stages_of([1.0, 1.0], [0.0, 1.0], ends=(0.5, 1.0))
     supplies = {"a": Supply(1, 1000), "b": Supply(2, 370)}
-    request = Request(1000, LENGTH, stages, supplies)
+    request = MixRequest(1000, LENGTH, stages, supplies)
     with pytest.raises(MixError, match=r"b: its share of 2 stages asks for 750 tokens, but 370 tokens x max_epochs 2 "
                                        r"fill 740, 10 too few; raise its max_epochs to 2\.028\n"
                                        r"or ask for at most 990 tokens"):
         plan_rows(request)
-    assert plan_rows(Request(990, LENGTH, stages, supplies)).per_source() == [25, 74]
+    assert plan_rows(MixRequest(990, LENGTH, stages, supplies)).per_source() == [25, 74]
 
 
 def test_a_stage_that_nobody_can_fill_is_named() -> None:
     stages = stages_of([0, 1], [1, 1], ends=(0.5, 1.0))
     supplies = {"a": Supply(1, 5000), "b": Supply(1, 100)}
     with pytest.raises(MixError, match=r"stage 1 of 2 has 50 rows, of which 44 are left without a source"):
-        plan_rows(Request(1000, LENGTH, stages, supplies), redistribute=True)
+        plan_rows(MixRequest(1000, LENGTH, stages, supplies), redistribute=True)
 
 
 def test_minimums_that_do_not_fit_are_refused() -> None:
@@ -238,4 +319,62 @@ def test_less_than_a_row_is_refused_and_so_is_a_stage_without_one() -> None:
         plan(9, [1], {"a": Supply(1, 1000)})
     stages = stages_of([1], [1], ends=(0.96, 1.0))
     with pytest.raises(MixError, match=r"mix\.stages\[1\] has no row: the stages have \[10, 0\] of 10 rows"):
-        plan_rows(Request(100, LENGTH, stages, {"a": Supply(1, 1000)}))
+        plan_rows(MixRequest(100, LENGTH, stages, {"a": Supply(1, 1000)}))
+
+
+def largest_remainder(total: int, weights: list[Fraction]) -> list[int]:
+    """The method of Hamilton, as it is defined."""
+    exact = [total * weight / sum(weights) for weight in weights]
+    parts = [floor(part) for part in exact]
+    by_remainder = sorted(range(len(parts)), key=lambda number: (parts[number] - exact[number], number))
+    for number in by_remainder[: total - sum(parts)]:
+        parts[number] += 1
+    return parts
+
+
+fractions = st.fractions(0, 10, max_denominator=50)
+line = st.lists(fractions, min_size=1, max_size=7).filter(any)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> list[list[Fraction]]:
+    """Exact rows of some stages, each with a whole sum."""
+    sources = draw(st.integers(1, 6))
+    lines = draw(st.lists(st.lists(fractions, min_size=sources, max_size=sources).filter(any), min_size=1, max_size=5))
+    return [_scaled(parts, draw(st.integers(0, 50))) for parts in lines]
+
+
+def _scaled(parts: list[Fraction], total: int) -> list[Fraction]:
+    return [part * total / sum(parts) for part in parts]
+
+
+@given(tables())
+def test_cells_lines_and_columns_are_rounded_down_or_up(table: list[list[Fraction]]) -> None:
+    rounded = round_table(table)
+    for parts, whole in zip(table, rounded, strict=True):
+        assert sum(whole) == sum(parts)
+        assert all(abs(number - part) < 1 for number, part in zip(whole, parts, strict=True))
+    for exact_column, column in zip(zip(*table, strict=True), zip(*rounded, strict=True), strict=True):
+        assert floor(sum(exact_column)) <= sum(column) <= ceil(sum(exact_column))
+
+
+@given(st.integers(0, 10**12), line)
+def test_a_single_stage_is_rounded_by_the_largest_remainders(total: int, parts: list[Fraction]) -> None:
+    assert round_table([_scaled(parts, total)]) == [largest_remainder(total, parts)]
+
+
+def test_the_largest_remainders_get_the_rest() -> None:
+    """10 by 5 : 3 : 1 is 5.56, 3.33, 1.11: the one row left goes to the first; of equals the first gets it."""
+    assert round_table([_scaled([Fraction(5), Fraction(3), Fraction(1)], 10)]) == [[6, 3, 1]]
+    assert round_table([_scaled([Fraction(1), Fraction(1)], 3)]) == [[2, 1]]
+
+
+def test_two_stages_with_halves_share_the_rounding() -> None:
+    """1.5 and 1.5 in both stages: each source's sum is 3, so that it has its second row once."""
+    half = [Fraction(3, 2), Fraction(3, 2)]
+    assert round_table([half, half]) == [[2, 1], [1, 2]]
+
+
+def test_a_stage_with_a_part_of_a_row_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a stage has 1\.5 rows, which is no whole number"):
+        round_table([[Fraction(3, 2)]])

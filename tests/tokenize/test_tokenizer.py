@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from gristmill.mixtures.tokenizer import Tokenizer
-from gristmill.tokenize.encoding.chat import SPECIAL_TOKENS
+from gristmill.tokenize.encoding.chat_templates import SPECIAL_TOKENS
 from gristmill.tokenize.encoding.sample import HELD_OUT, SampleError, draw_sample, share_bytes
-from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
-from gristmill.tokenize.encoding.vocabulary import TokenizerError
+from gristmill.tokenize.encoding.tokenizer import TextTokenizer, TokenizerError, load
 
 CONVERSATION = [
     {"role": "system", "content": "Answer briefly."},

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.tokenize.order import Order
-from gristmill.tokenize.withheld import OrderWithout
+from gristmill.tokenize.order import Order, OrderWithout
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=4).filter(lambda counts: sum(counts) > 1), st.integers(0, 99),

@@ -25,7 +25,7 @@ from gristmill.dataprep.files import as_path, create_exclusively, read_json, wri
 from gristmill.mixtures.engine import Stream
 from gristmill.mixtures.manifest import Engine
 from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.streaming.patience import StoreUnavailableError
+from gristmill.tokenize.streaming.remote_rows import StoreUnavailableError
 from gristmill.train.launch import write_error
 from gristmill.train.loop.record import TIMINGS
 from gristmill.train.models.llama import Llama

@@ -9,8 +9,10 @@ id is in `part-00000.token_counts.npy` (int64 per id), and what all of it says a
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,8 @@ from gristmill.dataprep.files import as_path, atomic_write, write_json
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.text_buffers import text_buffers
 from gristmill.mixtures.section import Judging
-from gristmill.tokenize.encoding.batch import batches, describe_encoder, encode_batch
+from gristmill.tokenize.encoding.fast_encode import FastEncoder
+from gristmill.tokenize.encoding.pretokens import NotKnownError
 from gristmill.tokenize.encoding.token_report import (
     UNKNOWN_LANGUAGE,
     count_text,
@@ -42,8 +45,8 @@ from gristmill.tokenize.encoding.token_report import (
     describe_vocabulary,
     measure,
 )
-from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
-from gristmill.tokenize.packed_files import dtype_name
+from gristmill.tokenize.encoding.tokenizer import TextTokenizer, TokenizerError, load
+from gristmill.tokenize.packed_files import DTYPES, dtype_name
 
 EXCERPT_CHARACTERS = 200
 REPORT_FILE = "report.json"
@@ -186,3 +189,91 @@ def _quarantine_table(documents: pa.Table, errors: Mapping[int, str]) -> pa.Tabl
         "record": pa.array(sorted(errors), pa.int64()), "error": [errors[row] for row in sorted(errors)],
         "excerpt": [text[:EXCERPT_CHARACTERS] for text in bad["text"].to_pylist()],
     }, schema=QUARANTINE_SCHEMA)
+
+
+BATCH_BYTES = 1 << 20
+"""Text per call of the tokenizer: enough to keep all threads busy, little enough to hold its results."""
+KERNELS = "kernels"
+"""Of `describe_encoder`: nothing is left to the library."""
+
+
+def batches(sizes: np.ndarray) -> Iterator[slice]:
+    """Cut documents into runs of about BATCH_BYTES of text; a larger document is a run of its own."""
+    start = 0
+    while start < len(sizes):
+        total = np.cumsum(sizes[start : start + BATCH_BYTES])
+        stop = start + max(1, int(np.searchsorted(total, BATCH_BYTES, side="right")))
+        yield slice(start, stop)
+        start = stop
+
+
+def encode_batch(tokenizer: TextTokenizer, texts: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
+    """Encode some documents; one that fails does not fail the others.
+
+    Returns:
+        the ids back to back (the dtype of the vocabulary), the number of tokens of each document (0 where it
+        failed; int64), and the error of each that failed, by its number.
+    """
+    encoder = _encoder(tokenizer)
+    if encoder is not None:
+        flat, lengths = encoder.encode(texts)
+        return flat, lengths, {}
+    return encode_with_library(tokenizer, texts.to_pylist())
+
+
+def encode_with_library(
+    tokenizer: TextTokenizer, texts: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
+    """Encode some documents with a tokenizer that only the library knows; like `encode_batch`."""
+    errors: dict[int, str] = {}
+    try:
+        ids = [encoding.ids for encoding in tokenizer.encode(texts)]
+    except Exception:  # noqa: BLE001 - the library raises bare Exception; find out which document it was
+        ids = [_encode_one(tokenizer, text, number, errors) for number, text in enumerate(texts)]
+    flat = np.fromiter(chain.from_iterable(ids), dtype=np.int64, count=sum(map(len, ids)))
+    return check_ids(flat, tokenizer), np.array([*map(len, ids)], np.int64), errors
+
+
+def check_ids(ids: np.ndarray, tokenizer: TextTokenizer) -> np.ndarray:
+    """The ids in the dtype of the vocabulary.
+
+    Raises:
+        TokenizerError: an id lies outside of it.
+    """
+    if ids.size and ids.max() >= tokenizer.vocab_size:
+        raise TokenizerError(f"the tokenizer gave id {ids.max()}, outside its vocabulary of {tokenizer.vocab_size}; "
+                             "run the tokenizer stage again")
+    return ids.astype(DTYPES[dtype_name(tokenizer.vocab_size)])
+
+
+def _encoder(tokenizer: TextTokenizer) -> FastEncoder | None:
+    """This thread's fast encoder of a tokenizer; None where only the library can encode with it."""
+    known = getattr(_of_thread, "encoders", {})
+    if tokenizer.sha256 not in known:
+        try:
+            known = {tokenizer.sha256: FastEncoder.for_tokenizer(tokenizer.tokenizer)}
+        except NotKnownError:
+            known = {tokenizer.sha256: None}  # the stage's report has the reason
+        _of_thread.encoders = known
+    encoder: FastEncoder | None = known[tokenizer.sha256]
+    return encoder
+
+
+_of_thread = threading.local()
+
+
+def describe_encoder(tokenizer: TextTokenizer) -> str:
+    """What encodes with a tokenizer: the kernels here, or the library and why."""
+    try:
+        FastEncoder.for_tokenizer(tokenizer.tokenizer)
+    except NotKnownError as error:
+        return f"the tokenizers library, because {error}"
+    return KERNELS
+
+
+def _encode_one(tokenizer: TextTokenizer, text: str, number: int, errors: dict[int, str]) -> list[int]:
+    try:
+        return tokenizer.encode([text])[0].ids
+    except Exception as error:  # noqa: BLE001 - any failure quarantines this document alone
+        errors[number] = f"{type(error).__name__}: {error}"
+        return []

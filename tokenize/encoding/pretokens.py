@@ -1,17 +1,152 @@
-"""Splitting text into pre-tokens, one at a time, over UTF-8 bytes: the patterns of `patterns.py` as kernels.
+"""Splitting text into pre-tokens: the patterns that are known here, and kernels that do the same over UTF-8 bytes.
 
-GPT-2's pattern and cl100k's (Llama 3, Qwen 2) match one alternative after the other; so do the kernels, with the
-same consequences: `\\s+(?!\\S)` leaves the last white space of a run to what follows it.
+A byte-level BPE never merges across pre-tokens, so the pattern decides what a token can be. The regular expressions
+are those of OpenAI's encoder.py (GPT-2; Radford et al. 2019), of OpenAI's tiktoken (`cl100k_base`, taken over by
+Llama 3 in Meta's llama3/tokenizer.py), and of Qwen 2, which is the latter with every digit alone.
+
+These patterns match one alternative after the other; so do the kernels, with the same consequences: `\\s+(?!\\S)`
+leaves the last white space of a run to what follows it. Which code points are letters, numbers and white space is asked
+of the `tokenizers` library, whose regular expressions have a version of Unicode of their own: block by block, where
+text has code points of the block, so that the kernels and the library always agree.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gristmill.dataprep.hashing import load64
 from gristmill.dataprep.kernels import kernel
 from gristmill.dataprep.unicode_tables import decode
-from gristmill.tokenize.encoding.character_classes import ALONE, LETTER, NUMBER, OTHER, SPACE, UNKNOWN
+
+if TYPE_CHECKING:
+    from tokenizers.pre_tokenizers import PreTokenizer
+
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CONTRACTIONS_OF_ANY_CASE = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_CL100K = (r"%s|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+LLAMA3 = _CL100K % (_CONTRACTIONS_OF_ANY_CASE, r"\p{N}{1,3}")
+QWEN2 = _CL100K % (_CONTRACTIONS_OF_ANY_CASE, r"\p{N}")
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """How text is split.
+
+    Attributes:
+        most_digits: longest run of numbers of the patterns like cl100k; 0 stands for GPT-2's pattern.
+        digits_alone: whether every numeric character is cut out first (`tokenizers`' Digits).
+    """
+
+    most_digits: int = 0
+    digits_alone: bool = False
+
+
+REGEXES = {GPT2: Pattern(), LLAMA3: Pattern(most_digits=3), QWEN2: Pattern(most_digits=1)}
+
+
+class NotKnownError(ValueError):
+    """A tokenizer that only the `tokenizers` library can encode with; the message is the reason."""
+
+
+def make_pre_tokenizer(name: str) -> PreTokenizer:
+    """What splits text before the merges are learnt: `gpt2`, `llama3` or `digits` (`tokenizer.pretokenizer`)."""
+    from tokenizers import Regex, pre_tokenizers
+
+    if name == "llama3":
+        return pre_tokenizers.Sequence([
+            pre_tokenizers.Split(Regex(LLAMA3), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ])
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if name == "digits":
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+    return byte_level
+
+
+def read_pattern(described: Mapping[str, Any]) -> Pattern:
+    """The pattern of a tokenizer.json.
+
+    Args:
+        described: the parsed file.
+
+    Raises:
+        NotKnownError: its pre-tokenizer is none of those above.
+    """
+    splitting = described.get("pre_tokenizer") or {"type": "none"}
+    steps = splitting["pretokenizers"] if splitting["type"] == "Sequence" else [splitting]
+    *before, last = steps or [{"type": "none"}]
+    if last["type"] != "ByteLevel" or last.get("add_prefix_space", True) or len(before) > 1:
+        raise NotKnownError(f"its pre-tokenizer is {_names(steps)}")
+    with_regex = last.get("use_regex", True)
+    if not before and with_regex:
+        return REGEXES[GPT2]
+    if before and before[0]["type"] == "Digits" and before[0].get("individual_digits") and with_regex:
+        return Pattern(digits_alone=True)
+    if before and before[0]["type"] == "Split" and not with_regex:
+        return _read_split(before[0])
+    raise NotKnownError(f"its pre-tokenizer is {_names(steps)}")
+
+
+def _read_split(split: Mapping[str, Any]) -> Pattern:
+    regex = split["pattern"].get("Regex")
+    if regex not in REGEXES:
+        raise NotKnownError(f"its pre-tokenizer splits by another pattern: {regex or split['pattern']}")
+    if split["behavior"] != "Isolated" or split.get("invert"):
+        raise NotKnownError(f"its pre-tokenizer splits in another way: {split['behavior']}, "
+                            f"invert {bool(split.get('invert'))}")
+    return REGEXES[regex]
+
+
+def _names(steps: list[Mapping[str, Any]]) -> str:
+    return " + ".join(
+        step["type"] + "".join(f" with {key}" for key in ("add_prefix_space",) if step.get(key)) for step in steps)
+
+
+CODE_POINTS = 0x110000
+SURROGATES = range(0xD800, 0xE000)
+BLOCK = 256
+LETTER, NUMBER, SPACE, OTHER, ALONE, UNKNOWN = 0, 1, 2, 3, 4, 255
+"""ALONE: a numeric character that `Digits` cuts out before anything else is looked at."""
+
+
+class CharacterClasses:
+    """The class of every code point that text had so far: `table`, uint8 of shape (0x110000,), UNKNOWN elsewhere."""
+
+    def __init__(self, digits_alone: bool = False) -> None:
+        """With `digits_alone`, what `Digits` calls numeric is of the class ALONE."""
+        from tokenizers import Regex, pre_tokenizers
+
+        self.table = np.full(CODE_POINTS, UNKNOWN, np.uint8)
+        self._removers = [
+            (kind, pre_tokenizers.Split(Regex(regex), "removed"))
+            for kind, regex in ((LETTER, r"\p{L}"), (NUMBER, r"\p{N}"), (SPACE, r"\s"))
+        ]
+        self._digits = pre_tokenizers.Digits(individual_digits=True) if digits_alone else None
+
+    def learn(self, code_point: int) -> None:
+        """Ask the library for the classes of a code point's block."""
+        first = code_point - code_point % BLOCK
+        codes = np.array([code for code in range(first, first + BLOCK) if code not in SURROGATES])
+        text = "".join(map(chr, codes.tolist()))
+        found = np.full(len(codes), OTHER, np.uint8)
+        for kind, remover in self._removers:
+            removed = np.ones(len(codes), bool)
+            for _, (begin, end) in remover.pre_tokenize_str(text):
+                removed[begin:end] = False
+            found[removed] = kind
+        if self._digits is not None:
+            found[[self._is_alone(chr(code)) for code in codes.tolist()]] = ALONE
+        self.table[codes] = found
+
+    def _is_alone(self, character: str) -> bool:
+        assert self._digits is not None
+        return len(self._digits.pre_tokenize_str(f"a{character}a")) == 3
+
 
 _BLANK, _APOSTROPHE, _NEWLINE, _RETURN = 0x20, 0x27, 0x0A, 0x0D
 _EIGHT_BLANKS = np.uint64(0x2020202020202020)

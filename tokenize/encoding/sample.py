@@ -19,7 +19,7 @@ from gristmill.dataprep.documents import (
     read_documents,
     shard_names,
 )
-from gristmill.tokenize.mixing.draws import drawn_below, drawn_order, id_words
+from gristmill.tokenize.document_sampling import drawn_below, drawn_order, id_words
 from gristmill.tokenize.order import order_key
 
 HELD_OUT = 0.05
@@ -32,7 +32,7 @@ class SampleError(ValueError):
 
 
 @dataclass(frozen=True)
-class Sample:
+class TokenizerSample:
     """Texts per source.
 
     Attributes:
@@ -46,7 +46,7 @@ class Sample:
 
 def draw_sample(
     inputs: Mapping[str, Path], sources: Sequence[str], total_bytes: int, weights: Mapping[str, float] | None, seed: int
-) -> Sample:
+) -> TokenizerSample:
     """Choose the kept documents of every source in the order of hash(seed, id) until its share is full.
 
     The document that overflows a share is cut at a character. A source with less text than its share gives what it
@@ -84,7 +84,7 @@ def draw_sample(
     if not any(map(len, learn.values())):
         raise SampleError(f"no text is left to learn a tokenizer from (sources: {', '.join(shares) or 'none'}): "
                           f"{_what_was_dropped(inputs)}; loosen these rules: gristmill whatif MANIFEST lists them")
-    return Sample(learn, {source: measure[source] or learn[source] for source in shares})
+    return TokenizerSample(learn, {source: measure[source] or learn[source] for source in shares})
 
 
 def share_bytes(

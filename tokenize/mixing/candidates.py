@@ -1,4 +1,4 @@
-"""The documents that a mixture chooses from, and which of them may train, are held out or are left out."""
+"""The documents that a mixture chooses from: which may train, are held out or left out, and the table that says so."""
 
 from __future__ import annotations
 
@@ -12,16 +12,33 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.counts import Counts
-from gristmill.dataprep.documents import ID_BYTES, read_annotations, read_table, shard_names
+from gristmill.dataprep.documents import ID_BYTES, read_annotations, read_table, shard_names, write_table
+from gristmill.tokenize.document_sampling import drawn_below, id_words, ordered_by, word_ids
 from gristmill.tokenize.encoding.encode import docs_name
-from gristmill.tokenize.mixing.draws import drawn_below, id_words, ordered_by
-from gristmill.tokenize.mixing.plan import Documents
-from gristmill.tokenize.mixing.shares import MixError
+from gristmill.tokenize.mixing.quotas import MixError
 from gristmill.tokenize.mixing.where import MET, UNKNOWN, judge, measured_columns, repeat
 from gristmill.tokenize.order import order_key
+from gristmill.tokenize.packed_files import INDEX_GROUP_ROWS, LEDGER, LEDGER_SCHEMA
 
 VALIDATION_KEY = order_key(0, "validation")
 """No seed of the mixture moves a document between training and validation."""
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Where the tokens of all documents lie, ordered by id.
+
+    Attributes:
+        words: uint64 of shape (n, 2), the ids.
+        part: int64 of shape (n,), number of the token part.
+        offset: int64 of shape (n,), first token within it.
+        tokens: int64 of shape (n,), without an end of text.
+    """
+
+    words: np.ndarray
+    part: np.ndarray
+    offset: np.ndarray
+    tokens: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -92,7 +109,7 @@ def unused(
     The rules are `where` (its condition is not met), `where_unknown` (the condition asks for what was not measured),
     `epochs` and `epochs_unknown` (its source takes it no times, or by what was not measured), `quota` (may train, but
     its source's share was full) and `validation_rest` (held out, but the validation rows were full, or too little for
-    one more). What was emptied comes first (`emptied.without_emptied`).
+    one more). What was emptied comes first (`exclude.without_emptied`).
     """
     ruled_out, repeats = ~candidates.held_out & ~candidates.trains, candidates.repeats
     rules = {
@@ -178,3 +195,26 @@ def _judge_shard(
         if config["epochs"] is not None:
             repeats[own] = repeat(name, config["epochs"], table, words[own], key)
     return verdicts, repeats
+
+
+def write_ledger(
+    out: Path, candidates: Candidates, used: np.ndarray, emptied: Mapping[str, np.ndarray]
+) -> None:
+    """Write the table of all documents of a mixture, ordered by id.
+
+    Args:
+        out: the packed set's folder.
+        candidates: all documents.
+        used: bool of shape (n,): which of them are in a row.
+        emptied: rule -> bool of shape (n,), of documents whose rows were emptied.
+    """
+    rules = unused(candidates, used, emptied)
+    reason = np.full(len(used), -1, dtype=np.int8)
+    for number, mask in enumerate(rules.values()):
+        reason[mask] = number
+    codes = pa.array(reason, pa.int8(), mask=reason < 0)
+    documents = candidates.documents
+    write_table(out / LEDGER, pa.table([
+        word_ids(documents.words), documents.part.astype(np.int32), candidates.row, candidates.source.astype(np.int32),
+        candidates.held_out, pa.DictionaryArray.from_arrays(codes, pa.array(list(rules), pa.string())),
+    ], schema=LEDGER_SCHEMA), INDEX_GROUP_ROWS, repeating=("shard", "source", "reason"))

@@ -19,15 +19,19 @@ from gristmill.dataprep.jobs.engine import Task, run_tasks
 from gristmill.mixtures.mix import Mix
 from gristmill.tokenize.encoding.encode import tokens_name
 from gristmill.tokenize.encoding.tokenizer import load
-from gristmill.tokenize.mixing.candidates import Candidates, collect
-from gristmill.tokenize.mixing.emptied import without_emptied
-from gristmill.tokenize.mixing.exclusion import read_excluded
-from gristmill.tokenize.mixing.laying import Laid, lay_train, lay_validation
-from gristmill.tokenize.mixing.ledger import write_ledger
-from gristmill.tokenize.mixing.outcome import describe, describe_redistribution, redistributed, used_documents
-from gristmill.tokenize.mixing.pack import write_shard
-from gristmill.tokenize.mixing.plan import Plan, layout_of, save, train_stream, validation_stream
+from gristmill.tokenize.mixing.candidates import Candidates, collect, write_ledger
+from gristmill.tokenize.mixing.exclude import read_excluded, without_emptied
+from gristmill.tokenize.mixing.mix_summary import describe, describe_redistribution, redistributed, used_documents
+from gristmill.tokenize.mixing.packing import PackedSource, pack_training, pack_validation
 from gristmill.tokenize.mixing.quotas import Quotas
+from gristmill.tokenize.mixing.write_shards import (
+    RowPlan,
+    layout_of,
+    save,
+    train_stream,
+    validation_stream,
+    write_shard,
+)
 from gristmill.tokenize.packed_files import (
     DTYPES,
     FORMAT,
@@ -43,7 +47,7 @@ SHARD_BYTES = 64_000_000
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Plan the mixture and write the packed set (see `packed_files.py` for its files).
+    """RowPlan the mixture and write the packed set (see `packed_files.py` for its files).
 
     Args:
         inputs: `ingest`, the annotating stages, `tokenizer`, `tokenize`.
@@ -53,17 +57,17 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         context: where to run.
 
     Raises:
-        gristmill.tokenize.mixing.shares.MixError: a share cannot be filled, or an expression is wrong.
+        gristmill.tokenize.mixing.quotas.MixError: a share cannot be filled, or an expression is wrong.
     """
     section = Mix.model_validate(config["mix"])
     sources: dict[str, dict[str, Any]] = config["sources"]
     seed = config["seed"]
     tokenizer = load(inputs["tokenizer"])
     candidates = collect(inputs, sources, section.validation, seed)
-    held_out = lay_validation(candidates, list(sources), section)
-    quotas, train = lay_train(candidates, sources, section, seed)
+    held_out = pack_validation(candidates, list(sources), section)
+    quotas, train = pack_training(candidates, sources, section, seed)
     _warn(sources, section, quotas, held_out, context)
-    plan = Plan(
+    plan = RowPlan(
         folder=str(context.work / "plan"), out=str(out), dtype=dtype_name(tokenizer.vocab_size),
         parts=tuple(str(inputs["tokenize"] / tokens_name(shard)) for shard in shard_names(inputs["ingest"])),
         sequence_length=section.sequence_length, eos=tokenizer.eos, pad=tokenizer.pad, seed=seed,
@@ -98,7 +102,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
 
 def _warn(
-    sources: Mapping[str, Any], section: Mix, quotas: Quotas, held_out: Mapping[str, Laid], context: Context
+    sources: Mapping[str, Any], section: Mix, quotas: Quotas, held_out: Mapping[str, PackedSource], context: Context
 ) -> None:
     unused = [name for name, rows in zip(sources, quotas.per_source(), strict=True) if not rows]
     if unused:
@@ -113,7 +117,7 @@ def _warn(
 
 
 def _save_plan(
-    folder: Path, candidates: Candidates, train: Mapping[str, Laid], held_out: Mapping[str, Laid]
+    folder: Path, candidates: Candidates, train: Mapping[str, PackedSource], held_out: Mapping[str, PackedSource]
 ) -> None:
     save(folder, "documents", candidates.documents)
     for number, name in enumerate(train):
@@ -122,12 +126,12 @@ def _save_plan(
             save(folder, layout_of(saved), laid.layout)
 
 
-def _validation_tasks(held_out: Mapping[str, Laid]) -> list[Task]:
+def _validation_tasks(held_out: Mapping[str, PackedSource]) -> list[Task]:
     return [Task(f"validation-{number:05d}", {"file": validation_name(name), "source": number, "rows": laid.rows})
             for number, (name, laid) in enumerate(held_out.items())]
 
 
-def _train_tasks(plan: Plan, section: Mix) -> list[Task]:
+def _train_tasks(plan: RowPlan, section: Mix) -> list[Task]:
     row_bytes = plan.sequence_length * DTYPES[plan.dtype].itemsize
     most, total = section.shard_rows or max(1, SHARD_BYTES // row_bytes), sum(map(sum, plan.stages))
     return [Task(f"train-{shard:05d}", {"file": train_name(shard), "first": first, "rows": min(most, total - first)})

@@ -1,14 +1,109 @@
-"""How many rows of each source every stage of a mixture takes: exact shares, or an error that says what is short."""
+"""How many rows of each source every phase of a mixture takes: exact shares, or an error that says what is short.
+
+    weights -> shares of each phase -> within the sources' limits -> whole rows
+
+A source's weight is its own, the mixture's or by its size. What a limit keeps a source from taking goes to the others
+by their weights, where the manifest says so. Every number of rows is its exact share, rounded down or up so that all
+sums stay what they are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Context, Decimal
 from fractions import Fraction
+from math import ceil, floor, lcm
 
-from gristmill.tokenize.mixing.rounding import round_table
-from gristmill.tokenize.mixing.shares import MixError, Stage, exact, rows_of_stages
-from gristmill.tokenize.mixing.water_filling import Table, fill
+from gristmill.mixtures.mix import Mix, Weights, temperature
+
+DECIMAL_DIGITS = 28
+"""Of powers: Python's decimal arithmetic has the same digits on every machine, a C library's `pow` has not."""
+
+
+class MixError(ValueError):
+    """The mixture that was asked for cannot be made from the documents that there are."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of the training order and the weights within it.
+
+    Attributes:
+        until: where it ends, as a share of the rows of the whole set.
+        weights: of every source, in order; relative to each other.
+    """
+
+    until: Fraction
+    weights: tuple[Fraction, ...]
+
+    def shares(self) -> list[Fraction]:
+        """The weights, scaled to sum to 1.
+
+        Raises:
+            MixError: all of them are zero.
+        """
+        whole = sum(self.weights)
+        if not whole:
+            raise MixError("the weights of all sources are 0; give at least one source a weight above 0")
+        return [weight / whole for weight in self.weights]
+
+
+def exact(value: float) -> Fraction:
+    """The decimal number that a manifest has, rather than the binary one nearest to it: 0.7 is 7/10."""
+    return Fraction(str(value))
+
+
+def plan_phases(section: Mix, own_weights: Mapping[str, float], pass_tokens: Mapping[str, int]) -> list[Phase]:
+    """The phases of a mixture; one where the section has none.
+
+    Args:
+        section: `weights` override the sources' own; a phase's `weights` (`mix.stages`) override these.
+        own_weights: source -> its `weight`, of all sources in order.
+        pass_tokens: source -> tokens of one pass over its training documents, for shares by size.
+    """
+    if not section.stages:
+        return [Phase(Fraction(1), _weigh(section.weights, own_weights, pass_tokens))]
+    return [Phase(exact(1.0 if phase.until is None else phase.until),
+                  _weigh(section.weights if phase.weights is None else phase.weights, own_weights, pass_tokens))
+            for phase in section.stages]  # fmt: skip
+
+
+def _weigh(
+    weights: Weights | None, own_weights: Mapping[str, float], pass_tokens: Mapping[str, int]
+) -> tuple[Fraction, ...]:
+    if weights is None:
+        return tuple(exact(weight) for weight in own_weights.values())
+    alpha = temperature(weights)
+    if alpha is None:
+        return tuple(exact(weights.get(name, 0.0)) for name in own_weights)
+    return by_size([pass_tokens[name] for name in own_weights], alpha)
+
+
+def by_size(tokens: Sequence[int], alpha: float) -> tuple[Fraction, ...]:
+    """Weights that are numbers of tokens to the power of alpha (XLM-R, section 3.1; mT5, section 3.1).
+
+    1 keeps the proportions of the sources and 0 makes them equal, both exactly. A source without a token has no
+    weight, whatever alpha is.
+    """
+    if exact(alpha) == 1:
+        return tuple(Fraction(number) for number in tokens)
+    context, power = Context(prec=DECIMAL_DIGITS), Decimal(str(alpha))
+    return tuple(Fraction(context.power(Decimal(number), power)) if number else Fraction(0) for number in tokens)
+
+
+def rows_of_phases(total: int, phases: Sequence[Phase]) -> list[int]:
+    """How many of `total` rows each phase has: its borders are rounded to whole rows, halves up.
+
+    Raises:
+        MixError: a phase is left without a row.
+    """
+    ends = [int(phase.until * total + Fraction(1, 2)) for phase in phases]
+    rows = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    if not all(rows):
+        raise MixError(f"mix.stages[{rows.index(0)}] has no row: the stages have {rows} of {total} rows; ask for more "
+                       "tokens (mix.tokens), or move the stage's `until`")
+    return rows
 
 
 @dataclass(frozen=True)
@@ -18,7 +113,7 @@ class Supply:
     Attributes:
         max_epochs: how many passes over its documents may be taken.
         pass_tokens: tokens of one pass over its training documents, their ends of text and repeats counted.
-        min_tokens: least that the mixture takes, over all stages.
+        min_tokens: least that the mixture takes, over all phases.
         max_tokens: most that it takes; no limit of its own if None.
     """
 
@@ -46,37 +141,37 @@ class Quotas:
     """The rows of a mixture.
 
     Attributes:
-        rows: per stage and source; every number is its exact share, with or without limits, rounded down or up, and
-            so is every source's sum over the stages.
-        asked: exact rows per stage and source by the weights alone.
+        rows: per phase and source; every number is its exact share, with or without limits, rounded down or up, and
+            so is every source's sum over the phases.
+        asked: exact rows per phase and source by the weights alone.
     """
 
     rows: tuple[tuple[int, ...], ...]
     asked: tuple[tuple[Fraction, ...], ...]
 
     def per_source(self) -> list[int]:
-        """Rows of each source over all stages."""
+        """Rows of each source over all phases."""
         return [sum(column) for column in zip(*self.rows, strict=True)]
 
     def asked_per_source(self) -> list[Fraction]:
-        """Exact rows of each source over all stages, by the weights alone."""
+        """Exact rows of each source over all phases, by the weights alone."""
         return [sum(column, Fraction(0)) for column in zip(*self.asked, strict=True)]
 
 
 @dataclass(frozen=True)
-class Request:
+class MixRequest:
     """What a mixture is asked to be.
 
     Attributes:
         tokens: of the whole set.
         sequence_length: tokens per row.
-        stages: parts and weights, in order.
+        phases: parts and weights, in order.
         supplies: source -> what it has, in the order of the weights.
     """
 
     tokens: int
     sequence_length: int
-    stages: Sequence[Stage]
+    phases: Sequence[Phase]
     supplies: Mapping[str, Supply]
 
     def total_rows(self) -> int:
@@ -84,9 +179,9 @@ class Request:
         return self.tokens // self.sequence_length
 
     def asked(self, total: int) -> Table:
-        """Exact rows per stage and source of a set of so many rows, by the weights alone."""
-        rows = rows_of_stages(total, self.stages)
-        return [[number * share for share in stage.shares()] for number, stage in zip(rows, self.stages, strict=True)]
+        """Exact rows per phase and source of a set of so many rows, by the weights alone."""
+        rows = rows_of_phases(total, self.phases)
+        return [[number * share for share in phase.shares()] for number, phase in zip(rows, self.phases, strict=True)]
 
     def most(self) -> list[int]:
         """Most rows of each source."""
@@ -97,8 +192,8 @@ class Request:
         return [supply.least_rows(self.sequence_length) for supply in self.supplies.values()]
 
 
-def plan_rows(request: Request, redistribute: bool = False) -> Quotas:
-    """Rows of each source in every stage.
+def plan_rows(request: MixRequest, redistribute: bool = False) -> Quotas:
+    """Rows of each source in every phase.
 
     Args:
         request: the mixture.
@@ -106,7 +201,7 @@ def plan_rows(request: Request, redistribute: bool = False) -> Quotas:
 
     Raises:
         MixError: less than one row; a minimum that a source cannot fill; sources whose shares break their limits, all
-            of them named (with `redistribute`: limits that leave a stage without text).
+            of them named (with `redistribute`: limits that leave a phase without text).
     """
     total, length = request.total_rows(), request.sequence_length
     if not total:
@@ -115,7 +210,7 @@ def plan_rows(request: Request, redistribute: bool = False) -> Quotas:
     asked = request.asked(total)
     table = asked
     if redistribute:
-        shares = [stage.shares() for stage in request.stages]
+        shares = [phase.shares() for phase in request.phases]
         table = fill([int(sum(line)) for line in asked], shares, request.least(), request.most())
     rows = round_table(table)
     quotas = Quotas(tuple(map(tuple, rows)), tuple(map(tuple, asked)))
@@ -124,7 +219,7 @@ def plan_rows(request: Request, redistribute: bool = False) -> Quotas:
     return quotas
 
 
-def _check_minimums(request: Request) -> None:
+def _check_minimums(request: MixRequest) -> None:
     length = request.sequence_length
     for name, supply in request.supplies.items():
         if supply.least_rows(length) > supply.most_rows(length):
@@ -132,12 +227,12 @@ def _check_minimums(request: Request) -> None:
                            f"{length} tokens, but {_limit(supply, length)}; lower min_tokens")
 
 
-def _fits(request: Request, rows: Sequence[int]) -> bool:
+def _fits(request: MixRequest, rows: Sequence[int]) -> bool:
     limits = zip(request.least(), rows, request.most(), strict=True)
     return all(least <= number <= most for least, number, most in limits)
 
 
-def _describe(request: Request, rows: Sequence[int]) -> str:
+def _describe(request: MixRequest, rows: Sequence[int]) -> str:
     length = request.sequence_length
     lines = [f"the mixture of {request.tokens} tokens ({sum(rows)} rows of {length}) breaks the limits of its sources:"]
     for number, (name, supply) in enumerate(request.supplies.items()):
@@ -154,10 +249,10 @@ def _describe(request: Request, rows: Sequence[int]) -> str:
     return "\n".join(lines)
 
 
-def _weight_of(request: Request, number: int) -> str:
-    if len(request.stages) > 1:
-        return f"its share of {len(request.stages)} stages"
-    return f"weight {float(request.stages[0].weights[number]):g}"
+def _weight_of(request: MixRequest, number: int) -> str:
+    if len(request.phases) > 1:
+        return f"its share of {len(request.phases)} stages"
+    return f"weight {float(request.phases[0].weights[number]):g}"
 
 
 def _limit(supply: Supply, length: int) -> str:
@@ -167,7 +262,7 @@ def _limit(supply: Supply, length: int) -> str:
     return f"{supply.pass_tokens} tokens x max_epochs {supply.max_epochs:g} fill {most * length}"
 
 
-def _remedy(request: Request, number: int, rows: Sequence[int]) -> str:
+def _remedy(request: MixRequest, number: int, rows: Sequence[int]) -> str:
     length, supply = request.sequence_length, list(request.supplies.values())[number]
     if not supply.pass_tokens:
         return "; no document of it is left: look at what dropped them, or set its weight to 0"
@@ -177,29 +272,29 @@ def _remedy(request: Request, number: int, rows: Sequence[int]) -> str:
     if supply.max_tokens is not None and rows[number] > supply.max_tokens // length:
         advice.append(f"raise its max_tokens to {rows[number] * length}")
     remedy = " and ".join(advice)
-    weights = request.stages[0].weights
+    weights = request.phases[0].weights
     others, most, total = sum(weights) - weights[number], supply.most_rows(length), sum(rows)
-    if len(request.stages) == 1 and others and most < total:
+    if len(request.phases) == 1 and others and most < total:
         remedy += f", or lower its weight to {_floor(others * most / (total - most))}"
     return f"; {remedy}"
 
 
-def _most_tokens(request: Request) -> int:
+def _most_tokens(request: MixRequest) -> int:
     """The largest mixture that these weights allow; 0 if there is none, or where a minimum asks for a larger one."""
     if any(request.least()):
         return 0
-    begins = [Fraction(0), *(stage.until for stage in request.stages)]
-    sizes = [stage.until - begin for begin, stage in zip(begins, request.stages, strict=False)]
-    lines = [stage.shares() for stage in request.stages]
+    begins = [Fraction(0), *(phase.until for phase in request.phases)]
+    sizes = [phase.until - begin for begin, phase in zip(begins, request.phases, strict=False)]
+    lines = [phase.shares() for phase in request.phases]
     shares = [sum((size * line[number] for size, line in zip(sizes, lines, strict=True)), Fraction(0))
               for number in range(len(request.supplies))]
     most = min(int(rows / share) for rows, share in zip(request.most(), shares, strict=True) if share)
-    # Rounding up may cost a row per source and stage, and may give one.
+    # Rounding up may cost a row per source and phase, and may give one.
     candidates = range(most + len(shares) * len(lines), 0, -1)
     return next((total for total in candidates if _fits_at(request, total)), 0) * request.sequence_length
 
 
-def _fits_at(request: Request, total: int) -> bool:
+def _fits_at(request: MixRequest, total: int) -> bool:
     try:
         asked = request.asked(total)
     except MixError:
@@ -214,3 +309,147 @@ def _ceil(value: Fraction) -> str:
 
 def _floor(value: Fraction) -> str:
     return f"{float(value * 1000 // 1) / 1000:g}"
+
+
+Table = list[list[Fraction]]
+"""Rows per phase and source: table[phase][source]."""
+
+
+def fill(rows: Sequence[int], shares: Sequence[Sequence[Fraction]], least: Sequence[int], most: Sequence[int]) -> Table:
+    """Distribute the rows of every phase by its shares, with every source's sum over all phases within its limits.
+
+    A source that would have too much or too little is set to its limit, in the proportions that its phases had; what
+    is left of each phase is distributed anew among the other sources by its shares, until no limit is broken. Of the
+    sources that have too little and those that have too much, those go first whose sum of differences is larger: so
+    a single phase gets the only solution of `sum of min(max(level x share, least), most) = rows` (water-filling;
+    CSS resolves flexible lengths in the same way, section 9.7).
+
+    Args:
+        rows: of each phase.
+        shares: of each phase, for each source; they sum to 1.
+        least: rows of each source, over all phases.
+        most: the same; not below `least`.
+
+    Returns:
+        exact rows, in general not whole; each phase's sum to its rows.
+
+    Raises:
+        MixError: a phase cannot be filled, or the minimums do not fit in.
+    """
+    fixed: dict[int, list[Fraction]] = {}
+    while True:
+        table = _distribute(rows, shares, fixed)
+        totals = [sum(column, Fraction(0)) for column in zip(*table, strict=True)]
+        under = [source for source, total in enumerate(totals) if total < least[source]]
+        over = [source for source, total in enumerate(totals) if total > most[source]]
+        if not under and not over:
+            return table
+        lacking = sum(least[source] - totals[source] for source in under)
+        spare = sum(totals[source] - most[source] for source in over)
+        for source in under if lacking > spare else over if spare > lacking else [*under, *over]:
+            limit = least[source] if source in under else most[source]
+            fixed[source] = _scale([phase[source] for phase in table], limit, rows)
+
+
+def _distribute(
+    rows: Sequence[int], shares: Sequence[Sequence[Fraction]], fixed: Mapping[int, list[Fraction]]
+) -> Table:
+    table = []
+    for phase, (number, parts) in enumerate(zip(rows, shares, strict=True)):
+        left = number - sum((column[phase] for column in fixed.values()), Fraction(0))
+        free = sum((share for source, share in enumerate(parts) if source not in fixed), Fraction(0))
+        where = f"stage {phase + 1} of {len(rows)}" if len(rows) > 1 else "the mixture"
+        if left < 0:
+            raise MixError(f"{where} has {number} rows, and the sources' min_tokens need {ceil(number - left)}; "
+                           "lower min_tokens, or ask for more tokens (mix.tokens)")
+        if left and not free:
+            raise MixError(f"{where} has {number} rows, of which {ceil(left)} are left without a source: all that "
+                           "have a weight in it are at their limits; raise a max_epochs or max_tokens, give another "
+                           "source a weight, or ask for fewer tokens (mix.tokens)")
+        level = left / free if free else Fraction(0)
+        table.append([fixed[source][phase] if source in fixed else level * share
+                      for source, share in enumerate(parts)])  # fmt: skip
+    return table
+
+
+def _scale(column: Sequence[Fraction], total: int, rows: Sequence[int]) -> list[Fraction]:
+    """A source's rows in proportion, with another sum; in proportion to the phases where it had none."""
+    parts = column if any(column) else [Fraction(number) for number in rows]
+    whole = sum(parts, Fraction(0))
+    return [part * total / whole for part in parts]
+
+
+Cell = tuple[int, int]
+"""Line and column."""
+
+
+def round_table(table: Sequence[Sequence[Fraction]]) -> list[list[int]]:
+    """Round a table of rows per phase and source (controlled rounding: Bacharach 1966; Cox 1987).
+
+    Every cell is rounded down or up, every line (a phase) keeps its sum, which must be whole, and every column's sum
+    (a source) is its own, rounded down or up. A single line is rounded by the largest remainders (Hamilton), the
+    first of equal ones.
+
+    Along a cycle of cells that are no whole numbers, alternately one is raised and the next is lowered, by as much as
+    makes one of them whole. Such a cycle exists as long as a cell is not whole, since no line and no column can have
+    only one of them: a line more makes the columns' sums whole.
+
+    Args:
+        table: exact numbers, not negative; table[phase][source].
+
+    Raises:
+        ValueError: a line's sum is not whole.
+    """
+    for line in table:
+        if sum(line).denominator != 1:
+            raise ValueError(f"a stage has {float(sum(line))} rows, which is no whole number")
+    unit = lcm(*(cell.denominator for line in table for cell in line))
+    down = [[floor(cell) for cell in line] for line in table]
+    # Remainders as whole numbers of 1/unit: exact, and faster than fractions.
+    parts = [[int((cell - low) * unit) for cell, low in zip(line, lows, strict=True)]
+             for line, lows in zip(table, down, strict=True)]
+    parts.append([-sum(column) % unit for column in zip(*parts, strict=True)])
+    while (cycle := _cycle(parts, unit)) is not None:
+        raised, lowered = cycle
+        step = min(min(unit - parts[phase][source] for phase, source in raised),
+                   min(parts[phase][source] for phase, source in lowered))
+        for phase, source in raised:
+            parts[phase][source] += step
+        for phase, source in lowered:
+            parts[phase][source] -= step
+    return [[low + part // unit for low, part in zip(lows, line, strict=True)]
+            for lows, line in zip(down, parts[:-1], strict=True)]
+
+
+def _cycle(parts: Sequence[Sequence[int]], unit: int) -> tuple[list[Cell], list[Cell]] | None:
+    """Cells to raise and cells to lower: the largest remainder goes up first. None if all numbers are whole."""
+    width = len(parts[0])
+    first = _extreme(parts, ((line, source) for line in range(len(parts) - 1) for source in range(width)), unit, 1)
+    if first is None:
+        return None
+    path, lines, sources = [first], [first[0]], [first[1]]
+    while True:
+        line, source = path[-1]
+        # A cell that closes the cycle is taken first: short cycles leave the order of the remainders as it is.
+        lowered = (_extreme(parts, ((line, other) for other in sources if other != source), unit, -1)
+                   or _extreme(parts, ((line, other) for other in range(width) if other != source), unit, -1))
+        assert lowered is not None  # The line's sum is whole, so that another of its cells is not.
+        path.append(lowered)
+        if lowered[1] in sources:
+            begin = 2 * sources.index(lowered[1])
+            return path[begin::2], path[begin + 1 :: 2]
+        sources.append(lowered[1])
+        raised = (_extreme(parts, ((other, lowered[1]) for other in lines if other != line), unit, 1)
+                  or _extreme(parts, ((other, lowered[1]) for other in range(len(parts)) if other != line), unit, 1))
+        assert raised is not None  # The column's sum is whole.
+        path.append(raised)
+        if raised[0] in lines:
+            begin = 2 * lines.index(raised[0]) + 1
+            return path[begin + 1 :: 2], path[begin::2]
+        lines.append(raised[0])
+
+
+def _extreme(parts: Sequence[Sequence[int]], cells: Iterable[Cell], unit: int, sign: int) -> Cell | None:
+    """Of the cells that are not whole, the largest (`sign` 1) or the smallest (-1); of equal ones the first to rise."""
+    found = [cell for cell in cells if 0 < parts[cell[0]][cell[1]] < unit]
+    return max(found, key=lambda cell: (sign * parts[cell[0]][cell[1]], -sign * cell[0], -sign * cell[1]), default=None)

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gristmill.tokenize.encoding.tokenizer import count_token_bytes
-from gristmill.tokenize.encoding.vocabulary import END_OF_TEXT_NAMES
+from gristmill.tokenize.encoding.tokenizer import END_OF_TEXT_NAMES, count_token_bytes
 from gristmill.train.evaluation.held_out import LARGEST_EXPONENT
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.weights import INDEX_FILE, WEIGHTS_FILE, load_model

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.streaming.ahead import ReadAhead
+from gristmill.tokenize.streaming.read_ahead import ReadAhead
 from gristmill.train.loop.stream import Plan, RowOrder, micro_batches
 from gristmill.train.parallel.world import World
 

@@ -27,8 +27,8 @@ from gristmill.dataprep.context import read_inputs
 from gristmill.dataprep.files import TEMPORARY_MARK, as_path, is_local, read_json, write_json
 from gristmill.dataprep.secrets import restore_secrets
 from gristmill.mixtures.engine import Stream
-from gristmill.tokenize.streaming.cache import default_folder
-from gristmill.tokenize.streaming.patience import Patience
+from gristmill.tokenize.streaming.file_cache import default_folder
+from gristmill.tokenize.streaming.remote_rows import Patience
 
 VARIABLE = "GRISTMILL_STAGE_FOLDER"
 """Holds, for the ranks of a training that works here, the URL of the folder that is to follow."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gristmill.tokenize.streaming.ahead import ReadAhead
+from gristmill.tokenize.streaming.read_ahead import ReadAhead
 from gristmill.train.loop.attempt import Attempt
 from gristmill.train.loop.batches import Batch
 from gristmill.train.loop.examination import finite

@@ -19,8 +19,14 @@ import jinja2
 import numpy as np
 
 from gristmill.dataprep.files import read_json, sha256_file
-from gristmill.tokenize.encoding.chat import END_OF_TURN
-from gristmill.tokenize.encoding.chat_template import CLOSE, OPEN, PROBE, compile_template, render_segments
+from gristmill.tokenize.encoding.chat_templates import (
+    CLOSE,
+    END_OF_TURN,
+    OPEN,
+    PROBE,
+    compile_template,
+    render_segments,
+)
 
 TEMPLATE_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "chat_template.jinja", "tokenizer.json", "tokenizer_config.json"
 SHOWN_CHARACTERS = 40

@@ -1,0 +1,69 @@
+"""A template that somebody else wrote ends, and takes no more memory than a conversation needs."""
+
+from __future__ import annotations
+
+import pytest
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from gristmill.tokenize.encoding.chat_templates import BoundedEnvironment, render
+
+MESSAGES = [{"role": role, "content": content} for role, content in (
+    ("system", "Be kind."), ("user", " 2 * 3 % 4? "), ("assistant", "<think>x</think>\n\n6"), ("user", "Thanks"))]
+HOSTILE = {
+    "nested loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "a long loop over a text": "{% for a in 'ab' * 9999999 %}{% for b in 'ab' * 9999999 %}{% endfor %}{% endfor %}",
+    "calls that call twice":
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
+    "calls without an end": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "doubling by ~": "{% set x = namespace(t='a') %}{% for i in range(60) %}{% set x.t = x.t ~ x.t %}{% endfor %}",
+    "doubling by +": "{% set x = namespace(t='a') %}{% for i in range(60) %}{% set x.t = x.t + x.t %}{% endfor %}",
+    "doubling a list": "{% set x = namespace(t=[1]) %}{% for i in range(60) %}{% set x.t = x.t + x.t %}{% endfor %}",
+    "a product": "{{ 'a' * 10000000000 }}", "a product of lists": "{{ [1] * 10000000000 }}",
+    "a power": "{{ 9 ** 9999999 }}", "a width": "{{ '%9999999999d' % 1 }}",
+    "a filter's width": "{{ 'a'|center(9999999999) }}",
+    "a format": "{{ '%9999999999d'|format(1) }}", "a method's width": "{{ 'a'.ljust(9999999999) }}",
+    "a format method": "{{ '{:>9999999999}'.format('a') }}",
+    "a replacement": "{% set t = 'a' * 99999 %}{{ t.replace('a', t) }}{{ t|replace('a', t) }}",
+    "a separator": "{% set t = 'a' * 99999 %}{{ range(99999)|join(t) }}", "a slice": "{{ [1]|slice(9999999999)|list }}",
+    "filters in loops": "{% for a in range(99999) %}{{ range(99999)|sum }}{% endfor %}",
+    "any text": "{{ lipsum(n=99999) }}",
+}  # fmt: skip
+HONEST = [
+    "{% for m in messages %}{{ loop.index0 % 2 }}{{ loop.last }}{{ loop.length }}"
+    "{{ m.role ~ ': ' + m['content']|trim }}{% endfor %}",
+    "{%- for m in messages[::-1] if m.role == 'user' %}{{ m.content.split('?')[0] ~ loop.previtem }}{% break %}"
+    "{% endfor %}",
+    "{% macro tag(x, n=2) %}<{{ x * n }}>{% endmacro %}{{ tag('ab') }}"
+    "{{ tag(messages[2].content.split('</think>')[-1]) }}",
+    "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + m.content|length ** 2 %}{% endfor %}"
+    "{{ ns.n }}",
+    "{{ messages|selectattr('role', 'equalto', 'user')|map(attribute='content')|join(' | ') }}"
+    "{{ '%s-%03d' % ('a', 7) }}",
+    "{% for a in range(300) %}{{ a }}{% for b in [] %}{% else %}-{% endfor %}{% endfor %}{{ 'x'|center(9) }}",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_template_is_ended(name: str) -> None:
+    template = BoundedEnvironment(extensions=[loopcontrols]).from_string(HOSTILE[name])
+    with pytest.raises(TemplateError, match=r"does more than it may|'lipsum' is undefined"):
+        render(template, messages=MESSAGES)
+
+
+@pytest.mark.parametrize("text", HONEST)
+def test_an_honest_template_renders_as_in_jinjas_own_sandbox(text: str) -> None:
+    def own(messages: list[dict[str, str]]) -> str:
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        return environment.from_string(text).render(messages=messages)
+
+    bounded = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]).from_string(text)
+    for messages in (MESSAGES, MESSAGES * 2, []):
+        try:
+            expected = own(messages)
+        except TemplateError as error:
+            with pytest.raises(type(error)):
+                render(bounded, messages=messages)
+        else:
+            assert render(bounded, messages=messages) == expected

@@ -1,0 +1,35 @@
+"""How far the beginnings of the training order are from the mixture."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gristmill.tokenize.mixing.mix_summary import describe_prefixes, largest_drifts
+from gristmill.tokenize.order import Order, unrank
+
+counts_of_sources = st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(any)
+
+
+@given(counts_of_sources, st.integers(0, 2**64 - 1))
+def test_drifts_are_the_largest_differences_that_any_beginning_of_the_order_shows(counts: list[int], seed: int) -> None:
+    total = sum(counts)
+    sources, _ = unrank(counts, Order(counts, seed).rows(np.arange(total)))
+    expected = [max(abs(Fraction(int(taken)) - Fraction((place + 1) * rows, total))
+                    for place, taken in enumerate(np.cumsum(sources == source)))
+                for source, rows in enumerate(counts)]
+    assert largest_drifts(np.array(counts)).tolist() == pytest.approx([float(drift) for drift in expected])
+    for found in describe_prefixes([str(source) for source in range(len(counts))], [counts]).values():
+        assert found["largest_drift_rows"] <= found["bound_rows"] + 1e-4
+
+
+def test_a_staged_set_drifts_as_its_worst_stage() -> None:
+    stages = [[1, 9, 0], [5, 3, 2]]
+    found = describe_prefixes(["a", "b", "c"], stages)
+    alone = [describe_prefixes(["a", "b", "c"], [stage]) for stage in stages]
+    for name, values in found.items():
+        assert values == {key: max(part[name][key] for part in alone) for key in values}

@@ -1,0 +1,82 @@
+"""Where documents begin within rows, as the hot loop reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gristmill.tokenize.packed_files import (
+    PADDING,
+    Boundaries,
+    boundaries_of,
+    join,
+    read_boundaries,
+    to_bytes,
+    whole_rows,
+)
+
+LENGTH = 10
+rows_of_lengths = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3).filter(lambda row: sum(row) <= LENGTH),
+                           min_size=1, max_size=6)
+
+
+def pieces_of(rows: list[list[int]], first: int) -> dict[str, np.ndarray]:
+    """The columns of a table of pieces of rows that have pieces of these lengths."""
+    flat = [(first + number, sum(row[:place]), length) for number, row in enumerate(rows)
+            for place, length in enumerate(row)]
+    return dict(zip(("row", "start", "length"), np.array(flat).T, strict=True))
+
+
+def slow_positions(row: list[int]) -> list[int]:
+    counted = [position for length in row for position in range(length)]
+    return counted + [PADDING] * (LENGTH - len(counted))
+
+
+@given(rows_of_lengths, st.integers(0, 5))
+def test_positions_restart_with_every_piece_and_padding_has_none(rows: list[list[int]], first: int) -> None:
+    boundaries = boundaries_of(pieces_of(rows, first), first, len(rows), LENGTH)
+    assert boundaries.positions(LENGTH).tolist() == [slow_positions(row) for row in rows]
+    assert boundaries.filled().tolist() == [sum(row) for row in rows]
+
+
+@given(rows_of_lengths, st.lists(st.integers(0, 5), max_size=8))
+def test_rows_may_be_asked_for_in_any_order_and_joined(rows: list[list[int]], asked: list[int]) -> None:
+    wanted = np.array([row % len(rows) for row in asked], dtype=np.int64)
+    boundaries = boundaries_of(pieces_of(rows, 0), 0, len(rows), LENGTH)
+    chosen = boundaries.of(wanted)
+    assert chosen.positions(LENGTH).tolist() == [slow_positions(rows[row]) for row in wanted.tolist()]
+    both = join([chosen, boundaries])
+    assert both.positions(LENGTH).tolist() == [*chosen.positions(LENGTH).tolist(),
+                                               *boundaries.positions(LENGTH).tolist()]
+
+
+def test_a_row_without_pieces_counts_as_one_piece() -> None:
+    found = boundaries_of(pieces_of([[2, 3]], 1), 0, 3, LENGTH)
+    assert found.filled().tolist() == [10, 5, 10]
+    assert found.positions(LENGTH)[0].tolist() == list(range(10))
+    none = {name: np.empty(0, dtype=np.int64) for name in ("row", "start", "length")}
+    expected, found = whole_rows(3, LENGTH), boundaries_of(none, 0, 3, LENGTH)
+    assert np.array_equal(found.offsets, expected.offsets)
+    assert np.array_equal(found.bounds, expected.bounds)
+
+
+def test_a_file_holds_them_and_says_when_it_is_cut(tmp_path: Path) -> None:
+    boundaries = boundaries_of(pieces_of([[2, 3], [10]], 0), 0, 2, LENGTH)
+    path = tmp_path / "train-00000.cu"
+    path.write_bytes(to_bytes(boundaries))
+    assert path.stat().st_size == 8 * 3 + 4 * 5
+    read = read_boundaries(path, 2)
+    assert (read.offsets.tolist(), read.bounds.tolist()) == ([0, 3, 5], [0, 2, 5, 0, 10])
+    path.write_bytes(to_bytes(boundaries)[:-1])
+    with pytest.raises(ValueError, match="43 bytes are not the boundaries of 2 rows"):
+        read_boundaries(path, 2)
+
+
+def test_no_rows_have_no_boundaries() -> None:
+    assert len(join([])) == 0
+    assert join([]).positions(LENGTH).shape == (0, LENGTH)
+    assert isinstance(whole_rows(0, 8), Boundaries)

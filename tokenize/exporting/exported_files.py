@@ -1,0 +1,255 @@
+"""Writing a packed set in the formats that other trainers read, with checksums and a word on how to read it.
+
+    llmc        train_000000.bin ...                 llm.c, modded-nanogpt
+    megatron    train_text_document.bin and .idx     Megatron-LM
+    memmap      train.bin                            nanoGPT, and whatever maps raw tokens
+    olmo        train-00000.npy and .csv.gz ...      OLMo-core
+    mds         train/                               MosaicML Streaming
+
+Beside each file lies `<name>.docs.parquet` (`write_documents`), and per split `train.json` (what was exported) and
+`train.sha256` (written last; `sha256sum -c` reads it). The held-out rows have `val` in place of `train`.
+
+Padding is left out: no other trainer would know that it is not text. The tokens of documents, their ends of text
+counted, are exactly ours and in the order that was asked for, so a set packed as `stream` keeps its rows, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gristmill.dataprep.documents import ID_BYTES
+from gristmill.dataprep.files import atomic_write, is_local, sha256_file, write_json
+from gristmill.tokenize.document_sampling import word_ids
+from gristmill.tokenize.exporting import formats
+from gristmill.tokenize.exporting.exported_rows import Scratch, Split, split_of
+from gristmill.tokenize.exporting.formats import readme, write_mds
+from gristmill.tokenize.packed import PackedSet
+
+FORMATS = ("llmc", "megatron", "memmap", "olmo", "mds")
+SHARDED = ("llmc", "olmo")
+SPLITS = {"train": "train", "validation": "val"}
+"""Side of the packed set -> what its files are called."""
+SHARD_TOKENS = 100_000_000
+"""Tokens per file, where there are several: as dev/data/fineweb.py of llm.c cuts them."""
+
+
+class ExportError(RuntimeError):
+    """The export that was asked for cannot be written."""
+
+
+@dataclass(frozen=True)
+class ExportedFile:
+    """What one file holds.
+
+    Attributes:
+        name: of the file, without its ending.
+        first: first position in the order.
+        stop: the one after the last.
+        tokens: of documents.
+    """
+
+    name: str
+    first: int
+    stop: int
+    tokens: int
+
+
+def export_tokens(
+    packed: PackedSet, out: Path, form: str, split: str = "train", seed: int | None = None,
+    shard_tokens: int = SHARD_TOKENS,
+) -> dict[str, Any]:
+    """Export one side of a packed set.
+
+    Args:
+        packed: the set.
+        out: folder, where nothing of this split may lie yet.
+        form: one of FORMATS.
+        split: one of SPLITS.
+        seed: of the training order, of which one epoch is written; absent: the rows as they are stored.
+        shard_tokens: most tokens per file, where the format has several files; a file holds whole rows.
+
+    Returns:
+        what `<split>.json` says.
+
+    Raises:
+        ExportError: there is nothing to export, something is in the way, or the format cannot hold it.
+    """
+    prefix, rows = SPLITS[split], split_of(packed, split, seed)
+    _check(packed, out, form, prefix, rows, shard_tokens)
+    shards = plan(rows, form, prefix, shard_tokens)
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=out if is_local(out) else None) as folder:
+        scratch = rows.scratch(Path(folder))
+        documents, checksums = 0, dict[str, str]()
+        for shard in shards:
+            checksums |= _write(out, form, rows, shard, Path(folder))
+            table = out / f"{shard.name}.docs.parquet"
+            documents += write_documents(table, rows, scratch, shard.first, shard.stop)
+            checksums[table.name] = sha256_file(table)
+    described = {
+        "format": form, "split": split, "order": "stored" if seed is None else "trained", "seed": seed,
+        "rows": rows.rows, "sequence_length": rows.sequence_length, "tokens": sum(shard.tokens for shard in shards),
+        "documents": documents, "dtype": _dtype(form, rows.dtype).name, "packing": packed.manifest.get("packing"),
+        "padding_left_out": rows.rows * rows.sequence_length - sum(shard.tokens for shard in shards),
+        "sources": packed.sources, "tokenizer": packed.manifest["tokenizer"], "packed_set": packed.fingerprint,
+        "files": [{"name": shard.name, "rows": shard.stop - shard.first, "tokens": shard.tokens} for shard in shards],
+    }
+    write_json(out / f"{prefix}.json", described)
+    with atomic_write(out / f"README.{form}.md") as sink:
+        sink.write(readme(form, packed.manifest["tokenizer"], _dtype(form, rows.dtype).name).encode())
+    with atomic_write(out / f"{prefix}.sha256") as sink:
+        sink.write("".join(f"{digest}  {name}\n" for name, digest in sorted(checksums.items())).encode())
+    return {**described, "sha256": checksums}
+
+
+def plan(rows: Split, form: str, prefix: str, shard_tokens: int) -> list[ExportedFile]:
+    """Which rows go into which file: as many whole ones as `shard_tokens` hold, in order."""
+    shards: list[ExportedFile] = []
+    several, first, held, at = form in SHARDED, 0, 0, 0
+    for part in rows.filled():
+        for filled in part.tolist():
+            if several and held + filled > shard_tokens:
+                shards.append(ExportedFile(_name(form, prefix, len(shards)), first, at, held))
+                first, held = at, 0
+            held, at = held + filled, at + 1
+    return [*shards, ExportedFile(_name(form, prefix, len(shards)), first, at, held)]
+
+
+def _name(form: str, prefix: str, number: int) -> str:
+    return {"llmc": f"{prefix}_{number:06d}", "olmo": f"{prefix}-{number:05d}",
+            "megatron": f"{prefix}_text_document"}.get(form, prefix)
+
+
+def _write(out: Path, form: str, rows: Split, shard: ExportedFile, scratch: Path) -> dict[str, str]:
+    """Write a shard's files; returns their checksums by name."""
+    dtype, checksums = _dtype(form, rows.dtype), dict[str, str]()
+
+    def opened(ending: str) -> AbstractContextManager[HashedSink]:
+        name = f"{shard.name}{ending}"
+        return hashed_write(out / name, checksums, name)
+
+    if form == "mds":
+        write_mds(scratch / "mds", _samples(rows), dtype)
+        (scratch / "mds").rename(out / shard.name)
+        return {f"{shard.name}/{path.name}": sha256_file(path) for path in sorted((out / shard.name).iterdir())}
+    with opened(".npy" if form == "olmo" else ".bin") as sink:
+        if form == "llmc":
+            sink.write(formats.llmc_header(shard.tokens, dtype))
+        formats.write_tokens(sink, rows.blocks(shard.first, shard.stop), dtype)
+    if form == "megatron":
+        with opened(".idx") as sink:
+            formats.write_megatron_index(sink, lambda: _lengths(rows, shard), dtype)
+    if form == "olmo":
+        with opened(".csv.gz") as sink:
+            formats.write_olmo_documents(sink, _lengths(rows, shard))
+    return checksums
+
+
+def _lengths(rows: Split, shard: ExportedFile) -> Iterator[np.ndarray]:
+    return (places.lengths for places in rows.places(shard.first, shard.stop))
+
+
+def _samples(rows: Split) -> Iterator[dict[str, Any]]:
+    """One sample per row: its tokens, and where its document pieces begin (see `formats.columns`)."""
+    for block in rows.blocks():
+        ends = np.cumsum(block.lengths)
+        begins, last = ends - block.lengths, np.cumsum(block.counts)
+        row_ends = np.cumsum(block.filled)
+        for row, stop in enumerate(row_ends.tolist()):
+            start = stop - int(block.filled[row])
+            pieces = begins[int(last[row] - block.counts[row]) : int(last[row])] - start
+            yield {"tokens": block.tokens[start:stop], "starts": pieces.astype(np.int32)}
+
+
+def _dtype(form: str, dtype: np.dtype) -> np.dtype:
+    return formats.megatron_dtype(dtype) if form == "megatron" else dtype
+
+
+def _check(packed: PackedSet, out: Path, form: str, prefix: str, rows: Split, shard_tokens: int) -> None:
+    if form not in FORMATS:
+        raise ExportError(f"there is no format {form!r}; there are {', '.join(FORMATS)}")
+    if not rows.rows:
+        raise ExportError(f"{packed.folder}: there are no rows of this split to export; raise mix.validation")
+    if form == "mds" and not is_local(out):
+        raise ExportError(f"{out}: mds is written to a local folder only; copy it from there")
+    if form == "llmc" and not rows.sequence_length <= shard_tokens <= formats.MOST_LLMC_TOKENS:
+        raise ExportError(f"a file of llm.c holds at most {formats.MOST_LLMC_TOKENS} tokens and at least a row of "
+                          f"{rows.sequence_length}; {shard_tokens} per file are not possible")
+    found = sorted(path.name for path in out.iterdir() if path.name.startswith(prefix)) if out.exists() else []
+    if found:
+        raise ExportError(f"{out} already holds {found[0]}; a trainer would read old files among new ones: choose "
+                          "another folder or remove what begins with the name of the split")
+
+
+SCHEMA = pa.schema([
+    ("start", pa.int64()), ("length", pa.int32()), ("row", pa.int64()), ("id", pa.binary(ID_BYTES)),
+    ("source", pa.int32()), ("copy", pa.int32()), ("offset", pa.int64()),
+])
+"""`start` is the first token within the exported file, `row` the row of the packed set, the rest as PIECES_SCHEMA."""
+
+
+def write_documents(path: Path, split: Split, scratch: Scratch, first: int, stop: int) -> int:
+    """Write the table of the document pieces at positions [first, stop), in their order; returns how many there are."""
+    at = written = 0
+    with atomic_write(path) as sink, pq.ParquetWriter(sink, SCHEMA, compression="zstd") as writer:
+        for places in split.places(first, stop):
+            pieces = scratch.of(places.rows)
+            ends = at + np.cumsum(places.lengths)
+            writer.write_table(pa.table({
+                "start": ends - places.lengths, "length": places.lengths.astype(np.int32),
+                "row": np.repeat(places.rows, places.counts),
+                "id": word_ids(np.stack([pieces["high"], pieces["low"]], axis=1)),
+                **{name: np.ascontiguousarray(pieces[name]) for name in ("source", "copy", "offset")},
+            }, schema=SCHEMA))
+            at, written = int(ends[-1]), written + len(pieces)
+    return written
+
+
+MOST_WAITING = 4
+"""Writes that may wait for the checksum: they hold memory."""
+
+
+class HashedSink:
+    """Takes bytes for a file and for its SHA-256; what was given must not be changed afterwards."""
+
+    def __init__(self, sink: BinaryIO, thread: ThreadPoolExecutor) -> None:
+        self._sink, self._thread, self._digest = sink, thread, hashlib.sha256()
+        self._waiting: deque[Future[None]] = deque()
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Append some bytes."""
+        while len(self._waiting) >= MOST_WAITING:
+            self._waiting.popleft().result()
+        self._waiting.append(self._thread.submit(self._digest.update, data))
+        return self._sink.write(data)
+
+    def flush(self) -> None:
+        """Hand on what is buffered."""
+        self._sink.flush()
+
+    def sha256(self) -> str:
+        """The checksum of all bytes, in hexadecimal."""
+        while self._waiting:
+            self._waiting.popleft().result()
+        return self._digest.hexdigest()
+
+
+@contextmanager
+def hashed_write(path: Path, checksums: dict[str, str], name: str) -> Iterator[HashedSink]:
+    """Write a file atomically and put its SHA-256 into `checksums` under a name."""
+    with ThreadPoolExecutor(1) as thread, atomic_write(path) as sink:
+        hashed = HashedSink(sink, thread)
+        yield hashed
+        checksums[name] = hashed.sha256()

@@ -1,0 +1,185 @@
+"""The rows of a packed set in the order in which they are exported, block by block, without their padding.
+
+Memory stays flat: shards are memory-mapped, and what belongs to pieces (32 bytes each) is laid out in a scratch file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gristmill.tokenize.document_sampling import id_words
+from gristmill.tokenize.order import Order
+from gristmill.tokenize.packed import OpenShard, PackedSet
+from gristmill.tokenize.packed_files import Boundaries, PackedSetError, join
+
+BLOCK_TOKENS = 1 << 21
+PIECE = np.dtype([("high", "<u8"), ("low", "<u8"), ("source", "<i4"), ("copy", "<i4"), ("offset", "<i8")])
+"""Of a piece: its document's id as two words, and what PIECES_SCHEMA says besides its place."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some rows, one after the other.
+
+    Attributes:
+        tokens: of the documents, flat, in the set's dtype; padding is left out.
+        filled: int64 of shape (rows,), tokens of each row.
+        lengths: int64 of shape (pieces,), tokens of each document piece.
+        counts: int64 of shape (rows,), pieces of each row.
+    """
+
+    tokens: np.ndarray
+    filled: np.ndarray
+    lengths: np.ndarray
+    counts: np.ndarray
+
+
+@dataclass(frozen=True)
+class Places:
+    """The document pieces of some rows, one after the other.
+
+    Attributes:
+        rows: int64 of shape (rows,), their numbers in the packed set.
+        lengths: int64 of shape (pieces,), tokens of each piece.
+        counts: int64 of shape (rows,), pieces of each row.
+    """
+
+    rows: np.ndarray
+    lengths: np.ndarray
+    counts: np.ndarray
+
+
+class Split:
+    """The rows of one side of a packed set, in an order.
+
+    Args:
+        shards: what the rows lie in, one after another.
+        order: the order to read them in; as they are stored if absent.
+
+    Attributes:
+        rows: how many there are.
+        dtype: of the tokens.
+        sequence_length: of the rows.
+    """
+
+    def __init__(self, shards: Sequence[OpenShard], order: Order | None = None) -> None:
+        self._shards, self._order = list(shards), order
+        self._ends = np.cumsum([len(shard.tokens) for shard in shards], dtype=np.int64)
+        stored = int(self._ends[-1]) if len(self._ends) else 0
+        self.rows = stored if order is None else order.total
+        self.dtype = shards[0].tokens.dtype if shards else np.dtype("<u2")
+        self.sequence_length = shards[0].tokens.shape[1] if shards else 1
+
+    def blocks(self, first: int = 0, stop: int | None = None) -> Iterator[Block]:
+        """The rows at positions [first, stop) of the order, some at a time."""
+        for positions in self._positions(first, stop):
+            rows = self._rows_at(positions)
+            tokens, bounds = np.empty((len(rows), self.sequence_length), dtype=self.dtype), self._boundaries(rows)
+            shards = np.searchsorted(self._ends, rows, side="right")
+            for shard in np.unique(shards).tolist():
+                chosen = shards == shard
+                tokens[chosen] = self._shards[shard].tokens[rows[chosen] - self._first(shard)]
+            filled = bounds.filled()
+            full = bool((filled == self.sequence_length).all())
+            flat = tokens.reshape(-1) if full else tokens[np.arange(self.sequence_length) < filled[:, None]]
+            yield Block(flat, filled, *pieces_of(bounds))
+
+    def places(self, first: int = 0, stop: int | None = None) -> Iterator[Places]:
+        """Where the document pieces at positions [first, stop) lie, some at a time."""
+        for positions in self._positions(first, stop):
+            rows = self._rows_at(positions)
+            yield Places(rows, *pieces_of(self._boundaries(rows)))
+
+    def filled(self) -> Iterator[np.ndarray]:
+        """The tokens of each row (int64) in the order, some at a time."""
+        for positions in self._positions(0, None):
+            yield self._boundaries(self._rows_at(positions)).filled()
+
+    def _positions(self, first: int, stop: int | None) -> Iterator[np.ndarray]:
+        step, end = max(1, BLOCK_TOKENS // self.sequence_length), self.rows if stop is None else stop
+        for begin in range(first, end, step):
+            yield np.arange(begin, min(end, begin + step), dtype=np.int64)
+
+    def _rows_at(self, positions: np.ndarray) -> np.ndarray:
+        return positions if self._order is None else self._order.rows(positions)
+
+    def _first(self, shard: int) -> int:
+        return int(self._ends[shard]) - len(self._shards[shard].tokens)
+
+    def _boundaries(self, rows: np.ndarray) -> Boundaries:
+        shards = np.searchsorted(self._ends, rows, side="right")
+        used = np.unique(shards).tolist()
+        parts = [self._shards[shard].boundaries.of(rows[shards == shard] - self._first(shard)) for shard in used]
+        back = np.empty(len(rows), dtype=np.int64)
+        back[np.concatenate([np.flatnonzero(shards == shard) for shard in used])] = np.arange(len(rows))
+        return join(parts).of(back)
+
+    def scratch(self, folder: Path) -> Scratch:
+        """Lay out in a local folder what belongs to every piece, to be looked up by row."""
+        total = sum(len(shard.boundaries.bounds) - len(shard.boundaries) for shard in self._shards)
+        first = np.memmap(folder / "first", dtype=np.int64, mode="w+", shape=(self.rows + 1,))
+        pieces = np.memmap(folder / "pieces", dtype=PIECE, mode="w+", shape=(total,))
+        at = row = 0
+        for shard in self._shards:
+            table, offsets = shard.pieces(), shard.boundaries.offsets
+            # A row has one boundary more than it has pieces.
+            first[row : row + len(offsets)] = at + offsets - np.arange(len(offsets))
+            row += len(offsets) - 1
+            if len(table) != first[row] - at:
+                raise PackedSetError(f"{shard.name}: its table has {len(table)} document pieces, but its rows have "
+                                     f"{first[row] - at}; run the mix stage again")
+            part = pieces[at : at + len(table)]
+            words = id_words(table["id"])
+            part["high"], part["low"] = words[:, 0], words[:, 1]
+            for name in ("source", "copy", "offset"):
+                part[name] = table[name].to_numpy()
+            at += len(table)
+        return Scratch(first, pieces)
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """What belongs to pieces, on disk.
+
+    Attributes:
+        first: int64 of shape (rows + 1,), where each row's pieces begin.
+        pieces: PIECE of shape (pieces,).
+    """
+
+    first: np.ndarray
+    pieces: np.ndarray
+
+    def of(self, rows: np.ndarray) -> np.ndarray:
+        """The pieces (PIECE) of rows, in the order asked for."""
+        begin = np.asarray(self.first[rows])
+        counts = self.first[rows + 1] - begin
+        index = np.arange(counts.sum()) + np.repeat(begin - (np.cumsum(counts) - counts), counts)
+        return np.asarray(self.pieces[index])
+
+
+def pieces_of(bounds: Boundaries) -> tuple[np.ndarray, np.ndarray]:
+    """The lengths of all pieces (int64), and how many each row has (int64)."""
+    differences = np.diff(bounds.bounds.astype(np.int64))
+    inner = np.ones(len(differences), dtype=bool)
+    inner[bounds.offsets[1:-1] - 1] = False
+    return differences[inner], np.diff(bounds.offsets) - 1
+
+
+def split_of(packed: PackedSet, split: str, seed: int | None) -> Split:
+    """One side of a packed set.
+
+    Args:
+        packed: the set.
+        split: `train`, or `validation`: the held-out rows of all sources, one source after the other.
+        seed: of the training order; absent: as the rows are stored.
+    """
+    if split == "validation":
+        return Split(packed.open_validation())
+    if seed is None and len(packed.withheld):
+        raise PackedSetError(f"{packed.folder}: {len(packed.withheld)} of its rows are withheld (mix.exclude) and "
+                             "empty, so it cannot be exported as it is stored; export it with --order trained")
+    return Split(packed.open_training(), None if seed is None else packed.order(seed))

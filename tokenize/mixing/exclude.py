@@ -1,0 +1,157 @@
+"""Documents that must not be trained on: the rows that hold any of them are emptied, and every other row stays.
+
+The mixture is laid out as if nothing were excluded, so that each row keeps its number and its tokens; only then are the
+rows emptied. So a training that has read none of them resumes exactly where it was (see `order.OrderWithout`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gristmill.dataprep.documents import ID_BYTES
+from gristmill.dataprep.files import as_path
+from gristmill.dataprep.row_groups import read_matching
+from gristmill.tokenize.document_sampling import id_words, word_ids
+from gristmill.tokenize.mixing.candidates import Candidates
+from gristmill.tokenize.mixing.quotas import MixError
+from gristmill.tokenize.packed_files import ids_name
+
+
+def read_excluded(path: str) -> tuple[bytes, ...]:
+    """The ids in a list: 32 hexadecimal digits a line, sorted and each once; blank lines and `#` lines are passed over.
+
+    Raises:
+        MixError: a line that is no id.
+    """
+    found = set()
+    for number, line in enumerate(as_path(path).read_text(encoding="utf-8").splitlines(), start=1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        try:
+            document = bytes.fromhex(text)
+        except ValueError:
+            document = b""
+        if len(document) != ID_BYTES:
+            raise MixError(f"mix.exclude: {path}:{number}: {text!r} is no document id ({2 * ID_BYTES} hexadecimal "
+                           "digits); `gristmill takedown` makes such a list from addresses too")
+        found.add(document)
+    return tuple(sorted(found))
+
+
+class EmptiedRows:
+    """A shard of which the rows that hold an excluded document are emptied.
+
+    Args:
+        pieces: PIECES_SCHEMA, of the whole shard.
+        first: number of the shard's first row.
+        excluded: document ids.
+        pad: the padding id.
+
+    Attributes:
+        pieces: those that are left.
+    """
+
+    def __init__(self, pieces: pa.Table, first: int, excluded: Sequence[bytes], pad: int) -> None:
+        self._rows, hit = rows_with(pieces, excluded)
+        self.pieces = pieces.filter(pc.invert(hit)) if len(self._rows) else pieces
+        self._ids = _ids_of(pieces.filter(hit)) if len(self._rows) else {}
+        self._first, self._pad, self._whole = first, pad, hashlib.sha256()
+
+    def blocks(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        """The blocks of the shard's tokens, each a number of rows (n, L), with these rows filled with padding."""
+        first = self._first
+        for block in blocks:
+            if len(self._rows):
+                self._whole.update(np.ascontiguousarray(block).data.cast("B"))
+                here = slice(*np.searchsorted(self._rows, (first, first + len(block))).tolist())
+                block[self._rows[here] - first] = self._pad
+                first += len(block)
+            yield block
+
+    def entry(self) -> dict[str, Any]:
+        """What packed.json must know, when all blocks are written; nothing where the shard is as it was.
+
+        Returns:
+            `withheld` (rows), `whole_sha256` (of the tokens before), `touched` (ids of all documents in these rows).
+        """
+        if not len(self._rows):
+            return {}
+        return {"withheld": self._rows.tolist(), "whole_sha256": self._whole.hexdigest(), **self._ids}
+
+
+def drop_rows(tokens: np.ndarray, pieces: pa.Table, excluded: Sequence[bytes]) -> tuple[np.ndarray, pa.Table]:
+    """Held-out rows without those that hold an excluded document; the others are numbered anew."""
+    rows, hit = rows_with(pieces, excluded)
+    if not len(rows):
+        return tokens, pieces
+    left = pieces.filter(pc.invert(hit))
+    numbers = left["row"].to_numpy()
+    renumbered = pa.array(numbers - np.searchsorted(rows, numbers))
+    return np.delete(tokens, rows, axis=0), left.set_column(left.schema.get_field_index("row"), "row", renumbered)
+
+
+def documents_beside(pieces: pa.Table, excluded: Sequence[bytes]) -> dict[str, Any]:
+    """`touched`, as `EmptiedRows.entry` gives it; nothing where no row holds an excluded document."""
+    rows, hit = rows_with(pieces, excluded)
+    return _ids_of(pieces.filter(hit)) if len(rows) else {}
+
+
+def rows_with(pieces: pa.Table, documents: Sequence[bytes]) -> tuple[np.ndarray, Any]:
+    """The rows (int64, ascending) that hold any of some documents, and which pieces lie in them (a boolean column)."""
+    rows = np.unique(pieces.filter(among(pieces["id"], documents))["row"].to_numpy())
+    return rows, pc.is_in(pieces["row"], value_set=pa.array(rows, pa.int64()))
+
+
+def among(ids: pa.Array | pa.ChunkedArray, documents: Collection[bytes]) -> Any:
+    """Which ids (a boolean column) are among some documents."""
+    return pc.is_in(ids, value_set=pa.array(list(documents), pa.binary(ID_BYTES)))
+
+
+def _ids_of(pieces: pa.Table) -> dict[str, Any]:
+    return {"touched": sorted({one.hex() for one in pieces["id"].to_pylist()})}
+
+
+EXCLUDED, WITHHELD = "excluded", "withheld"
+"""Reasons in the ledger: on the list itself; in no row but emptied ones."""
+
+
+def without_emptied(
+    candidates: Candidates, used: np.ndarray, out: Path, entries: Sequence[Mapping[str, Any]], excluded: Sequence[bytes]
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Which documents are in a row still, and why the others are not.
+
+    Args:
+        candidates: all documents.
+        used: bool of shape (n,): laid out.
+        out: the packed set's folder, its shards written.
+        entries: of all shards, training and held out.
+        excluded: document ids.
+
+    Returns:
+        bool of shape (n,), and EXCLUDED and WITHHELD, bool of shape (n,).
+    """
+    on_list = _marked(candidates, excluded)
+    touched = [bytes.fromhex(one) for entry in entries for one in entry.get("touched", ())]
+    still = [one for entry in entries
+             for one in read_matching(out / ids_name(entry["file"]), "id", touched, ["id"])["id"].to_pylist()]
+    gone = used & ~on_list & _marked(candidates, touched) & ~_marked(candidates, still)
+    return used & ~on_list & ~gone, {EXCLUDED: on_list, WITHHELD: gone}
+
+
+def _marked(candidates: Candidates, documents: Collection[bytes]) -> np.ndarray:
+    """Which candidates (bool) are among some documents."""
+    words = candidates.documents.words
+    wanted = id_words(pa.array(sorted(set(documents)), pa.binary(ID_BYTES)))
+    near = np.isin(words[:, 0], wanted[:, 0])
+    marked = np.zeros(len(words), dtype=bool)
+    hit = among(word_ids(words[near]), documents).to_numpy(zero_copy_only=False)
+    marked[np.flatnonzero(near)[np.asarray(hit, dtype=bool)]] = True
+    return marked

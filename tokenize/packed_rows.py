@@ -1,0 +1,250 @@
+"""The training rows of a packed set as tokens, from memory-mapped files or out of an object store.
+
+They are handed out in memory that is used again: a fresh megabyte costs as many page faults as copying it costs time.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gristmill.dataprep.files import REPAIR, is_local
+from gristmill.mixtures.engine import Stream
+from gristmill.tokenize.packed_files import (
+    CHECKSUM_DTYPE,
+    PackedSetError,
+    check_content,
+    check_size,
+    read_tokens,
+    sums_name,
+)
+from gristmill.tokenize.row_bytes import ALL_THERE, DAMAGED, NO_SUCH_ROW, by_shard, gather_mapped
+
+if TYPE_CHECKING:
+    from gristmill.tokenize.streaming.remote_rows import RemoteRows
+
+
+class Shards:
+    """The files of training rows, opened when they are first read.
+
+    A copy for another process opens them anew.
+
+    Args:
+        folder: of the set.
+        entries: the training shards in packed.json, in their order.
+        sequence_length: tokens per row, L.
+        dtype: of the files.
+        stream: see PackedSet.
+        warn: told when a store fails.
+
+    Attributes:
+        ends: int64 of shape (shards,), the first row behind each shard.
+        local: whether they lie on a local disk.
+    """
+
+    def __init__(
+        self, folder: Path, entries: Sequence[Mapping[str, Any]], sequence_length: int, dtype: np.dtype[Any],
+        stream: Stream | None, warn: Callable[[str], None],
+    ) -> None:
+        self.ends = np.cumsum([entry["rows"] for entry in entries], dtype=np.int64)
+        self.local = is_local(folder)
+        self._folder, self._entries, self._stream, self._warn = folder, entries, stream, warn
+        self._length, self._dtype = sequence_length, dtype
+        self._open: dict[str, np.ndarray] = {}
+        self._addresses, self._sums = np.zeros((2, len(entries)), dtype=np.uint64)
+        self._sound: set[str] = set()
+        self._buffers = Buffers()
+        self._remote: RemoteRows | None = None
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": {}, "_remote": None, "_lock": None,
+                "_addresses": np.zeros_like(self._addresses), "_sums": np.zeros_like(self._sums)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
+
+    def first(self, shard: int) -> int:
+        """The number of a shard's first row."""
+        return int(self.ends[shard]) - int(self._entries[shard]["rows"])
+
+    def checked(self, rows: np.ndarray) -> np.ndarray:
+        """The rows as int64 of shape (n,).
+
+        Raises:
+            PackedSetError: the set has no such row.
+        """
+        rows = np.asarray(rows, dtype=np.int64).reshape(-1)
+        total = int(self.ends[-1]) if len(self.ends) else 0
+        if rows.size and (rows.min() < 0 or rows.max() >= total):
+            raise PackedSetError(f"{self._folder}: rows are in [0, {total}), not {rows.min()} to {rows.max()}")
+        return rows
+
+    def tokens(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Tokens (n, L) of rows (int64 of shape (n,)), in `out` or in memory that is used again (see Buffers)."""
+        rows = np.ascontiguousarray(rows, dtype=np.int64).reshape(-1)
+        tokens = self._buffers.array((len(rows), self._length), self._dtype) if out is None else out
+        if not self.local:
+            self.elsewhere().fill(list(by_shard(self.checked(rows), self.ends)), tokens)
+            return tokens
+        content = tokens.view(np.uint8)
+        while (shard := gather_mapped(self._addresses, self._sums, self.ends, rows, content)) != ALL_THERE:
+            if shard == NO_SUCH_ROW:
+                self.checked(rows)
+            if shard <= DAMAGED:
+                self._refuse(int(rows[DAMAGED - shard]))
+            self._map(shard)
+        return tokens
+
+    def load(self, entry: Mapping[str, Any]) -> np.ndarray:
+        """All tokens (rows, L) of a shard, training or held out; of a local one the content is compared once.
+
+        Raises:
+            PackedSetError: it is missing, or not what was written.
+        """
+        if self.local:
+            check_size(self._folder, entry, self._length * self._dtype.itemsize)
+        path = self.here(entry["file"], entry["sha256"])
+        return self._opened(entry["file"], path)
+
+    def _map(self, shard: int) -> None:
+        """Let a local shard's rows, and their checksums, be read where they lie; `_open` keeps them there."""
+        entry = self._entries[shard]
+        sums = sums_name(entry["file"])
+        if sums in entry.get("beside", {}):  # a set from before there were such files has none
+            if sums not in self._open:
+                check_size(self._folder, {"file": sums, "rows": entry["rows"]}, CHECKSUM_DTYPE.itemsize)
+                self._open.setdefault(sums, read_tokens(self._folder / sums, CHECKSUM_DTYPE))
+            self._sums[shard] = self._open[sums].ctypes.data
+        check_size(self._folder, entry, self._length * self._dtype.itemsize)
+        self._addresses[shard] = self._opened(entry["file"], self._folder / entry["file"]).ctypes.data
+
+    def _opened(self, name: str, path: Path) -> np.ndarray:
+        if name not in self._open:
+            opened = read_tokens(path, self._dtype).reshape(-1, self._length)
+            # Of threads that open it at once the first one's stays: its address may be in use already.
+            self._open.setdefault(name, opened)
+        return self._open[name]
+
+    def _refuse(self, row: int) -> None:
+        """Say which file holds a row whose bytes are not those that were written.
+
+        Raises:
+            PackedSetError: always.
+        """
+        shard = int(np.searchsorted(self.ends, row, side="right"))
+        name = self._entries[shard]["file"]
+        raise PackedSetError(f"{self._folder / name}: row {row - self.first(shard)} has another checksum than "
+                             f"{sums_name(name)} says; one of the two files is damaged: `{REPAIR}` and a run make "
+                             "it again")
+
+    def here(self, name: str, sha256: str) -> Path:
+        """The path of a file of the set on a local disk, where it is fetched to if it lies in a store.
+
+        Raises:
+            PackedSetError: it is not what was written; its content is compared once.
+        """
+        if not self.local:
+            return self.elsewhere().file(name, sha256)
+        if name not in self._sound:
+            check_content(self._folder, {name: sha256})
+            self._sound.add(name)
+        return self._folder / name
+
+    def elsewhere(self) -> RemoteRows:
+        """The reader of shards that lie in an object store.
+
+        Raises:
+            PackedSetError: the set has no checksums of rows.
+        """
+        from gristmill.tokenize.streaming.remote_rows import RemoteRows
+
+        with self._lock:
+            if self._remote is None:
+                missing = [entry["file"] for entry in self._entries if sums_name(entry["file"]) not in entry["beside"]]
+                if missing:
+                    raise PackedSetError(f"{self._folder}: {', '.join(missing)} have no checksums of their rows, so "
+                                         "they can't be read from a store; run the mix stage again, or copy the set "
+                                         "to a local disk")
+                self._remote = RemoteRows(self._folder, self._entries, self._length, self._dtype,
+                                          self._stream or Stream(), self._warn)
+                if self._stream is not None:
+                    self._remote.keep_shards()
+            return self._remote
+
+    def close(self) -> None:
+        """Ask an object store for nothing more, and let the cache's files go; local files need no closing."""
+        if self._remote is not None:
+            self._remote.close()
+
+
+LARGE_BYTES = 4 << 20
+"""From here on two megabytes of a page are a small share; numpy asks for large pages from the same size on."""
+
+
+class _Loan(weakref.ref[np.ndarray]):
+    """Watches an array, and knows the memory that comes back when it is gone."""
+
+    __slots__ = ("memory",)
+    memory: mmap.mmap
+
+
+class Buffers:
+    """Arrays whose memory comes back by itself when nothing refers to them any more, views and tensors included.
+
+    Safe between threads. A copy for another process starts empty.
+
+    Args:
+        most_kept: pieces of memory that wait for use; more are given back to the system.
+    """
+
+    def __init__(self, most_kept: int = 32) -> None:
+        self._free: deque[mmap.mmap] = deque(maxlen=most_kept)
+        self._lent: dict[int, _Loan] = {}
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        """An array of undefined content."""
+        size = dtype.itemsize
+        for length in shape:
+            size *= length
+        if not size:
+            return np.empty(shape, dtype=dtype)
+        memory = self._of_size(size)
+        # Every view refers to this array and not to the memory: it is what must be gone.
+        owner = np.frombuffer(memory, dtype=dtype, count=size // dtype.itemsize)
+        loan = _Loan(owner, self._take_back)
+        loan.memory = memory
+        self._lent[id(loan)] = loan
+        return owner.reshape(shape)
+
+    def __reduce__(self) -> tuple[type[Buffers], tuple[int | None]]:
+        return Buffers, (self._free.maxlen,)
+
+    def _take_back(self, loan: weakref.ref[np.ndarray]) -> None:
+        self._free.append(self._lent.pop(id(loan)).memory)
+
+    def _of_size(self, size: int) -> mmap.mmap:
+        """Memory that waits, if it is large enough and not much too large; else new."""
+        try:
+            memory = self._free.pop()  # the one used last is in the cache
+        except IndexError:
+            return _new_memory(size)
+        return memory if size <= len(memory) <= 2 * size else _new_memory(size)
+
+
+def _new_memory(size: int) -> mmap.mmap:
+    """Memory of this process alone, in large pages where that pays and the system has them."""
+    private = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
+    memory = mmap.mmap(-1, size, flags=private) if private else mmap.mmap(-1, size)
+    if size >= LARGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel that was built without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory

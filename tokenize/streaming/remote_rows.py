@@ -1,0 +1,340 @@
+"""Rows of shards that lie in an object store: a bounded local cache, and single rows for what is not in it.
+
+A training reads every row once per epoch, in an order that is shuffled over the whole set. So any part of the set that
+lies on the local disk serves its share of all reads, whichever part it is, and exchanging one shard for another
+only costs traffic: a cache that evicts the least recently used would fetch all shards anew for every few batches. The
+shards that fit into `cache_bytes`, from the first on, are therefore fetched once, whole, in the background, and stay;
+the rows of all others (and of these until they have come) are read one by one, each with a request for its bytes.
+Steps are read ahead (`ahead.ReadAhead`), so requests wait for each other as little as the training waits for them.
+
+The contract:
+
+- Every row is held against its checksum, from wherever it came. Wrong bytes are asked for again and never handed out.
+- A store that fails, stalls, or answers wrongly is asked again with growing pauses; somebody is told once a minute. The
+  training goes on meanwhile with the steps that were read ahead and with the rows that lie on the local disk, and
+  waits where it needs others. After `retry_seconds` without success it ends with an error that names the object.
+- The cache can be shared by all processes of a machine and by several trainings (`cache.FileCache`), and none of them
+  can damage it by dying.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import numpy as np
+
+from gristmill.mixtures.engine import Stream
+from gristmill.tokenize.packed_files import CHECKSUM_DTYPE, sums_name
+from gristmill.tokenize.row_bytes import gather_rows, row_checksums
+from gristmill.tokenize.streaming.file_cache import FileCache, default_folder
+
+GAP_BYTES = 64 << 10
+"""Rows of a batch that lie closer are read with one request: those bytes take less time than another answer."""
+LARGEST_REQUEST_BYTES = 8 << 20
+SMALL_FILES_BYTES = 1 << 30
+"""Of checksums, boundaries and held-out rows of all sets together; those in use stay, however many there are."""
+Wanted = tuple[int, np.ndarray, np.ndarray]
+"""A shard's number, rows within it (int64, ascending or not), and the places in the batch where they belong."""
+
+
+class RemoteRows:
+    """The rows of a packed set's training shards.
+
+    Args:
+        folder: of the set, in an object store.
+        shards: their entries in packed.json, each with a file of checksums beside it.
+        sequence_length: tokens per row.
+        dtype: of the tokens.
+        stream: cache, connections and patience.
+        warn: told when the store fails, at most once a minute.
+    """
+
+    def __init__(
+        self, folder: Path, shards: Sequence[Mapping[str, Any]], sequence_length: int, dtype: np.dtype, stream: Stream,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._shards, self._length, self._dtype = shards, sequence_length, dtype
+        self._row_bytes = sequence_length * dtype.itemsize
+        self._patience = Patience(stream.retry_seconds, warn)
+        self._objects = Objects(folder, self._patience, stream.timeout_seconds)
+        self._warn, self._limit = warn, stream.cache_bytes
+        folder_here = Path(stream.cache_folder) if stream.cache_folder else default_folder()
+        self._cache = FileCache(folder_here / "shards", stream.cache_bytes)
+        self._small = FileCache(folder_here / "beside", SMALL_FILES_BYTES)
+        self._pool = ThreadPoolExecutor(stream.connections, thread_name_prefix="rows")
+        self._lock = threading.Lock()
+        self._locks: dict[str, threading.Lock] = {}
+        self._sums: dict[int, np.ndarray] = {}
+        self._here: dict[int, np.ndarray] = {}
+        self._filling: threading.Thread | None = None
+
+    def fill(self, wanted: Sequence[Wanted], out: np.ndarray) -> None:
+        """Put rows of several shards into a batch (n, L); returns when all are there and right.
+
+        Raises:
+            StoreUnavailableError: a row could not be had in time; names the object.
+        """
+        requests = []
+        for shard, rows, places in wanted:
+            rows, places = self._take_from_disk(shard, rows, places, out)
+            for part in self._requests(rows):
+                requests.append(self._pool.submit(self._read, shard, rows[part], places[part], out))
+        for request in requests:
+            request.result()
+
+    def file(self, name: str, sha256: str) -> Path:
+        """A whole file of the set on the local disk, whatever the limit of the cache: for what is small and needed."""
+        with self._lock:
+            one_at_a_time = self._locks.setdefault(sha256, threading.Lock())
+        with one_at_a_time:
+            size = self._objects.size(name)
+            path = self._small.get(sha256, size, self._copy(name, size, sha256), needed=True)
+        assert path is not None
+        return path
+
+    def keep_shards(self) -> None:
+        """Begin to fetch whole shards, as many as fit, in a thread of its own."""
+        if self._filling is None:
+            self._filling = threading.Thread(target=self._fetch_shards, name="shard-cache", daemon=True)
+            self._filling.start()
+
+    def close(self) -> None:
+        """Ask the store for nothing more, and let go of the cache's files."""
+        self._patience.stop()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._filling is not None:
+            self._filling.join()
+        self._cache.close()
+        self._small.close()
+
+    @property
+    def shards_here(self) -> list[int]:
+        """Numbers of the shards that are read from the local disk."""
+        return sorted(self._here)
+
+    def _take_from_disk(
+        self, shard: int, rows: np.ndarray, places: np.ndarray, out: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Fill in what the local disk has, and return what is still to be read."""
+        tokens = self._here.get(shard)
+        if tokens is None:
+            return rows, places
+        gather_rows(tokens, rows, places, out)
+        wrong = row_checksums(out[places]) != self._checksums(shard)[rows]
+        if wrong.any():
+            self._here.pop(shard, None)
+            self._cache.drop(self._shards[shard]["sha256"])
+            self._warn(f"{self._shards[shard]['file']}: its copy in the cache is damaged and was removed; "
+                       "its rows are read from the store")
+        return rows[wrong], places[wrong]
+
+    def _requests(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Which rows (as indices into `rows`) are read with one request each."""
+        by_place = np.argsort(rows, kind="stable")
+        requests: list[np.ndarray] = []
+        first = 0
+        for number in range(1, len(rows) + 1):
+            done = number == len(rows)
+            if done or self._apart(rows[by_place[first]], rows[by_place[number - 1]], rows[by_place[number]]):
+                requests.append(by_place[first:number])
+                first = number
+        return requests
+
+    def _apart(self, first: int, last: int, row: int) -> bool:
+        """Whether a row is too far from the ones before it to be read along with them."""
+        return ((row - last - 1) * self._row_bytes > GAP_BYTES
+                or (row + 1 - first) * self._row_bytes > LARGEST_REQUEST_BYTES)
+
+    def _read(self, shard: int, rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
+        first, end = int(rows.min()), int(rows.max()) + 1
+        expected = self._checksums(shard)[rows]
+
+        def place(content: bytes) -> None:
+            """Put the rows where they belong, right or wrong: nobody looks there before all are right."""
+            found = np.frombuffer(content, dtype=self._dtype).reshape(-1, self._length)[rows - first]
+            out[places] = found
+            wrong = row_checksums(found) != expected
+            if wrong.any():
+                raise WrongContentError(f"row {rows[wrong][0]} of the shard has another checksum than the set says")
+
+        self._objects.read(self._shards[shard]["file"], first * self._row_bytes, end * self._row_bytes, place)
+
+    def _checksums(self, shard: int) -> np.ndarray:
+        if shard not in self._sums:
+            entry = self._shards[shard]
+            name = sums_name(entry["file"])
+            path = self.file(name, entry["beside"][name])
+            self._sums[shard] = np.asarray(np.memmap(path, dtype=CHECKSUM_DTYPE, mode="r"))
+        return self._sums[shard]
+
+    def _fetch_shards(self) -> None:
+        """Fetch the shards that fit; those that another process is fetching are looked at again at the end."""
+        chosen = shards_that_fit([self._bytes(entry) for entry in self._shards], self._limit)
+        for wait in (False, True):
+            for shard in chosen:
+                if self._patience.stopped:
+                    return
+                if shard not in self._here:
+                    self._fetch_shard(shard, wait)
+
+    def _fetch_shard(self, shard: int, wait: bool) -> None:
+        entry = self._shards[shard]
+        try:
+            path = self._cache.get(entry["sha256"], self._bytes(entry),
+                                   self._copy(entry["file"], self._bytes(entry), entry["sha256"]), wait)
+        except OSError as error:  # the rows themselves are asked for one by one, and decide
+            self._warn(f"{entry['file']} was not kept in the cache: {error}")
+            return
+        if path is not None:
+            self._here[shard] = np.asarray(np.memmap(path, dtype=self._dtype, mode="r")).reshape(-1, self._length)
+
+    def _bytes(self, entry: Mapping[str, Any]) -> int:
+        return int(entry["rows"]) * self._row_bytes
+
+    def _copy(self, name: str, size: int, sha256: str) -> Callable[[BinaryIO], None]:
+        return lambda sink: self._objects.copy(name, size, sha256, sink)
+
+
+def shards_that_fit(sizes: Sequence[int], limit_bytes: int) -> list[int]:
+    """Numbers of the shards that are kept on the local disk: from the first on, all that fit together."""
+    return np.flatnonzero((np.cumsum(sizes) <= limit_bytes) & (np.array(sizes) > 0)).tolist()
+
+
+PART_BYTES = 8 << 20
+"""Of one request when a whole object is read: large enough for a store's full rate, small enough to ask again."""
+
+
+class Objects:
+    """The objects of one folder.
+
+    Args:
+        folder: the `upath.UPath` of an fsspec URL.
+        patience: with the store.
+        timeout_seconds: a request that takes longer has failed. It holds for the stores that fsspec reads
+            asynchronously (S3, Google Cloud Storage, Azure, HTTP); the others have time limits of their own.
+    """
+
+    def __init__(self, folder: Any, patience: Patience, timeout_seconds: float) -> None:
+        from fsspec.asyn import AsyncFileSystem
+
+        self._folder = folder
+        self._patience = patience
+        is_async = isinstance(self._folder.fs, AsyncFileSystem)
+        self._timeout = {"timeout": timeout_seconds} if is_async else {}
+
+    def read(self, name: str, start: int, end: int, check: Callable[[bytes], None] = lambda content: None) -> bytes:
+        """Bytes [start, end) of an object; `check` raises where they are wrong, and they are asked for again."""
+        path = self._folder / name
+
+        def attempt() -> bytes:
+            content: bytes = path.fs.cat_file(path.path, start=start, end=end, **self._timeout)
+            if len(content) != end - start:
+                raise WrongContentError(f"{len(content)} bytes came instead of {end - start}")
+            check(content)
+            return content
+
+        return self._patience.ask(f"bytes {start} to {end} of {path}", attempt)
+
+    def size(self, name: str) -> int:
+        """Bytes of an object."""
+        path = self._folder / name
+        return self._patience.ask(str(path), lambda: int(path.fs.info(path.path, **self._timeout)["size"]))
+
+    def copy(self, name: str, size: int, sha256: str, sink: BinaryIO) -> None:
+        """Copy a whole object into a local file, which holds the right bytes when this returns."""
+
+        def attempt() -> None:
+            sink.seek(0)
+            digest = hashlib.sha256()
+            for start in range(0, size, PART_BYTES):
+                part = self.read(name, start, min(start + PART_BYTES, size))
+                digest.update(part)
+                sink.write(part)
+            if digest.hexdigest() != sha256:
+                raise WrongContentError(f"SHA-256 is {digest.hexdigest()}, not {sha256}")
+
+        self._patience.ask(str(self._folder / name), attempt)
+
+
+T = TypeVar("T")
+FIRST_PAUSE_SECONDS = 0.1
+"""Before the second attempt; every further pause is twice as long."""
+LONGEST_PAUSE_SECONDS = 30.0
+JITTER = 0.5
+"""Pauses are shortened at random by up to this share, so that many processes do not come back at once (Brooker 2015,
+"Exponential Backoff and Jitter")."""
+SECONDS_BETWEEN_WARNINGS = 60.0
+
+
+class StoreUnavailableError(OSError):
+    """An object store did not give what was asked for, in all the time that it was asked."""
+
+
+class WrongContentError(OSError):
+    """An object store answered with other bytes than the packed set's checksums say."""
+
+
+class Patience:
+    """How long a store is asked, with what pauses, and who hears of it.
+
+    Args:
+        retry_seconds: an object that could not be had for so long is an error.
+        warn: told of failures, once a minute at the most.
+    """
+
+    def __init__(self, retry_seconds: float, warn: Callable[[str], None]) -> None:
+        self._retry_seconds, self._warn = retry_seconds, warn
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._warned = -SECONDS_BETWEEN_WARNINGS
+
+    def ask(self, what: str, attempt: Callable[[], T], done: str = "read") -> T:
+        """What `attempt` returns as soon as it does; `done` is what it does to the object.
+
+        Raises:
+            StoreUnavailableError: it failed for `retry_seconds`; names the object and the last failure.
+            FileNotFoundError: there is no such object; asking again would not help.
+        """
+        begun, pause, attempts = time.monotonic(), FIRST_PAUSE_SECONDS, 0
+        while True:
+            attempts += 1
+            try:
+                return attempt()
+            except FileNotFoundError:
+                raise
+            except Exception as error:
+                waited = time.monotonic() - begun
+                if waited >= self._retry_seconds or self._stopped.is_set():
+                    raise StoreUnavailableError(
+                        f"{what} could not be {done} in {attempts} attempts over {waited:.0f} seconds "
+                        f"({type(error).__name__}: {error}); see to the store, or raise engine.stream.retry_seconds "
+                        f"({self._retry_seconds:g})") from error
+                self._tell(f"{what} could not be {done} for {waited:.0f} seconds ({type(error).__name__}: {error}); "
+                           "trying again")
+            # The pauses change when a row comes, never which: chance may decide here.
+            self._stopped.wait(pause * (1 - JITTER * random.random()))
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def stop(self) -> None:
+        """Ask no more: what fails from now on is an error at once."""
+        self._stopped.set()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopped.is_set()
+
+    def _tell(self, message: str) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if now - self._warned < SECONDS_BETWEEN_WARNINGS:
+                return
+            self._warned = now
+        self._warn(message)
