@@ -2,13 +2,16 @@
 
 Every rule of a preparing stage that compares one measured number with one setting is a `Rule` here: it can be judged
 again without reading any text. A setting that changes what is measured (a dialect, a model, a band) has no rule, and
-changing it needs a run. `keep_top`, which compares documents with each other, is in `replay_ranking.py`.
+changing it needs a run. `keep_top`, which compares documents with each other, is in `replay.py`.
+
+Unlike the rules of `replay.py` it looks at all documents at once: those that the stage saw and that pass what is
+replayed of the stages before it, as in a run with the same settings.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,12 +20,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.dataprep.documents import read_annotations, read_documents
+from gristmill.dataprep.documents import annotation_stages, read_annotations, read_documents, shard_names
+from gristmill.dataprep.judges.labelled_examples import draw
 from gristmill.dataprep.judges.langid import best_match, wanted_languages
 from gristmill.dataprep.judges.language_codes import Language
+from gristmill.dataprep.judges.ranking import Cuts, group_names, kept_by_rank, rank_documents
+from gristmill.dataprep.judges.scorers import SCORES
 from gristmill.mixtures.decontaminate import Decontaminate
 from gristmill.mixtures.filter import Filter
 from gristmill.mixtures.langid import LanguageId
+from gristmill.mixtures.quality import Quality
 from gristmill.mixtures.section import Judging
 
 JUDGEMENT_COLUMNS = ("keep", "reason")
@@ -214,3 +221,73 @@ def nearest(verdicts: Verdicts, rule: Rule, most: int) -> dict[str, list[tuple[f
     return found
 
 
+NAME = "quality/keep_top"
+KEY = "quality.keep_top"
+Rules = Mapping[str, Sequence[Rule]]
+"""Stage -> its rules."""
+
+
+def keep_top_rule(
+    inputs: Mapping[str, Path], stage: str, section: Judging, seed: int, ran: Rules, replayed: Rules,
+    measured_columns: Collection[str],
+) -> Rule | None:  # fmt: skip
+    """The rule of a stage that keeps the best share, having found where that share ends; None for any other stage.
+
+    Args:
+        inputs: `ingest` and the committed stages.
+        seed: of the hashes that decide between equal scores.
+        ran: the rules that the stages ran with.
+        replayed: those to judge by instead, at least of the stages before this one.
+        measured_columns: of the stage's annotations.
+    """
+    if not isinstance(section, Quality) or section.keep_top is None or section.ranked_by not in measured_columns:
+        return None
+    score = section.ranked_by
+    ranked = Rule(NAME, KEY, score, section.keep_top, nobody, (score, "source", "id"))
+
+    def read() -> Iterator[tuple[Sequence[str], np.ndarray, np.ndarray]]:
+        for shard in shard_names(inputs["ingest"]):
+            verdicts, _ = judge_shard(inputs, shard, stage, [ranked], [ranked])
+            reached = np.isin(verdicts.rows, _rows_left(inputs, shard, stage, ran, replayed))
+            chosen = reached & ~np.isnan(verdicts.columns[score])
+            columns = {name: values[chosen] for name, values in verdicts.columns.items()}
+            yield columns["source"].tolist(), columns[score], _ties(columns, seed)
+
+    cuts = rank_documents(read, score, SCORES[score].higher_is_better, section.keep_top, section.per_source)
+
+    def fails(columns: Columns) -> np.ndarray:
+        kept = kept_by_rank(cuts, columns["source"].tolist(), columns[score], _ties(columns, seed))
+        return ~np.isnan(columns[score]) & ~kept
+
+    def margins(columns: Columns) -> np.ndarray:
+        return _margins(cuts, columns["source"].tolist(), columns[score])
+
+    return Rule(NAME, KEY, score, section.keep_top, fails, ranked.reads, margins)
+
+
+def nobody(columns: Columns) -> np.ndarray:
+    """No document fails."""
+    return np.zeros(len(columns["id"]), bool)
+
+
+def _rows_left(inputs: Mapping[str, Path], shard: str, stage: str, ran: Rules, replayed: Rules) -> np.ndarray:
+    """Rows of a shard that a stage saw, and that pass the replayed rules of the stages before it."""
+    seen, _ = judge_shard(inputs, shard, stage, [], [])
+    left = seen.rows
+    stages = annotation_stages(inputs)
+    for before in stages[: stages.index(stage)]:
+        _, verdicts = judge_shard(inputs, shard, before, list(ran[before]), list(replayed[before]))
+        left = np.intersect1d(left, verdicts.rows[verdicts.keep])
+    return left
+
+
+def _ties(columns: Columns, seed: int) -> np.ndarray:
+    ties: np.ndarray = draw(columns["id"].tolist(), seed)[:, 1]
+    return ties
+
+
+def _margins(cuts: Cuts, sources: Sequence[str], scores: np.ndarray) -> np.ndarray:
+    groups = group_names(sources, cuts.per_source)
+    at = {name: found.score for name, found in cuts.found.items()}
+    margins: np.ndarray = np.abs(scores - np.array([at.get(name, np.nan) for name in groups.tolist()], np.float64))
+    return margins

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from gristmill.dataprep.documents import read_annotations, shard_names
-from gristmill.dataprep.examples.twins import least_alike
+from gristmill.dataprep.examples.kept_examples import least_alike
 from gristmill.dataprep.files import read_json
 from gristmill.dataprep.secrets import mask_text
 from gristmill.flows.questions.cut_samples import describe_cuts

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.documents import ID_BYTES
-from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.text.kernels import kernel
 from gristmill.tokenize.order import mix_bits
 
 

@@ -10,8 +10,8 @@ import math
 
 import numpy as np
 
-from gristmill.dataprep.hashing import splitmix64
-from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.text.hashing import splitmix64
+from gristmill.dataprep.text.kernels import kernel
 
 
 @kernel

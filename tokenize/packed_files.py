@@ -37,7 +37,7 @@ import pyarrow as pa
 
 from gristmill.dataprep.documents import ID_BYTES
 from gristmill.dataprep.files import REPAIR, is_local, sha256_file
-from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.text.kernels import kernel
 
 FORMAT = 1
 STAGED_FORMAT = 2

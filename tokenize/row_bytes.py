@@ -16,8 +16,8 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from gristmill.dataprep.hashing import first_bytes, load64
-from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.text.hashing import first_bytes, load64
+from gristmill.dataprep.text.kernels import kernel
 
 ALL_THERE, NO_SUCH_ROW, DAMAGED = -1, -2, -3
 """What `gather_mapped` returns instead of a shard's number."""

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.examples.sets import REFUSED, set_names, write_refused
-from gristmill.dataprep.reading.preference_audit import warnings_of
+from gristmill.dataprep.examples.kept_examples import REFUSED, set_names, write_refused
+from gristmill.dataprep.reading.preferences import warnings_of
 from gristmill.mixtures.posttraining import DpoData
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.objectives.chat import Chat

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.examples.sets import set_names
+from gristmill.dataprep.examples.kept_examples import set_names
 from gristmill.dataprep.files import atomic_write
-from gristmill.dataprep.reading.preference_audit import warnings_of
+from gristmill.dataprep.reading.preferences import warnings_of
 from gristmill.mixtures.posttraining import Lora
 from gristmill.mixtures.reinforcement import Reward
 from gristmill.train.adapters.frozen import describe_rounding

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.examples.sets import REFUSED, check_records, set_names, write_refused
-from gristmill.dataprep.examples.survivors import usable_sets
+from gristmill.dataprep.examples.kept_examples import REFUSED, check_records, set_names, usable_sets, write_refused
 from gristmill.dataprep.files import write_json
 from gristmill.dataprep.reading.examples import Refused
 from gristmill.mixtures.posttraining import SftData

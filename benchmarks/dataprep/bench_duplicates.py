@@ -26,7 +26,7 @@ from benchmarks.dataprep.bench_minhash import word_ngrams
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, read_table, write_table
 from gristmill.dataprep.duplicates import dedup
-from gristmill.dataprep.duplicates.candidates import candidate_pairs
+from gristmill.dataprep.duplicates.links import candidate_pairs
 from gristmill.dataprep.duplicates.minhash import band_keys, signatures
 from gristmill.dataprep.duplicates.shingles import shingle_sets, similarities
 from gristmill.mixtures.dedup import MinHash

@@ -37,7 +37,7 @@ from gristmill.dataprep.duplicates.dedup import make_plan, sketch, sketch_tasks
 from gristmill.dataprep.filtering.filter import filter_shard
 from gristmill.dataprep.jobs.engine import Done, Process, Task, run_tasks, shard_tasks
 from gristmill.dataprep.judges import langid
-from gristmill.dataprep.judges.models import MODEL_SHA256, ModelError, find_model
+from gristmill.dataprep.judges.fasttext_models import MODEL_SHA256, ModelError, find_model
 from gristmill.dataprep.reading import ingest
 from gristmill.dataprep.reading.sources import find_files
 from gristmill.mixtures.dedup import Dedup

@@ -14,8 +14,8 @@ import pyarrow as pa
 from benchmarks.checkout import data_folder
 from benchmarks.dataprep.timing import library_texts, synthetic_texts
 from gristmill.dataprep.judges.arpa import read_arpa
+from gristmill.dataprep.judges.fasttext_models import MODEL_SHA256, find_model, load_model
 from gristmill.dataprep.judges.langid import measure, wanted_languages
-from gristmill.dataprep.judges.models import MODEL_SHA256, find_model, load_model
 from gristmill.dataprep.judges.ngram_tables import score_texts
 from gristmill.mixtures.langid import LanguageId
 

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.checkout import data_folder
+from gristmill.dataprep.judges.fasttext_models import MODEL_NAME, MODEL_SHA256, find_model, load_model
 from gristmill.dataprep.judges.langid import identify, view
 from gristmill.dataprep.judges.language_codes import parse_label, short_code
-from gristmill.dataprep.judges.models import MODEL_NAME, MODEL_SHA256, find_model, load_model
 from gristmill.mixtures.langid import LanguageId
 
 LIKE_THE_MODEL = {"nob": "no", "als": "sq", "nds": "nds"}

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from benchmarks.dataprep.pii_samples import Sentence, sentences
 from gristmill.dataprep.cleaning.masking import mask
-from gristmill.dataprep.cleaning.pii_anchors import KINDS
+from gristmill.dataprep.cleaning.pii import KINDS
 from gristmill.mixtures.clean import Mask, PiiKind
 
 SEED = 20

@@ -24,15 +24,15 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.checkout import data_folder
-from gristmill.dataprep.hashing import fmix64
 from gristmill.dataprep.judges.classifier import as_line, score_texts, train
+from gristmill.dataprep.judges.fasttext_models import load_model
 from gristmill.dataprep.judges.heuristics import heuristic_scores
 from gristmill.dataprep.judges.kneser_ney import read_sentences, train_entries
-from gristmill.dataprep.judges.models import load_model
 from gristmill.dataprep.judges.ngram_tables import make_tables
 from gristmill.dataprep.judges.ngram_tables import score_texts as ngram_scores
 from gristmill.dataprep.judges.perplexity import normalise, perplexities
-from gristmill.dataprep.judges.separation import area_under_curve, best_cut, measure_cut
+from gristmill.dataprep.judges.quality import area_under_curve, best_cut, measure_cut
+from gristmill.dataprep.text.hashing import fmix64
 from gristmill.mixtures.quality import Classifier
 
 Labelled = Sequence[tuple[bool, str]]

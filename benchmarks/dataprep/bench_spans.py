@@ -20,14 +20,13 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.dataprep.timing import compare, library_texts, synthetic_texts
+from gristmill.dataprep.document_numbers import number_documents
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
-from gristmill.dataprep.duplicates.numbering import number_documents
 from gristmill.dataprep.jobs.engine import Done, Task, shard_tasks
-from gristmill.dataprep.passages import repeated_windows
-from gristmill.dataprep.passages.dedup_substrings import apply
-from gristmill.dataprep.passages.lines import find_units
+from gristmill.dataprep.passages import dedup_substrings as repeated_windows
+from gristmill.dataprep.passages.dedup_lines import find_units
+from gristmill.dataprep.passages.dedup_substrings import Plan, apply
 from gristmill.dataprep.passages.ngram_index import build_index, find_ngrams
-from gristmill.dataprep.passages.substring_plan import Plan
 from gristmill.mixtures.dedup import DedupSubstrings
 
 DOCUMENTS = 2000

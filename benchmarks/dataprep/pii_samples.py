@@ -13,7 +13,7 @@ from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
-from gristmill.dataprep.cleaning.pii_numbers import IBAN_LENGTHS, luhn
+from gristmill.dataprep.cleaning.pii import IBAN_LENGTHS, luhn
 from gristmill.mixtures.clean import PiiKind
 
 Draw = Callable[[random.Random], str]

@@ -17,20 +17,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.cleaning import lines_c4, lines_dclm, masking
-from gristmill.dataprep.cleaning.edit_composition import then
-from gristmill.dataprep.cleaning.newlines import cap_newlines
+from gristmill.dataprep.cleaning.lines_dclm import cap_newlines
 from gristmill.dataprep.cleaning.unicode_repair import fix_unicode, normalise
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.counts import add_counts, balance
+from gristmill.dataprep.counts import SHARE_EDGES, add_counts, add_histograms, balance, histogram
 from gristmill.dataprep.documents import annotate, judged_rows, kept_rows, read_documents, write_table
-from gristmill.dataprep.edits import EDITS, apply_edits, edits_array
-from gristmill.dataprep.histograms import SHARE_EDGES, add_histograms, histogram
+from gristmill.dataprep.edits import EDITS, apply_edits, edits_array, then
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
-from gristmill.dataprep.kernels import kernel
 from gristmill.dataprep.measuring import measure_texts, spread
-from gristmill.dataprep.spans import find_words
-from gristmill.dataprep.text_buffers import text_buffers
-from gristmill.dataprep.unicode_tables import code_point_flags
+from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.text.spans import find_words
+from gristmill.dataprep.text.unicode_tables import code_point_flags
 from gristmill.mixtures.clean import Clean
 
 EMPTY = "clean/empty"

@@ -21,12 +21,20 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.cleaning.character_classes import DECIMAL, character_classes
-from gristmill.dataprep.cleaning.pieces import BEGIN, END, new_rows, push, push_edits, rows_array, strip_pieces
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.spans import strip
-from gristmill.dataprep.text_buffers import text_buffers
-from gristmill.dataprep.unicode_tables import SPACE, code_point_flags, decode, lower_case
+from gristmill.dataprep.cleaning.line_pieces import (
+    BEGIN,
+    DECIMAL,
+    END,
+    character_classes,
+    new_rows,
+    push,
+    push_edits,
+    rows_array,
+    strip_pieces,
+)
+from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.text.spans import strip
+from gristmill.dataprep.text.unicode_tables import SPACE, code_point_flags, decode, lower_case
 from gristmill.mixtures.clean import C4Lines
 
 POLICY_PHRASES = (

@@ -1,4 +1,4 @@
-"""Masking of personal data, as edits. What is found where is defined in `pii.py` and `pii_numbers.py`.
+"""Masking of personal data, as edits. What is found where is defined in `pii.py` and `pii.py`.
 
 What takes the place of a value depends on the value alone, so equal values stay equal and no order of documents
 matters. Placeholders are values that nobody has and that no matcher finds again:
@@ -20,11 +20,9 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.cleaning.pii import Match, email, ip
-from gristmill.dataprep.cleaning.pii_anchors import KINDS, find_anchors
-from gristmill.dataprep.cleaning.pii_numbers import card, digits_of, iban, phone
+from gristmill.dataprep.cleaning.pii import KINDS, Match, card, digits_of, email, find_anchors, iban, ip, phone
 from gristmill.dataprep.edits import Edit, edits_array
-from gristmill.dataprep.text_buffers import text_buffers
+from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.mixtures.clean import Mask, PiiKind
 
 MATCHERS: Mapping[PiiKind, Match] = {"email": email, "iban": iban, "card": card, "ip": ip, "phone": phone}

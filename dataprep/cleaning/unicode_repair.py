@@ -17,9 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.edits import Edit, edits_array
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.spans import skip_to_newlines
-from gristmill.dataprep.text_buffers import text_buffers
+from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.text.spans import skip_to_newlines
 
 Repair = Callable[[str, bool], str]
 """(line with its newline, whether a `<` came before it in the text) -> the line as it should be."""

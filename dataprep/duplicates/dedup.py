@@ -26,17 +26,29 @@ import pyarrow.compute as pc
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import balance
+from gristmill.dataprep.document_numbers import number_rows
 from gristmill.dataprep.documents import annotate, judged_rows, kept_rows, read_documents, shard_names, write_table
 from gristmill.dataprep.duplicates.clusters import parse_keep
-from gristmill.dataprep.duplicates.dedup_index import import_shard, open_index, write_header, write_index_shard
+from gristmill.dataprep.duplicates.components import count_star_partitions, find_components
+from gristmill.dataprep.duplicates.dedup_index import (
+    Plan,
+    import_shard,
+    open_index,
+    tasks_of,
+    write_header,
+    write_index_shard,
+)
 from gristmill.dataprep.duplicates.dedup_keys import BYTES_PER_KEY, keys_path, keys_per_document, write_keys
-from gristmill.dataprep.duplicates.dedup_plan import Plan, tasks_of
-from gristmill.dataprep.duplicates.keep_columns import check_columns
 from gristmill.dataprep.duplicates.links import LARGEST_BUCKETS, find_candidates, verify
-from gristmill.dataprep.duplicates.numbering import number_rows
 from gristmill.dataprep.duplicates.sketches import sketch_path, sketch_shard, unpack_sketches, write_sketches
-from gristmill.dataprep.duplicates.stars import count_star_partitions, find_components
-from gristmill.dataprep.duplicates.survivors import decide, decisions_of, gather_members, largest_clusters, write_twins
+from gristmill.dataprep.duplicates.survivors import (
+    check_columns,
+    decide,
+    decisions_of,
+    gather_members,
+    largest_clusters,
+    write_twins,
+)
 from gristmill.dataprep.files import as_path
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.shuffle import count_partitions

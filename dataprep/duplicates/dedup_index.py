@@ -12,18 +12,22 @@ A run against an index reads it once, at the speed of Parquet, and sorts its key
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.dataprep.documents import ROW_GROUP_ROWS, read_table
-from gristmill.dataprep.duplicates.sketches import read_sketches, sketch_batch, unpack_sketches
+from gristmill.dataprep.document_numbers import Numbering
+from gristmill.dataprep.documents import ID_BYTES, ROW_GROUP_ROWS, read_table
+from gristmill.dataprep.duplicates.sketches import load_columns, read_sketches, sketch_batch, unpack_sketches
 from gristmill.dataprep.files import as_path, atomic_write, canonical_json, read_json, write_json
+from gristmill.dataprep.jobs.engine import Task
+from gristmill.dataprep.shuffle import read_partition
 from gristmill.mixtures.dedup import Dedup
 
 FOLDER, HEADER = "index", "index.json"
@@ -143,3 +147,97 @@ def sum_of_ids(ids: pa.ChunkedArray) -> int:
     joined = b"".join(ids.to_pylist())
     words: Sequence[int] = np.frombuffer(joined, np.uint32).reshape(-1, 4).sum(axis=0, dtype=np.uint64).tolist()
     return sum(word << 32 * place for place, word in enumerate(words)) % 2**128
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the tasks of the stage have in common."""
+
+    inputs: Mapping[str, Path]
+    section: Dedup
+    indexes: Sequence[Index]
+    numbering: Numbering
+    num_partitions: int
+    work: Path
+    out: Path
+
+    def path(self, job: str, name: str) -> Path:
+        """The Arrow file that a task of a job leaves in the work folder."""
+        return self.work / job / f"{name}.arrow"
+
+    def index_of(self, documents: np.ndarray) -> np.ndarray:
+        """Which of `indexes` holds each of some older documents: int64, positions."""
+        sizes = [len(index.files) for index in self.indexes]
+        owners = np.repeat(np.arange(len(sizes)), sizes)
+        places: np.ndarray = owners[self.numbering.shards_of(documents) - self.numbering.num_new_shards]
+        return places
+
+    def partitions(self) -> list[Task]:
+        """One task per partition of the keys, and of the pairs."""
+        return tasks_of(self.num_partitions)
+
+
+def tasks_of(num_partitions: int) -> list[Task]:
+    """One task per partition."""
+    return [Task(f"{number:05d}", {"partition": number}) for number in range(num_partitions)]
+
+
+MATCH_SCHEMA = pa.schema(
+    [("document", pa.int64()), ("match_id", pa.binary(ID_BYTES)), ("match_locator", pa.string()),
+     ("match_index", pa.string()), ("match_kind", pa.int64()), ("match_jaccard", pa.float64())]
+)  # fmt: skip
+
+
+def spread_to_copies(matches: np.ndarray, jaccard: np.ndarray, copies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Give the near matches of a document to the others of its text, which were not compared themselves.
+
+    Args:
+        matches: int64 of shape (m, 2), rows (new document, older one).
+        jaccard: float64 of shape (m,), their similarities.
+        copies: int64 of shape (n, 2), rows (new document, another of the same text).
+
+    Returns:
+        the matches of the copies, and their similarities; of each document's matches only the most similar.
+    """
+    documents, place = np.unique(matches[:, 0], return_inverse=True)
+    highest = np.zeros(len(documents))
+    np.maximum.at(highest, place, jaccard)
+    top = np.flatnonzero(jaccard == highest[place])
+    top = top[np.argsort(matches[top, 0], kind="stable")]
+    begin, end = (np.searchsorted(matches[top, 0], copies[:, 0], side=side) for side in ("left", "right"))
+    number = end - begin
+    within = np.arange(number.sum()) - np.repeat(np.cumsum(number) - number, number)
+    rows = top[np.repeat(begin, number) + within]
+    return np.stack([np.repeat(copies[:, 1], number), matches[rows, 1]], axis=1), jaccard[rows]
+
+
+def best_matches(plan: Plan, shard: int) -> pa.Table:
+    """Of every document of a shard that matches older ones, the best match.
+
+    An equal text comes before an equal URL, and that before a similar text; then the highest similarity, the index
+    that is named first in `against`, and the smallest id decide.
+
+    Returns:
+        one row of MATCH_SCHEMA per document, ascending: the older document's id, locator and index (its name), the
+        kind of likeness (position in `links.REASONS`) and the Jaccard similarity.
+    """
+    if not plan.indexes:
+        return MATCH_SCHEMA.empty_table()
+    found = read_partition([plan.path("matches", task.name) for task in plan.partitions()], shard)
+    if not len(found):
+        return MATCH_SCHEMA.empty_table()
+    older, place = np.unique(found["right"].to_numpy(), return_inverse=True)
+    named = load_columns(plan.work, plan.numbering, older, ["id", "locator"])
+    rank = np.empty(len(older), np.int64)
+    rank[pc.sort_indices(named["id"]).to_numpy()] = np.arange(len(older))
+    index = plan.index_of(older)
+    documents, kind, jaccard = (found[name].to_numpy() for name in ("left", "kind", "jaccard"))
+    order = np.lexsort((rank[place], index[place], -jaccard, kind, documents))
+    best = order[np.unique(documents[order], return_index=True)[1]]
+    names = np.array([index.name for index in plan.indexes])
+    take = pa.array(place[best])
+    return pa.table(
+        [documents[best], named["id"].take(take), named["locator"].take(take), pa.array(names[index[place[best]]]),
+         kind[best], jaccard[best]],
+        schema=MATCH_SCHEMA,
+    )  # fmt: skip

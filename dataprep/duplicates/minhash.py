@@ -13,8 +13,8 @@ from functools import lru_cache
 import numpy as np
 
 from gristmill.dataprep.duplicates.shingles import ShingleSets
-from gristmill.dataprep.hashing import fmix32, fmix64
-from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.text.hashing import fmix32, fmix64
+from gristmill.dataprep.text.kernels import kernel
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 

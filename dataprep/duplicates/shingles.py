@@ -18,11 +18,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.hashing import fmix64
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.radix import sort_distinct
-from gristmill.dataprep.text_buffers import text_buffers
-from gristmill.dataprep.unicode_tables import ALONE, WORD, code_point_flags, decode, lower_case
+from gristmill.dataprep.text.hashing import fmix64, sort_distinct
+from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.text.unicode_tables import ALONE, WORD, code_point_flags, decode, lower_case
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 

@@ -17,14 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.cleaning.urls import document_urls, normalise_url
+from gristmill.dataprep.document_numbers import Numbering
 from gristmill.dataprep.documents import judged_rows, kept_rows, read_documents
 from gristmill.dataprep.duplicates.minhash import band_keys, signatures
-from gristmill.dataprep.duplicates.numbering import Numbering
 from gristmill.dataprep.duplicates.shingles import ShingleSets, join_sets, no_shingles, shingle_sets
 from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.measuring import BATCH_ROWS, measure_texts
 from gristmill.dataprep.shuffle import open_batches
-from gristmill.dataprep.text_buffers import text_buffers
+from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.mixtures.dedup import Dedup, MinHash
 
 DIGEST_BYTES = 16

@@ -10,9 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.text_buffers import text_buffers
-from gristmill.dataprep.unicode_tables import WORD, code_point_flags, decode
+from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.text.unicode_tables import WORD, code_point_flags, decode
 
 
 @dataclass(frozen=True)

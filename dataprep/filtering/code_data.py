@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.spans import count_code_points
-from gristmill.dataprep.unicode_tables import SPACE, WORD, decode
+from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.spans import count_code_points
+from gristmill.dataprep.text.unicode_tables import SPACE, WORD, decode
 
 LEAST_BASE64, LEAST_GROUPS = 64, 8
 

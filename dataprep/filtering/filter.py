@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep import histograms
+from gristmill.dataprep import counts as histograms
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import add_counts, balance
 from gristmill.dataprep.documents import (

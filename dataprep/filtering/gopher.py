@@ -37,8 +37,8 @@ from gristmill.dataprep.filtering.gopher_texts import Texts
 from gristmill.dataprep.filtering.gopher_words import cut_words
 from gristmill.dataprep.filtering.repetition import DUPLICATE_NGRAMS, TOP_NGRAMS
 from gristmill.dataprep.filtering.stop_words import stop_words_of
-from gristmill.dataprep.text_buffers import text_buffers
-from gristmill.dataprep.unicode_tables import code_point_flags, lower_case
+from gristmill.dataprep.text.kernels import text_buffers
+from gristmill.dataprep.text.unicode_tables import code_point_flags, lower_case
 from gristmill.mixtures.filter import Dialect, GopherRules, Rules
 
 QUALITY_STATISTICS = (

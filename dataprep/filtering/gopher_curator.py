@@ -43,10 +43,10 @@ from gristmill.dataprep.filtering.segments import (
     split_segments,
     starts_with,
 )
-from gristmill.dataprep.hashing import first_bytes, load64
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.spans import count_code_points, strip
-from gristmill.dataprep.unicode_tables import ALPHABETIC_PROPERTY
+from gristmill.dataprep.text.hashing import first_bytes, load64
+from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.spans import count_code_points, strip
+from gristmill.dataprep.text.unicode_tables import ALPHABETIC_PROPERTY
 
 BULLETS = np.array([ord(mark) for mark in "•‣⁃⁌⁍∙○●◘◦⦾⦿"], np.uint32)
 ELLIPSES = ("...", "[...]", "…", "(...)", "[…]", "-»", "read more..", "read more")

@@ -58,9 +58,9 @@ from gristmill.dataprep.filtering.segments import (
     split_segments,
     starts_with,
 )
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.spans import count_code_points, strip
-from gristmill.dataprep.unicode_tables import ALPHABETIC, CONTENT
+from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.spans import count_code_points, strip
+from gristmill.dataprep.text.unicode_tables import ALPHABETIC, CONTENT
 
 BULLETS = np.array([ord(mark) for mark in "•-"], np.uint32)
 DOTS, ELLIPSIS = np.frombuffer(b"...", np.uint8), np.frombuffer("…".encode(), np.uint8)

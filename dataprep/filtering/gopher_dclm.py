@@ -53,8 +53,8 @@ from gristmill.dataprep.filtering.segments import (
     starts_with,
     strip_segments,
 )
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.unicode_tables import ALPHABETIC
+from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.unicode_tables import ALPHABETIC
 
 BULLETS = np.array([ord(mark) for mark in "•●*-"], np.uint32)
 DOTS, ELLIPSIS = np.frombuffer(b"...", np.uint8), np.frombuffer("…".encode(), np.uint8)

@@ -34,8 +34,8 @@ from gristmill.dataprep.filtering.repetition import (
     top_ngram,
 )
 from gristmill.dataprep.filtering.segments import EACH_NEWLINE, ends_with, split_segments, starts_with
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.unicode_tables import ALPHABETIC, SYMBOL
+from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.unicode_tables import ALPHABETIC, SYMBOL
 
 BULLETS = np.array([ord(mark) for mark in "*-"], np.uint32)
 ELLIPSIS = np.frombuffer("…".encode(), np.uint8)

@@ -44,9 +44,9 @@ from gristmill.dataprep.filtering.gopher_texts import (
 from gristmill.dataprep.filtering.gopher_words import cut_words
 from gristmill.dataprep.filtering.segments import EACH_NEWLINE, ends_with, split_segments, starts_with
 from gristmill.dataprep.filtering.word_cuts import whitespace_words
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.spans import strip
-from gristmill.dataprep.unicode_tables import LATIN, lower_case
+from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.spans import strip
+from gristmill.dataprep.text.unicode_tables import LATIN, lower_case
 from gristmill.mixtures.filter import GopherRules
 
 BULLETS = np.array([ord(mark) for mark in "•‣▶◀◦■□▪▫–"], np.uint32)

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gristmill.dataprep.eight_bytes import count_byte, equal_to
 from gristmill.dataprep.filtering.word_cuts import Words
-from gristmill.dataprep.hashing import first_bytes, load64
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.unicode_tables import decode
+from gristmill.dataprep.text.eight_bytes import count_byte, equal_to
+from gristmill.dataprep.text.hashing import first_bytes, load64
+from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.unicode_tables import decode
 
 PLACES = 128
 """Places of a language's table of short stop words: more than twice as many as it has of them."""

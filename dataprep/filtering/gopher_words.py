@@ -15,7 +15,7 @@ from gristmill.dataprep.filtering.word_cuts import (
     whitespace_words,
     word_punct_words,
 )
-from gristmill.dataprep.unicode_tables import code_point_flags
+from gristmill.dataprep.text.unicode_tables import code_point_flags
 from gristmill.mixtures.filter import GopherRules
 
 Cut = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Words]

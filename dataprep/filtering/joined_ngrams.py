@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from gristmill.dataprep.filtering.repetition import empty_table
-from gristmill.dataprep.hashing import hash_bytes, load64, same_bytes, store64
-from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.text.hashing import hash_bytes, load64, same_bytes, store64
+from gristmill.dataprep.text.kernels import kernel
 
 MOST_SHARED = 40
 """So many bytes at the beginning of an n-gram are compared with others before the whole of it is."""

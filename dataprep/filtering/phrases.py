@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.text.kernels import kernel
 
 RAREST_FIRST = "zqjxkvbpgwyfmculdhrsnioate"
 """Letters of English by their frequency (Lewand, Cryptological Mathematics, 2000), the rarest first."""

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from gristmill.dataprep.hashing import first_bytes, hash_bytes, load64, same_bytes
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.spans import count_code_points
+from gristmill.dataprep.text.hashing import first_bytes, hash_bytes, load64, same_bytes
+from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.spans import count_code_points
 
 TOP_NGRAMS = (2, 3, 4)
 DUPLICATE_NGRAMS = (5, 6, 7, 8, 9, 10)

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.dataprep.counts import COUNT_EDGES, LENGTH_EDGES, SHARE_EDGES
 from gristmill.dataprep.filtering import (
     gopher,
     rules_c4,
@@ -25,7 +26,6 @@ from gristmill.dataprep.filtering import (
     rules_urls,
     rules_words,
 )
-from gristmill.dataprep.histograms import COUNT_EDGES, LENGTH_EDGES, SHARE_EDGES
 from gristmill.mixtures.filter import Rules
 
 Edges = Sequence[float]

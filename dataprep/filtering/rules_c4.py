@@ -18,9 +18,8 @@ import pyarrow as pa
 from gristmill.dataprep.filtering.phrases import Phrases, count_phrases, prepare_phrases
 from gristmill.dataprep.filtering.sentences import count_sentences
 from gristmill.dataprep.filtering.text_classes import text_classes
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.spans import count_code_points, skip_to_newlines
-from gristmill.dataprep.text_buffers import text_buffers
+from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.text.spans import count_code_points, skip_to_newlines
 
 STATISTICS = ("document_characters", "sentences", "lorem_ipsum", "curly_brackets")
 

@@ -29,10 +29,9 @@ import pyarrow as pa
 
 from gristmill.dataprep.filtering.phrases import Phrases, count_phrases, prepare_phrases
 from gristmill.dataprep.filtering.text_classes import SPACE, text_classes
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.spans import skip_to_newlines, strip
-from gristmill.dataprep.text_buffers import text_buffers
-from gristmill.dataprep.unicode_tables import decode
+from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.text.spans import skip_to_newlines, strip
+from gristmill.dataprep.text.unicode_tables import decode
 
 SHARES = (
     "non_alphanumeric_ratio", "digit_ratio", "url_char_ratio", "whitespace_ratio", "bracket_ratio",

@@ -20,10 +20,9 @@ import pyarrow as pa
 
 from gristmill.dataprep.filtering.repetition import copied_segments
 from gristmill.dataprep.filtering.text_classes import TERMINAL, count_words, text_classes
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.spans import count_code_points, skip_to_newlines, strip
-from gristmill.dataprep.text_buffers import text_buffers
-from gristmill.dataprep.unicode_tables import decode
+from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.text.spans import count_code_points, skip_to_newlines, strip
+from gristmill.dataprep.text.unicode_tables import decode
 
 STATISTICS = (
     "filled_lines", "terminal_line_ratio", "short_line_ratio", "repeated_line_char_ratio", "newline_word_ratio",

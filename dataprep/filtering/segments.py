@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from gristmill.dataprep.eight_bytes import controls_of, count_byte, equal_to, find_byte, first_of, number_of
-from gristmill.dataprep.hashing import load64
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.spans import NEWLINE, count_code_points, strip
-from gristmill.dataprep.unicode_tables import decode
+from gristmill.dataprep.text.eight_bytes import controls_of, count_byte, equal_to, find_byte, first_of, number_of
+from gristmill.dataprep.text.hashing import load64
+from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.spans import NEWLINE, count_code_points, strip
+from gristmill.dataprep.text.unicode_tables import decode
 
 EACH_NEWLINE, NEWLINE_RUNS, EACH_TWO_NEWLINES, TWO_NEWLINE_RUNS = 1, 2, 3, 4
 """What separates segments: `\\n`, `\\n+`, `\\n\\n` (from the left, not overlapping), `\\n\\n+`."""

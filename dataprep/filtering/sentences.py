@@ -21,8 +21,8 @@ from __future__ import annotations
 import numpy as np
 
 from gristmill.dataprep.filtering.text_classes import BREAK, CLOSER, LETTER, LOWER, SPACE, TERMINAL
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.unicode_tables import decode
+from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.unicode_tables import decode
 
 ABBREVIATIONS = tuple(
     "mr mrs ms dr prof st rev gen col capt lt sgt sen rep gov hon jr sr vs etc e.g i.e cf al fig figs vol pp eds inc "

@@ -13,8 +13,8 @@ import numpy as np
 
 from gristmill.dataprep.filtering.repetition import number_spans
 from gristmill.dataprep.filtering.word_cuts import Words, describe_words, whitespace_words
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.unicode_tables import code_point_flags
+from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.unicode_tables import code_point_flags
 
 REMEMBERED_RUNS = 1_000_000
 """How many different runs a process remembers, some 100 MB; then it starts anew."""

@@ -11,8 +11,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.unicode_tables import UNSPACED_RANGES, decode, flag_code_points, single
+from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.unicode_tables import UNSPACED_RANGES, decode, flag_code_points, single
 
 SPACE = np.uint8(1)
 """Flag: `str.isspace()`."""

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.unicode_tables import ALONE, SPACE, WORD, decode
+from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.unicode_tables import ALONE, SPACE, WORD, decode
 
 FIRST_EASTERN = 0x3040
 """Among scripts without spaces, Han and Kana begin here, and the others lie below."""

@@ -12,9 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.files import as_path
-from gristmill.dataprep.hashing import hash_bytes
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.text_buffers import text_buffers
+from gristmill.dataprep.text.hashing import hash_bytes
+from gristmill.dataprep.text.kernels import kernel, text_buffers
 
 ENTRIES_AT_ONCE = 100_000
 COMMENT = "#"

@@ -25,7 +25,7 @@ from gristmill.dataprep.jobs.runner import import_beam, quieten_beam, without_co
 from gristmill.dataprep.processes import end_with_parent
 
 PRELOADED = ("apache_beam.runners.worker.sdk_worker_main", "gristmill.dataprep.jobs.engine",
-             "gristmill.dataprep.jobs.task_dofn", "gristmill.dataprep.kernels")  # fmt: skip
+             "gristmill.dataprep.jobs.task_dofn", "gristmill.dataprep.text.kernels")  # fmt: skip
 """What every worker needs besides Beam itself."""
 
 

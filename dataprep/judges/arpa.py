@@ -26,9 +26,8 @@ from gristmill.dataprep.judges.ngram_tables import (
     next_word,
     word_hash,
 )
-from gristmill.dataprep.kernels import kernel
 from gristmill.dataprep.reading.compression import RecordTooLongError, read_lines, split_compression
-from gristmill.dataprep.text_buffers import text_buffers
+from gristmill.dataprep.text.kernels import kernel, text_buffers
 
 NO_UNKNOWN_LOG = -100.0
 COUNT = re.compile(rb"ngram\s+(\d+)\s*=\s*(\d+)")

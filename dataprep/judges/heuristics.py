@@ -27,9 +27,8 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.text_buffers import text_buffers
-from gristmill.dataprep.unicode_tables import CODE_POINTS, decode
+from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.text.unicode_tables import CODE_POINTS, decode
 
 TERMINAL_MARKS = ".!?…\"'”’»。！？।؟։"
 SHORT_LINE_CHARACTERS = 30

@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.judges.ngram_tables import BEGIN, END, UNKNOWN, Entries, extend, next_word, word_hash
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.text_buffers import text_buffers
+from gristmill.dataprep.text.kernels import kernel, text_buffers
 
 FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)
 IMPOSSIBLE = -99.0

@@ -1,8 +1,13 @@
-"""Which documents a quality model learns from, and which only measure it: drawn by a hash of their ids."""
+"""Which documents and texts a quality model learns from, and which only measure it: drawn by a hash of their ids.
+
+Lines may be in fastText's training format: labels at their beginning are taken off, since the class is known from
+where the file is named.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +17,60 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.documents import document_id, judged_rows, kept_rows, read_documents, shard_names
-from gristmill.dataprep.judges.labelled_files import expand_files, read_labelled
-from gristmill.dataprep.reading.sources import SourceFile
+from gristmill.dataprep.files import as_path
+from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, read_lines
+from gristmill.dataprep.reading.readers import read_records
+from gristmill.dataprep.reading.records import Page, Reading, Record, Rejected
+from gristmill.dataprep.reading.sources import SourceFile, find_files
 from gristmill.mixtures.quality import Classifier, Quality
+
+LABELS = re.compile(r"^(?:__label__\S+\s+)+")
+
+
+class LabelledFileError(ValueError):
+    """A file of labelled texts that cannot be read whole."""
+
+
+def expand_files(key: str, paths: Sequence[str]) -> list[SourceFile]:
+    """The files that paths, globs or folders name, in the order of the paths and then of the names.
+
+    Raises:
+        gristmill.dataprep.reading.sources.SourceError: a path matches nothing, or a file's format is not known.
+    """
+    return [file for path in paths for file in find_files(key, {"path": path}).files]
+
+
+def read_labelled(file: SourceFile) -> Iterator[str]:
+    """The texts of a file; blank lines are none.
+
+    Raises:
+        LabelledFileError: a record cannot be read; training on part of a file would look like training on it.
+    """
+    if file.format == "text":
+        yield from _read_lines(file)
+        return
+    for record in read_records(file, Reading(encoding_errors="strict")):
+        if isinstance(record, Rejected):
+            raise LabelledFileError(f"{file.location}, record {record.number}: {record.error}; correct or remove it")
+        if isinstance(record, Page):
+            raise LabelledFileError(f"{file.location}, record {record.number}: it is HTML; name a file of its text")
+        if isinstance(record, Record):
+            yield record.text
+
+
+def _read_lines(file: SourceFile) -> Iterator[str]:
+    read = 0
+    try:
+        for line in read_lines(as_path(file.location), file.compression):
+            if isinstance(line, RecordTooLongError):
+                raise line
+            text = LABELS.sub("", line.decode("utf-8")).strip()
+            read += 1
+            if text:
+                yield text
+    except (CorruptFileError, RecordTooLongError, UnicodeDecodeError) as error:
+        raise LabelledFileError(f"{file.location}, line {read + 1}: {error}; correct or remove it") from error
+
 
 Members = tuple[int, np.ndarray, np.ndarray]
 """Of one class: number of a shard or file, int64 rows in it, and their draws (see `draw`)."""

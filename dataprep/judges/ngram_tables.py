@@ -19,9 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.documents import read_table, write_table
-from gristmill.dataprep.hashing import fmix64, hash_bytes
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.text_buffers import text_buffers
+from gristmill.dataprep.text.hashing import fmix64, hash_bytes
+from gristmill.dataprep.text.kernels import kernel, text_buffers
 
 BEGIN, END, UNKNOWN = np.uint64(1), np.uint64(2), np.uint64(3)
 """What stands for `<s>`, `</s>` and `<unk>`."""

@@ -16,11 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.files import as_path, is_local
-from gristmill.dataprep.hashing import hash_bytes
 from gristmill.dataprep.judges.arpa import read_arpa
 from gristmill.dataprep.judges.ngram_tables import NgramTables, make_tables, read_entries, score_texts
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.text_buffers import text_buffers
+from gristmill.dataprep.text.hashing import hash_bytes
+from gristmill.dataprep.text.kernels import kernel, text_buffers
 
 KENLM_MAGIC = b"mmap lm http://kheafield.com/code"
 """How KenLM's binary models begin."""

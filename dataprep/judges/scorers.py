@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.judges.classifier import score_texts
+from gristmill.dataprep.judges.fasttext_models import load_model
 from gristmill.dataprep.judges.heuristics import heuristic_scores
-from gristmill.dataprep.judges.models import load_model
 from gristmill.dataprep.judges.perplexity import (
     LogScores,
     halves,

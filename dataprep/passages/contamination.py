@@ -1,13 +1,19 @@
-"""How much of each evaluation item a document holds, from the n-grams that they share."""
+"""How much of each evaluation item a document holds, from the n-grams that they share.
+
+The same measure, thresholds and reports as the stage `decontaminate`'s (`contamination.py`), without its shards.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
-from gristmill.dataprep.groups import group_starts, sort_rows, spread_groups
-from gristmill.dataprep.passages.ngram_index import Hits, NgramIndex, covered
+from gristmill.dataprep.passages.evaluation_sets import read_parts
+from gristmill.dataprep.passages.ngram_index import Hits, NgramIndex, build_index, count_documents, covered, find_ngrams
+from gristmill.dataprep.shuffle import group_starts, sort_rows, spread_groups
 from gristmill.mixtures.decontaminate import Decontaminate
 
 MOST_COPIES = 1000
@@ -121,3 +127,31 @@ def _runs(hits: Hits, which: np.ndarray, place: np.ndarray, match: np.ndarray, l
     first = np.flatnonzero(~follows)
     last = np.append(first[1:], len(which)) - 1 if len(first) else first
     return Runs(match[first], hits.begin[which[first]], hits.end[which[last]], last - first + lengths[first])
+
+
+def leaks_into(texts: Sequence[str], section: Decontaminate) -> dict[str, dict[str, int]]:
+    """Count what a set of texts holds of every evaluation set.
+
+    Args:
+        texts: n of them; how frequent an n-gram is is counted in these alone.
+        section: the evaluation sets, and what counts as holding an item.
+
+    Returns:
+        per evaluation set its `items`, how many of these some text holds (`leaked`), and the `texts` that hold one.
+
+    Raises:
+        gristmill.dataprep.passages.evaluation_sets.EvaluationSetError: an evaluation set cannot be read.
+    """
+    parts, items = read_parts(section.against)
+    index = build_index(pa.array([part.text for part in parts], pa.large_string()), section.ngram, section.min_words)
+    hits = find_ngrams(pa.array(texts, pa.large_string()), index)
+    ngrams, documents = count_documents(hits)
+    frequent = np.zeros(index.num_ngrams, bool)
+    frequent[ngrams] = documents > section.max_document_frequency
+    matches, _ = find_matches(hits, index, frequent, section.certain_coverage)
+    over = is_over(matches, section)
+    found = [(parts[part].set, parts[part].item, text)
+             for part, text in zip(matches.part[over].tolist(), matches.text[over].tolist(), strict=True)]
+    return {name: {"items": total, "leaked": len({item for of_set, item, _ in found if of_set == name}),
+                   "texts": len({text for of_set, _, text in found if of_set == name})}
+            for name, total in items.items()}

@@ -1,5 +1,8 @@
 """The stage `dedup_substrings`: long passages that the corpus has more than once stay in one place.
 
+A shard sends each distinct window once, with its own first copy and how many there are, so that a text on a million
+pages is no more work than any other.
+
 1. anchors: per shard, the hashes of a selection of its windows (see `windows.py`) by partition.
 2. repeated_anchors: per partition, those that the corpus has more than once, by shard.
 3. windows: per shard, all windows around repeated anchors, each with its first copy in the shard, by partition.
@@ -20,6 +23,7 @@ What is guaranteed, with n = `min_words` and c = `certain_words`:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,25 +33,190 @@ import pyarrow as pa
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import balance
+from gristmill.dataprep.document_numbers import Numbering, number_documents, text_bytes
 from gristmill.dataprep.documents import write_table
-from gristmill.dataprep.duplicates.numbering import number_documents
 from gristmill.dataprep.edits import EDITS, cuts_array
-from gristmill.dataprep.groups import sort_rows
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
-from gristmill.dataprep.passages.copies import are_copies, cut_copies
-from gristmill.dataprep.passages.repeated_windows import (
-    borrow,
-    find_repeated_anchors,
-    find_repeated_windows,
-    lend,
-    send_anchors,
-    send_windows,
-    windows_near_repeats,
+from gristmill.dataprep.measuring import JudgedTexts, read_judged
+from gristmill.dataprep.passages.windows import Windows, are_copies, cut_copies, find_anchors, find_windows, near
+from gristmill.dataprep.shuffle import (
+    count_partitions,
+    group_starts,
+    open_batches,
+    read_partition,
+    sort_rows,
+    spread_groups,
+    write_partitions,
 )
-from gristmill.dataprep.passages.substring_plan import Plan, find_hashes
-from gristmill.dataprep.shuffle import count_partitions
-from gristmill.dataprep.text_sizes import text_bytes
 from gristmill.mixtures.dedup import DedupSubstrings
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the tasks of the stage have in common."""
+
+    inputs: Mapping[str, Path]
+    section: DedupSubstrings
+    numbering: Numbering
+    num_partitions: int
+    work: Path
+    out: Path
+
+    def path(self, job: str, name: str) -> Path:
+        """The Arrow file that a task of a job leaves in the work folder."""
+        return self.work / job / f"{name}.arrow"
+
+    @property
+    def spread(self) -> int:
+        """Of so many windows in a row one is an anchor: what makes `certain_words` certain."""
+        return self.section.certain_words - self.section.min_words + 1
+
+    def partitions(self) -> list[Task]:
+        """One task per partition."""
+        return [Task(f"{number:05d}", {"partition": number}) for number in range(self.num_partitions)]
+
+    def read(self, task: Task) -> tuple[JudgedTexts, np.ndarray]:
+        """The texts of a shard, and the number of the document of each."""
+        texts = read_judged(self.inputs, task.name, self.section.sources)
+        return texts, self.numbering.starts[task.payload["shard"]] + texts.good
+
+    def send(self, job: str, shard: str, rows: dict[str, np.ndarray]) -> Path:
+        """Write a shard's rows to the partitions of their `hash`."""
+        path = self.path(job, shard)
+        partitions = (rows["hash"] >> np.uint64(32)).astype(np.int64) % self.num_partitions
+        write_partitions(path, _table(rows), partitions, self.num_partitions)
+        return path
+
+    def receive(self, job: str, partition: int) -> dict[str, np.ndarray]:
+        """The rows that all shards sent to a partition; at least one shard."""
+        table = read_partition([self.path(job, shard) for shard in self.numbering.shards], partition)
+        return {name: table[name].to_numpy() for name in table.column_names}
+
+    def reply(self, job: str, partition: str, rows: dict[str, np.ndarray], shards: np.ndarray) -> Path:
+        """Write a partition's rows for the shards that they answer."""
+        path = self.path(job, partition)
+        write_partitions(path, _table(rows), shards, len(self.numbering.shards))
+        return path
+
+    def replies(self, job: str, shard: int) -> dict[str, np.ndarray]:
+        """The rows that all partitions answered to a shard, by their hash."""
+        table = read_partition([self.path(job, task.name) for task in self.partitions()], shard)
+        order = np.argsort(table["hash"].to_numpy(), kind="stable")
+        return {name: table[name].to_numpy()[order] for name in table.column_names}
+
+
+def find_hashes(sorted_hashes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """The places of hashes among sorted distinct ones: int64, -1 where one is not there."""
+    if not len(sorted_hashes):
+        return np.full(len(wanted), -1, np.int64)
+    places = np.minimum(np.searchsorted(sorted_hashes, wanted), len(sorted_hashes) - 1)
+    found: np.ndarray = np.where(sorted_hashes[places] == wanted, places, -1)
+    return found
+
+
+def _table(rows: dict[str, np.ndarray]) -> pa.Table:
+    return pa.table({name: pa.array(values) for name, values in rows.items()})
+
+
+CLAIM = ("id_high", "id_low", "document", "begin")
+"""The first copy of a window is the one where these are smallest: by the document's id, then by place."""
+
+
+def send_anchors(task: Task, plan: Plan) -> Done:
+    """Send the distinct anchors of a shard to the partitions of their hashes."""
+    texts, _ = plan.read(task)
+    windows = find_windows(texts.texts, plan.section.min_words)
+    anchors, copies = np.unique(windows.hashes[find_anchors(windows, plan.spread)], return_counts=True)
+    shard = np.full(len(anchors), task.payload["shard"])
+    path = plan.send("anchors", task.name, {"hash": anchors, "copies": copies, "shard": shard})
+    return Done([path], {"windows": len(windows.hashes), "sent": len(anchors)})
+
+
+def find_repeated_anchors(task: Task, plan: Plan) -> Done:
+    """Tell the shards which anchors of a partition are repeated."""
+    rows = plan.receive("anchors", task.payload["partition"])
+    order = sort_rows(rows["hash"])
+    starts = group_starts(rows["hash"][order])
+    repeated = _sums(rows["copies"][order], starts) >= 2
+    chosen = order[repeated[spread_groups(starts, len(order))]] if len(order) else order
+    path = plan.reply("repeated_anchors", task.name, {"hash": rows["hash"][chosen]}, rows["shard"][chosen])
+    return Done([path])
+
+
+def send_windows(task: Task, plan: Plan) -> Done:
+    """Send the distinct windows around repeated anchors, each with its first copy in the shard."""
+    texts, numbers = plan.read(task)
+    windows, chosen = windows_near_repeats(texts.texts, task, plan)
+    text = windows.text[chosen]
+    high, low = texts.ids()
+    rows = {
+        "hash": windows.hashes[chosen], "id_high": high[text], "id_low": low[text], "document": numbers[text],
+        "begin": windows.begins[chosen],
+    }  # fmt: skip
+    order = sort_rows(*rows.values())
+    rows = {name: values[order] for name, values in rows.items()}
+    starts = group_starts(rows["hash"])
+    sent = {name: values[starts] for name, values in rows.items()}
+    sent["copies"] = np.diff(np.append(starts, len(order)))
+    return Done([plan.send("windows", task.name, sent)], {"sent": len(starts)})
+
+
+def windows_near_repeats(texts: pa.Array, task: Task, plan: Plan) -> tuple[Windows, np.ndarray]:
+    """All windows of a shard's texts, and which of them (int64, ascending) can be part of a repeated passage."""
+    windows = find_windows(texts, plan.section.min_words)
+    anchors = np.flatnonzero(find_anchors(windows, plan.spread))
+    known = plan.replies("repeated_anchors", task.payload["shard"])["hash"]
+    marked = np.zeros(len(windows.hashes), bool)
+    marked[anchors[find_hashes(known, windows.hashes[anchors]) >= 0]] = True
+    return windows, np.flatnonzero(near(windows, marked, plan.spread - 1))
+
+
+def find_repeated_windows(task: Task, plan: Plan) -> Done:
+    """Tell the shards which windows of a partition are repeated, and where each stands first."""
+    rows = plan.receive("windows", task.payload["partition"])
+    order = sort_rows(rows["hash"], *(rows[name] for name in CLAIM))
+    rows = {name: values[order] for name, values in rows.items()}
+    starts = group_starts(rows["hash"])
+    copies = _sums(rows["copies"], starts)
+    group = spread_groups(starts, len(order))
+    chosen = np.flatnonzero((copies >= 2)[group]) if len(order) else order
+    first = starts[group[chosen]]
+    reply = {"hash": rows["hash"][chosen], "copies": copies[group[chosen]]}
+    reply |= {f"first_{name}": rows[name][first] for name in CLAIM}
+    shards = np.searchsorted(plan.numbering.starts, rows["document"][chosen], side="right") - 1
+    return Done([plan.reply("repeated_windows", task.name, reply, shards)], {"repeated": int((copies >= 2).sum())})
+
+
+def lend(task: Task, plan: Plan) -> Done:
+    """Write the texts of a shard that hold first copies of repeated windows, for those who have the later ones."""
+    texts, numbers = plan.read(task)
+    first = plan.replies("repeated_windows", task.payload["shard"])["first_document"]
+    lenders = np.flatnonzero(np.isin(numbers, first))
+    table = pa.table({"document": pa.array(numbers[lenders]), "text": texts.texts.take(pa.array(lenders))})
+    path = plan.path("lent", task.name)
+    write_partitions(path, table, np.zeros(len(table), np.int64), 1)
+    return Done([path])
+
+
+def borrow(plan: Plan, shard: int, documents: np.ndarray) -> tuple[pa.Array, np.ndarray]:
+    """The texts of some documents of a shard that lends them.
+
+    Args:
+        documents: int64 of shape (n,), in any order and repeated.
+
+    Returns:
+        the distinct texts; and for each document its place among them.
+    """
+    batch = open_batches(plan.path("lent", plan.numbering.shards[shard])).get_batch(0)
+    distinct, place = np.unique(documents, return_inverse=True)
+    rows = np.searchsorted(batch["document"].to_numpy(), distinct)
+    return batch["text"].take(pa.array(rows)), place
+
+
+def _sums(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    sums: np.ndarray = np.add.reduceat(values, starts) if len(starts) else np.empty(0, np.int64)
+    return sums
+
 
 EMPTY = "dedup_substrings/empty"
 RATIO = "dedup_substrings/max_duplicated_substring_ratio"

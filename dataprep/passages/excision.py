@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.spans import NEWLINE
-from gristmill.dataprep.text_buffers import text_buffers
-from gristmill.dataprep.unicode_tables import SPACE, code_point_flags, decode
-from gristmill.dataprep.words import word_spans
+from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.text.spans import NEWLINE, word_spans
+from gristmill.dataprep.text.unicode_tables import SPACE, code_point_flags, decode
 
 
 def widen(

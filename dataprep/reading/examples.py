@@ -1,9 +1,15 @@
-"""Instructions (SFT) and preferences (DPO): one shape for every form in which they come.
+"""Instructions (SFT), preferences (DPO) and prompts (RL): one shape for every form in which they come.
+
+    prompts       prompt or question, a text or messages; the right answer under `answer` where there is one
+    any of SFT    what comes before the last answer is the prompt; that answer is the right one, unless a row has an
+                  `answer`
+
+Which one a row has is told by its keys, unless a manifest names it.
 
 An SFT example is `{"id", "messages"}`, a DPO example `{"id", "prompt", "chosen", "rejected"}`, a prompt alone
-(`conversations_prompts.py`) `{"id", "prompt"}`, with `answer` where it has one; each with `tools` where it describes
-some. `id` is the hash of the rest, all else are lists of messages (`conversations_messages.py`). The forms
-that are read are in `conversations_forms.py` and `conversations_preferences.py`; their rows lie in JSON lines
+(`examples.py`) `{"id", "prompt"}`, with `answer` where it has one; each with `tools` where it describes
+some. `id` is the hash of the rest, all else are lists of messages (`conversations.py`). The forms
+that are read are in `conversations.py` and `preferences.py`; their rows lie in JSON lines
 (compressed or not), in a file `.json` that is one list, or in Parquet. `python-docs://` derives both kinds from the
 docstrings of the standard library.
 
@@ -23,15 +29,81 @@ from typing import Any, Literal
 
 from gristmill.dataprep.files import as_path, canonical_json
 from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, Unended, read_lines, read_whole
-from gristmill.dataprep.reading.conversations_forms import sft_example
-from gristmill.dataprep.reading.conversations_messages import Message
-from gristmill.dataprep.reading.conversations_preferences import dpo_example
-from gristmill.dataprep.reading.conversations_prompts import prompt_example
-from gristmill.dataprep.reading.docquestions import QUESTIONS_VERSION, preferences, questions
-from gristmill.dataprep.reading.pythondocs import DOCS
+from gristmill.dataprep.reading.conversations import (
+    SFT_FORMS,
+    Message,
+    check_answered,
+    checked_tools,
+    form_of,
+    sft_example,
+    turns,
+    with_system,
+)
+from gristmill.dataprep.reading.preferences import dpo_example
+from gristmill.dataprep.reading.pythondocs import DOCS, QUESTIONS_VERSION, preferences, questions
 from gristmill.dataprep.reading.readers import BYTE_ORDER_MARK, parse_json
 from gristmill.dataprep.reading.sources import SourceError, SourceFile, find_files
 from gristmill.dataprep.reading.tables import table_rows
+
+PROMPT_KEYS = ("prompt", "question")
+"""What a prompt alone is called; `question` is GSM8K's name."""
+ANSWER = "answer"
+Row = Mapping[str, Any]
+
+
+def prompt_example(row: Row, form: str = "auto", answer: str = ANSWER) -> dict[str, Any]:
+    """Bring a row into the shape of a prompt: `prompt`, messages that await an answer, and perhaps `answer`, a text.
+
+    Args:
+        row: as it was read.
+        form: `prompts`, one of SFT_FORMS, or `auto`.
+        answer: the key of the right answer.
+
+    Raises:
+        ValueError: it is of no known form, or not of the one that is asked for; says why.
+    """
+    form = prompt_form_of(row) if form == "auto" else form
+    messages = _alone(row) if form == "prompts" else SFT_FORMS[form](row)
+    right = _answer(answer, row.get(answer))
+    if messages[-1]["role"] == "assistant":
+        *messages, last = messages
+        right = last["content"] if right is None else right
+    if not messages:
+        raise ValueError("there is no message in front of the answer")
+    check_answered("the prompt", [*messages, {"role": "assistant", "content": "..."}])
+    tools = checked_tools(row.get("tools"))
+    return {"prompt": messages, **({} if right is None else {ANSWER: right}), **({"tools": tools} if tools else {})}
+
+
+def prompt_form_of(row: Row) -> str:
+    """The form that a row's keys tell.
+
+    Raises:
+        ValueError: they tell none.
+    """
+    if any(key in row for key in PROMPT_KEYS) and "completion" not in row and "response" not in row:
+        return "prompts"
+    try:
+        return form_of(row)
+    except ValueError:
+        raise ValueError(f"no known form: its keys are {', '.join(row) or 'none'}; needed are prompt (or question), "
+                         "or messages, or what instructions have") from None
+
+
+def _alone(row: Row) -> list[Message]:
+    key = next((key for key in PROMPT_KEYS if key in row), PROMPT_KEYS[0])
+    return with_system(row, turns(key, row.get(key), "user"))
+
+
+def _answer(key: str, value: Any) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, str) and value.strip():
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    raise ValueError(f"{key} must be a text or a number, not {value!r}")
+
 
 __all__ = ["Example", "ExampleSet", "ExamplesError", "Kind", "Message", "Refused", "read_examples", "read_set"]
 SHOWN_REASONS, SHOWN_PLACES = 10, 4

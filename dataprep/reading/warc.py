@@ -1,4 +1,8 @@
-"""WARC, WET and ARC files: the web pages in a crawl's archive (ISO 28500, read by fastwarc; ARC is what came before).
+"""WARC, WET and ARC files: the web pages of a crawl (ISO 28500, read by fastwarc; ARC is what came before).
+
+WHATWG MIME Sniffing Standard, 7.1 "Identifying a resource with an unknown MIME type" (https://mimesniff.spec.whatwg.org).
+Two things differ, since what is looked for is pages: a byte order mark before a tag is passed over, and XML whose
+root is `html` is XHTML.
 
 Documents are the responses with a 2xx status whose type is HTML or plain text, and conversion records (the text that
 Common Crawl's WET files hold). A response that declares no type is looked at as browsers do. Requests, metadata,
@@ -33,7 +37,40 @@ from gristmill.dataprep.reading.records import (
     excerpt,
     make_record,
 )
-from gristmill.dataprep.reading.sniffing import is_text, sniff_type
+
+HEADER_BYTES = 1445
+"""How much of a body is looked at (5.2, "resource header")."""
+_HTML = re.compile(
+    rb"[\t\n\x0c\r ]*<(?:!doctype html|html|head|script|iframe|h1|div|font|table|a|style|title|b|body|br|p|!--)[ >]",
+    re.IGNORECASE,
+)
+_XML = re.compile(rb"[\t\n\x0c\r ]*<\?xml")
+_XHTML_ROOT = re.compile(rb"<(?:!doctype\s+)?html[\s>]", re.IGNORECASE)
+_TEXT_MARKS = (b"\xfe\xff", b"\xff\xfe", b"\xef\xbb\xbf")
+_PRINTED = {b"%PDF-": "application/pdf", b"%!PS-Adobe-": "application/postscript"}
+"""Types that begin with letters; all others of the standard's tables have bytes that no text has."""
+_BINARY = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f]")
+"""The standard's "binary data bytes" (3)."""
+
+
+def sniff_type(content: bytes) -> str:
+    """The media type of a body, one of text/html, application/xhtml+xml, text/xml, text/plain and some that are not."""
+    begin = content[:HEADER_BYTES]
+    marked = begin.removeprefix(b"\xef\xbb\xbf")
+    if _HTML.match(marked):
+        return "text/html"
+    if _XML.match(marked):
+        return "application/xhtml+xml" if _XHTML_ROOT.search(marked) else "text/xml"
+    printed = next((name for mark, name in _PRINTED.items() if begin.startswith(mark)), None)
+    if printed is not None:
+        return printed
+    return "text/plain" if begin.startswith(_TEXT_MARKS) or is_text(begin) else "application/octet-stream"
+
+
+def is_text(content: bytes) -> bool:
+    """Whether the first bytes hold none that only binary data has."""
+    return _BINARY.search(content[:HEADER_BYTES]) is None
+
 
 HTML_TYPES = ("text/html", "application/xhtml+xml")
 PLAIN_TYPE = "text/plain"
@@ -315,5 +352,3 @@ def _locator(item: Input, number: int, record: Any) -> str:
 def _media_type(declared: str) -> str:
     found = declared.partition(";")[0].strip().lower()
     return found if _MEDIA_TYPE.fullmatch(found) else ""
-
-

@@ -13,9 +13,8 @@ from typing import Any
 
 from gristmill.dataprep.files import as_path
 from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, read_chunks, split_compression
-from gristmill.dataprep.reading.locations import Found
 from gristmill.dataprep.reading.pythondocs import is_python_source
-from gristmill.dataprep.reading.sources import SourceError, SourceFile, find_at, find_files
+from gristmill.dataprep.reading.sources import Found, SourceError, SourceFile, find_at, find_files
 from gristmill.dataprep.reading.tables import table_rows
 
 SAMPLE_FILES = 3

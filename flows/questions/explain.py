@@ -16,7 +16,7 @@ from rich.text import Text
 from gristmill.dataprep.cleaning.clean import RULE_PREFIX, WORDS_LEFT
 from gristmill.dataprep.documents import annotation_stages, read_annotations, read_documents
 from gristmill.dataprep.edits import EDITS
-from gristmill.dataprep.examples.survivors import prepared_inputs
+from gristmill.dataprep.examples.kept_examples import prepared_inputs
 from gristmill.flows.questions.find_documents import (
     AmbiguousDocumentError,
     DocumentNotFoundError,

@@ -20,8 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill.dataprep.documents import annotation_stages, column_names, read_documents, read_table, shard_names
-from gristmill.dataprep.replay import NotReplayableError, Rule, Tally, Verdicts, judge_shard, nearest
-from gristmill.dataprep.replay_ranking import keep_top_rule
+from gristmill.dataprep.replay import NotReplayableError, Rule, Tally, Verdicts, judge_shard, keep_top_rule, nearest
 from gristmill.flows.questions.cut_samples import Found, merge_nearest, show, stored_rules
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.running.session import Session

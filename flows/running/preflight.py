@@ -37,7 +37,7 @@ def missing_files(manifest: Manifest, written: Written) -> list[Problem]:
 
 
 def _why_missing(manifest: Manifest, location: Location, path: str) -> str | None:
-    from gristmill.dataprep.judges.models import is_other_model
+    from gristmill.dataprep.judges.fasttext_models import is_other_model
     from gristmill.dataprep.reading.examples import ExamplesError, examples_listing
     from gristmill.dataprep.reading.sources import SourceError, check, outside_files
 
@@ -105,7 +105,7 @@ def wrong_keys(manifest: Manifest, written: Written) -> list[Problem]:
         if step.dedup is None:
             continue
         from gristmill.dataprep.duplicates.clusters import parse_keep
-        from gristmill.dataprep.duplicates.keep_columns import check_names
+        from gristmill.dataprep.duplicates.survivors import check_names
         from gristmill.dataprep.measured import measured_by
 
         before = [name for earlier in manifest.prepare[:number] for name in measured_by(earlier)]

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.dataprep.bench_clean import as_lines, clean_with_datatrove, clean_with_us
 from benchmarks.dataprep.bench_pii import found_by_us, score
 from benchmarks.dataprep.pii_samples import NEGATIVES, POSITIVES, sentences
-from gristmill.dataprep.cleaning.pii_anchors import KINDS
+from gristmill.dataprep.cleaning.pii import KINDS
 from gristmill.mixtures.clean import PiiKind
 
 SAMPLES = sentences(7, 30)

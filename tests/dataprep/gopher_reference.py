@@ -10,7 +10,7 @@ import re
 from statistics import median
 from typing import Any
 
-from gristmill.dataprep.unicode_sets import ALPHABETIC_BEYOND_LETTERS, DATATROVE_PUNCTUATION, ranges
+from gristmill.dataprep.text.unicode_tables import ALPHABETIC_BEYOND_LETTERS, DATATROVE_PUNCTUATION, ranges
 from tests.dataprep import word_cuts_reference
 from tests.dataprep.repetition_reference import repetition, segments, share
 

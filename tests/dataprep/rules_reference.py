@@ -11,7 +11,7 @@ import unicodedata
 from gristmill.dataprep.filtering.rules_curator import BOILERPLATE
 from gristmill.dataprep.filtering.sentences import ABBREVIATIONS, OPENERS
 from gristmill.dataprep.filtering.text_classes import CLOSERS, TERMINAL_RANGES
-from gristmill.dataprep.unicode_tables import UNSPACED_RANGES
+from gristmill.dataprep.text.unicode_tables import UNSPACED_RANGES
 
 TERMINAL_MARKS = frozenset(chr(code) for first, last in TERMINAL_RANGES for code in range(first, last + 1))
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.dataprep.duplicates.candidates import LARGEST_BUCKET, candidate_pairs, distinct_pairs
 from gristmill.dataprep.duplicates.clusters import (
     KeepKey,
     best_first,
@@ -22,6 +21,7 @@ from gristmill.dataprep.duplicates.clusters import (
     survivors_of_components,
 )
 from gristmill.dataprep.duplicates.components import forest
+from gristmill.dataprep.duplicates.links import LARGEST_BUCKET, candidate_pairs, distinct_pairs
 
 numbers = st.integers(0, 12)
 

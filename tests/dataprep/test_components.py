@@ -12,10 +12,17 @@ from hypothesis import strategies as st
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from gristmill.dataprep.duplicates.components import forest, large_star, small_star
-from gristmill.dataprep.duplicates.dedup_plan import Plan, tasks_of
-from gristmill.dataprep.duplicates.numbering import Numbering
-from gristmill.dataprep.duplicates.stars import count_star_partitions, find_components, labels_of, pairs_table
+from gristmill.dataprep.document_numbers import Numbering
+from gristmill.dataprep.duplicates.components import (
+    count_star_partitions,
+    find_components,
+    forest,
+    labels_of,
+    large_star,
+    pairs_table,
+    small_star,
+)
+from gristmill.dataprep.duplicates.dedup_index import Plan, tasks_of
 from gristmill.dataprep.shuffle import write_partitions
 from gristmill.mixtures.dedup import Dedup
 

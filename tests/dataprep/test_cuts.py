@@ -10,9 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.dataprep.judges import cuts
-from gristmill.dataprep.judges.cuts import Cut, Ranked, find_cuts, number_kept, rank_keys, score_of_key
-from gristmill.dataprep.judges.ranking import describe_cuts, kept_by_rank, rank_documents
+from gristmill.dataprep.judges import ranking as cuts
+from gristmill.dataprep.judges.ranking import (
+    Cut,
+    Ranked,
+    describe_cuts,
+    find_cuts,
+    kept_by_rank,
+    number_kept,
+    rank_documents,
+    rank_keys,
+    score_of_key,
+)
 
 SCORES = st.floats(allow_nan=False)
 WORDS = st.one_of(st.integers(0, 3), st.integers(0, 2**64 - 1), st.integers(2**64 - 3, 2**64 - 1))

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from gristmill.dataprep.counts import check_conservation
 from gristmill.dataprep.documents import document_id, read_documents, write_table
 from gristmill.dataprep.edits import apply_edits, cuts_array
-from gristmill.dataprep.groups import find_pairs
 from gristmill.dataprep.passages import dedup_lines
-from gristmill.dataprep.passages.lines import cut_units, find_units
-from gristmill.dataprep.unicode_tables import lower_case
+from gristmill.dataprep.passages.dedup_lines import cut_units, find_units
+from gristmill.dataprep.shuffle import find_pairs
+from gristmill.dataprep.text.unicode_tables import lower_case
 
 Document = tuple[str, str, str]
 ALL = {"min_words": 1}

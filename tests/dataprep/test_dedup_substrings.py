@@ -20,7 +20,8 @@ from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import check_conservation
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, read_documents, write_table
 from gristmill.dataprep.jobs.engine import finish_task
-from gristmill.dataprep.passages import copies, dedup_substrings
+from gristmill.dataprep.passages import dedup_substrings
+from gristmill.dataprep.passages import windows as copies
 from gristmill.dataprep.passages.windows import find_anchors, find_windows, near
 from gristmill.dataprep.shuffle import open_batches
 from gristmill.mixtures.dedup import DedupSubstrings
@@ -290,7 +291,7 @@ def test_texts_that_only_share_a_hash_are_never_cut(tmp_path: Path, monkeypatch:
         windows = real(texts, length)
         return windows._replace(hashes=windows.hashes % np.uint64(16))
 
-    monkeypatch.setattr("gristmill.dataprep.passages.repeated_windows.find_windows", colliding)
+    monkeypatch.setattr("gristmill.dataprep.passages.dedup_substrings.find_windows", colliding)
     inputs = run_in_this_process(tmp_path, [documents[:2], documents[2:]], {"certain_words": 50})
     left = texts_after(inputs)
     assert [left[str(row)] for row in range(1, 4)] == [prose(row) for row in range(1, 4)]

@@ -6,8 +6,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.cleaning.edit_composition import then
-from gristmill.dataprep.edits import Edit, apply_edits, edits_array
+from gristmill.dataprep.edits import Edit, apply_edits, edits_array, then
 
 
 def apply(text: str, edits: list[Edit]) -> str:

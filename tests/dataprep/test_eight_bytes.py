@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gristmill.dataprep.eight_bytes import (
+from gristmill.dataprep.text.eight_bytes import (
     controls_of,
     count_byte,
     digits_of,
@@ -19,7 +19,7 @@ from gristmill.dataprep.eight_bytes import (
     letters_of,
     number_of,
 )
-from gristmill.dataprep.unicode_tables import code_point_flags
+from gristmill.dataprep.text.unicode_tables import code_point_flags
 
 OF_BYTE: dict[str, tuple[Callable, Callable[[int], bool]]] = {
     "letters": (letters_of, lambda byte: byte < 128 and chr(byte).isalpha()),

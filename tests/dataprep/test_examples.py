@@ -7,11 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import gristmill.dataprep.reading.docquestions as docquestions
+import gristmill.dataprep.reading.pythondocs as docquestions
 from benchmarks.checkout import data_folder
-from gristmill.dataprep.reading.docquestions import MAX_ANSWER_CHARACTERS
 from gristmill.dataprep.reading.examples import ExamplesError, examples_listing, read_examples, read_set
-from gristmill.dataprep.reading.pythondocs import standard_library_files
+from gristmill.dataprep.reading.pythondocs import MAX_ANSWER_CHARACTERS, standard_library_files
 
 
 def user(content: str) -> dict[str, str]:

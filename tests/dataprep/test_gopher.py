@@ -19,7 +19,7 @@ from gristmill.dataprep.filtering.gopher import (
     repetition_statistics,
 )
 from gristmill.dataprep.filtering.stop_words import STOP_WORDS
-from gristmill.dataprep.unicode_tables import ALPHABETIC, CODE_POINTS, SPACE, WORD, code_point_flags, lower_case
+from gristmill.dataprep.text.unicode_tables import ALPHABETIC, CODE_POINTS, SPACE, WORD, code_point_flags, lower_case
 from tests.dataprep import gopher_reference
 
 PIECES = [

@@ -14,7 +14,7 @@ import pytest
 
 from gristmill.dataprep.filtering import gopher
 from gristmill.dataprep.filtering.rules import failures
-from gristmill.dataprep.unicode_tables import CONTENT, code_point_flags
+from gristmill.dataprep.text.unicode_tables import CONTENT, code_point_flags
 from gristmill.mixtures.filter import GopherQuality, GopherRepetition
 from tests.dataprep import word_cuts_reference
 

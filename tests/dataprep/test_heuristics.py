@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gristmill.dataprep.judges.heuristics import COUNTS, SHORT_LINE_CHARACTERS, TERMINAL_MARKS, _classes, _count
 from gristmill.dataprep.judges.heuristics import heuristic_scores as score
-from gristmill.dataprep.text_buffers import text_buffers
+from gristmill.dataprep.text.kernels import text_buffers
 
 PROSE = ("The committee met on a rainy morning to talk about the repairs of the old bridge. Nobody had expected that "
          "the river would rise so early in the year, and the first proposals were withdrawn within an hour.\n") * 8

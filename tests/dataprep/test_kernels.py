@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from gristmill.dataprep import kernels
-from gristmill.dataprep.text_buffers import text_buffers
+from gristmill.dataprep.text import kernels
+from gristmill.dataprep.text.kernels import text_buffers
 
 
 def test_machine_code_of_changed_kernels_is_not_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sources = Path(kernels.__file__).parents[1]
-    for name in ("dataprep/kernels.py", "dataprep/hashing.py", "tokenize/encoding/pretokens.py"):
+    for name in ("dataprep/text/kernels.py", "dataprep/text/hashing.py", "tokenize/encoding/pretokens.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(sources / name, tmp_path / name)
     monkeypatch.setattr(kernels, "__file__", str(tmp_path / "dataprep" / "kernels.py"))

@@ -19,20 +19,24 @@ from hypothesis import strategies as st
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import read_documents, read_table, shard_names
 from gristmill.dataprep.edits import apply_edits, edits_array
-from gristmill.dataprep.judges import langid, models
+from gristmill.dataprep.judges import fasttext_models as models
+from gristmill.dataprep.judges import langid
 from gristmill.dataprep.judges.classifier import ZEROED_MEMORY
+from gristmill.dataprep.judges.fasttext_models import MODEL_SHA256, ModelError, find_model, is_other_model, load_model
 from gristmill.dataprep.judges.langid import (
     LanguageError,
     check_labels,
     check_languages,
+    cut_lines,
+    describe_lines,
     identify,
     judge,
+    judge_lines,
     view,
     wanted_languages,
+    without_cuts,
 )
 from gristmill.dataprep.judges.language_codes import Language, parse_label
-from gristmill.dataprep.judges.language_lines import cut_lines, describe_lines, judge_lines, without_cuts
-from gristmill.dataprep.judges.models import MODEL_SHA256, ModelError, find_model, is_other_model, load_model
 from gristmill.mixtures.langid import LanguageId
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "langid"

@@ -14,11 +14,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gristmill.dataprep.cleaning import lines_c4, lines_dclm
-from gristmill.dataprep.cleaning.character_classes import CLASSED
+from gristmill.dataprep.cleaning.line_pieces import CLASSED
 from gristmill.dataprep.cleaning.lines_c4 import POLICY_PHRASES, c4_lines
 from gristmill.dataprep.cleaning.lines_dclm import COUNTED, dclm_lines
 from gristmill.dataprep.edits import apply_edits
-from gristmill.dataprep.unicode_tables import CODE_POINTS
+from gristmill.dataprep.text.unicode_tables import CODE_POINTS
 from gristmill.mixtures.clean import C4Lines, DclmLines
 
 Counted = dict[str, int]

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from gristmill.dataprep.cleaning.masking import find_pii, mask, placeholder
-from gristmill.dataprep.cleaning.pii_anchors import KINDS
-from gristmill.dataprep.cleaning.pii_numbers import CARD_PREFIXES, IBAN_LENGTHS
+from gristmill.dataprep.cleaning.pii import CARD_PREFIXES, IBAN_LENGTHS, KINDS
 from gristmill.dataprep.edits import apply_edits
 from gristmill.mixtures.clean import Clean, Mask, PiiKind
 

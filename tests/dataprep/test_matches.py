@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.dataprep.duplicates.matches import spread_to_copies
+from gristmill.dataprep.duplicates.dedup_index import spread_to_copies
 
 found = st.dictionaries(st.tuples(st.integers(0, 5), st.integers(100, 105)), st.sampled_from([0.75, 0.8, 0.9]))
 pairs = st.sets(st.tuples(st.integers(0, 5), st.integers(6, 12)))

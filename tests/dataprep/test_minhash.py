@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gristmill.dataprep.duplicates.minhash import band_keys, signatures
 from gristmill.dataprep.duplicates.shingles import ShingleSets, join_sets, shingle_sets, similarities
-from gristmill.dataprep.unicode_tables import UNSPACED_RANGES
+from gristmill.dataprep.text.unicode_tables import UNSPACED_RANGES
 
 MASK = 2**64 - 1
 ODD = 0x9E3779B97F4A7C15

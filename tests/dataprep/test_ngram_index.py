@@ -19,7 +19,7 @@ from gristmill.dataprep.passages.ngram_index import (
     read_index,
     write_index,
 )
-from gristmill.dataprep.unicode_tables import ALONE, INVISIBLE_RANGES, WORD, code_point_flags, lower_case
+from gristmill.dataprep.text.unicode_tables import ALONE, INVISIBLE_RANGES, WORD, code_point_flags, lower_case
 
 WORDS = st.sampled_from(["a", "A", "b", "ä", "Ä", "日", "本", "x_1", "İ", "a\u00ad", "\u200bx_\u20601", "\ufeff"])
 TEXTS = st.lists(WORDS, max_size=14).flatmap(

@@ -15,9 +15,9 @@ from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import read_table, shard_names
 from gristmill.dataprep.judges import classifier, quality, quality_models, scorers
 from gristmill.dataprep.judges.classifier import ClassifierError, as_line, epochs_of, score_texts, train
+from gristmill.dataprep.judges.fasttext_models import load_model
 from gristmill.dataprep.judges.labelled_examples import QualityError, choose_examples, draw, open_pool, split_draws
-from gristmill.dataprep.judges.models import load_model
-from gristmill.dataprep.judges.separation import area_under_curve
+from gristmill.dataprep.judges.quality import area_under_curve
 from gristmill.mixtures.quality import Classifier, Quality
 
 SECTION = {"positive": ["books"], "negative": ["ads"], "epochs": 5, "dimensions": 8, "buckets": 1000, "holdout": 0.25}

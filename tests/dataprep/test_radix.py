@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.radix import FEW, sort_distinct
+from gristmill.dataprep.text.hashing import FEW, sort_distinct
 
 hashes = st.integers(0, 2**32 - 1)
 

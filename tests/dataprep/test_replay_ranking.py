@@ -13,8 +13,7 @@ import pytest
 from gristmill.dataprep.documents import column_names, read_annotations, shard_names
 from gristmill.dataprep.filtering import filter as filter_stage
 from gristmill.dataprep.judges import quality
-from gristmill.dataprep.replay import Rule, judge_shard, nearest, rules_of
-from gristmill.dataprep.replay_ranking import keep_top_rule
+from gristmill.dataprep.replay import Rule, judge_shard, keep_top_rule, nearest, rules_of
 from gristmill.mixtures.filter import Filter
 from gristmill.mixtures.quality import Quality
 

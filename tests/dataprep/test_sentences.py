@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gristmill.dataprep.filtering.sentences import count_sentences
 from gristmill.dataprep.filtering.text_classes import BREAK, SPACE, TERMINAL, WORD, count_words, text_classes
-from gristmill.dataprep.unicode_tables import CODE_POINTS
+from gristmill.dataprep.text.unicode_tables import CODE_POINTS
 from tests.dataprep import rules_reference
 
 PIECES = [

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.cleaning.newlines import cap_newlines
+from gristmill.dataprep.cleaning.lines_dclm import cap_newlines
 from gristmill.dataprep.cleaning.unicode_repair import fix_unicode, ftfy_config, normalise
 from gristmill.dataprep.edits import apply_edits
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from gristmill.dataprep.reading import compression
 from gristmill.dataprep.reading.readers import read_records
 from gristmill.dataprep.reading.records import Dropped, Input, Page, Read, Reading, Record, Rejected, Skipped
-from gristmill.dataprep.reading.sniffing import sniff_type
 from gristmill.dataprep.reading.sources import find_files
-from gristmill.dataprep.reading.warc import read_warc
+from gristmill.dataprep.reading.warc import read_warc, sniff_type
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "web"
 _spec = importlib.util.spec_from_file_location("gristmill_test_warc", Path(__file__).with_name("warc_records.py"))

@@ -24,7 +24,7 @@ from gristmill.dataprep.filtering.word_cuts import (
     whitespace_words,
     word_punct_words,
 )
-from gristmill.dataprep.unicode_tables import code_point_flags
+from gristmill.dataprep.text.unicode_tables import code_point_flags
 from tests.dataprep import word_cuts_reference
 
 RULES = {

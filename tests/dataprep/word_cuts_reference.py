@@ -7,7 +7,7 @@ import string
 import unicodedata
 
 from gristmill.dataprep.filtering.punctuated_words import UNITS, WHOLE
-from gristmill.dataprep.unicode_tables import JOINERS, UNSPACED_RANGES
+from gristmill.dataprep.text.unicode_tables import JOINERS, UNSPACED_RANGES
 
 HYPHENS = "-–—~"
 APOSTROPHES = "'’"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gristmill.dataprep.examples.survivors import survivors
+from gristmill.dataprep.examples.kept_examples import survivors
 from gristmill.dataprep.replay import NotReplayableError
 from gristmill.flows.facts import gather_facts
 from gristmill.flows.planning.predict import _Watch

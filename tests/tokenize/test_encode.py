@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.dataprep.counts import QuarantineError
-from gristmill.dataprep.text_buffers import text_buffers
+from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.tokenize.encoding import encode
 from gristmill.tokenize.encoding.merges import byte_characters
 from gristmill.tokenize.encoding.token_report import count_text, token_text

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.examples.sets import REFUSED
+from gristmill.dataprep.examples.kept_examples import REFUSED
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.objectives.chat import Chat

@@ -12,7 +12,7 @@ import pytest
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import ConservationError
 from gristmill.dataprep.examples import prepare
-from gristmill.dataprep.examples.sets import REFUSED, check_records, set_names
+from gristmill.dataprep.examples.kept_examples import REFUSED, check_records, set_names
 from gristmill.dataprep.reading.examples import read_examples
 from gristmill.mixtures.posttraining import Sft
 from gristmill.mixtures.prepare import ExampleStep

@@ -34,7 +34,7 @@ from gristmill.dataprep.documents import (
 )
 from gristmill.dataprep.files import as_path, atomic_write, write_json
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
-from gristmill.dataprep.text_buffers import text_buffers
+from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.mixtures.section import Judging
 from gristmill.tokenize.encoding.fast_encode import FastEncoder
 from gristmill.tokenize.encoding.pretokens import NotKnownError

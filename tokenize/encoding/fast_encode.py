@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.hashing import load64
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.text_buffers import text_buffers
+from gristmill.dataprep.text.hashing import load64
+from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.tokenize.encoding.merges import Merges, byte_characters, merge_piece, read_merges
 from gristmill.tokenize.encoding.piece_cache import (
     IDS_INSIDE,

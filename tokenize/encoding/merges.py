@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gristmill.dataprep.hashing import fmix64
-from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.text.hashing import fmix64
+from gristmill.dataprep.text.kernels import kernel
 from gristmill.tokenize.encoding.pretokens import NotKnownError
 
 NO_MERGE = np.uint64(2**64 - 1)

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gristmill.dataprep.hashing import equal_bytes, fold_words, hash_bytes, load64
-from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.text.hashing import equal_bytes, fold_words, hash_bytes, load64
+from gristmill.dataprep.text.kernels import kernel
 
 MEMORY_BYTES = 32 << 20
 """Half of it for the table (half a million cells), a quarter for long pieces, a quarter for their ids."""

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gristmill.dataprep.hashing import load64
-from gristmill.dataprep.kernels import kernel
-from gristmill.dataprep.unicode_tables import decode
+from gristmill.dataprep.text.hashing import load64
+from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.unicode_tables import decode
 
 if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.text.kernels import kernel
 from gristmill.tokenize.encoding.merges import byte_characters
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.text.kernels import kernel
 
 MOST_DOCUMENTS = 2**31 - 1
 """Items and bins are counted in 32 bits: 16 bytes of working memory for each item."""

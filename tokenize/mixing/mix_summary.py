@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gristmill.dataprep.counts import check_conservation
-from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.text.kernels import kernel
 from gristmill.mixtures.mix import Mix
 from gristmill.tokenize.mixing.best_fit import count_bins
 from gristmill.tokenize.mixing.candidates import Candidates, count

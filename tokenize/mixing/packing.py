@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.text.kernels import kernel
 from gristmill.mixtures.mix import Mix
 from gristmill.tokenize.document_sampling import draw, ordered_by
 from gristmill.tokenize.mixing.best_fit import MOST_DOCUMENTS, best_fit_decreasing, by_bin

@@ -22,7 +22,7 @@ from numba import carray
 
 from gristmill.dataprep.files import as_path, atomic_write, is_local
 from gristmill.dataprep.jobs.engine import Done, Task
-from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.text.kernels import kernel
 from gristmill.tokenize.document_sampling import order_below, word_ids
 from gristmill.tokenize.mixing.best_fit import by_bin
 from gristmill.tokenize.mixing.candidates import Documents

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.examples.sets import check_records
-from gristmill.dataprep.examples.survivors import usable_sets
-from gristmill.dataprep.examples.views import view_text
-from gristmill.dataprep.passages.leakage import leaks_into
+from gristmill.dataprep.examples.kept_examples import check_records, usable_sets
+from gristmill.dataprep.examples.prepare import view_text
+from gristmill.dataprep.passages.contamination import leaks_into
 from gristmill.dataprep.reading.examples import Refused
-from gristmill.dataprep.reading.preference_audit import SAME, audit
+from gristmill.dataprep.reading.preferences import SAME, audit
 from gristmill.mixtures.decontaminate import Decontaminate
 from gristmill.mixtures.posttraining import PreferencePairs
 from gristmill.train.objectives.chat import Chat

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gristmill.dataprep.hashing import load64
-from gristmill.dataprep.kernels import kernel
+from gristmill.dataprep.text.hashing import load64
+from gristmill.dataprep.text.kernels import kernel
 
 HIGH_BITS = np.uint64(0x8080808080808080)
 _ONES = np.uint64(0x0101010101010101)

@@ -1,4 +1,4 @@
-"""Documents as numbers 0, 1, 2, ... for the time of one deduplication: those of this run first, then older ones.
+"""Documents as numbers 0, 1, 2, ... for the time of one job, and how much text they have.
 
 The numbers depend on how the documents are cut into shards and therefore never reach the output.
 """
@@ -71,3 +71,14 @@ def number_rows(new: Sequence[Path], old: Sequence[tuple[str, Path]] = ()) -> Nu
             sizes.append(file.metadata.num_rows)
     names = [*(path.name for path in new), *(name for name, _ in old)]
     return Numbering(names, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64), len(new))
+
+
+def text_bytes(ingest: Path) -> int:
+    """Bytes of the text of a committed ingest before compression (with Parquet's small overhead)."""
+    total = 0
+    for shard in shard_names(ingest):
+        with open_table(ingest / shard) as file:
+            column = file.schema_arrow.names.index("text")
+            for group in range(file.metadata.num_row_groups):
+                total += file.metadata.row_group(group).column(column).total_uncompressed_size
+    return total
