@@ -70,6 +70,11 @@ class Candidates:
         """The documents (int64 numbers) of a source that may be trained on."""
         return np.flatnonzero(self.trains & (self.repeats > 0) & (self.source == source))
 
+    def pass_tokens(self, source: int) -> int:
+        """Tokens of one pass over a source's training documents, ends of text and repeats counted."""
+        these = self.training(source)
+        return int(((self.documents.tokens[these] + 1) * self.repeats[these]).sum())
+
 
 def collect(
     inputs: Mapping[str, Path], sources: Mapping[str, Mapping[str, Any]], validation: float, seed: int

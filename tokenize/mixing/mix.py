@@ -23,7 +23,7 @@ from gristmill.tokenize.mixing.candidates import Candidates, collect, write_ledg
 from gristmill.tokenize.mixing.exclude import read_excluded, without_emptied
 from gristmill.tokenize.mixing.mix_summary import describe, describe_redistribution, redistributed, used_documents
 from gristmill.tokenize.mixing.packing import PackedSource, pack_training, pack_validation
-from gristmill.tokenize.mixing.quotas import Quotas
+from gristmill.tokenize.mixing.quotas import Quotas, plan_quotas
 from gristmill.tokenize.mixing.write_shards import (
     RowPlan,
     layout_of,
@@ -47,7 +47,7 @@ SHARD_BYTES = 64_000_000
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """RowPlan the mixture and write the packed set (see `packed_files.py` for its files).
+    """Plan the mixture and write the packed set (see `packed_files.py` for its files).
 
     Args:
         inputs: `ingest`, the annotating stages, `tokenizer`, `tokenize`.
@@ -65,13 +65,15 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     tokenizer = load(inputs["tokenizer"])
     candidates = collect(inputs, sources, section.validation, seed)
     held_out = pack_validation(candidates, list(sources), section)
-    quotas, train = pack_training(candidates, sources, section, seed)
+    pass_tokens = {name: candidates.pass_tokens(number) for number, name in enumerate(sources)}
+    quotas = plan_quotas(section, sources, pass_tokens)
+    train = pack_training(candidates, sources, section, quotas, seed)
     _warn(sources, section, quotas, held_out, context)
     plan = RowPlan(
         folder=str(context.work / "plan"), out=str(out), dtype=dtype_name(tokenizer.vocab_size),
         parts=tuple(str(inputs["tokenize"] / tokens_name(shard)) for shard in shard_names(inputs["ingest"])),
         sequence_length=section.sequence_length, eos=tokenizer.eos, pad=tokenizer.pad, seed=seed,
-        sources=tuple(sources), stages=tuple(zip(*(laid.rows_per_stage for laid in train.values()), strict=True)),
+        sources=tuple(sources), stages=tuple(zip(*(packed.rows_per_stage for packed in train.values()), strict=True)),
         excluded=() if section.exclude is None else read_excluded(section.exclude),
     )
     _save_plan(context.work / "plan", candidates, train, held_out)
@@ -94,7 +96,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         "sequence_length": section.sequence_length, "seed": seed, "sources": list(sources),
         "tokenizer": {"vocab_size": tokenizer.vocab_size, "eos": tokenizer.eos, "pad": tokenizer.pad,
                       "sha256": tokenizer.sha256},
-        "train": {"rows": summary["rows"], "rows_per_source": [laid.rows for laid in train.values()],
+        "train": {"rows": summary["rows"], "rows_per_source": [packed.rows for packed in train.values()],
                   "stages": [list(rows) for rows in plan.stages], "shards": shards},
         "shares": summary["stages"], **{key: summary[key] for key in kept},
     })
@@ -110,7 +112,7 @@ def _warn(
     moved = redistributed(list(sources), quotas, section.sequence_length)
     if moved:
         context.warn(describe_redistribution(moved))
-    empty = [name for name, laid in held_out.items() if not laid.rows]
+    empty = [name for name, packed in held_out.items() if not packed.rows]
     if empty and section.validation:
         context.warn(f"no validation rows for {', '.join(empty)}: the documents that were held out fill no row; raise "
                      "mix.validation to measure a loss on these sources")
@@ -121,14 +123,14 @@ def _save_plan(
 ) -> None:
     save(folder, "documents", candidates.documents)
     for number, name in enumerate(train):
-        for saved, laid in ((train_stream(number), train[name]), (validation_stream(number), held_out[name])):
-            save(folder, saved, laid.stream)
-            save(folder, layout_of(saved), laid.layout)
+        for saved, packed in ((train_stream(number), train[name]), (validation_stream(number), held_out[name])):
+            save(folder, saved, packed.stream)
+            save(folder, layout_of(saved), packed.layout)
 
 
 def _validation_tasks(held_out: Mapping[str, PackedSource]) -> list[Task]:
-    return [Task(f"validation-{number:05d}", {"file": validation_name(name), "source": number, "rows": laid.rows})
-            for number, (name, laid) in enumerate(held_out.items())]
+    return [Task(f"validation-{number:05d}", {"file": validation_name(name), "source": number, "rows": packed.rows})
+            for number, (name, packed) in enumerate(held_out.items())]
 
 
 def _train_tasks(plan: RowPlan, section: Mix) -> list[Task]:

@@ -43,22 +43,22 @@ def describe(
     """
     counts = count(candidates, used, list(sources), emptied)
     check_conservation(counts, "mix")
-    total, packing = sum(laid.tokens for laid in train.values()), packing_of(section)
-    costs = {name: compare(laid.stream, laid.end, packing, laid.layout) for name, laid in train.items()}
-    realised = {name: {**costs[name][packing.name], **_realised(laid, total)} for name, laid in train.items()}
+    total, packing = sum(packed.tokens for packed in train.values()), packing_of(section)
+    costs = {name: compare(packed.stream, packed.end, packing, packed.layout) for name, packed in train.items()}
+    realised = {name: {**costs[name][packing.name], **_realised(packed, total)} for name, packed in train.items()}
     return {
-        "counts": counts, "rows": sum(laid.rows for laid in train.values()), "tokens": total,
+        "counts": counts, "rows": sum(packed.rows for packed in train.values()), "tokens": total,
         "padding_tokens": sum(part["padding_tokens"] for part in realised.values()), "packing": packing.name,
         "packings": _packings(costs.values()),
         "requested": _requested(sources, quotas, section.sequence_length), "realised": realised,
         "stages": _stages(list(sources), quotas, train, section),
         "redistributed": redistributed(list(sources), quotas, section.sequence_length),
-        "prefixes": describe_prefixes(list(sources), list(zip(*(laid.rows_per_stage for laid in train.values()),
+        "prefixes": describe_prefixes(list(sources), list(zip(*(packed.rows_per_stage for packed in train.values()),
                                                               strict=True))),
-        "validation": {name: {**written, "documents": len(laid.stream.document),
+        "validation": {name: {**written, "documents": len(packed.stream.document),
                               "tokens": written["rows"] * section.sequence_length,
-                              "cut_tokens": laid.pass_tokens - laid.tokens}
-                       for (name, laid), written in zip(held_out.items(), validation, strict=True)},
+                              "cut_tokens": packed.pass_tokens - packed.tokens}
+                       for (name, packed), written in zip(held_out.items(), validation, strict=True)},
     }
 
 
@@ -67,8 +67,8 @@ def used_documents(
 ) -> np.ndarray:
     """Which documents are in a row: bool of shape (n,)."""
     used = np.zeros(len(candidates.source), dtype=bool)
-    for laid in (*train.values(), *held_out.values()):
-        used[laid.stream.document] = True
+    for packed in (*train.values(), *held_out.values()):
+        used[packed.stream.document] = True
     return used
 
 
@@ -101,8 +101,8 @@ def _stages(
     sources: Sequence[str], quotas: Quotas, train: Mapping[str, PackedSource], section: Mix
 ) -> list[dict[str, Any]]:
     ends = [stage.until for stage in section.stages] or [None]
-    tokens = list(zip(*(laid.tokens_per_stage() for laid in train.values()), strict=True))
-    rows = list(zip(*(laid.rows_per_stage for laid in train.values()), strict=True))
+    tokens = list(zip(*(packed.tokens_per_stage() for packed in train.values()), strict=True))
+    rows = list(zip(*(packed.rows_per_stage for packed in train.values()), strict=True))
     return [{"until": 1.0 if end is None else end, "rows": sum(rows[number]), "tokens": sum(tokens[number]),
              "rows_per_source": list(rows[number]),
              "requested": _shares(sources, quotas.asked[number]), "realised": _shares(sources, tokens[number])}
@@ -124,14 +124,14 @@ def _packings(costs: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dic
     return total
 
 
-def _realised(laid: PackedSource, total_tokens: int) -> dict[str, Any]:
+def _realised(packed: PackedSource, total_tokens: int) -> dict[str, Any]:
     """What a source gave, besides what its packing costs; `cut_tokens` are the rest of its last document."""
-    documents = laid.stream.document
+    documents = packed.stream.document
     return {
-        "share": laid.tokens / total_tokens, "available_tokens": laid.pass_tokens,
+        "share": packed.tokens / total_tokens, "available_tokens": packed.pass_tokens,
         "documents": int(np.count_nonzero(np.bincount(documents))), "copies": len(documents),
-        "epochs": round(laid.end / laid.pass_tokens, 4) if laid.pass_tokens else 0.0,
-        "cut_tokens": laid.stream.tokens - laid.end,
+        "epochs": round(packed.end / packed.pass_tokens, 4) if packed.pass_tokens else 0.0,
+        "cut_tokens": packed.stream.tokens - packed.end,
     }
 
 

@@ -24,13 +24,13 @@ from gristmill.mixtures.mix import Mix
 from gristmill.tokenize.document_sampling import draw, ordered_by
 from gristmill.tokenize.mixing.best_fit import MOST_DOCUMENTS, best_fit_decreasing, by_bin
 from gristmill.tokenize.mixing.candidates import VALIDATION_KEY, Candidates
-from gristmill.tokenize.mixing.quotas import MixError, MixRequest, Quotas, Supply, exact, plan_phases, plan_rows
+from gristmill.tokenize.mixing.quotas import MixError, Quotas, exact
 from gristmill.tokenize.order import order_key
 
 
 @dataclass(frozen=True)
 class PackedSource:
-    """A source's documents, laid out.
+    """A source's documents, packed into rows.
 
     Attributes:
         pass_tokens: tokens of one pass over its documents, ends of text and repeats counted.
@@ -70,42 +70,37 @@ def packing_of(section: Mix) -> Packing:
 
 
 def pack_training(
-    candidates: Candidates, sources: Mapping[str, Mapping[str, Any]], section: Mix, seed: int
-) -> tuple[Quotas, dict[str, PackedSource]]:
-    """RowPlan the quotas and lay out every source's training documents.
+    candidates: Candidates, sources: Mapping[str, Mapping[str, Any]], section: Mix, quotas: Quotas, seed: int
+) -> dict[str, PackedSource]:
+    """Fill every source's rows with its training documents.
 
     Args:
         candidates: all documents.
         sources: name -> its keys of the mixture, in order.
         section: the mixture.
+        quotas: rows of each source, stage by stage.
         seed: of the draws.
 
     Raises:
-        MixError: a share cannot be filled.
+        MixError: rows that begin with a document drop so much that a source's documents do not fill its quota.
     """
-    tokens = candidates.documents.tokens
-    chosen = {name: candidates.training(number) for number, name in enumerate(sources)}
-    passes = {name: int(((tokens[these] + 1) * candidates.repeats[these]).sum()) for name, these in chosen.items()}
-    own_weights = {name: source["weight"] for name, source in sources.items()}
-    quotas = plan_rows(MixRequest(
-        section.tokens, section.sequence_length, plan_phases(section, own_weights, passes),
-        {name: Supply(source["max_epochs"], passes[name], source["min_tokens"], source["max_tokens"])
-         for name, source in sources.items()},
-    ), section.short == "redistribute")  # fmt: skip
-    laid = {}
+    key = order_key(seed, "mix", "documents")
+    packed = {}
     for number, (name, source) in enumerate(sources.items()):
-        most = int(exact(source["max_epochs"]) * passes[name])
+        pass_tokens = candidates.pass_tokens(number)
+        most = int(exact(source["max_epochs"]) * pass_tokens)
         wanted = [rows[number] * section.sequence_length for rows in quotas.rows]
-        laid[name] = _take(candidates, chosen[name], name, seed, wanted, most, packing_of(section), passes[name])
-    return quotas, laid
+        chosen = candidates.training(number)
+        packed[name] = _pack(candidates, chosen, name, key, wanted, most, packing_of(section), pass_tokens)
+    return packed
 
 
-def _take(
-    candidates: Candidates, chosen: np.ndarray, name: str, seed: int, quotas: Sequence[int], most: int,
+def _pack(
+    candidates: Candidates, chosen: np.ndarray, name: str, key: int, quotas: Sequence[int], most: int,
     packing: Packing, pass_tokens: int,
 ) -> PackedSource:
     """Pack a source's documents until each stage has its quota of tokens in rows, reading `most` at the most."""
-    least, key = sum(quotas), order_key(seed, "mix", "documents")
+    least = sum(quotas)
     while True:
         stream = _stream(candidates, chosen, key, min(least, most), candidates.repeats)
         ends = _ends_of_stages(stream, quotas, packing)
@@ -138,8 +133,8 @@ def _describe_short(name: str, quota: int, most: int, packing: Packing) -> str:
 
 
 def pack_validation(candidates: Candidates, sources: Sequence[str], section: Mix) -> dict[str, PackedSource]:
-    """Lay out every source's held-out documents, each once; neither seed nor weights nor packing matter to them."""
-    laid = {}
+    """Fill rows with the held-out documents of every source, once each, whatever seed, weights and packing are."""
+    packed = {}
     for number, name in enumerate(sources):
         chosen = np.flatnonzero(candidates.held_out & (candidates.source == number))
         tokens = int(candidates.documents.tokens[chosen].sum()) + len(chosen)
@@ -147,8 +142,8 @@ def pack_validation(candidates: Candidates, sources: Sequence[str], section: Mix
         end = rows * section.sequence_length
         stream = _stream(candidates, chosen, VALIDATION_KEY, end)
         layout = lay_out(stream, 0, end, Packing(section.sequence_length))
-        laid[name] = PackedSource(tokens, stream, end, layout, (rows,))
-    return laid
+        packed[name] = PackedSource(tokens, stream, end, layout, (rows,))
+    return packed
 
 
 def _stream(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
 from math import ceil, floor, lcm
+from typing import Any
 
 from gristmill.mixtures.mix import Mix, Weights, temperature
 
@@ -192,12 +193,33 @@ class MixRequest:
         return [supply.least_rows(self.sequence_length) for supply in self.supplies.values()]
 
 
+def plan_quotas(
+    section: Mix, sources: Mapping[str, Mapping[str, Any]], pass_tokens: Mapping[str, int]
+) -> Quotas:
+    """Rows of each source in every phase, as a manifest asks for them.
+
+    Args:
+        section: the mixture.
+        sources: name -> its keys of the mixture, in order.
+        pass_tokens: source -> tokens of one pass over its training documents.
+
+    Raises:
+        MixError: a share cannot be filled.
+    """
+    own_weights = {name: source["weight"] for name, source in sources.items()}
+    supplies = {name: Supply(source["max_epochs"], pass_tokens[name], source["min_tokens"], source["max_tokens"])
+                for name, source in sources.items()}
+    phases = plan_phases(section, own_weights, pass_tokens)
+    request = MixRequest(section.tokens, section.sequence_length, phases, supplies)
+    return plan_rows(request, section.short == "redistribute")
+
+
 def plan_rows(request: MixRequest, redistribute: bool = False) -> Quotas:
     """Rows of each source in every phase.
 
     Args:
         request: the mixture.
-        redistribute: where a source's limit is met, let the others have the difference (see `water_filling`).
+        redistribute: where a source's limit is met, let the others have the difference (see `fill`).
 
     Raises:
         MixError: less than one row; a minimum that a source cannot fill; sources whose shares break their limits, all
