@@ -16,11 +16,11 @@ from gristmill.dataprep.text.kernels import text_buffers
 
 
 def test_machine_code_of_changed_kernels_is_not_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = Path(kernels.__file__).parents[1]
+    sources = Path(kernels.__file__).parents[2]
     for name in ("dataprep/text/kernels.py", "dataprep/text/hashing.py", "tokenize/encoding/pretokens.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(sources / name, tmp_path / name)
-    monkeypatch.setattr(kernels, "__file__", str(tmp_path / "dataprep" / "kernels.py"))
+    monkeypatch.setattr(kernels, "__file__", str(tmp_path / "dataprep" / "text" / "kernels.py"))
     before = kernels.cache_folder()
     (tmp_path / "dataprep" / "unrelated.py").write_text("x = 1\n")
     assert kernels.cache_folder() == before
