@@ -24,7 +24,7 @@ def test_machine_code_of_changed_kernels_is_not_used_again(tmp_path: Path, monke
     before = kernels.cache_folder()
     (tmp_path / "dataprep" / "unrelated.py").write_text("x = 1\n")
     assert kernels.cache_folder() == before
-    callee = tmp_path / "dataprep" / "hashing.py"
+    callee = tmp_path / "dataprep" / "text" / "hashing.py"
     callee.write_text(callee.read_text().replace("0x85EBCA6B", "0x85EBCA6D"))
     changed = kernels.cache_folder()
     assert changed != before
