@@ -136,7 +136,7 @@ def _trains(
     needed: Callable[[Manifest], list[str]],
 ) -> Stage:  # fmt: skip
     """A stage that torchrun starts, on every rank."""
-    return Stage(name, version, f"gristmill.train.{name}:run", configure, needed, "torchrun")
+    return Stage(name, version, f"gristmill.train.stages.{name}:run", configure, needed, "torchrun")
 
 
 STAGES: dict[str, Stage] = {
@@ -155,9 +155,9 @@ STAGES: dict[str, Stage] = {
         Stage("tokenize", 2, "gristmill.tokenize.encoding.encode:run", tokens.tokenize, needs.documents("tokenizer")),
         Stage("mix", 8, "gristmill.tokenize.mixing.mix:run", tokens.mix, needs.documents("tokenizer", "tokenize")),
         Stage("sft_prepare", 2, "gristmill.dataprep.examples.prepare:run", training.examples("sft"), needs.only()),
-        Stage("sft_data", 3, "gristmill.train.sft_data:run", training.sft_data, needs.before_sft_data),
+        Stage("sft_data", 3, "gristmill.train.stages.sft_data:run", training.sft_data, needs.before_sft_data),
         Stage("dpo_prepare", 2, "gristmill.dataprep.examples.prepare:run", training.examples("dpo"), needs.only()),
-        Stage("dpo_data", 4, "gristmill.train.dpo_data:run", training.dpo_data,
+        Stage("dpo_data", 4, "gristmill.train.stages.dpo_data:run", training.dpo_data,
               needs.only("dpo_prepare", "tokenizer", "mix")),
         _trains("pretrain", 2, training.whole("pretrain"), needs.only("tokenizer", "mix")),
         _trains("teacher", 1, training.teacher, needs.before_teacher),
@@ -166,9 +166,9 @@ STAGES: dict[str, Stage] = {
         _trains("reference", 2, training.reference, needs.before_reference),
         _trains("dpo", 6, training.whole("dpo"), needs.before_dpo),
         _trains("rl", 3, training.rl, needs.before_rl),
-        Stage("evaluate", 3, "gristmill.train.evaluate:run", results.evaluate,
+        Stage("evaluate", 3, "gristmill.train.stages.evaluate:run", results.evaluate,
               needs.only("tokenizer", "mix", "pretrain", "sft", "dpo", "rl")),
-        Stage("export", 1, "gristmill.train.export:run", results.export, needs.final_model),
+        Stage("export", 1, "gristmill.train.stages.export:run", results.export, needs.final_model),
     )
 }
 AFTER_PREPARE = ("tokenizer", "tokenize", "mix", "sft_prepare", "sft_data", "dpo_prepare", "dpo_data", "pretrain",

@@ -322,7 +322,7 @@ class Dpo(DpoData, Prepared, Training):
     SLiC's; `ipo`: over means of tokens, `ipo_sum`: over sums; `sigmoid_norm`: DPO over means of tokens; `simpo`,
     `orpo`: without a reference; `kto`: of single answers that are desirable or not (Ethayarajh et al. 2024), into which
     pairs are split: a batch is then of answers. The definitions are in train/objectives/preference_losses.py and
-    kto_loss.py."""
+    kto.py."""
     beta: PositiveFloat = 0.1
     """Strength of the tie to the reference model."""
     label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.0

@@ -129,7 +129,7 @@ def run_stage(
     context.work.mkdir(parents=True, exist_ok=True)
     warn_of_idle_gpus(context)
     fetched = {name: as_path(path) for name, path in description.get("fetched", {}).items()}
-    run = importlib.import_module(f"gristmill.train.{stage}").run
+    run = importlib.import_module(f"gristmill.train.stages.{stage}").run
     inputs = {**read_inputs(description), **fetched}
     summary: dict[str, Any] = run(inputs, description["config"], folder / "data", context)
     return summary

@@ -21,8 +21,8 @@ from benchmarks.train.bench_posttrain import PAD, TURNS, VOCAB, peer, write_star
 from gristmill.train.generation.scheduler import Request
 from gristmill.train.models.weights import stored
 from gristmill.train.parallel.sharding import sharded_model
-from gristmill.train.parallel.single import single_process
-from gristmill.train.reinforcement.sampler import Sampler, sampling_of
+from gristmill.train.parallel.world import single_process
+from gristmill.train.reinforcement.actor import Sampler, sampling_of
 
 PROMPTS, GROUP, NEW_TOKENS = 8, 8, 96
 SHORTEST, LONGEST = 8, 64

@@ -23,15 +23,15 @@ from gristmill.mixtures.model import Model
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.host_memory import keep_freed_memory
-from gristmill.train.loop.batches import reading_threads
 from gristmill.train.loop.loop import Job, train
+from gristmill.train.loop.read_ahead import reading_threads
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.losses import next_tokens, weighted_nll
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
-from gristmill.train.parallel.single import single_process
+from gristmill.train.parallel.world import single_process
 
 LEARNING_RATE = 1e-3
 

@@ -21,17 +21,16 @@ from gristmill.mixtures.model import Model
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.host_memory import keep_freed_memory
-from gristmill.train.loop.batches import reading_threads
-from gristmill.train.loop.log import peak_memory_bytes
 from gristmill.train.loop.loop import Job, train
-from gristmill.train.loop.throughput import peak_flops
+from gristmill.train.loop.read_ahead import reading_threads
+from gristmill.train.loop.throughput import peak_flops, peak_memory_bytes
 from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
-from gristmill.train.parallel.single import single_process
-from gristmill.train.planning.compute import flops_per_token
-from gristmill.train.planning.measured import matmul_rate
+from gristmill.train.parallel.world import single_process
+from gristmill.train.planning.flops import flops_per_token
+from gristmill.train.planning.measured_step import matmul_rate
 
 LEARNING_RATE = 1e-4
 

@@ -47,7 +47,7 @@ SHARES = tuple(round(step / 20, 2) for step in range(21))
 PERPLEXITIES = tuple(float(round(10 ** (step / 4), 1)) for step in range(21))
 """Four bins a decade, from 1 to 100,000."""
 BITS = tuple(round(step / 4, 2) for step in range(33))
-LANGUAGE_MODEL = "gristmill.train.evaluation.perplexity:load_scorer"
+LANGUAGE_MODEL = "gristmill.train.evaluation.document_scorer:load_scorer"
 """Where the scorer of a language model is. It is named, not imported: what prepares text runs without torch, and
 imports nothing from above itself, unless a manifest asks for this very score."""
 SCORES: Mapping[str, Score] = {

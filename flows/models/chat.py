@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from gristmill.train.generation.language_model import LanguageModel
+from gristmill.train.data.chat import ChatError, Message
+from gristmill.train.generation.language_model import LanguageModel, TextStream
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Request, Scheduler
-from gristmill.train.generation.text import TextStream
-from gristmill.train.objectives.chat import ChatError, Message
 
 HELP = "/clear begins anew, /exit (or end of file) ends; an interrupt stops an answer."
 

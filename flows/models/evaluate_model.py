@@ -69,8 +69,8 @@ def evaluate_folder(model: str, tokenizer: str | None, tasks: tuple[Task, ...], 
 
     from gristmill.dataprep.passages.evaluation_sets import EvaluationSetError
     from gristmill.dataprep.reading.sources import SourceError
+    from gristmill.train.evaluation.answering import answer_tasks, open_reader
     from gristmill.train.evaluation.metrics import MissingLibraryError
-    from gristmill.train.evaluation.readers import answer_tasks, open_reader
     from gristmill.train.evaluation.tasks import TaskError, read_task
     from gristmill.train.models.weights import load_model
     from gristmill.train.parallel.world import make_deterministic

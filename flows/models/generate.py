@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.mixtures.yaml_text import why_unreadable
-from gristmill.train.generation.language_model import LanguageModel
+from gristmill.train.data.chat import ChatError
+from gristmill.train.generation.language_model import LanguageModel, TextStream
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import PromptTooLongError, Request, Scheduler
-from gristmill.train.generation.text import TextStream
-from gristmill.train.objectives.chat import ChatError
 
 
 class PromptsError(ValueError):

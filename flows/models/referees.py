@@ -26,14 +26,13 @@ from torch import Tensor
 from gristmill.flows.models.find_model import ModelFolders
 from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.evaluation import Export, Task
-from gristmill.train.evaluation.answering import Reader, answer_task
-from gristmill.train.evaluation.readers import open_reader
+from gristmill.train.evaluation.answering import Reader, answer_task, open_reader
 from gristmill.train.evaluation.tasks import read_task
-from gristmill.train.export import write_folder
-from gristmill.train.generation.sample import generate
+from gristmill.train.generation.scheduler import generate
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.losses import IGNORED, score_tokens, sequence_logps
 from gristmill.train.objectives.preference_losses import LossSettings, PairLogps, preference_loss
+from gristmill.train.stages.export import write_folder
 
 NEW_TOKENS, BETA = 16, 0.1
 CHOICES: list[dict[str, Any]] = [  # as many in every item, which their Brier score wants

@@ -44,12 +44,11 @@ from gristmill.flows.models.protocol import (
     json_bytes,
     usage,
 )
+from gristmill.train.data.chat import ChatError
 from gristmill.train.generation import scheduler as generation
-from gristmill.train.generation.engine import Engine, EngineStoppedError
-from gristmill.train.generation.language_model import LanguageModel
+from gristmill.train.generation.language_model import LanguageModel, TextStream
 from gristmill.train.generation.sampling import Sampling
-from gristmill.train.generation.text import TextStream
-from gristmill.train.objectives.chat import ChatError
+from gristmill.train.generation.scheduler_thread import Engine, EngineStoppedError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DEFAULT_LIMITS = Limits()

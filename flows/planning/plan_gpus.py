@@ -18,16 +18,17 @@ from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.training import Pretrain
 from gristmill.train.models.shape import Shape, shape_of
-from gristmill.train.planning.compute import (
-    CHINCHILLA,
-    REPLICATION,
-    chinchilla_optimum,
-    flops_per_token,
-    kaplan_optimum,
+from gristmill.train.planning.devices import (
+    GIGA,
+    TERA,
+    Device,
+    PricesError,
+    UnknownDeviceError,
+    named_device,
+    read_prices,
 )
-from gristmill.train.planning.devices import GIGA, TERA, Device, UnknownDeviceError, named_device
-from gristmill.train.planning.forms import HOST_LINK, Candidate, Step, rank_forms
-from gristmill.train.planning.prices import PricesError, read_prices
+from gristmill.train.planning.flops import CHINCHILLA, REPLICATION, chinchilla_optimum, flops_per_token, kaplan_optimum
+from gristmill.train.planning.parallel_forms import HOST_LINK, Candidate, Step, rank_forms
 
 SECONDS_PER_HOUR = 3600
 MOST_FORMS = 8
@@ -106,7 +107,7 @@ def plan_gpus(
 
 def measured_checks(session: Session, steps: int, utilisation: float) -> list[Any]:
     """Train the manifest's model for some steps here, on rows of random tokens, and compare (`measured.Check`)."""
-    from gristmill.train.planning.measured import check
+    from gristmill.train.planning.measured_step import check
 
     section, shape, length = _training(session)
     rows = min(section.global_batch_size, section.micro_batch_size, MOST_MEASURED_ROWS)

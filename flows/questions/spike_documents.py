@@ -17,7 +17,7 @@ from gristmill.tokenize.packed import PackedSet
 
 
 def autopsies(folder: StageFolder) -> list[dict[str, Any]]:
-    """The autopsies of a training, in the order of the steps; see gristmill.train.loop.autopsy."""
+    """The autopsies of a training, in the order of the steps; see gristmill.train.loop.spike_report."""
     found = [read_json(path) for path in sorted((folder.data / "autopsies").glob("step-*.json"))]
     return sorted(found, key=lambda one: int(one["step"]))
 

@@ -23,7 +23,7 @@ from gristmill.flows.questions.training_reads import (
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.store.store import read_runs
 from gristmill.tokenize.origins import describe_documents
-from gristmill.train.loop.stream import extend_digest
+from gristmill.train.loop.row_plan import extend_digest
 
 
 def trace_step(session: Session, step: int, stage: str = "pretrain", rank: int | None = None) -> dict[str, Any]:

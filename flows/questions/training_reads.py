@@ -23,9 +23,9 @@ from gristmill.mixtures.training import Pretrain, Training
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.rollback import plan_after, read_rollbacks
-from gristmill.train.loop.stream import Plan, plan_of
-from gristmill.train.reinforcement.kept import read_batch
-from gristmill.train.reinforcement.order import PromptPlan, prompt_plan_of
+from gristmill.train.loop.row_plan import RowPlan, plan_of
+from gristmill.train.reinforcement.prompts import PromptPlan, prompt_plan_of
+from gristmill.train.reinforcement.rollouts import read_batch
 
 SECTIONS: dict[str, type[Training]] = {"pretrain": Pretrain, "sft": Tuning, "reward": Reward, "dpo": Dpo,
                                       "rl": Rl}
@@ -58,7 +58,7 @@ class Reading:
     stage: str
     folder: StageFolder
     section: Training
-    plan: Plan | PromptPlan
+    plan: RowPlan | PromptPlan
     order: Order
     packed: PackedSet | None = None
     examples: tuple[tuple[str, ...], ...] = ()
@@ -162,7 +162,7 @@ def reading_of_folder(folder: StageFolder) -> Reading:
     return _pre_training(folder, Pretrain.model_validate(told["config"]), read_inputs(told)["mix"])
 
 
-def settled_plan(folder: StageFolder, plan: Plan) -> Plan:
+def settled_plan(folder: StageFolder, plan: RowPlan) -> RowPlan:
     """A training's plan with what its rollbacks so far left out."""
     for place in (folder.data, folder.work):
         if rollbacks := read_rollbacks(place):
@@ -185,7 +185,7 @@ def answers_of_step(reading: Reading, step: int, share: int = 0, shares: int = 1
         share, shares: only those of this process, of so many that share the step's answers.
 
     Returns:
-        what `train/reinforcement/kept.py` keeps of each.
+        what `train/reinforcement/rollouts.py` keeps of each.
     """
     section = reading.section
     assert isinstance(section, Rl)

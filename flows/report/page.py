@@ -22,7 +22,7 @@ from gristmill.flows.report.summary import evaluated_models, loss_rows, packing_
 from gristmill.flows.report.tokens import tokenizer_section
 from gristmill.flows.running.session import Session
 from gristmill.flows.store.runs import RunRecord
-from gristmill.train.loop.autopsy import describe_origin
+from gristmill.train.loop.spike_report import describe_origin
 
 MOST_SUSPECTS = 5
 EXCERPT = 300

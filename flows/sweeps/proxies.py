@@ -17,7 +17,7 @@ from gristmill.flows.sweeps.grid import SweepError, Weights, mixtures_of, normal
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed_files import MANIFEST
-from gristmill.train.loop.stream import plan_of
+from gristmill.train.loop.row_plan import plan_of
 
 SHARED_UNTIL = "tokenize"
 """The last stage that is the same for all mixtures."""

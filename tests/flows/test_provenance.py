@@ -25,9 +25,9 @@ from gristmill.tokenize.origins import describe_documents
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import LEDGER, LEDGER_SCHEMA
 from gristmill.tokenize.packed_writing import write_packed_set
-from gristmill.train.loop.stream import Plan, extend_digest, plan_of
-from gristmill.train.reinforcement.kept import gather_batches, keep_batch
-from gristmill.train.reinforcement.order import prompt_plan_of
+from gristmill.train.loop.row_plan import RowPlan, extend_digest, plan_of
+from gristmill.train.reinforcement.prompts import prompt_plan_of
+from gristmill.train.reinforcement.rollouts import gather_batches, keep_batch
 
 TOKENIZER = {"vocab_size": 1000, "eos": 0, "pad": 1, "sha256": "0" * 64}
 ROWS = np.arange(40 * 8).reshape(40, 8)
@@ -161,9 +161,9 @@ def test_recorded_digests_narrow_the_search_and_a_record_that_is_not_its_orders_
     record(one, range(2, 7, 2), tmp_path / "a" / "work")
     record(other, range(2, 7, 2), tmp_path / "b" / "work")
     looked_at: list[int] = []
-    original = Plan.rows
+    original = RowPlan.rows
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Plan, "rows", lambda self, order, step: looked_at.append(step + 1) or original(
+        patch.setattr(RowPlan, "rows", lambda self, order, step: looked_at.append(step + 1) or original(
             self, order, step))
         patch.setattr("gristmill.flows.questions.trace._is_attested", lambda reading, record: True)
         found = compare_readings(one, other)

@@ -22,7 +22,7 @@ from gristmill.flows.report.page import by_source, costs, samples, spikes
 from gristmill.flows.report.pictures import _place, curves, cut_histogram, histogram, stacked_bars, steps
 from gristmill.flows.report.summary import print_funnel, print_tokens, some_samples
 from gristmill.flows.report.tokens import MOST_LANGUAGES, tokenizer_section
-from gristmill.train.loop.autopsy import describe_origin
+from gristmill.train.loop.spike_report import describe_origin
 
 SOURCES = {"a": {"bytes_read": 100, "bytes_kept": 80}, "b": {"bytes_read": 50, "bytes_kept": 10}}
 FACTS = {

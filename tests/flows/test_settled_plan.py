@@ -7,12 +7,12 @@ import numpy as np
 
 from gristmill.dataprep.files import write_json
 from gristmill.flows.questions.training_reads import settled_plan
-from gristmill.train.loop.stream import Plan
+from gristmill.train.loop.row_plan import RowPlan
 
 
 def test_what_a_training_read_follows_its_rollbacks_while_it_runs_and_when_it_is_committed(tmp_path: Path) -> None:
     """It went back from step 6 to step 4: positions 8 to 11 belong to no step any more."""
-    folder, plan = SimpleNamespace(data=tmp_path / "data", work=tmp_path / "work"), Plan(((0, 0, 2),))
+    folder, plan = SimpleNamespace(data=tmp_path / "data", work=tmp_path / "work"), RowPlan(((0, 0, 2),))
     assert settled_plan(folder, plan) == plan  # type: ignore[arg-type]
     for place in (folder.work, folder.data):
         place.mkdir()

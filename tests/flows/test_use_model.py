@@ -31,15 +31,15 @@ from gristmill.flows.models.referees import REFEREES
 from gristmill.mixtures.model import Model
 from gristmill.tokenize.encoding.sample import TokenizerSample
 from gristmill.tokenize.encoding.tokenizer import train, write_tokenizer
-from gristmill.train.export import exported_tensors
-from gristmill.train.generation.engine import Engine, EngineStoppedError
 from gristmill.train.generation.language_model import open_language_model
 from gristmill.train.generation.scheduler import Progress, Request, Scheduler
+from gristmill.train.generation.scheduler_thread import Engine, EngineStoppedError
 from gristmill.train.models.families import hf_config
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import shape_of
 from gristmill.train.models.tensor_files import write_tensors
 from gristmill.train.models.weights import drawn, save_model
+from gristmill.train.stages.export import exported_tensors
 
 DEADLINE_SECONDS = 120.0
 SAID = [{"role": "user", "content": "red blue"}]
@@ -237,7 +237,7 @@ def test_a_chat_completion_is_what_the_model_says_with_its_counts(server: str, s
     model = find_model(str(stage), None)
     language = open_language_model(model.weights, model.tokenizer)
     prompt = language.chat_prompt(SAID)
-    from gristmill.train.generation.sample import generate
+    from gristmill.train.generation.scheduler import generate
 
     ids = generate(language.model, [prompt], 10, language.stops)[0]
     choice = found["choices"][0]

@@ -14,14 +14,13 @@ import torch
 from gristmill.dataprep.files import write_json
 from gristmill.mixtures.evaluation import Task
 from gristmill.mixtures.model import Model
-from gristmill.train.evaluation.answering import answer_task
-from gristmill.train.evaluation.readers import open_reader
+from gristmill.train.evaluation.answering import answer_task, open_reader
 from gristmill.train.evaluation.tasks import read_task
-from gristmill.train.export import exported_tensors
 from gristmill.train.models.families import hf_config
 from gristmill.train.models.shape import shape_of
 from gristmill.train.models.tensor_files import write_tensors
 from gristmill.train.models.weights import drawn, load_model, save_model
+from gristmill.train.stages.export import exported_tensors
 
 # Looked for, not imported: it takes seconds, and only the process that runs these tests needs it.
 pytestmark = pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm_eval is not installed")

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from gristmill.mixtures.reinforcement import Rl
 from gristmill.train.models.weights import load_model
-from gristmill.train.reinforcement.advantages import group_advantages
 from gristmill.train.reinforcement.policy import opinion_of
+from gristmill.train.reinforcement.policy_gradient import group_advantages, kl_loss, surrogate_loss, token_weights
 from gristmill.train.reinforcement.rollouts import Part
-from gristmill.train.reinforcement.surrogate import kl_loss, surrogate_loss, token_weights
 
 # Looked for, not imported: it takes seconds, and only the process that runs these tests needs it.
 pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed")

@@ -10,7 +10,13 @@ import pytest
 import torch
 
 from gristmill.mixtures.model import Model
-from gristmill.train.models.reward import RewardModel, load_reward_model, save_reward_model, scores, with_new_score
+from gristmill.train.models.reward_model import (
+    RewardModel,
+    load_reward_model,
+    save_reward_model,
+    scores,
+    with_new_score,
+)
 from gristmill.train.models.shape import shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.reward_pairs import reward_loss

@@ -20,13 +20,13 @@ from gristmill.mixtures.model import Model
 from gristmill.mixtures.posttraining import DpoData, Reference, SftData
 from gristmill.mixtures.section import Section
 from gristmill.tokenize.packed import PackedSet
+from gristmill.train.data.chat import Chat
+from gristmill.train.data.pairs import Pair
+from gristmill.train.data.preference_rows import PairRows, write_pair_rows
 from gristmill.train.loop.rows_read import READS
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import drawn
-from gristmill.train.objectives.chat import Chat
-from gristmill.train.objectives.pair_rows import PairRows, write_pair_rows
-from gristmill.train.objectives.pairs import Pair
 
 SOURCES = ("prose", "code")
 SEQUENCE_LENGTH = 32
@@ -160,7 +160,7 @@ def run_stage(one_process: None) -> RunStage:
         (folder / "work").mkdir(parents=True, exist_ok=True)
         context = Context(folder / "work", stage, checkpoint_every=checkpoint_every, compute=compute or Compute(),
                           stream=stream or Stream(), **{"emit": lambda event: None, **told})
-        summary: dict[str, Any] = importlib.import_module(f"gristmill.train.{stage}").run(
+        summary: dict[str, Any] = importlib.import_module(f"gristmill.train.stages.{stage}").run(
             inputs, config, folder / "data", context)
         json.dumps(summary, allow_nan=False)
         return {**made, **summary}

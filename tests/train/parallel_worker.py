@@ -21,8 +21,8 @@ import torch.distributed as dist
 from benchmarks.train.forked_ranks import fork_ranks, load_all
 from gristmill.dataprep.context import Context
 from gristmill.mixtures.engine import Compute, Parallel
-from gristmill.train import pretrain
 from gristmill.train.parallel.world import World, make_world, process_group
+from gristmill.train.stages import pretrain
 
 
 def train_all(jobs: list[dict[str, Any]]) -> None:

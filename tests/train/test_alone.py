@@ -17,7 +17,7 @@ from gristmill.train.objectives.losses import next_tokens, weighted_nll
 from gristmill.train.optim.sharded import local
 from gristmill.train.parallel.alone import NothingToReduce
 from gristmill.train.parallel.sharding import assert_sharded, evaluating, sharded_model
-from gristmill.train.parallel.single import single_process
+from gristmill.train.parallel.world import single_process
 
 SHAPE = shape_of(Model(layers=2, width=32, heads=4), 100, 16)
 

@@ -5,8 +5,8 @@ import math
 from pathlib import Path
 
 from gristmill.dataprep.context import Context
-from gristmill.train.loop.autopsy import examine, forget_after, write_autopsy
-from gristmill.train.loop.examination import with_known
+from gristmill.train.loop.bad_steps import with_known
+from gristmill.train.loop.spike_report import examine, forget_after, write_autopsy
 
 STEP = {"step": 120, "loss": 9.5, "grad_norm": 3.0, "mean": 2.0, "deviation": 0.5}
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from gristmill.mixtures.posttraining import Dpo
+from gristmill.train.data.conversations import Conversation
+from gristmill.train.data.pairs import Pair
+from gristmill.train.data.preference_rows import PairRows
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape
-from gristmill.train.objectives.chosen_decline import DeclineAlarm, decline_of
-from gristmill.train.objectives.conversations import Conversation
 from gristmill.train.objectives.losses import sequence_logps
-from gristmill.train.objectives.pair_rows import PairRows
-from gristmill.train.objectives.pairs import Pair
+from gristmill.train.objectives.margins import DeclineAlarm, decline_of
 from gristmill.train.objectives.preferences import Preferences
 
 

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from gristmill.dataprep.files import read_json, sha256_file, write_json
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop import loop
-from gristmill.train.loop.continuing import ContinueError
-from gristmill.train.loop.stream import extend_digest
+from gristmill.train.loop.resuming import ContinueError
+from gristmill.train.loop.row_plan import extend_digest
 
 SEED, BATCH, STEPS = 11, 6, 12
 

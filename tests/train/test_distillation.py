@@ -22,18 +22,17 @@ from gristmill.mixtures.model import Model
 from gristmill.mixtures.posttraining import Distill, Divergence
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.packed import PackedSet
+from gristmill.train.data.chat import Chat
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import load_model, read_shape, save_model
 from gristmill.train.objectives import losses
 from gristmill.train.objectives.assistant_turns import AssistantTurns
-from gristmill.train.objectives.chat import Chat
-from gristmill.train.objectives.distillation import Taught, distilled_nll, divergence, kept_of
+from gristmill.train.objectives.distillation import Taught, TeacherRows, distilled_nll, divergence, kept_of
 from gristmill.train.objectives.losses import IGNORED
-from gristmill.train.objectives.reference import StaleReferenceError
-from gristmill.train.objectives.teacher_rows import TeacherRows
-from gristmill.train.sft import taught_turns
-from gristmill.train.teacher import TeacherError
+from gristmill.train.objectives.reference_logps import StaleReferenceError
+from gristmill.train.stages.sft import taught_turns
+from gristmill.train.stages.teacher import TeacherError
 
 WORDS = ("json", "text", "file", "name", "list", "code", "line", "type")
 KINDS: tuple[Divergence, ...] = ("forward", "reverse", "jsd")
@@ -151,7 +150,7 @@ TRAINING = {"steps": 25, "global_batch_size": 2, "micro_batch_size": 1, "log_eve
 def stage_alone(stage: str, inputs: dict[str, Path], config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Run a stage on rows that are made already, which `run_stage` would make anew for `sft`."""
     (folder / "work").mkdir(parents=True)
-    summary: dict[str, Any] = importlib.import_module(f"gristmill.train.{stage}").run(
+    summary: dict[str, Any] = importlib.import_module(f"gristmill.train.stages.{stage}").run(
         inputs, config, folder / "data", Context(folder / "work", stage, emit=lambda event: None))
     json.dumps(summary, allow_nan=False)
     return summary

@@ -17,13 +17,11 @@ from gristmill.dataprep.context import Context
 from gristmill.dataprep.examples.kept_examples import REFUSED
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.objectives.chat import Chat
-from gristmill.train.objectives.conversations import Conversation, NothingToTrainError
-from gristmill.train.objectives.held_out_pairs import write_holdout
+from gristmill.train.data.chat import Chat
+from gristmill.train.data.conversations import Conversation, NothingToTrainError
+from gristmill.train.data.pairs import Pair, write_holdout
+from gristmill.train.data.preference_rows import PairRows, describe_draws, draw_pairs, merged
 from gristmill.train.objectives.losses import IGNORED
-from gristmill.train.objectives.pair_draws import describe_draws, draw_pairs, merged
-from gristmill.train.objectives.pair_rows import PairRows
-from gristmill.train.objectives.pairs import Pair
 
 
 def pair(question: str, chosen: str, rejected: str) -> dict[str, str]:
@@ -97,7 +95,7 @@ def test_every_record_is_used_dropped_or_refused_and_what_the_audit_finds_is_cou
     path = write(tmp_path / "set.jsonl", rows)
     events: list[dict[str, Any]] = []
     (tmp_path / "work").mkdir()
-    summary = importlib.import_module("gristmill.train.dpo_data").run(
+    summary = importlib.import_module("gristmill.train.stages.dpo_data").run(
         inputs, {"data": [{"path": path, "max_refused": 0.3}]}, tmp_path / "data",
         Context(tmp_path / "work", "dpo_data", emit=events.append))
     (found,) = summary["sets"]
@@ -124,7 +122,7 @@ def test_evaluation_items_in_pairs_are_counted_and_warned_of_and_trained_on_all_
                                           pair("r", "a", "b")])
     events: list[dict[str, Any]] = []
     (tmp_path / "work").mkdir()
-    summary = importlib.import_module("gristmill.train.dpo_data").run(
+    summary = importlib.import_module("gristmill.train.stages.dpo_data").run(
         inputs, {"data": [{"path": path}], "leaks": {"against": quiz}, "sequence_length": 200}, tmp_path / "data",
         Context(tmp_path / "work", "dpo_data", emit=events.append))
     (found,) = summary["sets"]

@@ -15,17 +15,11 @@ from hypothesis import strategies as st
 from gristmill.tokenize.loss_masks import LossMasks, mask_name, write_mask
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import PackedSetError
+from gristmill.train.data.example_rows import Piece, packed_rows, replay_count, replayed_rows, write_example_rows
 from gristmill.train.loop.rows_read import rows_read
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape
 from gristmill.train.objectives.assistant_turns import AssistantTurns
-from gristmill.train.objectives.example_rows import (
-    Piece,
-    packed_rows,
-    replay_count,
-    replayed_rows,
-    write_example_rows,
-)
 from gristmill.train.objectives.losses import next_tokens, weighted_nll
 
 LENGTH = 24

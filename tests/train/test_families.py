@@ -14,13 +14,13 @@ import torch
 
 from gristmill.dataprep.files import write_json
 from gristmill.mixtures.model import RopeScaling
-from gristmill.train.export import exported_tensors
 from gristmill.train.models.families import UnknownArchitectureError, family_of, hf_config, shape_from_hf
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.rotary import frequencies
 from gristmill.train.models.shape import Shape, ShapeError, shape_from_json, shape_to_json
 from gristmill.train.models.tensor_files import write_tensors
 from gristmill.train.models.weights import WeightsError, check_model, load_model, read_shape, save_model
+from gristmill.train.stages.export import exported_tensors
 
 VOCAB, LENGTH = 100, 24
 SIZES = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,

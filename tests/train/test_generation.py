@@ -10,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.mixtures.model import Model
-from gristmill.train.generation.sample import complete, generate
-from gristmill.train.generation.sampling import Sampling, SamplingError, draw, probabilities, random_numbers
-from gristmill.train.generation.scheduler import DraftError, PromptTooLongError, Request, Scheduler
-from gristmill.train.generation.speculation import accept
-from gristmill.train.generation.text import TextStream
+from gristmill.train.generation.language_model import TextStream
+from gristmill.train.generation.sampling import Sampling, SamplingError, accept, draw, probabilities, random_numbers
+from gristmill.train.generation.scheduler import DraftError, PromptTooLongError, Request, Scheduler, complete, generate
 from gristmill.train.models.llama import Llama, empty_cache
 from gristmill.train.models.shape import Shape, shape_of
 

@@ -18,9 +18,9 @@ for module in sys.argv[1:]:
 """
 LOADED = """
 import sys
-import gristmill.train.sft_data, gristmill.train.dpo_data
+import gristmill.train.stages.sft_data, gristmill.train.stages.dpo_data
 print("torch" in sys.modules)
-import gristmill.train.export
+import gristmill.train.stages.export
 print("torch._dynamo" in sys.modules)
 """
 
@@ -34,6 +34,6 @@ def test_making_rows_loads_no_torch_and_reading_a_model_no_compiler() -> None:
 def test_training_imports_with_neither_beam_nor_prefect_installed() -> None:
     folder = Path(__file__).parents[2] / "train"
     modules = [".".join(path.relative_to(folder).with_suffix("").parts) for path in folder.rglob("*.py")]
-    assert {"dpo", "loop.loop"} <= set(modules)
+    assert {"stages.dpo", "loop.loop"} <= set(modules)
     done = subprocess.run([sys.executable, "-c", BLOCKED, *modules], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gristmill.train.evaluation.calibration import calibration
 from gristmill.train.evaluation.intervals import interval, mean_with_interval, paired_difference
+from gristmill.train.evaluation.metrics import calibration
 
 
 def test_an_interval_of_a_mean_is_the_normal_one_for_many_values() -> None:

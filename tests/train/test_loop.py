@@ -17,14 +17,14 @@ from safetensors.torch import load_file
 from gristmill.dataprep.context import Context
 from gristmill.mixtures.training import Pretrain, Spikes
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train import export, pretrain
 from gristmill.train.loop import loop, step
 from gristmill.train.loop.checkpoints import Checkpoints
 from gristmill.train.loop.job import Job
 from gristmill.train.loop.record import TIMINGS
 from gristmill.train.loop.rollback import describe_rollback, is_given_up, plan_after
+from gristmill.train.loop.row_plan import RowPlan, plan_of
 from gristmill.train.loop.stopping import held_out_loss, no_longer_improves
-from gristmill.train.loop.stream import Plan, plan_of
+from gristmill.train.stages import export, pretrain
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ GOING_BACK = {"steps": 48, "global_batch_size": 4, "spikes": {"rollback_after": 
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch, inputs: dict[str, Path]) -> Callable[[], list[tuple[int, ...]]]:
     """The batches of what are steps 21 to 23 at first have a loss that is no number; returns all batches read."""
-    packed, plan = PackedSet(inputs["mix"]), Plan(((0, 0, 4),))
+    packed, plan = PackedSet(inputs["mix"]), RowPlan(((0, 0, 4),))
     bad = {tuple(plan.rows(packed.order(11), step - 1)) for step in (21, 22, 23)}
     original, read = step._gradients, []
 
@@ -72,7 +72,7 @@ def test_after_bad_steps_in_a_row_the_training_goes_back_and_never_reads_those_r
     summary = run_stage("pretrain", inputs, {**pretrain_config, **GOING_BACK}, tmp_path)
     line = {"to_step": 18, "from_step": 32, "first_bad_step": 21, "positions": 14 * 4}
     assert summary["rollbacks"] == [line]
-    packed, plan = PackedSet(inputs["mix"]), Plan(((0, 0, 4),))
+    packed, plan = PackedSet(inputs["mix"]), RowPlan(((0, 0, 4),))
     numbers = [*range(1, 33), *range(33, 33 + 48 - 18)]
     assert poisoned() == told == [tuple(plan.rows(packed.order(11), number - 1)) for number in numbers]
     steps = [one for one in read_lines(tmp_path) if "grad_norm" in one]
@@ -113,7 +113,7 @@ def test_a_training_that_is_killed_during_or_after_a_rollback_goes_on_exactly(
 
 
 def test_jumps_leave_positions_out_and_are_inverted() -> None:
-    plan = Plan(((0, 0, 2), (10, 20, 3)))
+    plan = RowPlan(((0, 0, 2), (10, 20, 3)))
     jumped = plan_after(plan, [describe_rollback(plan, [], from_step=6, to_step=4, first_bad_step=5)])
     assert [jumped.positions(step)[0] for step in (3, 4, 5, 10)] == [6, 12, 14, 24]
     assert jumped.steps_of(np.arange(6, 16)).tolist() == [3, 3, -1, -1, -1, -1, 4, 4, 5, 5]

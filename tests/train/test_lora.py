@@ -13,9 +13,16 @@ import torch
 from safetensors.torch import load_file
 
 from gristmill.mixtures.posttraining import Lora
-from gristmill.train.adapters.frozen import check_rounding
-from gristmill.train.adapters.lora import LoraError, LoraLinear, adapt, adapted_tensors, is_adapter, merged
-from gristmill.train.adapters.rounded import product, rounded
+from gristmill.train.adapters.lora import (
+    LoraError,
+    LoraLinear,
+    adapt,
+    adapted_tensors,
+    check_rounding,
+    is_adapter,
+    merged,
+)
+from gristmill.train.adapters.quantised import product, rounded
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import drawn, load_model

@@ -11,13 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.mixtures.posttraining import Dpo
-from gristmill.train.objectives.margins import (
-    answer_margins,
-    measured_again,
-    pair_margins,
-    pair_rewards,
-    write_margins,
-)
+from gristmill.train.objectives.margins import answer_margins, measured_again, pair_margins, pair_rewards, write_margins
 
 
 def said(text: str) -> list[dict[str, str]]:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gristmill.train.objectives.chat import Chat
-from gristmill.train.objectives.pairs import is_held_out, more_likely, prepare_pairs, reward_accuracy
+from gristmill.train.data.chat import Chat
+from gristmill.train.data.pairs import is_held_out, more_likely, prepare_pairs, reward_accuracy
 
 
 def example(prompt: str, chosen: str, rejected: str, earlier: tuple[dict[str, str], ...] = ()) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from gristmill.mixtures.engine import Parallel
 from gristmill.mixtures.manifest import Engine
 from gristmill.train.models.llama import Llama, padded_to_multiple
 from gristmill.train.models.shape import Shape
-from gristmill.train.parallel.pipeline import PipelineError, Stage
+from gristmill.train.parallel.pipeline import PipelineError, PipelineStage
 from gristmill.train.parallel.tensor import UnevenSplitError, split_matrices
 
 WORKER = "tests.train.parallel_worker"
@@ -199,7 +199,7 @@ def test_a_model_that_cannot_be_pipelined_is_refused(
 
     shape = replace(tiny_shape, **{"tied_embeddings": False, **changes})
     with torch.device("meta"), pytest.raises(PipelineError, match=message):
-        Stage(shape, 0, Group, torch.float32, torch.device("cpu"))  # type: ignore[arg-type]
+        PipelineStage(shape, 0, Group, torch.float32, torch.device("cpu"))  # type: ignore[arg-type]
 
 
 def test_stages_together_have_the_parameters_of_the_whole_under_their_names(tiny_shape: Shape) -> None:
@@ -211,7 +211,7 @@ def test_stages_together_have_the_parameters_of_the_whole_under_their_names(tiny
     shape = replace(tiny_shape, layers=4, tied_embeddings=False)
     with torch.device("meta"):
         whole = [name for name, _ in Llama(shape).named_parameters()]
-        made = [Stage(shape, index, Group, torch.float32, torch.device("cpu")) for index in range(3)]  # type: ignore[arg-type]
+        made = [PipelineStage(shape, index, Group, torch.float32, torch.device("cpu")) for index in range(3)]  # type: ignore[arg-type]
         stages = [[name for name, _ in stage.named_parameters()] for stage in made]
     assert sorted(name for stage in stages for name in stage) == sorted(whole)
     assert "model.embed_tokens.weight" in stages[0]

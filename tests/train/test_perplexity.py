@@ -19,13 +19,13 @@ from gristmill.dataprep.files import sha256_file, write_json
 from gristmill.dataprep.judges import quality
 from gristmill.mixtures.model import Model
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
-from gristmill.train.evaluation.perplexity import ModelFolderError, load_scorer, score_document
-from gristmill.train.export import exported_tensors
+from gristmill.train.evaluation.document_scorer import ModelFolderError, load_scorer, score_document
 from gristmill.train.models.families import hf_config, shape_from_hf
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.tensor_files import write_tensors
 from gristmill.train.models.weights import load_model, save_model
+from gristmill.train.stages.export import exported_tensors
 
 TEXTS = ["Return the text of a module.", "def close(self):\n    return None\n", "x", "", "Socket é中 " * 60]
 

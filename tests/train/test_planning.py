@@ -10,7 +10,8 @@ import torch
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.optimizer import Optimizer
 from gristmill.train.models.shape import Shape, shape_of
-from gristmill.train.planning.compute import (
+from gristmill.train.planning.devices import PricesError, UnknownDeviceError, find_device, named_device, read_prices
+from gristmill.train.planning.flops import (
     CHINCHILLA,
     REPLICATION,
     Law,
@@ -18,10 +19,8 @@ from gristmill.train.planning.compute import (
     flops_per_token,
     kaplan_optimum,
 )
-from gristmill.train.planning.devices import UnknownDeviceError, find_device, named_device
-from gristmill.train.planning.forms import HOST_LINK, Step, forms, rank_forms
 from gristmill.train.planning.memory import Form, Load, moments_bytes, rank_memory
-from gristmill.train.planning.prices import PricesError, read_prices
+from gristmill.train.planning.parallel_forms import HOST_LINK, Step, forms, rank_forms
 
 
 def llama(layers: int, width: int, heads: int, kv_heads: int, ffn: int, vocab: int, tied: bool = False) -> Shape:
@@ -178,7 +177,7 @@ def test_without_waiting_the_assumed_utilisation_is_reached() -> None:
 
 
 def test_the_figures_are_those_of_a_real_step(one_process: None) -> None:
-    from gristmill.train.planning.measured import check
+    from gristmill.train.planning.measured_step import check
 
     found = {one.name: one for one in check(llama(2, 64, 4, 2, 96, 300, tied=True), 2, 32, Optimizer(), 1, 0.4)}
     assert found["arithmetic"].error == 0
@@ -190,7 +189,7 @@ def test_the_figures_are_those_of_a_real_step(one_process: None) -> None:
 
 
 def test_on_a_gpu_what_tensors_took_at_most_is_compared(one_process: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gristmill.train.planning import measured
+    from gristmill.train.planning import measured_step as measured
 
     assert measured.peak_bytes(torch.device("cpu")) is None
     monkeypatch.setattr(measured, "peak_bytes", lambda device: 5_000_000)

@@ -11,13 +11,7 @@ import pytest
 import torch
 
 from gristmill.mixtures.posttraining import PreferenceLoss
-from gristmill.train.objectives.preference_losses import (
-    LOSSES,
-    LossSettings,
-    PairLogps,
-    loss_at_start,
-    preference_loss,
-)
+from gristmill.train.objectives.preference_losses import LOSSES, LossSettings, PairLogps, loss_at_start, preference_loss
 
 PAIR = PairLogps(*map(torch.tensor, ([-10.0], [-23.0], [-12.0], [-20.0], [4.0], [6.0])))
 SETTINGS = LossSettings(beta=0.1)

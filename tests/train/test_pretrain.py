@@ -16,14 +16,14 @@ from gristmill.mixtures.model import Model
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import PackedSetError
 from gristmill.tokenize.packed_writing import write_packed_set
-from gristmill.train import pretrain
 from gristmill.train.loop.loop import OtherRowsError
-from gristmill.train.loop.stream import Plan, extend_digest
+from gristmill.train.loop.row_plan import RowPlan, extend_digest
 from gristmill.train.models.weights import WeightsError, load_model, read_shape, save_model
 from gristmill.train.objectives import next_token
 from gristmill.train.parallel import sharding
+from gristmill.train.stages import pretrain
 
-SIXES = Plan(((0, 0, 6),))
+SIXES = RowPlan(((0, 0, 6),))
 
 
 @pytest.fixture
@@ -287,8 +287,7 @@ def test_tasks_asked_while_training_are_answered_as_by_the_saved_model(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
     from gristmill.mixtures.evaluation import Task
-    from gristmill.train.evaluation.answering import answer_task
-    from gristmill.train.evaluation.readers import open_reader
+    from gristmill.train.evaluation.answering import answer_task, open_reader
     from gristmill.train.evaluation.tasks import read_task
 
     texts = tmp_path / "texts.txt"

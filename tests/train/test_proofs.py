@@ -11,7 +11,7 @@ import pytest
 
 from gristmill.mixtures.posttraining import Gates
 from gristmill.train.objectives.assistant_turns import AssistantTurns
-from gristmill.train.proofs.step_0 import CERTIFICATE, NotProvedError, failures
+from gristmill.train.objectives.proofs import CERTIFICATE, NotProvedError, failures
 
 GOOD = {"loss": 2.0, "loss_unpacked": 2.0, "accumulation_difference": 0.0, "largest_difference": 1e-4,
         "trained_share": 0.5, "truncated_share": 0.0, "end_of_turn_share": 1.0}
@@ -53,7 +53,7 @@ def test_the_certificate_is_kept_beside_the_model_and_not_made_again(
     assert found["loss"] == pytest.approx(found["loss_unpacked"], rel=1e-5)
     assert found["accumulation_difference"] < 1e-5
     assert (found["end_of_turn_share"], found["problems"]) == (1.0, [])
-    monkeypatch.setattr("gristmill.train.proofs.step_0.packed_and_unpacked", None)
+    monkeypatch.setattr("gristmill.train.objectives.proofs.packed_and_unpacked", None)
     assert run_stage("sft", inputs, config, tmp_path / "sft")["step_0"] == found
 
 

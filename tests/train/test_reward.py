@@ -12,14 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from gristmill.train.data.chat import Chat
+from gristmill.train.data.conversations import NothingToTrainError
 from gristmill.train.evaluation.intervals import share_with_interval
-from gristmill.train.models.reward import last_tokens, load_reward_model, scores
+from gristmill.train.models.reward_model import last_tokens, load_reward_model, scores
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import WeightsError, load_model
-from gristmill.train.objectives.chat import Chat
-from gristmill.train.objectives.conversations import NothingToTrainError
 from gristmill.train.objectives.reward_pairs import reward_loss
-from gristmill.train.reward import scoring_flops_per_token
+from gristmill.train.stages.reward import scoring_flops_per_token
 
 WORDS = ("json", "text", "file", "name", "list", "code", "line", "type", "value", "error", "module", "class")
 

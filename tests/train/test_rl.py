@@ -14,22 +14,20 @@ from safetensors.torch import load_file
 
 from gristmill.mixtures.model import Model
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
-from gristmill.train.generation.sample import generate
+from gristmill.train.data.chat import Chat
+from gristmill.train.data.conversations import NothingToTrainError
 from gristmill.train.generation.sampling import Sampling
-from gristmill.train.generation.scheduler import Request, Scheduler
+from gristmill.train.generation.scheduler import Request, Scheduler, generate
 from gristmill.train.loop.checkpoints import Checkpoints
 from gristmill.train.loop.record import TIMINGS
 from gristmill.train.models.llama import Llama
-from gristmill.train.models.reward import load_reward_model, save_reward_model, with_new_score
+from gristmill.train.models.reward_model import load_reward_model, save_reward_model, with_new_score
 from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import drawn, load_model, save_model
-from gristmill.train.objectives.chat import Chat
-from gristmill.train.objectives.conversations import NothingToTrainError
-from gristmill.train.reinforcement.actor import Actor
-from gristmill.train.reinforcement.kept import TOKEN_COLUMNS
+from gristmill.train.reinforcement.actor import Actor, drawn_by, sampling_of
 from gristmill.train.reinforcement.prompts import NoAnswerError
 from gristmill.train.reinforcement.rewards import RewardModelError
-from gristmill.train.reinforcement.sampler import drawn_by, sampling_of
+from gristmill.train.reinforcement.rollouts import TOKEN_COLUMNS
 
 WORDS = ("json", "text", "file", "name", "list", "code", "line", "type", "value", "error", "module", "class")
 TINY = Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48)

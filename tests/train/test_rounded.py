@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 from gristmill.mixtures.model import Model
-from gristmill.train.adapters.rounded import rounded
+from gristmill.train.adapters.quantised import rounded
+from gristmill.train.data.chat import Chat
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import save_model
-from gristmill.train.objectives.chat import Chat
-from gristmill.train.objectives.reference import KEY, StaleReferenceError
+from gristmill.train.objectives.reference_logps import KEY, StaleReferenceError
 
 WORDS = ("json", "text", "file", "name", "list", "code")
 LORA = {"rank": 4, "alpha": 8, "base": "int8", "targets": ["v_proj", "up_proj"]}

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.train.objectives.set_weights import copies, quotas
+from gristmill.train.data.example_rows import copies, quotas
 
 
 def test_the_set_that_is_largest_for_its_weight_is_taken_once() -> None:

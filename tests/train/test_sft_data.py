@@ -18,8 +18,8 @@ from gristmill.mixtures.posttraining import Sft
 from gristmill.mixtures.prepare import ExampleStep
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.objectives.conversations import NothingToTrainError
-from gristmill.train.sft_data import HELD_OUT, ReplayError
+from gristmill.train.data.conversations import NothingToTrainError
+from gristmill.train.stages.sft_data import HELD_OUT, ReplayError
 
 
 def write(path: Path, count: int, answer: str) -> str:

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.order import Order
-from gristmill.train.loop.stream import Plan, PlanError, extend_digest, micro_batches, plan_of
+from gristmill.train.loop.row_plan import PlanError, RowPlan, extend_digest, micro_batches, plan_of
 
 rows_per_source = st.lists(st.integers(1, 50), min_size=1, max_size=4)
 LENGTH = 12
 
 
-def constant(batch: int) -> Plan:
-    return Plan(((0, 0, batch),))
+def constant(batch: int) -> RowPlan:
+    return RowPlan(((0, 0, batch),))
 
 
 def pretrain(**keys: Any) -> Pretrain:

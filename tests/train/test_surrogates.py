@@ -10,14 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gristmill.train.reinforcement.advantages import (
+from gristmill.train.reinforcement.policy_gradient import (
     generalised_advantages,
     group_advantages,
     groups_without_variance,
+    kl_estimate,
+    kl_loss,
+    surrogate_loss,
     token_rewards,
+    token_weights,
+    value_loss,
     whitened,
 )
-from gristmill.train.reinforcement.surrogate import kl_estimate, kl_loss, surrogate_loss, token_weights, value_loss
 
 
 def tensor(*rows: object) -> Tensor:

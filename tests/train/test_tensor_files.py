@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from benchmarks.checkout import ROOT
 from gristmill.mixtures.evaluation import Export
 from gristmill.mixtures.model import Model
-from gristmill.train.export import write_folder
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.tensor_files import (
@@ -30,6 +29,7 @@ from gristmill.train.models.tensor_files import (
     write_tensors,
 )
 from gristmill.train.models.weights import load_model, save_model
+from gristmill.train.stages.export import write_folder
 
 SIZES = st.lists(st.tuples(st.sampled_from(list(NAMES)), st.lists(st.integers(0, 5), max_size=3)), max_size=8)
 
@@ -124,7 +124,7 @@ MEASURE = """
 import sys
 from pathlib import Path
 import torch
-from gristmill.train import export
+from gristmill.train.stages import export
 from gristmill.train.models import tensor_files
 from gristmill.train.models.weights import read_shape
 

@@ -21,7 +21,7 @@ from gristmill.flows.running.execute import torchrun_command
 from gristmill.mixtures.manifest import Engine
 from gristmill.train import torchrun
 from gristmill.train.launch import write_error
-from gristmill.train.parallel.single import single_process
+from gristmill.train.parallel.world import single_process
 
 LISTENING = "0A"
 LOOPBACK = "0100007F"

@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from gristmill.mixtures.reinforcement import AnyReward, wants_answer
-from gristmill.train.reinforcement.verifiers import Answer, last_number, verifier_of
+from gristmill.train.reinforcement.rewards import Answer, last_number, verifier_of
 
 SECTION: TypeAdapter[Any] = TypeAdapter(AnyReward)
 

@@ -25,7 +25,7 @@ from gristmill.train.parallel.world import World, make_world, process_group
 
 def train_all(jobs: list[dict[str, Any]]) -> None:
     """Run the stages one after the other, all in the one process group."""
-    kto: Any = importlib.import_module("gristmill.train.kto")
+    kto: Any = importlib.import_module("gristmill.train.stages.kto")
     with process_group() as joined:
 
         @contextmanager
@@ -33,7 +33,7 @@ def train_all(jobs: list[dict[str, Any]]) -> None:
             yield make_world(parallel, joined.device, pipelined, split)
 
         for job in jobs:
-            module: Any = importlib.import_module(f"gristmill.train.{job['stage']}")
+            module: Any = importlib.import_module(f"gristmill.train.stages.{job['stage']}")
             # The stage `dpo` leaves the loss kto to a module of its own.
             module.process_group = kto.process_group = same_group
             folder = Path(job["folder"])
@@ -49,5 +49,5 @@ if __name__ == "__main__":
     load_all()
     jobs = json.loads(Path(sys.argv[2]).read_text())
     for stage in {job["stage"] for job in jobs}:
-        importlib.import_module(f"gristmill.train.{stage}")
+        importlib.import_module(f"gristmill.train.stages.{stage}")
     fork_ranks(int(sys.argv[1]), partial(train_all, jobs))

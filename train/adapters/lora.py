@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gristmill.mixtures.posttraining import LinearLayer, Lora
-from gristmill.train.adapters.rounded import RoundedWeight, product
+from gristmill.dataprep.context import Context
+from gristmill.mixtures.posttraining import LinearLayer, Lora, RoundedBase
+from gristmill.train.adapters.quantised import RoundedWeight, product, rounded
+from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import TensorOf
-from gristmill.train.planning.compute import flops_per_token
+from gristmill.train.parallel.sharding import sharded_model
+from gristmill.train.parallel.world import World
+from gristmill.train.planning.flops import flops_per_token
 
 DOWN, UP, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
 """How the parameters of an adapter are called, after the name of their layer."""
@@ -36,7 +40,7 @@ class LoraLinear(nn.Linear):
         lora_A: (rank, in); lora_B: (out, rank).
         lora_magnitude_vector: (out,), of DoRA alone.
         is_off: whether it computes as the frozen layer does.
-        rounded: the frozen weight, where it is not `weight` (see rounded.py).
+        rounded: the frozen weight, where it is not `weight` (see quantised.py).
     """
 
     rounded: RoundedWeight | None = None
@@ -161,3 +165,91 @@ def adapted_flops_per_token(shape: Shape, length: int, lora: Lora | None) -> flo
         return flops.whole
     # Two of six operations per weight are its gradient's. Adapters are so small that they are not counted.
     return flops.matrices * 2 / 3 + flops.attention
+
+
+def check_rounding(kind: RoundedBase, compiled: bool) -> None:
+    """Refuse what cannot be had.
+
+    Raises:
+        LoraError: bitsandbytes, which rounds to 4 bits, is not installed, or the model is to be compiled.
+    """
+    if compiled:
+        raise LoraError(f"lora.base is {kind}, but engine.compute.compile takes no rounded matrices; say compile: "
+                        "off, or remove lora.base")
+    if kind == "nf4":
+        try:
+            import bitsandbytes  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise LoraError("lora.base is nf4, but bitsandbytes is not installed; install gristmill[quant], or say "
+                            "base: int8, which needs nothing") from error
+
+
+def round_frozen(model: nn.Module, tensor_of: TensorOf, kind: RoundedBase, device: torch.device) -> None:
+    """Give all adapted layers of a model, which have no weight yet, their rounded ones; matrix by matrix."""
+    for name, layer in _adapted_layers(model):
+        whole = tensor_of(f"{name}.weight", torch.Size((layer.out_features, layer.in_features))).to(device)
+        layer.rounded = rounded(whole, kind)
+
+
+def rounded_weights(model: nn.Module) -> dict[str, RoundedWeight]:
+    """The matrices that are held rounded, by the names of their layers' weights."""
+    return {f"{name}.weight": layer.rounded for name, layer in _adapted_layers(model) if layer.rounded is not None}
+
+
+def rounded_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What they stand for; float32 on the CPU."""
+    return {name: weight.whole(torch.float32).cpu() for name, weight in rounded_weights(model).items()}
+
+
+def describe_rounding(model: nn.Module, lora: Lora | None) -> dict[str, Any]:
+    """For a summary: bytes that rounded matrices take on each process, and would in float32; nothing if none is."""
+    if lora is None or lora.base is None:
+        return {}
+    taken = [(layer.rounded.nbytes, 4 * layer.in_features * layer.out_features)
+             for _, layer in _adapted_layers(model) if layer.rounded is not None]
+    return {"lora_base": {"kind": lora.base, "bytes": sum(ours for ours, _ in taken),
+                          "float32_bytes": sum(whole for _, whole in taken)}}
+
+
+def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
+    for name, module in model.named_modules():
+        if isinstance(module, LoraLinear):
+            yield name, module
+
+
+def tuned_model(
+    shape: Shape, tensor_of: TensorOf, lora: Lora | None, seed: int, world: World, dtype: torch.dtype,
+    context: Context, extend: Callable[[nn.Module], None] | None = None, build: Callable[[Shape], Llama] | None = None,
+) -> nn.Module:
+    """A model that exists already, sharded, with new adapters where they are asked for.
+
+    Args:
+        shape, tensor_of: the model.
+        lora: its adapters, and how what they freeze is rounded; all is trained without.
+        seed: of the adapters.
+        world, dtype, context: where and how it computes.
+        extend: changes it once more before it is sharded; layers that this puts on top of it begin at zero.
+        build: see `sharded_model`.
+
+    Raises:
+        LoraError: there is no such layer, or frozen weights cannot be rounded as they are to be.
+    """
+    base = None if lora is None else lora.base
+    if base is not None:
+        check_rounding(base, context.compute.compile != "off")
+    inside = adapted_tensors(tensor_of, lora, seed)
+    added: set[str] = set()
+
+    def change(model: nn.Module) -> None:
+        if lora is not None:
+            adapt(model, lora)
+        before = {name for name, _ in model.named_parameters()}
+        if extend is not None:
+            extend(model)
+        added.update(name for name, _ in model.named_parameters() if name not in before)
+
+    model = sharded_model(shape, lambda name, size: torch.zeros(size) if name in added else inside(name, size), world,
+                          dtype, context.compute, adapt=change, build=build)
+    if base is not None:
+        round_frozen(model, tensor_of, base, world.device)
+    return model

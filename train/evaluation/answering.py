@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from gristmill.mixtures.evaluation import Task
-from gristmill.train.evaluation.calibration import calibration
+from gristmill.mixtures.evaluation import Evaluate, Task
+from gristmill.train.data.chat import TOKENIZER_FILE, Chat, ChatError
 from gristmill.train.evaluation.intervals import interval, mean_with_interval
 from gristmill.train.evaluation.likelihood import Encode, Request, Score, continuation, score_requests, windows
 from gristmill.train.evaluation.metrics import (
     PerItem,
     bits_per_byte,
+    calibration,
     choice_metrics,
     cloze_metrics,
     corpus_metrics,
     generation_metrics,
     rolling_columns,
 )
-from gristmill.train.evaluation.tasks import Item, TaskError
-from gristmill.train.generation.sample import generate
+from gristmill.train.evaluation.tasks import Item, TaskError, read_task
+from gristmill.train.generation.scheduler import generate
 from gristmill.train.models.llama import Llama
-from gristmill.train.objectives.chat import Chat, ChatError
 from gristmill.train.parallel.world import World
 
 PROMPTS_PER_BATCH = 16
@@ -169,3 +171,53 @@ def until(text: str, stops: Sequence[str]) -> str:
 
 def _means(per_item: PerItem, seed: int, resamples: int) -> dict[str, Any]:
     return {name: mean_with_interval(values, seed, resamples) for name, values in per_item.items()}
+
+
+def open_reader(model: Llama, tokenizer_folder: Path, world: World | None = None) -> Reader:
+    """A model, perhaps sharded, with the tokenizer of a folder (of the stage tokenizer, or of an export)."""
+    from tokenizers import Tokenizer
+
+    from gristmill.tokenize.encoding.tokenizer import load
+
+    text = load(tokenizer_folder)
+    tokenizer = Tokenizer.from_str((tokenizer_folder / TOKENIZER_FILE).read_text(encoding="utf-8"))
+
+    def encode(string: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(string, add_special_tokens=False).ids
+        return ids
+
+    def decode(ids: Sequence[int]) -> str:
+        string: str = tokenizer.decode(list(ids), skip_special_tokens=True)
+        return string
+
+    return Reader(model, encode, decode, text.eos, frozenset({text.eos}), cache(lambda: Chat(tokenizer_folder)), world)
+
+
+def answer_tasks(reader: Reader, section: Evaluate, asked: Mapping[str, Sequence[Item]]) -> dict[str, Result]:
+    """Task -> what came of it."""
+    return {task.name: answer_task(reader, task, asked[task.name], section.seed or 0, section.resamples)
+            for task in section.tasks}
+
+
+class InLoopTasks:
+    """Tasks that a training asks its model now and then; called on every rank together.
+
+    Args:
+        tasks: what is asked; read once.
+        reader: the model in training.
+        every: steps between two times; the last step always counts.
+        last: that step.
+    """
+
+    def __init__(self, tasks: Sequence[Task], reader: Reader, every: int, last: int) -> None:
+        self._reader, self._every, self._last = reader, every, last
+        self._asked = [(task, read_task(task)) for task in tasks]
+
+    def __call__(self, step: int) -> dict[str, dict[str, float]]:
+        """Task -> metric -> value, or nothing at other steps."""
+        if step != self._last and step % self._every:
+            return {}
+        return {task.name: {name: value["value"] for name, value in
+                            answer_task(self._reader, task, items, 0, 1).summary.items()
+                            if isinstance(value, dict) and value.get("value") is not None}
+                for task, items in self._asked}

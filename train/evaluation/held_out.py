@@ -1,23 +1,35 @@
-"""Loss, perplexity, bits per byte and token accuracy of a model on rows of tokens."""
+"""Loss, perplexity, bits per byte and token accuracy of a model on held-out rows, and document by document.
+
+The tokens of a row are not independent, documents (nearly) are: they are the units that the bootstrap draws.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gristmill.train.loop.stream import micro_batches
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.evaluation.intervals import interval
+from gristmill.train.loop.row_plan import micro_batches
+from gristmill.train.models.llama import Llama
 from gristmill.train.objectives.losses import IGNORED, next_tokens, score_tokens
+from gristmill.train.optim.averaging import AveragedWeights
 from gristmill.train.parallel.sharding import evaluating
 from gristmill.train.parallel.world import World, sum_over_ranks
 
 ROWS_PER_FORWARD = 16
 LARGEST_EXPONENT = 700.0
 """Beyond this a float64 overflows."""
+TOKEN_BYTES = "token_bytes.npy"
+COLUMNS = 4
+"""Per document: nats, predicted tokens, their bytes, tokens that were the likeliest."""
 
 
 @torch.no_grad()
@@ -74,3 +86,113 @@ def loss_metrics(nll: float, tokens: float, num_bytes: float) -> dict[str, float
     if num_bytes:
         metrics["bits_per_byte"] = nll / math.log(2.0) / num_bytes
     return metrics
+
+
+def read_token_bytes(tokenizer: Path, device: torch.device) -> Tensor:
+    """How many bytes of text each id stands for: (vocab,) float32; special tokens stand for none."""
+    with (tokenizer / TOKEN_BYTES).open("rb") as stream:
+        return torch.from_numpy(np.load(stream).astype(np.float32)).to(device)
+
+
+@torch.no_grad()
+def score_documents(model: Llama, packed: PackedSet, source: str, token_bytes: Tensor) -> np.ndarray:
+    """Sums over each held-out document of a source: (documents, COLUMNS) float64.
+
+    The first token of a row is predicted from nothing, so it counts nowhere. Where a set has no table of pieces,
+    rows stand for documents.
+    """
+    rows = packed.validation(source)
+    masked = model.shape.document_mask
+    positions = packed.validation_boundaries(source).positions(rows.shape[1]) if masked else None
+    values = np.zeros((*rows.shape, COLUMNS))
+    for start in range(0, len(rows), ROWS_PER_FORWARD):
+        part = slice(start, start + ROWS_PER_FORWARD)
+        ids = torch.from_numpy(rows[part].astype(np.int64)).to(token_bytes.device)
+        places = None if positions is None else torch.from_numpy(positions[part]).to(token_bytes.device)
+        nll, correct = model(ids, partial(score_tokens, targets=next_tokens(ids)), positions=places)
+        num_bytes = token_bytes[ids]
+        found = torch.stack([nll[:, :-1].double(), torch.ones_like(nll[:, 1:], dtype=torch.float64),
+                             num_bytes[:, 1:].double(), correct[:, :-1].double()], dim=-1)
+        values[start : start + len(ids), 1:] = found.cpu().numpy()
+    pieces = packed.validation_pieces(source)
+    if not len(pieces):
+        sums: np.ndarray = values.sum(axis=1)
+        return sums
+    first = pieces["row"].to_numpy() * packed.sequence_length + pieces["start"].to_numpy()
+    total = np.vstack([np.zeros(COLUMNS), np.cumsum(values.reshape(-1, COLUMNS), axis=0)])
+    per_piece = total[first + pieces["length"].to_numpy()] - total[first]
+    _, document = np.unique(pieces["id"].to_numpy(zero_copy_only=False), return_inverse=True)
+    summed = np.zeros((int(document.max()) + 1, COLUMNS))
+    np.add.at(summed, document, per_piece)
+    return summed[summed[:, 1] > 0]
+
+
+def source_metrics(documents: np.ndarray, seed: int, resamples: int) -> dict[str, Any]:
+    """Loss, perplexity, bits per byte and token accuracy over documents, with the intervals of the middle two.
+
+    Args:
+        documents: (n, COLUMNS), as from `score_documents`.
+        seed, resamples: of the bootstrap over documents.
+    """
+    nats, tokens, num_bytes, correct = documents.sum(axis=0)
+    found = {"loss": nats / tokens, "perplexity": float(_perplexity(documents.sum(axis=0))), "tokens": int(tokens),
+             "documents": len(documents), "token_accuracy": correct / tokens,
+             "perplexity_interval": interval(documents, _perplexity, seed, resamples)}
+    if num_bytes:
+        found["bits_per_byte"] = float(_bits(documents.sum(axis=0)))
+        found["bits_per_byte_interval"] = interval(documents, _bits, seed, resamples)
+    return found
+
+
+def _bits(sums: np.ndarray) -> np.ndarray:
+    ratio: np.ndarray = sums[..., 0] / math.log(2.0) / sums[..., 2]
+    return ratio
+
+
+def _perplexity(sums: np.ndarray) -> np.ndarray:
+    ratio: np.ndarray = np.exp(np.minimum(sums[..., 0] / sums[..., 1], LARGEST_EXPONENT))
+    return ratio
+
+
+class Validation:
+    """Measures every source's held-out rows after some steps and after the last.
+
+    Every stage measures the same rows in the same way, so that their bits per byte lie on one axis.
+
+    Args:
+        every: steps between measurements; nothing is measured where it is None.
+        steps: of the whole training.
+        packed: what the model was pre-trained on; its held-out rows are measured.
+        model: sharded; says by its shape whether tokens see their own document only.
+        average: the running mean of its weights, which is measured too.
+        token_bytes: (vocab,) bytes per id, on the device.
+        world: the processes.
+    """
+
+    def __init__(
+        self, every: int | None, steps: int, packed: PackedSet, model: nn.Module, average: AveragedWeights | None,
+        token_bytes: Tensor, world: World,
+    ) -> None:
+        self._every, self._last, self._average = every, steps, average
+        self._packed, self._model, self._token_bytes, self._world = packed, model, token_bytes, world
+
+    def __call__(self, step: int) -> dict[str, Any] | None:
+        """`validation` (source -> metrics) and perhaps `validation_average`, or None after a step without."""
+        if self._every is None or (step != self._last and step % self._every):
+            return None
+        found = {"validation": self._measure()}
+        if self._average is not None:
+            with self._average.in_place():
+                found["validation_average"] = self._measure()
+        return found if found["validation"] else None
+
+    def _measure(self) -> dict[str, dict[str, float]]:
+        found = {}
+        for source in self._packed.manifest["validation"]:
+            rows = self._packed.validation(source)
+            if len(rows):
+                positions = None
+                if self._model.shape.document_mask:  # type: ignore[union-attr]
+                    positions = self._packed.validation_boundaries(source).positions(rows.shape[1])
+                found[source] = measure(self._model, rows, self._token_bytes, self._world, positions)
+        return found

@@ -18,7 +18,7 @@ from gristmill.mixtures.evaluation import Memorisation
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.evaluation.answering import PROMPTS_PER_BATCH, Reader
 from gristmill.train.evaluation.intervals import mean_with_interval
-from gristmill.train.generation.sample import generate
+from gristmill.train.generation.scheduler import generate
 from gristmill.train.loop.rows_read import RowsRead
 
 ROWS_PER_DOCUMENT = 8

@@ -2,12 +2,16 @@
 
 Rows share forward passes but nothing else (continuous batching, Yu et al. 2022, Orca). With a draft model a round
 proposes several ids and checks them in one pass of the large model; without one the same round proposes none.
+
+A row's positions are counted from its own start, so that what is cached stays right wherever it is moved to.
+
+What is drawn for a row depends on its own random numbers and its own prompt, never on the rest of the batch.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,10 +19,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gristmill.train.generation.caches import arranged, filled, take_back
-from gristmill.train.generation.sampling import Sampling, draw, draw_each, probabilities, random_numbers
-from gristmill.train.generation.speculation import accept, accept_greedy
-from gristmill.train.models.llama import Cache, Llama
+from gristmill.train.generation.sampling import (
+    Sampling,
+    accept,
+    accept_greedy,
+    draw,
+    draw_each,
+    probabilities,
+    random_numbers,
+)
+from gristmill.train.models.llama import Cache, Llama, empty_cache
 
 ROOM = 64
 """Positions by which caches grow."""
@@ -253,3 +263,96 @@ class Scheduler:
         self._rows = [self._rows[place] for place in places]
         self._caches = [arranged(model, [(cache, places)], ROOM) for model, cache in
                         zip(self._models, self._caches, strict=True)] if places else []
+
+
+def arranged(model: Llama, parts: Sequence[tuple[Cache, Sequence[int]]], room: int) -> Cache:
+    """A new cache of some rows of others, as short as the longest of them allows.
+
+    Args:
+        model: whose they are.
+        parts: caches, and which of their rows; in this order.
+        room: positions to come.
+    """
+    device = parts[0][0].starts.device
+    chosen = [(cache, torch.tensor(rows, dtype=torch.int64, device=device)) for cache, rows in parts]
+    sizes = torch.cat([cache.length - cache.starts[rows] for cache, rows in chosen])
+    length = int(sizes.max()) if len(sizes) else 0
+    made = empty_cache(model.shape, length - sizes, length + room, parts[0][0].layers[0].keys.dtype)
+    made.length = length
+    first = 0
+    for cache, rows in chosen:
+        width, here = min(length, cache.length), slice(first, first + len(rows))
+        for new, old in zip(made.layers, cache.layers, strict=True):
+            new.keys[here, :, length - width : length] = old.keys[rows, :, cache.length - width : cache.length]
+            new.values[here, :, length - width : length] = old.values[rows, :, cache.length - width : cache.length]
+        first += len(rows)
+    return made
+
+
+def take_back(cache: Cache, dropped: Tensor) -> None:
+    """Forget the last positions of each row, as many as `dropped` (n,) int64 says; rows then end together again."""
+    least = int(dropped.min())
+    shift = dropped - least
+    if int(shift.max()):
+        columns = (torch.arange(cache.length, device=shift.device) - shift[:, None]).clamp(min=0)[:, None, :, None]
+        for layer in cache.layers:
+            for tensor in (layer.keys, layer.values):
+                kept = tensor[:, :, : cache.length]
+                tensor[:, :, : cache.length] = kept.gather(2, columns.expand_as(kept))
+        cache.starts = cache.starts + shift
+    cache.length -= least
+
+
+@torch.no_grad()
+def filled(model: Llama, prompts: Sequence[Sequence[int]]) -> Cache:
+    """A cache of prompts, which may be empty; no logits are computed."""
+    device = model.model.embed_tokens.weight.device
+    longest = max(map(len, prompts))
+    # Padding lies on the left, so that all rows end at the same position.
+    ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
+    for row, prompt in enumerate(prompts):
+        ids[row, longest - len(prompt) :] = torch.tensor(prompt, dtype=torch.int64)
+    starts = torch.tensor([longest - len(prompt) for prompt in prompts], device=device)
+    cache = empty_cache(model.shape, starts, longest, model.model.embed_tokens.weight.dtype)
+    if longest:
+        model(ids.to(device), head=lambda hidden, weight: None, cache=cache)
+    return cache
+
+
+def generate(
+    model: Llama,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    stops: Collection[int],
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> list[list[int]]:
+    """Continue prompts, all at the same time.
+
+    Args:
+        model: in one process, not sharded.
+        prompts: ids of each prompt, at least one.
+        max_new_tokens: most ids to generate; less where the model's sequence length ends.
+        stops: ids that end a continuation; they are not part of what is returned.
+        temperature: 0 takes the likeliest id, 1 samples from the model's distribution.
+        seed: with the prompt, decides every draw.
+
+    Returns:
+        the new ids of each prompt.
+
+    Raises:
+        gristmill.train.generation.scheduler.PromptTooLongError: a prompt is empty or fills the model's sequence length.
+    """
+    sampling = Sampling(temperature, seed=seed)
+    return complete(Scheduler(model, most_rows=len(prompts)), [
+        Request(tuple(int(token) for token in prompt), max_new_tokens, frozenset(stops), sampling)
+        for prompt in prompts])
+
+
+def complete(scheduler: Scheduler, requests: Sequence[Request]) -> list[list[int]]:
+    """The new ids of each request, in order; the scheduler must be idle."""
+    found: dict[int, list[int]] = {scheduler.add(request): [] for request in requests}
+    while not scheduler.is_idle:
+        for one in scheduler.step():
+            found[one.number] += one.tokens
+    return list(found.values())

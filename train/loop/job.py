@@ -12,11 +12,11 @@ from torch import nn
 
 from gristmill.dataprep.context import Context
 from gristmill.mixtures.training import EarlyStopping, Training
-from gristmill.train.loop.batches import READING_THREADS
-from gristmill.train.loop.examination import Decode, Known
+from gristmill.train.loop.bad_steps import Decode, Known
 from gristmill.train.loop.objective import Objective
-from gristmill.train.loop.progress import Part
-from gristmill.train.loop.stream import Plan, plan_of
+from gristmill.train.loop.read_ahead import READING_THREADS
+from gristmill.train.loop.row_plan import RowPlan, plan_of
+from gristmill.train.loop.state import Part
 from gristmill.train.optim.averaging import AveragedWeights
 from gristmill.train.optim.elastic import ElasticWeights
 from gristmill.train.optim.schedules import learning_rate, warmup_steps
@@ -63,7 +63,7 @@ class Job:
     reading_threads: int = READING_THREADS
 
     @cached_property
-    def plan(self) -> Plan:
+    def plan(self) -> RowPlan:
         """Which positions each step reads, as long as the training does not go back."""
         return plan_of(self.section, self.objective.sequence_length)
 

@@ -1,9 +1,14 @@
-"""The training loop: one for all objectives. An objective says what to read and what the loss is."""
+"""The training loop: one for all objectives. An objective says what to read and what the loss is.
+
+Left alone it looks whenever a rank has made enough objects. Others then wait for that rank in a collective, each time
+for another one (torchtitan, tools/utils.py; nanochat, base_train.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +16,24 @@ import torch
 
 from gristmill.dataprep.files import write_json
 from gristmill.mixtures.training import LOOK_EVERY_STEPS
-from gristmill.train.loop.attempt import Attempt
-from gristmill.train.loop.attempt import OtherRowsError as OtherRowsError
-from gristmill.train.loop.batches import batches_ahead
 from gristmill.train.loop.checkpoints import CHECKPOINTS, complete_steps, step_folder
-from gristmill.train.loop.continuing import take_over
-from gristmill.train.loop.garbage import collecting_between_steps
 from gristmill.train.loop.job import Job as Job
 from gristmill.train.loop.job import warn_of_long_warmup
-from gristmill.train.loop.log import Clock, peak_memory_bytes
-from gristmill.train.loop.progress import Progress
+from gristmill.train.loop.read_ahead import batches_ahead
 from gristmill.train.loop.record import Record
+from gristmill.train.loop.resuming import Attempt, take_over
+from gristmill.train.loop.resuming import OtherRowsError as OtherRowsError
 from gristmill.train.loop.rollback import describe_rollback, is_given_up, write_rollbacks
 from gristmill.train.loop.spikes import Streak, rollback_step
+from gristmill.train.loop.state import LoopState
 from gristmill.train.loop.step import one_step
 from gristmill.train.loop.stopping import StoppedError, held_out_loss, no_longer_improves, stop_requested
+from gristmill.train.loop.throughput import Clock, peak_memory_bytes
 from gristmill.train.parallel.sharding import assert_sharded
 from gristmill.train.parallel.world import any_rank
+
+COLLECT_EVERY_STEPS = 50
+"""torchtitan's own default."""
 
 
 def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
@@ -40,7 +46,7 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
     Raises:
         StoppedError: SIGTERM came; the state is saved.
         OtherRowsError: the newest checkpoint has read other rows than there are.
-        gristmill.train.loop.continuing.ContinueError: `continue_from` names no checkpoint to continue from.
+        gristmill.train.loop.resuming.ContinueError: `continue_from` names no checkpoint to continue from.
     """
     assert_sharded(job.model)
     if job.context.deterministic:
@@ -110,7 +116,7 @@ def _validate(attempt: Attempt) -> bool:
     return _has_stopped(job, progress)
 
 
-def _has_stopped(job: Job, progress: Progress) -> bool:
+def _has_stopped(job: Job, progress: LoopState) -> bool:
     return job.early_stopping is not None and progress.stale >= job.early_stopping.patience
 
 
@@ -150,3 +156,26 @@ def _save_where_due(attempt: Attempt) -> None:
     if stopping:
         attempt.checkpoints.close()
         raise StoppedError(f"asked to stop after step {progress.step}")
+
+
+@contextmanager
+def collecting_between_steps() -> Iterator[Callable[[int], None]]:
+    """Collect garbage only where the yielded function is called with a step that is due; as it was before, afterwards.
+
+    What is there at the start stays out of it, which makes each look short.
+    """
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield _collect_where_due
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
+def _collect_where_due(step: int) -> None:
+    if step % COLLECT_EVERY_STEPS == 0:
+        gc.collect()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-from torch import Tensor, nn
 
-from gristmill.train.loop.stream import RowOrder
+from gristmill.train.loop.row_plan import RowOrder
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 UNTRAINED = -1.0
 """In place of a loss where there is none; a loss is never negative."""

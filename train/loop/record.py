@@ -13,8 +13,8 @@ from typing import Any
 
 from gristmill.dataprep.files import atomic_write
 from gristmill.mixtures.engine import Wandb
-from gristmill.train.loop.autopsy import AUTOPSIES, forget_after
 from gristmill.train.loop.rollback import read_rollbacks, write_rollbacks
+from gristmill.train.loop.spike_report import AUTOPSIES, forget_after
 
 METRICS, SKIPPED = "metrics.jsonl", "skipped_steps.jsonl"
 STEP_AXIS = "training_step"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.dataprep.files import read_json, write_json
-from gristmill.train.loop.stream import Plan
+from gristmill.train.loop.row_plan import RowPlan
 
 ROLLBACKS = "rollbacks.json"
 
@@ -28,7 +28,7 @@ def write_rollbacks(work: Path, rollbacks: Sequence[Mapping[str, Any]]) -> None:
     write_json(work / ROLLBACKS, list(rollbacks))
 
 
-def plan_after(plan: Plan, rollbacks: Sequence[Mapping[str, Any]]) -> Plan:
+def plan_after(plan: RowPlan, rollbacks: Sequence[Mapping[str, Any]]) -> RowPlan:
     """The plan of a training that went back: from the step gone back to on, all positions lie further on."""
     jumps: list[tuple[int, int]] = []
     for one in rollbacks:
@@ -37,7 +37,7 @@ def plan_after(plan: Plan, rollbacks: Sequence[Mapping[str, Any]]) -> Plan:
 
 
 def describe_rollback(
-    plan: Plan, rollbacks: Sequence[Mapping[str, Any]], from_step: int, to_step: int, first_bad_step: int
+    plan: RowPlan, rollbacks: Sequence[Mapping[str, Any]], from_step: int, to_step: int, first_bad_step: int
 ) -> dict[str, Any]:
     """One more rollback: after it, step `to_step` + 1 reads what step `from_step` + 1 would have read.
 

@@ -19,7 +19,7 @@ from gristmill.tokenize.order import Order, order_key, permute
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.record import METRICS
 from gristmill.train.loop.rollback import plan_after, read_rollbacks
-from gristmill.train.loop.stream import Plan, plan_of
+from gristmill.train.loop.row_plan import RowPlan, plan_of
 
 READS = "reads"
 """What a stage that asks about these rows is told of the section `pretrain`: see mixtures.training.READING_KEYS."""
@@ -86,7 +86,7 @@ def rows_read(packed: PackedSet, reads: Mapping[str, Any], folder: Path | None) 
     return RowsRead(packed, order, spans[spans[:, 0] < spans[:, 1]])
 
 
-def _spans(plan: Plan, steps: int) -> np.ndarray:
+def _spans(plan: RowPlan, steps: int) -> np.ndarray:
     """The positions that so many steps read: int64 of shape (n, 2), see RowsRead."""
     bounds = sorted({0, steps, *(step for step, _ in plan.jumps if step < steps)})
     return np.array([(plan.positions(first)[0], sum(plan.positions(end - 1))) for first, end in pairwise(bounds)],

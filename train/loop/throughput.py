@@ -1,11 +1,17 @@
-"""How fast a training runs: tokens per second, and the share of the device's peak that the model's arithmetic is."""
+"""How fast a training runs and what it holds: tokens per second, share of the peak, memory, sizes of updates."""
 
 from __future__ import annotations
 
-from typing import Literal
+import time
+from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
 
+from gristmill.dataprep.processes import peak_resident_bytes
+from gristmill.train.optim.sharded import squared_norm
+from gristmill.train.parallel.pipeline import over_stages
+from gristmill.train.parallel.world import World, max_over_ranks
 from gristmill.train.planning.devices import find_device
 
 
@@ -24,3 +30,76 @@ def model_flops_utilisation(
     if peak is None:
         return "unknown"
     return tokens_per_second * flops_per_token / (peak * devices)
+
+
+class Clock:
+    """Time, tokens and waiting since the last logged step of this attempt."""
+
+    def __init__(self) -> None:
+        self.restart(None, 0, 0.0)
+
+    def restart(self, tokens: int | None, step: int, waited_seconds: float) -> None:
+        """Start measuring; what was read and waited for so far (tokens None: not known yet)."""
+        self.started, self.tokens, self.step, self.waited_seconds = time.perf_counter(), tokens, step, waited_seconds
+
+    def rate(self, tokens: int) -> float | None:
+        """Tokens per second since the start."""
+        return None if self.tokens is None else (tokens - self.tokens) / (time.perf_counter() - self.started)
+
+    def data_wait(self, step: int, waited_seconds: float, world: World) -> dict[str, float]:
+        """How long a step waited for its batch on the slowest rank: seconds, and as a share of the step's time.
+
+        A mean over the steps since the start; every rank calls this together.
+        """
+        if self.tokens is None:
+            return {}
+        waited = max_over_ranks(waited_seconds - self.waited_seconds, world)
+        return {"data_wait_seconds": round(waited / (step - self.step), 6),
+                "data_wait_share": round(waited / (time.perf_counter() - self.started), 6)}
+
+
+class UpdateSize:
+    """How far an update moved the trained weights: norms of them and of the difference. Made before the update.
+
+    Holds a copy of this process's weights, so it is made on logged steps only.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._before = [parameter.detach().clone() for parameter in self._trained]
+
+    @torch.no_grad()
+    def norms(self) -> dict[str, Tensor]:
+        """`param_norm` after the update and `update_ratio`, the difference's norm over it; scalars on the device."""
+        now = [parameter.detach() for parameter in self._trained]
+        moved = [after - before for after, before in zip(now, self._before, strict=True)]
+        norm, change = (over_stages(self._model, squared_norm(one)).sqrt() for one in (now, moved))
+        return {"param_norm": norm, "update_ratio": change / norm}
+
+
+def speed_metrics(
+    rate: float, flops_per_token: float, causal_flops_per_token: float, peak: float | None, devices: int
+) -> dict[str, Any]:
+    """Tokens per second and MFU by both conventions for causal attention.
+
+    Args:
+        rate: tokens per second.
+        flops_per_token: with all pairs of positions counted, as PaLM (appendix B) does: `mfu`.
+        causal_flops_per_token: with those that a causal mask leaves: `mfu_causal`.
+        peak: of one device; both are "unknown" without it.
+        devices: how many compute.
+    """
+    return {"tokens_per_second": round(rate, 1),
+            "mfu": model_flops_utilisation(rate, flops_per_token, peak, devices),
+            "mfu_causal": model_flops_utilisation(rate, causal_flops_per_token, peak, devices)}
+
+
+def peak_memory_bytes(device: torch.device, world: World) -> int:
+    """The most memory that any rank has held so far: allocated on its GPU, or resident on a CPU.
+
+    Every rank calls this together.
+    """
+    if device.type == "cuda":
+        return int(max_over_ranks(float(torch.cuda.max_memory_allocated(device)), world))
+    return int(max_over_ranks(float(peak_resident_bytes()), world))

@@ -14,12 +14,7 @@ from torch import Tensor, nn
 
 from gristmill.dataprep.files import is_local, read_json, write_json
 from gristmill.mixtures.model import Initialisation
-from gristmill.train.models.families import (
-    UnknownArchitectureError,
-    is_scorer,
-    shape_from_hf,
-    tensors_behind,
-)
+from gristmill.train.models.families import UnknownArchitectureError, is_scorer, shape_from_hf, tensors_behind
 from gristmill.train.models.initialisation import initial_tensor
 from gristmill.train.models.int8 import read_int8, stored_name
 from gristmill.train.models.shape import Shape, ShapeError, shape_from_json, shape_to_json

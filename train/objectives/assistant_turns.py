@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.packed import PackedSet
+from gristmill.train.data.conversations import PAD_MULTIPLE
 from gristmill.train.evaluation.held_out import loss_metrics
-from gristmill.train.loop.batches import pinned
 from gristmill.train.loop.objective import UNTRAINED, Measured, mean_of_trained
-from gristmill.train.objectives.conversations import PAD_MULTIPLE
+from gristmill.train.loop.read_ahead import pinned
 from gristmill.train.objectives.losses import IGNORED, drawn_nll, next_tokens, uniforms, weighted_nll
 
 HEAD_TOKENS = 64
@@ -65,7 +65,7 @@ class AssistantTurns:
     """Cross-entropy over the tokens that have a loss (see objective.Objective).
 
     Args:
-        packed: the rows, with masks beside them (`train/objectives/example_rows.py`).
+        packed: the rows, with masks beside them (`train/data/example_rows.py`).
         seed: of the order.
         token_bytes: (vocab,) bytes per id, on the device.
         flops_per_token: model arithmetic.

@@ -3,11 +3,13 @@
 A margin is by how much the reward of the chosen answer, or its score by a reward model, is the larger one; of a single
 answer (`kto`) it is the reward itself, or its negative where the answer is undesirable. What still has a negative
 margin was not learned: it was labelled the wrong way round, contradicts other pairs, or is hard.
+
+Preference losses see the difference alone, so that both may fall together (Pal et al. 2024, "Smaug"; Pang et al. 2024).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,8 @@ import torch
 
 from gristmill.dataprep.documents import write_table
 from gristmill.mixtures.posttraining import Dpo
+from gristmill.train.data.preference_rows import AnswerRows, PairRows
 from gristmill.train.evaluation.intervals import share_with_interval
-from gristmill.train.objectives.answer_rows import AnswerRows
-from gristmill.train.objectives.pair_rows import PairRows
 from gristmill.train.objectives.preference_losses import LossSettings, PairLogps, preference_loss
 
 MARGINS = "margins.parquet"
@@ -27,6 +28,9 @@ SHOWN = 10
 """Pairs or answers with the worst margins that a summary shows."""
 EXCERPT = 300
 """Characters of a text in a summary."""
+LINES_IN_A_ROW = 3
+"""So many logged lines must agree before an alarm: a single batch may fall by chance."""
+MOST_PAIRS = 0.5
 
 
 def measured_again(ids: Sequence[str], held_out: np.ndarray, most: int) -> np.ndarray:
@@ -141,3 +145,46 @@ def _excerpts(record: Mapping[str, Any]) -> dict[str, str]:
     texts = {f"{name}_text": record[name][-1]["content"] for name in ("prompt", "chosen", "rejected", "completion")
              if name in record}
     return {name: text if len(text) <= EXCERPT else f"{text[:EXCERPT]}..." for name, text in texts.items()}
+
+
+def falls(line: Mapping[str, Any]) -> bool:
+    """Whether in a line of metrics the margin is positive although most chosen answers became less likely."""
+    return bool(line["rewards/margins"] > 0 and line["log_ratio/chosen"] < 0 and line["fell/chosen"] > MOST_PAIRS)
+
+
+def decline_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a stage's summary says of it, from its lines of metrics.
+
+    Returns:
+        `alarm_step`, the first step at which so many lines in a row had fallen, or None; and of the last line the
+        shares of pairs whose chosen and whose rejected answer fell.
+    """
+    streak, alarm = 0, None
+    measured = [line for line in lines if "fell/chosen" in line and "fell/rejected" in line]
+    for line in measured:
+        streak = streak + 1 if falls(line) else 0
+        if streak == LINES_IN_A_ROW and alarm is None:
+            alarm = line["step"]
+    last = measured[-1] if measured else {}
+    return {"alarm_step": alarm, "fell_chosen": last.get("fell/chosen"), "fell_rejected": last.get("fell/rejected")}
+
+
+class DeclineAlarm:
+    """Warns once when chosen answers keep falling.
+
+    Args:
+        warn: told what is happening and what helps.
+    """
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn, self._streak = warn, 0
+
+    def look(self, line: Mapping[str, Any]) -> None:
+        """Take in a logged line."""
+        self._streak = self._streak + 1 if falls(line) else 0
+        if self._streak == LINES_IN_A_ROW:
+            self._warn(f"dpo: chosen answers fall: {line['fell/chosen']:.0%} of them are less likely than under the "
+                       f"reference, by {-line['log_ratio/chosen']:.3f} nats per token on average, in "
+                       f"{LINES_IN_A_ROW} logged steps in a row; the margin grows because rejected ones fall faster. "
+                       "dpo.sft_weight (1, as Pang et al. 2024) holds them up; so do a higher dpo.beta and a lower "
+                       "dpo.optimizer.learning_rate")

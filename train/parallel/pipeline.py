@@ -45,7 +45,7 @@ class Call:
     rows: int
 
 
-class Stage(Llama):
+class PipelineStage(Llama):
     """Some layers of a model; the first stage has the embedding too, the last one the norm and the output matrix.
 
     Called like the whole model it computes without gradients, all stages together, and all of them get the result.
@@ -234,7 +234,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 def over_stages(model: nn.Module, value: Tensor) -> Tensor:
     """The sum over all stages of what is a sum over one stage's parameters; the value itself without a pipeline."""
-    if isinstance(model, Stage):
+    if isinstance(model, PipelineStage):
         value = value.clone()
         dist.all_reduce(value, group=model.group)
     return value
@@ -242,7 +242,7 @@ def over_stages(model: nn.Module, value: Tensor) -> Tensor:
 
 def is_beside_first(model: nn.Module) -> bool:
     """Whether this process is the first one, or holds a stage of the same pipeline."""
-    return 0 in (dist.get_process_group_ranks(model.group) if isinstance(model, Stage) else [dist.get_rank()])
+    return 0 in (dist.get_process_group_ranks(model.group) if isinstance(model, PipelineStage) else [dist.get_rank()])
 
 
 def of_all_stages(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -250,7 +250,7 @@ def of_all_stages(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Ten
 
     Every process for which `is_beside_first` holds calls this together.
     """
-    if not isinstance(model, Stage):
+    if not isinstance(model, PipelineStage):
         return tensors
     found: list[Any] | None = [None] * model.count if dist.get_rank() == 0 else None
     dist.gather_object(tensors, found, dst=0, group=model.group)

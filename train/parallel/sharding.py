@@ -53,7 +53,7 @@ def sharded_model(
 
     from gristmill.train.models.float8 import Float8Error, use_float8
     from gristmill.train.models.llama import Llama, configure
-    from gristmill.train.parallel.pipeline import Stage
+    from gristmill.train.parallel.pipeline import PipelineStage
     from gristmill.train.parallel.tensor import split_matrices
 
     compute = compute or Compute()
@@ -61,7 +61,7 @@ def sharded_model(
     # Masks and loss weights that pass through `forward` must keep their dtype.
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     with torch.device("meta"):
-        model = (build or Llama)(shape) if world.pipeline_group is None else Stage(
+        model = (build or Llama)(shape) if world.pipeline_group is None else PipelineStage(
             shape, world.stage, world.pipeline_group, dtype, world.device)
         if adapt is not None:
             adapt(model)

@@ -196,3 +196,11 @@ def sum_over_ranks(values: Tensor, world: World) -> Tensor:
             values.zero_()
         dist.all_reduce(values)
     return values
+
+
+@contextmanager
+def single_process() -> Iterator[World]:
+    """Join a group of one, as torchrun would start it, but for a store that nobody else can reach."""
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+    with process_group(store=dist.HashStore()) as world:  # type: ignore[attr-defined]
+        yield world

@@ -1,11 +1,22 @@
-"""GPUs by name: peaks and memory from their makers' data sheets."""
+"""GPUs by name: peaks and memory from their makers' data sheets, and what an hour of them costs."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from gristmill.mixtures.section import Section
+from gristmill.mixtures.yaml_text import YamlFileError, problems_of, read_yaml
 
 GIGA, TERA = 1e9, 1e12
+OTHER_DEVICES = {"mig", "laptop", "d", "max"}
+"""Words of a driver's name that make it a part or a slower kind of the device that is named: a slice of multi-instance
+GPU, a notebook's, the RTX 4090 D, Max-Q."""
+DEFAULT = Path(__file__).with_name("prices.yaml")
 
 
 class UnknownDeviceError(ValueError):
@@ -53,9 +64,6 @@ DEVICES = (
     _device("MI300X", 1307, 192, 448),  # AMD MI300X data sheet, 2023
 )
 """The first whose name stands in the driver's name, in whole words, is meant: longer names are before shorter ones."""
-OTHER_DEVICES = {"mig", "laptop", "d", "max"}
-"""Words of a driver's name that make it a part or a slower kind of the device that is named: a slice of multi-instance
-GPU, a notebook's, the RTX 4090 D, Max-Q."""
 
 
 def find_device(name: str) -> Device | None:
@@ -90,3 +98,38 @@ def _stands_in(part: list[str], words: list[str]) -> bool:
 
 def _plain(name: str) -> str:
     return name.lower().replace(" ", "").replace("-", "").replace("_", "")
+
+
+class PricesError(ValueError):
+    """A file of prices cannot be read."""
+
+
+class Prices(Section):
+    """A table of prices."""
+
+    as_of: str
+    """When they were written down."""
+    currency: str
+    """Of all figures."""
+    per_gpu_hour: dict[str, Annotated[float, Field(ge=0.0)]]
+    """GPU, by its name in the table of devices -> price."""
+
+
+def read_prices(path: Path | None = None) -> Prices:
+    """Read a file like `prices.yaml`, which is the default.
+
+    Raises:
+        PricesError: it is no such file, with what is wrong.
+    """
+    path = path or DEFAULT
+    try:
+        read = read_yaml(path)
+    except YamlFileError as error:
+        raise PricesError(str(error)) from error
+    if not isinstance(read, dict):
+        raise PricesError(f"{path}: a table of prices is a mapping with {', '.join(Prices.model_fields)}")
+    try:
+        # YAML reads a bare 2026-01-31 as a date.
+        return Prices.model_validate({**read, **({"as_of": str(read["as_of"])} if "as_of" in read else {})})
+    except ValidationError as error:
+        raise PricesError(f"{path}: {problems_of(error)}") from error

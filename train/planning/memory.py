@@ -1,7 +1,7 @@
 """Memory of one rank, part by part, for a model of some shape in some parallel form.
 
 What is counted is what this trainer keeps (FSDP2 with float32 master weights): a model of it, checked against
-measurements by `measured.py`. Framework, fragmentation and communication buffers are a margin on top.
+measurements by `measured_step.py`. Framework, fragmentation and communication buffers are a margin on top.
 """
 
 from __future__ import annotations

@@ -1,0 +1,199 @@
+"""Conversations made ready for training: ids, which of them are trained, and what had to be cut."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from gristmill.dataprep.files import atomic_write, write_json
+from gristmill.train.data.chat import Chat, ChatError, Tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EXAMPLE_IDS = "examples.txt"
+"""Of a training stage's output: the id of the example behind each row."""
+ROWS_PER_SET = "rows-per-set.json"
+"""Beside it: how many of the rows are of each set."""
+PAD_MULTIPLE = 64
+"""Micro-batches are as long as their longest row, rounded up to this."""
+SHOWN_REASONS = 10
+TrainOn = Literal["assistant", "last", "all"]
+
+
+class NothingToTrainError(ValueError):
+    """A set of examples has no token to train on."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One example.
+
+    Attributes:
+        ids: (t,) int64, at most `sequence_length`.
+        trained: (t,) bool; the first token never is, since nothing precedes it.
+        truncated: whether its end was cut off.
+        example: id of the example that it was made from.
+        answers: turns of the assistant that have a trained token.
+        ended: how many of these have their end of turn, and it is trained.
+    """
+
+    ids: np.ndarray
+    trained: np.ndarray
+    truncated: bool
+    example: str
+    answers: int = 0
+    ended: int = 0
+
+
+def conversation(
+    tokens: Tokens, first_turn: int, length: int, example: str, stops: Collection[int] = (), everything: bool = False,
+    untrained: Collection[int] = (),
+) -> Conversation | None:
+    """Cut to `length` and train on the assistant's turns from `first_turn` (counted from 1) on.
+
+    Args:
+        tokens: the rendered conversation.
+        first_turn: which turn of the assistant is the first one that is trained.
+        length: most tokens.
+        example: its id.
+        stops: ids that end a turn.
+        everything: train on all tokens instead, whoever speaks.
+        untrained: turns of the assistant that are not trained all the same.
+
+    Returns:
+        None where no trained token is left.
+    """
+    turns = tokens.turns[:length]
+    trained = np.ones(len(turns), dtype=bool) if everything else turns >= first_turn
+    trained[np.isin(turns, list(untrained))] = False
+    trained[:1] = False
+    if not trained.any():
+        return None
+    answered = np.unique(turns[trained & (turns > 0)])
+    last = [int(np.flatnonzero(turns == turn)[-1]) for turn in answered]
+    # A turn that was cut ends with whatever the cut left last.
+    ended = sum(int(tokens.ids[place]) in stops for place in last)
+    return Conversation(tokens.ids[:length], trained, len(tokens.ids) > length, example, len(answered), ended)
+
+
+def prepare_conversations(
+    examples: Sequence[Mapping[str, Any]], chat: Chat, length: int, train_on: TrainOn = "assistant"
+) -> tuple[list[Conversation], dict[str, Any]]:
+    """Encode examples of supervised fine-tuning.
+
+    Args:
+        examples: `messages` each, and perhaps `tools`; an assistant's message with `"trained": false` has no loss.
+        chat: tokenizer and template.
+        length: most tokens per example.
+        train_on: the assistant's turns, the last of these, or all tokens.
+
+    Returns:
+        the examples that train at least one token, and counts: examples, unrenderable (with the reasons), dropped (no
+        trained token within `length`), and those of `counts_of`; examples = used + dropped + unrenderable.
+    """
+    used: list[Conversation] = []
+    reasons: Counter[str] = Counter()
+    dropped = 0
+    for example in examples:
+        try:
+            tokens = chat.encode(example["messages"], tools=example.get("tools", ()))
+            untrained = untrained_turns(tokens, example["messages"])
+        except ChatError as error:
+            reasons[str(error)] += 1
+            continue
+        first_turn = int(tokens.turns.max(initial=1)) if train_on == "last" else 1
+        found = conversation(tokens, first_turn, length, example["id"], chat.stops, train_on == "all", untrained)
+        if found is None:
+            dropped += 1
+        else:
+            used.append(found)
+    return used, {"examples": len(examples), "unrenderable": reasons.total(),
+                  "unrenderable_reasons": dict(reasons.most_common(SHOWN_REASONS)), "dropped": dropped,
+                  **counts_of(used)}
+
+
+def untrained_turns(tokens: Tokens, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The turns of the assistant, counted from 1, that are not to be learned.
+
+    Raises:
+        ChatError: the template does not generate one turn for each message of the assistant, so that none is known.
+    """
+    learned = [message.get("trained", True) for message in messages if message["role"] == "assistant"]
+    if all(learned):
+        return []
+    if len(learned) != tokens.turns.max(initial=0):
+        raise ChatError("messages have a weight of 0, but the chat template marks other turns of the assistant than "
+                        "there are messages of it")
+    return [turn for turn, is_learned in enumerate(learned, start=1) if not is_learned]
+
+
+def fingerprint_of(conversations: Iterable[Conversation]) -> str:
+    """32 hexadecimal digits of conversations' ids and of which of them are trained, in their order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for one in conversations:
+        digest.update(len(one.ids).to_bytes(8, "little"))
+        digest.update(np.asarray(one.ids, dtype="<i8").tobytes() + np.asarray(one.trained, dtype=np.uint8).tobytes())
+    return digest.hexdigest()
+
+
+def write_example_ids(folder: Path, examples: Sequence[str], rows_per_set: Sequence[int]) -> None:
+    """Write which examples each row is, a line each, so that a step's examples can be named later.
+
+    Args:
+        folder: output of a training stage.
+        examples: of each row, with blanks between.
+        rows_per_set: what the order of the rows is made of.
+    """
+    with atomic_write(folder / EXAMPLE_IDS) as sink:
+        sink.write("".join(f"{example}\n" for example in examples).encode())
+    write_json(folder / ROWS_PER_SET, list(rows_per_set))
+
+
+def counts_of(used: Sequence[Conversation]) -> dict[str, Any]:
+    """Counts and shares over some examples."""
+    tokens = sum(len(one.ids) for one in used)
+    trained = sum(int(one.trained.sum()) for one in used)
+    truncated = sum(one.truncated for one in used)
+    answers = sum(one.answers for one in used)
+    return {
+        "answers": answers, "end_of_turn_share": sum(one.ended for one in used) / answers if answers else 0.0,
+        "used": len(used), "truncated": truncated, "example_tokens": tokens, "trained_tokens": trained,
+        "trained_share": trained / tokens if tokens else 0.0,
+        "masked_share": 1.0 - trained / tokens if tokens else 0.0,
+        "truncated_share": truncated / len(used) if used else 0.0,
+        "whole_share": 1.0 - truncated / len(used) if used else 0.0,
+    }
+
+
+def padded(rows: Sequence[Conversation], pad: int, length: int) -> tuple[Tensor, Tensor]:
+    """A micro-batch: ids and trained, both (n, t), filled up on the right with untrained padding.
+
+    Args:
+        rows: n of them, at least one.
+        pad: the padding id.
+        length: the longest that a row may be; t is no longer than it needs to be.
+    """
+    import torch  # here: who only makes rows of conversations needs none
+
+    longest = max(len(row.ids) for row in rows)
+    t = min(length, -(-longest // PAD_MULTIPLE) * PAD_MULTIPLE)
+    ids = torch.full((len(rows), t), pad, dtype=torch.int64)
+    trained = torch.zeros((len(rows), t), dtype=torch.bool)
+    for number, row in enumerate(rows):
+        ids[number, : len(row.ids)] = torch.from_numpy(row.ids)
+        trained[number, : len(row.ids)] = torch.from_numpy(row.trained)
+    return ids, trained
+
+
+def decoded_mask(chat: Chat, one: Conversation) -> list[tuple[str, bool]]:
+    """An example as text: (text, whether it is trained), special tokens shown."""
+    edges = np.flatnonzero(np.diff(one.trained.astype(np.int8))) + 1
+    return [(chat.decode(ids.tolist(), special=True), bool(trained[0]))
+            for ids, trained in zip(np.split(one.ids, edges), np.split(one.trained, edges), strict=True)]

@@ -1,0 +1,207 @@
+"""Conversations, and replayed documents of pre-training, as rows of a packed set with a loss mask.
+
+`best_fit` puts conversations together into rows as pre-training does documents (`tokenize/mixing/best_fit.py`); a
+conversation is never cut by a row's end. Where a row holds several, attention and positions keep them apart, so that
+each has the loss that it would have alone. A row holds examples of one set only, and the sets' rows are merged as a
+mixture's sources are, so that every prefix of the order has their proportions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.files import write_json
+from gristmill.tokenize.loss_masks import mask_name, write_mask
+from gristmill.tokenize.mixing.best_fit import best_fit_decreasing, by_bin
+from gristmill.tokenize.order import sources_of_rows
+from gristmill.tokenize.packed_files import (
+    DTYPES,
+    FORMAT,
+    MANIFEST,
+    PIECES_SCHEMA,
+    STAGED_FORMAT,
+    dtype_name,
+    train_name,
+)
+from gristmill.tokenize.packed_writing import write_rows
+from gristmill.train.data.conversations import Conversation
+from gristmill.train.loop.rows_read import RowsRead
+
+SHARD_BYTES = 64 << 20
+"""Tokens of a shard, at the most."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one conversation, or one replayed document, puts into a row.
+
+    Attributes:
+        id: 16 bytes of the example or document.
+        ids: (t,) token ids.
+        trained: (t,) bool.
+    """
+
+    id: bytes
+    ids: np.ndarray
+    trained: np.ndarray
+
+
+Row = Sequence[Piece]
+
+
+def piece_of(one: Conversation) -> Piece:
+    """What a conversation puts into a row."""
+    return Piece(bytes.fromhex(one.example), one.ids, one.trained)
+
+
+def packed_rows(pieces: Sequence[Piece], length: int, best_fit: bool) -> list[Row]:
+    """Rows of at most `length` tokens that hold every piece once: several in a row, or one in each."""
+    if not best_fit:
+        return [[piece] for piece in pieces]
+    bins, used = best_fit_decreasing(np.array([len(piece.ids) for piece in pieces], dtype=np.int32), length)
+    first = np.concatenate([[0], np.cumsum(np.bincount(bins, minlength=used))]).astype(np.int64)
+    order = by_bin(bins, first)
+    return [[pieces[place] for place in order[first[row] : first[row + 1]]] for row in range(used)]
+
+
+def replayed_rows(trained: RowsRead, count: int) -> list[Row]:
+    """The first rows that pre-training has read, in its order; from the first one again where there are fewer.
+
+    Every token of a piece has a loss but its first, which nothing of its document precedes.
+    """
+    packed, rows = trained.packed, trained.first(count)
+    tokens, positions = packed.read(rows), packed.positions(rows)
+    named: dict[int, list[dict[str, Any]]] = {}
+    for piece in packed.pieces(np.unique(rows)).to_pylist():
+        named.setdefault(piece["row"], []).append(piece)
+    found: list[Row] = []
+    for place, row in enumerate(rows.tolist()):
+        starts = np.flatnonzero(positions[place] == 0)
+        ends = [*starts[1:], int((positions[place] >= 0).sum())]
+        ids = [piece["id"] for piece in named.get(row, [])] or [bytes(16)] * len(starts)
+        found.append([Piece(one, tokens[place, start:end], positions[place, start:end] > 0)
+                      for one, start, end in zip(ids, starts, ends, strict=True)])
+    return found
+
+
+def replay_count(tokens: int, length: int, share: float) -> int:
+    """How many whole rows of pre-training make up a share of all tokens, beside `tokens` tokens of conversations."""
+    return round(share / (1.0 - share) * tokens / length)
+
+
+def write_example_rows(
+    folder: Path, sets: dict[str, list[Row]], length: int, tokenizer: dict[str, Any], pad: int
+) -> dict[str, Any]:
+    """Write the rows of all sets as one packed set with loss masks.
+
+    Args:
+        folder: where to.
+        sets: name -> its rows, at least one.
+        length: tokens per row.
+        tokenizer: vocab_size, eos, pad, sha256.
+        pad: what fills rows up.
+
+    Returns:
+        `rows`, `rows_per_set`, `tokens` (of examples), and `fill`, the share of the rows' places that they take.
+    """
+    counts = [len(rows) for rows in sets.values()]
+    source_of = sources_of_rows([counts], np.arange(sum(counts), dtype=np.int64))
+    waiting = [iter(rows) for rows in sets.values()]
+    ordered = [next(waiting[source]) for source in source_of.tolist()]
+    return write_ordered_rows(folder, list(sets), ordered, [counts], length, tokenizer, pad)
+
+
+def write_ordered_rows(
+    folder: Path, sets: Sequence[str], rows: Sequence[Row], stages: Sequence[Sequence[int]], length: int,
+    tokenizer: dict[str, Any], pad: int,
+) -> dict[str, Any]:
+    """Write rows in their order.
+
+    Args:
+        folder: where to.
+        sets: the names of the sets.
+        rows: all of them, stage after stage, each stage in the merged order of its sets.
+        stages: rows of each set, for each stage.
+        length: tokens per row.
+        tokenizer: vocab_size, eos, pad, sha256.
+        pad: what fills rows up.
+
+    Returns:
+        see `write_example_rows`.
+    """
+    dtype = dtype_name(tokenizer["vocab_size"])
+    counts = [sum(column) for column in zip(*stages, strict=True)]
+    source_of = sources_of_rows(stages, np.arange(len(rows), dtype=np.int64))
+    step = max(1, SHARD_BYTES // (length * DTYPES[dtype].itemsize))
+    shards = [_write_shard(folder / train_name(number), rows[start : start + step], source_of[start : start + step],
+                           start, length, dtype, pad) for number, start in enumerate(range(0, len(rows), step))]
+    staged = {"stages": [list(stage) for stage in stages]} if len(stages) > 1 else {}
+    write_json(folder / MANIFEST, {
+        "format": STAGED_FORMAT if staged else FORMAT, "dtype": dtype, "sequence_length": length,
+        "sources": list(sets), "tokenizer": tokenizer, "validation": {},
+        "train": {"rows": len(rows), "rows_per_source": counts, **staged, "shards": shards},
+    })
+    tokens = sum(len(piece.ids) for row in rows for piece in row)
+    return {"rows": len(rows), "rows_per_set": dict(zip(sets, counts, strict=True)), "tokens": tokens,
+            "fill": tokens / (len(rows) * length)}
+
+
+def _write_shard(
+    path: Path, rows: Sequence[Row], sources: np.ndarray, first: int, length: int, dtype: str, pad: int
+) -> dict[str, Any]:
+    tokens = np.full((len(rows), length), pad, dtype=DTYPES[dtype])
+    trained = np.zeros((len(rows), length), dtype=bool)
+    table = []
+    for place, (row, source) in enumerate(zip(rows, sources.tolist(), strict=True)):
+        start = 0
+        for piece in row:
+            end = start + len(piece.ids)
+            tokens[place, start:end], trained[place, start:end] = piece.ids, piece.trained
+            table.append({"row": first + place, "start": start, "length": len(piece.ids), "id": piece.id,
+                          "source": source, "copy": 0, "offset": 0})
+            start = end
+    entry = write_rows(path, tokens, pa.Table.from_pylist(table, schema=PIECES_SCHEMA), first)
+    mask = path.with_name(mask_name(path.name))
+    return {**entry, "beside": {**entry["beside"], mask.name: write_mask(mask, trained)}}
+
+
+def quotas(trained_tokens: Sequence[int], weights: Sequence[float]) -> list[float]:
+    """Trained tokens that each set gives: in proportion to the weights, none of the sets less than once.
+
+    The set that is largest for its weight is taken exactly once, all others more often.
+
+    Args:
+        trained_tokens: of each set, positive.
+        weights: of each set, positive.
+    """
+    scale = max(tokens / weight for tokens, weight in zip(trained_tokens, weights, strict=True))
+    return [scale * weight for weight in weights]
+
+
+def copies(trained_tokens: np.ndarray, ids: Sequence[str], quota: float, seed: int) -> np.ndarray:
+    """How often each example is taken (int64, shape (n,)): whole passes, then the first ones by a hash of seed and id.
+
+    What is taken differs from the quota by at most half of the longest example, and no two examples' numbers differ by
+    more than one.
+
+    Args:
+        trained_tokens: (n,) of each example, positive.
+        ids: of each example.
+        quota: trained tokens that are wanted.
+        seed: of the hash.
+    """
+    total = int(trained_tokens.sum())
+    passes, rest = divmod(quota, total)
+    keys = [hashlib.blake2b(f"{seed}/{one}".encode(), digest_size=16).digest() for one in ids]
+    order = sorted(range(len(keys)), key=lambda place: (keys[place], place))
+    reached = np.concatenate([[0], np.cumsum(trained_tokens[order])])
+    taken = np.full(len(keys), int(passes), dtype=np.int64)
+    taken[order[: int(np.abs(reached - rest).argmin())]] += 1
+    return taken

@@ -1,0 +1,243 @@
+"""Preference pairs made ready for training: sets read and encoded, who of them is held out, and the file of those."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gristmill.dataprep.examples.kept_examples import check_records, usable_sets
+from gristmill.dataprep.examples.prepare import view_text
+from gristmill.dataprep.files import atomic_write, canonical_json
+from gristmill.dataprep.passages.contamination import leaks_into
+from gristmill.dataprep.reading.examples import Refused
+from gristmill.dataprep.reading.preferences import SAME, audit
+from gristmill.mixtures.decontaminate import Decontaminate
+from gristmill.mixtures.posttraining import PreferencePairs
+from gristmill.train.data.chat import Chat, ChatError
+from gristmill.train.data.conversations import SHOWN_REASONS, Conversation, NothingToTrainError, conversation, padded
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HASH_BITS = 64
+HOLDOUT = "holdout.jsonl"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prompt with a preferred and a rejected answer, of which only the answers are scored.
+
+    Attributes:
+        example: what it was made from: id, prompt, chosen, rejected.
+        chosen, rejected: the encoded conversations, prompt included.
+    """
+
+    example: Mapping[str, Any]
+    chosen: Conversation
+    rejected: Conversation
+
+    @property
+    def scored_tokens(self) -> tuple[int, int]:
+        """How many tokens of the chosen and of the rejected answer are scored."""
+        return int(self.chosen.trained.sum()), int(self.rejected.trained.sum())
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A prompt with one answer that is desirable or not.
+
+    Attributes:
+        example: what it was made from: id, prompt, completion, label.
+        conversation: encoded, prompt included; only the answer is scored.
+    """
+
+    example: Mapping[str, Any]
+    conversation: Conversation
+
+
+def prepare_answers(
+    examples: Sequence[Mapping[str, Any]], chat: Chat, length: int
+) -> tuple[list[Answer], dict[str, Any]]:
+    """Encode labelled examples; arguments and counts as of `prepare_pairs`."""
+    used: list[Answer] = []
+    refused: list[str] = []
+    for example in examples:
+        earlier_turns = sum(message["role"] == "assistant" for message in example["prompt"])
+        try:
+            tokens = chat.encode([*example["prompt"], *example["completion"]], tools=example.get("tools", ()))
+        except ChatError as error:
+            refused.append(str(error))
+            continue
+        if (found := conversation(tokens, earlier_turns + 1, length, example["id"])) is not None:
+            used.append(Answer(example, found))
+    return used, {"examples": len(examples), "unrenderable": len(refused),
+                  "unrenderable_reasons": dict(Counter(refused).most_common(SHOWN_REASONS)),
+                  "dropped": len(examples) - len(used) - len(refused), "used": len(used),
+                  "truncated": sum(one.conversation.truncated for one in used)}
+
+
+def prepare_pairs(
+    examples: Sequence[Mapping[str, Any]], chat: Chat, length: int
+) -> tuple[list[Pair], dict[str, Any]]:
+    """Encode preference examples.
+
+    Args:
+        examples: `id`, lists of messages `prompt`, `chosen`, `rejected`, and perhaps `tools`.
+        chat: tokenizer and template.
+        length: most tokens per conversation.
+
+    Returns:
+        the pairs of which both answers have a token within `length`, and counts: examples, used, truncated, dropped,
+        unrenderable (with the reasons).
+    """
+    used: list[Pair] = []
+    refused: list[str] = []
+    dropped = 0
+    for example in examples:
+        earlier_turns = sum(message["role"] == "assistant" for message in example["prompt"])
+        try:
+            chosen, rejected = (
+                conversation(chat.encode([*example["prompt"], *example[name]], tools=example.get("tools", ())),
+                             earlier_turns + 1, length, example["id"])
+                for name in ("chosen", "rejected"))
+        except ChatError as error:
+            refused.append(str(error))
+            continue
+        if chosen is None or rejected is None:
+            dropped += 1
+        else:
+            used.append(Pair(example, chosen, rejected))
+    truncated = sum(pair.chosen.truncated or pair.rejected.truncated for pair in used)
+    return used, {"examples": len(examples), "unrenderable": len(refused),
+                  "unrenderable_reasons": dict(Counter(refused).most_common(SHOWN_REASONS)),
+                  "dropped": dropped, "used": len(used), "truncated": truncated}
+
+
+def is_held_out(example: Mapping[str, Any], share: float, seed: int) -> bool:
+    """Whether a pair only measures: by a hash of seed and prompt, so that one prompt is never on both sides."""
+    prompt = [[message["role"], message["content"]] for message in example["prompt"]]
+    digest = hashlib.blake2b(canonical_json([seed, prompt]), digest_size=HASH_BITS // 8).digest()
+    return int.from_bytes(digest, "little") < share * 2**HASH_BITS
+
+
+def padded_pairs(pairs: Sequence[Pair], pad: int, length: int) -> tuple[Tensor, Tensor]:
+    """Ids and targets of n pairs, (2n, t) each: all chosen answers, then all rejected ones."""
+    from gristmill.train.objectives.losses import next_tokens  # here: who only makes the rows needs no torch
+
+    ids, scored = padded([*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)], pad, length)
+    return ids, next_tokens(ids, scored)
+
+
+def gained_more(logps: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """Whether the chosen answer of each of n pairs gained more than the rejected one: (n,) bool.
+
+    Args:
+        logps, reference: (n, 2), as from `reference.pair_logps`, under the policy and under the reference.
+    """
+    gained = logps - reference
+    more: np.ndarray = gained[:, 0] > gained[:, 1]
+    return more
+
+
+def reward_accuracy(logps: np.ndarray, reference: np.ndarray) -> float | None:
+    """Share of pairs for which `gained_more` holds; ties do not count (TRL). None where there are no pairs."""
+    return float(gained_more(logps, reference).mean()) if len(logps) else None
+
+
+def more_likely(logps: np.ndarray) -> float | None:
+    """Share of pairs whose chosen answer is the likelier one, without any reference."""
+    return float((logps[:, 0] > logps[:, 1]).mean()) if len(logps) else None
+
+
+class NoPairsError(ValueError):
+    """Labelled answers stand where pairs are needed."""
+
+
+def read_pairs(
+    data: Sequence[PreferencePairs], chat: Chat, length: int, prepared: Path | None = None,
+    leaks: Decontaminate | None = None,
+) -> tuple[list[list[Pair]], list[dict[str, Any]], list[Sequence[Refused]]]:
+    """Read and encode all sets, which are of pairs; see `read_preferences`.
+
+    Raises:
+        NoPairsError: a set has an answer that is labelled and no pair.
+    """
+    found, counts, refused = read_preferences(data, chat, length, prepared, leaks)
+    for one, of_set in zip(data, found, strict=True):
+        if labelled := sum(isinstance(item, Answer) for item in of_set):
+            raise NoPairsError(f"preferences {one.path}: {labelled} of its examples are single answers with a label, "
+                               "of which only dpo.loss kto learns; give pairs, or another set")
+    return [[item for item in of_set if isinstance(item, Pair)] for of_set in found], counts, refused
+
+
+def read_preferences(
+    data: Sequence[PreferencePairs], chat: Chat, length: int, prepared: Path | None = None,
+    leaks: Decontaminate | None = None,
+) -> tuple[list[list[Pair | Answer]], list[dict[str, Any]], list[Sequence[Refused]]]:
+    """Read and encode all sets of pairs and of labelled answers, or what their preparation left of them.
+
+    Args:
+        data: where they are.
+        chat: tokenizer and template.
+        length: most tokens per conversation.
+        prepared: output of the stage that prepared them, if any did.
+        leaks: the evaluation sets that they are compared with.
+
+    Returns:
+        set by set: the usable pairs and after them the usable answers; counts (see `pairs.prepare_pairs`) with what
+        `audit` found of the pairs, and how many answers are `desirable` and `undesirable`; the records that are
+        neither.
+
+    Raises:
+        gristmill.dataprep.reading.examples.ExamplesError: more records of a set are refused than may be.
+        NothingToTrainError: a set has no usable pair or answer.
+    """
+    sets: list[list[Pair | Answer]] = []
+    counts: list[dict[str, Any]] = []
+    refused: list[Sequence[Refused]] = []
+    for one, read in zip(data, usable_sets(data, "dpo", prepared), strict=True):
+        pairs, of_pairs = prepare_pairs([item for item in read.examples if "chosen" in item], chat, length)
+        answers, of_answers = prepare_answers([item for item in read.examples if "label" in item], chat, length)
+        counted = added(of_pairs, of_answers)
+        if not (pairs or answers):
+            raise NothingToTrainError(
+                f"preferences {one.path}: none of its {counted['examples']} pairs has both answers within {length} "
+                f"tokens ({counted['dropped']} too long, {counted['unrenderable']} not to be rendered: "
+                f"{counted['unrenderable_reasons']}); raise sequence_length or look at the data")
+        sets.append([*pairs, *answers])
+        audited = {**audit([item for item in read.examples if "chosen" in item]),
+                   "same_answers": sum(item.reason == SAME for item in read.refused),
+                   "leaks": None if leaks is None else leaks_into(
+                       [view_text("conversation", example) for example in read.examples], leaks)}
+        labels = [item.example["label"] for item in answers]
+        counts.append({"path": one.path, **read.counts, **counted, "desirable": sum(labels),
+                       "undesirable": len(labels) - sum(labels), "audit": audited})
+        check_records(f"preferences: {one.path}", counts[-1])
+        refused.append(read.refused)
+    return sets, counts, refused
+
+
+def added(of_pairs: Mapping[str, Any], of_answers: Mapping[str, Any]) -> dict[str, Any]:
+    """The counts of a set's pairs and answers together."""
+    return {name: {reason: count + of_answers[name].get(reason, 0) for reason, count in
+                   {**dict.fromkeys(of_answers[name], 0), **value}.items()} if isinstance(value, Mapping) else
+            value + of_answers[name] for name, value in of_pairs.items()}
+
+
+def write_holdout(path: Path, records: Sequence[Mapping[str, Any]], reference: np.ndarray, length: int) -> None:
+    """Write the held-out pairs as JSON lines.
+
+    Each has `reference_chosen` and `reference_rejected`, and the `sequence_length` that its conversations were cut to.
+    """
+    with atomic_write(path) as sink:
+        for pair, (chosen, rejected) in zip(records, reference.tolist(), strict=True):
+            line = {**pair, "reference_chosen": chosen, "reference_rejected": rejected,
+                    "sequence_length": length}
+            sink.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")

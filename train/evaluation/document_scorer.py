@@ -1,0 +1,99 @@
+"""Scoring documents by a language model: the scorer of `quality` that the stage finds by its name.
+
+The preparing layer must import and run without torch, and may not import this one. So
+`dataprep/judges/scorers.py` holds the name of `load_scorer` as a string, and imports it only in a task whose
+manifest asks for `perplexity.model`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gristmill.tokenize.encoding.tokenizer import END_OF_TEXT_NAMES, count_token_bytes
+from gristmill.train.data.chat import TOKENIZER_FILE
+from gristmill.train.evaluation.held_out import LARGEST_EXPONENT
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.weights import INDEX_FILE, WEIGHTS_FILE, load_model
+from gristmill.train.objectives.losses import IGNORED, next_tokens, score_tokens
+
+WINDOWS_PER_FORWARD = 8
+Scorer = Callable[[Sequence[str]], dict[str, np.ndarray]]
+"""A function from n texts to `model_perplexity` and `bits_per_byte`, float64 of shape (n,), NaN for empty texts."""
+
+
+class ModelFolderError(ValueError):
+    """A folder does not hold a language model that can score text."""
+
+
+@lru_cache(maxsize=1)
+def load_scorer(folder: str, sha256: str, max_tokens: int) -> Scorer:
+    """The scorer of a model, loaded once per process.
+
+    Args:
+        folder: what `export` writes: config.json, model.safetensors and tokenizer.json.
+        sha256: of its weights, so that another model at the same place is not taken for it.
+        max_tokens: so many tokens of each text are scored.
+
+    Raises:
+        ModelFolderError: a file is missing, or model and tokenizer do not fit.
+    """
+    from tokenizers import Tokenizer
+
+    path = Path(folder)
+    weights = INDEX_FILE if (path / INDEX_FILE).is_file() else WEIGHTS_FILE
+    missing = [name for name in ("config.json", weights, TOKENIZER_FILE) if not (path / name).is_file()]
+    if missing:
+        raise ModelFolderError(f"{folder} has no {', '.join(missing)}; give the folder that the stage export wrote")
+    # Documents are scored one by one and workers are many: threads within a product would only vary its rounding.
+    torch.set_num_threads(1)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = load_model(path, device)
+    tokenizer = Tokenizer.from_file(str(path / TOKENIZER_FILE))
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    token_bytes = count_token_bytes(tokenizer)
+    start = next((tokenizer.token_to_id(name) for name in END_OF_TEXT_NAMES if tokenizer.token_to_id(name) is not None),
+                 None)  # fmt: skip
+    if start is None or len(token_bytes) > model.shape.padded_vocab_size:
+        raise ModelFolderError(f"{folder}: its tokenizer ({len(token_bytes)} tokens, end of text {start}) does not fit "
+                               f"its model ({model.shape.vocab_size} tokens): they do not belong together")  # fmt: skip
+
+    def score(texts: Sequence[str]) -> dict[str, np.ndarray]:
+        encoded = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        ids = [np.array([start, *one.ids[:max_tokens]], np.int64) for one in encoded]
+        nll = np.array([score_document(model, one) for one in ids])
+        tokens = np.array([len(one) - 1 for one in ids], np.float64)
+        sizes = np.array([token_bytes[one[1:]].sum() for one in ids], np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return {"model_perplexity": np.exp(np.minimum(nll / tokens, LARGEST_EXPONENT)),
+                    "bits_per_byte": np.where(sizes > 0, nll / math.log(2) / sizes, np.nan)}  # fmt: skip
+
+    return score
+
+
+@torch.no_grad()
+def score_document(model: Llama, ids: np.ndarray) -> float:
+    """The negative log-likelihood, in nats, of all tokens but the first.
+
+    Windows of the model's length follow each other; each begins with the last token of the one before, so that every
+    token is predicted once, from at least one other.
+    """
+    length = model.shape.sequence_length
+    starts = range(0, len(ids) - 1, length - 1)
+    windows = [torch.from_numpy(ids[start : start + length]) for start in starts]
+    device = model.model.embed_tokens.weight.device
+    total = 0.0
+    for first in range(0, len(windows), WINDOWS_PER_FORWARD):
+        rows = torch.nn.utils.rnn.pad_sequence(windows[first : first + WINDOWS_PER_FORWARD], True, IGNORED).to(device)
+        nll: Tensor
+        nll, _ = model(rows.clamp(min=0), partial(score_tokens, targets=next_tokens(rows)))
+        total += float(nll.double().sum())
+    return total

@@ -1,0 +1,188 @@
+"""Kahneman-Tversky optimisation (Ethayarajh et al. 2024): single answers, desirable or not, against a frozen reference.
+
+Legend, per answer: g = log pi(y|x) - log pi0(y|x), summed over the answer's tokens, is what the policy pi has gained
+over the frozen reference pi0, in nats; z is the same for answers to other prompts, averaged, an estimate of
+KL(pi || pi0) that is no less than zero. beta is the strength of the tie to the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gristmill.mixtures.posttraining import Dpo
+from gristmill.train.data.preference_rows import AnswerRows, Drawn
+from gristmill.train.loop.objective import Measured
+from gristmill.train.loop.read_ahead import pinned
+from gristmill.train.loop.row_plan import micro_batches
+from gristmill.train.objectives.losses import IGNORED, sequence_logps
+from gristmill.train.objectives.margins import DeclineAlarm
+from gristmill.train.parallel.sharding import evaluating
+from gristmill.train.parallel.world import World, sum_over_ranks
+
+KINDS = ("chosen", "rejected")
+"""What desirable and undesirable answers are called in metrics, by the names of TRL."""
+
+
+def kto_loss(
+    gains: Tensor, desirable: Tensor, baseline: Tensor, beta: float, desirable_weight: float, undesirable_weight: float
+) -> Tensor:
+    """w_D (1 - sigma(beta (g - z))) of a desirable answer, w_U (1 - sigma(beta (z - g))) of another, (n,).
+
+    Equation 7 of the paper, up to the constant that its authors' code and TRL leave out too.
+
+    Args:
+        gains: (n,) g.
+        desirable: (n,) bool.
+        baseline: z, a scalar without gradient.
+        beta, desirable_weight, undesirable_weight: see `mixtures.posttraining.Dpo`.
+    """
+    apart = torch.where(desirable, gains - baseline, baseline - gains)
+    weights = torch.where(desirable, desirable_weight, undesirable_weight)
+    return weights * torch.sigmoid(-beta * apart)
+
+
+def baseline_of(mismatched_gains: Tensor) -> Tensor:
+    """z from the gains (n,) of answers to other prompts: their mean, and zero where that is negative."""
+    return mismatched_gains.detach().mean().clamp(min=0.0)
+
+
+def weights_to_balance(desirable: int, undesirable: int, desirable_weight: float, undesirable_weight: float) -> float:
+    """How the two kinds weigh in all: w_D n_D / (w_U n_U), which should lie between 1 and 4/3 (equation 8)."""
+    return desirable_weight * desirable / (undesirable_weight * undesirable)
+
+
+@dataclass(frozen=True)
+class PaddedAnswers:
+    """A micro-batch of n answers in host memory.
+
+    Attributes:
+        ids, targets: (n, t) each.
+        desirable: (n,) bool.
+        reference: (n,) float32, log-probabilities under the frozen reference.
+        real: whether it counts.
+    """
+
+    ids: Tensor
+    targets: Tensor
+    desirable: Tensor
+    reference: Tensor
+    real: bool
+
+
+class Desirability:
+    """KTO (see objective.Objective).
+
+    Before each step `take_baseline` measures how much likelier the policy makes answers to other prompts, over all
+    of the batch: so neither the cut into micro-batches nor the number of processes changes the loss.
+
+    Args:
+        rows: the answers.
+        draws: int64 arrays of the answers to train on, set by set; one that is there twice is read twice an epoch.
+        reference: (A, 2) float32 of all answers: to their own prompts, and their partners' to the same prompts.
+        section: the loss's settings.
+        seed: of the order.
+        flops_per_token: model arithmetic of a step, per token of the answers' conversations.
+        world: the processes.
+        warn: told when desirable answers keep falling.
+    """
+
+    sums_length = 12
+
+    def __init__(
+        self, rows: AnswerRows, draws: Sequence[np.ndarray], reference: np.ndarray, section: Dpo, seed: int,
+        flops_per_token: float, world: World, warn: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        self._drawn = Drawn(rows, draws, seed)
+        self.order, self.fingerprint = self._drawn.order, self._drawn.fingerprint
+        self.num_tokens, self.describe, self.blame = self._drawn.num_tokens, self._drawn.describe, self._drawn.blame
+        self.flops_per_token = flops_per_token
+        self.sequence_length = rows.packed.sequence_length
+        self._rows, self._reference, self._section, self._world = rows, reference, section, world
+        self._baseline = torch.zeros((), device=world.device)
+        self._alarm = DeclineAlarm(warn)
+
+    def take_baseline(self, model: nn.Module, rows: np.ndarray) -> None:
+        """Estimate the KL from the rows of the coming step, with answers to other prompts."""
+        answers = self._drawn.numbers[rows]
+        logps = answer_logps(model, self._rows, answers, self._section.micro_batch_size, self._world, mismatched=True)
+        self._baseline = baseline_of(torch.from_numpy(logps - self._reference[answers, 1])).to(self._world.device)
+
+    def weight(self, rows: np.ndarray, cuts: int = 1) -> float:
+        """Answers: every one counts the same, however long it is."""
+        return float(len(rows))
+
+    def prepare(self, rows: np.ndarray, cuts: int = 1) -> PaddedAnswers:
+        """Read a micro-batch of answers; for no rows any one, with no weight."""
+        # An empty micro-batch computes too: its passes are collective operations.
+        answers = self._drawn.numbers[rows if len(rows) else [0]]
+        ids, targets = self._rows.read(answers)
+        return PaddedAnswers(pinned(ids), pinned(targets), pinned(torch.from_numpy(self._rows.desirable[answers])),
+                             pinned(torch.from_numpy(self._reference[answers, 0])), bool(len(rows)))
+
+    def loss(self, model: nn.Module, batch: PaddedAnswers, scale: float | Tensor, draw: int | None = None) -> Measured:
+        """See objective.Objective.
+
+        The sums are the loss, the estimated KL, and of desirable and of undesirable answers each: how many, rewards,
+        log-probs, how many fell below the reference, and their log-ratios to it per token.
+        """
+        real, section = float(batch.real), self._section
+        ids, targets, desirable, reference = (part.to(self._world.device, non_blocking=True) for part in (
+            batch.ids, batch.targets, batch.desirable, batch.reference))
+        logps = model(ids, partial(sequence_logps, targets=targets))
+        gains = logps - reference
+        losses = kto_loss(gains, desirable, self._baseline, section.beta, section.desirable_weight,
+                          section.undesirable_weight)
+        told, tokens = gains.detach(), (targets != IGNORED).sum(dim=1)
+        of_answers = torch.stack([torch.ones_like(told), section.beta * told, logps.detach(), (told < 0).float(),
+                                  told / tokens]).double()
+        by_kind = [(of_answers * which).sum(dim=1) for which in (desirable, ~desirable)]
+        sums = torch.cat([losses.detach().double().sum()[None], (self._baseline.double() * len(ids))[None], *by_kind])
+        return Measured(losses.sum() * (scale * real), sums * real, losses.detach()[:, None])
+
+    def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
+        """Means over answers, by the names that TRL gives them; what concerns a kind that was not read is absent."""
+        line: dict[str, Any] = {"loss": sums[0] / weight, "kl": sums[1] / weight}
+        for kind, (number, *values) in zip(KINDS, (sums[2:7], sums[7:12]), strict=True):
+            line[f"answers/{kind}"] = int(number)
+            if number:
+                line |= {f"{name}/{kind}": value / number
+                         for name, value in zip(("rewards", "logps", "fell", "log_ratio"), values, strict=True)}
+        if all(line[f"answers/{kind}"] for kind in KINDS):
+            line["rewards/margins"] = line["rewards/chosen"] - line["rewards/rejected"]
+            self._alarm.look(line)
+        return line
+
+
+def answer_logps(
+    model: nn.Module, rows: AnswerRows, answers: np.ndarray, micro_batch_size: int, world: World,
+    mismatched: bool = False,
+) -> np.ndarray:
+    """Summed log-probabilities of n answers, (n,) float32, the same on every rank.
+
+    Args:
+        model: on every rank.
+        rows: the answers' rows.
+        answers: int64 of shape (n,), their numbers.
+        micro_batch_size: answers per forward pass on one rank, at the most.
+        world: the processes.
+        mismatched: of their partners' answers to their prompts instead.
+    """
+    found = torch.zeros(len(answers), dtype=torch.float32, device=world.device)
+    with evaluating(model):
+        for part in micro_batches(np.arange(len(answers)), world.data_rank, world.data_size, micro_batch_size):
+            # An empty share still takes part in the collectives of the forward pass.
+            read = answers[part] if len(part) else np.zeros(1, dtype=np.int64)
+            ids, targets = (tensor.to(world.device) for tensor in (
+                rows.read_mismatched(read) if mismatched else rows.read(read)))
+            logps = model(ids, partial(sequence_logps, targets=targets))
+            if len(part):
+                found[torch.from_numpy(part).to(world.device)] = logps
+    summed: np.ndarray = sum_over_ranks(found, world).cpu().numpy()
+    return summed

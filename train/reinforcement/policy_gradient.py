@@ -1,0 +1,182 @@
+"""Advantages of tokens, and the losses of policies and critics: pure functions of numbers and masks.
+
+Legend: n answers, g per prompt and side by side, r tokens of the longest.
+
+Legend: n answers, r tokens of the longest; everything is (n, r) unless it says otherwise. Position j is the answer's
+j-th token; where the mask is 0 nothing counts.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+STD_FLOOR = 1e-4
+"""Added to the standard deviation that advantages are divided by (TRL's GRPOTrainer)."""
+WHITENING_FLOOR = 1e-8
+"""Added to the variance that PPO's advantages are divided by (TRL's masked_whiten)."""
+Scale = Literal["group", "batch", "none"]
+KlEstimator = Literal["k1", "k2", "k3"]
+Normalisation = Literal["sequence", "token", "constant"]
+
+
+def group_advantages(rewards: Tensor, group_size: int, scale: Scale) -> Tensor:
+    """Each answer's reward less the mean of its group, perhaps divided by a standard deviation; (n,).
+
+    Shao et al. 2024, section 4.1.2; without the division Liu et al. 2025 (Dr. GRPO). The deviation is the unbiased one
+    (n - 1), as in TRL.
+
+    Args:
+        rewards: (n,), the answers to a prompt side by side.
+        group_size: g.
+        scale: by the deviation of the group, of the whole batch, or by nothing.
+    """
+    groups = rewards.view(-1, group_size)
+    advantages = (groups - groups.mean(dim=1, keepdim=True)).flatten()
+    if scale == "none":
+        return advantages
+    deviation = groups.std(dim=1).repeat_interleave(group_size) if scale == "group" else rewards.std()
+    return advantages / (deviation + STD_FLOOR)
+
+
+def groups_without_variance(rewards: Tensor, group_size: int) -> Tensor:
+    """Which answers' groups got one and the same reward, so that nothing can be learned from them; (n,) bool."""
+    groups = rewards.view(-1, group_size)
+    return (groups == groups[:, :1]).all(dim=1).repeat_interleave(group_size)
+
+
+def token_rewards(rewards: Tensor, divergence: Tensor, kl_weight: float, mask: Tensor) -> Tensor:
+    """PPO's reward of each token, (n, r): less for its divergence, and the answer's own reward at its last token.
+
+    Ouyang et al. 2022, equation 2, as a penalty per token (Stiennon et al. 2020, section 3.4).
+
+    Args:
+        rewards: (n,) of the answers.
+        divergence: (n, r) from the reference, per token.
+        kl_weight: beta.
+        mask: (n, r) bool, each row a run of tokens from its beginning; at least one.
+    """
+    given = -kl_weight * divergence * mask
+    last = mask.sum(dim=1, keepdim=True) - 1
+    return given.scatter_add(1, last, rewards[:, None].to(given.dtype))
+
+
+def generalised_advantages(
+    rewards: Tensor, values: Tensor, mask: Tensor, discount: float, gae_lambda: float
+) -> tuple[Tensor, Tensor]:
+    """GAE(lambda) of Schulman et al. 2016, equation 16: advantages and returns, (n, r) each.
+
+    An answer that was cut ends like one that came to its end: nothing is to come behind its last token.
+
+    Args:
+        rewards: of each token.
+        values: what the critic expected before each token.
+        mask: bool, each row a run of tokens from its beginning.
+        discount: gamma.
+        gae_lambda: lambda.
+
+    Returns:
+        A_t = sum over k of (gamma lambda)^k (r_{t+k} + gamma V_{t+k+1} - V_{t+k}), and A_t + V_t, which the critic is
+        to learn; 0 where the mask is.
+    """
+    real = mask.to(values.dtype)
+    rewards, values = rewards * real, values * real
+    advantages = torch.zeros_like(values)
+    following, after = torch.zeros_like(values[:, 0]), torch.zeros_like(values[:, 0])
+    for t in reversed(range(values.shape[1])):
+        surprise = rewards[:, t] + discount * after - values[:, t]
+        following = (surprise + discount * gae_lambda * following) * real[:, t]
+        advantages[:, t], after = following, values[:, t]
+    return advantages, (advantages + values) * real
+
+
+def whitened(values: Tensor, mask: Tensor) -> Tensor:
+    """Values with mean 0 and variance 1 over the mask, 0 elsewhere; the variance is the unbiased one."""
+    chosen = values[mask]
+    variance = chosen.var() if len(chosen) > 1 else torch.zeros((), dtype=values.dtype, device=values.device)
+    return (values - chosen.mean()) * torch.rsqrt(variance + WHITENING_FLOOR) * mask
+
+
+def surrogate_loss(
+    logps: Tensor, old: Tensor, advantages: Tensor, clip: float, clip_high: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """The clipped surrogate per token: -min(ratio A, clip(ratio, 1 - clip, 1 + clip_high) A).
+
+    Schulman et al. 2017, equation 7; with another bound above it is DAPO's "clip-higher" (Yu et al. 2025, section 3.1).
+
+    Args:
+        logps, old: log-probabilities of the tokens under the policy and under the one that drew them.
+        advantages: of each token; (n, 1) where all of an answer have the same.
+        clip, clip_high: how far the ratio may fall or rise; `clip` both ways if the latter is absent.
+
+    Returns:
+        the loss, and (bool) where the clipped term is the smaller one: there the gradient is zero.
+    """
+    ratio = (logps - old).exp()
+    plain = ratio * advantages
+    clipped = ratio.clamp(1.0 - clip, 1.0 + (clip if clip_high is None else clip_high)) * advantages
+    return -torch.minimum(plain, clipped), clipped < plain
+
+
+def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
+    """The critic's loss per token: half the squared error, or that of the clipped estimate where it is larger.
+
+    Args:
+        values, old: the critic's estimates, and those from before the update.
+        returns: what they should have been.
+        clip: how far an estimate may move from the old one and still lower the loss (OpenAI baselines, ppo2); not
+            limited if None.
+    """
+    error = (values - returns).square()
+    if clip is not None:
+        error = torch.maximum(error, (old + (values - old).clamp(-clip, clip) - returns).square())
+    return 0.5 * error
+
+
+def kl_estimate(logps: Tensor, reference: Tensor, kind: KlEstimator) -> Tensor:
+    """KL(policy || reference) per token, estimated from tokens that the policy drew (Schulman 2020, "Approximating KL
+    divergence"). With x = log(policy / reference):
+
+    k1 = x: unbiased, of large variance, may be negative. k2 = x^2 / 2: biased, never negative; its gradient is that of
+    the divergence. k3 = exp(-x) - 1 + x: unbiased and never negative.
+    """
+    x = logps - reference
+    match kind:
+        case "k1":
+            return x
+        case "k2":
+            return 0.5 * x.square()
+        case "k3":
+            return torch.expm1(-x) + x
+
+
+def kl_loss(logps: Tensor, old: Tensor, reference: Tensor, kind: KlEstimator, corrected: bool) -> Tensor:
+    """The divergence as a part of the loss per token: its estimate, perhaps times the ratio of new to old probability.
+
+    An expectation under the policy has a gradient through its own probabilities too, which an estimate from drawn
+    tokens lacks; the ratio, 1 in value in the first update, brings it back (DeepSeek-V3.2 2025, section 3.1).
+    """
+    estimate = kl_estimate(logps, reference, kind)
+    return (logps - old).exp() * estimate if corrected else estimate
+
+
+def token_weights(mask: Tensor, kind: Normalisation, most_tokens: int) -> Tensor:
+    """What each token's loss is multiplied with, so that the sum over a step's n answers, divided by n, is its loss.
+
+    Args:
+        mask: (n, r) of all answers of an optimizer step, however they are cut into micro-batches.
+        kind: `sequence`: the mean over answers of the mean over their tokens (GRPO, Shao et al. 2024, equation 3);
+            `token`: the mean over all tokens (DAPO, Yu et al. 2025, equation 8); `constant`: tokens out of
+            `most_tokens` per answer (Dr. GRPO, Liu et al. 2025, section 3.2).
+        most_tokens: that an answer may have.
+    """
+    mask = mask.float()
+    match kind:
+        case "sequence":
+            return mask / mask.sum(dim=1, keepdim=True).clamp(min=1.0)
+        case "token":
+            return mask * (len(mask) / mask.sum().clamp(min=1.0))
+        case "constant":
+            return mask / most_tokens

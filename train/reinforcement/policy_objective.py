@@ -1,0 +1,159 @@
+"""The objective of reinforcement learning: a clipped surrogate over answers, with a tie to the reference, or a critic.
+
+A row is a place in the stream of answers: each step's rows follow those of the step before, so that every row is read
+once. Which answer it is follows from the step: the answers to a batch of prompts are shared out to some steps, and
+then perhaps all of it again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gristmill.mixtures.reinforcement import Rl, name_of
+from gristmill.train.loop.objective import Measured
+from gristmill.train.reinforcement.actor import Actor
+from gristmill.train.reinforcement.policy import Opinion, opinion_of
+from gristmill.train.reinforcement.policy_gradient import kl_estimate, kl_loss, surrogate_loss, value_loss
+from gristmill.train.reinforcement.prompts import fingerprint_of_prompts
+
+OF_TOKENS = 4
+"""Sums over tokens behind the loss: tokens, entropy, divergence, clipped."""
+OF_ANSWERS = 6
+"""Sums over answers behind those: policy's loss, critic's loss, reward, its square, cut ones, those of flat groups."""
+
+
+class InOrder:
+    """Rows are their own positions."""
+
+    def rows(self, positions: np.ndarray) -> np.ndarray:
+        """The positions."""
+        return positions
+
+    def span(self, first: int, count: int) -> np.ndarray:
+        """The positions."""
+        return np.arange(first, first + count, dtype=np.int64)
+
+
+class Reinforcement:
+    """A loss over answers (see objective.Objective), which an actor draws and rewards.
+
+    Args:
+        actor: fills its rollouts before a step's loss is asked for.
+        length: most tokens of prompt and answer.
+        flops_per_token: model arithmetic of the updates.
+    """
+
+    def __init__(self, actor: Actor, length: int, flops_per_token: float) -> None:
+        self.order = InOrder()
+        self.fingerprint = fingerprint_of_prompts(actor.prompts)
+        self.flops_per_token = flops_per_token
+        self.sequence_length = length
+        self._section, self._actor, self._rollouts = actor.section, actor, actor.rollouts
+        self._device = actor.world.device
+        self._names = [name_of(reward) for reward in self._section.rewards]
+        self.sums_length = 1 + OF_TOKENS + OF_ANSWERS + len(self._names)
+
+    def weight(self, rows: np.ndarray, cuts: int = 1) -> float:
+        """Answers: what makes tokens or answers count alike is in the weights of their tokens."""
+        return float(len(rows))
+
+    def num_tokens(self, rows: np.ndarray) -> int:
+        """All tokens of prompts and answers but padding."""
+        places = answers_of_rows(rows, self._section)
+        return int((self._rollouts.sizes + self._rollouts.lengths)[torch.from_numpy(places)].sum())
+
+    def prepare(self, rows: np.ndarray, cuts: int = 1) -> np.ndarray:
+        """The rows themselves: when they are prepared their answers may not be drawn yet."""
+        return rows
+
+    def loss(self, model: nn.Module, batch: np.ndarray, scale: float | Tensor, draw: int | None = None) -> Measured:
+        """See objective.Objective; the sums are those that OF_TOKENS and OF_ANSWERS name, and each reward."""
+        real = float(bool(len(batch)))
+        # An empty micro-batch computes too: its passes are collective operations.
+        places = answers_of_rows(batch, self._section) if len(batch) else np.zeros(1, dtype=np.int64)
+        part = self._rollouts.part(places).to(self._device)
+        found = opinion_of(model, part, self._section.temperature)
+        width = found.logps.shape[1]
+        old, reference, advantages, weights = self._rollouts.of(
+            places, width, self._device, "old", "reference", "advantages", "weights")
+        of_policy, clipped = surrogate_loss(found.logps, old, advantages, self._section.clip, self._section.clip_high)
+        losses = of_policy
+        if self._section.algorithm == "grpo" and self._section.kl_weight:
+            losses = losses + self._section.kl_weight * kl_loss(found.logps, old, reference, self._section.kl_kind,
+                                                                self._section.kl_correction)
+        of_critic = self._critic_losses(found, places, width)
+        total = losses + self._section.critic.loss_weight * of_critic
+        row_losses = (total * weights).sum(dim=1)
+        divergence = kl_estimate(found.logps.detach(), reference, "k3") * part.mask
+        sums = torch.cat((
+            torch.stack([one.detach().double().sum() for one in (
+                row_losses, part.mask, found.entropies, divergence, clipped & part.mask,
+                of_policy * weights, of_critic * weights)]),
+            self._sums_of_answers(places))) * real
+        # What is recorded of a row is how large its loss is: a surrogate may have either sign.
+        return Measured(row_losses.sum() * (scale * real), sums, row_losses.detach().abs()[:, None])
+
+    def _critic_losses(self, found: Opinion, places: np.ndarray, width: int) -> Tensor:
+        if found.values is None:
+            return torch.zeros_like(found.logps)
+        before, returns = self._rollouts.of(places, width, self._device, "values", "returns")
+        return value_loss(found.values, before, returns, self._section.critic.clip)
+
+    def _sums_of_answers(self, places: np.ndarray) -> Tensor:
+        rollouts, chosen = self._rollouts, torch.from_numpy(places)
+        totals = rollouts.totals[chosen].double()
+        return torch.stack([
+            totals.sum(), totals.square().sum(), (~rollouts.ended[chosen]).sum().double(),
+            rollouts.flat[chosen].sum().double(), *rollouts.rewards[chosen].double().sum(dim=0)]).to(self._device)
+
+    def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
+        """Means by the names that TRL's GRPOTrainer gives them.
+
+        `kl` is the k3 estimate per token, `clip_ratio` a share of tokens, `completions/clipped_ratio` one of answers,
+        `frac_reward_zero_std` that of answers whose groups got one and the same reward.
+        """
+        loss, tokens, entropy, divergence, clipped, policy, critic, reward, square, cut, flat, *each = sums
+        mean, seconds = reward / weight, self._actor.seconds
+        line = {
+            "loss": loss / weight, "reward": mean, "reward_std": math.sqrt(max(0.0, square / weight - mean**2)),
+            **{f"rewards/{name}": value / weight for name, value in zip(self._names, each, strict=True)},
+            "entropy": entropy / tokens, "clip_ratio": clipped / tokens,
+            "completions/mean_length": tokens / weight, "completions/clipped_ratio": cut / weight,
+            "frac_reward_zero_std": flat / weight}
+        if self._section.kl_weight:
+            line["kl"] = divergence / tokens
+        if self._section.algorithm == "ppo":
+            line |= {"loss/policy": policy / weight, "loss/critic": critic / weight}
+        if seconds:
+            line["rollout_tokens_per_second"] = self._actor.drawn_tokens / seconds
+        return line
+
+    def describe(self, rows: np.ndarray) -> dict[str, Any]:
+        """The ids of the prompts."""
+        return {"prompts": list(dict.fromkeys(self._ids_of(rows)))}
+
+    def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
+        """Every answer with its prompt's id and how large its loss was."""
+        return [{"id": one, "loss": float(losses[0]), "row": row}
+                for one, row, losses in zip(self._ids_of(rows), rows.tolist(), row_losses, strict=True)]
+
+    def _ids_of(self, rows: np.ndarray) -> list[str]:
+        """Of the prompt behind each row."""
+        found = []
+        for row, place in zip(rows.tolist(), answers_of_rows(rows, self._section).tolist(), strict=True):
+            batch = row // (self._section.global_batch_size * self._section.updates_per_batch)
+            found.append(self._actor.prompts[int(self._actor.prompts_of(batch)[place])].example["id"])
+        return found
+
+
+def answers_of_rows(rows: np.ndarray, section: Rl) -> np.ndarray:
+    """Which answer of its batch each row is, int64: steps of a batch share its answers out, epoch after epoch."""
+    step, place = np.divmod(rows, section.global_batch_size)
+    found: np.ndarray = step % section.steps_per_batch * section.global_batch_size + place
+    return found

@@ -1,0 +1,131 @@
+"""Stage `dpo`: direct preference optimisation (Rafailov et al. 2023) of the tuned model.
+
+Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl` as of pre-training; `holdout.jsonl`, the pairs that were not
+trained on, with their log-probabilities under the model that the training started from; `examples.txt`, the example
+of each row, and `rows-per-set.json`; `margins.parquet`, what became of each pair (see objectives/margins.py);
+with `lora` also `adapter/`, which PEFT loads, and `model/` is the model with that merged into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gristmill.dataprep.context import Context
+from gristmill.mixtures.posttraining import Dpo
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.adapters.lora import adapted_flops_per_token, describe_rounding, tuned_model
+from gristmill.train.adapters.peft_files import settle_adapters
+from gristmill.train.data.conversations import write_example_ids
+from gristmill.train.data.pairs import HOLDOUT, gained_more, more_likely, reward_accuracy, write_holdout
+from gristmill.train.data.preference_rows import (
+    PairRows,
+    check_pairs,
+    describe_draws,
+    draw_pairs,
+    held_out_mask,
+    merged,
+)
+from gristmill.train.evaluation.held_out import Validation, read_token_bytes
+from gristmill.train.evaluation.intervals import share_with_interval
+from gristmill.train.loop.loop import Job, train
+from gristmill.train.loop.resuming import measured_once
+from gristmill.train.loop.throughput import peak_flops
+from gristmill.train.models.weights import read_shape, stored
+from gristmill.train.objectives.margins import (
+    MARGINS,
+    decline_of,
+    measured_again,
+    pair_margins,
+    pair_rewards,
+    write_margins,
+)
+from gristmill.train.objectives.preferences import Preferences
+from gristmill.train.objectives.reference_logps import certify_start, key_of, pair_logps, read_reference, rounding_of
+from gristmill.train.parallel.sharding import compute_dtype
+from gristmill.train.parallel.world import process_group
+from gristmill.train.stages.kto import optimise
+from gristmill.train.stages.trained_models import (
+    all_tensors,
+    averaged,
+    causal_share,
+    describe_model,
+    publish,
+    start_of,
+    tuned_shape,
+)
+
+CERTIFICATE = "step-0.json"
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Optimise preferences; called on every rank of a torchrun process group.
+
+    Raises:
+        gristmill.train.data.conversations.NothingToTrainError: no pair is left to train on.
+        gristmill.train.objectives.reference_logps.StaleReferenceError: the reference is of other weights or
+            pairs.
+        gristmill.train.objectives.reference_logps.NotTheReferenceError: the first batch's margin is not zero.
+        gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
+    """
+    section = Dpo.model_validate(config)
+    if section.loss == "kto":
+        return optimise(inputs, section, out, context)
+    seed = section.seed or 0
+    start = start_of(inputs)
+    with closing(PackedSet(inputs["dpo_data"])) as data:
+        check_pairs(data)
+    with closing(PackedSet(inputs["dpo_data"], context.stream, context.warn)) as data, \
+            closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed, \
+            process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
+        rows, length = PairRows(data), data.sequence_length
+        shape = tuned_shape(read_shape(start), length, context)
+        records = rows.records()
+        is_out = held_out_mask(records, section, seed)
+        draws = draw_pairs(rows, is_out, section, seed)
+        dtype = compute_dtype(section.precision, world.device)
+        reference = read_reference(inputs["reference"], key_of(start, rows, dtype, rounding_of(section)))
+        model = tuned_model(shape, stored(start), section.lora, seed, world, dtype, context)
+        flops = adapted_flops_per_token(shape, length, section.lora)
+        objective = Preferences(rows, draws, reference, section, seed, flops, world.device, context.warn)
+        if world.is_first:
+            write_example_ids(out, [rows.ids[pair] for pair in merged(draws)], [len(drawn) for drawn in draws])
+        certificate = measured_once(context.work / CERTIFICATE, world, partial(
+            certify_start, model, objective, section, dtype, world))
+        average = averaged(model, section)
+        record, summary = train(Job(
+            section=section, objective=objective, model=model, world=world, context=context, average=average,
+            peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length, flops),
+            after_step=Validation(section.validate_every, section.steps, packed, model, average,
+                                  read_token_bytes(inputs["tokenizer"], world.device), world)))
+        measured = measured_again(rows.ids, is_out, section.measured_pairs)
+        logps = pair_logps(model, rows, measured, section.micro_batch_size, world)
+        before, after, held_out = reference[is_out], logps[is_out[measured]], np.flatnonzero(is_out)
+        tensors = all_tensors(model, average)
+        summary |= describe_rounding(model, section.lora)
+        if record is not None:
+            summary |= publish(out, shape, settle_adapters(out, tensors, section.lora, start), record)
+            summary["chosen_decline"] = decline_of(record.lines())
+            rewards = pair_rewards(logps, reference[measured], rows.scored_tokens[measured], section)
+            summary["margins"] = write_margins(
+                out / MARGINS, pair_margins(rows, data.sources, measured, rewards, is_out),
+                {rows.ids[pair]: records[pair] for pair in measured})
+            write_holdout(out / HOLDOUT, [records[pair] for pair in held_out], before, length)
+    return {
+        **summary, **describe_model(shape, length), "sequence_length": length,
+        "sets": describe_draws(rows, data.sources, draws, is_out), "beta": section.beta, "objective": section.loss,
+        "training_pairs": int((~is_out).sum()), "held_out_pairs": len(held_out), "step_0": certificate,
+        "held_out": {
+            "reward_accuracy_before": reward_accuracy(before, before),
+            "reward_accuracy": reward_accuracy(after, before),
+            "reward_accuracy_interval": share_with_interval(gained_more(after, before)),
+            "chosen_more_likely_before": more_likely(before),
+            "chosen_more_likely": more_likely(after),
+            "chosen_more_likely_interval": share_with_interval(after[:, 0] > after[:, 1]),
+        },
+    }

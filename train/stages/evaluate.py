@@ -1,0 +1,151 @@
+"""Stage `evaluate`: every model of the run on the same held-out rows, on held-out preferences, and in its own words.
+
+Output: `evaluation.json`: per model its measurements per source and per task, what it knows by heart, its reward
+accuracy on held-out pairs (of the model that preferences were optimised for), and samples; between models the paired
+differences per task; and which items of the tasks stand in the training set.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.files import write_json
+from gristmill.mixtures.evaluation import Evaluate
+from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.data.chat import Chat
+from gristmill.train.data.pairs import HOLDOUT, gained_more, padded_pairs, prepare_pairs
+from gristmill.train.evaluation.answering import Reader, Result, answer_tasks, open_reader
+from gristmill.train.evaluation.contamination import effect, item_coverage
+from gristmill.train.evaluation.held_out import ROWS_PER_FORWARD, read_token_bytes, score_documents, source_metrics
+from gristmill.train.evaluation.intervals import paired_difference, share_with_interval
+from gristmill.train.evaluation.memorisation import probe_memorisation
+from gristmill.train.evaluation.tasks import Item, read_task
+from gristmill.train.generation.scheduler import generate
+from gristmill.train.loop.rows_read import READS, RowsRead, rows_read
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.weights import load_model
+from gristmill.train.objectives.losses import sequence_logps
+from gristmill.train.parallel.world import make_deterministic
+from gristmill.train.stages.trained_models import MODEL
+
+MODELS = ("pretrain", "sft", "dpo", "rl")
+"""Stages that leave a model, in the order in which they train it."""
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Measure and sample all models; one plain process."""
+    section = Evaluate.model_validate({key: value for key, value in config.items() if key not in ("beta", READS)})
+    make_deterministic(1)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    packed = PackedSet(inputs["mix"])
+    trained = rows_read(packed, config[READS], inputs["pretrain"]) if READS in config else None
+    asked = {task.name: read_task(task) for task in section.tasks}
+    names = [name for name in MODELS if name in inputs]
+    found: dict[str, Any] = {}
+    answered: dict[str, dict[str, Result]] = {}
+    for number, name in enumerate(names):
+        reader = open_reader(load_model(inputs[name] / MODEL, str(device)), inputs["tokenizer"])
+        answered[name] = answer_tasks(reader, section, asked)
+        found[name] = {
+            "sources": measure_sources(reader.model, packed, inputs["tokenizer"], section),
+            "tasks": {task: result.summary for task, result in answered[name].items()},
+            **accuracy_on_holdout(reader.model, inputs if name == "dpo" else {}),
+            "samples": sample(reader.model, inputs["tokenizer"], section, asked=name != "pretrain"),
+            **_memorised(reader, trained, section),
+        }
+        context.progress(number + 1, len(names), "models")
+    measured = {
+        "models": found, "differences": differences(answered, section),
+        **_contaminated(trained, inputs["tokenizer"], section, asked, answered),
+    }
+    write_json(out / "evaluation.json", measured)
+    return {**measured, "models": {name: {key: value for key, value in one.items() if key != "samples"}
+                                   for name, one in found.items()}}
+
+
+def differences(answered: Mapping[str, Mapping[str, Result]], section: Evaluate) -> list[dict[str, Any]]:
+    """Each later model against the one before it, on the same items."""
+    names = list(answered)
+    return [{"task": task, "metric": metric, "from": before, "to": after,
+             **paired_difference(values, answered[after][task].per_item[metric], section.seed or 0, section.resamples)}
+            for before, after in pairwise(names) for task, result in answered[before].items()
+            for metric, values in result.per_item.items()]
+
+
+def _memorised(reader: Reader, trained: RowsRead | None, section: Evaluate) -> dict[str, Any]:
+    if section.memorisation is None or trained is None:
+        return {}
+    return {"memorisation": probe_memorisation(reader, trained, section.memorisation, section.seed or 0,
+                                               section.resamples)}
+
+
+def _contaminated(
+    trained: RowsRead | None, tokenizer: Path, section: Evaluate, asked: Mapping[str, Sequence[Item]],
+    answered: Mapping[str, Mapping[str, Result]],
+) -> dict[str, Any]:
+    if section.contamination is None or trained is None or not asked:
+        return {}
+    decode = Chat(tokenizer).tokenizer.decode_batch
+    share = item_coverage(trained, decode, asked, section.contamination, section.seed or 0)
+    return {"contamination": {model: {task: effect(share[task], result.per_item, section.contamination,
+                                                   section.seed or 0, section.resamples)
+                                      for task, result in results.items()} for model, results in answered.items()}}
+
+
+def measure_sources(
+    model: Llama, packed: PackedSet, tokenizer: Path, section: Evaluate
+) -> dict[str, dict[str, Any]]:
+    """Metrics on each source's held-out documents (see `documents.source_metrics`); sources without are absent."""
+    token_bytes = read_token_bytes(tokenizer, model.model.embed_tokens.weight.device)
+    return {source: source_metrics(score_documents(model, packed, source, token_bytes), section.seed or 0,
+                                   section.resamples)
+            for source in packed.manifest["validation"] if len(packed.validation(source))}
+
+
+@torch.no_grad()
+def accuracy_on_holdout(model: Llama, inputs: Mapping[str, Path]) -> dict[str, Any]:
+    """`reward_accuracy` on the pairs that preference optimisation held out, and its interval; None where there are
+    none."""
+    if "dpo" not in inputs:
+        return {"reward_accuracy": None, "reward_accuracy_interval": None}
+    lines = (inputs["dpo"] / HOLDOUT).read_text(encoding="utf-8").splitlines()
+    examples = [json.loads(line) for line in lines]
+    if not examples:
+        return {"reward_accuracy": None, "reward_accuracy_interval": None}
+    chat, length = Chat(inputs["tokenizer"]), examples[0]["sequence_length"]
+    pairs, _ = prepare_pairs(examples, chat, length)
+    device = model.model.embed_tokens.weight.device
+    logps = []
+    for start in range(0, len(pairs), ROWS_PER_FORWARD):
+        ids, targets = (part.to(device) for part in padded_pairs(pairs[start : start + ROWS_PER_FORWARD], chat.pad,
+                                                                 length))
+        logps.append(model(ids, partial(sequence_logps, targets=targets)).view(2, -1).T.cpu().numpy())
+    reference = np.array([[one["reference_chosen"], one["reference_rejected"]] for one in examples], dtype=np.float32)
+    found = share_with_interval(gained_more(np.concatenate(logps), reference))
+    return {"reward_accuracy": None if found is None else found["value"], "reward_accuracy_interval": found}
+
+
+def sample(model: Llama, tokenizer: Path, section: Evaluate, asked: bool) -> list[dict[str, str]]:
+    """What the model makes of each prompt: an answer to it where `asked`, else the rest of a document."""
+    if not section.prompts:
+        return []
+    chat, text = Chat(tokenizer), load_tokenizer(tokenizer)
+    if asked:
+        prompts = [chat.encode([{"role": "user", "content": prompt}], prompt=True).ids.tolist()
+                   for prompt in section.prompts]
+    else:
+        # In the packed set every document follows an end of text.
+        prompts = [[text.eos, *encoded.ids] for encoded in text.encode(section.prompts)]
+    found = generate(model, prompts, section.max_new_tokens, chat.stops, section.temperature, section.seed or 0)
+    return [{"prompt": prompt, "completion": chat.decode(new)}
+            for prompt, new in zip(section.prompts, found, strict=True)]

@@ -1,0 +1,171 @@
+"""Stage `export`: the final model as a folder that transformers loads, with a card that says where it is from.
+
+Output: config.json, model.safetensors (or its shards and their index), generation_config.json, the tokenizer's files,
+README.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.files import atomic_write, write_json
+from gristmill.mixtures.evaluation import Export
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.data.chat import TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Chat
+from gristmill.train.evaluation.held_out import ROWS_PER_FORWARD, metrics_of, score_rows
+from gristmill.train.models.families import family_of, hf_config, split_for_hf
+from gristmill.train.models.int8 import QUANTIZATION_CONFIG, in_int8
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.shape import Shape
+from gristmill.train.models.tensor_files import FRAMEWORK, WEIGHTS_FILE, Planned, TensorFile, write_model
+from gristmill.train.models.weights import load_model, read_shape
+from gristmill.train.stages.evaluate import MODELS
+from gristmill.train.stages.trained_models import MODEL, MODEL_AVERAGE
+
+DTYPES = {"fp32": ("float32", torch.float32), "bf16": ("bfloat16", torch.bfloat16)}
+COST_ROWS = 256
+"""Held-out rows that the cost of rounding is measured on at most."""
+VOCABULARY_TENSORS = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Write the folder; one plain process."""
+    lineage = config.get("lineage", {})
+    section = Export.model_validate({key: value for key, value in config.items() if key != "lineage"})
+    stage = next(name for name in reversed(MODELS) if name in inputs)
+    source, tokenizer = weights_folder(inputs[stage], stage, section), inputs["tokenizer"]
+    shape, parameters, size = write_folder(source, tokenizer, section, out)
+    precision = f"{section.dtype}, matrices of layers in int8" if section.int8 else section.dtype
+    with atomic_write(out / "README.md") as sink:
+        sink.write(model_card(lineage, stage, shape, parameters, precision).encode())
+    cost = {"int8": int8_cost(source, out, inputs["mix"])} if section.int8 else {}
+    return {"model": stage, "parameters": parameters, "dtype": section.dtype, "vocab_size": shape.vocab_size,
+            "bytes": size, **cost}
+
+
+def write_folder(source: Path, tokenizer: Path, section: Export, out: Path) -> tuple[Shape, int, int]:
+    """Write all but the card.
+
+    Args:
+        source: a trained model's folder.
+        tokenizer: its tokenizer's.
+        section: dtype, rounding and size of shards.
+        out: where to.
+
+    Returns:
+        the model's sizes, how many numbers it has, and the bytes of its files.
+    """
+    shape, chat = read_shape(source), Chat(tokenizer)
+    name, dtype = DTYPES[section.dtype]
+    eos = sorted(chat.stops)
+    tensors = exported_tensors(source, shape, dtype)
+    parameters = sum(math.prod(tensor.shape) for tensor in tensors.values())
+    config = hf_config(shape, name, eos, chat.pad)
+    groups, metadata = [{inner: tensor} for inner, tensor in tensors.items()], FRAMEWORK
+    if section.int8:
+        check_dense(shape)
+        groups, metadata = in_int8(tensors, name)
+        config["quantization_config"] = QUANTIZATION_CONFIG
+    write_json(out / "config.json", config)
+    write_json(out / "generation_config.json", {"eos_token_id": eos, "pad_token_id": chat.pad})
+    size = write_model(out, groups, section.max_shard_bytes, metadata)
+    for file in (TOKENIZER_FILE, TEMPLATE_FILE):
+        copy_file(tokenizer / file, out / file)
+    tokenizer_config = json.loads((tokenizer / TOKENIZER_CONFIG_FILE).read_bytes())
+    write_json(out / TOKENIZER_CONFIG_FILE, {**tokenizer_config, "model_max_length": shape.sequence_length})
+    return shape, parameters, size
+
+
+def check_dense(shape: Shape) -> None:
+    """Raise ValueError for a mixture of experts, most of whose weights `int8` would leave as they are."""
+    if shape.experts:
+        raise ValueError("export.int8 rounds the matrices of dense layers, but this model has experts; remove it")
+
+
+def int8_cost(source: Path, exported: Path, mix: Path) -> dict[str, Any]:
+    """Perplexity on the mixture's held-out rows before and after rounding, and by what share it grew.
+
+    None for all three where the mixture holds nothing out.
+    """
+    packed = PackedSet(mix)
+    parts = [packed.validation(source) for source in packed.sources]
+    rows = np.concatenate(parts)[:COST_ROWS] if any(len(part) for part in parts) else None
+    packed.close()
+    if rows is None:
+        return {"perplexity_before": None, "perplexity": None, "growth": None, "rows": 0}
+    ids = torch.from_numpy(rows.astype(np.int64))
+    before, after = (perplexity(load_model(folder), ids) for folder in (source, exported))
+    return {"perplexity_before": before, "perplexity": after, "growth": after / before - 1.0, "rows": len(rows)}
+
+
+def perplexity(model: Llama, ids: Tensor) -> float:
+    """Of rows of tokens (n, t), on the CPU; every token sees its row up to itself."""
+    no_bytes = torch.zeros(model.shape.padded_vocab_size)
+    sums = sum(score_rows(model, part, no_bytes) for part in ids.split(ROWS_PER_FORWARD))
+    return metrics_of(torch.as_tensor(sums).tolist())["perplexity"]
+
+
+def weights_folder(training: Path, stage: str, section: Export) -> Path:
+    """The model that the section asks for.
+
+    Raises:
+        ValueError: an average is asked for, but the training kept none.
+    """
+    if section.weights == "raw":
+        return training / MODEL
+    if not (training / MODEL_AVERAGE).exists():
+        raise ValueError(f"export.weights is `average`, but {stage} kept no running mean of its weights; set "
+                         f"{stage}.average, or export.weights: raw")
+    return training / MODEL_AVERAGE
+
+
+def exported_tensors(source: Path, shape: Shape, dtype: torch.dtype) -> dict[str, Planned]:
+    """The model's tensors under Hugging Face's names, in the export's dtype, padding rows cut off; read when asked."""
+    file = TensorFile(source / WEIGHTS_FILE)
+    # What several are parts of, such as a layer's experts, is read once for all of them.
+    read = lru_cache(maxsize=1)(file.read)
+
+    def split(name: str, tensor: Tensor) -> dict[str, Tensor]:
+        return split_for_hf(name, tensor[: shape.vocab_size] if name in VOCABULARY_TENSORS else tensor, shape)
+
+    def made(name: str, inner: str) -> Tensor:
+        return split(name, read(name))[inner].to(dtype)
+
+    return {inner: Planned(dtype, tuple(part.shape), partial(made, name, inner))
+            for name in file.names()
+            for inner, part in split(name, torch.empty(file.shape(name), device="meta")).items()}
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a small file, whole or not at all."""
+    with atomic_write(target) as sink:
+        sink.write(source.read_bytes())
+
+
+def model_card(lineage: Mapping[str, Any], stage: str, shape: Shape, parameters: int, dtype: str) -> str:
+    """The README of the exported folder: what the model is, what it was made from, how to load it."""
+    name = lineage.get("name", "gristmill model")
+    rows = [f"| {source} | {facts.get('weight', '')} | {facts.get('licence') or 'not stated'} |"
+            for source, facts in lineage.get("sources", {}).items()]
+    sources = ["## Sources", "", "| source | weight | licence |", "| --- | --- | --- |", *rows, ""] if rows else []
+    return "\n".join([
+        "---", "library_name: transformers", "pipeline_tag: text-generation", "---", "", f"# {name}", "",
+        f"A {family_of(shape)} decoder of {parameters:,} parameters ({shape.layers} layers, width {shape.width}, "
+        f"vocabulary {shape.vocab_size:,}, {shape.sequence_length} tokens of context), trained by gristmill; "
+        f"last stage: {stage}; weights in {dtype}.", "",
+        "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", "",
+        'model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")',
+        'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")', "```", "",
+        *sources, "## Lineage", "", "```json", json.dumps(lineage, indent=1, ensure_ascii=False, sort_keys=True),
+        "```", "",
+    ])

@@ -1,0 +1,119 @@
+"""Stage `pretrain`: a new decoder learns the packed set.
+
+Output: `model/config.json`, `model/model.safetensors` (float32), `metrics.jsonl`, `skipped_steps.jsonl`; where the
+section asks for them or a step was skipped `model-average/` and `autopsies/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.files import as_path
+from gristmill.mixtures.model import Model
+from gristmill.mixtures.training import Pretrain
+from gristmill.tokenize.origins import known_of
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.evaluation.answering import InLoopTasks, open_reader
+from gristmill.train.evaluation.held_out import Validation, read_token_bytes
+from gristmill.train.loop.bad_steps import decoder
+from gristmill.train.loop.loop import Job, train
+from gristmill.train.loop.read_ahead import reading_threads
+from gristmill.train.loop.row_plan import plan_of
+from gristmill.train.loop.throughput import peak_flops
+from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.weights import TensorOf, WeightsError, drawn, read_shape, stored
+from gristmill.train.objectives.next_token import NextToken
+from gristmill.train.parallel.sharding import compute_dtype, sharded_model
+from gristmill.train.parallel.world import process_group
+from gristmill.train.stages.trained_models import (
+    all_tensors,
+    averaged,
+    causal_share,
+    describe_model,
+    publish,
+)
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Pre-train; called on every rank of a torchrun process group.
+
+    Raises:
+        gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
+    """
+    section = Pretrain.model_validate(config)
+    seed = section.seed or 0
+    with closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed:
+        check_stages(packed, section)
+        shape, tensor_of = starting_model(section.model, packed, seed)
+        length = packed.sequence_length
+        with process_group(context.parallel) as world:
+            dtype = compute_dtype(section.precision, world.device)
+            model = sharded_model(shape, tensor_of, world, dtype, context.compute, section.float8)
+            token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
+            average = averaged(model, section)
+            job = Job(
+                section=section, model=model, world=world, context=context, peak_flops=peak_flops(world.device, dtype),
+                causal_share=causal_share(shape, length),
+                objective=NextToken(packed, seed, token_bytes, shape, section.z_loss),
+                after_step=_InLoop(
+                    Validation(section.validate_every, section.steps, packed, model, average, token_bytes, world),
+                    InLoopTasks(section.tasks, open_reader(model, inputs["tokenizer"], world),  # type: ignore[arg-type]
+                                section.evaluate_every or section.validate_every, section.steps)),
+                average=average, decode=decoder(inputs["tokenizer"]),
+                known=partial(known_of, packed, context.origins) if "ingest" in context.origins else None,
+                reading_threads=reading_threads(packed.local, world.device),
+            )
+            record, summary = train(job)
+            tensors = all_tensors(model, average)
+            if record is not None:
+                summary |= publish(out, shape, tensors, record)
+    return {**summary, **describe_model(shape, length), "dtype": str(dtype).removeprefix("torch."),
+            "world_size": world.size}
+
+
+def check_stages(packed: PackedSet, section: Pretrain) -> None:
+    """See that a training with these settings reads a staged set no further than its end, before it begins.
+
+    Raises:
+        gristmill.tokenize.packed_files.PackedSetError: it would.
+    """
+    first, size = plan_of(section, packed.sequence_length).positions(section.steps - 1)
+    packed.check_reads(first + size)
+
+
+def starting_model(model: Model, packed: PackedSet, seed: int) -> tuple[Shape, TensorOf]:
+    """The shape of the model to train, and where its first weights come from: drawn, or a checkpoint.
+
+    Raises:
+        WeightsError: the mixture's tokenizer has ids that the checkpoint does not.
+        gristmill.train.models.families.UnknownArchitectureError: this decoder cannot run the checkpoint.
+    """
+    vocab_size = packed.manifest["tokenizer"]["vocab_size"]
+    if model.init_from is None:
+        shape = shape_of(model, vocab_size, packed.sequence_length)
+        return shape, drawn(shape, seed, model.init)
+    folder = as_path(model.init_from)
+    shape = read_shape(folder)
+    if vocab_size > shape.vocab_size:
+        raise WeightsError(f"pretrain.model.init_from {folder}: the model has {shape.vocab_size} ids, but the mixture "
+                           f"was tokenised with {vocab_size}; give its own tokenizer as tokenizer.path")
+    length = max(shape.sequence_length, packed.sequence_length)
+    return replace(shape, sequence_length=length, document_mask=model.document_mask), stored(folder)
+
+
+class _InLoop:
+    """What is measured between steps: held-out rows and tasks, each at its own steps, on one line."""
+
+    def __init__(self, validation: Validation, tasks: InLoopTasks) -> None:
+        self._validation, self._tasks = validation, tasks
+
+    def __call__(self, step: int) -> dict[str, Any] | None:
+        answered = self._tasks(step)
+        line = {**(self._validation(step) or {}), **({"tasks": answered} if answered else {})}
+        return line or None

@@ -1,0 +1,85 @@
+"""Stage `reference`: what the model that preference optimisation starts from thinks of every pair, computed once.
+
+Output: `reference.parquet`, a row per pair in the order of the stage `dpo_data`: `id`, the summed log-probabilities
+`chosen` and `rejected` (float32) and the tokens that were summed over, `chosen_tokens` and `rejected_tokens`; and
+`key.json`, what these depend on. No loss and no beta is among that, so that other ones cost nothing. For the loss `kto`
+alone the rows are answers, with `logp`, and `mismatched`, that of an answer to another prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from gristmill.dataprep.context import Context
+from gristmill.mixtures.posttraining import Lora, Reference
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.adapters.lora import tuned_model
+from gristmill.train.data.pairs import more_likely
+from gristmill.train.data.preference_rows import AnswerRows, PairRows, check_pairs
+from gristmill.train.models.weights import read_shape, stored
+from gristmill.train.objectives.kto import answer_logps
+from gristmill.train.objectives.reference_logps import (
+    answer_key,
+    key_of,
+    pair_logps,
+    write_answer_reference,
+    write_reference,
+)
+from gristmill.train.parallel.sharding import compute_dtype
+from gristmill.train.parallel.world import World, process_group
+from gristmill.train.stages.trained_models import describe_model, start_of
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Score every pair, or answer; called on every rank of a torchrun process group.
+
+    Raises:
+        gristmill.train.data.preference_rows.LabelledError: there are single answers, but the loss is of pairs.
+    """
+    section = Reference.model_validate(config)
+    start = start_of(inputs)
+    with closing(PackedSet(inputs["dpo_data"], context.stream, context.warn)) as packed:
+        if not section.answers:
+            check_pairs(packed)
+        return score(packed, start, section, out, context)
+
+
+def score(packed: PackedSet, start: Path, section: Reference, out: Path, context: Context) -> dict[str, Any]:
+    """Score the rows and write what was found; returns the stage's summary."""
+    shape = read_shape(start)
+    rounded = section.rounded
+    # New adapters add nothing; what lies under them is rounded as the training will round it.
+    lora = None if rounded is None else Lora(rank=1, base=rounded.base, targets=rounded.targets)
+    with process_group(context.parallel, pipelined=False, split=lora is None) as world:
+        dtype = compute_dtype(section.precision, world.device)
+        model = tuned_model(shape, stored(start), lora, 0, world, dtype, context)
+        if section.answers:
+            scored = score_answers(model, start, AnswerRows(packed), section, dtype, out, world)
+            return {**describe_model(shape, packed.sequence_length), **scored}
+        rows = PairRows(packed)
+        logps = pair_logps(model, rows, np.arange(len(rows)), section.micro_batch_size, world)
+        key = key_of(start, rows, dtype, rounded)
+        if world.is_first:
+            write_reference(out, key, rows, logps)
+    return {**describe_model(shape, packed.sequence_length), "pairs": len(rows), "key": key,
+            "tokens_scored": int(rows.scored_tokens.sum()), "chosen_more_likely": more_likely(logps)}
+
+
+def score_answers(
+    model: nn.Module, start: Path, rows: AnswerRows, section: Reference, dtype: torch.dtype, out: Path, world: World
+) -> dict[str, Any]:
+    """Score every answer behind its own prompt, and its partner's behind the same; returns figures for the summary."""
+    every = np.arange(len(rows))
+    logps = np.stack([answer_logps(model, rows, every, section.micro_batch_size, world, mismatched)
+                      for mismatched in (False, True)], axis=1)
+    key = answer_key(start, rows, dtype, section.rounded)
+    if world.is_first:
+        write_answer_reference(out, key, rows, logps)
+    return {"answers": len(rows), "key": key, "tokens_scored": int(rows.scored_tokens.sum())}

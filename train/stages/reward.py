@@ -1,0 +1,183 @@
+"""Stage `reward`: a model that scores answers learns from preferences (Bradley-Terry).
+
+Output: `model/`, a LlamaForSequenceClassification of one label (or that of the decoder's family) with its tokenizer;
+`metrics.jsonl`, `skipped_steps.jsonl` as of pre-training; `holdout.jsonl`, the pairs that were not trained on, with
+their scores; `examples.txt`, the example of each row; `margins.parquet`, by how much the chosen answer of each pair
+scores higher (see objectives/margins.py); where an average is kept `model-average/`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.examples.kept_examples import set_names
+from gristmill.dataprep.files import atomic_write
+from gristmill.dataprep.reading.preferences import warnings_of
+from gristmill.mixtures.posttraining import Lora
+from gristmill.mixtures.reinforcement import Reward
+from gristmill.train.adapters.lora import adapted_flops_per_token, describe_rounding, merged, tuned_model
+from gristmill.train.data.chat import TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Chat
+from gristmill.train.data.conversations import NothingToTrainError, write_example_ids
+from gristmill.train.data.pairs import Pair, is_held_out, read_pairs
+from gristmill.train.evaluation.intervals import share_with_interval
+from gristmill.train.loop.loop import Job, train
+from gristmill.train.loop.throughput import peak_flops
+from gristmill.train.models.reward_model import RewardModel, save_reward_model, with_new_score
+from gristmill.train.models.shape import Shape
+from gristmill.train.models.weights import read_shape, stored
+from gristmill.train.objectives.margins import MARGINS, measured_again, score_margins, write_margins
+from gristmill.train.objectives.reward_pairs import RewardPairs, pair_scores
+from gristmill.train.parallel.sharding import compute_dtype
+from gristmill.train.parallel.world import World, process_group
+from gristmill.train.stages.export import copy_file
+from gristmill.train.stages.trained_models import (
+    all_tensors,
+    averaged,
+    causal_share,
+    describe_model,
+    final_measurements,
+    start_of,
+    tuned_shape,
+)
+
+HOLDOUT = "holdout.jsonl"
+TOKENIZER_FILES = (TOKENIZER_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE)
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Train a reward model; called on every rank of a torchrun process group.
+
+    Raises:
+        NothingToTrainError: no pair is left to train on.
+        gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
+    """
+    section = Reward.model_validate(config)
+    seed, start = section.seed or 0, start_of(inputs)
+    shape, chat = read_shape(start), Chat(inputs["tokenizer"])
+    length = section.sequence_length or shape.sequence_length
+    shape = tuned_shape(shape, length, context)
+    found, sets, _ = read_pairs(section.data or (), chat, length, inputs.get("dpo_prepare"))
+    names = set_names([one["path"] for one in sets])
+    every = [(pair, name) for name, of_set in zip(names, found, strict=True) for pair in of_set]
+    usable = [(pair, name) for pair, name in every if not (pair.chosen.truncated or pair.rejected.truncated)]
+    pairs = [pair for pair, _ in usable]
+    is_out = held_out_pairs(pairs, section, len(every))
+    training, held_out = ([pairs[number] for number in np.flatnonzero(part)] for part in (~is_out, is_out))
+    with process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
+        if world.is_first:
+            write_example_ids(out, [pair.example["id"] for pair in training], [len(training)])
+            for one in sets:
+                for warning in warnings_of(one["path"], one["audit"]):
+                    context.warn(warning)
+        dtype = compute_dtype(section.precision, world.device)
+        model = new_reward_model(shape, start, section, world, dtype, context)
+        flops = scoring_flops_per_token(shape, length, section.lora)
+        average = averaged(model, section)
+        record, summary = train(Job(
+            section=section, model=model, world=world, context=context, average=average,
+            objective=RewardPairs(training, section, seed, chat.pad, length, flops, world.device),
+            peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length, flops)))
+        ids = [pair.example["id"] for pair in pairs]
+        measured = measured_again(ids, is_out, section.measured_pairs)
+        scores = pair_scores(model, [pairs[pair] for pair in measured], chat.pad, length, section.micro_batch_size,
+                             world)
+        scored = scores[is_out[measured]]
+        tensors = all_tensors(model, average)
+        summary |= describe_rounding(model, section.lora)
+        if record is not None:
+            for name, weights in tensors.items():
+                save_reward_model(out / name, shape, weights if section.lora is None else merged(weights, section.lora),
+                                  sorted(chat.stops), chat.pad)
+                for file in TOKENIZER_FILES:
+                    copy_file(inputs["tokenizer"] / file, out / name / file)
+            record.publish(out)
+            summary |= final_measurements(record.lines())
+            write_holdout(out / HOLDOUT, held_out, scored)
+            summary["margins"] = write_margins(
+                out / MARGINS, score_margins([ids[pair] for pair in measured], [usable[pair][1] for pair in measured],
+                                             is_out[measured], scores),
+                {pair.example["id"]: pair.example for pair in pairs})
+    return {**summary, **describe_model(shape, length), "sequence_length": length, "sets": sets,
+            "training_pairs": len(training), "held_out_pairs": len(held_out),
+            "too_long_pairs": len(every) - len(pairs), "held_out": judged(held_out, scored)}
+
+
+def held_out_pairs(pairs: Sequence[Pair], section: Reward, read: int) -> np.ndarray:
+    """Which of n pairs only measure, (n,) bool.
+
+    Args:
+        pairs: those whose end was not cut off.
+        section: what share is held out.
+        read: pairs that were read, for the message.
+
+    Raises:
+        NothingToTrainError: none is left to train on.
+    """
+    is_out = np.array([is_held_out(pair.example, section.holdout, section.seed or 0) for pair in pairs], dtype=bool)
+    if is_out.all():
+        raise NothingToTrainError(
+            f"reward: of {read} pairs {read - len(pairs)} are longer than reward.sequence_length and {len(pairs)} are "
+            f"held out (reward.holdout {section.holdout}): none is left to train on; raise the one, lower the other, "
+            "or add pairs with other prompts")
+    return is_out
+
+
+def new_reward_model(
+    shape: Shape, start: Path, section: Reward, world: World, dtype: torch.dtype, context: Context
+) -> nn.Module:
+    """A saved decoder with a new scoring row, sharded, with adapters where the section asks for them."""
+    seed = section.seed or 0
+    return tuned_model(shape, with_new_score(stored(start), seed), section.lora, seed, world, dtype, context,
+                       train_score, RewardModel)
+
+
+def train_score(model: nn.Module) -> None:
+    """Let the scoring row of a reward model learn, in place, also where the rest is frozen."""
+    model.get_submodule("score").requires_grad_(True)
+
+
+def scoring_flops_per_token(shape: Shape, length: int, lora: Lora | None) -> float:
+    """Arithmetic of a training per token: that of the decoder, which here multiplies with no vocabulary."""
+    per_weight = 6 if lora is None else 4
+    return adapted_flops_per_token(shape, length, lora) - per_weight * shape.vocab_size * shape.width
+
+
+def judged(pairs: Sequence[Pair], scored: np.ndarray) -> dict[str, Any]:
+    """What a summary says of held-out pairs.
+
+    Args:
+        pairs: n of them.
+        scored: (n, 2) float32, chosen first.
+
+    Returns:
+        `accuracy`, the share whose chosen answer scores higher (a tie does not), with its interval; `longer_chosen`,
+        what preferring the longer answer would reach, with its interval; `length_correlation`, Pearson's, of scores
+        and answers' tokens; `margin`, the mean difference; `mean` and `deviation` of all scores. None for what no
+        pair tells.
+    """
+    lengths = np.array([pair.scored_tokens for pair in pairs], dtype=np.float64).reshape(-1, 2)
+    found = scored.astype(np.float64)
+    varies = len(pairs) > 1 and lengths.std() > 0 and found.std() > 0
+    return {
+        "accuracy": share_with_interval(found[:, 0] > found[:, 1]),
+        "longer_chosen": share_with_interval(lengths[:, 0] > lengths[:, 1]),
+        "length_correlation": float(np.corrcoef(found.ravel(), lengths.ravel())[0, 1]) if varies else None,
+        "margin": float((found[:, 0] - found[:, 1]).mean()) if len(pairs) else None,
+        "mean": float(found.mean()) if len(pairs) else None, "deviation": float(found.std()) if len(pairs) else None,
+    }
+
+
+def write_holdout(path: Path, pairs: Sequence[Pair], scored: np.ndarray) -> None:
+    """Write the held-out pairs as JSON lines with `score_chosen` and `score_rejected`."""
+    with atomic_write(path) as sink:
+        for pair, (chosen, rejected) in zip(pairs, scored.tolist(), strict=True):
+            line = {**pair.example, "score_chosen": chosen, "score_rejected": rejected}
+            sink.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")

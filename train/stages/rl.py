@@ -1,0 +1,190 @@
+"""Stage `rl`: the model answers prompts, its answers are rewarded, and it learns from that by GRPO or PPO.
+
+Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl` as of pre-training; `prompts.txt`, the ids of the prompts that
+are trained on; `answers.parquet`, every answer that was learned from (see reinforcement/rollouts.py); `rollouts.json`:
+those of some batches, and the likeliest answers to held-out prompts before and after; with `lora` also `adapter/`,
+which PEFT loads, and `model/` is the model with that merged into it. PPO's critic is no part of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.files import as_path, write_json
+from gristmill.mixtures.reinforcement import Rl, name_of
+from gristmill.tokenize.order import Order
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.adapters.lora import adapted_flops_per_token, describe_rounding, tuned_model
+from gristmill.train.adapters.peft_files import settle_adapters
+from gristmill.train.data.chat import Chat
+from gristmill.train.evaluation.held_out import Validation, read_token_bytes
+from gristmill.train.evaluation.intervals import paired_difference
+from gristmill.train.loop.loop import Job, train
+from gristmill.train.loop.resuming import measured_once
+from gristmill.train.loop.throughput import peak_flops
+from gristmill.train.models.shape import Shape
+from gristmill.train.models.weights import read_shape, stored
+from gristmill.train.optim.averaging import AveragedWeights
+from gristmill.train.parallel.sharding import compute_dtype, sharded_model
+from gristmill.train.parallel.world import process_group
+from gristmill.train.reinforcement.actor import Actor, Sampler
+from gristmill.train.reinforcement.policy import add_critic, is_critic
+from gristmill.train.reinforcement.policy_objective import Reinforcement
+from gristmill.train.reinforcement.prompts import Prompt, read_prompts, split, write_prompt_ids
+from gristmill.train.reinforcement.rewards import rewards_of
+from gristmill.train.reinforcement.rollouts import (
+    ANSWERS,
+    BATCHES,
+    Rollouts,
+    gather_batches,
+    read_batch,
+    take_earlier_batches,
+)
+from gristmill.train.stages.trained_models import (
+    MODEL,
+    all_tensors,
+    averaged,
+    causal_share,
+    describe_model,
+    publish,
+    tuned_shape,
+)
+
+STARTS = ("dpo", "sft", "pretrain")
+"""Stages whose model this one may begin with, the last one first."""
+ROLLOUTS, PROMPTS = "rollouts.json", "prompts.txt"
+SHOWN_GROUPS = 4
+"""Prompts of a batch whose answers `rollouts.json` shows."""
+SHOWN_HELD_OUT = 8
+"""Held-out prompts whose answers the summary shows, before and after."""
+RESAMPLES = 1000
+"""Of the bootstrap (as `evaluate.resamples` has by default)."""
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Reinforce; called on every rank of a torchrun process group.
+
+    Raises:
+        gristmill.train.data.conversations.NothingToTrainError: no prompt is left to train on.
+        gristmill.train.reinforcement.prompts.NoAnswerError: a reward wants right answers that prompts do not have.
+        gristmill.train.reinforcement.rewards.RewardModelError: a reward model is missing, or knows other ids.
+        gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
+    """
+    section = Rl.model_validate(config)
+    start_stage = next(name for name in STARTS if name in inputs)
+    start, chat = inputs[start_stage] / MODEL, Chat(inputs["tokenizer"])
+    shape = read_shape(start)
+    length = row_length(section, shape)
+    shape = tuned_shape(shape, length, context)
+    prompts, sets = read_prompts(section.data, section.rewards, chat, length - section.max_new_tokens)
+    training, held_out = split(prompts, section.holdout, section.holdout_limit, section.seed or 0)
+    with closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed, \
+            process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
+        if world.is_first:
+            write_prompt_ids(out / PROMPTS, training)
+            if section.continue_from is not None:
+                take_earlier_batches(context.work / BATCHES, as_path(section.continue_from), section.updates_per_batch)
+        dtype = compute_dtype(section.precision, world.device)
+        model = tuned_model(shape, stored(start), section.lora, section.seed or 0, world, dtype, context,
+                            add_critic if section.algorithm == "ppo" else None)
+        needs_reference = bool(section.kl_weight) and section.lora is None
+        actor = Actor(
+            section, training, Order([len(training)], section.seed or 0), model,
+            sharded_model(shape, stored(start), world, dtype, context.compute).requires_grad_(False)
+            if needs_reference else None,
+            Sampler(model, shape, section.lora, dtype, section.generation_rows, world),
+            rewards_of(section.rewards, inputs, chat, shape.vocab_size, world.device, section.micro_batch_size),
+            Rollouts(section, length, chat.pad), chat, world, context.work / BATCHES)
+        flops = adapted_flops_per_token(shape, length, section.lora)
+        average = averaged(model, section)
+        before = answers_before(actor, held_out, context.work / "before.json")
+        record, summary = train(Job(
+            section=section, objective=Reinforcement(actor, length, flops), model=model, world=world, context=context,
+            average=average, peak_flops=peak_flops(world.device, dtype),
+            causal_share=causal_share(shape, length, flops),
+            after_step=Validation(section.validate_every, section.steps, packed, model, average,
+                                  read_token_bytes(inputs["tokenizer"], world.device), world),
+            before_step=lambda step, rows: actor.before_step(step), state={"rollouts": actor.rollouts}))
+        after = actor.measure(held_out)
+        tensors = policies(model, average)
+        summary |= describe_rounding(model, section.lora)
+        if record is not None:
+            summary |= publish(out, shape, settle_adapters(out, tensors, section.lora, start), record)
+            summary |= rewards_at_both_ends(record.lines(), section)
+            gather_batches(context.work / BATCHES, batches_of(section), out / ANSWERS)
+            write_json(out / ROLLOUTS, {"batches": shown_batches(out, section), "before": before, "after": after})
+    return {
+        **summary, **describe_model(shape, length), "sequence_length": length, "started_from": start_stage,
+        "sets": sets, "algorithm": section.algorithm, "kl_weight": section.kl_weight, "group_size": section.group_size,
+        "training_prompts": len(training), "held_out_prompts": len(held_out),
+        "held_out": held_out_rewards(before, after, section),
+        "samples": [{"prompt": one["prompt"], "before": one["answer"], "reward_before": one["reward"],
+                     "after": two["answer"], "reward": two["reward"]}
+                    for one, two in zip(before[:SHOWN_HELD_OUT], after, strict=False)],
+    }
+
+
+def row_length(section: Rl, shape: Shape) -> int:
+    """Most tokens of prompt and answer.
+
+    Raises:
+        ValueError: no prompt fits beside an answer.
+    """
+    length = section.sequence_length or shape.sequence_length
+    if section.max_new_tokens >= length:
+        raise ValueError(f"rl.max_new_tokens ({section.max_new_tokens}) leaves no room for a prompt within {length} "
+                         "tokens; lower it")
+    return length
+
+
+def answers_before(actor: Actor, held_out: Sequence[Prompt], file: Path) -> list[dict[str, Any]]:
+    """The start model's likeliest answers to held-out prompts; a resumed training has them already."""
+    return measured_once(file, actor.world, lambda: actor.measure(held_out))
+
+
+def policies(model: nn.Module, average: AveragedWeights | None) -> dict[str, dict[str, Tensor]]:
+    """Whole weights by the folder that they go to, without a critic."""
+    return {folder: {name: tensor for name, tensor in tensors.items() if not is_critic(name)}
+            for folder, tensors in all_tensors(model, average).items()}
+
+
+def batches_of(section: Rl) -> int:
+    """How many batches of prompts are answered."""
+    return -(-section.steps // section.updates_per_batch)
+
+
+def shown_batches(out: Path, section: Rl) -> list[dict[str, Any]]:
+    """The first answers of some batches, each with the step that first learned from it."""
+    last = batches_of(section) - 1
+    return [{"step": batch * section.updates_per_batch + 1,
+             "answers": (read_batch([out], batch) or [])[: SHOWN_GROUPS * section.group_size]}
+            for batch in range(last + 1) if batch % section.samples_every == 0 or batch == last]
+
+
+def rewards_at_both_ends(lines: Sequence[dict[str, Any]], section: Rl) -> dict[str, Any]:
+    """Mean rewards of drawn answers in the first and in the last line of the metrics, and of each reward there."""
+    rewarded = [line for line in lines if "reward" in line]
+    if not rewarded:
+        return {}
+    keys = ("reward", *(f"rewards/{name_of(reward)}" for reward in section.rewards))
+    return {"first_rewards": {key: rewarded[0][key] for key in keys},
+            "last_rewards": {key: rewarded[-1][key] for key in keys}}
+
+
+def held_out_rewards(
+    before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]], section: Rl
+) -> dict[str, Any] | None:
+    """Mean rewards of the likeliest answers to held-out prompts before and after, and their paired difference; None
+    where nothing is held out."""
+    if not before:
+        return None
+    first, second = (np.array([one["reward"] for one in found]) for found in (before, after))
+    return {"reward_before": float(first.mean()), "reward": float(second.mean()),
+            "difference": paired_difference(first, second, section.seed or 0, RESAMPLES)}

@@ -1,0 +1,178 @@
+"""Stage `sft`: supervised fine-tuning on conversations; only what the data's masks mark is trained.
+
+Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl`, as of pre-training; `examples.txt`: the examples of each
+row, and `rows-per-set.json`; `step-0.json`: what was proved before the first step; with `lora` also `adapter/`, which
+PEFT loads, and `model/` is the model with that merged into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.files import read_json, write_json
+from gristmill.mixtures.posttraining import Distill, ElasticConsolidation, Tuning
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.adapters.lora import adapted_flops_per_token, describe_rounding, tuned_model
+from gristmill.train.adapters.peft_files import settle_adapters
+from gristmill.train.data.chat import Chat
+from gristmill.train.data.conversations import write_example_ids
+from gristmill.train.evaluation.held_out import Validation, read_token_bytes
+from gristmill.train.loop.bad_steps import decoder
+from gristmill.train.loop.loop import Job, train
+from gristmill.train.loop.read_ahead import reading_threads
+from gristmill.train.loop.resuming import measured_once
+from gristmill.train.loop.row_plan import micro_batches
+from gristmill.train.loop.rows_read import READS, RowsRead, rows_read
+from gristmill.train.loop.throughput import peak_flops
+from gristmill.train.models.shape import Shape
+from gristmill.train.models.weights import read_shape, stored
+from gristmill.train.objectives.assistant_turns import AssistantTurns
+from gristmill.train.objectives.distillation import TaughtTurns, TeacherRows, check_teacher_key, teacher_key
+from gristmill.train.objectives.next_token import NextToken
+from gristmill.train.objectives.proofs import CERTIFICATE, prove
+from gristmill.train.optim.elastic import ElasticWeights, fisher_diagonal
+from gristmill.train.parallel.sharding import compute_dtype, evaluating
+from gristmill.train.parallel.world import World, process_group, sum_over_ranks
+from gristmill.train.stages.sft_data import COUNTS, HELD_OUT
+from gristmill.train.stages.teacher import kept_ids, teacher_folder
+from gristmill.train.stages.trained_models import (
+    MODEL,
+    all_tensors,
+    averaged,
+    causal_share,
+    describe_model,
+    publish,
+    tuned_shape,
+)
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Fine-tune the pre-trained model; called on every rank of a torchrun process group.
+
+    Raises:
+        gristmill.train.objectives.proofs.NotProvedError: something does not hold that training relies on.
+        gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
+    """
+    section = Tuning.model_validate({key: value for key, value in config.items() if key != READS})
+    start = inputs["pretrain"] / MODEL
+    with ExitStack() as stack, closing(PackedSet(inputs["sft_data"], context.stream, context.warn)) as rows, \
+            closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed, \
+            process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
+        length, dtype = rows.sequence_length, compute_dtype(section.precision, world.device)
+        shape = tuned_shape(read_shape(start), length, context)
+        model = tuned_model(shape, stored(start), section.lora, section.seed or 0, world, dtype, context)
+        flops = adapted_flops_per_token(shape, length, section.lora)
+        token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
+        objective = AssistantTurns(rows, section.seed or 0, token_bytes, flops)
+        if world.is_first:
+            write_example_ids(out, examples_of_rows(rows), rows.rows_per_source)
+        taught = (objective if section.distill is None else
+                  taught_turns(section.distill, objective, inputs, dtype, shape))
+        certificate = measured_once(context.work / CERTIFICATE, world, lambda: prove(
+            model, objective, read_json(inputs["sft_data"] / COUNTS), section.gates, dtype, section.micro_batch_size,
+            world))
+        elastic = None if section.ewc is None else held_by_pretraining(
+            model, section.ewc, NextToken(packed, config[READS]["seed"], token_bytes, shape),
+            rows_read(packed, config[READS], inputs["pretrain"]))
+        average = averaged(model, section)
+        measures: list[Callable[[int], dict[str, Any] | None]] = [Validation(
+            section.validate_every, section.steps, packed, model, average, token_bytes, world)]
+        if (inputs["sft_data"] / HELD_OUT).exists():
+            kept = stack.enter_context(closing(PackedSet(inputs["sft_data"] / HELD_OUT, context.stream, context.warn)))
+            measures.append(HeldOutTurns(section.validate_every, section.steps, AssistantTurns(
+                kept, section.seed or 0, token_bytes, flops), section.micro_batch_size, model, world))
+        job = Job(section=section, objective=taught, model=model, world=world, context=context,
+                  peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length, flops),
+                  average=average, elastic=elastic, decode=decoder(inputs["tokenizer"]),
+                  reading_threads=reading_threads(packed.local, world.device),
+                  after_step=measuring(*measures))
+        record, summary = train(job)
+        tensors = all_tensors(model, average)
+        summary |= describe_rounding(model, section.lora)
+        if record is not None:
+            write_json(out / CERTIFICATE, certificate)
+            summary |= publish(out, shape, settle_adapters(out, tensors, section.lora, start), record)
+            summary["held_out"] = next((line["held_out"] for line in reversed(record.lines()) if "held_out" in line),
+                                       None)
+    return {**summary, **describe_model(shape, length), "sequence_length": length, "rows": rows.rows,
+            "step_0": certificate}
+
+
+def measuring(*measures: Callable[[int], dict[str, Any] | None]) -> Callable[[int], dict[str, Any] | None]:
+    """What several measurements find after a step, in one line; None where none of them measures then."""
+    def after_step(step: int) -> dict[str, Any] | None:
+        found = [line for measure in measures if (line := measure(step)) is not None]
+        return {key: value for line in found for key, value in line.items()} if found else None
+
+    return after_step
+
+
+def taught_turns(
+    distill: Distill, turns: AssistantTurns, inputs: Mapping[str, Path], dtype: torch.dtype, student: Shape
+) -> TaughtTurns:
+    """The same rows with what the stage `teacher` kept of them.
+
+    Raises:
+        gristmill.train.objectives.reference_logps.StaleReferenceError: that is of other weights or rows, or of
+            another vocabulary than the student's.
+    """
+    key = teacher_key(teacher_folder(distill, inputs), Chat(inputs["tokenizer"]), turns.fingerprint, dtype,
+                      distill.temperature, kept_ids(distill, student.vocab_size), student.vocab_size)
+    check_teacher_key(inputs["teacher"], key)
+    return TaughtTurns(turns, TeacherRows(inputs["teacher"], turns.masks), distill)
+
+
+def held_by_pretraining(
+    model: nn.Module, section: ElasticConsolidation, pretraining: NextToken, trained: RowsRead
+) -> ElasticWeights:
+    """What holds the weights of a model that was not tuned yet, by the first rows that its pre-training has read."""
+    rows = trained.first(min(section.fisher_rows, trained.count))
+    return ElasticWeights(model, fisher_diagonal(model, pretraining, rows), section.weight)
+
+
+def examples_of_rows(packed: PackedSet) -> list[str]:
+    """The ids of the examples in each row, with blanks between."""
+    rows: list[list[str]] = [[] for _ in range(packed.rows)]
+    pieces = packed.pieces(np.arange(packed.rows, dtype=np.int64))
+    for row, one in zip(pieces["row"].to_pylist(), pieces["id"].to_pylist(), strict=True):
+        rows[row].append(one.hex())
+    return [" ".join(row) for row in rows]
+
+
+class HeldOutTurns:
+    """Measures held-out conversations after some steps and after the last.
+
+    Args:
+        every: steps between measurements; only after the last one where it is None.
+        steps: of the whole training.
+        turns: the held-out rows.
+        micro_batch_size: most rows of a forward pass on one rank.
+        model: sharded.
+        world: the processes.
+    """
+
+    def __init__(
+        self, every: int | None, steps: int, turns: AssistantTurns, micro_batch_size: int, model: nn.Module,
+        world: World,
+    ) -> None:
+        self._every, self._last, self._turns, self._size = every or steps, steps, turns, micro_batch_size
+        self._model, self._world = model, world
+
+    def __call__(self, step: int) -> dict[str, Any] | None:
+        """`held_out`: loss per trained token and bits per byte, of all sets and of each; None after a step without."""
+        if step != self._last and step % self._every:
+            return None
+        world, rows = self._world, np.arange(self._turns.packed.rows, dtype=np.int64)
+        sums = torch.zeros(self._turns.sums_length, dtype=torch.float64, device=world.device)
+        with evaluating(self._model):
+            for part in micro_batches(rows, world.data_rank, world.data_size, self._size):
+                sums += self._turns.loss(self._model, self._turns.prepare(part), 1.0).sums
+        return {"held_out": self._turns.report(sum_over_ranks(sums, world).tolist(), self._turns.weight(rows))}

@@ -1,0 +1,159 @@
+"""Stage `sft_data`: conversations, and documents of pre-training to replay, made into a packed set with loss masks.
+
+Output: a packed set (`tokenize/packed.py`) whose sources are the sets, and `replay` where it is asked for, with loss
+masks (`tokenize/loss_masks.py`); `refused.jsonl`: the records that are no examples, and why; `counts.json`: shares
+trained, cut and ended, for the gates in front of the training; with `holdout` also `held-out/`, a packed set of what is
+not trained on. Needs no accelerator, so
+that data is looked at, and mixed anew, before one is paid for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.examples.kept_examples import REFUSED, check_records, set_names, usable_sets, write_refused
+from gristmill.dataprep.files import write_json
+from gristmill.dataprep.reading.examples import Refused
+from gristmill.mixtures.posttraining import SftData
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.data.chat import Chat
+from gristmill.train.data.conversations import (
+    Conversation,
+    NothingToTrainError,
+    counts_of,
+    decoded_mask,
+    prepare_conversations,
+)
+from gristmill.train.data.example_rows import (
+    copies,
+    packed_rows,
+    piece_of,
+    quotas,
+    replay_count,
+    replayed_rows,
+    write_example_rows,
+)
+from gristmill.train.data.pairs import is_held_out
+from gristmill.train.loop.rows_read import READS, rows_read
+
+COUNTS = "counts.json"
+HELD_OUT = "held-out"
+"""Folder of a packed set like the one around it, of the conversations that only measure."""
+REPLAY = "replay"
+SAMPLES_PER_SET = 3
+SAMPLE_TOKENS = 512
+"""Of an example that the report shows."""
+
+
+class ReplayError(ValueError):
+    """Pre-training cannot be replayed as the manifest asks."""
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Read, encode, weigh and pack all examples.
+
+    Raises:
+        gristmill.dataprep.reading.examples.ExamplesError: more records of a set are refused than may be.
+        NothingToTrainError: one of the sets trains no token.
+        ReplayError: rows of the mixture are of another length.
+    """
+    section = SftData.model_validate({key: value for key, value in config.items() if key != READS})
+    seed, chat, mix = section.seed or 0, Chat(inputs["tokenizer"]), PackedSet(inputs["mix"])
+    length = section.sequence_length or mix.sequence_length
+    if section.replay and length != mix.sequence_length:
+        raise ReplayError(f"sft.replay: the mixture's rows have {mix.sequence_length} tokens, but sft.sequence_length "
+                          f"is {length}; make them equal, or replay nothing")
+    names = set_names([one.path for one in section.data], [REPLAY])
+    found, held_out, sets, refused = read_sets(section, chat, length, inputs.get("sft_prepare"))
+    write_refused(out / REFUSED, zip(names, refused, strict=True))
+    drawn = weighted(found, [one.weight for one in section.data], sets, seed)
+    rows = {name: packed_rows([piece_of(one) for one in of_set], length, section.packing == "best_fit")
+            for name, of_set in zip(names, drawn, strict=True)}
+    used = [one for of_set in drawn for one in of_set]
+    replayed = replay_count(sum(len(one.ids) for one in used), length, section.replay)
+    if replayed:
+        rows[REPLAY] = replayed_rows(rows_read(mix, config[READS], inputs.get("pretrain")), replayed)
+    written = write_example_rows(out, rows, length, mix.manifest["tokenizer"], chat.pad)
+    if any(held_out):
+        write_example_rows(out / HELD_OUT, {
+            name: packed_rows([piece_of(one) for one in of_set], length, section.packing == "best_fit")
+            for name, of_set in zip(names, held_out, strict=True) if of_set},
+            length, mix.manifest["tokenizer"], chat.pad)
+    write_json(out / COUNTS, counts_of(used))
+    replayed_tokens = sum(len(piece.ids) for row in rows.get(REPLAY, []) for piece in row)
+    return {
+        "sequence_length": length, "packing": section.packing, **written,
+        "sets": [{"name": name, **counts} for name, counts in zip(names, sets, strict=True)], **counts_of(used),
+        "replay": {"rows": replayed, "tokens": replayed_tokens, "share": replayed_tokens / written["tokens"]},
+        "samples": [{"set": name, "example": one.example, "spans": decoded_mask(chat, shortened(one))}
+                    for name, of_set in zip(names, found, strict=True) for one in of_set[:SAMPLES_PER_SET]],
+    }
+
+
+def read_sets(
+    section: SftData, chat: Chat, length: int, prepared: Path | None = None
+) -> tuple[list[list[Conversation]], list[list[Conversation]], list[dict[str, Any]], list[Sequence[Refused]]]:
+    """Read and encode all sets of examples, or what their preparation left of them.
+
+    Returns:
+        set by set: the examples to train on, those that only measure, counts, and the records that are no examples.
+
+    Raises:
+        gristmill.dataprep.reading.examples.ExamplesError: more records of a set are refused than may be.
+        NothingToTrainError: one of the sets trains no token, or all of it is held out.
+    """
+    sets: list[list[Conversation]] = []
+    held_out: list[list[Conversation]] = []
+    counts: list[dict[str, Any]] = []
+    refused: list[Sequence[Refused]] = []
+    for one, read in zip(section.data, usable_sets(section.data, "sft", prepared), strict=True):
+        found, counted = prepare_conversations(read.examples, chat, length, one.train_on)
+        if not found:
+            raise NothingToTrainError(
+                f"sft data {one.path}: none of its {counted['examples']} examples has an answer within "
+                f"{length} tokens ({counted['dropped']} too long, {counted['unrenderable']} not to be rendered: "
+                f"{counted['unrenderable_reasons']}); raise sft.sequence_length or look at the data")
+        measuring = {example["id"] for example in read.examples
+                     if is_held_out({"prompt": asked(example)}, section.holdout, section.seed or 0)}
+        held_out.append([conversation for conversation in found if conversation.example in measuring])
+        sets.append([conversation for conversation in found if conversation.example not in measuring])
+        counts.append({"path": one.path, **read.counts, **counted, "held_out": len(held_out[-1])})
+        if not sets[-1]:
+            raise NothingToTrainError(f"sft data {one.path}: all of its {len(found)} examples are held out; lower "
+                                      f"sft.holdout ({section.holdout}) or remove the set")
+        check_records(f"sft_data: {one.path}", counts[-1])
+        refused.append(read.refused)
+    return sets, held_out, counts, refused
+
+
+def asked(example: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What is said before the assistant's first turn."""
+    return list(takewhile(lambda message: message["role"] != "assistant", example["messages"]))
+
+
+def weighted(
+    sets: Sequence[list[Conversation]], weights: Sequence[float | None], counts: Sequence[dict[str, Any]], seed: int
+) -> list[list[Conversation]]:
+    """The examples of each set as often as its weight asks for; adds what came of it to the sets' counts."""
+    trained = [np.array([int(one.trained.sum()) for one in found], dtype=np.int64) for found in sets]
+    taken = [np.ones(len(found), dtype=np.int64) for found in sets]
+    if weights[0] is not None:
+        wanted = quotas([int(tokens.sum()) for tokens in trained], [weight or 0.0 for weight in weights])
+        taken = [copies(tokens, [one.example for one in found], quota, seed)
+                 for tokens, found, quota in zip(trained, sets, wanted, strict=True)]
+    drawn = [int((number * tokens).sum()) for number, tokens in zip(taken, trained, strict=True)]
+    for counted, number, tokens in zip(counts, taken, drawn, strict=True):
+        counted |= {"drawn": int(number.sum()), "drawn_tokens": tokens, "drawn_share": tokens / sum(drawn)}
+    return [[one for one, times in zip(found, number.tolist(), strict=True) for _ in range(times)]
+            for found, number in zip(sets, taken, strict=True)]
+
+
+def shortened(one: Conversation) -> Conversation:
+    """Its beginning, as long as the report shows."""
+    return Conversation(one.ids[:SAMPLE_TOKENS], one.trained[:SAMPLE_TOKENS], one.truncated, one.example)

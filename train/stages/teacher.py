@@ -1,0 +1,156 @@
+"""Stage `teacher`: what a larger model would say at every trained token of the fine-tuning's rows, computed once.
+
+Output: the files of `objectives/distillation.py`, and `key.json`, what they depend on. No divergence and no weight is
+among that, so that other ones cost nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.files import as_path, write_json
+from gristmill.mixtures.posttraining import Teach, TeacherKeys
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.data.chat import TOKENIZER_FILE, Chat
+from gristmill.train.evaluation.held_out import read_token_bytes
+from gristmill.train.loop.row_plan import micro_batches
+from gristmill.train.models.shape import Shape
+from gristmill.train.models.weights import SHAPE_FILE, read_shape, stored
+from gristmill.train.objectives.assistant_turns import AssistantTurns
+from gristmill.train.objectives.distillation import Taught, TeacherFiles, kept_of, teacher_key
+from gristmill.train.objectives.losses import IGNORED, chunk_rows
+from gristmill.train.objectives.reference_logps import KEY
+from gristmill.train.parallel.sharding import compute_dtype, evaluating, sharded_model
+from gristmill.train.parallel.world import World, agree, process_group, sum_over_ranks
+from gristmill.train.planning.flops import flops_per_token
+from gristmill.train.stages.trained_models import MODEL, describe_model
+
+
+class TeacherError(ValueError):
+    """A model cannot teach this run's student."""
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Keep a teacher's distributions; called on every rank of a torchrun process group.
+
+    Raises:
+        TeacherError: there is no such model, or its vocabulary is not the run's.
+    """
+    section = Teach.model_validate(config)
+    folder, chat = teacher_folder(section, inputs), Chat(inputs["tokenizer"])
+    shape = read_shape(folder)
+    check_vocabulary(folder, shape, chat)
+    with closing(PackedSet(inputs["sft_data"], context.stream, context.warn)) as packed, \
+            process_group(context.parallel, pipelined=False) as world:
+        if world.is_first and shape.sequence_length < packed.sequence_length:
+            context.warn(f"sft.distill.teacher {folder} was trained on rows of {shape.sequence_length} tokens, but "
+                         f"those of sft have {packed.sequence_length}: what it says of later tokens may be worse")
+        dtype = compute_dtype(section.precision, world.device)
+        objective = AssistantTurns(packed, 0, read_token_bytes(inputs["tokenizer"], world.device),
+                                   flops_per_token(shape, packed.sequence_length).whole)
+        kept = kept_ids(section, shape.vocab_size)
+        key = teacher_key(folder, chat, objective.fingerprint, dtype, section.temperature, kept, shape.vocab_size)
+        if world.is_first:
+            TeacherFiles.create(out, objective.masks, kept or shape.vocab_size, kept is not None)
+        agree(None, world)  # the files are there before any process opens them
+        sums = teach(shape, folder, objective, section, out, world, dtype, context)
+        if world.is_first:
+            write_json(out / KEY, key)
+    nll, rest, tokens = sums
+    return {**describe_model(shape, packed.sequence_length), "teacher": str(section.teacher),
+            "tokens": int(tokens), "key": key, "loss": nll / tokens, "rest_mass": rest / tokens,
+            "temperature": section.temperature, "top_k": key["top_k"]}
+
+
+def teacher_folder(section: TeacherKeys, inputs: Mapping[str, Path]) -> Path:
+    """Where the teacher is.
+
+    Raises:
+        TeacherError: no model is there.
+    """
+    folder = inputs["pretrain"] / MODEL if section.teacher == "pretrain" else as_path(section.teacher)
+    if not (folder / SHAPE_FILE).exists():
+        raise TeacherError(f"sft.distill.teacher: {folder} has no {SHAPE_FILE}; give the folder of a model, such as "
+                           "one that `export` wrote or that transformers loads")
+    return folder
+
+
+def kept_ids(section: TeacherKeys, vocab_size: int) -> int | None:
+    """How many ids are kept per token; None for all."""
+    return None if section.top_k == "all" or section.top_k >= vocab_size else section.top_k
+
+
+def check_vocabulary(folder: Path, shape: Shape, chat: Chat) -> None:
+    """Refuse a teacher whose ids mean something else.
+
+    Raises:
+        TeacherError: it predicts another number of ids, or the tokenizer beside it gives another id to some token.
+    """
+    if shape.vocab_size != (own := chat.tokenizer.get_vocab_size()):
+        raise TeacherError(f"sft.distill.teacher: {folder} predicts {shape.vocab_size} ids, but the run's tokenizer "
+                           f"has {own}; a teacher needs the same vocabulary: give its tokenizer as tokenizer.path, or "
+                           "take another teacher")
+    if not (folder / TOKENIZER_FILE).exists():
+        return
+    from tokenizers import Tokenizer
+
+    theirs = Tokenizer.from_str((folder / TOKENIZER_FILE).read_text(encoding="utf-8")).get_vocab()
+    ours = chat.tokenizer.get_vocab()
+    if differing := sorted(token for token in theirs.keys() | ours.keys() if theirs.get(token) != ours.get(token)):
+        token = differing[0]
+        raise TeacherError(f"sft.distill.teacher: {folder / TOKENIZER_FILE} gives {len(differing)} tokens another id "
+                           f"than the run's tokenizer does, among them {json.dumps(token)} ({theirs.get(token)}, not "
+                           f"{ours.get(token)}); a teacher needs the same vocabulary: give its tokenizer as "
+                           "tokenizer.path, or take another teacher")
+
+
+def teach(
+    shape: Shape, folder: Path, objective: AssistantTurns, section: Teach, out: Path, world: World,
+    dtype: torch.dtype, context: Context,
+) -> list[float]:
+    """Write what is kept of all rows; returns sums over their trained tokens: nll, mass of ids not kept, tokens."""
+    model = sharded_model(shape, stored(folder), world, dtype, context.compute)
+    files = TeacherFiles(out, objective.masks)
+    sums = torch.zeros(3, dtype=torch.float64, device=world.device)
+    rows = np.arange(objective.order.total, dtype=np.int64)
+    with evaluating(model):
+        for part in micro_batches(rows, world.data_rank, world.data_size, section.micro_batch_size):
+            placed = objective.place(objective.prepare(part))
+            head = partial(distributions, targets=placed.targets, temperature=section.temperature,
+                           top_k=kept_ids(section, shape.vocab_size))
+            taught, nll = model(placed.ids, head, positions=placed.positions)
+            if len(part) and world.counts:
+                files.write(part, taught)
+                rest = torch.zeros(()) if taught.rest is None else taught.rest.exp().double().sum()
+                sums += torch.stack([nll.double().sum().cpu(), rest.cpu(), torch.tensor(float(len(nll)))]).to(sums)
+    files.close()
+    found: list[float] = sum_over_ranks(sums, world).tolist()
+    return found
+
+
+def distributions(
+    hidden: Tensor, matrix: Tensor, targets: Tensor, temperature: float, top_k: int | None
+) -> tuple[Taught, Tensor]:
+    """What is kept of the distributions over m tokens that have a target, row by row, and these targets' nll (m,)."""
+    flat, wanted = hidden.flatten(0, 1)[(targets != IGNORED).flatten()], targets[targets != IGNORED]
+    size = chunk_rows(matrix)
+    kept, nll = [], []
+    for start in range(0, max(len(flat), 1), size):
+        part = slice(start, start + size)
+        logits = (flat[part] @ matrix.T).float()
+        kept.append(kept_of(logits, temperature, top_k))
+        nll.append(F.cross_entropy(logits, wanted[part], reduction="none"))
+    ids, rest = ([getattr(one, name) for one in kept] for name in ("ids", "rest"))
+    return Taught(torch.cat([one.logps for one in kept]), None if ids[0] is None else torch.cat(ids),
+                  None if rest[0] is None else torch.cat(rest)), torch.cat(nll)

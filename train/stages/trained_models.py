@@ -1,0 +1,95 @@
+"""The models of the training stages: which one a stage starts from, how it is described, and what is published."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gristmill.dataprep.context import Context
+from gristmill.mixtures.manifest import beyond_context
+from gristmill.mixtures.training import Training
+from gristmill.train.adapters.lora import rounded_tensors
+from gristmill.train.loop.record import Record
+from gristmill.train.models.shape import Shape
+from gristmill.train.models.weights import save_model
+from gristmill.train.optim.averaging import AveragedWeights
+from gristmill.train.parallel.sharding import whole_tensors
+from gristmill.train.planning.flops import flops_per_token
+
+MODEL, MODEL_AVERAGE = "model", "model-average"
+
+
+def start_of(inputs: Mapping[str, Path]) -> Path:
+    """The model that preference optimisation starts from: the tuned one, or else the pre-trained one."""
+    return (inputs["sft"] if "sft" in inputs else inputs["pretrain"]) / MODEL
+
+
+def describe_model(shape: Shape, length: int) -> dict[str, Any]:
+    """Figures about the model for a stage's summary, with the arithmetic of rows of so many tokens."""
+    return {"parameters": shape.parameters, "flops_per_token": shape.flops_per_token(length),
+            "context": shape.sequence_length}
+
+
+def tuned_shape(shape: Shape, length: int, context: Context) -> Shape:
+    """The shape of a model that is tuned on rows of so many tokens: its context is the longer of both.
+
+    Warns where those rows have positions that the model was never trained on.
+    """
+    trained = shape.sequence_length
+    if length > trained:
+        context.warn(beyond_context(context.stage, length, trained))
+    return replace(shape, sequence_length=max(trained, length))
+
+
+def causal_share(shape: Shape, length: int, whole: float | None = None) -> float:
+    """What remains of a training's arithmetic where attention to later positions is not counted.
+
+    Args:
+        shape: of the decoder.
+        length: tokens per row.
+        whole: the arithmetic per token, if it is not that of training all weights.
+    """
+    flops = flops_per_token(shape, length)
+    return 1.0 - (flops.attention - flops.causal_attention) / (whole or shape.flops_per_token(length))
+
+
+def averaged(model: nn.Module, section: Training) -> AveragedWeights | None:
+    """The running mean of a model's weights that the section asks for, if it does."""
+    return None if section.average is None else AveragedWeights(model, section.average, section.steps)
+
+
+def all_tensors(model: nn.Module, average: AveragedWeights | None) -> dict[str, dict[str, Tensor]]:
+    """Whole master weights by the folder that they go to, on the first rank; every rank calls this together.
+
+    Frozen matrices that are held rounded are among them, as what they stand for.
+    """
+    frozen = rounded_tensors(model) if torch.distributed.get_rank() == 0 else {}
+    tensors = {MODEL: whole_tensors(model) | frozen}
+    if average is not None:
+        with average.in_place():
+            # In one process the whole tensors are the model's own, which gets its own weights back.
+            tensors[MODEL_AVERAGE] = {name: tensor.clone() for name, tensor in whole_tensors(model).items()} | frozen
+    return tensors
+
+
+def publish(out: Path, shape: Shape, tensors: dict[str, dict[str, Tensor]], record: Record) -> dict[str, Any]:
+    """Write a training stage's models and record into its data folder; returns its last measurements."""
+    for name, weights in tensors.items():
+        save_model(out / name, shape, weights)
+    record.publish(out)
+    return final_measurements(record.lines())
+
+
+def final_measurements(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """First and last training loss, and the last validation, for a stage's summary."""
+    losses = [line["loss"] for line in lines if "loss" in line]
+    validations = [line["validation"] for line in lines if "validation" in line]
+    averages = [line["validation_average"] for line in lines if "validation_average" in line]
+    return {"first_loss": losses[0] if losses else None, "last_loss": losses[-1] if losses else None,
+            **({"validation": validations[-1]} if validations else {}),
+            **({"validation_average": averages[-1]} if averages else {})}
