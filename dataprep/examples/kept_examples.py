@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from gristmill.dataprep.counts import ConservationError
 from gristmill.dataprep.documents import ID_BYTES, kept_rows, read_table, shard_names
+from gristmill.dataprep.examples.read_examples import Example, Kind, Refused, read_set
 from gristmill.dataprep.files import atomic_write, read_json
-from gristmill.dataprep.reading.examples import Example, Kind, Refused, read_set
 from gristmill.mixtures.posttraining import Instructions, PreferencePairs
 
 REFUSED = "refused.jsonl"
@@ -98,7 +98,7 @@ def usable_sets(
         prepared: output of the stage that prepared them, if any did.
 
     Raises:
-        gristmill.dataprep.reading.examples.ExamplesError: more records of a set are refused than may be.
+        gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set are refused than may be.
         ConservationError: not every record is accounted for.
     """
     if prepared is None:

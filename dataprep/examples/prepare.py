@@ -27,6 +27,7 @@ import pyarrow as pa
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import ConservationError
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, ID_BYTES, metadata_json, write_table
+from gristmill.dataprep.examples.conversations import said
 from gristmill.dataprep.examples.kept_examples import (
     DOCUMENTS,
     PREPARED,
@@ -36,9 +37,8 @@ from gristmill.dataprep.examples.kept_examples import (
     set_names,
     write_refused,
 )
+from gristmill.dataprep.examples.read_examples import Example, ExamplesError, ExampleSet, Kind, read_set
 from gristmill.dataprep.files import write_json
-from gristmill.dataprep.reading.conversations import said
-from gristmill.dataprep.reading.examples import Example, ExamplesError, ExampleSet, Kind, read_set
 from gristmill.mixtures.posttraining import Instructions, PreferencePairs
 from gristmill.mixtures.prepare import ExampleStep
 

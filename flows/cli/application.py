@@ -87,7 +87,7 @@ def open_or_exit(
     verify_inputs: bool = False,
 ) -> Session:
     """Open a manifest, or print everything that is wrong with it and exit with code 2."""
-    from gristmill.dataprep.reading.examples import ExamplesError
+    from gristmill.dataprep.examples.read_examples import ExamplesError
     from gristmill.dataprep.reading.sources import SourceError
     from gristmill.flows.running.session import open_session
     from gristmill.flows.stages import UnknownStageError

@@ -39,7 +39,7 @@ def _named(name: str, config: Recipe, section: Training, verify: bool) -> Recipe
     """A training's settings with outside files by what identifies them, and its examples by a listing of theirs."""
     if "data" not in config:
         return name_outside_files(config, section, verify)
-    from gristmill.dataprep.reading.examples import examples_listing
+    from gristmill.dataprep.examples.read_examples import examples_listing
     from gristmill.dataprep.reading.sources import outside_listing
 
     checkpoint = config["continue_from"]

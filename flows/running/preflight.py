@@ -37,8 +37,8 @@ def missing_files(manifest: Manifest, written: Written) -> list[Problem]:
 
 
 def _why_missing(manifest: Manifest, location: Location, path: str) -> str | None:
+    from gristmill.dataprep.examples.read_examples import ExamplesError, examples_listing
     from gristmill.dataprep.judges.fasttext_models import is_other_model
-    from gristmill.dataprep.reading.examples import ExamplesError, examples_listing
     from gristmill.dataprep.reading.sources import SourceError, check, outside_files
 
     key = ".".join(map(str, location))

@@ -9,7 +9,7 @@ import pytest
 
 import gristmill.dataprep.reading.pythondocs as docquestions
 from benchmarks.checkout import data_folder
-from gristmill.dataprep.reading.examples import ExamplesError, examples_listing, read_examples, read_set
+from gristmill.dataprep.examples.read_examples import ExamplesError, examples_listing, read_examples, read_set
 from gristmill.dataprep.reading.pythondocs import MAX_ANSWER_CHARACTERS, standard_library_files
 
 

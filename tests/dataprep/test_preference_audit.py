@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from benchmarks.checkout import data_folder
+from gristmill.dataprep.examples.preferences import audit, warnings_of
+from gristmill.dataprep.examples.read_examples import read_set
 from gristmill.dataprep.passages.contamination import leaks_into
-from gristmill.dataprep.reading.examples import read_set
-from gristmill.dataprep.reading.preferences import audit, warnings_of
 from gristmill.mixtures.decontaminate import Decontaminate
 
 

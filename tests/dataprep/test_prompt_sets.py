@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gristmill.dataprep.reading.examples import prompt_example, read_examples, read_set
+from gristmill.dataprep.examples.read_examples import prompt_example, read_examples, read_set
 
 ASKED = [{"role": "user", "content": "2 + 2?"}]
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from gristmill.dataprep.reading.examples import read_examples
+from gristmill.dataprep.examples.read_examples import read_examples
 from gristmill.train.data.conversations import NothingToTrainError
 from gristmill.train.generation.scheduler import generate
 from gristmill.train.loop import step

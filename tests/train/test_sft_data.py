@@ -13,7 +13,7 @@ from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import ConservationError
 from gristmill.dataprep.examples import prepare
 from gristmill.dataprep.examples.kept_examples import REFUSED, check_records, set_names
-from gristmill.dataprep.reading.examples import read_examples
+from gristmill.dataprep.examples.read_examples import read_examples
 from gristmill.mixtures.posttraining import Sft
 from gristmill.mixtures.prepare import ExampleStep
 from gristmill.tokenize.loss_masks import LossMasks

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gristmill.dataprep.examples.kept_examples import check_records, usable_sets
+from gristmill.dataprep.examples.preferences import SAME, audit
 from gristmill.dataprep.examples.prepare import view_text
+from gristmill.dataprep.examples.read_examples import Refused
 from gristmill.dataprep.files import atomic_write, canonical_json
 from gristmill.dataprep.passages.contamination import leaks_into
-from gristmill.dataprep.reading.examples import Refused
-from gristmill.dataprep.reading.preferences import SAME, audit
 from gristmill.mixtures.decontaminate import Decontaminate
 from gristmill.mixtures.posttraining import PreferencePairs
 from gristmill.train.data.chat import Chat, ChatError
@@ -196,7 +196,7 @@ def read_preferences(
         neither.
 
     Raises:
-        gristmill.dataprep.reading.examples.ExamplesError: more records of a set are refused than may be.
+        gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set are refused than may be.
         NothingToTrainError: a set has no usable pair or answer.
     """
     sets: list[list[Pair | Answer]] = []

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from gristmill.dataprep.examples.read_examples import read_set
 from gristmill.dataprep.files import atomic_write, canonical_json
-from gristmill.dataprep.reading.examples import read_set
 from gristmill.mixtures.reinforcement import AnswerReward, Prompts, Rl, name_of, wants_answer
 from gristmill.train.data.chat import Chat, ChatError
 from gristmill.train.data.conversations import SHOWN_REASONS, NothingToTrainError

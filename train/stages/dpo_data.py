@@ -14,7 +14,7 @@ from typing import Any
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.examples.kept_examples import REFUSED, set_names, write_refused
-from gristmill.dataprep.reading.preferences import warnings_of
+from gristmill.dataprep.examples.preferences import warnings_of
 from gristmill.mixtures.posttraining import DpoData
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.chat import Chat
@@ -26,7 +26,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """Read, audit and encode all pairs.
 
     Raises:
-        gristmill.dataprep.reading.examples.ExamplesError: more records of a set are refused than may be.
+        gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set are refused than may be.
         gristmill.train.data.conversations.NothingToTrainError: a set has no usable pair.
     """
     section = DpoData.model_validate(config)

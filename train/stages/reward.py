@@ -19,8 +19,8 @@ from torch import nn
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.examples.kept_examples import set_names
+from gristmill.dataprep.examples.preferences import warnings_of
 from gristmill.dataprep.files import atomic_write
-from gristmill.dataprep.reading.preferences import warnings_of
 from gristmill.mixtures.posttraining import Lora
 from gristmill.mixtures.reinforcement import Reward
 from gristmill.train.adapters.lora import adapted_flops_per_token, describe_rounding, merged, tuned_model

@@ -18,8 +18,8 @@ import numpy as np
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.examples.kept_examples import REFUSED, check_records, set_names, usable_sets, write_refused
+from gristmill.dataprep.examples.read_examples import Refused
 from gristmill.dataprep.files import write_json
-from gristmill.dataprep.reading.examples import Refused
 from gristmill.mixtures.posttraining import SftData
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.chat import Chat
@@ -59,7 +59,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """Read, encode, weigh and pack all examples.
 
     Raises:
-        gristmill.dataprep.reading.examples.ExamplesError: more records of a set are refused than may be.
+        gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set are refused than may be.
         NothingToTrainError: one of the sets trains no token.
         ReplayError: rows of the mixture are of another length.
     """
@@ -105,7 +105,7 @@ def read_sets(
         set by set: the examples to train on, those that only measure, counts, and the records that are no examples.
 
     Raises:
-        gristmill.dataprep.reading.examples.ExamplesError: more records of a set are refused than may be.
+        gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set are refused than may be.
         NothingToTrainError: one of the sets trains no token, or all of it is held out.
     """
     sets: list[list[Conversation]] = []

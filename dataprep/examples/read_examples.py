@@ -27,9 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from gristmill.dataprep.files import as_path, canonical_json
-from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, Unended, read_lines, read_whole
-from gristmill.dataprep.reading.conversations import (
+from gristmill.dataprep.examples.conversations import (
     SFT_FORMS,
     Message,
     check_answered,
@@ -39,7 +37,9 @@ from gristmill.dataprep.reading.conversations import (
     turns,
     with_system,
 )
-from gristmill.dataprep.reading.preferences import dpo_example
+from gristmill.dataprep.examples.preferences import dpo_example
+from gristmill.dataprep.files import as_path, canonical_json
+from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, Unended, read_lines, read_whole
 from gristmill.dataprep.reading.pythondocs import DOCS, QUESTIONS_VERSION, preferences, questions
 from gristmill.dataprep.reading.readers import BYTE_ORDER_MARK, parse_json
 from gristmill.dataprep.reading.sources import SourceError, SourceFile, find_files

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.dataprep.reading.conversations import (
+from gristmill.dataprep.examples.conversations import (
     Message,
     any_messages,
     check_answered,
