@@ -199,8 +199,8 @@ def compare(
         metavar="FILE", help="Also write one HTML file with the losses as curves.")] = None,
 ) -> None:
     """Show two runs side by side: manifests, outputs, funnels, mixtures, losses, held-out text."""
-    from gristmill.flows.questions.compare import UnknownRunError, compare_runs, find_run, write_comparison
-    from gristmill.flows.report.comparison_tables import print_comparison
+    from gristmill.flows.questions.compare import UnknownRunError, compare_runs, find_run
+    from gristmill.flows.report.comparison import print_comparison, write_comparison
 
     if html is not None:
         out_file("--html", html)

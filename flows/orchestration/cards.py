@@ -16,10 +16,18 @@ from gristmill.flows.report.documents import (
     reasons_picture,
     tokens_kept,
 )
-from gristmill.flows.report.mixture_table import limits_note, mixture_rows, mixture_table, prefix_note, stage_table
-from gristmill.flows.report.pictures import curves, stacked_bars
-from gristmill.flows.report.reinforcement import reward_points
-from gristmill.flows.report.summary import evaluation_rows, loss_rows, packing_rows, some_samples
+from gristmill.flows.report.evaluation import evaluation_rows, some_samples
+from gristmill.flows.report.mixture import (
+    limits_note,
+    mixture_picture,
+    mixture_rows,
+    mixture_table,
+    packing_rows,
+    prefix_note,
+    stage_table,
+)
+from gristmill.flows.report.pictures import curves
+from gristmill.flows.report.training import loss_rows, reward_points
 from gristmill.flows.running.run import Outcome
 from gristmill.flows.running.session import Session
 
@@ -102,9 +110,7 @@ def mixture_lines(facts: Facts) -> list[str]:
     """The mixture as asked for and as packed, and what the packing costs."""
     if "packed" not in facts:
         return []
-    rows = mixture_rows(facts)
-    bars = stacked_bars([("asked for", {row["source"]: row["requested"] for row in rows}),
-                         ("packed", {row["source"]: row["share"] for row in rows})], "share of tokens")
+    bars = mixture_picture(mixture_rows(facts))
     lines = ["## Mixture", "", picture(bars, "shares of tokens, requested and realised"), ""]
     for table in (mixture_table(facts), stage_table(facts)):
         lines += [markdown_table(*table), ""] if table is not None else []

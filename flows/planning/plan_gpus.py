@@ -13,7 +13,7 @@ from rich.text import Text
 
 from gristmill.dataprep.files import as_path, read_json
 from gristmill.flows.questions.find_documents import committed_inputs
-from gristmill.flows.report.summary import waste_of
+from gristmill.flows.report.mixture import waste_of
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.training import Pretrain

@@ -7,14 +7,14 @@ or of data that has changed since, can be compared too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from gristmill.dataprep.files import read_json
 from gristmill.flows.facts import TRAINING_STAGES, Facts, funnel, training, with_tokens
 from gristmill.flows.questions.status import run_state
-from gristmill.flows.report.mixture_table import mixture_rows
-from gristmill.flows.report.summary import evaluation_rows, loss_rows
+from gristmill.flows.report.evaluation import evaluation_rows
+from gristmill.flows.report.mixture import mixture_rows
+from gristmill.flows.report.training import loss_rows
 from gristmill.flows.running.what_changed import ABSENT, changed_keys
 from gristmill.flows.stages import STAGES
 from gristmill.flows.store.store import Store, read_runs
@@ -147,31 +147,3 @@ def loss_curves(store: Store, records: Sequence[Mapping[str, Any]]) -> dict[str,
             curves.setdefault(stage, {})[record["run"]] = [(line["step"], line["loss"]) for line in lines
                                                            if "loss" in line]
     return curves
-
-
-def render_comparison(store: Store, records: Sequence[Mapping[str, Any]]) -> str:
-    """The comparison as one self-contained HTML file."""
-    from html import escape
-
-    from gristmill.flows.report.comparison_tables import tables
-    from gristmill.flows.report.html import figure, page, table
-    from gristmill.flows.report.pictures import curves
-
-    found = compare_runs(store, *records)
-    names = [run["run"] for run in found["runs"]]
-    parts = [f"<h1>{escape(names[0])} and {escape(names[1])}</h1>"]
-    for title, header, rows, numeric in tables(found):
-        parts += [f"<h2>{escape(title)}</h2>", table(header, rows, numeric)]
-    parts += [figure(curves(series, "step", "loss"), f"{stage}: training loss")
-              for stage, series in loss_curves(store, records).items()]
-    return page(" and ".join(names), "\n".join(parts))
-
-
-def write_comparison(store: Store, records: Sequence[Mapping[str, Any]], out: Path) -> None:
-    """Write the comparison into a file."""
-    from gristmill.dataprep.files import atomic_write
-
-    with atomic_write(out) as sink:
-        sink.write(render_comparison(store, records).encode())
-
-

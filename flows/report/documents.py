@@ -7,33 +7,30 @@ from typing import Any
 
 from gristmill.flows.facts import Facts, top_reasons
 from gristmill.flows.report import pictures
-from gristmill.flows.report.html import details, figure, listing, table
+from gristmill.flows.report.parts import Details, Figure, Heading, Listing, Note, Part, Section, Table
 
 MOST_REASONS = 20
 MOST_BARS = 12
 MOST_LANGUAGES = 20
 
 
-def document_sections(facts: Facts) -> list[str]:
-    """All of them, empty where a stage did not run."""
-    return [funnel(facts), reasons(facts), cuts(facts), lengths(facts), languages(facts), quality(facts), edits(facts),
-            duplicates(facts), contamination(facts), quarantine(facts)]
+def document_sections(facts: Facts) -> list[Section | None]:
+    """All of them, None where a stage did not run."""
+    return [funnel(facts), reasons(facts), cuts(facts), lengths(facts), languages(facts), quality(facts),
+            *edits(facts), duplicates(facts), contamination(facts), *quarantine(facts)]
 
 
-def funnel(facts: Facts) -> str:
+def funnel(facts: Facts) -> Section | None:
     """Documents, bytes and tokens that are left after each stage, as a picture and a table."""
     if not facts["funnel"]:
-        return ""
+        return None
     rows = [[row["stage"], f"{row['read']:,}", f"{row['kept']:,}", f"{row['read'] - row['kept']:,}",
              f"{row['bytes_kept'] / 1e6:.2f}", tokens_kept(row)] for row in facts["funnel"]]
-    return (
-        "<h2>Documents</h2>"
-        + figure(funnel_picture(facts), "Text that is left after each stage.")
-        + table(["stage", "read", "kept", "gone", "MB kept", "tokens kept"], rows, {1, 2, 3, 4, 5})
-        + ('<p class="note">Tokens before the last stage are estimated from the bytes per token of each source.</p>'
-           if any("tokens_kept" in row for row in facts["funnel"]) else "")
-        + by_source(facts)
-    )
+    parts: list[Part] = [Figure(funnel_picture(facts), "Text that is left after each stage."),
+                         Table(["stage", "read", "kept", "gone", "MB kept", "tokens kept"], rows, {1, 2, 3, 4, 5})]
+    if any("tokens_kept" in row for row in facts["funnel"]):
+        parts.append(Note("Tokens before the last stage are estimated from the bytes per token of each source."))
+    return Section("Documents", [*parts, *by_source(facts)])
 
 
 def funnel_picture(facts: Facts) -> str:
@@ -42,27 +39,26 @@ def funnel_picture(facts: Facts) -> str:
     return pictures.stacked_bars(bars, "MB of text kept, by source")
 
 
-def by_source(facts: Facts) -> str:
+def by_source(facts: Facts) -> list[Part]:
     """What is left of the documents of each source after each stage: shares as a picture, numbers as a table."""
     first, *later = facts["funnel"]
     read = {name: part["read"] for name, part in sorted(first.get("sources", {}).items()) if part.get("read")}
     if len(read) < 2:
-        return ""
+        return []
     # What was read without a loss would be told twice.
     stages = later if first["kept"] == first["read"] else [first, *later]
     kept = {name: [row["sources"].get(name, {}).get("kept", 0) for row in stages] for name in read}
     if not stages:
-        return ""
+        return []
     rows = [[name, f"{kept[name][-1] / number:.1%}", f"{number:,}", *(f"{left:,}" for left in kept[name])]
             for name, number in read.items()]
     heading = ["source", "left", "read", *(f"after {row['stage']}" for row in stages)]
-    return (
-        "<h3>Each source</h3>"
-        + figure(pictures.steps({name: [1.0, *(left / read[name] for left in kept[name])] for name in read},
-                                ["read", *(row["stage"] for row in stages)], "of a source's documents"),
-                 "Share of each source's documents that is left after each stage.")
-        + table(heading, rows, set(range(1, len(heading))))
-    )
+    shares = {name: [1.0, *(left / read[name] for left in kept[name])] for name in read}
+    return [
+        Heading("Each source"),
+        Figure(pictures.steps(shares, ["read", *(row["stage"] for row in stages)], "of a source's documents"),
+               "Share of each source's documents that is left after each stage."),
+        Table(heading, rows, set(range(1, len(heading))))]
 
 
 def tokens_kept(row: Mapping[str, Any]) -> str:
@@ -76,22 +72,20 @@ def _per_source(counts: Mapping[str, Any], key: str) -> dict[str, float]:
     return {name: part.get(key, 0) / 1e6 for name, part in sorted(counts.get("sources", {}).items())}
 
 
-def reasons(facts: Facts) -> str:
+def reasons(facts: Facts) -> Section | None:
     """Why documents went: how many by each rule, and how many by it alone."""
     alone = {rule: tally["only"] for summary in facts["summaries"].values()
              for rule, tally in summary.get("rules", {}).items()}
     found = [(row["stage"], rule, count, row["read"])
              for row in facts["funnel"] for rule, count in top_reasons(row, MOST_REASONS)]
     if not found:
-        return ""
+        return None
     rows = [[stage, rule, f"{count:,}", f"{count / max(read, 1):.2%}", f"{alone[rule]:,}" if rule in alone else ""]
             for stage, rule, count, read in found]
-    return (
-        "<h2>Why documents went</h2>"
-        + figure(reasons_picture(facts), "Documents by the first rule that they failed.")
-        + details(f"All {len(rows)} rules that dropped any", table(
-            ["stage", "rule", "documents", "of those read", "by it alone"], rows, {2, 3, 4}))
-    )
+    return Section("Why documents went", [
+        Figure(reasons_picture(facts), "Documents by the first rule that they failed."),
+        Details(f"All {len(rows)} rules that dropped any", [
+            Table(["stage", "rule", "documents", "of those read", "by it alone"], rows, {2, 3, 4})])])
 
 
 def reasons_picture(facts: Facts) -> str:
@@ -102,41 +96,46 @@ def reasons_picture(facts: Facts) -> str:
     return pictures.stacked_bars(bars, "documents")
 
 
-def cuts(facts: Facts) -> str:
+def cuts(facts: Facts) -> Section | None:
     """For every rule that dropped most: where its cut lies, and the texts next to it on both sides."""
-    parts = []
-    for cut in facts.get("cuts", []):
-        picture = pictures.cut_histogram(cut["histogram"], cut["bound"], cut["statistic"]) if cut["histogram"] else ""
-        body = (figure(picture, f"The cut of {cut['key']} lies at {cut['bound']:g}.") if picture else "")
-        for side, title in (("failing", "dropped, next to the cut"), ("passing", "passed, next to the cut")):
-            body += listing(title, [(f"{sample['value']:.4g}", f"{sample['source']} {sample['locator']}",
-                                     sample["excerpt"]) for sample in cut[side]])
-        parts.append(details(f"{cut['rule']} = {cut['bound']:g}: {cut['dropped']:,} documents", body))
-    return "<h2>Both sides of each cut</h2>" + "".join(parts) if parts else ""
+    found = [Details(f"{cut['rule']} = {cut['bound']:g}: {cut['dropped']:,} documents", both_sides(cut))
+             for cut in facts.get("cuts", [])]
+    return Section("Both sides of each cut", found) if found else None
 
 
-def lengths(facts: Facts) -> str:
+def both_sides(cut: Mapping[str, Any]) -> list[Part]:
+    """A cut in the histogram of what it bounds, where that was counted, and the texts next to it."""
+    parts: list[Part] = [
+        Figure(pictures.cut_histogram(cut["histogram"], cut["bound"], cut["statistic"]),
+               f"The cut of {cut['key']} lies at {cut['bound']:g}.")] if cut["histogram"] else []
+    return parts + [
+        Listing(title, [(f"{sample['value']:.4g}", f"{sample['source']} {sample['locator']}", sample["excerpt"])
+                        for sample in cut[side]])
+        for side, title in (("failing", "dropped, next to the cut"), ("passing", "passed, next to the cut"))]
+
+
+def lengths(facts: Facts) -> Section | None:
     """How long the documents that the filter has read are, in words."""
     counted = facts["summaries"].get("filter", {}).get("histograms", {}).get("words")
     if not counted:
-        return ""
-    return "<h2>Lengths</h2>" + figure(pictures.cut_histogram(counted, None, "words per document, from this many on"),
-                                       "Documents that the filter has read, by their number of words.")
+        return None
+    return Section("Lengths", [Figure(pictures.cut_histogram(counted, None, "words per document, from this many on"),
+                                      "Documents that the filter has read, by their number of words.")])
 
 
-def languages(facts: Facts) -> str:
+def languages(facts: Facts) -> Section | None:
     """The languages found, and how sure the model was."""
     summary = facts["summaries"].get("langid")
     if not summary or not summary.get("languages"):
-        return ""
-    counts = sorted(summary["languages"].items(), key=lambda item: (-item[1], item[0]))
+        return None
+    number = len(summary["languages"])
     scores = summary.get("histograms", {}).get("language_score")
-    many = f"; the {MOST_LANGUAGES} most frequent:" if len(counts) > MOST_LANGUAGES else ""
-    return (
-        f'<h2>Languages</h2><p class="note">{len(counts)} language{"s" if len(counts) > 1 else ""}{many}</p>'
-        + figure(languages_picture(facts), "Documents by their likeliest language.")
-        + (figure(pictures.cut_histogram(scores, None, "language score"), "How sure the model was.") if scores else "")
-    )
+    many = f"; the {MOST_LANGUAGES} most frequent:" if number > MOST_LANGUAGES else ""
+    parts: list[Part] = [Note(f"{number} language{'s' if number > 1 else ''}{many}"),
+                         Figure(languages_picture(facts), "Documents by their likeliest language.")]
+    if scores:
+        parts.append(Figure(pictures.cut_histogram(scores, None, "language score"), "How sure the model was."))
+    return Section("Languages", parts)
 
 
 def languages_picture(facts: Facts) -> str:
@@ -146,17 +145,18 @@ def languages_picture(facts: Facts) -> str:
         [(name, {"documents": float(count)}) for name, count in counts[:MOST_LANGUAGES]], "documents")
 
 
-def quality(facts: Facts) -> str:
+def quality(facts: Facts) -> Section | None:
     """Scores per source, and how well the classifier separates held-out documents."""
     summary = facts["summaries"].get("quality")
     if not summary or "histogram" not in summary:
-        return ""
-    picture = quality_picture(facts)
-    note = f"AUC {summary['auc']:.4f} on {summary['held_out']:,} held-out documents" if "auc" in summary else ""
-    if note:
-        note += f"; by their length alone {summary['length_auc']:.4f}." if "length_auc" in summary else "."
-    return (f'<h2>Quality</h2><p class="note">{note}</p>'
-            + (figure(picture, "Quality scores by source.") if picture else ""))
+        return None
+    parts: list[Part] = []
+    if "auc" in summary:
+        alone = f"; by their length alone {summary['length_auc']:.4f}" if "length_auc" in summary else ""
+        parts.append(Note(f"AUC {summary['auc']:.4f} on {summary['held_out']:,} held-out documents{alone}."))
+    if picture := quality_picture(facts):
+        parts.append(Figure(picture, "Quality scores by source."))
+    return Section("Quality", parts)
 
 
 def quality_picture(facts: Facts) -> str:
@@ -166,18 +166,15 @@ def quality_picture(facts: Facts) -> str:
     return pictures.histogram(series, [index / bins for index in range(bins + 1)], "quality score") if bins else ""
 
 
-def duplicates(facts: Facts) -> str:
+def duplicates(facts: Facts) -> Section | None:
     """How large clusters of duplicates are, and the largest of them."""
     if not facts.get("clusters"):
-        return ""
+        return None
     rows = [[cluster["locator"], cluster["survivor"][:16], cluster["size"]] for cluster in facts["clusters"]]
-    number = facts["summaries"]["dedup"]["clusters"]
-    return (
-        f'<h2>Duplicates</h2><p class="note">{number:,} clusters of two or more documents.</p>'
-        + (figure(clusters_picture(facts), "Clusters by their number of documents.")
-           if facts.get("cluster_sizes") else "")
-        + table(["survivor of the largest", "id", "documents"], rows, {2})
-    )
+    parts: list[Part] = [Note(f"{facts['summaries']['dedup']['clusters']:,} clusters of two or more documents.")]
+    if facts.get("cluster_sizes"):
+        parts.append(Figure(clusters_picture(facts), "Clusters by their number of documents."))
+    return Section("Duplicates", [*parts, Table(["survivor of the largest", "id", "documents"], rows, {2})])
 
 
 def clusters_picture(facts: Facts) -> str:
@@ -186,7 +183,7 @@ def clusters_picture(facts: Facts) -> str:
     return pictures.stacked_bars(bars, "clusters")
 
 
-def edits(facts: Facts) -> str:
+def edits(facts: Facts) -> list[Section]:
     """What cleaning changed, and what repeated so often that it was cut."""
     summaries = facts["summaries"]
     cleaned = [[rule, f"{done['documents']:,}", f"{done['times']:,}", f"{done['bytes']:,}"]
@@ -195,51 +192,46 @@ def edits(facts: Facts) -> str:
              for row in summaries.get("dedup_lines", {}).get("most_repeated", [])[:MOST_REASONS]]
     passages = [[f"{row['copies']:,}", f"{row['words']:,}", _short(row["text"])]
                 for row in summaries.get("dedup_substrings", {}).get("largest_repeats", [])[:MOST_REASONS]]
-    return "".join((
-        "<h2>Edits</h2>" + table(["rule", "documents", "times", "bytes"], cleaned, {1, 2, 3}) if cleaned else "",
-        "<h2>Repeated lines</h2>" + table(["documents", "line"], lines, {0}) if lines else "",
-        "<h2>Repeated passages</h2>" + table(["copies", "words", "begins"], passages, {0, 1}) if passages else "",
-    ))
+    found = (("Edits", Table(["rule", "documents", "times", "bytes"], cleaned, {1, 2, 3})),
+             ("Repeated lines", Table(["documents", "line"], lines, {0})),
+             ("Repeated passages", Table(["copies", "words", "begins"], passages, {0, 1})))
+    return [Section(title, [table]) for title, table in found if table.rows]
 
 
-def contamination(facts: Facts) -> str:
+def contamination(facts: Facts) -> Section | None:
     """How many items of each evaluation set were found, and in which documents."""
     summary = facts["summaries"].get("decontaminate", {})
     if not summary.get("sets"):
-        return ""
+        return None
     sets = [[name, f"{found['items']:,}", f"{found['checked']:,}", f"{found['contaminated']:,}",
              f"{found['contaminated_share']:.2%}"] for name, found in summary["sets"].items()]
     rows = [[match["set"], match["item"], _short(match["item_text"]), f"{match['contamination']:.0%}",
              f"{match['source']} {match['locator']}"] for match in summary.get("matches", [])[:MOST_REASONS]]
-    return (
-        "<h2>Evaluation text in documents</h2>"
-        + table(["set", "items", "checked", "found", "share"], sets, {1, 2, 3, 4})
-        + (table(["set", "item", "its text", "of it", "document"], rows, {1, 3}) if rows else "")
-    )
+    return Section("Evaluation text in documents", [
+        Table(["set", "items", "checked", "found", "share"], sets, {1, 2, 3, 4}),
+        Table(["set", "item", "its text", "of it", "document"], rows, {1, 3})])
 
 
-def quarantine(facts: Facts) -> str:
+def quarantine(facts: Facts) -> list[Section]:
     """What could not be processed, by stage, and the first records that could not be read."""
+    ingest = facts["summaries"].get("ingest", {})
     counts = [[row["stage"], f"{row['quarantined']:,}", f"{row['quarantined'] / max(row['read'], 1):.2%}"]
               for row in facts["funnel"] if row.get("quarantined")]
     shown = [[item["file"], item.get("record", ""), item["error"]]
-             for item in facts["summaries"].get("ingest", {}).get("quarantined", [])[:MOST_REASONS]]
-    skipped = sorted(facts["summaries"].get("ingest", {}).get("skipped", {}).items(), key=lambda item: -item[1])
+             for item in ingest.get("quarantined", [])[:MOST_REASONS]]
+    skipped = sorted(ingest.get("skipped", {}).items(), key=lambda item: -item[1])
     damaged = [[file["source"], file["file"], f"{file['records']:,}", f"{file['lost']:,}", file["error"]]
-               for file in facts["summaries"].get("ingest", {}).get("damaged", [])]
-    parts = []
-    if counts:
-        parts += ["<h2>Quarantine</h2>", table(["stage", "records", "of those read"], counts, {1, 2})]
-    if shown:
-        parts.append(table(["file", "record", "error"], shown, set()))
-    if damaged:
-        parts += ["<h2>Files that could not be read to their end</h2>",
-                  '<p class="note">What they lost is estimated from their bytes and from the other files.</p>',
-                  table(["source", "file", "records read", "lost, about", "why"], damaged, {2, 3})]
-    if skipped:
-        parts += ["<h2>No documents</h2>", '<p class="note">What the sources hold besides documents.</p>',
-                  table(["what", "records"], [[what, f"{count:,}"] for what, count in skipped], {1})]
-    return "".join(parts)
+               for file in ingest.get("damaged", [])]
+    sections = [
+        Section("Quarantine", [Table(["stage", "records", "of those read"], counts, {1, 2}),
+                               Table(["file", "record", "error"], shown)]) if counts or shown else None,
+        Section("Files that could not be read to their end", [
+            Note("What they lost is estimated from their bytes and from the other files."),
+            Table(["source", "file", "records read", "lost, about", "why"], damaged, {2, 3})]) if damaged else None,
+        Section("No documents", [
+            Note("What the sources hold besides documents."),
+            Table(["what", "records"], [[what, f"{count:,}"] for what, count in skipped], {1})]) if skipped else None]
+    return [section for section in sections if section is not None]
 
 
 def _short(value: Any) -> str:

@@ -1,73 +1,75 @@
-"""What the report says of a run's models: held-out text, tasks, calibration, memory, leaks."""
+"""The report's sections about a run's models: held-out text, tasks, calibration, memory, leaks, samples."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from html import escape
 from typing import Any
 
-from gristmill.flows.facts import Facts
-from gristmill.flows.report.html import figure, table
-from gristmill.flows.report.summary import evaluated_models, evaluation_rows
+from gristmill.flows.facts import TRAINING_STAGES, Facts
+from gristmill.flows.report.parts import Figure, Heading, Note, Part, Section, Table, Text
+from gristmill.flows.report.pictures import reliability
+
+SAMPLES = 3
 
 
-def evaluation_sections(facts: Facts) -> list[str]:
-    """All parts, empty where nothing was measured."""
+def evaluation_sections(facts: Facts) -> list[Section | None]:
+    """All parts, None where nothing was measured."""
     return [held_out(facts), tasks(facts), memorisation(facts), leaks(facts)]
 
 
-def held_out(facts: Facts) -> str:
+def held_out(facts: Facts) -> Section | None:
     """Measurements on held-out text and pairs."""
     rows = [[row["model"], row["source"], f"{row['bits_per_byte']:.4f}{_range(row.get('bits_per_byte_interval'), 4)}",
              f"{row['perplexity']:.2f}{_range(row.get('perplexity_interval'), 2)}", f"{row['token_accuracy']:.2%}",
              f"{row.get('documents', ''):,}" if "documents" in row else ""] for row in evaluation_rows(facts)]
     if not rows:
-        return ""
+        return None
+    parts: list[Part] = [
+        Table(["model", "source", "bits per byte", "perplexity", "token accuracy", "documents"], rows, {2, 3, 4, 5}),
+        Note("In brackets: 95 % bootstrap intervals over documents.")]
     accuracy = [f"{model}: {measured['reward_accuracy']:.1%}{_range(measured.get('reward_accuracy_interval'), 3)}"
-                for model, measured in evaluated_models(facts)
-                if measured.get("reward_accuracy") is not None]
-    note = f'<p class="note">Reward accuracy on held-out pairs: {escape(", ".join(accuracy))}</p>' if accuracy else ""
-    return ("<h2>Held-out text</h2>" + table(
-        ["model", "source", "bits per byte", "perplexity", "token accuracy", "documents"], rows, {2, 3, 4, 5})
-        + '<p class="note">In brackets: 95 % bootstrap intervals over documents.</p>' + note)
+                for model, measured in evaluated_models(facts) if measured.get("reward_accuracy") is not None]
+    if accuracy:
+        parts.append(Note(f"Reward accuracy on held-out pairs: {', '.join(accuracy)}"))
+    return Section("Held-out text", parts)
 
 
-def tasks(facts: Facts) -> str:
+def tasks(facts: Facts) -> Section | None:
     """Every task's metrics for every model, what changed between models, and reliability plots."""
-    from gristmill.flows.report.pictures import reliability
-
     rows, plots = [], []
     for model, measured in evaluated_models(facts):
         for task, summary in measured.get("tasks", {}).items():
             rows += [[task, model, name, shown(value), summary["items"]] for name, value in metric_values(summary)]
             if "calibration" in summary:
                 found = summary["calibration"]
-                plots.append(figure(reliability(found["reliability"]), (
+                plots.append(Figure(reliability(found["reliability"]), (
                     f"{task}, {model}: accuracy against confidence; expected calibration error "
                     f"{found['ece_equal_width']:.3f} (bins of equal width), {found['ece_equal_mass']:.3f} (of equal "
                     "mass)")))
     if not rows:
-        return ""
+        return None
     changes = [[one["task"], one["metric"], f"{one['from']} to {one['to']}", f"{one['value']:+.4f}{_range(one, 4)}",
                 "yes" if one["significant"] else "within noise"]
                for one in facts["evaluation"].get("differences", ())]
-    return ("<h2>Tasks</h2>" + table(["task", "model", "metric", "value", "items"], rows, {3, 4})
-            + (("<h3>From model to model, on the same items</h3>" + table(
-                ["task", "metric", "models", "difference", "certain"], changes, {3})) if changes else "")
-            + "".join(plots))
+    return Section("Tasks", [
+        Table(["task", "model", "metric", "value", "items"], rows, {3, 4}),
+        *([Heading("From model to model, on the same items")] if changes else []),
+        Table(["task", "metric", "models", "difference", "certain"], changes, {3}),
+        *plots])
 
 
-def memorisation(facts: Facts) -> str:
+def memorisation(facts: Facts) -> Section | None:
     """What is continued word for word, by copies in the training set."""
     rows = [[model, group, found["documents"], f"{found['memorised']['value']:.1%}{_range(found['memorised'], 3)}",
              f"{found['mean_right_tokens']:.1f}"]
             for model, measured in evaluated_models(facts)
             for group, found in measured.get("memorisation", {}).items()]
-    return "" if not rows else "<h2>Known by heart</h2>" + table(
-        ["model", "in the training set", "documents", "continued exactly", "right tokens, mean"], rows, {2, 3, 4})
+    return Section("Known by heart", [Table(
+        ["model", "in the training set", "documents", "continued exactly", "right tokens, mean"], rows, {2, 3, 4},
+    )]) if rows else None
 
 
-def leaks(facts: Facts) -> str:
+def leaks(facts: Facts) -> Section | None:
     """Items of the tasks that stand in the training set, and the metrics with and without them."""
     found = facts.get("evaluation", {}).get("contamination", {})
     rows = []
@@ -78,8 +80,41 @@ def leaks(facts: Facts) -> str:
                 rows.append([task, model, f"{one['contaminated']} of {one['items']}", name,
                              *(f"{value[side]['value']:.4f}" if side in value else "-" for side in (
                                  "contaminated", "clean"))])
-    return "" if not rows else "<h2>Tasks in the training set</h2>" + table(
-        ["task", "model", "items found", "metric", "on these", "on the others"], rows, {2, 4, 5})
+    return Section("Tasks in the training set", [Table(
+        ["task", "model", "items found", "metric", "on these", "on the others"], rows, {2, 4, 5},
+    )]) if rows else None
+
+
+def samples(facts: Facts) -> Section | None:
+    """Generated texts: the pre-trained model continues a prompt, a tuned one answers it."""
+    parts: list[Part] = []
+    for model, measured in evaluated_models(facts):
+        does, between = ("continues a text", "") if model == "pretrain" else ("answers a prompt", "\n")
+        if measured["samples"]:
+            parts.append(Heading(f"{model}: {does}"))
+        parts += [Text([(sample["prompt"], "strong"), (between + sample["completion"], "")])
+                  for sample in measured["samples"]]
+    return Section("Samples", parts) if parts else None
+
+
+def evaluated_models(facts: Facts) -> list[tuple[str, Any]]:
+    """(name, measurements) of every model, in the order of their training."""
+    models = facts.get("evaluation", {}).get("models", {})
+    return [(name, models[name]) for name in TRAINING_STAGES if name in models]
+
+
+def evaluation_rows(facts: Facts) -> list[dict[str, Any]]:
+    """One row per model and source: bits per byte, perplexity, token accuracy."""
+    return [{"model": model, "source": source, **values}
+            for model, measured in evaluated_models(facts) for source, values in measured["sources"].items()]
+
+
+def some_samples(facts: Facts) -> list[dict[str, str]]:
+    """A few generated texts (model, prompt, completion): one of every model, then more."""
+    models = [(name, measured["samples"]) for name, measured in evaluated_models(facts) if measured["samples"]]
+    chosen = [{"model": name, **made[0 if name == "pretrain" else -1]} for name, made in models]
+    more = [{"model": name, **sample} for name, made in models for sample in made]
+    return [*chosen, *(sample for sample in more if sample not in chosen)][:max(SAMPLES, len(chosen))]
 
 
 def metric_values(summary: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.flows.facts import TRAINING_STAGES, Facts, gather_facts, reading_notes, skipped_note, top_reasons
-from gristmill.flows.report.examples import prepared_rows
-from gristmill.flows.report.mixture_table import limits_note, mixture_table, prefix_note, stage_table
-from gristmill.flows.report.reinforcement import reinforcement_details
+from gristmill.flows.facts import Facts, gather_facts, reading_notes, skipped_note, top_reasons
+from gristmill.flows.report.evaluation import evaluation_rows, some_samples
+from gristmill.flows.report.mixture import (
+    HEADER,
+    describe_vocabulary,
+    group_rows,
+    limits_note,
+    mixture_table,
+    packing_rows,
+    prefix_note,
+    stage_table,
+)
+from gristmill.flows.report.training import loss_rows
+from gristmill.flows.report.tuning import prepared_rows
 from gristmill.flows.running.session import Session
 
-SAMPLES = 3
 SAMPLE_CHARS = 240
 
 
@@ -76,8 +83,6 @@ def print_examples(facts: Facts, console: Console) -> None:
 
 def print_tokens(facts: Facts, console: Console) -> None:
     """How the tokenizer fits each source."""
-    from gristmill.flows.report.tokens import HEADER, describe_vocabulary, group_rows
-
     # What fits a narrow terminal; the report has all.
     shown = [HEADER.index(name) for name in ("tokens", "MB", "bytes/token", "tokens/word")]
 
@@ -123,27 +128,6 @@ def print_packing(facts: Facts, console: Console) -> None:
     console.print(table)
 
 
-def packing_rows(facts: Facts) -> list[dict[str, Any]]:
-    """One row per packing, made of the same tokens of documents: which is used, its rows, and four shares.
-
-    `split` is the share of documents that a row's end cuts, `in_split` that of tokens which belong to them, `dropped`
-    that of tokens which no row holds, `padding` the share of all rows that holds no token of a document.
-    """
-    packed = facts.get("packed", {})
-    rows = []
-    for name, costs in packed.get("packings", {}).items():
-        rows.append({"packing": name, "used": name == packed["packing"], "rows": costs["rows"], **waste_of(costs)})
-    return rows
-
-
-def waste_of(costs: Mapping[str, int]) -> dict[str, float]:
-    """The four shares of one packing; see `packing_rows`."""
-    read, space = costs["tokens"] + costs["dropped_tokens"], costs["tokens"] + costs["padding_tokens"]
-    return {"split": costs["split_documents"] / max(costs["documents"], 1),
-            "in_split": costs["split_tokens"] / max(read, 1), "dropped": costs["dropped_tokens"] / max(read, 1),
-            "padding": costs["padding_tokens"] / max(space, 1)}
-
-
 def print_losses(facts: Facts, console: Console) -> None:
     """First and last loss of every training, and the held-out measurements."""
     if not facts["training"]:
@@ -163,85 +147,6 @@ def print_losses(facts: Facts, console: Console) -> None:
         table.add_row(row["model"], row["source"], f"{row['bits_per_byte']:.3f}", f"{row['perplexity']:.1f}",
                       f"{row['token_accuracy']:.1%}")
     console.print(table)
-
-
-def loss_rows(facts: Facts) -> list[dict[str, Any]]:
-    """One row per training stage: steps, first and last logged loss, and a detail."""
-    rows = []
-    for stage, record in facts["training"].items():
-        steps = [line for line in record if "loss" in line]
-        if not steps:
-            continue
-        describe = {"sft": teaching_details, "reward": ranking_details, "dpo": reward_details,
-                    "rl": reinforcement_details}.get(stage, no_details)
-        rows.append({"stage": stage, "steps": steps[-1]["step"], "first": steps[0]["loss"], "last": steps[-1]["loss"],
-                     "details": describe(facts, steps)})
-    return rows
-
-
-def reward_details(facts: Facts, steps: list[dict[str, Any]]) -> str:
-    """How often answers are rewarded as they were judged in the end: those trained on, and those held out."""
-    summary = facts["summaries"].get("dpo", {})
-    shares = shares_right(summary)
-    accuracy = [f"{'answers rewarded right' if summary.get('objective') == 'kto' else 'reward accuracy'} {shares}"
-                ] if shares else []
-    found = summary.get("chosen_decline", {})
-    if found.get("fell_chosen") is not None:
-        alarm = "" if found["alarm_step"] is None else f", alarm at step {found['alarm_step']}"
-        accuracy.append(f"fell in the last batch: {found['fell_chosen']:.0%} of chosen, "
-                        f"{found['fell_rejected']:.0%} of rejected{alarm}")
-    return "\n".join(accuracy)
-
-
-def teaching_details(facts: Facts, steps: list[dict[str, Any]]) -> str:
-    """The loss on held-out conversations, and how far a student is from its teacher, where there are any."""
-    apart = [line["divergence"] for line in steps if "divergence" in line]
-    measured = [line["held_out"]["loss"] for line in facts["training"]["sft"] if "held_out" in line]
-    found = [f"divergence from the teacher {apart[0]:.3f} -> {apart[-1]:.3f}"] if apart else []
-    return "\n".join([*found, *([f"held-out loss {measured[-1]:.4f}"] if measured else [])])
-
-
-def ranking_details(facts: Facts, steps: list[dict[str, Any]]) -> str:
-    """How often a reward model ranks held-out pairs as they were judged, with the interval."""
-    shares = shares_right(facts["summaries"].get("reward", {}))
-    return f"ranked right {shares}" if shares else ""
-
-
-def shares_right(summary: dict[str, Any]) -> str:
-    """The shares of positive margins, as `95% of 22 trained, 80% of 5 held out (38% to 96%)` (objectives/margins.py).
-
-    Empty where none were measured, as in outputs of earlier versions.
-    """
-    right = summary.get("margins", {}).get("right", {})
-    shown = [f"{found['value']:.0%} of {found['units']:,} {part.replace('_', ' ')}"
-             + ("" if part == "trained" else f" ({found['low']:.0%} to {found['high']:.0%})")
-             for part, found in sorted(right.items(), reverse=True)]
-    return ", ".join(shown)
-
-
-def no_details(facts: Facts, steps: list[dict[str, Any]]) -> str:
-    """Of stages whose loss says it all."""
-    return ""
-
-
-def evaluated_models(facts: Facts) -> list[tuple[str, Any]]:
-    """(name, measurements) of every model, in the order of their training."""
-    models = facts.get("evaluation", {}).get("models", {})
-    return [(name, models[name]) for name in TRAINING_STAGES if name in models]
-
-
-def evaluation_rows(facts: Facts) -> list[dict[str, Any]]:
-    """One row per model and source: bits per byte, perplexity, token accuracy."""
-    return [{"model": model, "source": source, **values}
-            for model, measured in evaluated_models(facts) for source, values in measured["sources"].items()]
-
-
-def some_samples(facts: Facts) -> list[dict[str, str]]:
-    """A few generated texts (model, prompt, completion): one of every model, then more."""
-    models = [(name, measured["samples"]) for name, measured in evaluated_models(facts) if measured["samples"]]
-    chosen = [{"model": name, **made[0 if name == "pretrain" else -1]} for name, made in models]
-    more = [{"model": name, **sample} for name, made in models for sample in made]
-    return [*chosen, *(sample for sample in more if sample not in chosen)][:max(SAMPLES, len(chosen))]
 
 
 def print_samples(facts: Facts, console: Console) -> None:

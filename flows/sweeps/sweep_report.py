@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from rich.text import Text
 from gristmill.dataprep.files import atomic_write, write_json
 from gristmill.flows.authoring.manifest_text import set_keys
 from gristmill.flows.questions.trace_tables import new_table
-from gristmill.flows.report.html import STYLE, figure, table
+from gristmill.flows.report.parts import Figure, Part, Section, Table, page
 from gristmill.flows.report.pictures import predicted_and_measured, stacked_bars
 from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.load import load_manifest, parse_manifest
@@ -99,26 +98,24 @@ def shown(value: Mapping[str, float | None] | None) -> str:
 def as_html(name: str, found: Mapping[str, Any]) -> str:
     """The sweep as one self-contained page."""
     sources, best_first = list(found["target"]), ranked(found)
-    body = [f"<h1>Mixtures of {escape(name)}</h1>", f'<p class="note">{escape(describe_suggestion(found))}</p>']
+    parts: list[Part] = []
     if best_first:
         bars = [(f"{one['mixture']}: {one['target']['mean']:.4f}", one["weights"]) for one in best_first]
-        body.append(figure(stacked_bars(bars, "share of tokens"),
-                           "The mixtures, that of the least mean bits per byte on top."))
+        parts.append(Figure(stacked_bars(bars, "share of tokens"),
+                            "The mixtures, that of the least mean bits per byte on top."))
     if "fit" in found:
         points = [(one["target"]["mean"], guess, one["target"]["spread"] or 0.0)
                   for one, guess in zip(found["mixtures"], found["fit"]["left_out"], strict=True)]
-        body.append(figure(predicted_and_measured(points, "bits per byte"),
-                           "Each mixture as it was measured, and as the others predict it."))
+        parts.append(Figure(predicted_and_measured(points, "bits per byte"),
+                            "Each mixture as it was measured, and as the others predict it."))
     header = ["mixture", *sources, "bits/byte", *(f"of {source}" for source in sources)]
     rows = [[one["mixture"], *(f"{one['weights'][source]:.3f}" for source in sources), shown(one["target"]),
              *(shown(one["bits_per_byte"].get(source)) for source in sources)] for one in best_first]
-    body.append(table(header, rows, set(range(len(header)))))
-    if found["fits"]:
-        body.append("<h2>Fits</h2>" + table(["source", "model", "leave-one-out errors"], [
-            [source, one["model"], ", ".join(f"{model} {error:.4f}" for model, error in one["errors"].items())]
-            for source, one in found["fits"].items()], set()))
-    if found["failed"]:
-        body.append("<h2>Not trained</h2>" + table(["mixture", "weights", "why"], [
-            [one["mixture"], one["weights"], one["error"]] for one in found["failed"]], {0}))
-    return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Mixtures of {escape(name)}</title>' \
-           f"<style>{STYLE}</style>{''.join(body)}</html>\n"
+    parts.append(Table(header, rows, set(range(len(header)))))
+    fits = [[source, one["model"], ", ".join(f"{model} {error:.4f}" for model, error in one["errors"].items())]
+            for source, one in found["fits"].items()]
+    failed = [[one["mixture"], one["weights"], one["error"]] for one in found["failed"]]
+    sections = [Section(title, [table]) for title, table in (
+        ("Fits", Table(["source", "model", "leave-one-out errors"], fits)),
+        ("Not trained", Table(["mixture", "weights", "why"], failed, {0}))) if table.rows]
+    return page(f"Mixtures of {name}", sections, note=describe_suggestion(found), parts=parts)

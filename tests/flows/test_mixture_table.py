@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.console import Console
 
-from gristmill.flows.report.mixture_table import limits_note, mixture_table, stage_table
-from gristmill.flows.report.page import tokens
+from gristmill.flows.report.mixture import limits_note, mixture_section, mixture_table, stage_table
 from gristmill.flows.report.summary import print_mixture
+from tests.flows.rendered import html_of
 
 PACKED: dict[str, Any] = {
     "sources": ["web", "code"], "sequence_length": 16, "tokenizer": {"vocab_size": 300},
@@ -61,7 +61,7 @@ def test_the_terminal_and_the_report_show_both_tables() -> None:
     lines = shown.getvalue().splitlines()
     assert max(map(len, lines)) <= 60
     assert "web      1,200  75.00%     60.00%   +240    0.50        1" in [line.rstrip() for line in lines]
-    html = tokens({"packed": PACKED, "summaries": summaries})
+    html = html_of(mixture_section({"packed": PACKED, "summaries": summaries}))
     said = "web 0.50 rows (at most 0.50 by construction), code 0.38 rows"
     assert said in html
     assert said in " ".join(line.strip() for line in lines)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gristmill.flows.report.page import packing
-from gristmill.flows.report.summary import packing_rows, print_packing
+from gristmill.flows.report.mixture import packing, packing_rows
+from gristmill.flows.report.summary import print_packing
+from tests.flows.rendered import html_of
 
 
 def costs(rows: int, tokens: int, padding: int, dropped: int, split: int) -> dict[str, int]:
@@ -43,7 +44,7 @@ def test_a_narrow_terminal_shows_all_of_it(facts: dict[str, Any]) -> None:
 
 
 def test_the_report_shows_it_and_leaves_it_out_where_it_is_not_known(facts: dict[str, Any]) -> None:
-    page = packing(facts)
+    page = html_of(*packing(facts))
     assert "<td>best_fit (used)</td>" in page
     assert "20.000%" in page
-    assert packing({}) == ""
+    assert packing({}) == []

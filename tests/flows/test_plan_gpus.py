@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from gristmill.flows.cli.main import app
 from gristmill.flows.planning.plan_gpus import print_data
-from gristmill.flows.report.summary import waste_of
+from gristmill.flows.report.mixture import waste_of
 
 DEMO = str(Path(__file__).parents[2] / "mixtures" / "demo.yaml")
 

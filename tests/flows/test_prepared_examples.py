@@ -19,9 +19,10 @@ from gristmill.flows.planning.predict import _Watch
 from gristmill.flows.questions.explain import journey
 from gristmill.flows.questions.find_documents import DocumentNotFoundError
 from gristmill.flows.questions.whatif import compare
-from gristmill.flows.report.examples import example_sections, preferences, prepared_rows
 from gristmill.flows.report.summary import print_examples
+from gristmill.flows.report.tuning import example_sections, preferences, prepared_rows
 from gristmill.flows.running.session import Session, open_session
+from tests.flows.rendered import html_of
 
 LEAK = "which of the seven rivers of the old kingdom carries no boats in the winter months of the year"
 MANIFEST = """\
@@ -120,7 +121,7 @@ def test_other_thresholds_for_examples_are_tried_by_running_them(folder: Path) -
 
 def rows_of(page: str) -> list[list[str]]:
     """The cells of all tables of a page, row by row."""
-    return [re.findall(r"<td[^>]*>(.*?)</td>", row.replace("<wbr>", "")) for row in page.split("<tr>")]
+    return [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in page.split("<tr>")]
 
 
 def test_the_terminal_and_the_report_account_for_every_record(folder: Path) -> None:
@@ -132,7 +133,7 @@ def test_the_terminal_and_the_report_account_for_every_record(folder: Path) -> N
         print_examples(facts, shown)
         assert max(map(len, shown.file.getvalue().splitlines())) <= width  # type: ignore[attr-defined]
         assert "sft: chats" in shown.file.getvalue()  # type: ignore[attr-defined]
-    (page,) = example_sections(facts)
+    page = html_of(*example_sections(facts))
     assert ["quiz", "1", f"'{LEAK[:57]}...'", "100%", "chats chats.jsonl:4"] in [
         [unescape(cell) for cell in found] for found in rows_of(page)]
     for cells in (["chats", "5", "0", "0", "3", "0", "2"], ["dedup", "conversation", "5", "4"],
@@ -151,8 +152,8 @@ def facts_of_pairs(audit: dict[str, Any]) -> dict[str, Any]:
 def test_the_report_shows_every_number_of_the_audit() -> None:
     audit = {"pairs": 6, "prompts": 5, "duplicates": 11, "contradictions": 12, "near_identical": 13,
              "same_answers": 14, "longer_chosen": 0.615, "leaks": {"quiz": {"items": 15, "leaked": 16, "texts": 17}}}
-    page = preferences(facts_of_pairs(audit))
+    page = html_of(preferences(facts_of_pairs(audit)))
     for number in ("9", "6", "5", "11", "12", "13", "14", "61.5%", "15", "16", "17", "50.0%"):
         assert f">{number}</td>" in page, number
-    without = preferences(facts_of_pairs({**audit, "longer_chosen": None, "leaks": None}))
+    without = html_of(preferences(facts_of_pairs({**audit, "longer_chosen": None, "leaks": None})))
     assert "evaluation set" not in without

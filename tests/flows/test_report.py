@@ -4,25 +4,46 @@ from __future__ import annotations
 
 import io
 import re
+from collections import Counter
+from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from xml.etree import ElementTree
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from jinja2 import StrictUndefined
 from rich.console import Console
 
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, write_table
 from gristmill.flows.facts import cluster_sizes, with_tokens
 from gristmill.flows.orchestration.cards import document_lines, picture
 from gristmill.flows.report.documents import cuts, document_sections, funnel_picture, tokens_kept
-from gristmill.flows.report.html import DARK, LIGHT, breakable, contents, page, table
-from gristmill.flows.report.page import by_source, costs, samples, spikes
+from gristmill.flows.report.evaluation import samples, some_samples
+from gristmill.flows.report.mixture import MOST_LANGUAGES, tokenizer_section
+from gristmill.flows.report.page import costs
+from gristmill.flows.report.parts import (
+    DARK,
+    LIGHT,
+    Details,
+    Figure,
+    Heading,
+    Listing,
+    Note,
+    Part,
+    Section,
+    Table,
+    Text,
+    breakable,
+    page,
+    templates,
+)
 from gristmill.flows.report.pictures import _place, curves, cut_histogram, histogram, stacked_bars, steps
-from gristmill.flows.report.summary import print_funnel, print_tokens, some_samples
-from gristmill.flows.report.tokens import MOST_LANGUAGES, tokenizer_section
+from gristmill.flows.report.summary import print_funnel, print_tokens
+from gristmill.flows.report.training import by_source, spikes
 from gristmill.train.loop.spike_report import describe_origin
+from tests.flows.rendered import html_of
 
 SOURCES = {"a": {"bytes_read": 100, "bytes_kept": 80}, "b": {"bytes_read": 50, "bytes_kept": 10}}
 FACTS = {
@@ -56,11 +77,11 @@ def test_a_cut_is_drawn_where_its_value_lies_between_the_edges() -> None:
 
 
 def test_the_sections_show_every_fact_and_escape_what_documents_say() -> None:
-    html = "".join(document_sections(FACTS)).replace("<wbr>", "")
+    html = html_of(*document_sections(FACTS))
     assert "gopher_quality/min_words</td>" in html
     assert '<td class="n">3</td><td class="n">30.00%</td><td class="n">2</td>' in html
-    assert "<h2>Quarantine</h2>" in html
-    shown = cuts(FACTS)
+    assert "Quarantine</h2>" in html
+    shown = html_of(cuts(FACTS))
     assert shown.index("nearly &lt;b&gt;enough&lt;/b&gt;") < shown.index("just enough")
     assert "x&lt;y" in shown
     assert "<b>enough" not in shown
@@ -76,7 +97,7 @@ def test_every_source_has_its_own_way_through_the_stages() -> None:
 
     facts = {"funnel": [row("ingest", (20_000, 20_000), (28, 28)), row("filter", (20_000, 19_000), (28, 8)),
                         row("dedup", (19_000, 18_000), (8, 8))], "summaries": {}}
-    html = document_sections(facts)[0]
+    html = html_of(document_sections(facts)[0])
     cells = [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in re.findall(r"<tr>(.*?)</tr>", html)]
     assert ["german", "28.6%", "28", "8", "8"] in cells
     assert ["web", "90.0%", "20,000", "19,000", "18,000"] in cells
@@ -84,7 +105,7 @@ def test_every_source_has_its_own_way_through_the_stages() -> None:
     assert labels(funnel_picture(facts)) >= {"ingest", "filter", "dedup"}
     assert "read" not in labels(funnel_picture(facts)), "what ingest read without a loss is drawn twice"
     one = {**facts, "funnel": [{**stage, "sources": {"web": stage["sources"]["web"]}} for stage in facts["funnel"]]}
-    assert "Each source" not in document_sections(one)[0]
+    assert "Each source" not in html_of(document_sections(one)[0])
 
 
 def labels(svg: str) -> set[str]:
@@ -105,8 +126,8 @@ def test_no_legend_lies_over_what_is_drawn() -> None:
 def test_a_dark_page_has_its_own_colours_for_everything_that_is_drawn() -> None:
     drawn = curves({str(number): [(0, number), (1, number)] for number in range(8)}, "x", "y")
     assert re.findall(r"(?<!, )#[0-9a-f]{6}", drawn) == [], "a colour that no page can replace"
-    dark = page("x", drawn).partition("(prefers-color-scheme: dark)")[2].partition("}")[0]
-    used = set(re.findall(r"var\(--([\w-]+)", page("x", drawn)))
+    dark = page("x", [], parts=[Figure(drawn, "")]).partition("(prefers-color-scheme: dark)")[2].partition("}")[0]
+    used = set(re.findall(r"var\(--([\w-]+)", page("x", [], parts=[Figure(drawn, "")])))
     assert {name for name in used if f"--{name}: #" not in dark} == set()
 
 
@@ -134,7 +155,7 @@ def test_samples_stand_under_the_stage_whose_model_wrote_them() -> None:
     made = {name: {"samples": [{"prompt": f"<{number}>", "completion": name} for number in range(4)]}
             for name in ("pretrain", "sft", "dpo")}
     facts = {"evaluation": {"models": made}}
-    html = samples(facts)
+    html = html_of(samples(facts))
     assert re.findall(r"<h3>(.*?)</h3>", html) == [
         "pretrain: continues a text", "sft: answers a prompt", "dpo: answers a prompt"]
     assert html.index("pretrain:") < html.index("<b>&lt;0&gt;</b>pretrain") < html.index("sft:")
@@ -174,7 +195,7 @@ def test_what_was_cut_and_what_was_found_is_shown() -> None:
             "matches": [{"set": "gsm8k", "item": 4, "item_text": "The dragon", "contamination": 0.75, "source": "web",
                          "locator": "http://x"}]},
     }}
-    html = "".join(document_sections(facts)).replace("<wbr>", "")
+    html = html_of(*document_sections(facts))
     for row in ("<td>mask_email</td><td class=\"n\">3</td>", "213</td><td>All rights &lt;reserved&gt;.</td>",
                 "2</td><td class=\"n\">115</td><td>June 2013</td>", "<td class=\"n\">12.50%</td>",
                 "<td>The dragon</td><td class=\"n\">75%</td><td>web http://x</td>",
@@ -195,7 +216,7 @@ TOKENIZED = {
 
 
 def test_the_tokenizers_fit_is_shown_by_source_and_language_with_what_is_used_of_its_vocabulary() -> None:
-    html = tokenizer_section({"summaries": {"tokenize": TOKENIZED}})
+    html = html_of(tokenizer_section({"summaries": {"tokenize": TOKENIZED}}))
     assert html.index("<td>b</td>") < html.index("<td>a&lt;b</td>")
     assert ('<td>a&lt;b</td><td class="n">2</td><td class="n">0.00</td><td class="n">40</td><td class="n">3.00</td>'
             '<td class="n">2.50</td><td class="n">2.00</td>') in html
@@ -204,8 +225,8 @@ def test_the_tokenizers_fit_is_shown_by_source_and_language_with_what_is_used_of
     assert f"The {MOST_LANGUAGES} languages with most tokens of {MOST_LANGUAGES + 1}" in html
     assert "Of 300 tokens (special ones apart) 30 occur (10.0%) and 270 never do; 25.5% of the text" in html
     assert "Encoded by the tokenizers library, because its normalizer is NFC." in html
-    assert "&#x27; &lt;the&gt;&#x27;</td>" in html
-    assert tokenizer_section({"summaries": {"tokenize": {"tokens": 3}}}) == ""
+    assert "&#39; &lt;the&gt;&#39;</td>" in html
+    assert tokenizer_section({"summaries": {"tokenize": {"tokens": 3}}}) is None
 
 
 def test_the_terminal_shows_the_tokenizers_fit_too() -> None:
@@ -219,10 +240,10 @@ def test_the_terminal_shows_the_tokenizers_fit_too() -> None:
 
 
 def test_the_page_refuses_the_network_links_its_parts_and_runs_nothing() -> None:
-    links, body = contents("<h2>Loss &amp; more</h2><p>x</p><h2>Spikes</h2>")
-    assert links == '<nav><a href="#part-0">Loss &amp; more</a> <a href="#part-1">Spikes</a> </nav>'
-    assert body == '<h2 id="part-0">Loss &amp; more</h2><p>x</p><h2 id="part-1">Spikes</h2>'
-    whole = page("a<b", body)
+    whole = page("a<b", [Section("Loss & more", [Note("x")]), Section("Spikes", [])], contents=True)
+    assert '<nav><a href="#part-0">Loss &amp; more</a> <a href="#part-1">Spikes</a> </nav>' in whole
+    assert '<h2 id="part-0">Loss &amp; more</h2>\n<p class="note">x</p>' in whole
+    assert '<h2 id="part-1">Spikes</h2>' in whole
     assert "<title>a&lt;b - gristmill</title>" in whole
     assert "default-src 'none'" in whole
     assert "<script" not in whole
@@ -230,20 +251,67 @@ def test_the_page_refuses_the_network_links_its_parts_and_runs_nothing() -> None
 
 
 def test_long_names_may_break_behind_their_punctuation_and_nowhere_else() -> None:
-    assert breakable("gopher_quality/min_words") == "gopher_<wbr>quality/<wbr>min_<wbr>words"
-    assert breakable("a <b>, 0.5") == "a &lt;b&gt;, 0.5"
-    assert table(["n"], [["1_000"]], {0}).count("<wbr>") == 0, "numbers stay whole"
+    assert breakable("gopher_quality/min_words") == ["gopher_", "quality/", "min_", "words"]
+    assert breakable("in gopher_quality/min_words, 0.5") == ["in gopher_", "quality/", "min_", "words, 0.5"]
+    assert breakable(1_000) == ["1000"]
+    cells = page("x", [], parts=[Table(["a", "n"], [["gopher_quality/min_words"] * 2], {1})])
+    assert cells.count("<wbr>") == 3, "numbers stay whole"
+
+
+EVIL = "<script>alert('x')</script>\"><img src=x onerror=y>`<b>`{{ 7 * 6 }}{% raw %}_/_a.b"
+
+
+def test_every_value_of_every_part_is_escaped() -> None:
+    """Whatever a document, a file's name or a manifest says stays text, wherever a page may show it."""
+    parts = [Note(EVIL), Heading(EVIL), Table([EVIL] * 2, [[EVIL] * 2], {1}), Listing(EVIL, [(EVIL, EVIL, EVIL)]),
+             Text([(EVIL, ""), (EVIL, "strong"), (EVIL, "masked")]), Figure("<svg/>", EVIL),
+             Details(EVIL, [Note(EVIL)])]
+    assert {type(part) for part in parts} == set(get_args(Part)), "a kind of part that this test lacks"
+    whole = page(EVIL, [Section(EVIL, parts)], note=EVIL, cards=[(EVIL, EVIL)], parts=parts, contents=True)
+    seen = Counter[str]()
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+            seen[tag] += 1
+            seen.update(name for name, _ in attributes)
+
+    Reader().feed(whole)
+    assert not {"script", "img", "onerror", "src"} & set(seen)
+    assert whole.count("&lt;script&gt;") == 7 + 2 * 16
+    assert "{{ 7 * 6 }}" in whole
+    assert seen["svg"] == 2
+
+
+def test_templates_escape_by_themselves_and_let_nothing_through_but_our_own_pictures() -> None:
+    assert templates().autoescape is True
+    assert templates().undefined is StrictUndefined, "a misspelt name would be shown as nothing"
+    unescaped = re.compile(r"\|\s*(?:safe|xmlattr|tojson|urlize)\b|autoescape|Markup|__html__")
+    root = Path(__file__).parents[2]
+    found = [(path.name, line.strip()) for suffix in ("*.jinja", "*.css", "*.py") for room in ("flows", "train")
+             for path in (root / room).rglob(suffix) for line in path.read_text().splitlines()
+             if unescaped.search(line) and "autoescape=True" not in line]
+    assert found == [("parts.html.jinja", "<figure>{{ part.svg|safe }}<figcaption>{{ part.caption }}</figcaption>"
+                                          "</figure>")]
+
+
+def test_no_page_is_put_together_by_hand() -> None:
+    """HTML stands in templates, which escape; a string of Python's would not."""
+    root = Path(__file__).parents[2]
+    tags = re.compile(r"</?(?:p|td|tr|th|table|h[1-6]|div|span|html|figure|details|pre|li|ul|nav)[ >]")
+    found = {path.name for room in ("flows", "train") for path in (root / room).rglob("*.py")
+             if tags.search(path.read_text())}
+    assert found == set()
 
 
 def test_a_spike_is_shown_with_the_documents_that_are_suspected() -> None:
     suspect = {"id": "ab12", "source": "web", "loss": None, "text": "<script> 0 0 0"}
     innocent = {"id": "cd34", "source": "web", "loss": 2.0, "text": "plain prose"}
     step = {"step": 21, "loss": 9.5, "mean": 3.0, "suspects": ["ab12"], "documents": [suspect, innocent]}
-    shown = spikes({"spikes": {"pretrain": [step], "sft": []}})
+    shown = html_of(spikes({"spikes": {"pretrain": [step], "sft": []}}))
     assert "pretrain, step 21: loss 9.500, where 3.000 was usual; 1 suspect<" in shown
     assert "<b>no number</b> <span>web ab12</span><br>&lt;script&gt; 0 0 0" in shown
     assert "plain prose" not in shown
-    assert spikes({"spikes": {"pretrain": []}}) == ""
+    assert spikes({"spikes": {"pretrain": []}}) is None
 
 
 def test_a_suspect_is_shown_with_where_it_is_from_and_how_it_was_judged() -> None:
@@ -252,7 +320,7 @@ def test_a_suspect_is_shown_with_where_it_is_from_and_how_it_was_judged() -> Non
                "cluster": "0123456789abcdef", "cluster_size": 4}
     step = {"step": 21, "loss": 9.5, "mean": 3.0, "suspects": ["ab12"], "documents": [suspect]}
     assert ("web ab12 · https://site.example/a · de · score 0.123 · lines 3 · cluster 01234567 of 4"
-            in spikes({"spikes": {"pretrain": [step]}}))
+            in html_of(spikes({"spikes": {"pretrain": [step]}})))
     assert describe_origin({"locator": "web.jsonl#3", "cluster": "01", "cluster_size": 1}) == "web.jsonl#3"
 
 
@@ -265,10 +333,10 @@ def test_curves_are_drawn_for_every_source_where_there_are_several() -> None:
 
 def test_time_and_cost_are_of_the_stages_that_are_made() -> None:
     made = {"stage": "ingest", "seconds": 2.5, "bytes": 3_000_000, "cost": None}
-    html = costs({"stages": [made, {"stage": "filter", "seconds": None, "bytes": None, "cost": None}]})
+    html = html_of(costs({"stages": [made, {"stage": "filter", "seconds": None, "bytes": None, "cost": None}]}))
     assert '<td>ingest</td><td class="n">2.5</td><td class="n">3.00</td>' in html
     assert "filter" not in html
-    assert costs({"stages": []}) == ""
+    assert costs({"stages": []}) is None
 
 
 def test_files_that_ended_early_are_on_the_terminal_the_card_and_the_report() -> None:
@@ -280,8 +348,8 @@ def test_files_that_ended_early_are_on_the_terminal_the_card_and_the_report() ->
     print_funnel(facts, console)
     assert note in console.file.getvalue()  # type: ignore[attr-defined]
     assert note in "\n".join(document_lines(facts))
-    html = "".join(document_sections(facts)).replace("<wbr>", "")
-    assert "<h2>Files that could not be read to their end</h2>" in html
+    html = html_of(*document_sections(facts))
+    assert "Files that could not be read to their end</h2>" in html
     assert "a.jsonl.gz</td>" in html
     assert '<td class="n">1,800</td>' in html
     assert "to their end" not in "\n".join(document_lines(FACTS))

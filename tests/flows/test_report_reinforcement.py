@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gristmill.flows.report.reinforcement import reinforcement, reinforcement_details, reward_points
+from gristmill.flows.report.training import reinforcement, reinforcement_details, reward_points
+from tests.flows.rendered import html_of
 
 LINES: list[dict[str, Any]] = [
     {"step": step, "loss": 0.0, "reward": 0.1 * step, "rewards/exact": 0.05 * step, "rewards/format": 0.05 * step,
@@ -22,7 +23,7 @@ FACTS: dict[str, Any] = {"summaries": {"rl": SUMMARY}, "training": {"rl": LINES}
 
 
 def test_the_section_shows_rewards_at_both_ends_and_answers_before_and_after() -> None:
-    html = reinforcement(FACTS).replace("<wbr>", "")
+    html = html_of(reinforcement(FACTS))
     assert "<td>all, weighted</td>" in html
     assert '<td class="n">0.100</td><td class="n">1.000</td>' in html
     assert "GRPO from the model of sft" in html
@@ -32,7 +33,7 @@ def test_the_section_shows_rewards_at_both_ends_and_answers_before_and_after() -
 
 
 def test_a_run_without_reinforcement_has_no_section() -> None:
-    assert reinforcement({"summaries": {}, "training": {}}) == ""
+    assert reinforcement({"summaries": {}, "training": {}}) is None
     assert reward_points([{"step": 1, "loss": 2.0}]) == {}
 
 

@@ -11,7 +11,6 @@ are step-120-r1 after one rollback.
 
 from __future__ import annotations
 
-import html
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -25,11 +24,6 @@ ORIGIN = "where from, how judged"
 AUTOPSIES, EXCLUDE = "autopsies", "exclude.txt"
 SUSPICIOUS_DEVIATIONS = 2.0
 """A document is a suspect from so many deviations over the batch's mean on: one in forty where losses are normal."""
-STYLE = """body{font:14px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem;color:#222}
-table{border-collapse:collapse;width:100%}th,td{text-align:left;padding:.3rem .6rem;border-bottom:1px solid #ddd;
-vertical-align:top}td.n{text-align:right;font-variant-numeric:tabular-nums}tr.s{background:#fff1e6}
-code{font-size:12px;overflow-wrap:anywhere}@media(prefers-color-scheme:dark){body{background:#161616;color:#ddd}
-th,td{border-color:#444}tr.s{background:#3a2414}}"""
 
 
 def examine(step: Mapping[str, Any], documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -77,19 +71,19 @@ def forget_after(folder: Path, step: int, rollbacks: int = 0) -> None:
 
 
 def as_page(found: Mapping[str, Any]) -> str:
-    """An autopsy as a page of HTML that needs nothing else."""
-    known = [f"<b>{name}</b> {_number(found.get(key))}" for name, key in (
+    """An autopsy as a page of HTML that needs nothing else (spike_report.html.jinja, which escapes every value)."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    templates = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
+                            trim_blocks=True, lstrip_blocks=True)
+    templates.filters["shown"] = _number
+    documents = [_shown(one) for one in found["documents"]]
+    known = [(name, _number(found.get(key))) for name, key in (
         ("loss", "loss"), ("gradient norm", "grad_norm"), ("mean of the window", "mean"),
         ("its deviation", "deviation"))]
-    documents = [_shown(one) for one in found["documents"]]
-    columns = list(dict.fromkeys(key for one in documents for key in one))
-    suspects = set(found["suspects"])
-    rows = [_row(one, columns, one["id"] in suspects) for one in documents]
-    marked = "1 suspect is" if len(suspects) == 1 else f"{len(suspects)} suspects are"
-    return (f"<!doctype html><html lang=en><meta charset=utf-8><title>Step {found['step']}</title>"
-            f"<style>{STYLE}</style><h1>Step {found['step']} was skipped</h1><p>{' · '.join(known)}</p>"
-            f"<p>{len(rows)} parts were read, {marked} marked and listed in {EXCLUDE}.</p>"
-            f"<table><tr>{''.join(f'<th>{html.escape(name)}</th>' for name in columns)}</tr>{''.join(rows)}</table>")
+    return templates.get_template("spike_report.html.jinja").render(
+        step=found["step"], known=known, documents=documents, suspects=set(found["suspects"]), exclude=EXCLUDE,
+        columns=list(dict.fromkeys(key for one in documents for key in one)))
 
 
 def describe_origin(one: Mapping[str, Any]) -> str:
@@ -108,18 +102,6 @@ def _shown(one: Mapping[str, Any]) -> dict[str, Any]:
     origin = {ORIGIN: described} if (described := describe_origin(one)) else {}
     return {"loss": one["loss"], **{key: value for key, value in one.items() if key not in (*KNOWN, "text")},
             **origin, **last}
-
-
-def _row(one: Mapping[str, Any], columns: Sequence[str], suspect: bool) -> str:
-    cells = []
-    for name in columns:
-        value = one.get(name)
-        if isinstance(value, int | float):
-            cells.append(f"<td class=n>{_number(value)}</td>")
-        else:
-            text = "no number" if value is None and name == "loss" else "" if value is None else str(value)
-            cells.append(f"<td><code>{html.escape(text)}</code></td>")
-    return f"<tr{' class=s' if suspect else ''}>{''.join(cells)}</tr>"
 
 
 def _number(value: float | None) -> str:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import re
-from html import unescape
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gristmill.flows.report.alignment import (
+from gristmill.flows.report.training import loss_rows
+from gristmill.flows.report.tuning import (
     answers_of,
     distillation,
+    masks,
     preference_effects,
     reward_model,
     rounding,
     unlearned,
 )
-from gristmill.flows.report.page import masks
-from gristmill.flows.report.summary import loss_rows
 from gristmill.train.evaluation.intervals import share_with_interval
+from tests.flows.rendered import text_of
 
 SHARE = {"value": 0.75, "low": 0.5, "high": 0.9, "units": 20}
 HELD_OUT = {"accuracy": SHARE, "longer_chosen": None, "length_correlation": -0.25, "margin": 1.5, "mean": 0.125,
@@ -35,34 +34,30 @@ def facts(**summaries: Any) -> dict[str, Any]:
     return {"summaries": summaries, "training": {"reward": reward, "dpo": dpo}, "evaluation": {}}
 
 
-def text(html: str) -> str:
-    return " ".join(unescape(re.sub(r"<svg.*?</svg>|<[^>]+>", " ", html, flags=re.S)).split())
-
-
 def test_distillation_shows_what_was_kept_of_the_teacher_and_how_near_the_student_came() -> None:
     found = facts(teacher={"tokens": 1200, "top_k": 64, "rest_mass": 0.0123, "temperature": 2.0, "loss": 1.5})
     found["training"]["sft"] = [{"step": step, "loss": 2.0, "label_loss": 3.0 / step, "divergence": 1.0 / step}
                                 for step in (1, 2)]
-    shown = text(distillation(found))
+    shown = text_of(distillation(found))
     assert "tokens of the teacher 1,200 ids kept per token 64 mass of the others 1.230% temperature 2" in shown
     assert "student's loss on the labels, last 1.5000 divergence from the teacher, first 1.0000 divergence" in shown
     (row,) = (row for row in loss_rows(found) if row["stage"] == "sft")
     assert row["details"] == "divergence from the teacher 1.000 -> 0.500"
-    assert distillation(facts()) == ""
+    assert distillation(facts()) is None
 
 
 def test_a_reward_models_card_has_its_accuracy_with_the_interval_and_what_no_pair_tells_is_blank() -> None:
-    shown = text(reward_model(facts(reward={
+    shown = text_of(reward_model(facts(reward={
         "held_out": HELD_OUT, "training_pairs": 1080, "held_out_pairs": 20, "too_long_pairs": 3})))
     assert "chosen answer scores higher, held out 75.0% [50.0%, 90.0%] of 20 chosen answer is the longer" in shown
     assert "pairs trained on 1,080" in shown
     assert "correlation of score and length -0.250 mean and deviation of scores 0.125, 2.000" in shown
     part = {"measured": 1080, "wrong": 0.25, "median": 0.5}
-    shown = text(reward_model(facts(reward={
+    shown = text_of(reward_model(facts(reward={
         "held_out": HELD_OUT, "training_pairs": 1080, "held_out_pairs": 20, "too_long_pairs": 3,
         "margins": {"measured": 1080, "sets": [{"name": "pairs", "trained": part}], "worst": []}})))
     assert "pairs trained 1,080 25.0% +0.500" in shown
-    assert reward_model(facts()) == ""
+    assert reward_model(facts()) is None
 
 
 def test_the_worst_margins_are_shown_with_their_texts_and_how_many_of_each_set_are_wrong() -> None:
@@ -70,11 +65,12 @@ def test_the_worst_margins_are_shown_with_their_texts_and_how_many_of_each_set_a
     pair = {**line, "chosen": 0.25, "rejected": 1.5, "chosen_text": "since", "rejected_text": "no idea"}
     answer = {**line, "margin": -0.5, "chosen": None, "rejected": 0.5, "completion_text": "so"}
     part = {"measured": 1200, "wrong": 0.125, "median": 0.75}
-    shown = text(unlearned({"measured": 1200, "sets": [{"name": "pairs", "trained": part}], "worst": [pair, answer]}))
+    sets = [{"name": "pairs", "trained": part}]
+    shown = text_of(*unlearned({"measured": 1200, "sets": sets, "worst": [pair, answer]}))
     assert "pairs trained 1,200 12.5% +0.750" in shown
     assert "0123456789abcdef pairs trained -1.250 <why> since no idea" in shown
     assert "0123456789abcdef pairs trained -0.500 <why> so" in shown
-    assert unlearned(None) == ""
+    assert unlearned(None) == []
     assert answers_of(answer) == ["", "so"]
     assert answers_of({**answer, "chosen": 0.5, "rejected": None}) == ["so", ""]
 
@@ -86,12 +82,12 @@ def test_the_effects_of_preference_optimisation_are_split_by_answer(alarm: int |
                                                           "fell_rejected": 0.9}, "held_out_pairs": 40,
                "held_out": {"reward_accuracy": 0.7, "chosen_more_likely": 0.6, "chosen_more_likely_before": 0.5,
                             "reward_accuracy_interval": share_with_interval(np.arange(40) < 28)}}
-    shown = text(preference_effects(facts(dpo=summary)))
+    shown = text_of(preference_effects(facts(dpo=summary)))
     assert "chosen 25.0% +0.0200 +0.1000 rejected 90.0% -0.0500 -0.2000" in shown
     assert said in shown
     assert "On 40 held-out pairs the chosen answer gained more in 70.0% [54.6%, 81.9%], and is the likelier one in " \
         "60.0%, 50.0% before." in shown
-    assert preference_effects({"summaries": {}, "training": {}}) == ""
+    assert preference_effects({"summaries": {}, "training": {}}) is None
 
 
 def test_the_terminal_says_how_a_reward_model_ranks_and_which_answers_fell() -> None:
@@ -111,10 +107,10 @@ def test_the_terminal_says_how_a_reward_model_ranks_and_which_answers_fell() -> 
 
 def test_what_rounding_costs_is_shown_where_it_was_measured() -> None:
     cost = {"rows": 256, "perplexity_before": 12.5, "perplexity": 12.625, "growth": 0.01}
-    assert "256 12.5000 12.6250 +1.000%" in text(rounding(facts(export={"int8": cost})))
+    assert "256 12.5000 12.6250 +1.000%" in text_of(rounding(facts(export={"int8": cost})))
     nothing = {"rows": 0, "perplexity_before": None, "perplexity": None, "growth": None}
-    assert "what rounding costs is not measured" in text(rounding(facts(export={"int8": nothing})))
-    assert rounding(facts(export={})) == ""
+    assert "what rounding costs is not measured" in text_of(rounding(facts(export={"int8": nothing})))
+    assert rounding(facts(export={})) is None
 
 
 def test_what_fine_tuning_holds_out_is_said_with_its_loss() -> None:
@@ -122,6 +118,6 @@ def test_what_fine_tuning_holds_out_is_said_with_its_loss() -> None:
               "drawn_share": 1.0, "trained_share": 0.5, "end_of_turn_share": 1.0, "held_out": 2}
     data = {"sets": [of_set], "samples": [{"set": "chats", "example": "ab", "spans": [["hi", True]]}], "rows": 3,
             "sequence_length": 64, "fill": 0.9, "replay": {"rows": 0, "share": 0.0}}
-    shown = text(masks(facts(sft_data=data, sft={"held_out": {"loss": 1.25}})))
+    shown = text_of(masks(facts(sft_data=data, sft={"held_out": {"loss": 1.25}})))
     assert "90.0% full; 2 of the used examples are held out, whose loss is 1.2500 in the end" in shown
-    assert "held out" not in text(masks(facts(sft_data={**data, "sets": [{**of_set, "held_out": 0}]}, sft={})))
+    assert "held out" not in text_of(masks(facts(sft_data={**data, "sets": [{**of_set, "held_out": 0}]}, sft={})))

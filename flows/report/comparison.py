@@ -1,35 +1,43 @@
-"""The comparison of two runs as tables: one cell where both agree, `first -> second` where they do not."""
+"""The comparison of two runs, for the terminal and as a page: tables with one cell where both agree, and
+`first -> second` where they do not.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
+from gristmill.dataprep.files import atomic_write
+from gristmill.flows.questions.compare import compare_runs, loss_curves
+from gristmill.flows.report.parts import Figure, Section, Table, page
+from gristmill.flows.report.pictures import curves
 from gristmill.flows.report.summary import plain_table, section
 from gristmill.flows.running.terminal import plain_console
+from gristmill.flows.store.store import Store
 
 Format = Callable[[Any], str]
 NOTHING = "-"
 LONGEST_VALUE = 200
 
 
-def tables(found: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str]], set[int]]]:
-    """(title, header, rows, which columns are numbers) of every topic that both or one of the runs have."""
+def tables(found: Mapping[str, Any]) -> list[tuple[str, Table]]:
+    """A table, with its title, of every topic that both or one of the runs have."""
     made = []
     if found["manifest"]:
-        made.append(("Manifest", ["key", "first", "second"], [
-            [row["key"], _value(row["first"]), _value(row["second"])] for row in found["manifest"]], set[int]()))
-    made.append(("Outputs", ["stage", "output", "seconds"], [
+        made.append(("Manifest", Table(["key", "first", "second"], [
+            [row["key"], _value(row["first"]), _value(row["second"])] for row in found["manifest"]])))
+    made.append(("Outputs", Table(["stage", "output", "seconds"], [
         [row["stage"], "the same" if row["same"] else pair(row["fingerprint"], lambda text: str(text)[:8]),
-         pair(row["seconds"], lambda seconds: f"{seconds:.1f}")] for row in found["stages"]], {2}))
+         pair(row["seconds"], lambda seconds: f"{seconds:.1f}")] for row in found["stages"]], {2})))
     for topic, title, keys, columns in TOPICS:
         if found[topic]:
-            made.append((title, [*keys, *(name for name, _, _ in columns)], [
+            made.append((title, Table([*keys, *(name for name, _, _ in columns)], [
                 [*(row[key] for key in keys), *(pair(row[key], form) for _, key, form in columns)]
-                for row in found[topic]], set(range(len(keys), len(keys) + len(columns)))))
+                for row in found[topic]], set(range(len(keys), len(keys) + len(columns))))))
     return made
 
 
@@ -64,12 +72,23 @@ def print_comparison(found: Mapping[str, Any]) -> None:
         console.print(f"{side + ':':7} {run['run']} ({run['state']})", soft_wrap=True)
     if not found["manifest"]:
         console.print(Text("Both have the same manifest.", style="dim"))
-    for title, header, rows, numeric in tables(found):
+    for title, compared in tables(found):
         section(console, title)
-        table = plain_table(*((name, index in numeric) for index, name in enumerate(header)))
-        for row in rows:
+        table = plain_table(*((name, index in compared.numeric) for index, name in enumerate(compared.header)))
+        for row in compared.rows:
             table.add_row(*(Text(cell, style="yellow" if " -> " in cell else "") for cell in row))
         console.print(table)
+
+
+def write_comparison(store: Store, records: Sequence[Mapping[str, Any]], out: Path) -> None:
+    """Write the comparison as one self-contained HTML file, with the losses of both runs over one axis."""
+    found = compare_runs(store, *records)
+    sections = [Section(title, [table]) for title, table in tables(found)]
+    if losses := [Figure(curves(series, "step", "loss"), f"{stage}: training loss")
+                  for stage, series in loss_curves(store, records).items()]:
+        sections.append(Section("Losses", losses))
+    with atomic_write(out) as sink:
+        sink.write(page(" and ".join(run["run"] for run in found["runs"]), sections).encode())
 
 
 def _value(value: Any) -> str:

@@ -1,0 +1,141 @@
+"""What a page is made of: sections of tables, pictures, notes and texts, as plain data, and the page as HTML.
+
+Whatever writes a page computes these parts; templates/ has what each looks like. Templates escape every value, so that
+no part can bring tags of its own, except the pictures, which are drawn here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gristmill.flows.report.pictures import ON_DARK
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+LIGHT = {"paper": "#ffffff", "ink": "#111827", "soft": "#6b7280", "line": "#e5e7eb", "edge": "#9ca3af",
+         "accent": "#2563eb", "plain": "#f9fafb", "trained": "#bbf7d0"}
+DARK = {"paper": "#111827", "ink": "#f3f4f6", "soft": "#9ca3af", "line": "#374151", "edge": "#6b7280",
+        "accent": "#60a5fa", "plain": "#1f2937", "trained": "#14532d",
+        **{f"series-{number}": colour for number, colour in enumerate(ON_DARK)}}
+"""Variables of the page's style, in either mode."""
+LONG_NAME = 16
+"""Characters that a column of a table always has room for."""
+BREAKS = re.compile(r"(?<=[/_])(?=[^\s/_])|(?<=\.)(?=[A-Za-z])")
+"""Where long names of rules, files and keys may be cut, rather than in the middle of a word."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """A sentence or two beneath a heading; what stands in `backticks` is shown as code."""
+
+    text: str
+    kind: ClassVar = "note"
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A heading inside a section."""
+
+    text: str
+    kind: ClassVar = "heading"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; columns in `numeric` are set to the right, and their cells are never broken."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    numeric: Collection[int] = ()
+    kind: ClassVar = "table"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture, from pictures.py, with a caption."""
+
+    svg: str
+    caption: str
+    kind: ClassVar = "figure"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Short texts under a title: (what stands before, where it is from, the text)."""
+
+    title: str
+    rows: Sequence[tuple[str, str, str]]
+    kind: ClassVar = "listing"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text as it is, line by line: pieces, each with its mark: `strong`, `trained`, `masked`, or none."""
+
+    pieces: Sequence[tuple[str, str]]
+    columns: bool = False
+    """Print it small and in columns."""
+    kind: ClassVar = "text"
+
+
+@dataclass(frozen=True)
+class Details:
+    """Parts that are opened by who asks for them."""
+
+    summary: str
+    parts: Sequence[Part]
+    kind: ClassVar = "details"
+
+
+Part = Note | Heading | Table | Figure | Listing | Text | Details
+
+
+@dataclass(frozen=True)
+class Section:
+    """What a page says of one subject: a title, which the page's contents list, and parts."""
+
+    title: str
+    parts: Sequence[Part]
+
+
+def page(title: str, sections: Sequence[Section], *, note: str = "", cards: Sequence[tuple[str, str]] = (),
+         parts: Sequence[Part] = (), contents: bool = False) -> str:
+    """A whole file of HTML: nothing in it is loaded from elsewhere, and browsers run nothing of it.
+
+    Args:
+        title: of the page.
+        sections: in their order.
+        note: a line beneath the title.
+        cards: (name, value) of the numbers that people ask for first.
+        parts: what stands before the first section.
+        contents: link to the sections at the top.
+    """
+    return templates().get_template("page.html.jinja").render(
+        title=title, note=note, cards=cards, contents=contents, parts=parts, sections=sections, light=LIGHT, dark=DARK)
+
+
+@cache
+def templates() -> Environment:
+    """The templates of this folder. They escape every value that they show."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    found = Environment(loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True,
+                        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    found.filters["breakable"] = breakable
+    return found
+
+
+def breakable(value: object) -> list[str]:
+    """A text in pieces, between which a line may end: behind the punctuation of its long names."""
+    pieces = [""]
+    for word in re.split(r"(\s+)", str(value)):
+        first, *more = BREAKS.split(word) if len(word) > LONG_NAME else [word]
+        pieces[-1] += first
+        pieces += more
+    return pieces

@@ -1,0 +1,21 @@
+"""Sections of the report as they are shown: the HTML of a page's body, and its text."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+
+from gristmill.flows.report.parts import Part, Section, page
+
+
+def html_of(*shown: Section | Part | None) -> str:
+    """The body of a page with these sections or parts; long names unbroken."""
+    sections = [one for one in shown if isinstance(one, Section)]
+    parts = [one for one in shown if one is not None and not isinstance(one, Section)]
+    body = page("title", sections, parts=parts).partition("<body>")[2].replace("<wbr>", "")
+    return body.partition("</h1>\n")[2].removesuffix("</body>\n</html>\n").strip()
+
+
+def text_of(*shown: Section | Part | None) -> str:
+    """The words of it."""
+    return " ".join(unescape(re.sub(r"<svg.*?</svg>|<[^>]+>", " ", html_of(*shown), flags=re.S)).split())
