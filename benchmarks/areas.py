@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,53 +15,28 @@ from typing import Any
 
 import typer
 
+from benchmarks.measuring import Row
 from gristmill.dataprep.files import atomic_write
 
 AREAS = {
-    "dataprep": (
-        "benchmarks.dataprep.bench_gopher",
-        "benchmarks.dataprep.bench_rules",
-        "benchmarks.dataprep.bench_minhash",
-        "benchmarks.dataprep.bench_judges",
-        "benchmarks.dataprep.bench_reading",
-        "benchmarks.dataprep.bench_clean",
-        "benchmarks.dataprep.bench_jobs",
-        "benchmarks.dataprep.bench_spans",
-        "benchmarks.dataprep.bench_dedup",
-    ),
-    "jobs": ("benchmarks.dataprep.bench_jobs",),
-    "dedup_million": ("benchmarks.dataprep.bench_dedup",),
-    "quality": (
-        "benchmarks.dataprep.bench_duplicates",
-        "benchmarks.dataprep.bench_language",
-        "benchmarks.dataprep.bench_quality",
-        "benchmarks.dataprep.bench_extraction",
-        "benchmarks.dataprep.bench_pii",
-        "benchmarks.dataprep.bench_decontamination",
-    ),
-    "memory": ("benchmarks.dataprep.bench_memory",),
-    "tokenize": (
-        "benchmarks.tokenize.bench_encode",
-        "benchmarks.tokenize.bench",
-        "benchmarks.tokenize.bench_remix",
-        "benchmarks.tokenize.bench_packing",
-        "benchmarks.tokenize.bench_export",
-    ),
-    "ids": ("benchmarks.tokenize.bench_ids",),
-    "stream": ("benchmarks.tokenize.bench_stream",),
-    "trace": ("benchmarks.trace",),
-    "train": (
-        "benchmarks.train.bench",
-        "benchmarks.train.bench_sizes",
-        "benchmarks.train.bench_loop",
-        "benchmarks.train.bench_forms",
-        "benchmarks.train.bench_budget",
-    ),
-    "sizes": ("benchmarks.train.bench_sizes",),
-    "posttrain": ("benchmarks.train.bench_posttrain", "benchmarks.train.bench_rollouts"),
-    "chaos": ("benchmarks.chaos.bench_chaos",),
+    "dataprep": ("dataprep.rules:rows", "dataprep.duplicates:speed_rows", "dataprep.judges:speed_rows",
+                 "dataprep.reading:speed_rows", "dataprep.cleaning:speed_rows", "dataprep.jobs:rows",
+                 "dataprep.spans:rows", "dataprep.dedup_million:rows"),
+    "jobs": ("dataprep.jobs:rows",),
+    "dedup_million": ("dataprep.dedup_million:rows",),
+    "quality": ("dataprep.duplicates:quality_rows", "dataprep.language:rows", "dataprep.judges:quality_rows",
+                "dataprep.reading:quality_rows", "dataprep.cleaning:pii_rows", "dataprep.decontamination:rows"),
+    "memory": ("dataprep.memory:rows",),
+    "tokenize": ("tokenize.encoding:rows", "tokenize.mixing:rows", "tokenize.exporting:rows"),
+    "ids": ("tokenize.ids:rows",),
+    "stream": ("tokenize.streaming:rows",),
+    "trace": ("trace:rows",),
+    "train": ("train.step:rows", "train.sizes:rows", "train.loop:rows", "train.parallel_forms:rows"),
+    "sizes": ("train.sizes:rows",),
+    "posttrain": ("train.tuning:rows", "train.rollouts:rows"),
+    "chaos": ("chaos.chaos:rows",),
 }  # fmt: skip
-"""Area -> modules whose `rows()` yield what was measured."""
+"""Area -> the functions of this folder that yield what was measured: module and name."""
 SAID = ("promised", "happened")
 """What a row may say in words besides: lines below it on a terminal, columns of a page."""
 
@@ -76,7 +51,7 @@ def print_rows(area: str, as_json: bool, markdown: Path | None = None, **options
         typer.echo(here)
         typer.echo(f"{'name':<44} {'ours':>12} {'peer':>12} {'unit':<14} {'ratio':>7}")
     rows = []
-    for row in (row for module in AREAS[area] for row in importlib.import_module(module).rows(**options)):
+    for row in (row for name in AREAS[area] for row in measuring(name)(**options)):
         rows.append(row)
         typer.echo(json.dumps(row) if as_json else describe(row))
     if markdown is not None:
@@ -84,11 +59,18 @@ def print_rows(area: str, as_json: bool, markdown: Path | None = None, **options
             sink.write(in_markdown(area, here, rows).encode())
 
 
+def measuring(name: str) -> Callable[..., Iterable[Row]]:
+    """The function that an entry of AREAS names."""
+    module, _, function = name.partition(":")
+    found: Callable[..., Iterable[Row]] = getattr(importlib.import_module(f"benchmarks.{module}"), function)
+    return found
+
+
 def surroundings(area: str) -> str:
     """When, on what and with which versions an area is measured; for trainings with the GPU, where there is one."""
     parts = [time.strftime("%Y-%m-%d %H:%M"), f"{os.cpu_count()} cores", platform.machine(),
              f"Python {platform.python_version()}"]
-    if any(module.startswith("benchmarks.train.") for module in AREAS[area]):
+    if any(name.startswith("train.") for name in AREAS[area]):
         import torch
 
         parts += [f"{name} {metadata.version(name)}" for name in ("torch", "transformers") if find_spec(name)]
@@ -96,20 +78,20 @@ def surroundings(area: str) -> str:
     return ", ".join(parts)
 
 
-def describe(row: Mapping[str, Any]) -> str:
+def describe(row: Row) -> str:
     """One line of text; a dash where nothing was measured, and the note behind."""
     ours, peer, ratio = shown(row)
     line = f"{row['name']:<44} {ours:>12} {peer:>12} {row['unit']:<14} {ratio:>7}  {row.get('note', '')}".rstrip()
     return "\n".join([line, *(f"    {key}: {row[key]}" for key in SAID if key in row)])
 
 
-def shown(row: Mapping[str, Any]) -> tuple[str, str, str]:
+def shown(row: Row) -> tuple[str, str, str]:
     """Ours, peer and ratio as text; a dash where nothing was measured."""
     ours, peer = ("-" if row[side] is None else f"{row[side]:.4g}" for side in ("ours", "peer"))
     return ours, peer, "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
 
 
-def in_markdown(area: str, here: str, rows: Sequence[Mapping[str, Any]]) -> str:
+def in_markdown(area: str, here: str, rows: Sequence[Row]) -> str:
     """An area's rows as a page that says when and where it was measured."""
     said = [key for key in SAID if any(key in row for row in rows)] or ["note"]
     lines = [f"# gristmill bench {area}", "", f"Written by `gristmill bench {area} --markdown`: {here}.", "",

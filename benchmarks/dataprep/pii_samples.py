@@ -1,4 +1,4 @@
-"""Sentences with personal data and with what only looks like it, made from a seed; what `bench_pii.py` measures on.
+"""Sentences with personal data and with what only looks like it, made from a seed; what `cleaning.py` measures on.
 
 Values are drawn from wide ranges in the spellings that text has: addresses of people and machines, numbers with right
 and with wrong check digits, versions, sections, dates, ISBNs, hashes, prices, private addresses, code.

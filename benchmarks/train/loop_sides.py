@@ -1,4 +1,4 @@
-"""One side of `bench_loop`, in a process of its own: `python -m ...benchmarks.loop_sides SIDE FOLDER SETTING`.
+"""One side of `loop.py`, in a process of its own: `python -m benchmarks.train.loop_sides SIDE FOLDER SETTING`.
 
 A line on the standard input lets it train one step, which it answers with a line of JSON: the seconds that it took.
 Whatever else it prints goes to the standard error.

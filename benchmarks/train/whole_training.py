@@ -1,4 +1,4 @@
-"""One side of `bench_sizes`, in a process of its own: `python -m ...benchmarks.whole_training SIDE FOLDER SIZE`.
+"""One side of `sizes.py`, in a process of its own: `python -m benchmarks.train.whole_training SIDE FOLDER SIZE`.
 
 The last line that it prints is JSON: what was measured.
 """

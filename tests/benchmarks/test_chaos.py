@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks.chaos import bench_chaos
+from benchmarks.chaos import chaos
 from benchmarks.chaos.fuse import Act, Fuse, burn_at
 from benchmarks.chaos.kills import KILLS, KILLS_IN_CHAIN, chains
 from benchmarks.chaos.project import write_project
@@ -98,13 +98,13 @@ def test_points_that_are_written_down_are_not_done_again_and_each_kill_counts(
 
     points = {"one": lambda: act("one", 3, []), "two": lambda: act("two", 1, ["a file differs"]),
               "disk": lambda: {"fault": "the disk is full", "stage": "mix", "wrong": [], "not_tried": "no mount"}}
-    monkeypatch.setattr(bench_chaos, "all_points", lambda *arguments: points)
+    monkeypatch.setattr(chaos, "all_points", lambda *arguments: points)
     monkeypatch.setattr(Undisturbed, "make", lambda folder: None)
     for _ in range(2):
-        every, flow, disk = bench_chaos.rows(4, 0, tmp_path)
+        every, flow, disk = chaos.rows(4, 0, tmp_path)
     assert sorted(asked) == ["one", "two"]
     assert (every["name"], every["ours"], every["ratio"]) == ("identical_after_kill", 0.75, 0.75)
-    assert flow["happened"] == f"4 points in 1 of {len(bench_chaos.STAGES)} stages, 1 otherwise: ingest: a file differs"
+    assert flow["happened"] == f"4 points in 1 of {len(chaos.STAGES)} stages, 1 otherwise: ingest: a file differs"
     assert (disk["ours"], disk["happened"]) == (None, "not tried: no mount")
 
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.checkout import ROOT
-from benchmarks.train.bench_forms import ROUNDING, differences_of
+from benchmarks.train.parallel_forms import ROUNDING, differences_of
 from gristmill.mixtures.engine import Parallel
 from gristmill.mixtures.manifest import Engine
 from gristmill.train.models.llama import Llama, padded_to_multiple

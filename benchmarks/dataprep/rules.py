@@ -1,0 +1,185 @@
+"""The rule sets against the filters of datatrove, on the same text, in the same run and on one thread.
+
+Gopher's, from text to verdicts, on the English prose of public-domain books where the folder of shared data is beside
+the repository, otherwise on words of a Zipf-like distribution. The others, all of one set's statistics, on prose made
+up from words whose frequencies fall with their rank, in sentences and lines; `code` on this Python's standard library.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from benchmarks.checkout import data_folder
+from benchmarks.dataprep.texts import DOCUMENTS, library_texts, rate, synthetic_texts
+from benchmarks.measuring import Row, row
+from gristmill.dataprep.filtering import gopher
+from gristmill.dataprep.filtering.rule_sets import measure
+from gristmill.dataprep.filtering.rules import failures, first_failures
+from gristmill.mixtures.filter import GopherQuality, GopherRepetition, Rules
+
+PROSE_BYTES = 20_000_000
+DOCUMENT_BYTES = 5000
+SET_DOCUMENTS = 3000
+PEER_DOCUMENTS = 60
+"""datatrove is slow: it gets the first documents only; rates are per byte."""
+LINES = 12
+Peer = Callable[[list[str]], None]
+
+
+def rows() -> Iterator[Row]:
+    """Measure all rule sets."""
+    yield from gopher_rows()
+    yield from set_rows()
+
+
+def gopher_rows() -> Iterator[Row]:
+    """Gopher's filters in each dialect, from text to verdicts; both sides in MB of UTF-8 per second."""
+    texts = prose()
+    peer = datatrove_rate(texts[:PEER_DOCUMENTS])
+    missing = "" if peer else "datatrove with spaCy is not installed"
+    for words, note in (("dialect", "its own word rule"), ("exact", "spaCy's words, each run of text looked up")):
+        name = "filters_vs_datatrove" + ("" if words == "dialect" else f", words: {words}")
+        yield row(name, verdict_rate(texts, "datatrove", words), peer, "MB/s", missing or note)
+    for dialect in gopher.DIALECTS:
+        if dialect != "datatrove":
+            yield row(f"filters_vs_datatrove, dialect {dialect}", verdict_rate(texts, dialect, "dialect"), peer, "MB/s",
+                      missing)
+
+
+def verdict_rate(texts: list[str], dialect: str, words: str) -> float | None:
+    """MB per second from text to verdicts; None where the words need a package that is missing."""
+    if words == "exact" and importlib.util.find_spec("spacy") is None:
+        return None
+    quality = GopherQuality.model_validate({"dialect": dialect, "words": words})
+    sets = {"quality": quality, "repetition": GopherRepetition.model_validate({"dialect": dialect, "words": words})}
+    array = pa.array(texts, pa.large_string())
+
+    def judge(part: pa.Array) -> list[str | None]:
+        return first_failures(failures(gopher.statistics(part, quality), sets), len(part))
+
+    judge(array.slice(0, 1))  # compiles, or loads what an earlier run compiled
+    return rate(lambda: judge(array), texts)
+
+
+def datatrove_rate(texts: list[str]) -> float | None:
+    """MB per second of datatrove's two filters; None where datatrove is not installed."""
+    if importlib.util.find_spec("datatrove") is None or importlib.util.find_spec("spacy") is None:
+        return None
+    from datatrove.data import Document
+    from datatrove.pipeline.filters import GopherQualityFilter, GopherRepetitionFilter
+    from datatrove.utils.text import split_into_parts
+
+    filters = [GopherQualityFilter(), GopherRepetitionFilter()]
+
+    def judge() -> None:
+        split_into_parts.cache_clear()
+        for text in texts:
+            document = Document(text=text, id="0")
+            for judging in filters:
+                judging.filter(document)
+
+    judge()
+    return rate(judge, texts)
+
+
+def prose() -> list[str]:
+    """English prose, in documents of DOCUMENT_BYTES or a little more."""
+    books = data_folder() / "text" / "books.jsonl.zst"
+    if not books.exists():
+        return synthetic_texts(DOCUMENTS)
+    import zstandard
+
+    documents: list[str] = []
+    with books.open("rb") as file:
+        for line in io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(file), encoding="utf-8"):
+            documents += _documents(json.loads(line)["text"])
+            if len(documents) * DOCUMENT_BYTES >= PROSE_BYTES:
+                break
+    return documents
+
+
+def _documents(book: str) -> Iterator[str]:
+    document = ""
+    for line in book.splitlines(keepends=True):
+        document += line
+        if len(document.encode()) >= DOCUMENT_BYTES:
+            yield document
+            document = ""
+
+
+def set_rows() -> Iterator[Row]:
+    """All statistics of each of the other rule sets; both sides in MB of UTF-8 per second."""
+    prose = prose_texts(SET_DOCUMENTS)
+    yield of_set("fineweb_vs_datatrove", "fineweb", prose, fineweb_of_datatrove)
+    yield of_set("c4_vs_datatrove", "c4", prose, c4_of_datatrove)
+    yield of_set("mc4_vs_datatrove", "mc4", prose, mc4_of_datatrove)
+    yield of_set("curator", "curator", prose, None)
+    yield of_set("code", "code", library_texts(SET_DOCUMENTS // 4), None)
+
+
+def of_set(name: str, rule_set: str, texts: list[str], peer: Peer | None) -> Row:
+    """Time a rule set, and the peer if there is one."""
+    rules = Rules.model_validate({rule_set: {}})
+    table = pa.table({"text": pa.array(texts, pa.large_string()), "locator": ["a.py"] * len(texts),
+                      "metadata": ["{}"] * len(texts)})  # fmt: skip
+    measure(table.slice(0, 1), rules)  # compiles, or loads what an earlier run compiled
+    ours = rate(lambda: measure(table, rules), texts)
+    if peer is None:
+        return row(name, ours, None, "MB/s", "datatrove has no such rules")
+    if importlib.util.find_spec("datatrove") is None:
+        return row(name, ours, None, "MB/s", "datatrove is not installed")
+    peer(texts[:1])  # loads its word tokenizer
+    theirs = rate(lambda: peer(texts[:PEER_DOCUMENTS]), texts[:PEER_DOCUMENTS])
+    return row(name, ours, theirs, "MB/s")
+
+
+def fineweb_of_datatrove(texts: list[str]) -> None:
+    """FineWeb's rules as its production had them, which stop at the first that fails."""
+    from datatrove.pipeline.filters import FineWebQualityFilter
+
+    judge_all(FineWebQualityFilter(), texts)
+
+
+def c4_of_datatrove(texts: list[str]) -> None:
+    """C4's rules for documents, with the rules for lines that have a switch off."""
+    from datatrove.pipeline.filters import C4QualityFilter
+
+    judge_all(C4QualityFilter(remove_citations=False, filter_no_terminal_punct=False, min_words_per_line=-1,
+                              max_word_length=-1, filter_javascript=False, filter_policy=False), texts)  # fmt: skip
+
+
+def mc4_of_datatrove(texts: list[str]) -> None:
+    """mC4's rule."""
+    from datatrove.pipeline.filters.c4_filters import C4ParagraphFilter
+
+    judge_all(C4ParagraphFilter(), texts)
+
+
+def judge_all(judging: Any, texts: list[str]) -> None:
+    """Let a filter of datatrove judge texts, without its pipeline around it."""
+    from datatrove.data import Document
+
+    for text in texts:
+        judging.filter(Document(text, ""))
+
+
+def prose_texts(documents: int) -> list[str]:
+    """Texts of sentences in lines, some kilobytes each; the same in every run."""
+    source = random.Random(1)
+    vocabulary = ["".join(source.choices("etaoinshrdlu", k=source.randint(2, 9))) for _ in range(20_000)]
+    weights = [1 / (rank + 2) for rank in range(len(vocabulary))]
+    words = iter(source.choices(vocabulary, weights, k=documents * 1000))
+
+    def sentence() -> str:
+        middle = " ".join(next(words) for _ in range(source.randint(4, 20)))
+        return f"{middle.capitalize()}{source.choice('...?!')}"
+
+    return ["\n".join(" ".join(sentence() for _ in range(source.randint(1, 6))) for _ in range(LINES))
+            for _ in range(documents)]  # fmt: skip

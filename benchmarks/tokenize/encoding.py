@@ -1,0 +1,184 @@
+"""`gristmill bench tokenize`: encoding documents against `tokenizers` (and tiktoken) with the same merges, one core.
+
+Text: see `texts.py`. Warm: the encoder has seen as much other text of the kind. Cold: it has seen nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from benchmarks.measuring import Row, row
+from benchmarks.tokenize.texts import (
+    TEXT_BYTES,
+    books,
+    code,
+    declarations,
+    first_texts,
+    languages,
+    text_bytes,
+)
+from gristmill.tokenize.encoding.fast_encode import FastEncoder
+from gristmill.tokenize.encoding.merges import byte_characters
+from gristmill.tokenize.encoding.piece_cache import empty_cache, forget
+from gristmill.tokenize.encoding.pretokens import GPT2, LLAMA3
+from gristmill.tokenize.encoding.sample import TokenizerSample
+from gristmill.tokenize.encoding.tokenizer import train, write_tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+VOCAB_SIZE = 32_000
+LIBRARY_BYTES = 2_000_000
+"""The library gets the first documents only; rates are per byte."""
+BATCH_DOCUMENTS = 128
+LEAST_BYTES = 2000
+"""Of a language's text. Some declarations are a line or two: a call for one of these measures the call, which the stage
+makes for megabytes."""
+REPEATS = 3
+MEGA = 1e6
+
+
+def rows() -> Iterator[Row]:
+    """Rows of name, ours, peer, unit, ratio (ours / peer)."""
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        english, source, multilingual = books(), code(), languages()
+        yield from _measure("english", english, GPT2, cold=True)
+        yield from _measure("english_llama3", english, LLAMA3, cold=True)
+        yield from _measure("code", source, GPT2)
+        yield from _measure("code_llama3", source, LLAMA3)
+        yield from _measure("multilingual", multilingual, GPT2, cold=True)
+        yield _worst_language()
+        yield _stage(english)
+    finally:
+        os.environ.pop("TOKENIZERS_PARALLELISM")
+        if before is not None:
+            os.environ["TOKENIZERS_PARALLELISM"] = before
+
+
+def _measure(name: str, texts: Sequence[str], pattern: str, cold: bool = False) -> Iterator[Row]:
+    if not texts:
+        yield row(f"encode_{name}_vs_tokenizers", None, None, "MB/s", "the public test data is not here")
+        return
+    tokenizer = _learn(texts, pattern)
+    encoder = FastEncoder.for_tokenizer(tokenizer)
+    half = len(texts) // 2
+    batches = [pa.array(texts[at : at + BATCH_DOCUMENTS], pa.large_string())
+               for at in range(half, len(texts), BATCH_DOCUMENTS)]
+    size = text_bytes(texts[half:])
+    some = first_texts(texts[half:], LIBRARY_BYTES)
+    library = _rate(text_bytes(some), lambda: tokenizer.encode_batch_fast(some, add_special_tokens=False), REPEATS)
+    if cold:
+        fresh = FastEncoder.for_tokenizer(tokenizer)
+        yield row(f"encode_{name}_cold_vs_tokenizers", _rate(size, lambda: [*map(fresh.encode, batches)], 1), library,
+                  "MB/s")
+    for at in range(0, half, BATCH_DOCUMENTS):
+        encoder.encode(pa.array(texts[at : min(at + BATCH_DOCUMENTS, half)], pa.large_string()))
+    ours = _rate(size, lambda: [*map(encoder.encode, batches)], REPEATS)
+    yield row(f"encode_{name}_vs_tokenizers", ours, library, "MB/s")
+    yield _against_tiktoken(name, tokenizer, pattern, some, ours)
+
+
+def _learn(texts: Sequence[str], pattern: str) -> Tokenizer:
+    name = "gpt2" if pattern == GPT2 else "llama3"
+    tokenizer = train(TokenizerSample({"text": texts[::7]}, {}), VOCAB_SIZE, name)
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def _against_tiktoken(name: str, tokenizer: Any, pattern: str, texts: Sequence[str], ours: float) -> Row:
+    try:
+        import tiktoken
+    except ImportError:
+        return row(f"encode_{name}_vs_tiktoken", None, None, "MB/s", "tiktoken is not installed")
+    spelt = {character: byte for byte, character in enumerate(byte_characters())}
+    ranks = {bytes(spelt[character] for character in token): number
+             for token, number in tokenizer.get_vocab(with_added_tokens=False).items()
+             if all(character in spelt for character in token) and not token.startswith("<|")}
+    encoding = tiktoken.Encoding("peer", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    peer = _rate(text_bytes(texts), lambda: [encoding.encode_ordinary(text) for text in texts], REPEATS)
+    return row(f"encode_{name}_vs_tiktoken", ours, peer, "MB/s")
+
+
+def _worst_language() -> Row:
+    """The lowest ratio of all languages, of prose and of words that never occur twice; ours with an empty memory."""
+    name = "encode_worst_language_vs_tokenizers"
+    every = declarations()
+    texts = {language: text for language, text in every.items() if len(text.encode()) >= LEAST_BYTES}
+    if not texts:
+        return row(name, None, None, "MB/s", "the public test data is not here")
+    tokenizer, cache = _learn([*texts.values()], GPT2), empty_cache()
+    encoder = FastEncoder.for_tokenizer(tokenizer, cache)
+    encoder.encode(pa.array(texts.values(), pa.large_string()))  # asks for the classes of all characters
+    worst: tuple[float, str, float, float] | None = None
+    for language, text in {**texts, "words that never occur twice": _unique_words()}.items():
+        size, column = len(text.encode()), pa.array([text], pa.large_string())
+
+        def cold(column: pa.Array = column) -> None:
+            encoder.encode(column)
+
+        def library(text: str = text) -> None:
+            tokenizer.encode_batch_fast([text], add_special_tokens=False)
+
+        peer = _rate(size, library, REPEATS)
+        ours = max(_rate_after(lambda: forget(cache.cells, cache.used), size, cold) for _ in range(REPEATS))
+        if worst is None or ours / peer < worst[0]:
+            worst = ours / peer, language, ours, peer
+    assert worst is not None
+    note = f"{worst[1]}; the lowest of {len(texts) + 1}; {len(every) - len(texts)} texts are too short to measure"
+    return row(name, *worst[2:], "MB/s", note)
+
+
+def _stage(texts: Sequence[str]) -> Row:
+    """One worker's part of the stage `tokenize`, from Parquet to the files of tokens, against encoding alone."""
+    from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
+    from gristmill.dataprep.jobs.engine import Task
+    from gristmill.tokenize.encoding.encode import encode_shard
+
+    texts = first_texts(texts, TEXT_BYTES)
+    tokenizer = _learn(texts, GPT2)
+    encoder = FastEncoder.for_tokenizer(tokenizer)
+    column = pa.array(texts, pa.large_string())
+    with tempfile.TemporaryDirectory() as folder:
+        inputs = {"ingest": Path(folder) / "ingest", "tokenizer": Path(folder) / "tokenizer"}
+        write_tokenizer(tokenizer, inputs["tokenizer"])
+        documents = [{"id": document_id("books", str(number), text), "source": "books", "locator": str(number),
+                      "text": text, "metadata": "{}"} for number, text in enumerate(texts)]
+        shard = "part-00000.parquet"
+        write_table(inputs["ingest"] / shard, pa.Table.from_pylist(documents, schema=DOCUMENT_SCHEMA))
+        task, names = Task("part-00000", {"shard": shard}), {name: str(path) for name, path in inputs.items()}
+        out = Path(folder) / "out"
+        encode_shard(task, names, str(out))  # loads the tokenizer and fills its memory, as the first shard of a run
+        encoder.encode(column)
+        alone = stage = 0.0
+        for _ in range(REPEATS):
+            alone = max(alone, _rate(text_bytes(texts), lambda: encoder.encode(column), 1))
+            stage = max(stage, _rate(text_bytes(texts), lambda: encode_shard(task, names, str(out)), 1))
+    return row("tokenize_stage_vs_encoder", stage, alone, "MB/s")
+
+
+def _unique_words() -> str:
+    source = random.Random(0)
+    return " ".join("".join(source.choices("abcdefghijklmnopqrstuvwxyz", k=source.randint(4, 14)))
+                    for _ in range(20_000))
+
+
+def _rate(size: int, work: Callable[[], object], repeats: int) -> float:
+    """MB per second of processor time: all sides have one thread, and other processes do not count."""
+    return max(_rate_after(lambda: None, size, work) for _ in range(repeats))
+
+
+def _rate_after(before: Callable[[], object], size: int, work: Callable[[], object]) -> float:
+    before()
+    begin = time.process_time()
+    work()
+    return size / MEGA / (time.process_time() - begin)

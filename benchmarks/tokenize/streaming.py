@@ -1,0 +1,179 @@
+"""`gristmill bench stream`: shuffled batches of tokens as tensors, beside plain loops and MosaicML Streaming.
+
+Both sides go once through the same rows of random tokens, 128 MB that lie in the page cache, in a shuffled order, and
+have a batch of 256 rows of 2,048 tokens at a time as one tensor, which they let go before the next.
+
+`stream_vs_memmap`: the plain loop maps one file, draws a permutation of all rows with numpy when it starts, and takes
+each batch with one fancy index, as uint16. Ours computes its order (two sources, keyed, without a permutation in
+memory), finds each row in one of eight shards and checks that it exists, as uint16 too; it reads each batch where it is
+taken, as a training does whose processors compute the steps. Opening the files is in neither time. `..._per_core` is
+the same by processor time. `stream_ahead_vs_memmap` reads in two threads, as beside an accelerator, which the plain
+loop does not.
+
+MosaicML Streaming wants other versions of packages than we do: the environment variable GRISTMILL_STREAMING_PYTHON
+names the Python of an environment that has it. Its rate is the better one of two settings of its loader, in the process
+and with two workers.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measuring import row
+from benchmarks.tokenize import mosaic_peer
+from gristmill.dataprep.files import read_json, write_json
+from gristmill.tokenize.order import Order
+from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_files import PIECES_SCHEMA, train_name
+from gristmill.tokenize.packed_writing import write_packed_set, write_rows
+from gristmill.tokenize.streaming.read_ahead import ReadAhead
+
+PYTHON_VARIABLE = "GRISTMILL_STREAMING_PYTHON"
+ROWS, LENGTH, BATCH, SHARDS = 32_768, 2048, 256, 8
+VOCAB = 32_000
+RESUMED_STEP = 1_000_000
+PEER_BATCHES = 20
+KNOWN_ROWS = 20_000_000
+"""Of which numpy draws a permutation; of ten thousand times as many ours needs nothing."""
+HUGE_ROWS = 10**12
+AHEAD = 4
+READING_THREADS = 2
+"""Beside an accelerator training reads with 4 (`train.loop.batches`)."""
+REPEATS = 5
+MEGA = 1e6
+
+
+def rows() -> Iterator[dict[str, Any]]:
+    """Rows of name, ours, peer, unit, ratio (ours / peer)."""
+    import torch
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        write_set(folder)
+        before = mosaic_peer.anonymous_bytes()
+        read_epoch(folder, 0)
+        memory = mosaic_peer.anonymous_bytes() - before
+        tokens = np.load(folder / "tokens.npy", mmap_mode="r")
+        packed, total = PackedSet(folder / "set"), ROWS * LENGTH / MEGA
+
+        def plain() -> None:
+            known = np.random.default_rng(1).permutation(ROWS)
+            for first in range(0, ROWS, BATCH):
+                torch.from_numpy(tokens[known[first : first + BATCH]])
+
+        ours, peer = by_turns(lambda: read_batches(packed, 0), plain)
+        yield row("stream_vs_memmap", total / ours, total / peer, "M tokens/s")
+        ours_cpu, peer_cpu = by_turns(lambda: read_batches(packed, 0), plain, time.process_time)
+        yield {**row("stream_vs_memmap_per_core", total / ours_cpu, total / peer_cpu, "M tokens/s"),
+               "note": "by processor time: the price of order and checks"}
+        ahead, peer = by_turns(lambda: read_batches(packed, 0, threads=READING_THREADS), plain)
+        yield {**row("stream_ahead_vs_memmap", total / ahead, total / peer, "M tokens/s"),
+               "note": f"ours with {READING_THREADS} threads, the loop with none"}
+        yield from _against_mosaic(folder, total / ours, memory)
+        yield _order_at_hand()
+
+
+def write_set(folder: Path) -> None:
+    """The same random tokens as a packed set of several shards and as one plain array."""
+    tokens = np.random.default_rng(0).integers(0, VOCAB, (ROWS, LENGTH), dtype=np.uint16)
+    np.save(folder / "tokens.npy", tokens)
+    counts = {"a": ROWS * 3 // 4, "b": ROWS // 4}
+    write_packed_set(folder / "set", tokens[:ROWS], counts, {"vocab_size": VOCAB, "eos": 0, "pad": 1, "sha256": ""})
+    shards = [write_rows(folder / "set" / train_name(number), part, PIECES_SCHEMA.empty_table())
+              for number, part in enumerate(np.array_split(tokens, SHARDS))]
+    manifest = read_json(folder / "set" / "packed.json")
+    write_json(folder / "set" / "packed.json", {**manifest, "train": {**manifest["train"], "shards": shards}})
+
+
+def read_epoch(folder: Path, first_step: int, steps: int = ROWS // BATCH) -> None:
+    """Open the set and read batches as tensors."""
+    read_batches(PackedSet(folder / "set"), first_step, steps)
+
+
+def read_batches(packed: PackedSet, first_step: int, steps: int = ROWS // BATCH, threads: int = 0) -> None:
+    """Read batches as tensors, as training does."""
+    import torch
+
+    order = packed.order(7)
+
+    def read(step: int) -> torch.Tensor:
+        return torch.from_numpy(packed.tokens(order.span(step * BATCH, BATCH)))
+
+    ahead = ReadAhead(read, first_step + steps, AHEAD, threads)
+    for step in range(first_step, first_step + steps):
+        ahead.take(step)
+    ahead.close()
+
+
+def _against_mosaic(folder: Path, rate: float, memory: int) -> Iterator[dict[str, Any]]:
+    start, _ = by_turns(lambda: read_epoch(folder, 0, 1), lambda: None)
+    resume, _ = by_turns(lambda: read_epoch(folder, RESUMED_STEP, 1), lambda: None)
+    names = ("stream_vs_mosaicml", "stream_start_vs_mosaicml", "stream_resume_vs_mosaicml", "stream_memory_vs_mosaicml")
+    mine = ((rate, "M tokens/s", ""), (1 / start, "starts/s", f"ours takes {start:.4f} s to the first batch"),
+            (1 / resume, "resumes/s", f"ours takes {resume:.4f} s to the batch of step {RESUMED_STEP}"),
+            (max(memory, 0) / MEGA, "MB", "an epoch's growth of the process; less is better"))
+    found = measure_mosaic(folder)
+    if found is None:
+        note = f"mosaicml-streaming is not installed ({PYTHON_VARIABLE} can name another environment's Python)"
+        for name, (value, unit, _) in zip(names, mine, strict=True):
+            yield {"name": name, "ours": value, "peer": None, "unit": unit, "ratio": None, "note": note}
+        return
+    theirs = (found["rows_per_second"] * LENGTH / MEGA, 1 / found["start_seconds"], 1 / found["resume_seconds"],
+              found["memory_bytes"] / MEGA)
+    for name, (value, unit, note), peer in zip(names, mine, theirs, strict=True):
+        yield {**row(name, value, peer, unit), **({"note": note} if note else {})}
+
+
+def measure_mosaic(folder: Path) -> dict[str, Any] | None:
+    """What mosaic_peer prints, run by the Python that has the library; None where there is none.
+
+    Raises:
+        RuntimeError: it failed; holds what it said.
+    """
+    python = os.environ.get(PYTHON_VARIABLE)
+    if python is None:
+        if importlib.util.find_spec("streaming") is None:
+            return None
+        python = sys.executable
+    command = [python, mosaic_peer.__file__, str(folder / "tokens.npy"), str(folder / "mds"), str(BATCH),
+               str(PEER_BATCHES), str(RESUMED_STEP)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _order_at_hand() -> dict[str, Any]:
+    """The first batch of an order of 10**12 rows, against drawing a permutation of 2 * 10**7."""
+    positions, seeds = np.arange(BATCH), iter(range(10 * REPEATS))
+    counts = [HUGE_ROWS * 3 // 4, HUGE_ROWS // 4]
+    ours, peer = by_turns(lambda: Order(counts, next(seeds)).rows(positions),
+                          lambda: np.random.default_rng(next(seeds)).permutation(KNOWN_ROWS))
+    return {**row("stream_order_start_vs_permutation", 1 / ours, 1 / peer, "orders/s"),
+            "note": f"ours of {HUGE_ROWS} rows, numpy's of {KNOWN_ROWS}"}
+
+
+def by_turns(
+    ours: Callable[[], object], peer: Callable[[], object], clock: Callable[[], float] = time.perf_counter
+) -> tuple[float, float]:
+    """Seconds of both, each the best of some repeats that follow one another by turns."""
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for _ in range(REPEATS):
+        for kept, work in zip(seconds, (ours, peer), strict=True):
+            begun = clock()
+            work()
+            kept.append(clock() - begun)
+    return min(seconds[0]), min(seconds[1])

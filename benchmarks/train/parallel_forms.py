@@ -1,0 +1,137 @@
+"""`gristmill bench train`: products of three and of four parallel forms learn what one process learns.
+
+`python -m benchmarks.train.parallel_forms FOLDER RANKS` trains every form of so many processes after one
+process alone; the processes are forked from one that has loaded everything, which takes a fraction of torchrun's time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.checkout import ROOT
+from benchmarks.train.forked_ranks import fork_ranks, load_all
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.files import write_json
+from gristmill.mixtures.engine import Parallel
+from gristmill.mixtures.model import Model
+from gristmill.mixtures.training import Pretrain
+from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_writing import write_packed_set
+from gristmill.train.loop.loop import Job, train
+from gristmill.train.models.shape import shape_of
+from gristmill.train.models.weights import drawn
+from gristmill.train.objectives.next_token import NextToken
+from gristmill.train.parallel.sharding import sharded_model, whole_tensors
+from gristmill.train.parallel.world import make_world, process_group
+
+PRODUCTS: dict[int, list[dict[str, int]]] = {
+    8: [{"replicate": 2, "shard": 2, "tensor": 2}, {"pipeline": 2, "shard": 2, "tensor": 2},
+        {"pipeline": 2, "replicate": 2, "shard": 2}, {"pipeline": 2, "replicate": 2, "tensor": 2}],
+    16: [{"pipeline": 2, "replicate": 2, "shard": 2, "tensor": 2}],
+}
+"""By the number of processes."""
+STEPS, LENGTH, VOCAB = 3, 16, 128
+LEARNING_RATE = 0.002
+ROUNDING = {"loss": 1e-5, "grad_norm": 1e-4, "weights": 1e-5}
+"""What another order of sums may change: nats, a share of the gradient's norm, and a weight on the average (AdamW moves
+a weight whose gradient is nearly nought by the learning rate, whatever sign rounding gives it)."""
+ALONE = "one process"
+Row = dict[str, Any]
+
+
+def rows() -> Iterator[Row]:
+    """Measure; per product `ours` is how many of its steps are those of one process, `peer` how many there are."""
+    for ranks in PRODUCTS:
+        for name, differences in differences_of(ranks, PRODUCTS[ranks]).items():
+            equal = sum(all(difference <= ROUNDING[key] for key, difference in step.items()) for step in differences)
+            yield {"name": f"forms_equal, {name}", "ours": equal, "peer": len(differences), "unit": "steps",
+                   "ratio": equal / len(differences)}
+
+
+def differences_of(ranks: int, products: Sequence[dict[str, int]]) -> dict[str, list[dict[str, float]]]:
+    """How far each product's steps are from those of one process, by the product's name; the last step has `weights`.
+
+    Raises:
+        RuntimeError: a process failed; what it printed is in the message.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        write_json(Path(folder) / "products.json", list(products))
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.train.parallel_forms", folder, str(ranks)], check=False, cwd=ROOT,
+            capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
+        if done.returncode != 0:
+            raise RuntimeError(f"{ranks} processes, {list(products)}: {done.stderr[-4000:]}")
+        found: dict[str, list[dict[str, float]]] = json.loads((Path(folder) / "differences.json").read_text())
+    return found
+
+
+def label(product: dict[str, int]) -> str:
+    """What people read: pipeline 2 x shard 4."""
+    return " x ".join(f"{name} {size}" for name, size in product.items()) or ALONE
+
+
+def main(folder: Path, ranks: int) -> None:
+    """Train alone and in every product, and write down how far they are apart."""
+    load_all()
+    products = json.loads((folder / "products.json").read_text())
+    _write_rows(folder / "mix")
+    fork_ranks(1, partial(_train_all, folder, [{}]))
+    fork_ranks(ranks, partial(_train_all, folder, products))
+    alone, found = torch.load(folder / f"{ALONE}.pt"), {}
+    for name in map(label, products):
+        trained = torch.load(folder / f"{name}.pt")
+        found[name] = [{"loss": abs(ours["loss"] - theirs["loss"]),
+                        "grad_norm": abs(ours["grad_norm"] / theirs["grad_norm"] - 1.0)}
+                       for ours, theirs in zip(trained["lines"], alone["lines"], strict=True)]
+        found[name][-1]["weights"] = max(float((trained["weights"][key] - weight).abs().mean())
+                                         for key, weight in alone["weights"].items())
+    write_json(folder / "differences.json", found)
+
+
+def _train_all(folder: Path, products: Sequence[dict[str, int]]) -> None:
+    """One process's part in every product."""
+    with process_group() as joined:
+        for product in products:
+            _train(folder, product, joined.device)
+
+
+def _train(folder: Path, product: dict[str, int], device: torch.device) -> None:
+    world = make_world(Parallel.model_validate(product), device)
+    work = folder / f"work of {label(product)}"
+    work.mkdir(exist_ok=True)
+    packed = PackedSet(folder / "mix")
+    shape = shape_of(Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48, qk_norm=True, document_mask=True,
+                           tied_embeddings=False), VOCAB, LENGTH)
+    # Batches of 11 rows divide among no number of processes.
+    section = Pretrain.model_validate({
+        "steps": STEPS, "global_batch_size": 11, "micro_batch_size": 2, "log_every": 1,
+        "schedule": {"kind": "constant", "warmup_steps": 0}, "optimizer": {"learning_rate": LEARNING_RATE}})
+    model = sharded_model(shape, drawn(shape, 0), world, torch.float32)
+    objective = NextToken(packed, 0, torch.full((VOCAB,), 4.0, device=device), shape)
+    record, _ = train(Job(section=section, objective=objective, model=model, world=world,
+                          context=Context(work, checkpoint_every=STEPS + 1, emit=lambda event: None)))
+    weights = whole_tensors(model)
+    if record is not None:
+        lines = [{key: line[key] for key in ("loss", "grad_norm")} for line in record.lines()]
+        torch.save({"lines": lines, "weights": weights}, folder / f"{label(product)}.pt")
+    packed.close()
+
+
+def _write_rows(folder: Path) -> None:
+    ids = np.random.default_rng(0).integers(0, VOCAB, (11 * STEPS, LENGTH))
+    write_packed_set(folder, ids, {"all": len(ids)}, {"vocab_size": VOCAB, "eos": 0, "pad": 1, "sha256": ""})
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

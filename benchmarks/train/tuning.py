@@ -1,0 +1,269 @@
+"""`gristmill bench posttrain`: updates of fine-tuning and of preferences, against TRL's trainers on the same tokens.
+
+Both sides train the same model of transformers' layout, from the same conversations of mixed length, by AdamW with
+clipped gradients, in float32 on one thread of the CPU, so that other load makes no thread wait for another. A side is
+timed per update, its first one left out; sides go by turns.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.measuring import Row, row
+from gristmill.mixtures.model import Model
+from gristmill.tokenize.mixing.best_fit import best_fit_decreasing
+from gristmill.train.models.families import hf_config
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.weights import WEIGHTS_FILE, drawn, load_model
+from gristmill.train.objectives.losses import IGNORED, next_tokens, sequence_logps, weighted_nll
+from gristmill.train.objectives.preference_losses import LossSettings, PairLogps, preference_loss
+
+VOCAB, LENGTH = 2048, 256
+SECTION = Model(layers=4, width=128, heads=4)
+EXAMPLES_PER_UPDATE, PAIRS_PER_UPDATE = 16, 4
+WARMUPS, UPDATES, TURNS = 1, 4, 2
+RATE, BETA, PAD = 1e-4, 0.1, 1
+Batch = tuple[Tensor, Tensor, Tensor | None]
+"""Ids and targets (n, t), and positions in their examples where rows hold several."""
+
+
+def rows() -> Iterator[Row]:
+    """Measure; every row has name, ours, peer, unit, ratio, both sides measured by turns here and now."""
+    torch.set_num_threads(1)
+    missing = [name for name in ("trl", "transformers", "datasets") if find_spec(name) is None]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write_start(folder)
+        examples = conversations(EXAMPLES_PER_UPDATE * (WARMUPS + UPDATES))
+        packed, padded = ([batch(part, is_packed) for part in grouped(examples)] for is_packed in (True, False))
+        real = float(np.mean([sum(len(ids) for ids, _ in part) for part in grouped(examples)[WARMUPS:]]))
+        seconds = by_turns({"packed": lambda: tune(folder, packed), "padded": lambda: tune(folder, padded),
+                            **({} if missing else {
+                                "trl": lambda: trl_tunes(folder, examples, packing=False),
+                                "trl packed": lambda: trl_tunes(folder, examples, packing=True)})})
+        speed = {name: real / value for name, value in seconds.items()}
+        yield row("fine-tuning, packed vs padded rows", speed["packed"], speed["padded"], "tokens/s")
+        if missing:
+            note = f"{missing[0]} is not installed"
+            yield row("sft_vs_trl", speed["packed"], None, "tokens/s", note)
+            yield row("sft_vs_trl_packed", speed["packed"], None, "tokens/s", note)
+            return
+        yield row("sft_vs_trl", speed["packed"], speed["trl"], "tokens/s", "TRL pads, its default")
+        yield row("sft_vs_trl_packed", speed["packed"], speed["trl packed"], "tokens/s", "TRL packs too (bfd)")
+        batches = trl_pairs(folder)
+        seconds = by_turns({"ours": lambda: prefer(folder, batches), "trl": lambda: trl_prefers(folder)})
+        yield row("dpo_vs_trl", PAIRS_PER_UPDATE / seconds["ours"], PAIRS_PER_UPDATE / seconds["trl"], "pairs/s",
+                  "reference log-probabilities stored, TRL's computed in each update")
+
+
+def by_turns(sides: dict[str, Callable[[], list[float]]]) -> dict[str, float]:
+    """Each side's fastest mean time of an update over some turns, in seconds."""
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(TURNS):
+        for name, side in sides.items():
+            found[name].append(float(np.mean(side()[WARMUPS:])))
+    return {name: min(means) for name, means in found.items()}
+
+
+def write_start(folder: Path) -> Shape:
+    """The model that all begin with, as transformers loads it."""
+    from gristmill.dataprep.files import write_json
+    from gristmill.train.models.tensor_files import ready, write_tensors
+
+    shape = shape_of(SECTION, VOCAB, LENGTH)
+    with torch.device("meta"):
+        sizes = {name: parameter.shape for name, parameter in Llama(shape).named_parameters()}
+    tensors = {name: ready(drawn(shape, 0)(name, size)) for name, size in sizes.items()}
+    write_json(folder / "config.json", hf_config(shape, "float32", [0], PAD))
+    write_tensors(folder / WEIGHTS_FILE, tensors)
+    return shape
+
+
+Example = tuple[list[int], list[int]]
+"""Ids, and 1 where they are trained."""
+
+
+def conversations(count: int) -> list[Example]:
+    """Random ids; lengths are log-normal, as instruction sets' are, a third of each is a prompt."""
+    generator = np.random.default_rng(0)
+    lengths = np.clip(np.exp(generator.normal(4.0, 0.8, count)), 8, LENGTH).astype(int)
+    return [(generator.integers(6, VOCAB, length).tolist(), [int(place >= length // 3) for place in range(length)])
+            for length in lengths]
+
+
+def grouped(examples: Sequence[Example]) -> list[Sequence[Example]]:
+    """The examples of each update."""
+    return [examples[start : start + EXAMPLES_PER_UPDATE] for start in range(0, len(examples), EXAMPLES_PER_UPDATE)]
+
+
+def batch(examples: Sequence[Example], is_packed: bool) -> Batch:
+    """Examples one per row and padded, or several in a row by best fit."""
+    sizes = np.array([len(ids) for ids, _ in examples], dtype=np.int32)
+    bins, used = best_fit_decreasing(sizes, LENGTH) if is_packed else (np.arange(len(sizes)), len(sizes))
+    ids = torch.full((used, LENGTH if is_packed else int(sizes.max())), PAD, dtype=torch.int64)
+    trained, positions = torch.zeros(ids.shape, dtype=torch.bool), torch.full(ids.shape, -1, dtype=torch.int64)
+    filled = np.zeros(used, dtype=int)
+    for (tokens, mask), place in zip(examples, bins, strict=True):
+        here = slice(filled[place], filled[place] + len(tokens))
+        ids[place, here], positions[place, here] = torch.tensor(tokens), torch.arange(len(tokens))
+        trained[place, here] = torch.tensor(mask, dtype=torch.bool) & (torch.arange(len(tokens)) > 0)
+        filled[place] = here.stop
+    longest = int(filled.max())
+    targets = next_tokens(ids[:, :longest], trained[:, :longest])
+    return ids[:, :longest], targets, positions[:, :longest] if is_packed else None
+
+
+def learner(folder: Path) -> tuple[Llama, torch.optim.Optimizer]:
+    """Our model, to be trained, and its optimizer."""
+    model = load_model(folder)
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    return model.train(), torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0, fused=True)
+
+
+def timed(
+    folder: Path, batches: Sequence[Any], loss_of: Callable[[Llama, Any], Tensor]
+) -> list[float]:
+    """Seconds of one update per batch."""
+    model, optimizer = learner(folder)
+    seconds = []
+    for one in batches:
+        started = time.perf_counter()
+        loss_of(model, one).backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def tune(folder: Path, batches: Sequence[Batch]) -> list[float]:
+    """Our updates of fine-tuning: the mean loss of the trained tokens."""
+
+    def loss_of(model: Llama, one: Batch) -> Tensor:
+        ids, targets, positions = one
+        counted = (targets != IGNORED).float()
+        loss: Tensor = model(ids, partial(weighted_nll, targets=targets, weights=counted / counted.sum()),
+                             positions=positions)[0]
+        return loss
+
+    return timed(folder, batches, loss_of)
+
+
+def prefer(folder: Path, batches: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
+    """Our updates of preferences, on TRL's own batches; the reference's log-probabilities are there already."""
+    reference = load_model(folder)
+    with torch.no_grad():
+        stored = [reference(ids, partial(sequence_logps, targets=targets)) for ids, targets in batches]
+
+    def loss_of(model: Llama, one: tuple[tuple[Tensor, Tensor], Tensor]) -> Tensor:
+        (ids, targets), before = one
+        policy = model(ids, partial(sequence_logps, targets=targets))
+        tokens = (targets != IGNORED).sum(dim=1).float()
+        pair = PairLogps(*policy.chunk(2), *before.chunk(2), *tokens.chunk(2))
+        return preference_loss("sigmoid", pair, LossSettings(BETA))[0].mean()
+
+    return timed(folder, list(zip(batches, stored, strict=True)), loss_of)
+
+
+def trl_settings(folder: Path, per_update: int) -> dict[str, Any]:
+    """What both of TRL's trainers are told."""
+    return {"output_dir": str(folder / "trl"), "use_cpu": True, "bf16": False, "report_to": "none", "seed": 0,
+            "gradient_checkpointing": False, "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1000,
+            "max_steps": WARMUPS + UPDATES, "per_device_train_batch_size": per_update, "learning_rate": RATE,
+            "lr_scheduler_type": "constant", "max_grad_norm": 1.0, "weight_decay": 0.0, "optim": "adamw_torch_fused",
+            "max_length": LENGTH, "dataloader_num_workers": 0}
+
+
+def peer(folder: Path) -> Any:
+    """The model as TRL trains it."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def tokenizer() -> Any:
+    """One word per id, so that texts made of words have known ids."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.WordLevel({"</s>": 0, "<pad>": PAD, **{f"w{k}": k for k in range(2, VOCAB)}},
+                                      unk_token="w2"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", pad_token="<pad>")
+
+
+def watched(trainer: Any) -> list[float]:
+    """Seconds of each of a trainer's updates."""
+    from transformers import PrinterCallback, TrainerCallback
+
+    times: list[float] = []
+
+    class Watch(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, *arguments: Any, **named: Any) -> None:
+            times.append(time.perf_counter())
+
+        def on_step_end(self, *arguments: Any, **named: Any) -> None:
+            times[-1] = time.perf_counter() - times[-1]
+
+    trainer.remove_callback(PrinterCallback)  # standard output is the benchmark's
+    trainer.add_callback(Watch())
+    trainer.train()
+    return times
+
+
+def trl_tunes(folder: Path, examples: Sequence[Example], packing: bool) -> list[float]:
+    """TRL's updates of fine-tuning; packed, an update has as many rows as ours have on average."""
+    import trl
+    from datasets import Dataset, disable_progress_bars
+
+    disable_progress_bars()
+    data = Dataset.from_list([{"input_ids": ids, "completion_mask": mask} for ids, mask in examples])
+    rows_of = [len(batch(part, is_packed=True)[0]) for part in grouped(examples)]
+    per_update = round(float(np.mean(rows_of))) if packing else EXAMPLES_PER_UPDATE
+    settings = trl.SFTConfig(**trl_settings(folder, per_update), packing=packing, completion_only_loss=True)
+    return watched(trl.SFTTrainer(model=peer(folder), args=settings, train_dataset=data, processing_class=tokenizer()))
+
+
+def trl_trainer(folder: Path) -> Any:
+    """TRL's trainer of preferences; its reference model runs in each update."""
+    import trl
+    from datasets import Dataset, disable_progress_bars
+
+    disable_progress_bars()
+    generator = np.random.default_rng(1)
+
+    def words(most: int) -> str:
+        return " ".join(f"w{k}" for k in generator.integers(6, VOCAB, generator.integers(8, most)))
+
+    data = Dataset.from_list([{"prompt": words(40), "chosen": " " + words(120), "rejected": " " + words(120)}
+                              for _ in range(PAIRS_PER_UPDATE * (WARMUPS + UPDATES))])
+    settings = trl.DPOConfig(**trl_settings(folder, PAIRS_PER_UPDATE), beta=BETA, loss_type=["sigmoid"])
+    return trl.DPOTrainer(model=peer(folder), ref_model=peer(folder), args=settings, train_dataset=data,
+                          processing_class=tokenizer())
+
+
+def trl_prefers(folder: Path) -> list[float]:
+    """TRL's updates of preferences."""
+    return watched(trl_trainer(folder))
+
+
+def trl_pairs(folder: Path) -> list[tuple[Tensor, Tensor]]:
+    """The batches that TRL makes: ids (2n, t), chosen first, and what each position must predict."""
+    trainer = trl_trainer(folder)
+    found = []
+    for start in range(0, len(trainer.train_dataset), PAIRS_PER_UPDATE):
+        made = trainer.data_collator([trainer.train_dataset[start + k] for k in range(PAIRS_PER_UPDATE)])
+        found.append((made["input_ids"], next_tokens(made["input_ids"], made["completion_mask"].bool())))
+    return found

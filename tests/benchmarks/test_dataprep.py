@@ -1,0 +1,218 @@
+"""What the benchmarks of dataprep compare is the same work, and what they count is what they say."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.dataprep import decontamination, duplicates, jobs, memory, reading
+from benchmarks.dataprep.judges import FOLDS, auc, flat_model, folds
+from benchmarks.dataprep.language import accuracy, macro_f1
+from benchmarks.dataprep.reading import Score, Snippets, score
+from benchmarks.dataprep.spans import repeated_bytes, write_shards
+from gristmill.dataprep.duplicates.shingles import shingle_sets, similarities
+from gristmill.dataprep.judges.arpa import read_arpa
+from gristmill.dataprep.judges.ngram_tables import score_texts
+from gristmill.dataprep.reading import ingest
+from gristmill.dataprep.reading.sources import find_files
+from gristmill.mixtures.sources import Source
+
+
+def test_planted_pairs_have_their_similarity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duplicates, "PAIRS_PER_STEP", 20)
+    for step in duplicates.STEPS:
+        texts = [text for pair in duplicates.plant(step) for text in pair]
+        left = np.arange(0, 40, 2)
+        found = similarities(shingle_sets(pa.array(texts), 5), left, left + 1)
+        assert np.abs(found - step).max() < 0.02
+
+
+def test_planted_pairs_are_found_as_often_as_the_theory_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duplicates, "PAIRS_PER_STEP", 200)
+    *recalls, error = duplicates.planted_rows()
+    assert len(recalls) == len(duplicates.STEPS)
+    for row in recalls:
+        assert abs(row["ours"] - row["peer"]) < 0.11  # three standard deviations of a share of 200
+    assert 0.9 < error["ratio"] < 1.1
+
+
+def test_pairs_are_found_in_texts_and_by_the_peer() -> None:
+    base = " ".join(f"word{number}" for number in range(300))
+    texts = [base, "something else " * 3 + "altogether, which is like nothing", base + " and more", base]
+    assert duplicates.found_pairs(texts) == {(0, 2), (0, 3), (2, 3)}
+    assert duplicates.found_by_datasketch(texts) == {(0, 2), (0, 3), (2, 3)}
+
+
+def test_the_rules_are_judged_by_what_goes_for_what() -> None:
+    words = [f"w{number}" for number in range(260)]
+    texts = [" ".join(words[begin : begin + 200]) for begin in (0, 24, 48)]  # 172 of 220 shingles, 148 of 244
+    assert duplicates.judge_rule(texts, {(0, 1), (1, 2)}, "survivors") == (1.0, 0.0)
+    assert duplicates.judge_rule([*texts[:2], texts[2] + " w"], {(0, 1), (1, 2)}, "connected")[1] == 0.0
+
+
+def test_a_job_of_more_shards_than_files_gets_them_again_under_other_names(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text(name)
+    jobs.repeat_files(tmp_path, 5)
+    assert sorted(path.read_text() for path in tmp_path.glob("*.jsonl")) == ["a", "a", "a", "b", "b"]
+    jobs.repeat_files(tmp_path, 3)
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_both_ways_write_the_same_files(tmp_path: Path) -> None:
+    memory.write_corpus(tmp_path / "texts", 100_000)
+    sources = {"web": Source.model_validate({"path": str(tmp_path / "texts")})}
+    listings = {name: find_files(name, source.model_dump()) for name, source in sources.items()}
+    tasks = ingest.plan(sources, listings, 1_000_000)
+    for work in (jobs.run_with_beam, jobs.run_with_pool):
+        out = tmp_path / work.__name__
+        work("read", tasks, jobs.reads_jsonl(out), out, False)
+    (shard,) = tmp_path.glob("run_with_beam/*.parquet")
+    assert (tmp_path / "run_with_pool" / shard.name).read_bytes() == shard.read_bytes()
+
+
+def test_the_memory_of_a_process_tree_is_that_of_its_members() -> None:
+    script = "import subprocess, sys; held = b'x' * 30_000_000; print(flush=True); sys.stdin.read()"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {script!r}])"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert parent.stdout is not None
+    parent.stdout.readline()
+    tree = memory.process_tree(parent.pid)
+    sizes = [memory.anonymous_bytes(pid) for pid in tree]
+    parent.communicate()
+    assert len(tree) == 2
+    assert sizes[0] < 30_000_000 < sizes[1] < 100_000_000
+    assert memory.anonymous_bytes(parent.pid) == 0
+
+
+def test_a_preparation_that_needs_more_than_the_limit_is_ended(tmp_path: Path) -> None:
+    memory.write_corpus(tmp_path / "texts", 1000)
+    with pytest.raises(MemoryError, match=r"under a limit of 1000000 bytes took .* exit code -9"):
+        memory.measure(tmp_path, 1_000_000)
+
+
+def test_the_corpus_repeats_some_documents_and_is_the_same_every_time(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        assert 400_000 <= memory.write_corpus(tmp_path / name, 400_000) < 410_000
+    (first,), (second,) = tmp_path.glob("a/*"), tmp_path.glob("b/*")
+    lines = first.read_text().splitlines()
+    assert first.read_bytes() == second.read_bytes()
+    assert 0 < len(lines) - len(set(lines)) < len(lines) / 5
+
+
+def test_scores_count_snippets_over_all_pages() -> None:
+    labelled = {"a": Snippets(["one two", "three"], ["menu"]), "b": Snippets(["four"], ["advert", "footer"])}
+    # kept: "one two" and "three" of three wanted ones, "menu" of the unwanted ones; page b has no text
+    assert score(labelled, {"a": "Menu, menu: one\n two three"}) == Score(2 / 3, 2 / 3, pytest.approx(2 / 3))
+    assert score(labelled, {"a": "one two three", "b": "four"}) == Score(1.0, 1.0, 1.0)
+    assert score(labelled, {}) == Score(0.0, 0.0, 0.0)
+
+
+def test_rows_compare_each_extractor_with_all_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "web/trafilatura_cc"
+    folder.mkdir(parents=True)
+    text = "The mill grinds slowly, yet it grinds exceedingly small, as the old saying has it. " * 5
+    page = f"<html><body><nav><a>Site menu</a></nav><article><p>{text}</p></article></body></html>".encode()
+    entry = {"file": "p.html", "with": ["grinds slowly"], "without": ["Site menu"]}
+    (folder / "evaldata.json").write_text(json.dumps({"http://p.example/": entry}))
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w") as archive:
+        info = tarfile.TarInfo("html/p.html")
+        info.size = len(page)
+        archive.addfile(info, io.BytesIO(page))
+    (folder / "html.tar.zst").write_bytes(zstandard.ZstdCompressor().compress(sink.getvalue()))
+    monkeypatch.setenv("GRISTMILL_BENCH_DATA", str(tmp_path))
+    found = {row["name"]: (row["ours"], row["peer"]) for row in reading.quality_rows()}
+    assert len(found) == 9
+    for extractor in ("resiliparse", "trafilatura", "trafilatura, favor precision"):
+        assert found[f"{extractor}: precision"] == (1.0, 0.5)
+        assert found[f"{extractor}: recall"] == (1.0, 1.0)
+
+
+def test_the_benchmark_of_reading_gets_all_pages_back(tmp_path: Path) -> None:
+    pages = reading.make_pages(3)
+    path = tmp_path / "crawl.warc.gz"
+    path.write_bytes(reading.make_warc(pages))
+    assert reading.read_pages(path) == reading.iterate(path) == 3
+    assert reading.guarded(pages, "resiliparse") == reading.direct(pages, "resiliparse") == 3
+
+
+def test_both_ways_of_reading_json_lines_find_all_records(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_bytes(reading.make_jsonl(7))
+    assert reading.read_jsonl(path) == reading.parse_lines(path) == 7
+
+
+def test_accuracy_counts_texts_and_macro_f1_counts_languages() -> None:
+    truth, found = ["en", "en", "en", "de"], ["en", "en", "de", "de"]
+    assert accuracy(found, truth) == 0.75
+    assert macro_f1(found, truth) == pytest.approx((4 / 5 + 2 / 3) / 2)
+    assert macro_f1(["fr"] * 4, truth) == 0.0
+
+
+def test_folds_are_of_about_one_size_and_do_not_depend_on_how_many_there_are() -> None:
+    sizes = np.bincount(folds(1000), minlength=FOLDS)
+    assert len(sizes) == FOLDS
+    assert sizes.min() > 150
+    assert folds(1000)[:10].tolist() == folds(10).tolist()
+
+
+def test_labels_and_scores_are_split_before_they_are_compared() -> None:
+    assert auc([(True, "a"), (False, "b"), (True, "c")], np.array([0.9, 0.5, 0.4])) == 0.5
+
+
+def test_the_flat_model_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "m.arpa"
+    path.write_text(flat_model(["a b a", "b\n\na"], 3), encoding="utf-8")
+    tables = read_arpa(path)
+    assert (tables.order, tables.closed) == (3, True)
+    assert score_texts(tables, pa.array(["a b a"]))[0].tolist() == [-10.0]  # four words of -2.5 each, all known
+
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=40).map(bytes), st.sampled_from([2, 4, 8]))
+def test_the_suffix_array_of_the_peer_finds_what_occurs_twice(data: bytes, length: int) -> None:
+    expected = np.zeros(len(data), bool)
+    for at in range(len(data) - length + 1):
+        if data.find(data[at : at + length]) != at or data.find(data[at : at + length], at + 1) >= 0:
+            expected[at : at + length] = True
+    assert repeated_bytes(data, length).tolist() == expected.tolist()
+
+
+def test_shards_hold_all_texts_once(tmp_path: Path) -> None:
+    plan = write_shards(["one", "two", "three"], tmp_path)
+    assert plan.numbering.starts.tolist() == [0, 2, 3]
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the shared data is not here")
+def test_leaks_are_found_and_quotations_kept_where_any_ngram_drops_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decontamination, "LEAKS_PER_DISGUISE", 4)
+    monkeypatch.setattr(decontamination, "SETS", {"code": decontamination.SETS["code"]})
+    monkeypatch.setattr(decontamination, "CLEAN", ("text/mixture/redpajama-c4-refined.jsonl",))
+    monkeypatch.setattr(decontamination, "CLEAN_ARCHIVES", ())
+    rows = {row["name"]: row for row in decontamination.rows()}
+    assert {name: row["ours"] for name, row in rows.items() if name.startswith("innocent")} == {
+        "innocent kept: clean": 1.0, "innocent kept: famous quotes": 1.0, "innocent kept: rare quotes": 1.0,
+        "innocent kept: famous quotes, 70 % of an item": 1.0,
+    }
+    assert rows["innocent kept: famous quotes"]["peer"] == 0.0
+    for disguise in ("verbatim", "inside a long document", "every 12th word replaced", "soft hyphens and the like"):
+        assert rows[f"leaks found, code: {disguise}"]["ours"] == 1.0
+    assert rows["leaks found, code: soft hyphens and the like"]["peer"] < 0.5
+    assert rows["share of dropped documents that are leaks"]["ours"] == 1.0
+    assert rows["leaks found, 8-grams, over 40%"]["ours"] > rows["leaks found, 13-grams, over 50%"]["ours"]

@@ -1,0 +1,40 @@
+"""What the benchmarks of training compare is the same work, and their sizes are what they say."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.train import sizes
+from benchmarks.train.tuning import EXAMPLES_PER_UPDATE, batch, conversations, write_start
+from gristmill.train.models.shape import shape_of
+from gristmill.train.models.weights import load_model
+from gristmill.train.objectives.losses import IGNORED, score_tokens
+
+
+def test_packed_rows_have_the_loss_of_padded_ones_in_fewer_tokens(tmp_path: Path) -> None:
+    write_start(tmp_path)
+    model, examples = load_model(tmp_path), conversations(EXAMPLES_PER_UPDATE)
+    losses, sizes = [], []
+    for is_packed in (True, False):
+        ids, targets, positions = batch(examples, is_packed)
+        with torch.no_grad():
+            nll, _ = model(ids, partial(score_tokens, targets=targets), positions=positions)
+        assert int((targets != IGNORED).sum()) == sum(sum(mask) for _, mask in examples)
+        losses.append(float(nll.double().sum()))
+        sizes.append(ids.numel())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert sizes[0] < 0.6 * sizes[1]
+
+
+@pytest.mark.parametrize("size", [*sizes.ON_GPU, *sizes.ON_CPU], ids=lambda size: size.name)
+def test_sizes_are_what_their_names_say(size: sizes.Size) -> None:
+    name, length = size.name.split(", T=")
+    shape = shape_of(size.model, size.vocab, size.length)
+    unit = {"M": 1e6, "B": 1e9}[name[-1]]
+    assert shape.parameters / unit == pytest.approx(float(name[:-1]), rel=0.04)
+    assert size.length == int(length)
+    assert size.rows % size.micro_rows == 0
