@@ -25,7 +25,7 @@ from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_tab
 from gristmill.dataprep.jobs.engine import Done, Task, shard_tasks
 from gristmill.dataprep.passages import dedup_substrings as repeated_windows
 from gristmill.dataprep.passages.dedup_lines import find_units
-from gristmill.dataprep.passages.dedup_substrings import Plan, apply
+from gristmill.dataprep.passages.dedup_substrings import SubstringsPlan, apply
 from gristmill.dataprep.passages.ngram_index import build_index, find_ngrams
 from gristmill.mixtures.dedup import DedupSubstrings
 
@@ -83,22 +83,22 @@ def substrings(texts: Sequence[str]) -> dict[str, Any]:
             "ratio": ours / peer, "note": f"the peer gets {PEER_BYTES} bytes"}  # fmt: skip
 
 
-def write_shards(texts: Sequence[str], folder: Path) -> Plan:
+def write_shards(texts: Sequence[str], folder: Path) -> SubstringsPlan:
     """Write document shards, and plan the stage over them."""
     for shard in range(SHARDS):
         rows = [{"id": document_id("bench", str(number), text), "source": "bench", "locator": str(number), "text": text,
                  "metadata": "{}"} for number, text in enumerate(texts) if number % SHARDS == shard]  # fmt: skip
         write_table(folder / "ingest" / f"part-{shard:05d}.parquet", pa.Table.from_pylist(rows, DOCUMENT_SCHEMA))
     numbering = number_documents(folder / "ingest")
-    return Plan(
+    return SubstringsPlan(
         {"ingest": folder / "ingest"}, DedupSubstrings(), numbering, PARTITIONS, folder / "work", folder / "out"
     )
 
 
-def cut_substrings(plan: Plan) -> None:
+def cut_substrings(plan: SubstringsPlan) -> None:
     """Run the stage's jobs one after the other, without Beam."""
     shards = shard_tasks(plan.inputs["ingest"])
-    jobs: list[tuple[Sequence[Task], Callable[[Task, Plan], Done]]] = [
+    jobs: list[tuple[Sequence[Task], Callable[[Task, SubstringsPlan], Done]]] = [
         (shards, repeated_windows.send_anchors),
         (plan.partitions(), repeated_windows.find_repeated_anchors),
         (shards, repeated_windows.send_windows),

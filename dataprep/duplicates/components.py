@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.duplicates.dedup_index import Plan, tasks_of
+from gristmill.dataprep.duplicates.dedup_index import DedupPlan, tasks_of
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
 from gristmill.dataprep.shuffle import open_batches, read_partition, write_partitions
 from gristmill.dataprep.text.kernels import kernel
@@ -119,7 +119,7 @@ def count_star_partitions(num_links: int) -> int:
     return max(1, -(-num_links // LINKS_PER_PARTITION))
 
 
-def find_components(plan: Plan, links: Sequence[Task], num_partitions: int, context: Context) -> int:
+def find_components(plan: DedupPlan, links: Sequence[Task], num_partitions: int, context: Context) -> int:
     """Label every linked document with the smallest document number of its cluster.
 
     Leaves the job `labels`, readable by `labels_of`.
@@ -149,7 +149,7 @@ def find_components(plan: Plan, links: Sequence[Task], num_partitions: int, cont
     return rounds
 
 
-def contract(task: Task, plan: Plan, links: Sequence[str], num_partitions: int) -> Done:
+def contract(task: Task, plan: DedupPlan, links: Sequence[str], num_partitions: int) -> Done:
     """Contract the links of some files to a forest; each edge goes to the partitions of both its ends."""
     own = links[task.payload["partition"] :: num_partitions]
     parts = [pairs_array(open_batches(plan.path("links", name)).read_all()) for name in own]
@@ -157,19 +157,19 @@ def contract(task: Task, plan: Plan, links: Sequence[str], num_partitions: int) 
     return Done([_write(plan, "forest", task, _both_ways(edges), num_partitions)])
 
 
-def make_large_stars(task: Task, plan: Plan, job: str, source: str, tasks: Sequence[Task]) -> Done:
+def make_large_stars(task: Task, plan: DedupPlan, job: str, source: str, tasks: Sequence[Task]) -> Done:
     """One large-star step over the nodes of one partition."""
     edges, unsettled = large_star(_read(plan, source, task, tasks))
     return Done([_write(plan, job, task, edges, len(tasks))], {"unsettled": unsettled})
 
 
-def make_small_stars(task: Task, plan: Plan, job: str, source: str, tasks: Sequence[Task]) -> Done:
+def make_small_stars(task: Task, plan: DedupPlan, job: str, source: str, tasks: Sequence[Task]) -> Done:
     """One small-star step over the nodes of one partition."""
     edges = small_star(_read(plan, source, task, tasks))
     return Done([_write(plan, job, task, _both_ways(edges), len(tasks))])
 
 
-def label(task: Task, plan: Plan, source: str, tasks: Sequence[Task]) -> Done:
+def label(task: Task, plan: DedupPlan, source: str, tasks: Sequence[Task]) -> Done:
     """Write (document, smallest of its cluster) of one partition's stars to the shards of the documents."""
     edges = _read(plan, source, task, tasks)
     edges = edges[edges[:, 0] > edges[:, 1]]
@@ -180,7 +180,7 @@ def label(task: Task, plan: Plan, source: str, tasks: Sequence[Task]) -> Done:
     return Done([path])
 
 
-def labels_of(plan: Plan, shard: int, tasks: Sequence[Task]) -> np.ndarray:
+def labels_of(plan: DedupPlan, shard: int, tasks: Sequence[Task]) -> np.ndarray:
     """The labels of one shard's documents: int64 of shape (n, 2), ascending."""
     table = read_partition([plan.path("labels", task.name) for task in tasks], shard)
     return np.unique(pairs_array(table), axis=0)
@@ -200,12 +200,12 @@ def _both_ways(edges: np.ndarray) -> np.ndarray:
     return np.concatenate([edges, edges[:, ::-1]])
 
 
-def _write(plan: Plan, job: str, task: Task, edges: np.ndarray, num_partitions: int) -> Path:
+def _write(plan: DedupPlan, job: str, task: Task, edges: np.ndarray, num_partitions: int) -> Path:
     path = plan.path(job, task.name)
     write_partitions(path, pairs_table(edges), edges[:, 0] % num_partitions, num_partitions)
     return path
 
 
-def _read(plan: Plan, source: str, task: Task, tasks: Sequence[Task]) -> np.ndarray:
+def _read(plan: DedupPlan, source: str, task: Task, tasks: Sequence[Task]) -> np.ndarray:
     files = [plan.path(source, other.name) for other in tasks]
     return pairs_array(read_partition(files, task.payload["partition"]))

@@ -31,7 +31,7 @@ from gristmill.dataprep.documents import annotate, judged_rows, kept_rows, read_
 from gristmill.dataprep.duplicates.clusters import parse_keep
 from gristmill.dataprep.duplicates.components import count_star_partitions, find_components
 from gristmill.dataprep.duplicates.dedup_index import (
-    Plan,
+    DedupPlan,
     import_shard,
     open_index,
     tasks_of,
@@ -129,17 +129,17 @@ def _warn_of_uncompared(documents: int, context: Context) -> None:
                      "cluster; clean or filter what makes such pages alike first (largest_clusters)")
 
 
-def make_plan(inputs: Mapping[str, Path], section: Dedup, out: Path, context: Context) -> Plan:
+def make_plan(inputs: Mapping[str, Path], section: Dedup, out: Path, context: Context) -> DedupPlan:
     """Number the documents, and decide how many partitions their keys need."""
     indexes = [open_index(location, section) for location in section.against]
     new = [inputs["ingest"] / shard for shard in shard_names(inputs["ingest"])]
     old = [(f"against-{place}-{path.name}", path) for place, index in enumerate(indexes) for path in index.files]
     numbering = number_rows(new, old)
     num_partitions = count_partitions(int(numbering.starts[-1]) * keys_per_document(section) * BYTES_PER_KEY)
-    return Plan(dict(inputs), section, indexes, numbering, num_partitions, context.work, out)
+    return DedupPlan(dict(inputs), section, indexes, numbering, num_partitions, context.work, out)
 
 
-def sketch_tasks(plan: Plan) -> list[Task]:
+def sketch_tasks(plan: DedupPlan) -> list[Task]:
     """One task per shard of this run, then one per file of an index."""
     new = shard_tasks(plan.inputs["ingest"])
     old = [path for index in plan.indexes for path in index.files]
@@ -151,7 +151,7 @@ def sketch_tasks(plan: Plan) -> list[Task]:
     ]
 
 
-def sketch(task: Task, plan: Plan) -> Done:
+def sketch(task: Task, plan: DedupPlan) -> Done:
     """Sketch the documents of one shard, or read their sketches from an index."""
     index_file = task.payload["index_file"]
     errors: dict[str, str] = {}
@@ -166,7 +166,7 @@ def sketch(task: Task, plan: Plan) -> Done:
     return Done(paths, {"errors": errors})
 
 
-def apply(task: Task, plan: Plan, tasks: Sequence[Task]) -> Done:
+def apply(task: Task, plan: DedupPlan, tasks: Sequence[Task]) -> Done:
     """Write the annotations of one shard, and its part of the index."""
     documents = read_documents(plan.inputs, task.name, ["id", "source", "text"])
     rows = kept_rows(plan.inputs, task.name)
@@ -197,7 +197,7 @@ def apply(task: Task, plan: Plan, tasks: Sequence[Task]) -> Done:
     return Done([plan.out / task.name, *files], {"counts": counts, "indexed": len(kept), "ids": f"{ids:032x}"})
 
 
-def finish_index(plan: Plan, applied: Sequence[Mapping[str, Any]]) -> str:
+def finish_index(plan: DedupPlan, applied: Sequence[Mapping[str, Any]]) -> str:
     """Write the index's header, by which it counts as finished; returns its name."""
     sums = (int(result["ids"], 16) for result in applied)
     return write_header(plan.out, plan.section, sum(result["indexed"] for result in applied), sums)

@@ -150,7 +150,7 @@ def sum_of_ids(ids: pa.ChunkedArray) -> int:
 
 
 @dataclass(frozen=True)
-class Plan:
+class DedupPlan:
     """What the tasks of the stage have in common."""
 
     inputs: Mapping[str, Path]
@@ -211,7 +211,7 @@ def spread_to_copies(matches: np.ndarray, jaccard: np.ndarray, copies: np.ndarra
     return np.stack([np.repeat(copies[:, 1], number), matches[rows, 1]], axis=1), jaccard[rows]
 
 
-def best_matches(plan: Plan, shard: int) -> pa.Table:
+def best_matches(plan: DedupPlan, shard: int) -> pa.Table:
     """Of every document of a shard that matches older ones, the best match.
 
     An equal text comes before an equal URL, and that before a similar text; then the highest similarity, the index

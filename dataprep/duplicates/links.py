@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.duplicates.components import pairs_array, pairs_table
-from gristmill.dataprep.duplicates.dedup_index import Plan, spread_to_copies
+from gristmill.dataprep.duplicates.dedup_index import DedupPlan, spread_to_copies
 from gristmill.dataprep.duplicates.dedup_keys import keys_path
 from gristmill.dataprep.duplicates.shingles import similarities
 from gristmill.dataprep.duplicates.sketches import load_columns, load_sketches, read_sketches
@@ -156,7 +156,7 @@ class Comparison(NamedTuple):
     jaccard: np.ndarray
 
 
-def find_candidates(task: Task, plan: Plan) -> Done:
+def find_candidates(task: Task, plan: DedupPlan) -> Done:
     """Pair up the documents that share a key of one partition; the pairs go to partitions of their first one."""
     found = Candidates(np.empty((0, 2), np.int64))
     if plan.numbering.shards:
@@ -171,7 +171,7 @@ def find_candidates(task: Task, plan: Plan) -> Done:
     return Done([path], {"oversized": len(found.oversized), "largest": describe_buckets(plan, found.oversized)})
 
 
-def describe_buckets(plan: Plan, buckets: list[Bucket]) -> list[dict[str, Any]]:
+def describe_buckets(plan: DedupPlan, buckets: list[Bucket]) -> list[dict[str, Any]]:
     """The largest buckets: `size` (different texts), `key`, `band` and, as an example, `id` and `locator`."""
     described = []
     for bucket in sorted(buckets, key=lambda bucket: (-bucket.size, bucket.key))[:LARGEST_BUCKETS]:
@@ -185,7 +185,7 @@ def describe_buckets(plan: Plan, buckets: list[Bucket]) -> list[dict[str, Any]]:
     return described
 
 
-def rank_ids(plan: Plan, documents: np.ndarray) -> np.ndarray:
+def rank_ids(plan: DedupPlan, documents: np.ndarray) -> np.ndarray:
     """The place of each document in the order of their ids, which unlike numbers do not depend on the shards."""
     distinct, position = np.unique(documents, return_inverse=True)
     ids = load_columns(plan.work, plan.numbering, distinct, ["id"])["id"]
@@ -194,7 +194,7 @@ def rank_ids(plan: Plan, documents: np.ndarray) -> np.ndarray:
     return ranks[position]
 
 
-def verify(task: Task, plan: Plan) -> Done:
+def verify(task: Task, plan: DedupPlan) -> Done:
     """Keep the pairs of one partition that hold: links within this run, and matches with older documents.
 
     Matches go to the shards of the new documents, with the kind of likeness and the similarity.
@@ -228,7 +228,7 @@ def _matches(pairs: np.ndarray, found: Comparison, within: np.ndarray) -> pa.Tab
     )
 
 
-def batches(plan: Plan, pairs: np.ndarray) -> Iterator[np.ndarray]:
+def batches(plan: DedupPlan, pairs: np.ndarray) -> Iterator[np.ndarray]:
     """Cut pairs into runs whose sketches take about BYTES_PER_BATCH; a larger pair is a run of its own."""
     documents, positions = np.unique(pairs, return_inverse=True)
     sizes = BYTES_PER_SKETCH + 4 * count_shingles(plan, documents)[positions.reshape(-1, 2)].sum(axis=1)
@@ -236,7 +236,7 @@ def batches(plan: Plan, pairs: np.ndarray) -> Iterator[np.ndarray]:
     yield from np.split(pairs, np.flatnonzero(np.diff(number)) + 1)
 
 
-def count_shingles(plan: Plan, documents: np.ndarray) -> np.ndarray:
+def count_shingles(plan: DedupPlan, documents: np.ndarray) -> np.ndarray:
     """How many shingles each of some documents has; they are ascending and distinct."""
     parts = [np.empty(0, np.int64)]
     for shard, rows in plan.numbering.split(documents):
@@ -245,13 +245,13 @@ def count_shingles(plan: Plan, documents: np.ndarray) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def compare(plan: Plan, pairs: np.ndarray) -> Comparison:
+def compare(plan: DedupPlan, pairs: np.ndarray) -> Comparison:
     """Compare documents in pairs (int64 of shape (n, 2)), with the sketches of some of them in memory at a time."""
     parts = [_compare(plan, batch[:, 0], batch[:, 1]) for batch in batches(plan, pairs)]
     return Comparison(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _compare(plan: Plan, left: np.ndarray, right: np.ndarray) -> Comparison:
+def _compare(plan: DedupPlan, left: np.ndarray, right: np.ndarray) -> Comparison:
     documents = np.unique(np.concatenate([left, right]))
     sketches = load_sketches(plan.work, plan.numbering, documents)
     left, right = np.searchsorted(documents, left), np.searchsorted(documents, right)

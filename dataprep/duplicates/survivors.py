@@ -24,7 +24,7 @@ from gristmill.dataprep.duplicates.clusters import (
     survivors_of_components,
 )
 from gristmill.dataprep.duplicates.components import labels_of
-from gristmill.dataprep.duplicates.dedup_index import MATCH_SCHEMA, Plan, best_matches
+from gristmill.dataprep.duplicates.dedup_index import MATCH_SCHEMA, DedupPlan, best_matches
 from gristmill.dataprep.duplicates.links import AGAINST_REASONS, CHAINED_KIND, REASONS, compare
 from gristmill.dataprep.duplicates.sketches import load_columns
 from gristmill.dataprep.files import atomic_write
@@ -110,7 +110,7 @@ TWIN_COLUMNS = [
 ]  # fmt: skip
 
 
-def gather_members(task: Task, plan: Plan, keys: Sequence[KeepKey], tasks: Sequence[Task]) -> Done:
+def gather_members(task: Task, plan: DedupPlan, keys: Sequence[KeepKey], tasks: Sequence[Task]) -> Done:
     """Send the documents of one shard that need a decision, with what it is made by, to their clusters' partitions."""
     shard = plan.numbering.shards.index(task.name)
     labels = labels_of(plan, shard, tasks)
@@ -137,7 +137,7 @@ def gather_members(task: Task, plan: Plan, keys: Sequence[KeepKey], tasks: Seque
     return Done([path])
 
 
-def decide(task: Task, plan: Plan, keys: Sequence[KeepKey], tasks: Sequence[Task]) -> Done:
+def decide(task: Task, plan: DedupPlan, keys: Sequence[KeepKey], tasks: Sequence[Task]) -> Done:
     """Choose the survivors of every cluster of one partition.
 
     Leaves the decisions by shard, and the twin table by the range of the cluster's id.
@@ -160,7 +160,7 @@ def decide(task: Task, plan: Plan, keys: Sequence[KeepKey], tasks: Sequence[Task
                         "uncompared": uncompared})
 
 
-def _decide(plan: Plan, members: pa.Table, keys: Sequence[KeepKey]) -> tuple[pa.Table, np.ndarray, int]:
+def _decide(plan: DedupPlan, members: pa.Table, keys: Sequence[KeepKey]) -> tuple[pa.Table, np.ndarray, int]:
     """One row per member, which of them stand for themselves and others (bool), and how many were not compared."""
     names = [name for name in members.column_names if name.startswith(KEEP_PREFIX)]
     values = members.select(names).rename_columns([name.removeprefix(KEEP_PREFIX) for name in names])
@@ -207,7 +207,7 @@ def _decide(plan: Plan, members: pa.Table, keys: Sequence[KeepKey]) -> tuple[pa.
 
 
 def _survivors(
-    plan: Plan, members: pa.Table, values: pa.Table, keys: Sequence[KeepKey]
+    plan: DedupPlan, members: pa.Table, values: pa.Table, keys: Sequence[KeepKey]
 ) -> tuple[np.ndarray, int]:  # fmt: skip
     """The row of each member's survivor by the rule of the section; what matches an older document comes last."""
     if plan.section.clusters == "connected" or not len(members):
@@ -241,7 +241,7 @@ def _as_clusters(survivors: pa.Table) -> list[dict[str, Any]]:
     ]
 
 
-def decisions_of(plan: Plan, shard: str, tasks: Sequence[Task]) -> tuple[pa.Table, np.ndarray]:
+def decisions_of(plan: DedupPlan, shard: str, tasks: Sequence[Task]) -> tuple[pa.Table, np.ndarray]:
     """The decisions about a shard's documents, and their row numbers in it (int64, ascending)."""
     place = plan.numbering.shards.index(shard)
     decisions = read_partition([plan.path("decisions", task.name) for task in tasks], place)
@@ -249,7 +249,7 @@ def decisions_of(plan: Plan, shard: str, tasks: Sequence[Task]) -> tuple[pa.Tabl
     return decisions, decisions["document"].to_numpy() - plan.numbering.starts[place]
 
 
-def write_twins(plan: Plan, tasks: Sequence[Task]) -> None:
+def write_twins(plan: DedupPlan, tasks: Sequence[Task]) -> None:
     """Write `clusters.parquet`: one row per duplicate, by cluster and id; one range of ids is in memory at a time."""
     path = plan.out / "clusters.parquet"
     parts = _twins_in_order(plan, tasks)
@@ -271,7 +271,7 @@ def _write_groups(writer: pq.ParquetWriter, rows: pa.Table) -> None:
         writer.write_table(rows.slice(begin, ROW_GROUP_ROWS).combine_chunks())
 
 
-def _twins_in_order(plan: Plan, tasks: Sequence[Task]) -> Iterator[pa.Table]:
+def _twins_in_order(plan: DedupPlan, tasks: Sequence[Task]) -> Iterator[pa.Table]:
     files = [plan.path("twins", task.name) for task in tasks]
     for task in tasks:
         twins = read_partition(files, task.payload["partition"])

@@ -146,7 +146,7 @@ STAGE = "decontaminate"
 
 
 @dataclass(frozen=True)
-class Plan:
+class DecontaminationPlan:
     """What the tasks of the stage have in common."""
 
     inputs: Mapping[str, Path]
@@ -183,7 +183,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         QuarantineError: more documents than allowed raised an error.
     """
     section = Decontaminate.model_validate(config)
-    plan = Plan(dict(inputs), section, context.work, out)
+    plan = DecontaminationPlan(dict(inputs), section, context.work, out)
     parts, items = read_parts(section.against)
     index = build_index(pa.array([part.text for part in parts], pa.large_string()), section.ngram, section.min_words)
     write_index(plan.path("index", "ngrams"), index)
@@ -207,7 +207,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     }
 
 
-def scan(task: Task, plan: Plan) -> Done:
+def scan(task: Task, plan: DecontaminationPlan) -> Done:
     """Find the n-grams of the index in one shard."""
     texts = read_judged(plan.inputs, task.name, plan.section.sources)
     hits = find_ngrams(texts.texts, read_index(plan.path("index", "ngrams")))
@@ -227,7 +227,7 @@ def count_documents_with(files: Sequence[Path], num_ngrams: int) -> np.ndarray:
     return documents
 
 
-def apply(task: Task, plan: Plan) -> Done:
+def apply(task: Task, plan: DecontaminationPlan) -> Done:
     """Write the annotations and the matches of one shard."""
     texts = read_judged(plan.inputs, task.name, plan.section.sources)
     hits = Hits(**_read_columns(plan.path("hits", task.name)))

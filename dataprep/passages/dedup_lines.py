@@ -189,7 +189,7 @@ CLAIM = ("id_high", "id_low", "document")
 
 
 @dataclass(frozen=True)
-class Plan:
+class LinesPlan:
     """What the tasks of the stage have in common."""
 
     inputs: Mapping[str, Path]
@@ -227,7 +227,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """
     section = DedupLines.model_validate(config)
     numbering = number_documents(inputs["ingest"])
-    plan = Plan(dict(inputs), section, numbering, count_partitions(text_bytes(inputs["ingest"])), context.work, out)
+    num_partitions = count_partitions(text_bytes(inputs["ingest"]))
+    plan = LinesPlan(dict(inputs), section, numbering, num_partitions, context.work, out)
     shards = shard_tasks(inputs["ingest"])
     sent = run_tasks("lines", shards, partial(send_units, plan=plan), context)
     partitions = [Task(f"{number:05d}", {"partition": number}) for number in range(plan.num_partitions)]
@@ -250,7 +251,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     }
 
 
-def send_units(task: Task, plan: Plan) -> Done:
+def send_units(task: Task, plan: LinesPlan) -> Done:
     """Send every distinct unit of a shard to the partition of its key, with the shard's best claim to it."""
     texts = read_judged(plan.inputs, task.name, plan.section.sources)
     units, document = _units(texts, plan.section)
@@ -276,7 +277,7 @@ def send_units(task: Task, plan: Plan) -> Done:
     return Done([path], {"units": len(order), "shuffled": len(starts)})
 
 
-def find_repeated(task: Task, plan: Plan) -> Done:
+def find_repeated(task: Task, plan: LinesPlan) -> Done:
     """Tell every shard which of its units are repeated, and which document keeps each."""
     shards = len(plan.numbering.shards)
     if not shards:
@@ -309,7 +310,7 @@ def find_repeated(task: Task, plan: Plan) -> Done:
     return Done([path], {"repeated": int(repeated.sum()), "top": top})
 
 
-def apply(task: Task, plan: Plan) -> Done:
+def apply(task: Task, plan: LinesPlan) -> Done:
     """Write the annotations of one shard."""
     texts = read_judged(plan.inputs, task.name, plan.section.sources)
     units, document = _units(texts, plan.section)
@@ -351,7 +352,7 @@ def _take_part(units: Units, section: DedupLines) -> np.ndarray:
     return taken
 
 
-def _keepers(task: Task, plan: Plan, units: Units) -> np.ndarray:
+def _keepers(task: Task, plan: LinesPlan, units: Units) -> np.ndarray:
     """The number of the document that keeps each unit, -1 where a unit is not repeated."""
     files = [plan.path("replies", f"{number:05d}") for number in range(plan.num_partitions)]
     reply = read_partition(files, task.payload["shard"])

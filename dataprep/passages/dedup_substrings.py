@@ -52,7 +52,7 @@ from gristmill.mixtures.dedup import DedupSubstrings
 
 
 @dataclass(frozen=True)
-class Plan:
+class SubstringsPlan:
     """What the tasks of the stage have in common."""
 
     inputs: Mapping[str, Path]
@@ -122,7 +122,7 @@ CLAIM = ("id_high", "id_low", "document", "begin")
 """The first copy of a window is the one where these are smallest: by the document's id, then by place."""
 
 
-def send_anchors(task: Task, plan: Plan) -> Done:
+def send_anchors(task: Task, plan: SubstringsPlan) -> Done:
     """Send the distinct anchors of a shard to the partitions of their hashes."""
     texts, _ = plan.read(task)
     windows = find_windows(texts.texts, plan.section.min_words)
@@ -132,7 +132,7 @@ def send_anchors(task: Task, plan: Plan) -> Done:
     return Done([path], {"windows": len(windows.hashes), "sent": len(anchors)})
 
 
-def find_repeated_anchors(task: Task, plan: Plan) -> Done:
+def find_repeated_anchors(task: Task, plan: SubstringsPlan) -> Done:
     """Tell the shards which anchors of a partition are repeated."""
     rows = plan.receive("anchors", task.payload["partition"])
     order = sort_rows(rows["hash"])
@@ -143,7 +143,7 @@ def find_repeated_anchors(task: Task, plan: Plan) -> Done:
     return Done([path])
 
 
-def send_windows(task: Task, plan: Plan) -> Done:
+def send_windows(task: Task, plan: SubstringsPlan) -> Done:
     """Send the distinct windows around repeated anchors, each with its first copy in the shard."""
     texts, numbers = plan.read(task)
     windows, chosen = windows_near_repeats(texts.texts, task, plan)
@@ -161,7 +161,7 @@ def send_windows(task: Task, plan: Plan) -> Done:
     return Done([plan.send("windows", task.name, sent)], {"sent": len(starts)})
 
 
-def windows_near_repeats(texts: pa.Array, task: Task, plan: Plan) -> tuple[Windows, np.ndarray]:
+def windows_near_repeats(texts: pa.Array, task: Task, plan: SubstringsPlan) -> tuple[Windows, np.ndarray]:
     """All windows of a shard's texts, and which of them (int64, ascending) can be part of a repeated passage."""
     windows = find_windows(texts, plan.section.min_words)
     anchors = np.flatnonzero(find_anchors(windows, plan.spread))
@@ -171,7 +171,7 @@ def windows_near_repeats(texts: pa.Array, task: Task, plan: Plan) -> tuple[Windo
     return windows, np.flatnonzero(near(windows, marked, plan.spread - 1))
 
 
-def find_repeated_windows(task: Task, plan: Plan) -> Done:
+def find_repeated_windows(task: Task, plan: SubstringsPlan) -> Done:
     """Tell the shards which windows of a partition are repeated, and where each stands first."""
     rows = plan.receive("windows", task.payload["partition"])
     order = sort_rows(rows["hash"], *(rows[name] for name in CLAIM))
@@ -187,7 +187,7 @@ def find_repeated_windows(task: Task, plan: Plan) -> Done:
     return Done([plan.reply("repeated_windows", task.name, reply, shards)], {"repeated": int((copies >= 2).sum())})
 
 
-def lend(task: Task, plan: Plan) -> Done:
+def lend(task: Task, plan: SubstringsPlan) -> Done:
     """Write the texts of a shard that hold first copies of repeated windows, for those who have the later ones."""
     texts, numbers = plan.read(task)
     first = plan.replies("repeated_windows", task.payload["shard"])["first_document"]
@@ -198,7 +198,7 @@ def lend(task: Task, plan: Plan) -> Done:
     return Done([path])
 
 
-def borrow(plan: Plan, shard: int, documents: np.ndarray) -> tuple[pa.Array, np.ndarray]:
+def borrow(plan: SubstringsPlan, shard: int, documents: np.ndarray) -> tuple[pa.Array, np.ndarray]:
     """The texts of some documents of a shard that lends them.
 
     Args:
@@ -250,7 +250,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     section = DedupSubstrings.model_validate(config)
     numbering = number_documents(inputs["ingest"])
     num_partitions = count_partitions(SHUFFLED_PER_BYTE * text_bytes(inputs["ingest"]))
-    plan = Plan(dict(inputs), section, numbering, num_partitions, context.work, out)
+    plan = SubstringsPlan(dict(inputs), section, numbering, num_partitions, context.work, out)
     shards = shard_tasks(inputs["ingest"])
     partitions = plan.partitions() if shards else []
     anchors = run_tasks("anchors", shards, partial(send_anchors, plan=plan), context)
@@ -273,7 +273,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     }
 
 
-def apply(task: Task, plan: Plan) -> Done:
+def apply(task: Task, plan: SubstringsPlan) -> Done:
     """Write the annotations of one shard."""
     texts, numbers = plan.read(task)
     windows, chosen = windows_near_repeats(texts.texts, task, plan)
@@ -308,7 +308,7 @@ def apply(task: Task, plan: Plan) -> Done:
 
 
 def _verify(
-    plan: Plan, texts: pa.Array, text: np.ndarray, begins: np.ndarray, ends: np.ndarray,
+    plan: SubstringsPlan, texts: pa.Array, text: np.ndarray, begins: np.ndarray, ends: np.ndarray,
     first: Mapping[str, np.ndarray], is_first: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
     """Which windows have the bytes of their first copy, those that are first copies left out (bool)."""
@@ -324,7 +324,7 @@ def _verify(
 
 
 def _repeats(
-    plan: Plan, texts: pa.Array, window: np.ndarray, text: np.ndarray, begins: np.ndarray, ends: np.ndarray,
+    plan: SubstringsPlan, texts: pa.Array, window: np.ndarray, text: np.ndarray, begins: np.ndarray, ends: np.ndarray,
     first: Mapping[str, np.ndarray],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The longest passages of a shard that are copies: windows that follow each other here and in the first copy."""

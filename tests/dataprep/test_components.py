@@ -22,7 +22,7 @@ from gristmill.dataprep.duplicates.components import (
     pairs_table,
     small_star,
 )
-from gristmill.dataprep.duplicates.dedup_index import Plan, tasks_of
+from gristmill.dataprep.duplicates.dedup_index import DedupPlan, tasks_of
 from gristmill.dataprep.shuffle import write_partitions
 from gristmill.mixtures.dedup import Dedup
 
@@ -93,7 +93,7 @@ def test_labels_do_not_depend_on_the_partitions(
     pairs = pairs[pairs[:, 0] != pairs[:, 1]]
     context = make_context("work")
     starts = np.array([0, 50, 120, 200])
-    plan = Plan({}, Dedup(), [], Numbering(["a", "b", "c"], starts, 3), 4, context.work, tmp_path / "out")
+    plan = DedupPlan({}, Dedup(), [], Numbering(["a", "b", "c"], starts, 3), 4, context.work, tmp_path / "out")
     for task, part in zip(plan.partitions(), np.array_split(generator.permutation(pairs), 4), strict=True):
         write_partitions(plan.path("links", task.name), pairs_table(part), np.zeros(len(part), np.int64), 1)
     rounds = find_components(plan, plan.partitions(), num_partitions, context)
