@@ -1,14 +1,15 @@
-"""The sections `sources` and `ingest`: where documents come from and how they are read."""
+"""The sections `sources` and `ingest`: where documents, or tokens, come from and how they are read."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section
 
 Format = Literal["auto", "text", "jsonl", "parquet", "arrow", "csv", "html", "warc", "hf"]
+TokenFormat = Literal["auto", "megatron", "llmc", "olmo", "memmap", "mds"]
 Extractor = Literal["resiliparse", "trafilatura", "none"]
 
 
@@ -26,8 +27,8 @@ class ExtractOptions(Section):
     """Keep the targets of links."""
 
 
-class Source(Section):
-    """One named source of documents."""
+class DocumentFiles(Section):
+    """Where a source's documents are and how they are read."""
 
     path: OutsidePath
     """A file, a glob, a folder, an fsspec URL of one of these, `python-docs://` or `python-stdlib://`. The members of a
@@ -70,6 +71,30 @@ class Source(Section):
     limit: Positive | None = None
     """Read at most this many documents. They are the first of the sorted listing, so a source with a limit is read by
     one worker, file after file."""
+
+    @field_validator("encoding")
+    @classmethod
+    def _is_an_encoding(cls, value: str | None) -> str | None:
+        if value not in (None, "auto"):
+            try:
+                "".encode(value)
+            except LookupError as error:
+                raise ValueError(f"{value!r} is no text encoding; use `auto`, or a codec of Python such as cp1252"
+                                 ) from error  # fmt: skip
+        return value
+
+    @model_validator(mode="after")
+    def _only_what_applies(self) -> Self:
+        if self.split is not None and self.format != "hf":
+            raise ValueError("`split` belongs to `format: hf`; remove it or set the format")
+        if self.extract_options.favor == "precision" and self.extract != "trafilatura":
+            raise ValueError("only trafilatura can favor precision; add `extract: trafilatura`")
+        return self
+
+
+class Mixed(Section):
+    """What the mixture takes of a source."""
+
     licence: str | None = None
     """A note kept with the run; nothing is derived from it."""
     weight: Annotated[float, Field(ge=0.0)] = 1.0
@@ -99,26 +124,66 @@ class Source(Section):
     and counted as `epochs_unknown`: `"coalesce(min(cluster_size, 4), 1)"` keeps it. The tokens of a source count with
     these repeats, and `max_epochs` limits the passes."""
 
-    @field_validator("encoding")
-    @classmethod
-    def _is_an_encoding(cls, value: str | None) -> str | None:
-        if value not in (None, "auto"):
-            try:
-                "".encode(value)
-            except LookupError as error:
-                raise ValueError(f"{value!r} is no text encoding; use `auto`, or a codec of Python such as cp1252"
-                                 ) from error  # fmt: skip
-        return value
-
     @model_validator(mode="after")
-    def _only_what_applies(self) -> Source:
+    def _limits_agree(self) -> Self:
         if self.min_tokens is not None and self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
-        if self.split is not None and self.format != "hf":
-            raise ValueError("`split` belongs to `format: hf`; remove it or set the format")
-        if self.extract_options.favor == "precision" and self.extract != "trafilatura":
-            raise ValueError("only trafilatura can favor precision; add `extract: trafilatura`")
         return self
+
+
+class Source(Mixed, DocumentFiles):
+    """One named source of documents."""
+
+    TAG: ClassVar[str] = "(documents)"
+
+
+class TokenFiles(Section):
+    """Where tokens are that another tool has made, and how they are stored."""
+
+    tokens: OutsidePath
+    """A file, a glob, a folder or an fsspec URL of one of these; of Megatron-LM also what a set's two files have in
+    common (`data/web_text_document`)."""
+    format: TokenFormat = "auto"
+    """`megatron`: Megatron-LM's `.bin` with its `.idx`, whose documents are taken. `llmc`: llm.c's and
+    modded-nanogpt's `.bin`, with either header. `olmo`: the `.npy` of OLMo-core and Dolma, without a header or with
+    numpy's; a `.csv.gz` beside it says where documents end. `memmap`: nothing but tokens, as nanoGPT writes them.
+    `mds`: a folder of MosaicML Streaming. `auto` decides by name and header."""
+    dtype: Literal["uint8", "uint16", "uint32", "uint64", "int32", "int64"] | None = None
+    """What the tokens are stored as, where the files do not say it: `memmap`, `olmo` without a header, and `bytes` of
+    MDS (int64 if absent)."""
+    end_of_text: Annotated[int, Field(ge=0)] | None = None
+    """The id between documents, where it is not the tokenizer's own. It is no token of a document: the mixture puts the
+    tokenizer's end of text behind each."""
+    document_tokens: Positive | None = None
+    """For files without any end of text: cut them into documents of so many tokens."""
+    column: str | None = None
+    """Of MDS, the column that holds the tokens; `tokens` or `input_ids` if absent."""
+
+
+class TokenSource(Mixed, TokenFiles):
+    """One named source of tokens that another tool has made; the section `tokenizer` gives the one that made them.
+
+    Nothing of `prepare` reads it: there is no text. Its `where` and `epochs` may ask for `tokens` and `bytes`."""
+
+    TAG: ClassVar[str] = "(tokens)"
+
+    @model_validator(mode="after")
+    def _cuts_by_one(self) -> Self:
+        if self.document_tokens is not None and self.end_of_text is not None:
+            raise ValueError("document_tokens and end_of_text both say where documents end; leave one out")
+        if self.document_tokens is not None and self.format == "megatron":
+            raise ValueError("the index of a Megatron-LM set says where its documents end; remove `document_tokens`")
+        return self
+
+
+def _tag_of(value: Any) -> str:
+    is_tokens = "tokens" in value if isinstance(value, dict) else isinstance(value, TokenSource)
+    return (TokenSource if is_tokens else Source).TAG
+
+
+AnySource = Annotated[Annotated[Source, Tag(Source.TAG)] | Annotated[TokenSource, Tag(TokenSource.TAG)],
+                      Discriminator(_tag_of)]
+"""A source of documents, or with the key `tokens` one of tokens."""
 
 
 class Ingest(Section):

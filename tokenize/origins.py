@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.dataprep.documents import MisalignedError, column_names, shard_names
+from gristmill.dataprep.documents import MisalignedError, column_names
 from gristmill.dataprep.row_groups import integers, read_rows
+from gristmill.tokenize.importing.corpora import IMPORTED, corpus_shards
 from gristmill.tokenize.packed import PackedSet
 
 JUDGEMENTS = ("id", "keep", "reason", "error", "edits")
@@ -20,7 +21,7 @@ LANGUAGE = "language"
 RECORD_ID = re.compile(r"#[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")
 """Of a WARC record, which stands behind the address in the locator of a page."""
 URL_KEYS = ("url", "URL", "uri")
-ORIGINS = ("ingest", "dedup", "quality", "langid")
+ORIGINS = ("ingest", "dedup", "quality", "langid", IMPORTED)
 """The stages whose outputs are looked at."""
 KNOWN = ("url", "locator", "language", "quality", "cluster", "cluster_size")
 """What of a document's description stands in an autopsy: where it is from, and how it was judged."""
@@ -41,7 +42,7 @@ def describe_documents(
 
     Args:
         packed: the set whose ledger knows where each one is.
-        inputs: `ingest`, and `dedup`, `quality` and `langid` where they ran.
+        inputs: `ingest`, and `dedup`, `quality` and `langid` where they ran; `import_tokens`.
         ids: of tokenised documents.
 
     Returns:
@@ -53,15 +54,16 @@ def describe_documents(
     """
     ledger = packed.ledger(list(ids))
     shards = np.array(ledger["shard"].to_pylist(), dtype=np.int64)
-    names = shard_names(inputs["ingest"])
+    documents = corpus_shards(inputs)
     found: dict[bytes, dict[str, Any]] = {}
     for shard in np.unique(shards).tolist():
         entries = ledger.take(integers(np.flatnonzero(shards == shard))).to_pylist()
-        described = _describe_shard(inputs, names[shard], [entry["row"] for entry in entries])
+        corpus, name = documents[shard]
+        described = _describe_shard(corpus, name, [entry["row"] for entry in entries])
         for entry, description in zip(entries, described, strict=True):
             if description["id"] != entry["id"].hex():
                 raise MisalignedError(
-                    f"{inputs['ingest'] / names[shard]}: row {entry['row']} is document {description['id']}, but the "
+                    f"{corpus['ingest'] / name}: row {entry['row']} is document {description['id']}, but the "
                     f"packed set {packed.folder} says {entry['id'].hex()}; run the mix stage again")
             found[entry["id"]] = description
     return found

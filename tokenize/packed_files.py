@@ -61,8 +61,9 @@ LEDGER_SCHEMA = pa.schema([
     ("id", pa.binary(ID_BYTES)), ("shard", pa.int32()), ("row", pa.int64()), ("source", pa.int32()),
     ("held_out", pa.bool_()), ("reason", pa.dictionary(pa.int8(), pa.string())),
 ])
-"""`shard` and `row` say where ingest's document is, `shard` counting its sorted files; `source` is the number in
-packed.json; `reason` is why no row holds it (`mixing.candidates.unused`), null where one does."""
+"""`shard` and `row` say where the document is, `shard` counting ingest's sorted files, then those of `import_tokens`
+(`importing/corpora.py`); `source` is the number in packed.json; `reason` is why no row holds it
+(`mixing.candidates.unused`), null where one does."""
 
 
 class PackedSetError(RuntimeError):

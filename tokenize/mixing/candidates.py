@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.counts import Counts
-from gristmill.dataprep.documents import ID_BYTES, read_annotations, read_table, shard_names, write_table
+from gristmill.dataprep.documents import ID_BYTES, read_annotations, read_table, write_table
 from gristmill.tokenize.document_sampling import drawn_below, id_words, ordered_by, word_ids
 from gristmill.tokenize.encoding.encode import docs_name
+from gristmill.tokenize.importing.corpora import corpus_shards
 from gristmill.tokenize.mixing.quotas import MixError
 from gristmill.tokenize.mixing.where import MET, UNKNOWN, judge, measured_columns, repeat
 from gristmill.tokenize.order import order_key
@@ -85,7 +86,7 @@ def collect(
     the share: near-duplicates never lie on both sides.
 
     Args:
-        inputs: `ingest`, the annotating stages, `tokenize`.
+        inputs: `ingest`, the annotating stages and `tokenize`; `import_tokens`.
         sources: name -> `where` and `epochs`, all sources in order.
         validation: share of clusters that is held out.
         seed: of the draws that decide parts of an epoch.
@@ -93,8 +94,8 @@ def collect(
     Raises:
         MixError: an expression is wrong, or documents belong to a source that is not among `sources`.
     """
-    parts = [_read_shard(inputs, shard, number, sources, order_key(seed, "mix", "repeats"))
-             for number, shard in enumerate(shard_names(inputs["ingest"]))]
+    parts = [_read_shard(corpus, shard, number, sources, order_key(seed, "mix", "repeats"))
+             for number, (corpus, shard) in enumerate(corpus_shards(inputs))]
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     words, clusters, source, row, part, offset, tokens, text_bytes, verdicts, repeats = columns
     order = ordered_by(words[:, 0], words[:, 1])

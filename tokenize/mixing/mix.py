@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.documents import shard_names
 from gristmill.dataprep.files import write_json
 from gristmill.dataprep.jobs.engine import Task, run_tasks
 from gristmill.mixtures.mix import Mix
 from gristmill.tokenize.encoding.encode import tokens_name
 from gristmill.tokenize.encoding.tokenizer import load
+from gristmill.tokenize.importing.corpora import corpus_shards
 from gristmill.tokenize.mixing.candidates import Candidates, collect, write_ledger
 from gristmill.tokenize.mixing.exclude import read_excluded, without_emptied
 from gristmill.tokenize.mixing.mix_summary import describe, describe_redistribution, redistributed, used_documents
@@ -50,7 +50,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """Plan the mixture and write the packed set (see `packed_files.py` for its files).
 
     Args:
-        inputs: `ingest`, the annotating stages, `tokenizer`, `tokenize`.
+        inputs: `tokenizer`; `ingest`, the annotating stages and `tokenize`; `import_tokens`.
         config: `mix` (the section), `sources` (name -> weight, max_epochs, min_tokens, max_tokens, where, epochs; in
             order), `seed`.
         out: output folder.
@@ -71,7 +71,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     _warn(sources, section, quotas, held_out, context)
     plan = RowPlan(
         folder=str(context.work / "plan"), out=str(out), dtype=dtype_name(tokenizer.vocab_size),
-        parts=tuple(str(inputs["tokenize"] / tokens_name(shard)) for shard in shard_names(inputs["ingest"])),
+        parts=tuple(str(corpus["tokenize"] / tokens_name(shard)) for corpus, shard in corpus_shards(inputs)),
         sequence_length=section.sequence_length, eos=tokenizer.eos, pad=tokenizer.pad, seed=seed,
         sources=tuple(sources), stages=tuple(zip(*(packed.rows_per_stage for packed in train.values()), strict=True)),
         excluded=() if section.exclude is None else read_excluded(section.exclude),

@@ -66,7 +66,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                     InLoopTasks(section.tasks, open_reader(model, inputs["tokenizer"], world),  # type: ignore[arg-type]
                                 section.evaluate_every or section.validate_every, section.steps)),
                 average=average, decode=decoder(inputs["tokenizer"]),
-                known=partial(known_of, packed, context.origins) if "ingest" in context.origins else None,
+                known=partial(known_of, packed, context.origins) if context.origins else None,
                 reading_threads=reading_threads(packed.local, world.device),
             )
             record, summary = train(job)

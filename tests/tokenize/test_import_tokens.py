@@ -1,0 +1,398 @@
+"""The stage `import_tokens`, on files that writers of this test make byte by byte, and on our own exports."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gristmill.dataprep.reading.ingest import ChangedInputError
+from gristmill.dataprep.reading.sources import SourceError
+from gristmill.tokenize.encoding.tokenizer import load
+from gristmill.tokenize.exporting.exported_files import export_tokens
+from gristmill.tokenize.importing import import_tokens
+from gristmill.tokenize.importing.files import token_listing
+from gristmill.tokenize.importing.formats import TokenFileError
+from gristmill.tokenize.origins import describe_documents
+from gristmill.tokenize.packed import PackedSet
+
+VOCAB = 300
+Documents = list[list[int]]
+
+
+@pytest.fixture(scope="module")
+def made(module_stages: Any) -> dict[str, Path]:
+    """Our own documents, and a tokenizer of 300 ids."""
+    ingest = module_stages.ingest("ingest", module_stages.documents("prose", 60), 2)
+    module_stages.tokenizer("tokenizer", {"ingest": ingest}, ["prose"])
+    inputs = {"ingest": ingest, "tokenizer": module_stages.root / "tokenizer"}
+    module_stages.tokenize("tokenize", inputs)
+    return {**inputs, "tokenize": module_stages.root / "tokenize"}
+
+
+@pytest.fixture(scope="module")
+def end(made: dict[str, Path]) -> int:
+    return load(made["tokenizer"]).eos
+
+
+def drawn(seed: int, number: int = 20, end: int = 0) -> Documents:
+    """Documents of random ids that are no end of text."""
+    rng = random.Random(seed)
+    ids = [one for one in range(VOCAB) if one != end]
+    return [rng.choices(ids, k=rng.randint(1, 40)) for _ in range(number)]
+
+
+def imported(
+    stages: Any, made: dict[str, Path], name: str, sources: dict[str, dict[str, Any]]
+) -> tuple[dict[str, Any], dict[str, list[int]], list[str]]:
+    """Run the stage: its summary, the ids of each document by locator, and its warnings."""
+    config = {"sources": {source: {**given, "listing": token_listing(source, {"format": "auto", **given})}
+                          for source, given in sources.items()}}
+    out = stages.root / name
+    summary = import_tokens.run({"tokenizer": made["tokenizer"]}, config, out, stages.context(name))
+    return summary, read(out), stages.warnings(name)
+
+
+def read(out: Path) -> dict[str, list[int]]:
+    found = {}
+    for shard in sorted((out / "documents").iterdir()):
+        ids = np.fromfile(out / "tokens" / f"{shard.stem}.tokens.bin", dtype="<u2")
+        docs = pq.read_table(out / "tokens" / f"{shard.stem}.docs.parquet").to_pylist()
+        origins = pq.read_table(shard).to_pylist()
+        assert [one["id"] for one in docs] == [one["id"] for one in origins]
+        assert [one["row"] for one in docs] == list(range(len(origins)))
+        for doc, origin in zip(docs, origins, strict=True):
+            found[origin["locator"]] = ids[doc["offset"] : doc["offset"] + doc["tokens"]].tolist()
+    return found
+
+
+def numbered(name: str, documents: Documents) -> dict[str, list[int]]:
+    return {f"{name}#{number}": document for number, document in enumerate(documents)}
+
+
+def packed_ids(kind: str, ids: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(ids)}{kind}", *ids)
+
+
+def write_megatron(prefix: Path, sequences: Documents, first: Sequence[int], code: int = 8, kind: str = "H") -> None:
+    """`.bin` and `.idx`: documents are runs of sequences that begin at `first`."""
+    body = b"".join(packed_ids(kind, one) for one in sequences)
+    width, pointers, at = struct.calcsize(kind), [], 0
+    for one in sequences:
+        pointers.append(at)
+        at += len(one) * width
+    index = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, code, len(sequences), len(first))
+    index += packed_ids("i", [len(one) for one in sequences]) + packed_ids("q", pointers) + packed_ids("q", first)
+    prefix.with_suffix(".bin").write_bytes(body)
+    prefix.with_suffix(".idx").write_bytes(index)
+
+
+def write_llmc(path: Path, documents: Documents, end: int, wide: bool = False) -> None:
+    """The end of text stands before each document, as llm.c's scripts put it."""
+    ids = [one for document in documents for one in (end, *document)]
+    header = [20240801, 7, len(ids)] if wide else [20240520, 1, len(ids)]
+    path.write_bytes(packed_ids("i", header + [0] * 253) + packed_ids("I" if wide else "H", ids))
+
+
+def write_mds(folder: Path, samples: Documents, encoding: str, kind: str, compression: str | None = None) -> None:
+    """One shard whose samples have a text before the tokens, and its index."""
+    folder.mkdir(parents=True)
+    rows = []
+    for number, ids in enumerate(samples):
+        text = f"t{number}".encode()
+        if encoding == "ndarray":
+            code = {"H": 16, "i": 33}[kind]
+            array = bytes([code, (1 << 2) | 0, len(ids)]) + packed_ids(kind, ids)
+        elif encoding == "bytes":
+            array = packed_ids(kind, ids)
+        else:
+            array = bytes([(1 << 2) | 1]) + struct.pack("<H", len(ids)) + packed_ids(kind, ids)
+        rows.append(struct.pack("<II", len(text), len(array)) + text + array)
+    begin = 4 * (len(rows) + 2)
+    offsets = [begin + sum(map(len, rows[:number])) for number in range(len(rows) + 1)]
+    content = struct.pack(f"<{len(offsets) + 1}I", len(rows), *offsets) + b"".join(rows)
+    info = {"basename": "shard.00000.mds", "bytes": len(content), "hashes": {}}
+    packed = None
+    if compression is None:
+        (folder / "shard.00000.mds").write_bytes(content)
+    else:
+        packed = {"basename": "shard.00000.mds.gz", "bytes": 0, "hashes": {}}
+        (folder / "shard.00000.mds.gz").write_bytes(gzip.compress(content))
+    shard = {"format": "mds", "version": 2, "samples": len(rows), "column_names": ["text", "tokens"],
+             "column_encodings": ["str", encoding], "column_sizes": [None, None], "compression": compression,
+             "hashes": [], "raw_data": info, "zip_data": packed, "size_limit": None}
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
+
+
+def test_megatron_documents_are_those_of_the_index(module_stages: Any, made: Any, end: int, tmp_path: Path) -> None:
+    """A document of two sequences is one; the end of text behind a document is none of its tokens; empty ones count."""
+    first, second, third, fourth = drawn(1, 4, end)
+    write_megatron(tmp_path / "a", [first, [*second, end], [], [*third, end], fourth], [0, 2, 3, 4, 5])
+    summary, found, warnings = imported(module_stages, made, "megatron", {"web": {"tokens": str(tmp_path / "a")}})
+    assert found == {"a.bin#0": first + second, "a.bin#2": third, "a.bin#3": fourth}
+    assert (summary["counts"]["read"], summary["counts"]["dropped"]) == (4, {"empty": 1})
+    assert summary["sources"]["web"]["formats"] == ["megatron"]
+    assert warnings == []
+
+
+def test_wide_megatron_tokens_become_narrow_ones(module_stages: Any, made: Any, end: int, tmp_path: Path) -> None:
+    documents = drawn(2, 6, end)
+    for code, kind in ((4, "i"), (5, "q")):
+        write_megatron(tmp_path / kind, [[*one, end] for one in documents], range(7), code, kind)
+        _, found, _ = imported(module_stages, made, f"megatron-{kind}",
+                               {"web": {"tokens": str(tmp_path / f"{kind}.bin")}})
+        assert found == numbered(f"{kind}.bin", documents)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_both_headers_of_llmc_are_read(module_stages: Any, made: Any, end: int, tmp_path: Path, wide: bool) -> None:
+    documents = drawn(3, 9, end)
+    write_llmc(tmp_path / "fineweb_000001.bin", documents, end, wide)
+    write_llmc(tmp_path / "fineweb_000002.bin", documents[:2], end, wide)
+    _, found, _ = imported(module_stages, made, f"llmc-{wide}", {"web": {"tokens": str(tmp_path / "*.bin")}})
+    assert found == {**numbered("fineweb_000001.bin", documents), **numbered("fineweb_000002.bin", documents[:2])}
+
+
+def test_arrays_of_olmo_are_read_with_and_without_a_header(
+    module_stages: Any, made: Any, end: int, tmp_path: Path
+) -> None:
+    documents = drawn(4, 9, end)
+    ids = [one for document in documents for one in (*document, end)]
+    np.save(tmp_path / "a.npy", np.array(ids, np.uint32))
+    (tmp_path / "b.npy").write_bytes(packed_ids("H", ids))
+    _, found, _ = imported(module_stages, made, "olmo", {"web": {"tokens": str(tmp_path), "dtype": "uint16"}})
+    assert found == {**numbered("a.npy", documents), **numbered("b.npy", documents)}
+
+
+def test_the_metadata_beside_an_array_says_where_documents_end_and_what_they_are(
+    module_stages: Any, made: Any, end: int, tmp_path: Path
+) -> None:
+    first, second = drawn(5, 2, end)
+    (tmp_path / "a.npy").write_bytes(packed_ids("H", [*first, *second, end]))
+    lines = f"0,{len(first)},doc-1,web.jsonl.gz,7\n{len(first)},{len(first) + len(second) + 1},doc-2,web.jsonl.gz,8\n"
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(lines.encode()))
+    _, found, _ = imported(module_stages, made, "olmo-csv",
+                           {"web": {"tokens": str(tmp_path / "a.npy"), "dtype": "uint16"}})
+    assert found == {"a.npy#0": first, "a.npy#1": second}
+    table = pq.read_table(module_stages.root / "olmo-csv" / "documents" / "part-00000.parquet")
+    assert json.loads(table["metadata"][1].as_py()) == {"id": "doc-2", "src": "web.jsonl.gz", "loc": "8"}
+
+
+def test_nothing_but_tokens_is_read_as_the_dtype_that_is_given(
+    module_stages: Any, made: Any, end: int, tmp_path: Path
+) -> None:
+    """Another end of text than the tokenizer's, several of them in a row, and none at the end."""
+    documents = [[one for one in document if one != 7] or [8] for document in drawn(6, 5, end)]
+    ids = [7, 7, *[one for document in documents for one in (*document, 7, 7)][:-2]]
+    (tmp_path / "train.bin").write_bytes(packed_ids("I", ids))
+    given = {"tokens": str(tmp_path / "train.bin"), "format": "memmap", "dtype": "uint32", "end_of_text": 7}
+    summary, found, _ = imported(module_stages, made, "memmap", {"web": given})
+    assert found == numbered("train.bin", documents)
+    assert summary["tokens_per_source"] == {"web": sum(map(len, documents))}
+
+
+@pytest.mark.parametrize(("encoding", "kind", "dtype", "compression"), [
+    ("ndarray", "H", None, None), ("ndarray", "i", None, "gz"), ("ndarray:uint16", "H", None, None),
+    ("bytes", "q", None, None), ("bytes", "H", "uint16", None),
+])  # fmt: skip
+def test_samples_of_mds_are_documents_and_cut_at_ends_of_text(
+    module_stages: Any, made: Any, end: int, tmp_path: Path, encoding: str, kind: str, dtype: str | None,
+    compression: str | None,
+) -> None:
+    first, second, third = drawn(7, 3, end)
+    write_mds(tmp_path / "set", [[*first, end, *second, end], third], encoding, kind, compression)
+    name = f"mds-{encoding}-{kind}".replace(":", "-")
+    _, found, _ = imported(module_stages, made, name, {"web": {"tokens": str(tmp_path / "set"), "dtype": dtype}})
+    assert found == numbered("shard.00000.mds", [first, second, third])
+
+
+def test_files_without_any_end_of_text_are_cut_where_the_manifest_says(
+    module_stages: Any, made: Any, end: int, tmp_path: Path
+) -> None:
+    ids = drawn(8, 1, end)[0] * 4
+    (tmp_path / "a.bin").write_bytes(packed_ids("H", ids))
+    given = {"tokens": str(tmp_path / "a.bin"), "format": "memmap", "dtype": "uint16"}
+    with pytest.raises(TokenFileError, match=r"none of its .* tokens is the end of text .* `document_tokens:`"):
+        imported(module_stages, made, "cut-none", {"web": given})
+    _, found, _ = imported(module_stages, made, "cut", {"web": {**given, "document_tokens": 10}})
+    assert found == numbered("a.bin", [ids[at : at + 10] for at in range(0, len(ids), 10)])
+
+
+def test_an_id_beyond_the_vocabulary_is_an_error_with_its_place(
+    module_stages: Any, made: Any, end: int, tmp_path: Path
+) -> None:
+    write_llmc(tmp_path / "a.bin", [[1, 2], [3, VOCAB + 5, 4]], end)
+    # Two tokens and the end of text before each document, behind a header of 1,024 bytes.
+    with pytest.raises(Exception, match=rf"a.bin: token 1 of document 1 \(byte 1,034\) is {VOCAB + 5}, but the "
+                                        rf"tokenizer has the ids 0 to {VOCAB - 1}"):
+        imported(module_stages, made, "beyond", {"web": {"tokens": str(tmp_path / "a.bin")}})
+
+
+def test_what_a_file_cannot_be_is_said(module_stages: Any, made: Any, end: int, tmp_path: Path) -> None:
+    ids = [one for document in drawn(9, 20, end) for one in (*document, end)]
+    (tmp_path / "wide.bin").write_bytes(packed_ids("I", ids))
+    write_llmc(tmp_path / "cut.bin", drawn(9, 3, end), end)
+    (tmp_path / "cut.bin").write_bytes((tmp_path / "cut.bin").read_bytes()[:-2])
+    (tmp_path / "questions.bin").write_bytes(packed_ids("i", [20240522, 1, 3] + [0] * 253))
+    write_megatron(tmp_path / "m", [[1, 2, 3]], [0, 1])
+    (tmp_path / "m.bin").write_bytes(b"\0\0")
+    for name, given, message in (
+        ("wide.bin", {"format": "memmap", "dtype": "uint16"}, "every other token is 0.* set `dtype: uint32`"),
+        ("wide.bin", {"format": "memmap"}, "does not say what its tokens are stored as; set `dtype:`"),
+        ("cut.bin", {}, r"header says [\d,]+ tokens, but it holds"),
+        ("questions.bin", {}, "holds multiple-choice questions"),
+        ("m.bin", {}, "has 2 bytes, but its index says 6"),
+    ):
+        with pytest.raises(TokenFileError, match=message):
+            imported(module_stages, made, f"bad-{zlib.crc32(message.encode())}",
+                     {"web": {"tokens": str(tmp_path / name), **given}})
+    with pytest.raises(SourceError, match=r"cannot tell the format of wide.bin; set `format:`"):
+        imported(module_stages, made, "bad-auto", {"web": {"tokens": str(tmp_path / "wide.bin")}})
+    with pytest.raises(SourceError, match="does not exist"):
+        imported(module_stages, made, "bad-path", {"web": {"tokens": str(tmp_path / "nowhere.bin")}})
+
+
+def test_documents_that_end_with_another_id_and_a_narrow_dtype_are_warned_of(
+    module_stages: Any, made: Any, end: int, tmp_path: Path
+) -> None:
+    documents = [[one % 200 for one in document] for document in drawn(10, 5, end)]
+    write_megatron(tmp_path / "a", [[*one, 201] for one in documents], range(6), 1, "B")
+    _, _, warnings = imported(module_stages, made, "other-end", {"web": {"tokens": str(tmp_path / "a.bin")}})
+    assert len(warnings) == 2
+    assert "5 of 5 documents end with id 201" in warnings[0]
+    assert "stored as uint8, which holds no id above 255, but the tokenizer has 300" in warnings[1]
+
+
+def test_files_that_change_after_planning_are_an_error(
+    module_stages: Any, made: Any, end: int, tmp_path: Path
+) -> None:
+    write_llmc(tmp_path / "a.bin", drawn(11, 3, end), end)
+    section = {"tokens": str(tmp_path / "a.bin"), "format": "auto"}
+    listing = token_listing("web", section)
+    write_llmc(tmp_path / "a.bin", drawn(12, 4, end), end)
+    with pytest.raises(ChangedInputError, match="its files changed since the run was planned"):
+        import_tokens.run({"tokenizer": made["tokenizer"]}, {"sources": {"web": {**section, "listing": listing}}},
+                          module_stages.root / "changed", module_stages.context("changed"))
+
+
+def test_parts_are_the_same_however_the_work_is_cut(
+    module_stages: Any, made: Any, end: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part holds whole documents; what all parts hold together does not depend on their size."""
+    documents = drawn(13, 50, end)
+    for number in range(3):
+        write_llmc(tmp_path / f"{number}.bin", documents[number::3], end)
+    given = {"web": {"tokens": str(tmp_path)}}
+    _, whole, _ = imported(module_stages, made, "parts-1", given)
+    monkeypatch.setattr(import_tokens, "PART_TOKENS", 100)
+    _, cut, _ = imported(module_stages, made, "parts-many", given)
+    assert len(list((module_stages.root / "parts-many" / "documents").iterdir())) > 5
+    assert whole == cut
+    assert whole == {locator: ids for number in range(3)
+                     for locator, ids in numbered(f"{number}.bin", documents[number::3]).items()}
+
+
+def test_a_mixture_of_own_documents_and_imported_tokens_keeps_shares_and_names_every_document(
+    module_stages: Any, made: Any, end: int, tmp_path: Path
+) -> None:
+    documents = drawn(14, 60, end)
+    write_llmc(tmp_path / "web.bin", documents, end)
+    imported(module_stages, made, "beside", {"web": {"tokens": str(tmp_path / "web.bin")}})
+    inputs = {**made, "import_tokens": module_stages.root / "beside"}
+    summary = module_stages.mix("mix-both", inputs, {"prose": {"weight": 3.0}, "web": {"weight": 1.0}}, tokens=1600,
+                                sequence_length=16, validation=0.1)
+    assert summary["realised"]["web"]["share"] == 0.25
+    packed = PackedSet(module_stages.root / "mix-both")
+    held = check_rows(packed, inputs, numbered("web.bin", documents), end)
+    assert held
+    assert summary["counts"]["sources"]["web"]["read"] == 60
+    assert summary["validation"]["web"]["rows"] > 0
+
+
+def check_rows(packed: PackedSet, inputs: dict[str, Path], wanted: dict[str, list[int]], end: int) -> int:
+    """Every piece of an imported document has the tokens that its file has at that place; returns how many."""
+    number = packed.sources.index("web")
+    rows = np.arange(packed.rows)
+    pieces = pa.concat_tables([packed.pieces(rows)]).to_pylist()
+    described = describe_documents(packed, inputs, {one["id"] for one in pieces})
+    own = [one for one in pieces if one["source"] == number]
+    for one in own:
+        said = described[one["id"]]
+        assert said["source"] == "web"
+        whole = [*wanted[said["locator"]], end]
+        tokens = packed.read(np.array([one["row"]]))[0][one["start"] : one["start"] + one["length"]].tolist()
+        assert tokens == whole[one["offset"] : one["offset"] + one["length"]]
+    assert {described[one["id"]]["source"] for one in pieces if one["source"] != number} <= {"prose"}
+    return len(own)
+
+
+def test_a_mixture_of_imported_tokens_alone_needs_no_documents(
+    module_stages: Any, made: Any, end: int, tmp_path: Path
+) -> None:
+    documents = drawn(15, 40, end)
+    write_llmc(tmp_path / "web.bin", documents, end)
+    imported(module_stages, made, "alone", {"web": {"tokens": str(tmp_path / "web.bin")}})
+    inputs = {"tokenizer": made["tokenizer"], "import_tokens": module_stages.root / "alone"}
+    summary = module_stages.mix("mix-alone", inputs, {"web": {"max_epochs": 3.0, "where": "tokens >= 10"}}, tokens=800,
+                                sequence_length=16, validation=0.0)
+    packed = PackedSet(module_stages.root / "mix-alone")
+    assert check_rows(packed, inputs, numbered("web.bin", documents), end)
+    short = sum(len(document) < 10 for document in documents)
+    assert summary["counts"]["dropped"]["where"] == short
+
+
+@pytest.mark.parametrize("form", ["llmc", "megatron", "memmap", "olmo"])
+def test_what_was_exported_comes_back_document_by_document(
+    module_stages: Any, made: Any, end: int, form: str
+) -> None:
+    """Documents of at most a row, which best fit leaves whole, so that no format can lose where one ends."""
+    if not (module_stages.root / "mix-short" / "packed.json").exists():
+        ingest = module_stages.ingest("short", module_stages.documents("prose", 50, words=6))
+        inputs = {"ingest": ingest, "tokenizer": made["tokenizer"]}
+        module_stages.tokenize("short-tokens", inputs)
+        module_stages.mix("mix-short", {**inputs, "tokenize": module_stages.root / "short-tokens"}, {"prose": {}},
+                          tokens=640, sequence_length=64, packing="best_fit", validation=0.0)
+    packed = PackedSet(module_stages.root / "mix-short")
+    out = module_stages.root / f"export-{form}"
+    export_tokens(packed, out, form)
+    ending = ".npy" if form == "olmo" else ".bin"
+    _, found, _ = imported(module_stages, made, f"back-{form}", {"web": {
+        "tokens": str(out / f"train*{ending}"), "format": form, "dtype": "uint16"}})
+    rows = packed.read(np.arange(packed.rows))
+    pieces = packed.pieces(np.arange(packed.rows)).to_pylist()
+    wanted = [rows[one["row"]][one["start"] : one["start"] + one["length"]].tolist() for one in pieces]
+    if form in ("llmc", "memmap"):  # the one document that the mixture cut runs on into the next
+        wanted = [[*part, end] for part in joined(wanted, end)]
+    assert list(found.values()) == [ids[:-1] if ids[-1] == end else ids for ids in wanted]
+
+
+def joined(pieces: Documents, end: int) -> Documents:
+    """Pieces without their ends of text; one that has none is joined with the next."""
+    found: Documents = [[]]
+    for ids in pieces:
+        found[-1] += [one for one in ids if one != end]
+        found += [[]] if ids[-1] == end else []
+    return [ids for ids in found if ids]
+
+
+def test_files_of_a_store_are_read_as_local_ones(module_stages: Any, made: Any, end: int, tmp_path: Path) -> None:
+    import fsspec
+
+    documents = drawn(16, 9, end)
+    write_llmc(tmp_path / "a.bin", documents, end)
+    write_megatron(tmp_path / "b", documents, range(10))
+    store = fsspec.filesystem("memory")
+    for name in ("a.bin", "b.bin", "b.idx"):
+        store.pipe_file(f"/tokens-elsewhere/{name}", (tmp_path / name).read_bytes())
+    _, found, _ = imported(module_stages, made, "remote", {"web": {"tokens": "memory://tokens-elsewhere/*.bin"}})
+    assert found == {**numbered("a.bin", documents), **numbered("b.bin", documents)}

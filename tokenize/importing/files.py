@@ -1,0 +1,135 @@
+"""Which files a source of tokens has, of which format, and what fingerprints them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from gristmill.dataprep.files import as_path, is_local, sha256_file
+from gristmill.dataprep.reading.sources import Found, SourceError, find_at
+from gristmill.tokenize.importing.formats import MDS_INDEX, Kind, TokenFile, TokenFileError, is_llmc, mds_shards
+
+INDEX, METADATA = ".idx", ".csv.gz"
+BESIDE = {".bin": INDEX, ".npy": METADATA}
+"""Ending of a file of tokens -> of what may lie beside it."""
+ENDINGS: dict[str, tuple[str, ...]] = {
+    "megatron": (".bin",), "llmc": (".bin",), "memmap": (".bin", ".npy"), "olmo": (".npy",), "mds": (MDS_INDEX,),
+    "auto": (".bin", ".npy", MDS_INDEX),
+}
+"""Format -> endings of the files that are read of a folder."""
+HEAD_BYTES = 16
+
+
+def token_listing(name: str, source: Mapping[str, Any], verify: bool = False) -> list[dict[str, Any]]:
+    """List what fingerprints a source of tokens: `path` (relative), `size` (bytes), `stamp`, sorted by path.
+
+    Raises:
+        SourceError: as in `token_files`.
+    """
+    return [
+        {"path": item.name, "size": item.size,
+         "stamp": f"sha256:{sha256_file(as_path(item.location))}" if verify else item.stamp}
+        for item in sorted(_found(name, source)[1], key=lambda item: item.name)
+    ]  # fmt: skip
+
+
+def token_files(name: str, source: Mapping[str, Any]) -> list[TokenFile]:
+    """The files of a source of tokens, sorted by name.
+
+    Args:
+        name: the source's name, for messages.
+        source: its section of the manifest; only `tokens` and `format` are looked at.
+
+    Raises:
+        SourceError: the path matches nothing that holds tokens, or the format cannot be told.
+    """
+    asked = source["format"]
+    kind, found = _found(name, source)
+    by_name = {item.name: item for item in found}
+    wanted = [item for item in sorted(found, key=lambda item: item.name) if _is_wanted(item.name, asked, kind)]
+    files = [file for item in _without_inner_indices(wanted) for file in _files(name, item, by_name, asked)]
+    if not files:
+        endings = " ".join(ENDINGS[asked])
+        raise SourceError(f"source {name!r}: {source['tokens']} holds no tokens of format {asked} ({endings}); correct "
+                          "`tokens:` or `format:`")
+    return files
+
+
+def _found(name: str, source: Mapping[str, Any]) -> tuple[str, list[Found]]:
+    """What kind of path it is, and all its files, with those that lie beside them."""
+    path, key = str(source["tokens"]), f"source {name!r}"
+    if PurePosixPath(path).name == MDS_INDEX:
+        path = path.removesuffix(MDS_INDEX).rstrip("/") or "."
+    kind, found = find_at(key, path)
+    if kind == "missing":  # Megatron-LM names a set by what its two files have in common
+        path = f"{path}.bin"
+        kind, found = find_at(key, path)
+    if not found:
+        what = {"missing": "does not exist", "glob": "matches no file", "folder": "is an empty folder"}[kind]
+        raise SourceError(f"source {name!r}: {source['tokens']} {what}; correct its path")
+    for ending, beside in BESIDE.items():
+        if kind != "folder" and path.endswith(ending):
+            known = {item.name for item in found}
+            found += [item for item in find_at(key, path.removesuffix(ending) + beside)[1] if item.name not in known]
+    return kind, found
+
+
+def _is_wanted(name: str, asked: str, kind: str) -> bool:
+    if kind == "folder":
+        return name.endswith(ENDINGS[asked])
+    return not name.endswith((INDEX, METADATA))
+
+
+def _without_inner_indices(items: Sequence[Found]) -> Iterator[Found]:
+    """The index of a merged set names the shards of the sets below it too, whose own ones are left out."""
+    outer = [PurePosixPath(item.name).parent for item in items if PurePosixPath(item.name).name == MDS_INDEX]
+    for item in items:
+        folder = PurePosixPath(item.name).parent
+        if PurePosixPath(item.name).name != MDS_INDEX or not any(other in folder.parents for other in outer):
+            yield item
+
+
+def _files(name: str, item: Found, by_name: Mapping[str, Found], asked: str) -> Iterator[TokenFile]:
+    kind = _kind(name, item, by_name) if asked == "auto" else asked
+    if kind == "mds":
+        yield from _mds_files(name, item, by_name)
+        return
+    stem = item.name.removesuffix(PurePosixPath(item.name).suffix)
+    beside = by_name.get(stem + (INDEX if kind == "megatron" else METADATA)) if kind in ("megatron", "olmo") else None
+    yield TokenFile(item.name, item.location, item.size, kind,  # type: ignore[arg-type]
+                    None if beside is None else beside.location)
+
+
+def _kind(name: str, item: Found, by_name: Mapping[str, Found]) -> Kind:
+    """The format of a file, by its ending, what lies beside it and how it begins."""
+    if PurePosixPath(item.name).name == MDS_INDEX:
+        return "mds"
+    if item.name.endswith(".npy"):
+        return "olmo"
+    if item.name.endswith(".bin") and item.name.removesuffix(".bin") + INDEX in by_name:
+        return "megatron"
+    path = as_path(item.location)
+    with (open(path, "rb") if is_local(path) else path.open("rb")) as stream:
+        if is_llmc(stream.read(HEAD_BYTES)):  # type: ignore[arg-type]
+            return "llmc"
+    raise SourceError(f"source {name!r}: cannot tell the format of {item.name}; set `format:` to megatron, llmc, olmo, "
+                      "memmap (and `dtype:`) or mds")
+
+
+def _mds_files(name: str, index: Found, by_name: Mapping[str, Found]) -> Iterator[TokenFile]:
+    folder = PurePosixPath(index.name).parent
+    try:
+        shards = mds_shards(as_path(index.location), index.name)
+    except TokenFileError as error:
+        raise SourceError(f"source {name!r}: {error}") from error
+    for shard in shards:
+        packed = shard.get("zip_data") and shard.get("compression")
+        data = shard["zip_data" if packed else "raw_data"]["basename"]
+        item = by_name.get(str(folder / data)) or by_name.get(str(folder / shard["raw_data"]["basename"]))
+        if item is None:
+            raise SourceError(f"source {name!r}: {folder / data} is missing, which {index.name} names")
+        kept = {key: shard[key] for key in ("column_names", "column_encodings", "column_sizes", "samples")}
+        is_packed = item.name == str(folder / data) and packed
+        yield TokenFile(str(folder / shard["raw_data"]["basename"]), item.location, item.size, "mds",
+                        shard={**kept, "compression": shard["compression"] if is_packed else None})

@@ -1,0 +1,287 @@
+"""The stage `import_tokens`: tokens that another tool has made, as token parts beside those of `tokenize`.
+
+Output: `tokens/` holds what the stage `tokenize` writes (`part-00000.tokens.bin`, `part-00000.docs.parquet`), and
+`documents/` what `ingest` does, without texts: `part-00000.parquet` says which file and which document of it each one
+is. So a mixture, its ledger, an exclusion and a trace treat both alike (`corpora.py`).
+
+An end of text is no token of a document here: the mixture puts the tokenizer's own behind each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.counts import balance
+from gristmill.dataprep.documents import ID_BYTES, hash_document, metadata_json, read_table, write_table
+from gristmill.dataprep.files import as_path, atomic_write
+from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
+from gristmill.dataprep.reading.ingest import ChangedInputError
+from gristmill.mixtures.section import Judging
+from gristmill.mixtures.sources import TokenSource
+from gristmill.tokenize.encoding.encode import DOCS_SCHEMA, docs_name, tokens_name
+from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
+from gristmill.tokenize.importing.corpora import DOCUMENTS, TOKENS
+from gristmill.tokenize.importing.files import token_files, token_listing
+from gristmill.tokenize.importing.formats import TokenFile, TokenFileError, bounds_of, content_of, runs_of
+from gristmill.tokenize.packed_files import DTYPES, dtype_name, read_tokens
+
+PART_TOKENS = 1 << 25
+"""Tokens per part, of whole documents: about as many bytes as a shard of the packed set has."""
+ORIGIN_SCHEMA = pa.schema([("id", pa.binary(ID_BYTES)), ("source", pa.dictionary(pa.int32(), pa.string())),
+                           ("locator", pa.string()), ("metadata", pa.string())])
+"""Of `documents/`, as ingest's documents are, without the text."""
+BOUNDS_SCHEMA = pa.schema([("begin", pa.int64()), ("tokens", pa.int64()), ("metadata", pa.string())])
+MOSTLY = 0.9
+"""Share of documents with another end than the tokenizer's from which that is taken for a mistake."""
+SAMPLE_TOKENS, SAMPLE_CHARACTERS = 64, 160
+"""Of the first document of a source, decoded for a person to see whether it is text."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What of a document's part goes into a part of tokens: documents [first, stop) of a file."""
+
+    file: Mapping[str, Any]
+    bounds: str
+    dtype: str
+    first: int
+    stop: int
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Copy the documents of all token files into token parts.
+
+    Args:
+        inputs: `tokenizer`.
+        config: `sources` (name -> its section and its `listing`).
+        out: output folder.
+        context: where to run.
+
+    Returns:
+        `counts`, `tokens`, `tokens_per_source`, `dtype`, `sources` (files, documents, how many an end of text followed,
+        and the beginning of the first), `warnings`.
+
+    Raises:
+        gristmill.dataprep.reading.sources.SourceError: a source has no such files.
+        ChangedInputError: its files are no longer those that it was planned from.
+        TokenFileError: a file is damaged, of another format or of another tokenizer.
+    """
+    tokenizer = load(inputs["tokenizer"])
+    sources = {name: TokenSource.model_validate({key: value for key, value in section.items() if key != "listing"})
+               for name, section in config["sources"].items()}
+    files: dict[str, list[TokenFile]] = {}
+    for name, source in sources.items():
+        _check_unchanged(name, config["sources"][name])
+        files[name] = token_files(name, source.model_dump())
+        _check_end(name, source, tokenizer)
+    looks = {name: [Task(f"{number:03d}-{place:06d}", {
+        "file": asdict(file), "dtype": source.dtype, "column": source.column, "document_tokens": source.document_tokens,
+        "end_of_text": tokenizer.eos if source.end_of_text is None else source.end_of_text,
+    }, file.size) for place, file in enumerate(files[name])] for number, (name, source) in enumerate(sources.items())}
+    flat = [task for tasks in looks.values() for task in tasks]
+    bounds = str(context.work / "bounds")
+    results = dict(zip((task.name for task in flat), run_tasks("bounds", flat, partial(_look, bounds), context),
+                       strict=True))
+    found = {name: [results[task.name] for task in tasks] for name, tasks in looks.items()}
+    warnings = [warning for name, source in sources.items() for warning in _check(name, source, found[name], tokenizer)]
+    for warning in warnings:
+        context.warn(warning)
+    parts = [Task(f"part-{number:05d}", {"source": name, "wanted": [asdict(one) for one in part]},
+                  DTYPES[dtype_name(tokenizer.vocab_size)].itemsize * PART_TOKENS)
+             for number, (name, part) in enumerate(
+                 (name, part) for name in sources for part in _parts(files[name], found[name]))]
+    copied = run_tasks("copy", parts, partial(_copy, str(out), str(inputs["tokenizer"])), context)
+    counts = balance(copied, Judging().max_quarantined, context.stage)
+    tokens = {name: sum(one["tokens"] for one, part in zip(copied, parts, strict=True)
+                        if part.payload["source"] == name) for name in sources}
+    return {
+        "counts": counts, "tokens": sum(tokens.values()), "tokens_per_source": tokens,
+        "dtype": dtype_name(tokenizer.vocab_size), "vocab_size": tokenizer.vocab_size, "warnings": warnings,
+        "sources": {name: {
+            "path": source.tokens, "files": len(files[name]), "formats": sorted({file.kind for file in files[name]}),
+            **{key: sum(one[key] for one in found[name]) for key in ("documents", "ended")},
+            "sample": _sample(out, parts, name, tokenizer),
+        } for name, source in sources.items()},
+    }
+
+
+def _check_unchanged(name: str, section: Mapping[str, Any]) -> None:
+    planned = section.get("listing")
+    if planned is None:
+        return
+    now = token_listing(name, section, verify=any(one["stamp"].startswith("sha256:") for one in planned))
+    if now != planned:
+        raise ChangedInputError(f"source {name!r}: its files changed since the run was planned; run again")
+
+
+def _check_end(name: str, source: TokenSource, tokenizer: TextTokenizer) -> None:
+    if source.end_of_text is not None and source.end_of_text >= tokenizer.vocab_size:
+        raise TokenFileError(f"sources.{name}.end_of_text: {source.end_of_text} is beyond the tokenizer's vocabulary "
+                             f"of {tokenizer.vocab_size:,}; is it the tokenizer that made these tokens?")
+
+
+def _look(folder: str, task: Task) -> Done:
+    """Find the documents of one file, and write where they are."""
+    file, asked = TokenFile(**task.payload["file"]), task.payload
+    content = content_of(file)
+    runs = runs_of(file, content, asked["dtype"], asked["column"])
+    found = bounds_of(runs, content, asked["end_of_text"], asked["document_tokens"])
+    metadata = [metadata_json(one) for one in found.metadata] or pa.nulls(len(found.begin), pa.string())
+    path = as_path(folder) / f"{task.name}.parquet"
+    write_table(path, pa.table({"begin": found.begin, "tokens": found.tokens, "metadata": metadata},
+                               schema=BOUNDS_SCHEMA))
+    return Done([path], {
+        "bounds": str(path), "dtype": found.dtype.str, "documents": len(found.begin), "tokens": int(found.tokens.sum()),
+        "ended": found.ended, "other_end": found.other_end, "are_documents": runs.are_documents,
+        "looks_wide": _looks_wide(runs.dtype, content, runs.begin), "name": file.name,
+    })
+
+
+def _looks_wide(dtype: np.dtype[Any], content: np.ndarray, begin: np.ndarray) -> bool:
+    """Whether 16-bit tokens are every other time 0, as 32-bit ones are that are read so."""
+    if dtype.itemsize != 2 or not len(begin):
+        return False
+    first = int(begin[0])
+    head = np.frombuffer(content, dtype, min(4096, (len(content) - first) // 2), first)
+    return len(head) >= 64 and not head[1::2].any() and bool(head[::2].any())
+
+
+def _check(name: str, source: TokenSource, found: Sequence[Mapping[str, Any]], tokenizer: TextTokenizer) -> list[str]:
+    """What is odd about a source's files, in sentences.
+
+    Raises:
+        TokenFileError: they cannot be read as they are.
+    """
+    wide = next((one["name"] for one in found if one["looks_wide"]), None)
+    if wide is not None:
+        raise TokenFileError(f"source {name!r}: {wide}: every other token is 0, as where 32-bit tokens are read as "
+                             "16-bit ones; set `dtype: uint32`")
+    documents, tokens = (sum(one[key] for one in found) for key in ("documents", "tokens"))
+    if not tokens:
+        raise TokenFileError(f"source {name!r}: {source.tokens} holds no tokens; correct `tokens:` or remove the "
+                             "source")
+    ended, end = sum(one["ended"] for one in found), source.end_of_text
+    end = tokenizer.eos if end is None else end
+    warnings, kinds = [], {np.dtype(one["dtype"]) for one in found}
+    if not ended and source.document_tokens is None and not any(one["are_documents"] for one in found):
+        if len(found) == documents:
+            raise TokenFileError(
+                f"source {name!r}: none of its {tokens:,} tokens is the end of text {end}, so that its documents "
+                "cannot be told apart; set `end_of_text:` to the id that its documents end with, or "
+                "`document_tokens:` to cut them after so many tokens")
+        warnings.append(f"source {name!r}: no end of text {end} is in its samples; each is taken for a document")
+    others: dict[int, int] = {}
+    for number, count in (one["other_end"] for one in found if one["other_end"] is not None):
+        others[number] = others.get(number, 0) + count
+    usual = max(others, key=lambda number: others[number], default=None)
+    if usual is not None and others[usual] > MOSTLY * documents and documents > 1:
+        warnings.append(f"source {name!r}: {others[usual]:,} of {documents:,} documents end with id {usual}, and not "
+                        f"with the tokenizer's end of text {end}; if {usual} ends a text, set `end_of_text: {usual}`")
+    narrow = next((kind for kind in kinds if np.iinfo(kind).max < tokenizer.vocab_size - 1), None)
+    if narrow is not None:
+        warnings.append(f"source {name!r}: its tokens are stored as {narrow.name}, which holds no id above "
+                        f"{np.iinfo(narrow).max:,}, but the tokenizer has {tokenizer.vocab_size:,}; is it the "
+                        "tokenizer that made them?")
+    return warnings
+
+
+def _parts(files: Sequence[TokenFile], found: Sequence[Mapping[str, Any]]) -> Iterator[list[Wanted]]:
+    """What goes into each part of a source: whole documents, PART_TOKENS or a little more."""
+    part: list[Wanted] = []
+    held = 0
+    for file, one in zip(files, found, strict=True):
+        ends = np.cumsum(read_table(as_path(one["bounds"]), ["tokens"])["tokens"].to_numpy())
+        first = 0
+        while first < len(ends):
+            before = int(ends[first - 1]) if first else 0
+            stop = min(len(ends), int(np.searchsorted(ends, before + PART_TOKENS - held)) + 1)
+            part.append(Wanted(asdict(file), one["bounds"], one["dtype"], first, stop))
+            held += int(ends[stop - 1]) - before
+            first = stop
+            if held >= PART_TOKENS:
+                yield part
+                part, held = [], 0
+    if part:
+        yield part
+
+
+def _copy(out: str, tokenizer_folder: str, task: Task) -> Done:
+    """Write one part: its tokens, where each document lies, and what each one is."""
+    tokenizer, source = load(as_path(tokenizer_folder)), task.payload["source"]
+    dtype = DTYPES[dtype_name(tokenizer.vocab_size)]
+    shard, folder = f"{task.name}.parquet", as_path(out)
+    tokens_path, docs_path = (folder / TOKENS / name(shard) for name in (tokens_name, docs_name))
+    rows: dict[str, list[Any]] = {key: [] for key in ("id", "locator", "metadata", "tokens", "bytes")}
+    dropped = 0
+    with atomic_write(tokens_path) as sink:
+        for locator, metadata, ids in _documents(task.payload["wanted"], tokenizer.vocab_size):
+            if not len(ids):
+                dropped += 1
+                continue
+            # An id does not depend on how the tokens are stored.
+            rows["id"].append(hash_document(source.encode(), locator.encode(), ids.astype("<u4").tobytes()))
+            rows["locator"].append(locator)
+            rows["metadata"].append(metadata)
+            rows["tokens"].append(len(ids))
+            rows["bytes"].append(int(tokenizer.token_bytes[ids].sum(dtype=np.int64)))
+            sink.write(ids.astype(dtype).tobytes())
+    number = len(rows["id"])
+    names = pa.array([source] * number, pa.string()).dictionary_encode().cast(DOCS_SCHEMA.field("source").type)
+    tokens = np.array(rows["tokens"], np.int64)
+    write_table(docs_path, pa.table({
+        "row": np.arange(number), "id": pa.array(rows["id"], pa.binary(ID_BYTES)), "source": names,
+        "offset": np.cumsum(tokens) - tokens, "tokens": tokens, "bytes": pa.array(rows["bytes"], pa.int64()),
+    }, schema=DOCS_SCHEMA))
+    origin_path = folder / DOCUMENTS / shard
+    write_table(origin_path, pa.table({
+        "id": pa.array(rows["id"], pa.binary(ID_BYTES)), "source": names,
+        "locator": pa.array(rows["locator"], pa.string()), "metadata": pa.array(rows["metadata"], pa.string()),
+    }, schema=ORIGIN_SCHEMA))
+    size = sum(rows["bytes"])
+    counts = {"read": number + dropped, "kept": number, "quarantined": 0,
+              "dropped": {"empty": dropped} if dropped else {}, "bytes_read": size, "bytes_kept": size}
+    return Done([tokens_path, docs_path, origin_path],
+                {"counts": {**counts, "sources": {source: counts}}, "tokens": int(tokens.sum())})
+
+
+def _documents(wanted: Sequence[Mapping[str, Any]], vocab_size: int) -> Iterator[tuple[str, str, np.ndarray]]:
+    """The documents of a part: FILE#NUMBER, metadata as JSON, and the ids.
+
+    Raises:
+        TokenFileError: an id is not of the vocabulary.
+    """
+    for one in (Wanted(**entry) for entry in wanted):
+        file = TokenFile(**one.file)
+        dtype, table = np.dtype(one.dtype), read_table(as_path(one.bounds)).slice(one.first, one.stop - one.first)
+        begins, sizes = table["begin"].to_numpy(), table["tokens"].to_numpy() * dtype.itemsize
+        offset = int(begins.min())
+        content = content_of(file, offset, int((begins + sizes).max()))
+        columns = (table[name].to_pylist() for name in ("begin", "tokens", "metadata"))
+        for number, (begin, tokens, metadata) in enumerate(zip(*columns, strict=True), start=one.first):
+            ids = np.frombuffer(content, dtype, tokens, begin - offset)
+            if tokens and not (ids.max() < vocab_size and ids.min() >= 0):
+                at = int(np.flatnonzero((ids >= vocab_size) | (ids < 0))[0])
+                raise TokenFileError(
+                    f"{file.name}: token {at} of document {number} (byte {begin + at * dtype.itemsize:,}) is "
+                    f"{int(ids[at])}, but the tokenizer has the ids 0 to {vocab_size - 1:,}; give the tokenizer that "
+                    "made these tokens, or correct `dtype:`")
+            yield f"{file.name}#{number}", metadata or "{}", ids
+
+
+def _sample(out: Path, parts: Sequence[Task], source: str, tokenizer: TextTokenizer) -> str:
+    """How the first document of a source begins."""
+    first = next((part.name for part in parts if part.payload["source"] == source), None)
+    if first is None:
+        return ""
+    shard = f"{first}.parquet"
+    docs = read_table(out / TOKENS / docs_name(shard), ["tokens"]).slice(0, 1)["tokens"].to_pylist()
+    ids = read_tokens(out / TOKENS / tokens_name(shard), DTYPES[dtype_name(tokenizer.vocab_size)])
+    return tokenizer.decode(ids[: min(docs[0], SAMPLE_TOKENS)].tolist())[:SAMPLE_CHARACTERS] if docs else ""
