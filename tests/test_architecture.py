@@ -5,12 +5,19 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = ("mixtures", "dataprep", "tokenize", "train", "flows")
 MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
+DESCRIPTIONS = (ROOT / "mixtures", ROOT / "flows" / "stages")
+CROWDED = {"mixtures": 21, "dataprep/reading": 21, "dataprep/filtering": 30}
+"""Folders that want rooms, and how many files they have: the numbers only fall."""
+REPEATED = {"chat", "contamination", "conversations", "documents", "kto", "launch", "links", "pipeline", "preferences",
+            "read_ahead", "results", "sharding", "training"}
+"""Names that two files have: there only become fewer."""
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -43,6 +50,22 @@ def test_no_file_imports_itself_through_others_not_even_within_a_function() -> N
         for name in ends:
             del above[name]
     assert sorted(above) == []  # each of these is in a circle, or between two
+
+
+def test_a_folder_with_more_than_twenty_files_has_rooms() -> None:
+    loose = Counter(str(path.parent.relative_to(ROOT)) for path in MODULES)
+    assert {folder: number for folder, number in loose.items() if number > 20} == CROWDED
+
+
+def test_no_file_has_more_than_five_hundred_lines() -> None:
+    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in MODULES}
+    assert {name: number for name, number in lines.items() if number > 500} == {}
+
+
+def test_a_name_is_that_of_one_file() -> None:
+    """Beside the file that does its work, a stage and a section have one in which they are described."""
+    names = Counter(path.stem for path in MODULES if path.parent not in DESCRIPTIONS)
+    assert {name for name, number in names.items() if number > 1} == REPEATED
 
 
 def test_no_folder_is_a_regular_package_so_that_none_shadows_the_standard_library() -> None:

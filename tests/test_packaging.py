@@ -16,20 +16,18 @@ def product_files() -> list[Path]:
             if path.is_file() and path.suffix not in (".pyc", ".nbc", ".nbi")]
 
 
-def package_of(file: Path) -> str:
-    return ".".join(("gristmill", *file.parent.parts))
-
-
-def test_every_folder_of_the_product_is_a_package_and_nothing_else_is() -> None:
+def test_every_folder_with_modules_is_a_package_and_nothing_else_is() -> None:
+    found = {".".join(("gristmill", *file.parent.parts)) for file in product_files() if file.suffix == ".py"}
     assert SETUPTOOLS["package-dir"] == {"gristmill": "."}
-    assert sorted(SETUPTOOLS["packages"]) == sorted({package_of(file) for file in product_files()})
+    assert sorted(SETUPTOOLS["packages"]) == sorted(found)
 
 
 def test_files_that_are_no_modules_are_package_data() -> None:
-    data = SETUPTOOLS["package-data"]
-    missing = [str(file) for file in product_files() if file.suffix != ".py" and not any(
-        file.match(pattern) for pattern in (*data["*"], *data.get(package_of(file), ())))]
-    assert missing == []
+    patterns = [f"{layer}/{pattern}" for layer in LAYERS for pattern in SETUPTOOLS["package-data"]["*"]]
+    patterns += [f"{package.removeprefix('gristmill.').replace('.', '/')}/{pattern}"
+                 for package, of_one in SETUPTOOLS["package-data"].items() if package != "*" for pattern in of_one]
+    others = {file for file in product_files() if file.suffix != ".py"}
+    assert others - {path.relative_to(ROOT) for pattern in patterns for path in ROOT.glob(pattern)} == set()
 
 
 def test_types_and_licence_go_with_the_package() -> None:
