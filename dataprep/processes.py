@@ -8,6 +8,8 @@ import signal
 import sys
 from pathlib import Path
 
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+"""Thread pools of native libraries, which look at these when they begin: for where there is a process per core."""
 PR_SET_PDEATHSIG = 1
 """See prctl(2)."""
 KILOBYTE = 1024

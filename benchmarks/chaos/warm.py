@@ -28,20 +28,19 @@ from contextlib import suppress
 from functools import cache, partial
 from typing import Any, NoReturn
 
+from benchmarks.chaos.fork_server import Forked, ForkServer, Server
 from benchmarks.chaos.fuse import VARIABLE, hold, lay
 from benchmarks.checkout import ROOT
-from gristmill.dataprep.jobs.fork_server import Forked, ForkServer
 from gristmill.flows.running.process import DEFAULT_ENVIRONMENT
 from gristmill.flows.stages import STAGES
 
 FLOW = "gristmill.flows.cli.main"
-FORKED = (FLOW, "gristmill.flows.running.execute", "gristmill.train.torchrun", "gristmill.train.launch",
-          "gristmill.dataprep.jobs.worker")
+FORKED = (FLOW, "gristmill.flows.running.execute", "gristmill.train.torchrun", "gristmill.train.launch")
 """What a run starts as `python -m MODULE`."""
 IMPORTED = (
-    *FORKED, "gristmill.flows.running.launch", "gristmill.flows.report.summary", "gristmill.dataprep.jobs.local_runner",
-    "gristmill.dataprep.jobs.task_dofn", "apache_beam.runners.portability.fn_api_runner",
-    "apache_beam.runners.worker.sdk_worker_main", "torch.distributed.fsdp", "torch.distributed.checkpoint",
+    *FORKED, "gristmill.flows.running.launch", "gristmill.flows.report.summary", "gristmill.dataprep.jobs.engine",
+    "apache_beam.runners.portability.fn_api_runner",
+    "torch.distributed.fsdp", "torch.distributed.checkpoint",
     "torch.distributed.elastic.agent.server.local_elastic_agent", "transformers", "tokenizers", "safetensors.torch",
     "datasketch", "fasttext", "pandas", "pyarrow.dataset", "scipy.sparse", "scipy.stats", "matplotlib.pyplot",
     "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg")
@@ -68,13 +67,11 @@ def main(argv: list[str]) -> None:
     # Before others import it.
     subprocess.Popen = Popen  # type: ignore[misc]
     os.execv = partial(_execute, os.execv)  # type: ignore[assignment,arg-type]
-    from gristmill.dataprep.jobs.runner import import_beam, quieten_beam, without_collection
-    from gristmill.dataprep.jobs.worker import Server
+    from gristmill.dataprep.jobs.runner import import_beam, without_collection
 
     with without_collection(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import_beam()
-        quieten_beam()
         for name in (*IMPORTED, *(stage.run.partition(":")[0] for stage in STAGES.values())):
             with suppress(ImportError):
                 importlib.import_module(name)

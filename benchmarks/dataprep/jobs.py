@@ -7,8 +7,8 @@ is part of the engine's. The pool does less: it keeps no record of what is finis
 wait for ever for a worker that was killed.
 
 Every job is measured at a size that takes the pool some ten seconds and, in rows of their own, at one that takes it a
-second or two, of which what starting costs is the larger part. The first job of a process imports Beam, here and in
-the fork server at the same time; it is measured in processes that have run none. One task is done before anything is
+second or two, of which what starting costs is the larger part. The first job of a process imports Beam, while the fork
+server imports what workers need; it is measured in processes that have run none. One task is done before anything is
 measured, so that no side compiles kernels. Jobs with more shards than the corpus has get the same ones again, under
 other names.
 """

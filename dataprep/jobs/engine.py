@@ -1,4 +1,4 @@
-"""How every Beam job here looks: one linear chain whose elements are batches of the names of shards.
+"""How every job here looks: tasks, usually shards, that a Beam runner hands to workers by name.
 
 A job maps tasks (a name and a JSON payload, usually a shard's address) through one function that does its own
 reading and writing. Each finished task leaves a record with what it counted and the sizes of what it wrote; a
@@ -8,26 +8,25 @@ rerun skips the tasks whose record and files are there. Nothing depends on how t
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import shard_names
 from gristmill.dataprep.files import as_path, write_json
-from gristmill.dataprep.jobs.batches import deal
-from gristmill.dataprep.jobs.chain import check_linear
-from gristmill.dataprep.jobs.dask_cluster import wait_for
-from gristmill.dataprep.jobs.fork_server import fork_server, module_of
-from gristmill.dataprep.jobs.job_errors import WorkerError, failure_path, note_failure, noted_failure, shorten
-from gristmill.dataprep.jobs.runner import Mode, import_beam, make_pipeline
+from gristmill.dataprep.jobs.errors import failure_path, note_failure, noted_failure, own_error, shorten
+from gristmill.dataprep.jobs.pool import Pool, Work, in_processes, in_threads, in_turn, start_fork_server
+from gristmill.dataprep.jobs.runner import run_here, run_there
 
+Mode = Literal["memory", "threads", "processes"]
 POLL_SECONDS = 0.5
 PROCESS_BYTES = 32_000_000
-"""Input below which worker processes, for which Beam is imported once more, cost more than they gain."""
+"""Input below which worker processes, which import what they need once more, cost more than they gain."""
 
 
 class IncompleteJobError(RuntimeError):
@@ -152,9 +151,20 @@ def finish_task(task: Task, process: Process, records: Path) -> dict[str, Any]:
     return dict(done.result)
 
 
-def _finish_named(process: Process, records: str, name: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-    """The same in a worker, which is told names."""
-    return finish_task(Task(name, payload), process, as_path(records))
+def do_task(process: Process, records: str, name: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+    """What a worker does with a task, of which it is told names; returns what is to be counted.
+
+    What the task raises is noted, and no further task is begun: to a runner it is a task that had no output.
+    """
+    folder = as_path(records)
+    if failure_path(folder).exists():
+        return {}
+    try:
+        result = finish_task(Task(name, payload), process, folder)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the job ends with it
+        note_failure(folder, name, error)
+        return {}
+    return dict(result.get("counts", {}))
 
 
 def _run_to_the_end(
@@ -162,53 +172,39 @@ def _run_to_the_end(
 ) -> None:
     """Run the tasks; where one raises, that is the error, whatever the runner makes of it."""
     failure_path(records).unlink(missing_ok=True)
+    work = partial(do_task, process, str(records))
+    elements = [(task.name, dict(task.payload)) for task in largest_first(tasks)]
     try:
-        if direct and (context.runner, mode) == ("local", "memory"):
-            _run_here(tasks, process, records)
+        if context.runner != "local":
+            run_there(job, context.stage, context.runner, context.options, context.address, work, elements)
+        elif direct and mode == "memory":
+            for _ in in_turn(work, elements):
+                pass
         else:
-            _run_pipeline(job, tasks, process, context, records, mode)
-    except WorkerError:
-        raise
+            os.environ.setdefault("OMP_NUM_THREADS", "1")
+            run_here(job, context.stage, _make_pool(mode, context.workers, work, len(tasks)), work, elements)
     except Exception as error:
+        own = own_error(error)
+        if own is not None:
+            raise own from None
         raise noted_failure(job, records) or shorten(job, error) from error
     failure = noted_failure(job, records)
     if failure is not None:
         raise failure
 
 
-def _run_here(tasks: Sequence[Task], process: Process, records: Path) -> None:
-    """What the workers of a pipeline do (`task_dofn.DoTasks`), its counters aside."""
-    for task in tasks:
-        try:
-            finish_task(task, process, records)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the job ends with it
-            note_failure(records, task.name, error)
-            return
+def largest_first(tasks: Sequence[Task]) -> list[Task]:
+    """The order in which workers are handed tasks: what takes longest is not begun last."""
+    return sorted(tasks, key=lambda task: (-task.size_bytes, task.name))
 
 
-def _run_pipeline(
-    job: str, tasks: Sequence[Task], process: Process, context: Context, records: Path, mode: Mode
-) -> None:
-    if (context.runner, mode) == ("local", "processes"):
-        fork_server()  # which imports Beam at the same time as this process
-    beam = import_beam(whole=context.runner != "local")
-    from gristmill.dataprep.jobs.task_dofn import Deal, DoTasks
-
-    workers = min(context.workers, len(tasks))
-    pipeline = make_pipeline(
-        context.runner, workers, context.options, mode, context.address, len(tasks), module_of(process)
-    )
-    do_tasks = f"{job}: process" >> beam.ParDo(
-        DoTasks(context.stage, partial(_finish_named, process, str(records)), str(records)))
-    if context.runner == "local":
-        numbered = Deal(deal(tasks, workers))
-        deals = f"{job}: shards" >> beam.ParDo(numbered).with_output_types(tuple[int, list[Any]])
-        _ = pipeline | beam.Impulse() | deals | beam.GroupByKey() | do_tasks
-    else:  # a cluster's engine has its own way with what was created, and may retry each element
-        elements = [(number, [batch]) for number, batch in enumerate(deal(tasks, len(tasks)))]
-        _ = pipeline | f"{job}: shards" >> beam.Create(elements) | do_tasks
-    check_linear(pipeline)
-    wait_for(pipeline.run())
+def _make_pool(mode: Mode, workers: int, work: Work, num_tasks: int) -> Pool:
+    if mode == "memory":
+        return in_turn
+    if mode == "threads":
+        return partial(in_threads, min(workers, num_tasks))
+    start_fork_server(work)  # which imports what workers need while this process imports Beam
+    return partial(in_processes, min(workers, num_tasks))
 
 
 class _Progress:

@@ -1,57 +1,137 @@
-"""Which Beam runner a job gets, made ready: Beam's own local one with what it lacks, a Dask cluster, or any other.
+"""Beam's part in a job: the runner that the manifest names, and one linear chain of one step that does the tasks.
 
-The local one is named explicitly because Beam's default runner tries to download a binary first. Its gRPC servers
-are bound to the loopback address: as shipped they listen on all interfaces, without authentication.
+The local runner is Beam's own, in this process and in its one thread, with nothing added: the step hands its tasks to
+the workers of this machine (`pool.py`). It is named explicitly, because Beam's default runner tries to download a
+binary first. Any other runner gets an element per task and spreads them over its cluster.
+
+Dask's is made whole here: Beam's runner for it returns before the work is done, keeps its connection open for ever,
+waits in silence where no worker comes, and counts nothing.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
-import os
-import sys
-import threading
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NoReturn
 
-from gristmill.dataprep.jobs.dask_cluster import check_cluster, dask_options
-from gristmill.dataprep.jobs.job_errors import WorkerError
+from gristmill.dataprep.jobs.errors import WorkerError
+from gristmill.dataprep.jobs.pool import Element, Pool, Work
 
-Mode = Literal["memory", "threads", "processes"]
 TRACEBACK_LOGGERS = (
     "apache_beam.runners.common", "apache_beam.runners.worker.sdk_worker", "apache_beam.runners.worker.sdk_worker_main",
     "apache_beam.runners.worker.data_plane",
 )  # fmt: skip
-SELDOM_NEEDED = ("boto3", "bson", "pandas", "pymongo", "requests")
-"""Packages that Beam imports where they are installed, for its sources, its sinks and its data frames."""
-COMPLAINING_LOGGERS = ("root", "apache_beam.io.mongodbio")
-"""Which say so where one of them is missing."""
+LOCAL_OPTIONS = {"runner": "FnApiRunner", "direct_running_mode": "in_memory"}
 EMBEDDED = "embed"
 """Beam's word for a job server inside of this process."""
+LOOPBACK = "LOOPBACK"
+"""And for workers inside of it."""
 ANSWER_SECONDS = 30.0
 """For a job server to answer, unless `job_server_timeout` says otherwise."""
 BEAM_NAMES = {"dask": "apache_beam.runners.dask.dask_runner.DaskRunner"}
-_loopback_lock = threading.Lock()
+CONNECT_SECONDS = 15
+"""For a Dask scheduler to answer."""
+FIRST_WORKER_SECONDS = 60
+"""How long a Dask cluster that is still starting may have no worker."""
+RULE = "a job is one linear chain, because runners may silently lose anything else"
 
 
-def import_beam(whole: bool = False) -> Any:
-    """Import Beam without its warnings about optional libraries, which concern nobody here.
+class NotLinearError(ValueError):
+    """A pipeline is not one linear chain."""
+
+
+def run_here(job: str, stage: str, pool: Pool, work: Work, elements: Sequence[Element]) -> Any:
+    """Run a job by the local runner; returns Beam's result, which has the counters.
 
     Args:
-        whole: also with what its own sources and sinks need, which no job here uses: it takes as long as all the rest.
+        job: its name.
+        stage: the namespace of its counters.
+        pool: the workers that share the elements.
+        work: does one element, and returns what is to be counted.
+        elements: all of them.
     """
-    seldom_needed = nullcontext() if whole or "apache_beam" in sys.modules else _Without(SELDOM_NEEDED)
-    loggers = [logging.getLogger(name) for name in COMPLAINING_LOGGERS]
-    for logger in loggers:
-        logger.addFilter(_is_about_beam)
+    beam = import_beam()
+    pipeline = make_pipeline(LOCAL_OPTIONS)
+    # Not beam.Create, which takes three steps more.
+    _ = pipeline | beam.Impulse() | f"{job}: process" >> beam.FlatMap(partial(_do_all, stage, pool, work, elements))
+    return run_pipeline(pipeline)
+
+
+def run_there(
+    job: str, stage: str, runner: str, options: Mapping[str, Any], address: str | None, work: Work,
+    elements: Sequence[Element],
+) -> Any:  # fmt: skip
+    """Run a job by another runner, which may retry each element.
+
+    Args:
+        job: its name.
+        stage: the namespace of its counters.
+        runner: `dask`, or any name that Beam knows.
+        options: pipeline options, by Beam's names.
+        address: of the Dask scheduler.
+        work: does one element, and returns what is to be counted.
+        elements: all of them.
+
+    Raises:
+        WorkerError: the cluster, or the job server, does not answer.
+    """
+    beam = import_beam()
+    if runner == "dask":
+        options = dask_options(address, len(elements), options)
+        check_cluster(options)
+    elif options.get("job_endpoint", EMBEDDED) != EMBEDDED:
+        check_job_server(options["job_endpoint"], float(options.get("job_server_timeout", ANSWER_SECONDS)))
+    with loopback_only(options):
+        pipeline = make_pipeline({"runner": BEAM_NAMES.get(runner, runner), **options})
+        made = pipeline | f"{job}: shards" >> beam.Create(elements)
+        _ = made | f"{job}: process" >> beam.FlatMap(partial(_do_one, stage, work))
+        return run_pipeline(pipeline)
+
+
+def _do_all(stage: str, pool: Pool, work: Work, elements: Sequence[Element], _impulse: bytes) -> Iterator[None]:
+    for counts in pool(work, elements):
+        count(stage, counts)
+        yield None
+
+
+def _do_one(stage: str, work: Work, element: Element) -> Iterator[None]:
+    count(stage, work(*element))
+    yield None
+
+
+def count(stage: str, counts: Mapping[str, Any]) -> None:
+    """Count decisions as Beam counters: `stage/rule` for each rule that dropped a document, and what was read and kept.
+    """
+    from apache_beam.metrics import Metrics
+
+    for key in ("read", "kept", "quarantined"):
+        Metrics.counter(stage, key).inc(int(counts.get(key, 0)))
+    for rule, number in counts.get("dropped", {}).items():
+        Metrics.counter(stage, rule).inc(int(number))
+
+
+def import_beam() -> Any:
+    """Import Beam without its warnings about optional libraries, which concern nobody here, and the tracebacks that it
+    logs: errors reach their reader otherwise.
+    """
+    root = logging.getLogger()
+    root.addFilter(_is_no_advice)
     try:
-        with seldom_needed, without_collection():
+        with without_collection():
             import apache_beam
     finally:
-        for logger in loggers:
-            logger.removeFilter(_is_about_beam)
+        root.removeFilter(_is_no_advice)
+    logging.getLogger("apache_beam").setLevel(logging.WARNING)
+    for name in TRACEBACK_LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     return apache_beam
+
+
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    return "apitools" not in record.getMessage()
 
 
 @contextmanager
@@ -66,90 +146,71 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _is_about_beam(record: logging.LogRecord) -> bool:
-    return not any(package in record.getMessage() for package in ("apitools", "bson"))
-
-
-class _Without:
-    """Within it, importing some packages fails in this thread as if they were not installed, unless they are there."""
-
-    def __init__(self, names: Collection[str]) -> None:
-        self._names, self._thread = names, threading.get_ident()
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        """What Python asks before any other finder."""
-        if name in self._names and threading.get_ident() == self._thread:
-            raise ModuleNotFoundError(f"{name} is not imported with Beam", name=name)
-
-    def __enter__(self) -> None:
-        sys.meta_path.insert(0, self)  # type: ignore[arg-type]
-
-    def __exit__(self, *error: object) -> None:
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
-
-
-def quieten_beam() -> None:
-    """Leave Beam its warnings, but not the tracebacks that its workers log: errors reach their reader otherwise."""
-    logging.getLogger("apache_beam").setLevel(logging.WARNING)
-    for name in TRACEBACK_LOGGERS:
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-def bind_grpc_to_loopback() -> None:
-    """Make every gRPC server of this process listen on 127.0.0.1 where it asked for all interfaces."""
-    import grpc
-
-    with _loopback_lock:
-        if getattr(grpc.server, "_gristmill_loopback", False):
-            return
-        original = grpc.server
-
-        def server(*args: Any, **kwargs: Any) -> Any:
-            made = original(*args, **kwargs)
-            add_insecure_port = made.add_insecure_port
-            made.add_insecure_port = lambda address: add_insecure_port(
-                address.replace("[::]:", "127.0.0.1:").replace("0.0.0.0:", "127.0.0.1:")
-            )
-            return made
-
-        server._gristmill_loopback = True  # type: ignore[attr-defined]
-        grpc.server = server
-
-
-def make_pipeline(
-    runner: str, workers: int, options: Mapping[str, Any], mode: Mode = "threads", address: str | None = None,
-    num_tasks: int = 1, module: str = "",
-) -> Any:  # fmt: skip
-    """Make an empty Beam pipeline.
-
-    Args:
-        runner: `local`, `dask`, or any name that Beam knows.
-        workers: parallel workers of the local runner.
-        options: pipeline options for another runner, by Beam's names.
-        mode: what the workers of the local runner are.
-        address: of the Dask scheduler.
-        num_tasks: elements of the pipeline.
-        module: of this package, which the local runner's worker processes need, or empty.
-
-    Raises:
-        WorkerError: the cluster, or the job server, does not answer.
-    """
-    beam = import_beam(whole=runner != "local")
+def make_pipeline(options: Mapping[str, Any]) -> Any:
+    """Make an empty Beam pipeline; its runner is one of the options."""
+    from apache_beam import Pipeline
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    quieten_beam()
-    bind_grpc_to_loopback()
-    if runner == "local":
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
-        local_runner, default_options = _local_runner(mode, workers, module)
-        return beam.Pipeline(runner=local_runner, options=default_options)
-    if runner == "dask":
-        options = dask_options(address, num_tasks, options)
-        check_cluster(options)
-    if options.get("job_endpoint", EMBEDDED) != EMBEDDED:
-        check_job_server(options["job_endpoint"], float(options.get("job_server_timeout", ANSWER_SECONDS)))
-    # As flags: the options of a runner are known only once Beam has imported it.
-    return beam.Pipeline(options=PipelineOptions.from_dictionary({"runner": BEAM_NAMES.get(runner, runner), **options}))
+    # The options of a runner are known only once Beam has imported it: given as flags, they wait for that.
+    return Pipeline(options=PipelineOptions.from_dictionary(dict(options)))
+
+
+def run_pipeline(pipeline: Any) -> Any:
+    """Run a pipeline that is one linear chain to its end; returns Beam's result."""
+    check_linear(pipeline)
+    result = pipeline.run()
+    wait_for(result)
+    return result
+
+
+def check_linear(pipeline: Any) -> None:
+    """Raise NotLinearError unless every step of a Beam pipeline has one input, one output and one consumer.
+
+    Beam's Dask runner, for one, computes the last branch of a pipeline and no other, gives every tagged output
+    everything, and drops what a DoFn yields when its bundle ends; all without an error.
+
+    Raises:
+        NotLinearError: a second source, branch or sink; a tagged output; a side input; a DoFn that finishes bundles.
+    """
+    from apache_beam.pipeline import PipelineVisitor
+
+    consumers: dict[Any, str] = {}
+    sources: list[str] = []
+
+    class Visitor(PipelineVisitor):
+        """Looks at the steps that do the work, inside whatever they are composed of."""
+
+        def visit_transform(self, step: Any) -> None:
+            _check_step(step)
+            inputs = [value for value in step.inputs if value.producer is not None]
+            if not inputs:
+                sources.append(step.full_label)
+            for value in inputs:
+                if value in consumers:
+                    _refuse(step, f"reads what {consumers[value]!r} reads too")
+                consumers[value] = step.full_label
+
+    pipeline.visit(Visitor())
+    if len(sources) > 1:
+        raise NotLinearError(f"the pipeline has {len(sources)} sources ({', '.join(sources)}); {RULE}")
+
+
+def _check_step(step: Any) -> None:
+    from apache_beam import DoFn
+
+    if len(step.inputs) > 1:
+        _refuse(step, f"has {len(step.inputs)} inputs")
+    if set(step.outputs) - {None, "None"}:
+        _refuse(step, f"has tagged outputs ({', '.join(sorted(str(tag) for tag in step.outputs))})")
+    if step.side_inputs:
+        _refuse(step, "has side inputs")
+    function = getattr(step.transform, "fn", None)
+    if isinstance(function, DoFn) and type(function).finish_bundle is not DoFn.finish_bundle:
+        _refuse(step, f"has a DoFn that finishes bundles ({type(function).__name__}.finish_bundle)")
+
+
+def _refuse(step: Any, why: str) -> NoReturn:
+    raise NotLinearError(f"the step {step.full_label!r} {why}; {RULE}")
 
 
 def check_job_server(endpoint: str, seconds: float) -> None:
@@ -164,16 +225,86 @@ def check_job_server(endpoint: str, seconds: float) -> None:
                               "engine.options.job_endpoint (job_server_timeout waits longer)") from error
 
 
-def _local_runner(mode: Mode, workers: int, module: str) -> tuple[Any, Any]:
-    """The local runner and its options, both of which know Beam from the inside."""
-    try:
-        from gristmill.dataprep.jobs.default_options import DefaultOptions
-        from gristmill.dataprep.jobs.local_runner import LocalRunner
-    except (ImportError, AttributeError) as error:
-        import apache_beam
+@contextmanager
+def loopback_only(options: Mapping[str, Any]) -> Iterator[None]:
+    """Within it the servers that Beam starts in this process for a trial listen on 127.0.0.1.
 
-        raise ImportError(
-            f"Apache Beam {apache_beam.__version__} has another inside than the versions that the local runner is "
-            f"written for ({error}); install one that pyproject.toml allows: pip install 'apache-beam>=2.77,<2.78'"
+    A job server inside of this process (`job_endpoint: embed`) and workers inside of it (`environment_type: LOOPBACK`)
+    run what they are sent. Beam binds both to all interfaces, without authentication, and has no option for it, nor
+    has gRPC: `grpc.server` is replaced meanwhile (docs/patched.md).
+    """
+    if options.get("job_endpoint") != EMBEDDED and options.get("environment_type") != LOOPBACK:
+        yield
+        return
+    import grpc
+
+    original: Callable[..., Any] = grpc.server
+
+    def server(*args: Any, **kwargs: Any) -> Any:
+        made = original(*args, **kwargs)
+        add_insecure_port = made.add_insecure_port
+        made.add_insecure_port = lambda address: add_insecure_port(
+            address.replace("[::]:", "127.0.0.1:").replace("0.0.0.0:", "127.0.0.1:")
+        )
+        return made
+
+    grpc.server = server
+    try:
+        yield
+    finally:
+        grpc.server = original
+
+
+def dask_options(address: str | None, num_tasks: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of Beam's Dask runner: one partition per task, where its own default is one per 128."""
+    found = {} if address is None else {"dask_client_address": address}
+    return {**found, "dask_npartitions": num_tasks, **options}
+
+
+def check_cluster(options: Mapping[str, Any]) -> None:
+    """Raise WorkerError unless the scheduler answers and has a worker, or gets one soon.
+
+    Args:
+        options: with `dask_client_address` or `dask_scheduler_file`.
+    """
+    from distributed import Client
+
+    address, file = options.get("dask_client_address"), options.get("dask_scheduler_file")
+    where = address or file
+    try:
+        client = Client(address=address, scheduler_file=file, timeout=CONNECT_SECONDS, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise WorkerError(
+            f"no Dask scheduler answers at {where} ({type(error).__name__}: {error}); start one with `dask scheduler`, "
+            "or correct engine.address"
         ) from error
-    return LocalRunner(mode, workers, module), DefaultOptions()
+    with client:
+        try:
+            client.wait_for_workers(1, timeout=FIRST_WORKER_SECONDS)
+        except TimeoutError as error:
+            raise WorkerError(
+                f"the Dask scheduler at {where} has no worker after {FIRST_WORKER_SECONDS} s; start some with "
+                f"`dask worker {where}`"
+            ) from error
+
+
+def wait_for(result: Any) -> None:
+    """Wait until a pipeline has ended, and let go of the Dask cluster, if it ran there.
+
+    Raises:
+        WorkerError: the cluster gave up on a task, because each worker that had it died; or its scheduler is gone.
+    """
+    client = getattr(result, "client", None)
+    try:
+        result.wait_until_finish()
+        # Beam takes a future that was lost for one that is done.
+        if client is not None and any(future.status != "finished" for future in result.futures):
+            raise WorkerError("the Dask scheduler ended, or the job was cancelled there; rerun to do what is missing")
+    except Exception as error:
+        if type(error).__name__ != "KilledWorker":
+            raise
+        raise WorkerError(f"the Dask cluster gave up: {error} Most likely a shard needs more memory.") from error
+    finally:
+        if client is not None:
+            client.cancel(result.futures)
+            client.close()

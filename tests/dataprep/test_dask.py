@@ -11,9 +11,9 @@ import pytest
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import atomic_write
-from gristmill.dataprep.jobs import dask_cluster
+from gristmill.dataprep.jobs import runner
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
-from gristmill.dataprep.jobs.job_errors import WorkerError
+from gristmill.dataprep.jobs.errors import WorkerError
 from gristmill.dataprep.jobs.runner import BEAM_NAMES, import_beam
 from tests.dataprep.dask_processes import Cluster
 
@@ -94,13 +94,13 @@ def test_a_scheduler_that_dies_ends_the_job_at_once(tmp_path: Path) -> None:
 
 
 def test_a_scheduler_that_does_not_answer_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dask_cluster, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(runner, "CONNECT_SECONDS", 0.5)
     with pytest.raises(WorkerError, match=r"no Dask scheduler answers at tcp://127.*:9 .*or correct engine.address"):
         run_tasks("job", TASKS, fail_on_three, context(tmp_path / "work", "tcp://127.0.0.1:9"))
 
 
 def test_a_scheduler_without_workers_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dask_cluster, "FIRST_WORKER_SECONDS", 0.5)
+    monkeypatch.setattr(runner, "FIRST_WORKER_SECONDS", 0.5)
     empty = Cluster(tmp_path)
     try:
         with pytest.raises(WorkerError, match=r"has no worker after 0.5 s; start some with `dask worker tcp://127"):
@@ -124,5 +124,5 @@ def test_beam_itself_loses_all_branches_but_the_last_without_an_error(tmp_path: 
     names = pipeline | beam.Create(["a", "b"])
     _ = names | "first" >> beam.Map(partial(write_name, str(tmp_path), "first"))
     _ = names | "last" >> beam.Map(partial(write_name, str(tmp_path), "last"))
-    dask_cluster.wait_for(pipeline.run())
+    runner.wait_for(pipeline.run())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last-a", "last-b"]

@@ -16,9 +16,9 @@ import pytest
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import atomic_write
-from gristmill.dataprep.jobs import engine, job_errors
+from gristmill.dataprep.jobs import engine, errors, runner
 from gristmill.dataprep.jobs.engine import Done, IncompleteJobError, Task, choose_mode, run_tasks, shard_tasks
-from gristmill.dataprep.jobs.job_errors import TaskError
+from gristmill.dataprep.jobs.errors import TaskError
 
 PORTABLE = {"job_endpoint": "embed", "environment_type": "LOOPBACK"}
 """Beam's own job server in this process: the whole way through the portable API, as Flink or Spark would go it."""
@@ -76,13 +76,12 @@ def test_a_task_whose_record_a_crash_of_the_machine_damaged_is_done_again(tmp_pa
 
 
 @pytest.mark.parametrize("mode", ["memory", "threads", "processes"])
-def test_tasks_that_are_dealt_together_are_done_one_by_one(tmp_path: Path, mode: str) -> None:
-    """Of 12 tasks of equal size the first three are one batch; the third fails, and the others of it are kept."""
+def test_what_was_done_before_an_error_is_not_done_again(tmp_path: Path, mode: str) -> None:
     tasks = [Task(f"t{n:02d}", {"n": n + 1}, size_bytes=100) for n in range(12)]
     work = context(tmp_path / "work", workers=2, mode=mode)
     with pytest.raises(ValueError, match="t02: ValueError: three is not allowed"):
         run_tasks("job", tasks, partial(fail_on_three, tmp_path), work)
-    assert {"t00", "t01"} <= set(calls(tmp_path))
+    assert len(calls(tmp_path)) < len(tasks)
     results = run_tasks("job", tasks, partial(square, tmp_path), work)
     assert [result["n"] for result in results] == list(range(1, 13))
     assert sorted(calls(tmp_path)) == [task.name for task in tasks]
@@ -125,7 +124,7 @@ def test_tasks_that_are_called_directly_leave_what_a_pipeline_would(
         work = context(out / "work")
         with pytest.MonkeyPatch.context() as patch:
             if direct:
-                patch.setattr(engine, "make_pipeline", no_pipeline)
+                patch.setattr(runner, "make_pipeline", no_pipeline)
             with pytest.raises(ValueError, match="three") as caught:
                 run_tasks("job", TASKS, partial(fail_on_three, out), work, direct=direct)
             begun = calls(out)
@@ -134,7 +133,7 @@ def test_tasks_that_are_called_directly_leave_what_a_pipeline_would(
         left[name] = str(caught.value), "in fail_on_three" in caught.value.__notes__[0], begun, results, records
     assert left["called"] == left["piped"]
     assert left["called"][2] == ["t0", "t1", "t2"]
-    monkeypatch.setattr(engine, "make_pipeline", no_pipeline)
+    monkeypatch.setattr(runner, "make_pipeline", no_pipeline)
     with pytest.raises(TaskError, match="a pipeline is made"):
         run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work", workers=2), direct=True)
 
@@ -172,7 +171,7 @@ def test_an_error_that_cannot_be_written_down_comes_through_the_runner(
     def no_space(path: Path, value: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(job_errors, "write_json", no_space)
+    monkeypatch.setattr(errors, "write_json", no_space)
     with pytest.raises(TaskError, match=r"^job: ValueError: three is not allowed$"):
         run_tasks("job", TASKS, partial(fail_on_three, tmp_path), context(tmp_path / "work"))
 
@@ -213,11 +212,11 @@ def test_the_largest_tasks_go_first(tmp_path: Path) -> None:
 def test_a_runner_that_loses_tasks_without_an_error_is_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def loses_the_last(job: str, tasks: list[Task], *arguments: Any) -> None:
-        for task in tasks[:-1]:
-            engine.finish_task(task, arguments[0], arguments[2])
+    def loses_the_last(job: str, stage: str, pool: Any, work: Any, elements: Any) -> None:
+        for element in elements[:-1]:
+            work(*element)
 
-    monkeypatch.setattr(engine, "_run_pipeline", loses_the_last)
+    monkeypatch.setattr(engine, "run_here", loses_the_last)
     with pytest.raises(IncompleteJobError, match="1 of 7 planned tasks did not come out, first: t6"):
         run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work"))
 
@@ -251,17 +250,24 @@ def look(pid: int, task: Task) -> Done:
     return Done([], {"sockets": listening(pid)})
 
 
-def test_the_local_runner_listens_on_the_loopback_address_only_and_with_threads_not_at_all(tmp_path: Path) -> None:
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
+"""127.0.0.1, and its form within IPv6, in the byte order of /proc."""
+
+
+def test_the_local_runner_listens_on_nothing_and_a_trial_of_the_portable_one_on_the_loopback_address_alone(
+    tmp_path: Path
+) -> None:
     seen, before = {}, listening(os.getpid())  # such as Dask's cluster, or a server that this process was given
-    for mode in ("threads", "processes"):
-        work = context(tmp_path / mode, workers=2, mode=mode)
-        results = run_tasks("job", TASKS, partial(look, os.getpid()), work)
-        seen[mode] = {address for result in results for inode, address in result["sockets"].items()
+    for name, settings in {
+        "threads": {"mode": "threads"}, "processes": {"mode": "processes"},
+        "portable": {"runner": "PortableRunner", "options": PORTABLE},
+    }.items():
+        results = run_tasks("job", TASKS, partial(look, os.getpid()), context(tmp_path / name, workers=2, **settings))
+        seen[name] = {address for result in results for inode, address in result["sockets"].items()
                       if inode not in before}
-    assert not seen["threads"]
-    # 127.0.0.1, and its form within IPv6, in the byte order of /proc.
-    assert seen["processes"]
-    assert seen["processes"] <= {"0100007F", "0000000000000000FFFF00000100007F"}
+    assert not seen["threads"] | seen["processes"]
+    assert seen["portable"]
+    assert seen["portable"] <= LOOPBACK
 
 
 BOTH = threading.Barrier(2, timeout=60)
@@ -278,10 +284,10 @@ def test_as_many_tasks_run_at_once_as_there_are_threads(tmp_path: Path) -> None:
     assert len({result["thread"] for result in results}) == 2
 
 
-@pytest.mark.parametrize("mode", ["memory", "threads"])
+@pytest.mark.parametrize("mode", ["memory", "threads", "processes"])
 def test_beam_counts_what_all_workers_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     ended: list[Any] = []
-    monkeypatch.setattr(engine, "wait_for", ended.append)
+    monkeypatch.setattr(runner, "wait_for", ended.append)
     work = context(tmp_path / "work", workers=2, mode=mode, stage="toy")
     run_tasks("job", TASKS, partial(square, tmp_path), work)
     counters = {(found.key.metric.namespace, found.key.metric.name): found.result
@@ -289,49 +295,7 @@ def test_beam_counts_what_all_workers_decided(tmp_path: Path, monkeypatch: pytes
     assert counters == {("toy", "read"): 7, ("toy", "kept"): 7, ("toy", "quarantined"): 0}
 
 
-def test_what_one_pipeline_sets_of_its_options_does_not_reach_the_next() -> None:
-    from apache_beam.options.pipeline_options import DebugOptions, PipelineOptions, StandardOptions
-
-    from gristmill.dataprep.jobs.default_options import DefaultOptions
-
-    changed, next_one = DefaultOptions(), DefaultOptions()
-    changed.view_as(StandardOptions).runner = "Other"
-    changed.view_as(DebugOptions).add_experiment("some")
-    assert (changed.view_as(StandardOptions).runner, changed.view_as(DebugOptions).experiments) == ("Other", ["some"])
-    fresh = PipelineOptions(flags=[])
-    for group in (StandardOptions, DebugOptions):
-        ours, theirs = next_one.view_as(group), fresh.view_as(group)
-        assert {name: getattr(ours, name) for name in theirs._visible_option_list()} == {
-            name: getattr(theirs, name) for name in theirs._visible_option_list()}  # fmt: skip
-
-
-def test_a_beam_with_another_inside_is_an_error_that_names_the_version_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "gristmill.dataprep.jobs.local_runner", None)
-    with pytest.raises(TaskError, match=r"Apache Beam 2[\d.]+ has another inside .*'apache-beam>=2.77,<2.78'"):
-        run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work"))
-
-
-IMPORTS_BEAM = """
-import importlib, sys, threading
-from gristmill.dataprep.jobs.runner import SELDOM_NEEDED, _Without, import_beam
-
-import_beam()
-assert not set(SELDOM_NEEDED) & set(sys.modules), set(SELDOM_NEEDED) & set(sys.modules)
-import requests, pandas  # now as ever
-
-del sys.modules["requests"]
-found = []
-with _Without(SELDOM_NEEDED):
-    thread = threading.Thread(target=lambda: found.append(importlib.import_module("requests").__name__))
-    thread.start()
-    thread.join()
-assert found == ["requests"], "other threads import what they like"
-assert not [finder for finder in sys.meta_path if isinstance(finder, _Without)]
-"""
-
-
-def test_beam_is_imported_without_what_no_job_needs_and_without_a_word() -> None:
-    done = subprocess.run([sys.executable, "-c", IMPORTS_BEAM], capture_output=True, text=True)
+def test_beam_is_imported_without_a_word() -> None:
+    code = "from gristmill.dataprep.jobs.runner import import_beam; import_beam()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

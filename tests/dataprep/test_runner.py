@@ -1,17 +1,91 @@
-"""Before a job is handed to a runner, somebody has to answer there."""
+"""Beam's part in a job: a pipeline that is no linear chain is refused, and somebody has to answer where it is sent."""
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
+import apache_beam as beam
 import pytest
 
-from gristmill.dataprep.jobs.job_errors import WorkerError
-from gristmill.dataprep.jobs.runner import make_pipeline
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
+from gristmill.dataprep.jobs.errors import WorkerError
+from gristmill.dataprep.jobs.runner import NotLinearError, check_linear
 
 
-def test_a_job_server_that_says_nothing_is_named_soon() -> None:
+def test_a_job_server_that_says_nothing_is_named_soon(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(WorkerError, match=rf"no job server answers at {endpoint} within 0\.2 s; start it, or"):
-            make_pipeline("PortableRunner", 1, {"job_endpoint": endpoint, "job_server_timeout": 0.2})
+        options = {"job_endpoint": endpoint, "job_server_timeout": 0.2}
+        context = Context(tmp_path, runner="PortableRunner", options=options, emit=lambda event: None)
+        with pytest.raises(WorkerError, match=rf"^no job server answers at {endpoint} within 0\.2 s; start it, or"):
+            run_tasks("job", [Task("a")], lambda task: Done(), context)
+
+
+class Collects(beam.DoFn):
+    def process(self, element: int) -> Iterator[int]:  # type: ignore[override]
+        yield element
+
+    def finish_bundle(self) -> Iterator[int]:  # type: ignore[override]
+        yield 1
+
+
+def numbers(pipeline: Any) -> Any:
+    return pipeline | "numbers" >> beam.Create([1, 2, 3])
+
+
+def two_sinks(pipeline: Any) -> None:
+    made = numbers(pipeline)
+    _ = made | "one" >> beam.Map(print)
+    _ = made | "other" >> beam.Map(print)
+
+
+def two_sources(pipeline: Any) -> None:
+    numbers(pipeline)
+    _ = pipeline | "more" >> beam.Create([4])
+
+
+def flattened(pipeline: Any) -> None:
+    _ = (numbers(pipeline), pipeline | "more" >> beam.Create([4])) | "both" >> beam.Flatten()
+
+
+def tagged(pipeline: Any) -> None:
+    _ = numbers(pipeline) | "split" >> beam.ParDo(lambda n: [n]).with_outputs("even", main="odd")
+
+
+def side_input(pipeline: Any) -> None:
+    made = numbers(pipeline)
+    _ = pipeline | "more" >> beam.Create([4]) | "add" >> beam.Map(lambda n, others: n, beam.pvalue.AsList(made))
+
+
+def finishing(pipeline: Any) -> None:
+    _ = numbers(pipeline) | "collect" >> beam.ParDo(Collects())
+
+
+def batching(pipeline: Any) -> None:
+    _ = numbers(pipeline) | "batch" >> beam.BatchElements()
+
+
+@pytest.mark.parametrize(("build", "message"), [
+    (two_sinks, "'other.*' reads what 'one.*' reads too"),
+    (two_sources, "2 sources"),
+    (flattened, "'both' has 2 inputs"),
+    (tagged, r"'split.*' has tagged outputs \(.*even"),
+    (side_input, "'add.*' has side inputs"),
+    (finishing, r"'collect' has a DoFn that finishes bundles \(Collects.finish_bundle\)"),
+    (batching, "finishes bundles"),
+])
+def test_anything_but_a_linear_chain_is_refused(build: Callable[[Any], None], message: str) -> None:
+    pipeline = beam.Pipeline()
+    build(pipeline)
+    with pytest.raises(NotLinearError, match=message):
+        check_linear(pipeline)
+
+
+def test_a_chain_with_a_shuffle_is_linear() -> None:
+    pipeline = beam.Pipeline()
+    _ = numbers(pipeline) | beam.Map(lambda n: (n % 2, n)) | beam.GroupByKey() | beam.Map(print)
+    check_linear(pipeline)

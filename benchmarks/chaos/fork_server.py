@@ -1,47 +1,116 @@
-"""The fork server's inside: `python -m gristmill.dataprep.jobs.worker SOCKET`, which `fork_server.py` starts.
+"""A process from which others are forked once it has imported what they need: seen from outside, and its inside.
 
-A worker is Beam's own SDK worker with one thread for Arrow, which ends with the process that asked for it, whatever
-ends that, and leaves Ctrl-C to it. The server itself runs no thread of Python and opens no gRPC channel: both would be
-lost or broken in its forks. (Of native threads it has the one of Arrow's jemalloc, which is made to be forked.)
+Server and parent share a socket, over which the parent passes two more descriptors per worker: a socket of its own,
+the worker's line, and where its output goes. Over the line go a request (JSON, one line) and as answers the process
+number and, once the worker has ended, its exit code. Closing the line kills the worker; closing the socket, as the
+parent's end does whatever ends it, kills all workers and the server.
 """
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import os
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 import traceback
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from gristmill.dataprep.jobs.runner import import_beam, quieten_beam, without_collection
-from gristmill.dataprep.processes import end_with_parent
-
-PRELOADED = ("apache_beam.runners.worker.sdk_worker_main", "gristmill.dataprep.jobs.engine",
-             "gristmill.dataprep.jobs.task_dofn", "gristmill.dataprep.text.kernels")  # fmt: skip
-"""What every worker needs besides Beam itself."""
+from gristmill.dataprep.jobs.runner import without_collection
+from gristmill.dataprep.processes import ONE_THREAD, end_with_parent
 
 
-def main(argv: list[str]) -> None:
-    """Fork workers as the parent asks for them, until it closes the socket whose descriptor is the only argument."""
-    (descriptor,) = argv
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
-    with without_collection():
-        import_beam()
-        quieten_beam()
-        for name in PRELOADED:
-            importlib.import_module(name)
-    gc.freeze()  # what is imported stays: a worker that looks for garbage in it would copy all of its memory
-    with socket.socket(fileno=int(descriptor)) as requests:
-        Server(requests, work).serve()
+class ForkServer:
+    """A running fork server.
+
+    Args:
+        module: its inside, which is told the descriptor of a socket and serves it with `Server`.
+        environment: what its environment has beside that of this process.
+    """
+
+    def __init__(
+        self, module: str, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._parent = os.getpid()
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()],
+                env={**dict.fromkeys(ONE_THREAD, "1"), **os.environ, **(environment or {})},
+            )  # fmt: skip
+
+    @property
+    def is_running(self) -> bool:
+        """Whether workers can be had from it: it has not ended, and was started by this very process."""
+        return self._parent == os.getpid() and self._process.poll() is None
+
+    def start(
+        self, environment: Mapping[str, str], modules: Sequence[str], output: int, command: Sequence[str] = ()
+    ) -> Forked:
+        """Fork a worker, without waiting for it.
+
+        Args:
+            environment: all of the worker's environment variables.
+            modules: what the server imports before it forks, unless it has.
+            output: the descriptor of the worker's standard output and error.
+            command: what it is to do, where the server's inside asks for that.
+        """
+        line, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._socket, [b"w"], [theirs.fileno(), output])
+        folder = os.getcwd()
+        request = {
+            "environment": dict(environment), "modules": list(modules), "folder": folder,
+            "path": [folder, *filter(None, sys.path)], "command": list(command),
+        }  # fmt: skip
+        line.sendall(json.dumps(request).encode() + b"\n")
+        return Forked(line, self._process)
+
+    def close(self) -> None:
+        """End the server and what it has forked."""
+        if self._parent == os.getpid():
+            self._socket.close()
+            self._process.wait()
+
+
+class Forked:
+    """A worker process.
+
+    Attributes:
+        pid: its number, once `wait` has heard of it.
+    """
+
+    def __init__(self, line: socket.socket, server: subprocess.Popen[bytes]) -> None:
+        self.pid: int | None = None
+        self._line, self._server = line, server
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end, and return its exit code (negative: the signal that ended it); for one thread, once.
+
+        Where the server ended, its workers have ended with it; the exit code is the server's.
+
+        Raises:
+            TimeoutError: it has not ended after so many seconds; it is killed.
+        """
+        self._line.settimeout(timeout)
+        with self._line, self._line.makefile("rb") as answers:
+            for answer in answers:
+                number = int(answer)
+                if self.pid is not None:
+                    return number
+                self.pid = number
+        return self._server.wait()
+
+    def kill(self) -> None:
+        """End it at once."""
+        with suppress(OSError):  # it has ended
+            self._line.shutdown(socket.SHUT_WR)
 
 
 class Server:
@@ -141,25 +210,3 @@ class Server:
 def _tell(line: socket.socket, number: int) -> None:
     with suppress(OSError):  # nobody listens any more
         line.sendall(b"%d\n" % number)
-
-
-def work(request: dict[str, Any]) -> None:
-    """Serve the bundles of a job until it closes the connection.
-
-    Args:
-        request: `environment`, `folder` and `path` (where modules are looked for) of the process that asked for it.
-    """
-    import pyarrow as pa
-    from apache_beam.runners.worker import sdk_worker_main
-
-    os.environ.clear()
-    os.environ.update(request["environment"])
-    os.chdir(request["folder"])
-    sys.path[:] = request["path"]
-    pa.set_cpu_count(1)
-    _, harness, _ = sdk_worker_main.create_harness(os.environ)
-    harness.run()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

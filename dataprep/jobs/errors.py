@@ -84,6 +84,16 @@ def make_error(module: str, qualified_name: str, message: str) -> Exception:
     return error if str(error) == message else TaskError(message)
 
 
+def own_error(error: BaseException | None) -> BaseException | None:
+    """What ended a job on this machine, where that is no task: a worker's death, Ctrl-C, or that the process is to end.
+
+    Beam raises it anew as something else, behind which it stands.
+    """
+    while error is not None and not isinstance(error, WorkerError | KeyboardInterrupt | SystemExit):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 def shorten(job: str, error: Exception) -> TaskError:
     """A runner's error as one sentence: the last line of what it says, which is where Beam puts the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

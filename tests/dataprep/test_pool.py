@@ -1,4 +1,7 @@
-"""Worker processes: they share the work, a dead one ends the job with a clear error, none outlives its parent."""
+"""Worker processes: they share the work, a dead one ends the job with a clear error, none outlives its parent.
+
+They are forked from one server for all jobs of a process, and are as if started by themselves.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ import pytest
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
-from gristmill.dataprep.jobs.job_errors import WorkerError
+from gristmill.dataprep.jobs.errors import WorkerError
+from gristmill.dataprep.jobs.pool import modules_of
+from gristmill.dataprep.reading.ingest import ingest_task
 
 PATIENCE_SECONDS = 60
 TASKS = [Task(f"t{n}", {"n": n}) for n in range(6)]
@@ -86,6 +91,22 @@ def test_a_worker_that_dies_ends_the_job_with_what_happened_and_its_last_words(
         run_tasks("job", TASKS, partial(die, how), context(tmp_path / "work"))
 
 
+def die_beside_a_long_task(out: Path, task: Task) -> Done:
+    """The second worker dies once the first is in the middle of a task that does not end by itself."""
+    if task.payload["n"] == 0:
+        (out / "begun").write_text(str(os.getpid()))
+        signal.pause()
+    wait_until((out / "begun").exists)
+    os.kill(os.getpid(), signal.SIGKILL)
+    return Done()
+
+
+def test_a_worker_that_dies_is_seen_while_the_others_are_busy_and_they_are_ended(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match=r"worker 1 \(pid \d+\) was killed by signal 9"):
+        run_tasks("job", TASKS[:2], partial(die_beside_a_long_task, tmp_path), context(tmp_path / "work"))
+    assert not is_running(int((tmp_path / "begun").read_text()))
+
+
 def fail_on_three(task: Task) -> Done:
     if task.payload["n"] == 3:
         raise LookupError("three is not allowed")
@@ -118,6 +139,55 @@ def test_what_workers_print_goes_to_standard_error(tmp_path: Path, capfd: pytest
     ]
 
 
+def tell_pids(task: Task) -> Done:
+    return Done([], {"pid": os.getpid(), "server": os.getppid()})
+
+
+def run(work: Path, process: Any = tell_pids) -> list[dict[str, Any]]:
+    return run_tasks("job", TASKS, process, context(work))
+
+
+def test_the_jobs_of_a_process_share_a_server_but_no_workers(tmp_path: Path) -> None:
+    first, second = run(tmp_path / "first"), run(tmp_path / "second")
+    assert {result["server"] for result in first + second} == {first[0]["server"]}
+    assert not {result["pid"] for result in first} & {result["pid"] for result in second}
+
+
+def test_workers_have_the_folder_and_the_environment_of_when_the_job_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def see(task: Task) -> Done:
+        """In here, so that it is sent as it is, and need not be found below the folder."""
+        return Done([], {"folder": os.getcwd(), **{name: os.environ[name] for name in ("SOME", "OMP_NUM_THREADS")}})
+
+    run(tmp_path / "before")
+    monkeypatch.setenv("SOME", "set later")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.chdir(tmp_path)
+    after = run(tmp_path / "after", see)
+    assert after == [{"folder": str(tmp_path), "SOME": "set later", "OMP_NUM_THREADS": "3"}] * len(TASKS)
+
+
+def kill_server(task: Task) -> Done:
+    os.kill(os.getppid(), signal.SIGKILL)
+    signal.pause()
+    return Done()
+
+
+def test_a_server_that_is_killed_ends_the_job_and_the_next_job_starts_another(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match=r"worker [01] \(pid \d+\) ended"):
+        run(tmp_path / "killed", kill_server)
+    assert len(run(tmp_path / "next")) == len(TASKS)
+
+
+def test_only_modules_of_the_package_are_imported_before_the_fork() -> None:
+    assert list(modules_of(partial(partial(ingest_task, "out"), 5))) == ["gristmill.dataprep.reading.ingest"]
+    assert list(modules_of(partial(run_tasks, ingest_task))) == [
+        "gristmill.dataprep.jobs.engine", "gristmill.dataprep.reading.ingest"]  # fmt: skip
+    assert not list(modules_of(tell_pids))
+    assert not list(modules_of(partial(len)))
+
+
 SCRIPT = """
     import os, sys, time
     from pathlib import Path
@@ -132,6 +202,17 @@ SCRIPT = """
 
     run_tasks("job", [Task("a"), Task("b")], wait, Context(folder / "work", workers=2, mode="processes"))
 """
+
+
+@pytest.mark.parametrize("mode", ["memory", "threads", "processes"])
+def test_an_interrupt_reaches_the_caller_as_such(tmp_path: Path, mode: str) -> None:
+    def interrupt(parent: int, task: Task) -> Done:
+        os.kill(parent, signal.SIGINT)
+        return Done()
+
+    with pytest.raises(KeyboardInterrupt):
+        run_tasks("job", TASKS, partial(interrupt, os.getpid()),
+                  Context(tmp_path, emit=lambda event: None, mode=mode, workers=2))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
