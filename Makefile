@@ -1,17 +1,21 @@
-# Two targets are for everybody: `make demo` and `make test`. Both make the environment first.
+# For everybody: `make demo` and `make test`, and before something lands `make test-all`. All make the environment first.
 PYTHON ?= python3
 BIN := .venv/bin
+LONG := browser or referee or chaos or parallel or slow
 LAYERS := mixtures dataprep tokenize train flows
 
 # A run starts many processes, and they begin sooner where what Python compiles is kept beside the sources.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check audit clean
+.PHONY: demo test test-all check audit clean
 
 demo: .venv/installed
 	$(BIN)/gristmill run mixtures/demo.yaml
 
 test: .venv/developing
+	$(BIN)/pytest -n 2 --dist loadfile -m "not ($(LONG))"
+
+test-all: .venv/developing
 	$(BIN)/pytest -n 2 --dist loadfile
 
 check: .venv/developing build/typecheck

@@ -39,8 +39,8 @@ SEED = int(os.environ.get("GRISTMILL_TEST_SEED", "0"))
 TORCHS_OWN_SEED = 67280421310721
 """What torch's generator begins from in a process that imports it only within a test (`default_rng_seed_val`)."""
 
-FOLDERS = ("tests/browser", "tests/referees")
-"""Folders that one worker runs: their tests share a server and a browser, or imports that take seconds."""
+FOLDERS = {"tests/browser": "browser", "tests/referees": "referee"}
+"""Folders that one worker runs, and the mark of their tests: they share a server and a browser, or slow imports."""
 LONGEST = (
     "tests/browser", "tests/train/test_parallel.py", "tests/flows/test_pipeline.py", "tests/referees",
     "tests/flows/test_serving.py", "tests/flows/test_survives.py", "tests/train/test_resume.py",
@@ -82,7 +82,10 @@ def unit_of(nodeid: str) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what takes longest first; xdist deals the files out in this order."""
+    """Mark the tests of folders, and put what takes longest first; xdist deals the files out in this order."""
+    for item in items:
+        if mark := FOLDERS.get(unit_of(item.nodeid)):
+            item.add_marker(mark)
     order = {unit: place for place, unit in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(unit_of(item.nodeid), len(LONGEST)))
 

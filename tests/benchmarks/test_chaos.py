@@ -17,7 +17,7 @@ from benchmarks.chaos.project import write_project
 from benchmarks.chaos.undisturbed import Undisturbed, gristmill
 from gristmill.flows.stages import STAGES
 
-pytestmark = pytest.mark.xdist_group("survives")
+pytestmark = pytest.mark.chaos
 WRITES = """
 import os, sys, time
 from pathlib import Path

@@ -134,7 +134,8 @@ def tokens_as_text(inputs: Mapping[str, Path], shard: str) -> dict[bytes, str]:
             for row in read_table(inputs["tokenize"] / docs_name(shard)).to_pylist()}
 
 
-@pytest.mark.parametrize("seed", range(ORDERS))
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.slow] if seed > 1 else [])
+                                  for seed in range(ORDERS)])
 def test_tokens_explain_and_a_plain_program_agree_on_the_text_whatever_the_order_of_the_stages(
     tmp_path: Path, seed: int
 ) -> None:

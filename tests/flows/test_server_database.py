@@ -123,6 +123,7 @@ def in_a_loop_of_its_own(work: Coroutine[Any, Any, Any]) -> Any:
         return thread.submit(asyncio.run, work).result()
 
 
+@pytest.mark.slow
 def test_up_keeps_runs_in_postgresql_and_tells_nobody_the_password(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("A note of some words.")

@@ -100,6 +100,7 @@ def task_states(api: str, flow_run: str) -> dict[str, str]:
     return {run["name"]: run["state_name"] for run in runs}
 
 
+@pytest.mark.slow
 def test_deployments_run_what_the_api_triggers_with_other_parameters(
     server: str, project: Path, environment: dict[str, str]
 ) -> None:
@@ -150,6 +151,7 @@ def test_a_run_from_the_command_line_shows_up_in_a_running_server(
     assert "dropped: gopher_quality/min_words | 1" in cards[0]["data"]
 
 
+@pytest.mark.slow
 def test_without_a_server_the_run_is_recorded_for_a_later_one_but_no_credentials(
     project: Path, environment: dict[str, str]
 ) -> None:
@@ -168,6 +170,7 @@ def test_without_a_server_the_run_is_recorded_for_a_later_one_but_no_credentials
     assert [path for path in kept if b"hunter2" in path.read_bytes()] == []
 
 
+@pytest.mark.slow
 def test_up_starts_a_server_with_the_deployments_shares_it_and_takes_it_down_again(tmp_path: Path) -> None:
     """On a machine that has had none: it makes its database too."""
     environment = environment_with(str(tmp_path / "prefect"))
@@ -279,6 +282,7 @@ def test_the_kept_password_is_made_once_and_readable_by_its_owner_alone(
     assert server_password() == "me:mine"
 
 
+@pytest.mark.slow
 def test_the_temporary_server_of_a_run_asks_for_a_password_too(
     project: Path, environment: dict[str, str]
 ) -> None:

@@ -18,6 +18,8 @@ from benchmarks.chaos.kills import still_running
 from benchmarks.chaos.surroundings import CannotMountError, Scene
 from benchmarks.chaos.undisturbed import Undisturbed, gristmill
 
+pytestmark = pytest.mark.chaos
+
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:

@@ -76,6 +76,7 @@ def test_the_more_is_forgotten_the_less_is_kept_for_the_backward_pass(tiny_shape
     assert full < every_second < off
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for a CPU needs a C++ compiler")
 def test_compiled_trainings_learn_the_same(
     run_stage: Any, tokenizer_folder: Path, mix_folder: Path, config: dict[str, Any], tmp_path: Path

@@ -203,6 +203,7 @@ CRASHES = (("PUT", "work/checkpoints/step-00000004/complete.json"),
 """Before which requests the processes of a training are killed, attempt after attempt."""
 
 
+@pytest.mark.slow
 def test_a_training_whose_folder_lies_in_a_store_is_killed_and_goes_on_to_the_same_bytes(
     run_stage: Any, network: FaultyNetwork, stored: Path, tokenizer_folder: Path, mix_folder: Path,
     pretrain_config: dict[str, Any], tmp_path: Path,

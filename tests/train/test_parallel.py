@@ -100,7 +100,8 @@ def test_a_mixture_of_experts_learns_the_same_sharded_and_forgetting(
     assert loads[0] == loads[1]
 
 
-@pytest.mark.parametrize("ranks", FORMS)
+@pytest.mark.parametrize("ranks", [pytest.param(ranks, marks=[pytest.mark.parallel] if ranks > 2 else [])
+                                   for ranks in FORMS])
 def test_every_form_learns_the_same_and_goes_on_from_the_checkpoints_of_the_others(
     ranks: int, alone: Path, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -119,6 +120,7 @@ def test_every_form_learns_the_same_and_goes_on_from_the_checkpoints_of_the_othe
         assert_same(tmp_path / f"resumed-{number}", alone, first_step=CHECKPOINT + 1)
 
 
+@pytest.mark.parallel
 def test_a_product_of_three_forms_learns_the_same() -> None:
     """The other products, and that of all four on 16 processes, are rows of `gristmill bench train`."""
     (steps,) = differences_of(8, [{"pipeline": 2, "shard": 2, "tensor": 2}]).values()

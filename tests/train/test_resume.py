@@ -114,6 +114,7 @@ def test_a_killed_training_resumes_to_the_same_bits(
     assert (folder / weights).read_bytes() == (undisturbed / weights).read_bytes()
 
 
+@pytest.mark.parallel
 def test_two_ranks_stopped_and_resumed_as_four_read_the_same_rows_and_learn_the_same(
     undisturbed: Path, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -123,6 +123,7 @@ sys.exit(max(node.wait() for node in nodes))
 """
 
 
+@pytest.mark.slow
 def test_a_training_over_two_nodes_learns_what_one_node_does(
     tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -83,6 +83,7 @@ def on_made_rows(job: dict[str, Any], made: Path) -> dict[str, Any]:
     return {**job, "config": config, "inputs": {**job["inputs"], name: str(rows)}}
 
 
+@pytest.mark.slow
 def test_two_processes_tune_as_one_does(
     run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
