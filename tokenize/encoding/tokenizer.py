@@ -61,6 +61,10 @@ class TextTokenizer:
     token_bytes: np.ndarray
     sha256: str
 
+    def described(self) -> dict[str, Any]:
+        """What a packed set says of its tokenizer."""
+        return {"vocab_size": self.vocab_size, "eos": self.eos, "pad": self.pad, "sha256": self.sha256}
+
     def encode(self, texts: Sequence[str]) -> list[Encoding]:
         """Encode documents; `.ids` of each result never holds a special id (no character offsets)."""
         return self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -74,7 +78,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """Learn a tokenizer, or take the one that is given; see the module for what is written.
 
     Args:
-        inputs: `ingest` and the annotating stages.
+        inputs: `ingest` and the annotating stages; nothing where a tokenizer is given and there are no documents.
         config: `tokenizer` (the section), `sources` (names in the manifest's order), `seed`, and `external`
             (the sha256) where the section has a path.
         out: output folder.
@@ -90,7 +94,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     if section.path is not None:
         tokenizer = read_external(as_path(section.path), section.special_tokens, own_template=template is not None)
         check(tokenizer, template or CHAT_TEMPLATE)
-    sample = draw_sample(inputs, config["sources"], section.sample_bytes, section.weights, config["seed"])
+    sample = TokenizerSample({}, {}) if "ingest" not in inputs else draw_sample(
+        inputs, config["sources"], section.sample_bytes, section.weights, config["seed"])
     if section.path is None:
         tokenizer = train(sample, section.vocab_size, section.pretokenizer, section.special_tokens)
         check(tokenizer, template or CHAT_TEMPLATE)

@@ -94,8 +94,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     write_json(out / MANIFEST, {
         "format": FORMAT if len(plan.stages) == 1 else STAGED_FORMAT, "dtype": plan.dtype,
         "sequence_length": section.sequence_length, "seed": seed, "sources": list(sources),
-        "tokenizer": {"vocab_size": tokenizer.vocab_size, "eos": tokenizer.eos, "pad": tokenizer.pad,
-                      "sha256": tokenizer.sha256},
+        "tokenizer": tokenizer.described(),
         "train": {"rows": summary["rows"], "rows_per_source": [packed.rows for packed in train.values()],
                   "stages": [list(rows) for rows in plan.stages], "shards": shards},
         "shares": summary["stages"], **{key: summary[key] for key in kept},

@@ -55,6 +55,7 @@ from gristmill.train.stages.trained_models import (
     averaged,
     causal_share,
     describe_model,
+    open_mixture,
     publish,
     start_of,
     tuned_shape,
@@ -81,7 +82,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     with closing(PackedSet(inputs["dpo_data"])) as data:
         check_pairs(data)
     with closing(PackedSet(inputs["dpo_data"], context.stream, context.warn)) as data, \
-            closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed, \
+            open_mixture(inputs, context) as packed, \
             process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
         rows, length = PairRows(data), data.sequence_length
         shape = tuned_shape(read_shape(start), length, context)

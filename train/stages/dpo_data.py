@@ -16,10 +16,11 @@ from gristmill.dataprep.context import Context
 from gristmill.dataprep.examples.kept_examples import REFUSED, set_names, write_refused
 from gristmill.dataprep.examples.preferences import warnings_of
 from gristmill.mixtures.posttraining import DpoData
-from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.train.data.chat import Chat
 from gristmill.train.data.pairs import Pair, read_preferences
 from gristmill.train.data.preference_rows import write_pair_rows
+from gristmill.train.stages.trained_models import example_length
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
@@ -30,15 +31,15 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         gristmill.train.data.conversations.NothingToTrainError: a set has no usable pair.
     """
     section = DpoData.model_validate(config)
-    chat, mix = Chat(inputs["tokenizer"]), PackedSet(inputs["mix"])
-    length = section.sequence_length or mix.sequence_length
+    chat, tokenizer = Chat(inputs["tokenizer"]), load(inputs["tokenizer"]).described()
+    length = example_length(section.sequence_length, inputs)
     names = set_names([one.path for one in section.data])
     found, sets, refused = read_preferences(section.data, chat, length, inputs.get("dpo_prepare"), section.leaks)
     write_refused(out / REFUSED, zip(names, refused, strict=True))
     for name, one in zip(names, sets, strict=True):
         for warning in warnings_of(name, one["audit"]):
             context.warn(warning)
-    written = write_pair_rows(out, dict(zip(names, found, strict=True)), length, mix.manifest["tokenizer"], chat)
+    written = write_pair_rows(out, dict(zip(names, found, strict=True)), length, tokenizer, chat)
     pairs = sum(isinstance(one, Pair) for of_set in found for one in of_set)
     return {"sequence_length": length, "pairs": pairs, "answers": sum(map(len, found)) - pairs, **written,
             "sets": [{"name": name, **counts} for name, counts in zip(names, sets, strict=True)]}

@@ -36,10 +36,7 @@ from gristmill.train.models.llama import Llama
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.losses import sequence_logps
 from gristmill.train.parallel.world import make_deterministic
-from gristmill.train.stages.trained_models import MODEL
-
-MODELS = ("pretrain", "sft", "dpo", "rl")
-"""Stages that leave a model, in the order in which they train it."""
+from gristmill.train.stages.trained_models import MODEL, MODELS
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
@@ -47,8 +44,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     section = Evaluate.model_validate({key: value for key, value in config.items() if key not in ("beta", READS)})
     make_deterministic(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    packed = PackedSet(inputs["mix"])
-    trained = rows_read(packed, config[READS], inputs["pretrain"]) if READS in config else None
+    packed = PackedSet(inputs["mix"]) if "mix" in inputs else None
+    trained = None if packed is None or READS not in config else rows_read(packed, config[READS], inputs["pretrain"])
     asked = {task.name: read_task(task) for task in section.tasks}
     names = [name for name in MODELS if name in inputs]
     found: dict[str, Any] = {}
@@ -103,9 +100,11 @@ def _contaminated(
 
 
 def measure_sources(
-    model: Llama, packed: PackedSet, tokenizer: Path, section: Evaluate
+    model: Llama, packed: PackedSet | None, tokenizer: Path, section: Evaluate
 ) -> dict[str, dict[str, Any]]:
     """Metrics on each source's held-out documents (see `documents.source_metrics`); sources without are absent."""
+    if packed is None:
+        return {}
     token_bytes = read_token_bytes(tokenizer, model.model.embed_tokens.weight.device)
     return {source: source_metrics(score_documents(model, packed, source, token_bytes), section.seed or 0,
                                    section.resamples)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from contextlib import closing
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,7 @@ from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.tensor_files import FRAMEWORK, WEIGHTS_FILE, Planned, TensorFile, write_model
 from gristmill.train.models.weights import load_model, read_shape
-from gristmill.train.stages.evaluate import MODELS
-from gristmill.train.stages.trained_models import MODEL, MODEL_AVERAGE
+from gristmill.train.stages.trained_models import MODEL, MODEL_AVERAGE, MODELS
 
 DTYPES = {"fp32": ("float32", torch.float32), "bf16": ("bfloat16", torch.bfloat16)}
 COST_ROWS = 256
@@ -48,7 +48,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     precision = f"{section.dtype}, matrices of layers in int8" if section.int8 else section.dtype
     with atomic_write(out / "README.md") as sink:
         sink.write(model_card(lineage, stage, shape, parameters, precision).encode())
-    cost = {"int8": int8_cost(source, out, inputs["mix"])} if section.int8 else {}
+    cost = {"int8": int8_cost(source, out, inputs.get("mix"))} if section.int8 else {}
     return {"model": stage, "parameters": parameters, "dtype": section.dtype, "vocab_size": shape.vocab_size,
             "bytes": size, **cost}
 
@@ -92,15 +92,16 @@ def check_dense(shape: Shape) -> None:
         raise ValueError("export.int8 rounds the matrices of dense layers, but this model has experts; remove it")
 
 
-def int8_cost(source: Path, exported: Path, mix: Path) -> dict[str, Any]:
+def int8_cost(source: Path, exported: Path, mix: Path | None) -> dict[str, Any]:
     """Perplexity on the mixture's held-out rows before and after rounding, and by what share it grew.
 
-    None for all three where the mixture holds nothing out.
+    None for all three where there is no mixture, or it holds nothing out.
     """
-    packed = PackedSet(mix)
-    parts = [packed.validation(source) for source in packed.sources]
-    rows = np.concatenate(parts)[:COST_ROWS] if any(len(part) for part in parts) else None
-    packed.close()
+    rows = None
+    if mix is not None:
+        with closing(PackedSet(mix)) as packed:
+            parts = [packed.validation(source) for source in packed.sources]
+            rows = np.concatenate(parts)[:COST_ROWS] if any(len(part) for part in parts) else None
     if rows is None:
         return {"perplexity_before": None, "perplexity": None, "growth": None, "rows": 0}
     ids = torch.from_numpy(rows.astype(np.int64))

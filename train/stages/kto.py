@@ -44,6 +44,7 @@ from gristmill.train.stages.trained_models import (
     averaged,
     causal_share,
     describe_model,
+    open_mixture,
     publish,
     start_of,
     tuned_shape,
@@ -66,7 +67,7 @@ def optimise(inputs: Mapping[str, Path], section: Dpo, out: Path, context: Conte
     """
     seed, start = section.seed or 0, start_of(inputs)
     with closing(PackedSet(inputs["dpo_data"], context.stream, context.warn)) as data, \
-            closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed, \
+            open_mixture(inputs, context) as packed, \
             process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
         rows, length = AnswerRows(data), data.sequence_length
         shape = tuned_shape(read_shape(start), length, context)

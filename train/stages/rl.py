@@ -9,7 +9,6 @@ which PEFT loads, and `model/` is the model with that merged into it. PPO's crit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import as_path, write_json
 from gristmill.mixtures.reinforcement import Rl, name_of
 from gristmill.tokenize.order import Order
-from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.lora import adapted_flops_per_token, describe_rounding, tuned_model
 from gristmill.train.adapters.peft_files import settle_adapters
 from gristmill.train.data.chat import Chat
@@ -49,16 +47,16 @@ from gristmill.train.reinforcement.rollouts import (
 )
 from gristmill.train.stages.trained_models import (
     MODEL,
+    MODELS,
     all_tensors,
     averaged,
     causal_share,
     describe_model,
+    open_mixture,
     publish,
     tuned_shape,
 )
 
-STARTS = ("dpo", "sft", "pretrain")
-"""Stages whose model this one may begin with, the last one first."""
 ROLLOUTS, PROMPTS = "rollouts.json", "prompts.txt"
 SHOWN_GROUPS = 4
 """Prompts of a batch whose answers `rollouts.json` shows."""
@@ -78,14 +76,14 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
     """
     section = Rl.model_validate(config)
-    start_stage = next(name for name in STARTS if name in inputs)
+    start_stage = next(name for name in reversed(MODELS) if name in inputs)
     start, chat = inputs[start_stage] / MODEL, Chat(inputs["tokenizer"])
     shape = read_shape(start)
     length = row_length(section, shape)
     shape = tuned_shape(shape, length, context)
     prompts, sets = read_prompts(section.data, section.rewards, chat, length - section.max_new_tokens)
     training, held_out = split(prompts, section.holdout, section.holdout_limit, section.seed or 0)
-    with closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed, \
+    with open_mixture(inputs, context) as packed, \
             process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
         if world.is_first:
             write_prompt_ids(out / PROMPTS, training)

@@ -44,11 +44,12 @@ from gristmill.train.parallel.world import World, process_group, sum_over_ranks
 from gristmill.train.stages.sft_data import COUNTS, HELD_OUT
 from gristmill.train.stages.teacher import kept_ids, teacher_folder
 from gristmill.train.stages.trained_models import (
-    MODEL,
     all_tensors,
     averaged,
     causal_share,
     describe_model,
+    first_model,
+    open_mixture,
     publish,
     tuned_shape,
 )
@@ -62,9 +63,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
     """
     section = Tuning.model_validate({key: value for key, value in config.items() if key != READS})
-    start = inputs["pretrain"] / MODEL
+    start = first_model(inputs)
     with ExitStack() as stack, closing(PackedSet(inputs["sft_data"], context.stream, context.warn)) as rows, \
-            closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed, \
+            open_mixture(inputs, context) as packed, \
             process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
         length, dtype = rows.sequence_length, compute_dtype(section.precision, world.device)
         shape = tuned_shape(read_shape(start), length, context)
@@ -79,7 +80,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         certificate = measured_once(context.work / CERTIFICATE, world, lambda: prove(
             model, objective, read_json(inputs["sft_data"] / COUNTS), section.gates, dtype, section.micro_batch_size,
             world))
-        elastic = None if section.ewc is None else held_by_pretraining(
+        elastic = None if section.ewc is None or packed is None else held_by_pretraining(
             model, section.ewc, NextToken(packed, config[READS]["seed"], token_bytes, shape),
             rows_read(packed, config[READS], inputs["pretrain"]))
         average = averaged(model, section)
@@ -92,7 +93,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         job = Job(section=section, objective=taught, model=model, world=world, context=context,
                   peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length, flops),
                   average=average, elastic=elastic, decode=decoder(inputs["tokenizer"]),
-                  reading_threads=reading_threads(packed.local, world.device),
+                  reading_threads=reading_threads(rows.local, world.device),
                   after_step=measuring(*measures))
         record, summary = train(job)
         tensors = all_tensors(model, average)

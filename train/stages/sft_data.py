@@ -21,6 +21,7 @@ from gristmill.dataprep.examples.kept_examples import REFUSED, check_records, se
 from gristmill.dataprep.examples.read_examples import Refused
 from gristmill.dataprep.files import write_json
 from gristmill.mixtures.posttraining import SftData
+from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.chat import Chat
 from gristmill.train.data.conversations import (
@@ -41,6 +42,7 @@ from gristmill.train.data.example_rows import (
 )
 from gristmill.train.data.pairs import is_held_out
 from gristmill.train.loop.rows_read import READS, rows_read
+from gristmill.train.stages.trained_models import example_length
 
 COUNTS = "counts.json"
 HELD_OUT = "held-out"
@@ -64,9 +66,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         ReplayError: rows of the mixture are of another length.
     """
     section = SftData.model_validate({key: value for key, value in config.items() if key != READS})
-    seed, chat, mix = section.seed or 0, Chat(inputs["tokenizer"]), PackedSet(inputs["mix"])
-    length = section.sequence_length or mix.sequence_length
-    if section.replay and length != mix.sequence_length:
+    seed, chat, tokenizer = section.seed or 0, Chat(inputs["tokenizer"]), load(inputs["tokenizer"]).described()
+    length, mix = example_length(section.sequence_length, inputs), PackedSet(inputs["mix"]) if section.replay else None
+    if mix is not None and length != mix.sequence_length:
         raise ReplayError(f"sft.replay: the mixture's rows have {mix.sequence_length} tokens, but sft.sequence_length "
                           f"is {length}; make them equal, or replay nothing")
     names = set_names([one.path for one in section.data], [REPLAY])
@@ -77,14 +79,14 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             for name, of_set in zip(names, drawn, strict=True)}
     used = [one for of_set in drawn for one in of_set]
     replayed = replay_count(sum(len(one.ids) for one in used), length, section.replay)
-    if replayed:
+    if replayed and mix is not None:
         rows[REPLAY] = replayed_rows(rows_read(mix, config[READS], inputs.get("pretrain")), replayed)
-    written = write_example_rows(out, rows, length, mix.manifest["tokenizer"], chat.pad)
+    written = write_example_rows(out, rows, length, tokenizer, chat.pad)
     if any(held_out):
         write_example_rows(out / HELD_OUT, {
             name: packed_rows([piece_of(one) for one in of_set], length, section.packing == "best_fit")
             for name, of_set in zip(names, held_out, strict=True) if of_set},
-            length, mix.manifest["tokenizer"], chat.pad)
+            length, tokenizer, chat.pad)
     write_json(out / COUNTS, counts_of(used))
     replayed_tokens = sum(len(piece.ids) for row in rows.get(REPLAY, []) for piece in row)
     return {

@@ -1,0 +1,46 @@
+"""Stage `model`: a model that was trained elsewhere, as the stages that tune, measure and export models read it.
+
+Output: `model/config.json`, `model/model.safetensors` (float32), as of pre-training, so that everything behind it
+is the same whether a run has pre-trained or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.files import as_path, write_json
+from gristmill.tokenize.encoding.tokenizer import load
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.shape import shape_to_json
+from gristmill.train.models.tensor_files import WEIGHTS_FILE, Planned, write_tensors
+from gristmill.train.models.weights import SHAPE_FILE, WeightsError, check_model, stored
+from gristmill.train.stages.trained_models import MODEL, describe_model
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Copy the model, a tensor at a time; one plain process.
+
+    Raises:
+        WeightsError: a file is missing or damaged, or the tokenizer has ids that the model does not.
+        gristmill.train.models.families.UnknownArchitectureError: this decoder cannot run the model.
+    """
+    folder = as_path(config["path"])
+    shape, tokenizer = check_model(folder), load(inputs["tokenizer"])
+    if tokenizer.vocab_size > shape.vocab_size:
+        raise WeightsError(
+            f"model.path {folder}: the model has {shape.vocab_size} ids, but the tokenizer has {tokenizer.vocab_size}; "
+            "give its own tokenizer, or where special tokens of a chat template were added, a template that uses none "
+            "but the tokenizer's own (tokenizer.chat_template)")
+    with torch.device("meta"):
+        sizes = {name: parameter.shape for name, parameter in Llama(shape).named_parameters()}
+    read = stored(folder)
+    write_tensors(out / MODEL / WEIGHTS_FILE, {
+        name: Planned(torch.float32, tuple(size), partial(read, name, size)) for name, size in sizes.items()})
+    write_json(out / MODEL / SHAPE_FILE, shape_to_json(shape))
+    return {**describe_model(shape, shape.sequence_length), "path": str(folder)}
