@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from gristmill.mixtures.tokenizer import Tokenizer
-from gristmill.tokenize.encoding.chat_templates import SPECIAL_TOKENS
+from gristmill.tokenize.encoding.chat_templates import SPECIAL_TOKENS, compile_template, render_segments
 from gristmill.tokenize.encoding.sample import HELD_OUT, SampleError, draw_sample, share_bytes
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, TokenizerError, load
 
@@ -245,6 +245,7 @@ CHATML = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
 """
+UNMARKED = CHATML.replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
 CHATML_TOKENS = ["<|im_start|>", "<|im_end|>"]
 
 
@@ -302,6 +303,15 @@ def test_further_special_tokens_and_another_template_are_stored_and_rendered_as_
     assert chat.stops >= {loaded.special_ids["<|im_end|>"], loaded.eos}
 
 
+def test_the_answers_of_a_template_without_marks_are_what_they_add_to_the_invitation_to_speak() -> None:
+    messages = [{"role": role, "content": f"{role} {number}\n"} for number in range(2)
+                for role in ("system", "user", "assistant")]
+    marked, unmarked = (render_segments(compile_template(template), messages) for template in (CHATML, UNMARKED))
+    assert marked == unmarked
+    assert [text for text, generated in unmarked if generated] == ["assistant 0\n<|im_end|>", "assistant 1\n<|im_end|>"]
+    assert not any(generated for _, generated in render_segments(compile_template(UNMARKED), messages[:2], prompt=True))
+
+
 def test_a_template_is_read_from_a_file_too(stages: Any) -> None:
     path = stages.root / "chatml.jinja"
     path.write_text(CHATML)
@@ -317,7 +327,8 @@ def test_a_template_is_read_from_a_file_too(stages: Any) -> None:
     ("{% for message in messages %}", "it cannot be rendered: line 1: "),
     ("{{ messages[0]['content'] + 1 }}", "it cannot be rendered: TypeError"),
     ("{{ raise_exception('only users may speak') }}", "it cannot be rendered: only users may speak"),
-    (CHATML.replace("{%- generation -%}", "").replace("{%- endgeneration -%}", ""), "does not mark what the assistant"),
+    (UNMARKED.replace("message['content']", "(message['content'] if loop.last else message['content'] | upper)"),
+     "does not mark what the assistant says, and changes what stands before"),
     (CHATML.replace("in messages", "in messages if message['role'] != 'system'"), "leaves out what the system says"),
     (CHATML.replace("'<|im_start|>assistant\\n'", "'<|im_start|>assistant: '"), "asked in another way"),
     (CHATML.replace("im_end", "end_of_turn"), r"writes <\|end_of_turn\|>, which the tokenizer has no special token"),

@@ -113,6 +113,9 @@ def render_segments(
 ) -> list[tuple[str, bool]]:
     """Render a conversation: (text, whether the assistant generates it), in order; no empty ones.
 
+    A template that marks nothing, as most of those that models come with, is asked for every beginning of the
+    conversation: what an answer adds to the invitation to speak is what the assistant generates.
+
     Args:
         template: of `compile_template`.
         messages: what the template calls `messages`.
@@ -123,6 +126,8 @@ def render_segments(
         jinja2.TemplateError: the template refuses the messages.
     """
     text = render(template, messages=messages, add_generation_prompt=prompt, **names)
+    if OPEN not in text:
+        text = _marked(template, messages, text, **names)
     segments, generated = [], False
     for part in re.split(f"({re.escape(OPEN)}|{re.escape(CLOSE)})", text):
         if part in (OPEN, CLOSE):
@@ -130,6 +135,22 @@ def render_segments(
         elif part:
             segments.append((part, generated))
     return segments
+
+
+def _marked(template: jinja2.Template, messages: Sequence[Mapping[str, Any]], text: str, **names: Any) -> str:
+    """A rendered conversation with marks around the answers, up to the end of each turn; as it is where a template
+    writes the beginning of a conversation otherwise when more follows."""
+    marked, at = "", 0
+    for number, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        asked = render(template, messages=messages[:number], add_generation_prompt=True, **names)
+        answered = render(template, messages=messages[: number + 1], add_generation_prompt=False, **names).rstrip()
+        if not (text.startswith(answered) and answered.startswith(asked) and len(asked) >= at):
+            return text
+        marked += text[at : len(asked)] + OPEN + answered[len(asked) :] + CLOSE
+        at = len(answered)
+    return marked + text[at:]
 
 
 def check_template(text: str, special_tokens: Collection[str], **names: Any) -> None:
@@ -156,8 +177,9 @@ def check_template(text: str, special_tokens: Collection[str], **names: Any) -> 
     whole, answers = "".join(part for part, _ in segments), [part for part, generated in segments if generated]
     if len(answers) != 2 or any(message["content"] not in answer for message, answer in zip(
             PROBE[2::2], answers, strict=True)):
-        raise TemplateRefusedError("it does not mark what the assistant says: put each answer and the end of its turn "
-                                   "between {% generation %} and {% endgeneration %}")
+        raise TemplateRefusedError("it does not mark what the assistant says, and changes what stands before an answer "
+                                   "when more follows: put each answer and the end of its turn between "
+                                   "{% generation %} and {% endgeneration %}")
     if lost := [message["role"] for message in PROBE if message["content"] not in whole]:
         raise TemplateRefusedError(f"it leaves out what the {lost[0]} says")
     if not whole.startswith(prompt):
