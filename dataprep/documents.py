@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ import pyarrow.parquet as pq
 
 from gristmill.dataprep.counts import Counts
 from gristmill.dataprep.edits import EDITS, apply_edits, size_changes
-from gristmill.dataprep.files import REPAIR, atomic_write, is_local
-from gristmill.mixtures.prepare import PREPARE_STAGES
+from gristmill.dataprep.files import REPAIR, as_path, atomic_write, is_local
+from gristmill.mixtures.sources import INGEST
 
 ID_BYTES = 16
 ROW_GROUP_ROWS = 2000
@@ -132,13 +133,22 @@ def shard_names(ingest: Path) -> list[str]:
 
 
 def annotation_stages(inputs: Mapping[str, Path]) -> list[str]:
-    """The annotating stages among a stage's inputs, in the order in which they ran."""
-    return [name for name in inputs if name in PREPARE_STAGES]
+    """The annotating stages among a stage's inputs, in the order in which they ran: those whose tables are called like
+    the shards of the documents.
+    """
+    return [name for name, folder in inputs.items() if name != INGEST and _has_shards(str(folder))]
+
+
+@cache
+def _has_shards(folder: str) -> bool:
+    """Whether a committed output has tables that are called like document shards."""
+    # What `tokenize` writes of a shard has one more dot in its name.
+    return any("." not in path.stem for path in as_path(folder).glob("part-*.parquet"))
 
 
 def read_documents(inputs: Mapping[str, Path], shard: str, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a document shard (all columns, or some); its text has the edits of the stages among the inputs."""
-    documents = read_table(inputs["ingest"] / shard, columns)
+    documents = read_table(inputs[INGEST] / shard, columns)
     if "text" not in documents.column_names:
         return documents
     for stage in annotation_stages(inputs):
@@ -185,7 +195,7 @@ def read_annotations(
     ids = read_documents(inputs, shard, ["id"])["id"].combine_chunks()
     if not table["id"].combine_chunks().equals(ids):
         raise MisalignedError(
-            f"{inputs[stage] / shard}: its ids are not those of {inputs['ingest'] / shard}; "
+            f"{inputs[stage] / shard}: its ids are not those of {inputs[INGEST] / shard}; "
             f"rerun the stage: gristmill stage {stage} MANIFEST --force"
         )
     return table

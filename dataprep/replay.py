@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from gristmill.mixtures.section import Judging
 
 JUDGEMENT_COLUMNS = ("keep", "reason")
 SOURCE = "source"
+LANGUAGE_SCORE = "language_score"
 Columns = Mapping[str, np.ndarray]
 
 
@@ -53,6 +54,7 @@ class Rule:
         fails: columns (float64, NaN where there is no value; text as objects) -> bool; a missing value never fails.
         reads: all columns that it looks at; `source` and `id` are those of the documents.
         margins: how far each document is from the cut, where that is not the distance to `bound`.
+        step: the step's name, where that is not its stage's.
     """
 
     name: str
@@ -62,6 +64,12 @@ class Rule:
     fails: Callable[[Columns], np.ndarray]
     reads: tuple[str, ...]
     margins: Callable[[Columns], np.ndarray] | None = None
+    step: str = ""
+
+    @property
+    def label(self) -> str:
+        """What tells it from the rules of other steps: its name, behind the step's where that has one of its own."""
+        return f"{self.step}: {self.name}" if self.step else self.name
 
 
 @dataclass
@@ -79,7 +87,7 @@ class Verdicts:
     Attributes:
         rows: int64, the rows that the stage saw, ascending.
         keep: bool per row.
-        failed: rule -> bool per row.
+        failed: label of a rule -> bool per row.
         columns: statistic -> float64 per row, NaN where nothing was measured.
     """
 
@@ -90,9 +98,19 @@ class Verdicts:
     tallies: Mapping[str, Tally] = field(default_factory=dict)
 
 
-def rules_of(stage: str, section: Judging, measured_columns: Collection[str]) -> list[Rule]:
-    """The replayable rules of a stage, in the order in which they are tried: those whose columns were measured."""
-    return [rule for rule in _rules(stage, section, measured_columns) if set(rule.reads) <= set(measured_columns)]
+def rules_of(stage: str, section: Judging, measured_columns: Collection[str], step: str | None = None) -> list[Rule]:
+    """The replayable rules of a step, in the order in which they are tried: those whose columns were measured.
+
+    Args:
+        stage: its stage.
+        section: its settings.
+        measured_columns: of its annotations.
+        step: its name, where that is another.
+    """
+    found = [rule for rule in _rules(stage, section, measured_columns) if set(rule.reads) <= set(measured_columns)]
+    if step is None or step == stage:
+        return found
+    return [replace(rule, key=f"{step}.{rule.key.partition('.')[2]}", step=step) for rule in found]
 
 
 def _rules(stage: str, section: Judging, measured_columns: Collection[str]) -> Iterator[Rule]:
@@ -100,9 +118,9 @@ def _rules(stage: str, section: Judging, measured_columns: Collection[str]) -> I
         for name in type(section.rules).model_fields:
             thresholds = getattr(section.rules, name)
             if thresholds is not None:
-                yield from _bounds(thresholds, f"filter.rules.{name}", name)
+                yield from _bounds(thresholds, f"{stage}.rules.{name}", name)
     elif isinstance(section, LanguageId):
-        yield from _languages(section, "script" in measured_columns)
+        yield from _languages(stage, section, "script" in measured_columns)
     if isinstance(section, Decontaminate) and section.action == "excise":
         # The other bounds decide what is cut, so that nothing stored says what would be left.
         least, column = section.min_left_words, "left_words"
@@ -129,7 +147,7 @@ def _above(statistic: str, bound: float) -> Callable[[Columns], np.ndarray]:
     return lambda columns: columns[statistic] > bound
 
 
-def _languages(section: LanguageId, with_scripts: bool) -> Iterator[Rule]:
+def _languages(stage: str, section: LanguageId, with_scripts: bool) -> Iterator[Rule]:
     wanted = wanted_languages(section)
     reads = ("language", "script") if with_scripts else ("language",)
 
@@ -149,8 +167,8 @@ def _languages(section: LanguageId, with_scripts: bool) -> Iterator[Rule]:
         return columns["language_score"] < least_scores(columns)
 
     bound = section.keep if isinstance(section.keep, dict) else section.threshold
-    yield Rule("language", "langid.keep", "language", section.keep, unwanted, reads)
-    yield Rule("language_score", "langid.threshold", "language_score", bound, unsure, (*reads, "language_score"))
+    yield Rule("language", f"{stage}.keep", "language", section.keep, unwanted, reads)
+    yield Rule(LANGUAGE_SCORE, f"{stage}.threshold", "language_score", bound, unsure, (*reads, "language_score"))
 
 
 def judge_shard(
@@ -182,7 +200,7 @@ def judge_shard(
 
 
 def _verdicts(rows: np.ndarray, columns: Columns, rules: list[Rule], fixed: np.ndarray) -> Verdicts:
-    failed = {rule.name: rule.fails(columns) & ~fixed for rule in rules}
+    failed = {rule.label: rule.fails(columns) & ~fixed for rule in rules}
     number = np.sum(list(failed.values()), axis=0) if failed else np.zeros(len(rows), np.int64)
     tallies = {
         name: Tally(int(mask.sum()), int((mask & (number == 1) & ~fixed).sum())) for name, mask in failed.items()
@@ -207,9 +225,9 @@ def nearest(verdicts: Verdicts, rule: Rule, most: int) -> dict[str, list[tuple[f
     Returns:
         `failing` and `passing`: (distance to the bound, row, value), nearest first.
     """
-    if rule.name not in verdicts.failed or not isinstance(rule.bound, int | float):
+    if rule.label not in verdicts.failed or not isinstance(rule.bound, int | float):
         return {"failing": [], "passing": []}
-    values, failed = verdicts.columns[rule.statistic], verdicts.failed[rule.name]
+    values, failed = verdicts.columns[rule.statistic], verdicts.failed[rule.label]
     sides = {"failing": failed, "passing": ~failed & ~np.isnan(values)}
     found = {}
     for name, mask in sides.items():
@@ -222,7 +240,8 @@ def nearest(verdicts: Verdicts, rule: Rule, most: int) -> dict[str, list[tuple[f
 
 
 NAME = "quality/keep_top"
-KEY = "quality.keep_top"
+"""The reason that is written of a document."""
+KEY = "keep_top"
 Rules = Mapping[str, Sequence[Rule]]
 """Stage -> its rules."""
 
@@ -243,7 +262,7 @@ def keep_top_rule(
     if not isinstance(section, Quality) or section.keep_top is None or section.ranked_by not in measured_columns:
         return None
     score = section.ranked_by
-    ranked = Rule(NAME, KEY, score, section.keep_top, nobody, (score, "source", "id"))
+    ranked = Rule(NAME, f"{stage}.{KEY}", score, section.keep_top, nobody, (score, "source", "id"))
 
     def read() -> Iterator[tuple[Sequence[str], np.ndarray, np.ndarray]]:
         for shard in shard_names(inputs["ingest"]):
@@ -262,7 +281,7 @@ def keep_top_rule(
     def margins(columns: Columns) -> np.ndarray:
         return _margins(cuts, columns["source"].tolist(), columns[score])
 
-    return Rule(NAME, KEY, score, section.keep_top, fails, ranked.reads, margins)
+    return replace(ranked, fails=fails, margins=margins, step="" if NAME.startswith(f"{stage}/") else stage)
 
 
 def nobody(columns: Columns) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ from gristmill.flows.questions.cut_samples import describe_cuts
 from gristmill.flows.questions.find_documents import committed_inputs, locators_of
 from gristmill.flows.questions.spike_documents import autopsies, with_origins
 from gristmill.flows.running.session import Session
+from gristmill.flows.stages.registry import MIX, TOKENIZE
+from gristmill.flows.stages.stage import Stage, imported
 from gristmill.flows.store.store import StageFolder
-from gristmill.mixtures.prepare import PREPARE_STAGES
+from gristmill.mixtures.sources import INGEST
 
-TRAINING_STAGES = ("pretrain", "sft", "reward", "dpo", "rl")
-EXAMPLE_STAGES = ("sft_prepare", "dpo_prepare")
 Facts = dict[str, Any]
 
 
@@ -42,43 +42,62 @@ def gather_facts(session: Session) -> Facts:
              "versions": manifests[name]["versions"] if name in manifests else None}
             for name, node in session.plan.items()
         ],
-        "funnel": with_tokens(funnel(summaries), summaries.get("tokenize")),
+        "funnel": with_tokens(funnel(summaries, session.manifest.steps), summaries.get(TOKENIZE)),
         "summaries": summaries,
-        "training": {name: training(folders[name]) for name in TRAINING_STAGES if name in folders},
+        "training": {name: training(folder) for name, folder in folders.items()
+                     if session.plan[name].stage.trained is not None},
     }
     facts["spikes"] = {name: autopsies(folders[name]) for name in facts["training"]}
-    inputs = committed_inputs(session, session.plan)
-    if {"ingest", "mix", "pretrain"} <= folders.keys():
-        facts["spikes"]["pretrain"] = with_origins(facts["spikes"]["pretrain"], folders["mix"].data, inputs)
-    if "ingest" in folders:
-        facts["cuts"] = describe_cuts(session, inputs, summaries)
-    if "dedup" in folders:
-        facts["clusters"] = largest_clusters(session, summaries["dedup"])
-        facts["cluster_sizes"] = cluster_sizes(inputs)
-    facts["twins"] = {name: least_alike(folders[name].data) for name in EXAMPLE_STAGES if name in folders}
-    if "mix" in folders:
-        facts["packed"] = read_json(folders["mix"].data / "packed.json")
-    if "evaluate" in folders:
-        facts["evaluation"] = read_json(folders["evaluate"].data / "evaluation.json")
-    if "export" in folders:
-        facts["export"] = mask_text(str(folders["export"].data))
+    facts["twins"] = {name: least_alike(folder.data) for name, folder in folders.items()
+                      if session.plan[name].stage.of_examples}
+    if INGEST in folders:
+        facts["cuts"] = describe_cuts(session, committed_inputs(session, session.plan), summaries)
+    for name, folder in folders.items():
+        stage = session.plan[name].stage
+        facts |= topics_of(stage, folder)
+        if stage.facts is not None:
+            facts |= imported(stage.facts)(session, name, folder, facts)
     return facts
 
 
-def largest_clusters(session: Session, summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The largest clusters of duplicates: the survivor's id and locator, and the number of members."""
-    clusters = summary.get("largest_clusters", [])
+def topics_of(stage: Stage, folder: StageFolder) -> Facts:
+    """What a stage has written for all to read, by topic."""
+    return {topic: read_json(folder.data / file) for topic, file in stage.topics.items()}
+
+
+def exported(session: Session, name: str, folder: StageFolder, facts: Facts) -> Facts:
+    """Where the model is."""
+    return {"export": mask_text(str(folder.data))}
+
+
+def spikes_with_origins(session: Session, name: str, folder: StageFolder, facts: Facts) -> Facts:
+    """The loss-spike reports of a training on the mixture, with what is known of the documents by now."""
     inputs = committed_inputs(session, session.plan)
-    if "ingest" not in inputs:
-        return []
+    if INGEST not in inputs or MIX not in inputs:
+        return {}
+    return {"spikes": {**facts["spikes"], name: with_origins(facts["spikes"][name], inputs[MIX], inputs)}}
+
+
+def clusters_found(session: Session, name: str, folder: StageFolder, facts: Facts) -> Facts:
+    """The largest clusters of duplicates, and how many there are of each size."""
+    inputs = committed_inputs(session, session.plan)
+    if INGEST not in inputs:
+        return {}
+    clusters = facts["summaries"][name].get("largest_clusters", [])
     locators = locators_of(inputs, {bytes.fromhex(cluster["survivor"]) for cluster in clusters})
-    return [{**cluster, "locator": locators.get(bytes.fromhex(cluster["survivor"]), "")} for cluster in clusters]
+    found = [{**cluster, "locator": locators.get(bytes.fromhex(cluster["survivor"]), "")} for cluster in clusters]
+    return {"clusters": found, "cluster_sizes": cluster_sizes(inputs, name)}
 
 
-def funnel(summaries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row per stage that read documents: read, kept, dropped by rule, quarantined, bytes; sources beneath."""
+def funnel(summaries: Mapping[str, Mapping[str, Any]], steps: Iterable[str]) -> list[dict[str, Any]]:
+    """One row per stage that read documents: read, kept, dropped by rule, quarantined, bytes; sources beneath.
+
+    Args:
+        summaries: of the committed stages.
+        steps: the names of the steps of `prepare`, in their order.
+    """
     rows = []
-    for name in ("ingest", *[stage for stage in summaries if stage in PREPARE_STAGES]):
+    for name in (INGEST, *steps):
         counts = summaries.get(name, {}).get("counts")
         if counts is not None:
             rows.append({"stage": name, **counts})
@@ -100,13 +119,13 @@ def with_tokens(rows: list[dict[str, Any]], tokenized: Mapping[str, Any] | None)
     ]  # fmt: skip
 
 
-def cluster_sizes(inputs: Mapping[str, Path]) -> dict[str, int]:
+def cluster_sizes(inputs: Mapping[str, Path], step: str) -> dict[str, int]:
     """How many clusters of duplicates have how many documents, in groups that double."""
     edges = [2, 3, 5, 9, 17, 33, 65, 129, 1025]
     names = ["2", "3-4", "5-8", "9-16", "17-32", "33-64", "65-128", "129-1,024", "more"]
     found = np.zeros(len(edges), np.int64)
-    for shard in shard_names(inputs["ingest"]):
-        table = read_annotations(inputs, shard, "dedup", ["keep", "cluster_size"])
+    for shard in shard_names(inputs[INGEST]):
+        table = read_annotations(inputs, shard, step, ["keep", "cluster_size"])
         sizes = table.filter(pc.fill_null(table["keep"], False))["cluster_size"].drop_null().to_numpy()
         found += np.bincount(np.searchsorted(edges, sizes, side="right"), minlength=len(edges) + 1)[1:]
     return {name: int(count) for name, count in zip(names, found, strict=True) if count}
@@ -122,7 +141,7 @@ def top_reasons(counts: Mapping[str, Any], most: int = 3) -> list[tuple[str, int
 
 def reading_notes(facts: Facts, most: int = 3) -> list[str]:
     """What `ingest` lost, in sentences: files that could not be read to their end."""
-    summary = facts["summaries"].get("ingest", {})
+    summary = facts["summaries"].get(INGEST, {})
     damaged = summary.get("damaged", [])
     if not damaged:
         return []
@@ -133,7 +152,7 @@ def reading_notes(facts: Facts, most: int = 3) -> list[str]:
 
 def skipped_note(facts: Facts, most: int = 5) -> str:
     """What the sources hold besides documents, by what it is, or nothing."""
-    skipped: Mapping[str, int] = facts["summaries"].get("ingest", {}).get("skipped", {})
+    skipped: Mapping[str, int] = facts["summaries"].get(INGEST, {}).get("skipped", {})
     if not skipped:
         return ""
     largest = sorted(skipped.items(), key=lambda item: (-item[1], item[0]))

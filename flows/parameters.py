@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
+from gristmill.flows.stages.registry import STAGES
 from gristmill.mixtures.yaml_text import parse_yaml
 
-StageName = Literal[
-    "ingest", "clean", "filter", "dedup", "dedup_lines", "dedup_substrings", "langid", "quality", "decontaminate",
-    "tokenizer", "tokenize", "mix", "sft_prepare", "sft_data", "dpo_prepare", "dpo_data", "pretrain", "teacher",
-    "sft", "reward",
-    "reference", "dpo", "rl", "evaluate", "export",
-]
-"""All stages, in the order in which they run."""
+StageName = Annotated[str, WithJsonSchema({"type": "string", "enum": list(STAGES)})]
+"""A stage, or a step's own name: a form offers the stages in their order, and that of a manifest its own."""
 
 FilePath = Annotated[str, Field(min_length=1)]
 """A path as the machine that runs the flow sees it."""

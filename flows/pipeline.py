@@ -23,7 +23,7 @@ from gristmill.flows.orchestration.routing import run_elsewhere
 from gristmill.flows.parameters import DeploymentName, FilePath, Setting, StageName
 from gristmill.flows.running.run import Observer, Runner
 from gristmill.flows.running.session import Session, open_session
-from gristmill.flows.stages import STAGES
+from gristmill.flows.stages.registry import LAST, STAGES
 from gristmill.flows.store.runs import RunRecord
 
 TRAINING_TAG = "gristmill-training"
@@ -61,7 +61,7 @@ def run_stage_elsewhere(session: Session, runner: Runner, record: RunRecord, sta
 @flow(name="gristmill", flow_run_name="{manifest}", persist_result=False, log_prints=False)
 def gristmill(
     manifest: FilePath,
-    until: StageName = "export",
+    until: StageName = LAST,
     force: tuple[StageName, ...] = (),
     overrides: tuple[Setting, ...] = (),
     store: str = "",

@@ -10,10 +10,18 @@ from typing import Any, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from gristmill.mixtures.filter import Filter, Rules
+from gristmill.mixtures.filter import Filter
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.mix import mix_problems, weighed_sources
-from gristmill.mixtures.prepare import PREPARE_SECTIONS
+from gristmill.mixtures.prepare import (
+    NAME,
+    STEP_SECTIONS,
+    Step,
+    name_steps,
+    take_bare_name,
+    written_steps,
+    wrong_step_names,
+)
 from gristmill.mixtures.section import OutsidePath
 from gristmill.mixtures.yaml_text import compose_yaml, did_you_mean, in_words, parse_yaml, why_invalid, why_unreadable
 
@@ -177,7 +185,7 @@ def _apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> tuple[lis
             continue
         target: Any = raw
         at: Location = ()
-        *parents, last = full_key(key).split(".")
+        *parents, last = full_key(key, raw).split(".")
         try:
             for parent in parents:
                 target, way = _child(target, parent)
@@ -202,19 +210,43 @@ def _put(target: Any, key: str, value: Any) -> Location:
     return (key,)
 
 
-def full_key(key: str) -> str:
-    """An override's key as the file has it: `filter.gopher_quality.x` is `prepare.filter.rules.gopher_quality.x`."""
+def full_key(key: str, raw: Mapping[str, Any] | None = None) -> str:
+    """An override's key as the file has it: `filter.gopher_quality.x` is `prepare.filter.rules.gopher_quality.x`.
+
+    Args:
+        key: as it was given.
+        raw: the manifest, whose steps may have names of their own.
+    """
     first, *rest = key.split(".")
-    if first not in PREPARE_SECTIONS:
+    stages = {**{stage: stage for stage in STEP_SECTIONS}, **(_named_steps((raw or {}).get("prepare")))}
+    if first not in stages:
         return key
-    if first == "filter" and rest and rest[0] in Rules.model_fields:
+    rules = STEP_SECTIONS[stages[first]].model_fields.get("rules")
+    if rules is not None and rest and any(rest[0] in inner.model_fields for inner in _models_in(rules.annotation)):
         rest = ["rules", *rest]
     return ".".join(["prepare", first, *rest])
 
 
+def short_key(key: str) -> str:
+    """A key of a step as people write it: `filter.rules.gopher_quality.x` is `filter.gopher_quality.x`."""
+    step, separator, rest = key.partition(".rules.")
+    return f"{step}.{rest}" if separator and "." not in step else key
+
+
+def _named_steps(steps: Any) -> dict[str, str]:
+    """Name -> stage of a list of steps as it was written."""
+    found = written_steps(steps)
+    return {name: stage for name, (stage, _) in zip(name_steps(found), found, strict=True) if stage}
+
+
 def _child(parent: Any, key: str) -> tuple[Any, Location]:
-    """The value behind one part of an override's path, and the way there; `prepare.dedup` finds the entry so named."""
+    """The value behind one part of an override's path, and the way there; `prepare.dedup` finds the step so named."""
     if isinstance(parent, list):
+        steps = written_steps(parent)
+        for index, ((stage, _), name) in enumerate(zip(steps, name_steps(steps), strict=True)):
+            if stage and name == key:
+                parent[index] = entry = take_bare_name(parent[index])
+                return entry[stage], (index, stage)
         for index, entry in enumerate(parent):
             if entry == key:
                 parent[index] = entry = {key: {}}
@@ -259,11 +291,9 @@ def shortened(value: Any) -> str:
 def _where_it_belongs(name: str, raw: Any) -> str:
     """`, did you mean 'pretrain.steps'?` of a key that other sections have, those of this manifest first."""
     found = [".".join(key) for key in _all_keys(Manifest) if key[-1] == name and key[0] not in ("prepare", "sources")]
-    found += [".".join((stage, *key)).replace("filter.rules.", "filter.")
-              for stage, section in PREPARE_SECTIONS.items() for key in _all_keys(section) if key[-1] == name]
-    steps = raw.get("prepare")
-    used = {*raw, *(stage for step in (steps if isinstance(steps, list) else ()) for stage in (
-        [step] if isinstance(step, str) else step if isinstance(step, dict) else ()))}
+    found += [short_key(".".join((stage, *key)))
+              for stage, section in STEP_SECTIONS.items() for key in _all_keys(section) if key[-1] == name]
+    used = {*raw, *(stage for stage, _ in written_steps(raw.get("prepare")))}
     near = sorted(found, key=lambda key: (key.partition(".")[0] not in used, key.count(".")))[:MOST_PLACES]
     return f", did you mean {' or '.join(map(repr, near))}?" if near else ""
 
@@ -303,11 +333,14 @@ def _known_keys(location: Location) -> list[str]:
     for part in location:
         if isinstance(part, int) or not models:
             continue
+        if models[0] is Step and part in STEP_SECTIONS:
+            models = [STEP_SECTIONS[part]]
+            continue
         field = models[0].model_fields.get(part)
         # Where it is no key, it is the kind that says which of several models a mapping is.
         models = _models_in(field.annotation) if field is not None else [
             one for one in models if part in _kinds_of(one)] or models
-    return sorted(models[0].model_fields) if models else []
+    return sorted([*models[0].model_fields, *(STEP_SECTIONS if models[0] is Step else ())]) if models else []
 
 
 def _models_in(annotation: Any) -> list[Any]:
@@ -357,13 +390,9 @@ def _contradictions(written: Written) -> list[Problem]:
                              "pairs it then takes")
     for location, message in _reinforcement_problems(raw):
         problem(location, message)
-    seen: dict[str, int] = {}
-    steps = raw.get("prepare")
-    for index, step in enumerate(steps if isinstance(steps, list) else []):
-        stage = step if isinstance(step, str) else next(iter(step), "") if isinstance(step, dict) else ""
-        if stage in PREPARE_SECTIONS and stage in seen:
-            problem(("prepare", index), f"{stage} is there already, as entry {seen[stage]}; each stage runs once")
-        seen.setdefault(stage, index)
+    taken = [*Manifest.model_fields, *STEP_SECTIONS]
+    for index, message in wrong_step_names(written_steps(raw.get("prepare")), taken).items():
+        problem(("prepare", index, NAME), message)
     for location in dict.fromkeys((*written.lines, *_locations(raw))):
         if location and str(location[-1]).lower() in KEPT_TOKEN_NAMES:
             problem(location, "secrets do not belong into a manifest: it is kept with every run; use the environment")

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
 from gristmill.mixtures.engine import Compute, Parallel, Profile, Stream, Wandb
 from gristmill.mixtures.evaluation import Evaluate, Export
 from gristmill.mixtures.mix import Mix
 from gristmill.mixtures.posttraining import Dpo, Sft
-from gristmill.mixtures.prepare import Step
+from gristmill.mixtures.prepare import Step, name_steps
 from gristmill.mixtures.reinforcement import Reward, Rl
 from gristmill.mixtures.section import NAME_PATTERN, Positive, Section
 from gristmill.mixtures.sources import Ingest, Source
@@ -104,7 +104,8 @@ class Manifest(Section):
     """What every random choice is a hash of, together with stable ids."""
     sources: Annotated[dict[str, Source], Field(min_length=1)]
     ingest: Ingest = Ingest()
-    prepare: tuple[Step, ...] = ()
+    prepare: tuple[SerializeAsAny[Step], ...] = ()
+    """The steps that judge and edit documents, in the order in which they run; a stage may come more than once."""
     tokenizer: Tokenizer | None = None
     mix: Mix | None = None
     pretrain: Pretrain | None = None
@@ -124,6 +125,11 @@ class Manifest(Section):
             return value
         return {key: ({} if item is None and key in ("tokenizer", "evaluate", "export") else item)
                 for key, item in value.items()}
+
+    @property
+    def steps(self) -> dict[str, Step]:
+        """The steps of `prepare` by their names, in their order."""
+        return dict(zip(name_steps([(step.stage, step.name) for step in self.prepare]), self.prepare, strict=True))
 
 
 MODELS = ("pretrain", "sft", "dpo", "rl")

@@ -8,6 +8,9 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section
 
+INGEST = "ingest"
+"""The section and the stage that read the sources: the input that holds the documents."""
+
 Format = Literal["auto", "text", "jsonl", "parquet", "arrow", "csv", "html", "warc", "hf"]
 TokenFormat = Literal["auto", "megatron", "llmc", "olmo", "memmap", "mds"]
 Extractor = Literal["resiliparse", "trafilatura", "none"]

@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+import gristmill.flows.stages.registry  # noqa: F401 - lets the steps of `prepare` stand in manifests
+
 # The tensors of tests are tiny, and there is a worker per core already: more threads would wait for each other, and
 # spin. It must be set before torch is imported. Processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.dataprep.documents import MisalignedError, column_names
+from gristmill.dataprep.documents import MisalignedError, annotation_stages, column_names
+from gristmill.dataprep.judges.scorers import SCORES
 from gristmill.dataprep.row_groups import integers, read_rows
-from gristmill.tokenize.importing.corpora import IMPORTED, corpus_shards
+from gristmill.mixtures.sources import INGEST
+from gristmill.tokenize.importing.corpora import corpus_shards
 from gristmill.tokenize.packed import PackedSet
 
 JUDGEMENTS = ("id", "keep", "reason", "error", "edits")
@@ -21,8 +23,6 @@ LANGUAGE = "language"
 RECORD_ID = re.compile(r"#[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")
 """Of a WARC record, which stands behind the address in the locator of a page."""
 URL_KEYS = ("url", "URL", "uri")
-ORIGINS = ("ingest", "dedup", "quality", "langid", IMPORTED)
-"""The stages whose outputs are looked at."""
 KNOWN = ("url", "locator", "language", "quality", "cluster", "cluster_size")
 """What of a document's description stands in an autopsy: where it is from, and how it was judged."""
 
@@ -42,7 +42,7 @@ def describe_documents(
 
     Args:
         packed: the set whose ledger knows where each one is.
-        inputs: `ingest`, and `dedup`, `quality` and `langid` where they ran; `import_tokens`.
+        inputs: `ingest` and the steps that ran; `import_tokens`.
         ids: of tokenised documents.
 
     Returns:
@@ -63,25 +63,25 @@ def describe_documents(
         for entry, description in zip(entries, described, strict=True):
             if description["id"] != entry["id"].hex():
                 raise MisalignedError(
-                    f"{corpus['ingest'] / name}: row {entry['row']} is document {description['id']}, but the "
+                    f"{corpus[INGEST] / name}: row {entry['row']} is document {description['id']}, but the "
                     f"packed set {packed.folder} says {entry['id'].hex()}; run the mix stage again")
             found[entry["id"]] = description
     return found
 
 
 def _describe_shard(inputs: Mapping[str, Path], shard: str, rows: Sequence[int]) -> list[dict[str, Any]]:
-    documents = read_rows(inputs["ingest"] / shard, rows, ["id", "source", "locator", "metadata"]).to_pylist()
+    documents = read_rows(inputs[INGEST] / shard, rows, ["id", "source", "locator", "metadata"]).to_pylist()
     described = [{"id": document["id"].hex(), "source": document["source"], "locator": document["locator"],
                   **_address(document)} for document in documents]
-    if "quality" in inputs:
-        for one, values in zip(described, _measured(inputs["quality"] / shard, rows), strict=True):
-            one["quality"] = values
-    if "langid" in inputs:
-        for one, values in zip(described, _measured(inputs["langid"] / shard, rows, (LANGUAGE,)), strict=True):
-            one.update(values)
-    if "dedup" in inputs:
-        for one, values in zip(described, _measured(inputs["dedup"] / shard, rows, CLUSTER_COLUMNS), strict=True):
-            one.update(values)
+    for step in annotation_stages(inputs):
+        names = set(column_names(inputs[step] / shard))
+        if names & SCORES.keys():
+            for one, values in zip(described, _measured(inputs[step] / shard, rows), strict=True):
+                one["quality"] = values
+        if names & {LANGUAGE, *CLUSTER_COLUMNS}:
+            for one, values in zip(described, _measured(inputs[step] / shard, rows, (LANGUAGE, *CLUSTER_COLUMNS)),
+                                   strict=True):
+                one.update(values)
     return described
 
 

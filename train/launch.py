@@ -26,7 +26,6 @@ from gristmill.train.host_memory import keep_freed_memory
 from gristmill.train.loop import mirror
 from gristmill.train.loop.stopping import EXIT_TERMINATED, StoppedError, stop_on_sigterm
 
-TORCHRUN_STAGES = ("pretrain", "teacher", "sft", "reward", "reference", "dpo", "rl")
 EXIT_FAILED = 1
 LOST_CONNECTION = ("gloo/transport", "NCCL", "Connection closed by peer", "Connection reset by peer")
 """What a rank's error holds when another one has ended."""
@@ -108,9 +107,6 @@ def run_stage(
 ) -> dict[str, Any]:
     """Call the stage's function on this rank and return its summary; `following` hears of complete checkpoints."""
     stage, engine = description["stage"], description["engine"]
-    if stage not in TORCHRUN_STAGES:
-        raise ValueError(f"{folder / 'stage.json'}: stage {stage!r} is none of those that torchrun starts: "
-                         f"{TORCHRUN_STAGES}")
     context = Context(
         work=folder / "work", stage=stage, checkpoint_every=engine["checkpoint_every"],
         keep_checkpoints=engine["keep_checkpoints"], permanent_every=engine.get("permanent_every"),
@@ -122,14 +118,15 @@ def run_stage(
         profile=None if engine.get("profile") is None else Profile.model_validate(engine["profile"]),
         origins={name: as_path(path) for name, path in description.get("origins", {}).items()},
         began_with={name: fingerprint for name, fingerprint in input_fingerprints(description).items()
-                    if name in TORCHRUN_STAGES},
+                    if name in description.get("trained", ())},
         saved=(lambda: None) if following is None else lambda: following.send("work"),
         emit=print_event if is_first else lambda event: None,
     )
     context.work.mkdir(parents=True, exist_ok=True)
     warn_of_idle_gpus(context)
     fetched = {name: as_path(path) for name, path in description.get("fetched", {}).items()}
-    run = importlib.import_module(f"gristmill.train.stages.{stage}").run
+    module, _, function = description["run"].partition(":")
+    run = getattr(importlib.import_module(module), function)
     inputs = {**read_inputs(description), **fetched}
     summary: dict[str, Any] = run(inputs, description["config"], folder / "data", context)
     return summary

@@ -25,7 +25,7 @@ from benchmarks.chaos import servers, surroundings
 from benchmarks.chaos.kills import KILLS, chains, draw, run_chain
 from benchmarks.chaos.surroundings import CannotMountError, Scene
 from benchmarks.chaos.undisturbed import Undisturbed
-from gristmill.flows.stages import STAGES
+from gristmill.flows.stages.registry import STAGES
 
 KILLS_PER_SCENE = 100
 """For so many kills, every other fault is tried once."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.chaos.fuse import Act, Fuse, Role, burn_at, new_log
 from benchmarks.chaos.undisturbed import Undisturbed, gristmill
-from gristmill.flows.stages import STAGES
+from gristmill.flows.stages.registry import STAGES
 
 KILLS_IN_CHAIN = 6
 """Attempts of one stage that are ended before one is let through."""

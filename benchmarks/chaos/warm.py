@@ -32,7 +32,7 @@ from benchmarks.chaos.fork_server import Forked, ForkServer, Server
 from benchmarks.chaos.fuse import VARIABLE, hold, lay
 from benchmarks.checkout import ROOT
 from gristmill.flows.running.process import DEFAULT_ENVIRONMENT
-from gristmill.flows.stages import STAGES
+from gristmill.flows.stages.registry import STAGES
 
 FLOW = "gristmill.flows.cli.main"
 FORKED = (FLOW, "gristmill.flows.running.execute", "gristmill.train.torchrun", "gristmill.train.launch")

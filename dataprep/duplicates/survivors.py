@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from gristmill.dataprep.duplicates.sketches import load_columns
 from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.jobs.engine import Done, Task
 from gristmill.dataprep.shuffle import read_partition, write_partitions
+from gristmill.mixtures.prepare import column_prefix
 
 DOCUMENT_COLUMNS = ("id", "source", "locator")
 LENGTH = "length"
@@ -37,15 +39,27 @@ LENGTH = "length"
 JUDGEMENTS = ("id", "keep", "reason", "error")
 
 
-def measured_columns(inputs: Mapping[str, Path]) -> dict[str, str]:
-    """Columns that the stages before have measured -> the stage; of two equal names, the later stage's counts."""
-    columns: dict[str, str] = {}
-    for stage in annotation_stages(inputs):
-        for path in sorted(inputs[stage].glob("part-*.parquet"))[:1]:
+def measured_columns(inputs: Mapping[str, Path]) -> dict[str, tuple[str, str]]:
+    """What the steps before have measured, as `qualified` says it."""
+    columns: dict[str, list[str]] = {}
+    for step in annotation_stages(inputs):
+        for path in sorted(inputs[step].glob("part-*.parquet"))[:1]:
             with path.open("rb") as stream:
-                names = pq.read_schema(stream).names
-            columns.update((name, stage) for name in names if name not in JUDGEMENTS)
-    return columns
+                columns[step] = [name for name in pq.read_schema(stream).names if name not in JUDGEMENTS]
+    return qualified(columns)
+
+
+def qualified(measured: Mapping[str, Collection[str]]) -> dict[str, tuple[str, str]]:
+    """Name -> (step, column), of all that may be named: of two equal columns the plain name is the later step's, and
+    `<step>_<column>` each one's own.
+
+    Args:
+        measured: name of a step -> its columns, in the order of the steps.
+    """
+    uses = Counter(column for columns in measured.values() for column in columns)
+    own = {f"{column_prefix(step)}_{column}": (step, column) for step, columns in measured.items()
+           for column in columns if uses[column] > 1}
+    return {**{column: (step, column) for step, columns in measured.items() for column in columns}, **own}
 
 
 def check_columns(inputs: Mapping[str, Path], keys: Sequence[KeepKey]) -> None:
@@ -88,7 +102,8 @@ def read_columns(
         elif name in DOCUMENT_COLUMNS:
             columns[name] = read_documents(inputs, shard, [name])[name].take(pa.array(rows))
         else:
-            columns[name] = read_annotations(inputs, shard, stages[name], [name])[name].take(pa.array(rows))
+            step, column = stages[name]
+            columns[name] = read_annotations(inputs, shard, step, [column])[column].take(pa.array(rows))
     return pa.table({name: _sortable(values) for name, values in columns.items()})
 
 

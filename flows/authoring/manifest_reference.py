@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+import gristmill.flows.stages.registry  # noqa: F401 - lets the steps of `prepare` stand in the schema
 from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.prepare import Step, step_fields
 from gristmill.mixtures.section import OutsidePath
 
 TITLE = """\
@@ -36,7 +38,7 @@ def _section(model: type[BaseModel], at: str, written: dict[type[BaseModel], str
             return
     else:
         yield f"{_prose(model.__doc__)}\n"
-        own = dict(model.model_fields)
+        own = step_fields() if model is Step else dict(model.model_fields)
     written[model] = at
     yield "| key | value | default | |"
     yield "| --- | --- | --- | --- |"

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 
 import yaml
 
+import gristmill.flows.stages.registry  # noqa: F401 - lets the steps of `prepare` stand in manifests
 from gristmill.flows.authoring.look_at_data import Look, mean_weight, size
 from gristmill.mixtures.load import parse_manifest
 from gristmill.mixtures.model import Model

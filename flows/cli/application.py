@@ -90,7 +90,7 @@ def open_or_exit(
     from gristmill.dataprep.examples.read_examples import ExamplesError
     from gristmill.dataprep.reading.sources import SourceError
     from gristmill.flows.running.session import open_session
-    from gristmill.flows.stages import UnknownStageError
+    from gristmill.flows.stages.plan import UnknownStageError
     from gristmill.flows.store.store import StoreLocationError
     from gristmill.mixtures.load import ManifestError
 

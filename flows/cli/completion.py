@@ -42,9 +42,9 @@ def complete_manifest(incomplete: str) -> list[str]:
 
 def complete_stage(incomplete: str) -> list[str]:
     """Stages, in the order in which they run."""
-    from gristmill.flows.parameters import StageName
+    from gristmill.flows.stages.registry import STAGES
 
-    return [name for name in get_args(StageName) if name.startswith(incomplete)]
+    return [name for name in STAGES if name.startswith(incomplete)]
 
 
 def complete_run(ctx: typer.Context, incomplete: str) -> list[Offer]:
@@ -80,13 +80,15 @@ def complete_setting(ctx: typer.Context, incomplete: str) -> list[Offer]:
 @cache
 def manifest_keys() -> dict[str, tuple[str, tuple[str, ...]]]:
     """Every key of a manifest, but those below the name of a source: its first sentence, and its possible values."""
+    from gristmill.flows.stages.registry import STAGES
+    from gristmill.mixtures.load import short_key
     from gristmill.mixtures.manifest import Manifest
-    from gristmill.mixtures.prepare import PREPARE_SECTIONS
 
     found: dict[str, tuple[str, tuple[str, ...]]] = {}
-    for stage, section in PREPARE_SECTIONS.items():
-        # The rules have a short form of their own.
-        found.update((name.replace("filter.rules.", "filter."), told) for name, told in _keys(section, f"{stage}."))
+    for name, stage in STAGES.items():
+        if stage.section is not None:
+            # The rules have a short form of their own.
+            found.update((short_key(key), told) for key, told in _keys(stage.section, f"{name}."))
     found.update({name: told for name, told in _keys(Manifest, "") if not name.startswith(("prepare", "sources"))})
     return found
 

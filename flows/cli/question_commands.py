@@ -98,8 +98,8 @@ def trace(
         "steps read it.")] = None,
     against: Annotated[str | None, typer.Option(
         metavar="RUN", help="Another manifest, or a run of the store: the first step that read other tokens.")] = None,
-    stage: Annotated[str, typer.Option(
-        metavar="STAGE", help="The training that --step is of: pretrain, sft, reward, dpo or rl.")] = "pretrain",
+    stage: Annotated[str | None, typer.Option(
+        metavar="STAGE", help="The training that --step is of; pre-training if absent.")] = None,
     rank: Annotated[int | None, typer.Option(
         metavar="N", help="Only what this process read, of engine.ranks.", min=0)] = None,
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
@@ -111,18 +111,20 @@ def trace(
         fail("--rank goes with --step", EXIT_USAGE)
     from gristmill.flows.questions import trace_tables as printing
     from gristmill.flows.questions.find_documents import DocumentNotFoundError
-    from gristmill.flows.questions.training_reads import SECTIONS, TraceError, reading_of
+    from gristmill.flows.questions.training_reads import TraceError, reading_of
+    from gristmill.flows.stages.registry import PRETRAIN, STAGES
     from gristmill.mixtures.yaml_text import did_you_mean
 
-    if stage not in SECTIONS:
-        fail(f"no such training: {stage!r}{did_you_mean(stage, SECTIONS) or ';'} trainings are {', '.join(SECTIONS)}",
+    traced = [name for name, one in STAGES.items() if one.trained is not None]
+    if stage is not None and stage not in traced:
+        fail(f"no such training: {stage!r}{did_you_mean(stage, traced) or ';'} trainings are {', '.join(traced)}",
              EXIT_USAGE)
     session = open_or_exit(manifest, set_, store)
     try:
         if step is not None:
             from gristmill.flows.questions.trace import trace_step
 
-            found = trace_step(session, step, stage, rank)
+            found = trace_step(session, step, stage or PRETRAIN, rank)
             print_json(found) if as_json else printing.print_step(found)
         elif document is not None:
             from gristmill.flows.questions.trace import trace_document

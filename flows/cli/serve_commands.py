@@ -56,6 +56,7 @@ def up(
 
 def check_manifests(manifests: list[str]) -> None:
     """End with what is wrong with them, before anything is started."""
+    import gristmill.flows.stages.registry  # noqa: F401 - lets the steps of `prepare` stand in manifests
     from gristmill.mixtures.load import ManifestError, load_manifest
 
     for manifest in manifests:

@@ -11,7 +11,6 @@ from gristmill.dataprep.files import as_path, read_json
 from gristmill.flows.running.session import Session
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
-TRAININGS = ("rl", "dpo", "sft", "pretrain")
 PLACES = ("", "model", "data", "data/model")
 """Below the folder that is given, where a model may lie: an export, a training's data, or the folder of a stage."""
 
@@ -73,7 +72,8 @@ def find_trained(session: Session, tokenizer: str | None) -> ModelFolders:
     if session.manifest.pretrain is None:
         raise ModelNotFoundError(f"{session.manifest_file} has no `pretrain:` section, so it trains no model; name a "
                                  "model's folder, or a manifest that trains one")
-    trained = next((folder for name in TRAININGS if (folder := session.committed(name)) is not None), None)
+    makers = [name for name, node in session.plan.items() if node.stage.makes_model]
+    trained = next((folder for name in reversed(makers) if (folder := session.committed(name)) is not None), None)
     made = session.committed("tokenizer")
     if trained is None or made is None:
         raise ModelNotFoundError(f"{session.manifest_file}: no model is trained yet; run: {session.command('run')}")

@@ -18,7 +18,7 @@ from prefect.runner import Runner
 
 from gristmill.flows.orchestration.server_settings import prefect_folder
 from gristmill.flows.pipeline import gristmill, gristmill_stage
-from gristmill.flows.stages import present_stages
+from gristmill.flows.stages.plan import present_stages
 from gristmill.flows.sweeps.sweep_flow import gristmill_sweep
 from gristmill.mixtures.load import ManifestError, load_manifest
 

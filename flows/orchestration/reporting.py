@@ -23,7 +23,7 @@ from gristmill.flows.report.links import report_link
 from gristmill.flows.running.process import Event
 from gristmill.flows.running.run import Observer, Outcome
 from gristmill.flows.running.session import Session
-from gristmill.flows.stages import Node
+from gristmill.flows.stages.plan import Node
 from gristmill.flows.store.runs import RunRecord
 from gristmill.flows.store.store import StageFolder
 

@@ -27,33 +27,27 @@ from rich.text import Text
 
 from gristmill.dataprep.reading.pythondocs import is_python_source
 from gristmill.flows.planning.sampled_sources import Sample, take_sample
-from gristmill.flows.running.capacity import BYTES_PER_DOCUMENT, available_memory, documents_of, shortage
+from gristmill.flows.running.capacity import available_memory, documents_of, shortage
 from gristmill.flows.running.process import Event
 from gristmill.flows.running.run import Outcome, StageFailedError
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
-from gristmill.flows.stages import Node, make_plan
+from gristmill.flows.stages.plan import Node, make_plan
+from gristmill.flows.stages.registry import STAGES
 from gristmill.flows.store.store import StageFolder, Store
-from gristmill.mixtures.dedup import MinHash
-from gristmill.mixtures.prepare import PREPARE_STAGES
-from gristmill.mixtures.sources import Source
+from gristmill.mixtures.dedup import Dedup, MinHash
+from gristmill.mixtures.sources import INGEST, Source
 
 LARGER = 4
 """The second sample is so many times the first."""
 MOST_GROWTH = 3
 """A sample that is too small for a source's first document is made LARGER so many times at the most."""
 SHARDS_PER_WORKER = 4
-LAST_STAGE = "tokenize"
 BUDGET_SECONDS = 30.0
 """What the samples may take together, unless more is asked for."""
 WORK_KEYS = ("steps", "global_batch_size")
 """What a training's time is proportional to, besides its model."""
 OF_SAMPLES = "no sample of documents tells; a run before in this store would"
-WHY_UNKNOWN = {
-    **dict.fromkeys(("pretrain", "teacher", "sft", "reward", "reference", "dpo", "rl"),
-                    "its pace is the device's and the model's: gristmill plan MANIFEST --gpus N --measure 3 tells"),
-    "mix": "a sample has too few tokens to be mixed",
-}
 SIMILARITIES = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
 
 
@@ -157,7 +151,7 @@ def _measure_both(session: Session, sample_bytes: int, deadline: float) -> tuple
             began = time.monotonic()
             small = _measure(session, Path(folder) / "small", wanted // LARGER, deadline, whole_python=False)
             now = time.monotonic()
-            if "ingest" in small.errors and growth < MOST_GROWTH and now < deadline:
+            if INGEST in small.errors and growth < MOST_GROWTH and now < deadline:
                 continue
             work = sum(measured.work_seconds for measured in small.stages.values())
             if now - began + (LARGER - 1) * work > deadline - now:
@@ -178,9 +172,13 @@ class _Run:
 
 
 def _stages(session: Session) -> list[str]:
-    names = list(session.plan)
-    return names[: names.index(LAST_STAGE) + 1] if LAST_STAGE in names else [
-        name for name in names if name == "ingest" or name in [step.stage for step in session.manifest.prepare]]
+    """The stages that a sample of documents is enough for."""
+    found: list[str] = []
+    for name, node in session.plan.items():
+        is_of_documents = bool(node.inputs) and set(node.inputs) <= set(found)
+        if name == INGEST or (is_of_documents and node.stage.pace is None):
+            found.append(name)
+    return found
 
 
 def _measure(session: Session, folder: Path, sample_bytes: int, deadline: float, whole_python: bool) -> _Run:
@@ -255,11 +253,11 @@ def _of_past(session: Session, name: str) -> dict[str, Any]:
             if stage == name and folder.path.name.startswith(f"{session.manifest.name}--")
             and folder.state() == "committed"]
     if not made:
-        return {"stage": name, "error": WHY_UNKNOWN.get(name, OF_SAMPLES)}
+        return {"stage": name, "error": session.plan[name].stage.pace or OF_SAMPLES}
     newest = max(made, key=lambda manifest: manifest["started"])
     before, now = newest["recipe"], session.plan[name].recipe
     if before.get("model") != now.get("model"):
-        return {"stage": name, "error": WHY_UNKNOWN.get(name, OF_SAMPLES)}
+        return {"stage": name, "error": session.plan[name].stage.pace or OF_SAMPLES}
     times = 1.0
     for key in WORK_KEYS:
         times *= now[key] / before[key] if isinstance(now.get(key), int) and before.get(key) else 1.0
@@ -270,7 +268,7 @@ def _of_past(session: Session, name: str) -> dict[str, Any]:
 
 def _text_bytes(opened: Session, sample: Sample) -> tuple[float, float]:
     """Bytes of text in the sample, and in the whole."""
-    folder = opened.committed("ingest")
+    folder = opened.committed(INGEST)
     if folder is None:
         return 0.0, 0.0
     read = {name: counts["bytes_kept"] for name, counts in folder.manifest()["summary"]["counts"]["sources"].items()}
@@ -279,7 +277,7 @@ def _text_bytes(opened: Session, sample: Sample) -> tuple[float, float]:
 
 def _documents(opened: Session, sample: Sample) -> dict[str, float]:
     """How many documents of the whole each stage holds something of; see `_Run`."""
-    folder = opened.committed("ingest")
+    folder = opened.committed(INGEST)
     if folder is None:
         return {}
     sources = folder.manifest()["summary"]["counts"]["sources"]
@@ -289,11 +287,11 @@ def _documents(opened: Session, sample: Sample) -> dict[str, float]:
     compared = [number for name, number in of_sources.items() if has_own_ids(opened.manifest.sources[name])]
     whole = sum(of_sources.values())
     summaries = {name: made.manifest()["summary"] for name in opened.plan
-                 if name in PREPARE_STAGES and (made := opened.committed(name)) is not None}
+                 if opened.plan[name].stage.judges and (made := opened.committed(name)) is not None}
     left = documents_of(summaries)
     kept = whole * (left / here if left is not None and here else 1.0)
-    return {name: max(compared, default=0.0) if name == "ingest" else kept for name in BYTES_PER_DOCUMENT
-            if name in opened.plan}
+    return {name: max(compared, default=0.0) if node.stage.memory.documents == "own ids" else kept
+            for name, node in opened.plan.items() if node.stage.memory is not None}
 
 
 def has_own_ids(source: Source) -> bool:
@@ -327,7 +325,7 @@ def _free_disk(root: Path) -> int | None:
 def _refusals(
     totals: Mapping[str, Any], available: Mapping[str, Any], documents: Mapping[str, float]
 ) -> list[str]:  # fmt: skip
-    told = (shortage(stage, number, available["memory_bytes"]) for stage, number in documents.items())
+    told = (shortage(STAGES[stage], number, available["memory_bytes"]) for stage, number in documents.items())
     found = [sentence for sentence in told if sentence is not None]
     if available["memory_bytes"] and totals["memory_bytes"] > available["memory_bytes"]:
         found.append(f"memory: {_size(totals['memory_bytes'])} are needed and {_size(available['memory_bytes'])} are "
@@ -339,7 +337,7 @@ def _refusals(
 
 
 def _minhash(session: Session) -> MinHash | None:
-    return next((step.dedup.minhash for step in session.manifest.prepare if step.dedup is not None), None)
+    return next((step.config.minhash for step in session.manifest.prepare if isinstance(step.config, Dedup)), None)
 
 
 def lsh_curve(section: MinHash | None) -> list[dict[str, float]]:

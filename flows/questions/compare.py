@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gristmill.dataprep.files import read_json
-from gristmill.flows.facts import TRAINING_STAGES, Facts, funnel, training, with_tokens
+from gristmill.flows.facts import Facts, funnel, topics_of, training, with_tokens
 from gristmill.flows.questions.status import run_state
 from gristmill.flows.report.evaluation import evaluation_rows
 from gristmill.flows.report.mixture import mixture_rows
 from gristmill.flows.report.training import loss_rows
 from gristmill.flows.running.what_changed import ABSENT, changed_keys
-from gristmill.flows.stages import STAGES
+from gristmill.flows.stages.registry import STAGES, TOKENIZE
 from gristmill.flows.store.store import Store, read_runs
+from gristmill.mixtures.prepare import name_steps, written_steps
+from gristmill.mixtures.sources import INGEST
 
 LAST = "last"
 Row = dict[str, Any]
@@ -58,21 +59,26 @@ def facts_of(store: Store, record: Mapping[str, Any]) -> Facts:
     manifests = {stage: folder.manifest() for stage, folder in folders.items()}
     summaries = {stage: manifest["summary"] for stage, manifest in manifests.items()}
     facts: Facts = {
-        "summaries": summaries, "funnel": with_tokens(funnel(summaries), summaries.get("tokenize")),
-        "training": {name: training(folders[name]) for name in TRAINING_STAGES if name in folders},
+        "summaries": summaries,
+        "funnel": with_tokens(funnel(summaries, steps_of(record)), summaries.get(TOKENIZE)),
+        "training": {name: training(folder) for name, folder in folders.items()
+                     if name in STAGES and STAGES[name].trained is not None},
         "seconds": {stage: manifest["seconds"] for stage, manifest in manifests.items()},
     }
-    for stage, topic, file in (("mix", "packed", "packed.json"), ("evaluate", "evaluation", "evaluation.json")):
-        if stage in folders:
-            facts[topic] = read_json(folders[stage].data / file)
+    for name, folder in folders.items():
+        facts |= topics_of(STAGES[name], folder) if name in STAGES else {}
     return facts
 
 
 def stages_of(record: Mapping[str, Any]) -> list[str]:
     """The stages of a run in the order in which they ran; a record has them in that of the alphabet."""
-    prepare = [step if isinstance(step, str) else next(iter(step)) for step in record["manifest"].get("prepare", [])]
-    order = ["ingest", *prepare, *STAGES]
+    order = [INGEST, *steps_of(record), *STAGES]
     return sorted(record["stages"], key=lambda stage: order.index(stage) if stage in order else len(order))
+
+
+def steps_of(record: Mapping[str, Any]) -> list[str]:
+    """The names of a run's steps of `prepare`, in their order."""
+    return name_steps(written_steps(record["manifest"].get("prepare", [])))
 
 
 def keyed(value: Any) -> Any:
@@ -80,6 +86,10 @@ def keyed(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): keyed(inner) for key, inner in value.items()}
     if isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value):
+        steps = written_steps(value)
+        if all(stage for stage, _ in steps):
+            return {name: keyed(entry[stage])
+                    for name, (stage, _), entry in zip(name_steps(steps), steps, value, strict=True)}
         names = [next(iter(entry)) for entry in value]
         if all(len(entry) == 1 for entry in value) and len(set(names)) == len(names):
             return {name: keyed(entry[name]) for name, entry in zip(names, value, strict=True)}

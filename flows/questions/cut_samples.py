@@ -23,8 +23,8 @@ def stored_rules(session: Session, inputs: Mapping[str, Path]) -> dict[str, list
     """The replayable rules of every committed preparing stage, in the order of the pipeline."""
     shards = shard_names(inputs["ingest"])
     return {
-        step.stage: rules_of(step.stage, step.config, column_names(inputs[step.stage] / shards[0]) if shards else [])
-        for step in session.manifest.prepare if step.stage in inputs
+        name: rules_of(step.stage, step.config, column_names(inputs[name] / shards[0]) if shards else [], name)
+        for name, step in session.manifest.steps.items() if name in inputs
     }  # fmt: skip
 
 
@@ -42,13 +42,13 @@ def describe_cuts(
         for rule in rules:
             if dropped.get(rule.name) and isinstance(rule.bound, int | float):
                 found.append((dropped[rule.name], stage, rule))
-    found = sorted(found, key=lambda item: (-item[0], item[2].name))[:MOST_RULES]
+    found = sorted(found, key=lambda item: (-item[0], item[2].label))[:MOST_RULES]
     samples = _sample(inputs, {stage: rules_of_stage(found, stage) for _, stage, _ in found})
     return [
-        {"rule": rule.name, "key": rule.key, "statistic": rule.statistic, "bound": rule.bound, "dropped": count,
+        {"rule": rule.label, "key": rule.key, "statistic": rule.statistic, "bound": rule.bound, "dropped": count,
          "histogram": summaries[stage].get("histograms", {}).get(rule.statistic),
          **{side: [show(inputs, shard, row, value) for _, shard, row, value in entries]
-            for side, entries in samples[rule.name].items()}}
+            for side, entries in samples[rule.label].items()}}
         for count, stage, rule in found
     ]  # fmt: skip
 
@@ -65,7 +65,7 @@ def _sample(inputs: Mapping[str, Path], rules: Mapping[str, list[Rule]]) -> dict
         for stage, wanted in rules.items():
             verdicts, _ = judge_shard(inputs, shard, stage, wanted, wanted)
             for rule in wanted:
-                sides = samples.setdefault(rule.name, {"failing": [], "passing": []})
+                sides = samples.setdefault(rule.label, {"failing": [], "passing": []})
                 merge_nearest(sides, shard, nearest(verdicts, rule, SAMPLES), SAMPLES)
     return samples
 

@@ -85,7 +85,7 @@ def _inputs_before_filter(session: Session) -> dict[str, Path]:
 
 def _sections(session: Session) -> dict[str, Rules]:
     """Per dialect the manifest's Gopher rules (the usual ones where it has none) in that dialect."""
-    configured = next((step.filter for step in session.manifest.prepare if step.filter is not None), Filter())
+    configured = next((step.config for step in session.manifest.prepare if isinstance(step.config, Filter)), Filter())
     quality = configured.rules.gopher_quality or GopherQuality()
     repetition = configured.rules.gopher_repetition or GopherRepetition()
     return {

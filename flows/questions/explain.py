@@ -26,7 +26,6 @@ from gristmill.flows.questions.find_documents import (
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 
-EXAMPLE_STAGES = ("sft_prepare", "dpo_prepare")
 SHOWN_NUMBERS = 8
 SHOWN_EDITS = 3
 SHOWN_CHARS = 60
@@ -81,10 +80,10 @@ def _example_journey(
     session: Session, inputs: Mapping[str, Path], wanted: str, whole: bool
 ) -> dict[str, Any] | None:
     """What the steps of `sft.prepare` or `dpo.prepare` said of an example; None where neither knows it."""
-    for stage in EXAMPLE_STAGES:
-        if stage not in inputs:
+    for stage, folder in inputs.items():
+        if not session.plan[stage].stage.of_examples:
             continue
-        prepared = prepared_inputs(inputs[stage])
+        prepared = prepared_inputs(folder)
         try:
             place = find_document(prepared, wanted)
         except AmbiguousDocumentError:

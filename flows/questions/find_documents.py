@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from gristmill.dataprep.documents import ID_BYTES, read_documents, shard_names
 from gristmill.flows.running.session import Session
-from gristmill.flows.stages import Plan
+from gristmill.flows.stages.plan import Plan
 
 SHOWN_HITS = 5
 

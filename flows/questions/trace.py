@@ -21,18 +21,19 @@ from gristmill.flows.questions.training_reads import (
     reading_of_folder,
 )
 from gristmill.flows.running.session import Session, open_session
+from gristmill.flows.stages.registry import PRETRAIN
 from gristmill.flows.store.store import read_runs
 from gristmill.tokenize.origins import describe_documents
 from gristmill.train.loop.row_plan import extend_digest
 
 
-def trace_step(session: Session, step: int, stage: str = "pretrain", rank: int | None = None) -> dict[str, Any]:
+def trace_step(session: Session, step: int, stage: str = PRETRAIN, rank: int | None = None) -> dict[str, Any]:
     """The rows and documents of a training step.
 
     Args:
         session: the opened manifest.
         step: counted from 1, as in the metrics.
-        stage: one of readings.SECTIONS.
+        stage: a training whose steps can be traced.
         rank: only the rows, or the answers, of this process, of the `engine.ranks` there are.
 
     Raises:
@@ -41,7 +42,7 @@ def trace_step(session: Session, step: int, stage: str = "pretrain", rank: int |
     reading = reading_of(session, stage)
     rows, ranks = reading.rows(step), session.manifest.engine.ranks
     share, shares = (0, 1) if rank is None else share_of_rank(session, reading, rank)
-    answers = answers_of_step(reading, step, share, shares) if stage == "rl" else None
+    answers = answers_of_step(reading, step, share, shares) if session.plan[stage].stage.rows == "prompts" else None
     # As train.loop.stream.micro_batches deals them out; in reinforcement learning it deals out answers.
     rows = rows[share::shares] if answers is None else rows
     found: dict[str, Any] = {
@@ -68,7 +69,7 @@ def share_of_rank(session: Session, reading: Reading, rank: int) -> tuple[int, i
     if not 0 <= rank < engine.ranks:
         raise TraceError(f"there is no rank {rank}: engine.ranks is {engine.ranks}, so ranks are 0 to "
                          f"{engine.ranks - 1}")
-    return engine.parallel.share_of(rank, engine.ranks, pipelined=reading.stage == "pretrain",
+    return engine.parallel.share_of(rank, engine.ranks, pipelined=reading.packed is not None,
                                     split=getattr(reading.section, "lora", None) is None)
 
 
@@ -88,7 +89,6 @@ def _pylist(table: pa.Table) -> list[dict[str, Any]]:
     return rows
 
 
-FINE_TUNING = ("sft", "reward", "dpo", "rl")
 
 
 def trace_document(session: Session, wanted: str) -> dict[str, Any]:
@@ -138,8 +138,8 @@ def describe_reading(reading: Reading, rows: Sequence[int]) -> dict[str, Any]:
 def _trace_example(session: Session, wanted: str) -> dict[str, Any] | None:
     """What became of a fine-tuning example; None where no stage has one by that id."""
     found: dict[str, Any] | None = None
-    for stage in FINE_TUNING:
-        if stage not in session.plan or not any(
+    for stage, node in session.plan.items():
+        if node.stage.rows in (None, "documents") or not any(
                 (session.folder(stage).data / ids).exists() for ids in (EXAMPLE_IDS, PROMPT_IDS)):
             continue
         reading = reading_of(session, stage)
@@ -172,10 +172,10 @@ def other_reading(session: Session, other: str) -> Reading:
     if other not in runs:
         raise TraceError(f"{other!r} is neither a manifest nor a run of {session.store.root}; runs are "
                          f"{', '.join(runs) or 'none'} (gristmill runs lists them)")
-    stage = runs[other]["stages"].get("pretrain")
+    stage = runs[other]["stages"].get(PRETRAIN)
     if stage is None:
         raise TraceError(f"the run {other} does not pre-train")
-    return reading_of_folder(session.store.folder("pretrain", runs[other]["name"], stage["fingerprint"]))
+    return reading_of_folder(session.store.folder(PRETRAIN, runs[other]["name"], stage["fingerprint"]))
 
 
 def compare_readings(ours: Reading, theirs: Reading) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from gristmill.dataprep.context import read_inputs
 from gristmill.dataprep.files import read_json
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.running.session import Session
+from gristmill.flows.stages.registry import MIX, PRETRAIN, STAGES
 from gristmill.flows.store.store import StageFolder
-from gristmill.mixtures.posttraining import Dpo, Tuning
-from gristmill.mixtures.reinforcement import Reward, Rl
+from gristmill.mixtures.reinforcement import Rl
 from gristmill.mixtures.training import Pretrain, Training
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet
@@ -27,8 +27,6 @@ from gristmill.train.loop.row_plan import RowPlan, plan_of
 from gristmill.train.reinforcement.prompts import PromptPlan, prompt_plan_of
 from gristmill.train.reinforcement.rollouts import read_batch
 
-SECTIONS: dict[str, type[Training]] = {"pretrain": Pretrain, "sft": Tuning, "reward": Reward, "dpo": Dpo,
-                                      "rl": Rl}
 EXAMPLE_IDS, PROMPT_IDS = "examples.txt", "prompts.txt"
 """What a fine-tuning stage calls the list of its examples, row by row, and reinforcement learning that of its
 prompts."""
@@ -46,7 +44,7 @@ class Reading:
     """A training stage and the order in which it reads.
 
     Attributes:
-        stage: pretrain, sft, reward, dpo or rl.
+        stage: its name.
         folder: the stage's output, finished or not.
         section: its settings.
         plan: which positions each step takes.
@@ -119,7 +117,7 @@ class Reading:
         return []
 
 
-def reading_of(session: Session, stage: str = "pretrain") -> Reading:
+def reading_of(session: Session, stage: str = PRETRAIN) -> Reading:
     """What a training stage of a manifest reads.
 
     Raises:
@@ -127,16 +125,18 @@ def reading_of(session: Session, stage: str = "pretrain") -> Reading:
     """
     if stage not in session.plan:
         raise TraceError(f"{session.manifest_file} has no `{stage}:` section, so it has no such steps")
-    if stage not in SECTIONS:
-        raise TraceError(f"{stage} reads no rows whose steps could be traced; those of {', '.join(SECTIONS)} can be")
     node, folder = session.plan[stage], session.folder(stage)
-    section = SECTIONS[stage].model_validate(node.config)
-    if stage == "pretrain":
+    kind = node.stage
+    if kind.trained is None:
+        traced = [name for name, one in STAGES.items() if one.trained is not None]
+        raise TraceError(f"{stage} reads no rows whose steps could be traced; those of {', '.join(traced)} can be")
+    section = kind.trained.model_validate(node.config)
+    if kind.rows == "documents":
         inputs = committed_inputs(session, session.plan)
-        if "mix" not in inputs:
-            raise TraceError(f"the mixture is not packed yet; run: {session.command('run', '--until', 'mix')}")
-        return _pre_training(folder, section, inputs["mix"])
-    ids = PROMPT_IDS if stage == "rl" else EXAMPLE_IDS
+        if MIX not in inputs:
+            raise TraceError(f"the mixture is not packed yet; run: {session.command('run', '--until', MIX)}")
+        return _pre_training(stage, folder, section, inputs[MIX])
+    ids = PROMPT_IDS if kind.rows == "prompts" else EXAMPLE_IDS
     if not (folder.data / ids).exists():
         raise TraceError(f"which examples {stage} reads is known once it has begun; run: "
                          f"{session.command('run', '--until', stage)}")
@@ -159,7 +159,7 @@ def reading_of_folder(folder: StageFolder) -> Reading:
     if not description.exists():
         raise TraceError(f"{folder.path}: this pre-training has not been started")
     told = read_json(description)
-    return _pre_training(folder, Pretrain.model_validate(told["config"]), read_inputs(told)["mix"])
+    return _pre_training(told["stage"], folder, Pretrain.model_validate(told["config"]), read_inputs(told)[MIX])
 
 
 def settled_plan(folder: StageFolder, plan: RowPlan) -> RowPlan:
@@ -170,9 +170,9 @@ def settled_plan(folder: StageFolder, plan: RowPlan) -> RowPlan:
     return plan
 
 
-def _pre_training(folder: StageFolder, section: Training, mix: Path) -> Reading:
+def _pre_training(stage: str, folder: StageFolder, section: Training, mix: Path) -> Reading:
     packed = PackedSet(mix)
-    return Reading("pretrain", folder, section, settled_plan(folder, plan_of(section, packed.sequence_length)),
+    return Reading(stage, folder, section, settled_plan(folder, plan_of(section, packed.sequence_length)),
                    packed.order(section.seed or 0), packed)
 
 

@@ -20,11 +20,22 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill.dataprep.documents import annotation_stages, column_names, read_documents, read_table, shard_names
-from gristmill.dataprep.replay import NotReplayableError, Rule, Tally, Verdicts, judge_shard, keep_top_rule, nearest
+from gristmill.dataprep.replay import (
+    LANGUAGE_SCORE,
+    NotReplayableError,
+    Rule,
+    Tally,
+    Verdicts,
+    judge_shard,
+    keep_top_rule,
+    nearest,
+)
 from gristmill.flows.questions.cut_samples import Found, merge_nearest, show, stored_rules
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
+from gristmill.mixtures.load import short_key
+from gristmill.mixtures.sources import INGEST
 
 NEIGHBOUR = 0.1
 """How far the neighbours of a threshold lie from it, as a share of it; one of a whole number at least."""
@@ -64,10 +75,12 @@ def compare(before: Session, after: Session) -> Comparison:
         NotReplayableError: nothing is committed yet, nothing differs, or something differs that is no threshold.
     """
     differing = _differing_keys(before, after)
-    if examples := sorted(key for key in differing if key.startswith(("sft.prepare", "dpo.prepare"))):
+    if examples := sorted(key for key in differing if key.split(".")[1:2] == ["prepare"]):
+        prepared = next(name for name, node in after.plan.items() if node.stage.of_examples
+                        and node.recipe["kind"] == examples[0].partition(".")[0])
         raise NotReplayableError(
             f"{examples[0]} is about examples, of which there are few: whatif looks at documents alone; run it: "
-            f"{after.command('run', '--until', examples[0].partition('.')[0] + '_prepare')}, and gristmill report or "
+            f"{after.command('run', '--until', prepared)}, and gristmill report or "
             "gristmill explain with an example's place says what became of which")
     inputs = _measured(before)
     old_rules = _replayable(before, inputs, None)
@@ -90,7 +103,7 @@ def _measured(session: Session) -> dict[str, Path]:
         NotReplayableError: one of them is missing.
     """
     inputs = committed_inputs(session, session.plan)
-    stages = ["ingest", *(step.stage for step in session.manifest.prepare)]
+    stages = [INGEST, *session.manifest.steps]
     missing = [name for name in stages if name not in inputs]
     if missing:
         raise NotReplayableError(f"{missing[0]} is not committed, so nothing is measured yet; run: "
@@ -111,10 +124,10 @@ def thresholds(session: Session) -> list[dict[str, Any]]:
     inputs = _measured(session)
     found: dict[str, dict[str, Any]] = {}
     for stage, rules in stored_rules(session, inputs).items():
-        for shard in shard_names(inputs["ingest"]):
+        for shard in shard_names(inputs[INGEST]):
             verdicts, _ = judge_shard(inputs, shard, stage, rules, rules)
             for rule in rules:
-                _add(found.setdefault(rule.name, _threshold(rule)), rule, verdicts)
+                _add(found.setdefault(rule.label, _threshold(rule)), rule, verdicts)
     return list(found.values())
 
 
@@ -127,7 +140,7 @@ def _threshold(rule: Rule) -> dict[str, Any]:
         sign = 1 if _is_most(rule) else -1
         sides = {name: {"bound": round(rule.bound + direction * step, 10), "failing": 0}
                  for name, direction in (("looser", sign), ("stricter", -sign))}
-    return {"rule": rule.name, "key": rule.key.replace("filter.rules.", "filter."), "bound": rule.bound, "seen": 0,
+    return {"rule": rule.label, "key": short_key(rule.key), "bound": rule.bound, "seen": 0,
             "failing": 0, "only": 0, **sides}
 
 
@@ -137,13 +150,14 @@ def _is_most(rule: Rule) -> bool:
 
 
 def _add(one: dict[str, Any], rule: Rule, verdicts: Verdicts) -> None:
-    tally, failed = verdicts.tallies[rule.name], verdicts.failed
+    tally, failed = verdicts.tallies[rule.label], verdicts.failed
     one["seen"] += len(verdicts.rows)
     one["failing"] += tally.failing
     one["only"] += tally.only
     # What is dropped for a reason that is no threshold stays so, and a language that is not wanted has no score.
     judged = verdicts.keep | np.any(list(failed.values()), axis=0)
-    judged &= ~failed["language"] if rule.name == "language_score" and "language" in failed else True
+    wanted = rule.label.removesuffix("_score")
+    judged &= ~failed[wanted] if rule.name == LANGUAGE_SCORE and wanted in failed else True
     for side in ("looser", "stricter"):
         if one[side] is not None:
             values, bound = verdicts.columns[rule.statistic], one[side]["bound"]
@@ -160,9 +174,8 @@ def _replayable(
         ran: the rules that the stages ran with; None: the very ones of this session.
     """
     rules = stored_rules(session, inputs)
-    shards = shard_names(inputs["ingest"])
-    for step in session.manifest.prepare if shards else ():
-        stage = step.stage
+    shards = shard_names(inputs[INGEST])
+    for stage, step in session.manifest.steps.items() if shards else ():
         seed = session.plan[stage].config.get("seed", 0)
         columns = column_names(inputs[stage] / shards[0])
         ranking = keep_top_rule(inputs, stage, step.config, seed, ran or rules, rules, columns)
@@ -177,7 +190,8 @@ def _keys(rules: Mapping[str, list[Rule]]) -> set[str]:
 def _differing_keys(before: Session, after: Session) -> set[str]:
     old, new = (dict(_flat(session.manifest.model_dump(mode="json", exclude={"engine"})))
                 for session in (before, after))
-    return {_key(place) for place in old.keys() | new.keys() if old.get(place) != new.get(place)}
+    names = list(after.manifest.steps)
+    return {_key(place, names) for place in old.keys() | new.keys() if old.get(place) != new.get(place)}
 
 
 def _flat(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -191,9 +205,11 @@ def _flat(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...
         yield at, value
 
 
-def _key(place: tuple[Any, ...]) -> str:
+def _key(place: tuple[Any, ...], steps: Sequence[str]) -> str:
     """A place in the manifest as rules name it: `prepare[0].filter.rules.x` is `filter.rules.x`."""
-    return ".".join(map(str, place[2:] if place[0] == "prepare" else place))
+    if place[0] == "prepare" and len(place) > 2 and place[1] < len(steps):
+        place = (steps[place[1]], *place[3:])
+    return ".".join(map(str, place))
 
 
 def replay(comparison: Comparison, samples: int, tokens: Path | None) -> dict[str, Any]:
@@ -209,8 +225,8 @@ def replay(comparison: Comparison, samples: int, tokens: Path | None) -> dict[st
         after; `cuts`: per changed rule its bounds and the documents on both sides.
     """
     totals = _Totals()
-    changed = {rule.name: rule for rule in comparison.changed}
-    for shard in shard_names(comparison.inputs["ingest"]):
+    changed = {rule.label: rule for rule in comparison.changed}
+    for shard in shard_names(comparison.inputs[INGEST]):
         _replay_shard(comparison, shard, changed, samples, tokens, totals)
     per_byte = _tokens_per_byte(totals.now) if tokens is not None else {}
     for sizes in (totals.then, totals.unseen):
@@ -219,7 +235,7 @@ def replay(comparison: Comparison, samples: int, tokens: Path | None) -> dict[st
     return {
         "now": totals.now, "then": totals.then, "unseen": totals.unseen,
         "rules": {name: {side: vars(tally) for side, tally in sides.items()} for name, sides in totals.rules.items()},
-        "cuts": [_describe_cut(comparison, rule, totals.samples.get(rule.name, {})) for rule in changed.values()],
+        "cuts": [_describe_cut(comparison, rule, totals.samples.get(rule.label, {})) for rule in changed.values()],
         "tokens_known": tokens is not None,
     }
 
@@ -293,7 +309,7 @@ def _describe_cut(
 ) -> dict[str, Any]:
     old = {other.key: other.bound for rules in comparison.before.values() for other in rules}
     return {
-        "rule": rule.name, "key": rule.key, "statistic": rule.statistic, "now": old.get(rule.key), "then": rule.bound,
+        "rule": rule.label, "key": rule.key, "statistic": rule.statistic, "now": old.get(rule.key), "then": rule.bound,
         **{side: [show(comparison.inputs, shard, row, value) for _, shard, row, value in entries]
            for side, entries in samples.items()},
     }

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gristmill.flows.facts import TRAINING_STAGES, Facts
+from gristmill.flows.facts import Facts
 from gristmill.flows.report.parts import Figure, Heading, Note, Part, Section, Table, Text
 from gristmill.flows.report.pictures import reliability
+from gristmill.flows.stages.registry import STAGES
 
 SAMPLES = 3
 
@@ -100,7 +101,7 @@ def samples(facts: Facts) -> Section | None:
 def evaluated_models(facts: Facts) -> list[tuple[str, Any]]:
     """(name, measurements) of every model, in the order of their training."""
     models = facts.get("evaluation", {}).get("models", {})
-    return [(name, models[name]) for name in TRAINING_STAGES if name in models]
+    return [(name, models[name]) for name in STAGES if name in models]
 
 
 def evaluation_rows(facts: Facts) -> list[dict[str, Any]]:

@@ -8,6 +8,8 @@ from typing import Any
 from gristmill.flows.facts import Facts
 from gristmill.flows.report.parts import Details, Figure, Listing, Note, Part, Section, Table, Text
 from gristmill.flows.report.pictures import curves
+from gristmill.flows.stages.registry import STAGES
+from gristmill.flows.stages.stage import imported
 from gristmill.train.loop.spike_report import describe_origin
 
 MOST_SUSPECTS = 5
@@ -70,10 +72,9 @@ def loss_rows(facts: Facts) -> list[dict[str, Any]]:
         steps = [line for line in record if "loss" in line]
         if not steps:
             continue
-        describe = {"sft": teaching_details, "reward": ranking_details, "dpo": reward_details,
-                    "rl": reinforcement_details}.get(stage, no_details)
+        details = STAGES[stage].details if stage in STAGES else None
         rows.append({"stage": stage, "steps": steps[-1]["step"], "first": steps[0]["loss"], "last": steps[-1]["loss"],
-                     "details": describe(facts, steps)})
+                     "details": "" if details is None else imported(details)(facts, steps)})
     return rows
 
 
@@ -115,11 +116,6 @@ def shares_right(summary: dict[str, Any]) -> str:
              + ("" if part == "trained" else f" ({found['low']:.0%} to {found['high']:.0%})")
              for part, found in sorted(right.items(), reverse=True)]
     return ", ".join(shown)
-
-
-def no_details(facts: Facts, steps: list[dict[str, Any]]) -> str:
-    """Of stages whose loss says it all."""
-    return ""
 
 
 def spikes(facts: Facts) -> Section | None:

@@ -10,14 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-BYTES_PER_DOCUMENT = {"ingest": 60, "tokenizer": 183, "mix": 264}
-"""Stage -> bytes of its peak memory for each document that it reads, as it grew over runs with millions of short
-documents; of `ingest` for sources with an `id_field` and web archives alone, whose ids are compared."""
-WHAT_HELPS = {
-    "ingest": "leave `id_field` out where ids are known to differ, or read the sources in manifests of their own",
-    "tokenizer": "learn it from a part of the sources and give it as tokenizer.path",
-    "mix": "drop more in `prepare`, or pack the sources in manifests of their own",
-}
+from gristmill.flows.stages.stage import Memory, Stage
+
 OF_ALL = "short records that belong together can be joined to longer documents, or take a machine with more memory"
 FEWER_SHARDS = "fewer engine.workers, or smaller ingest.shard_bytes, need less"
 SMALLER_BATCHES = "a smaller micro_batch_size needs less; `gristmill plan MANIFEST --gpus N` says what takes how much"
@@ -46,24 +40,28 @@ def documents_of(summaries: Mapping[str, Mapping[str, Any]]) -> int | None:
     return kept[-1] if kept else None
 
 
-def describe_need(stage: str, documents: float | None) -> str | None:
+def describe_need(memory: Memory | None, documents: float | None) -> str | None:
     """How much a stage holds of every document, in one process; None of a stage whose memory does not grow so."""
-    if stage not in BYTES_PER_DOCUMENT:
+    if memory is None:
         return None
-    each = BYTES_PER_DOCUMENT[stage]
+    each = memory.bytes_per_document
     whole = "" if documents is None else f", {each * documents / 1e9:,.1f} GB for {documents:,.0f}"
     return f"it holds about {each} bytes of every document in one process{whole}"
 
 
-def shortage(stage: str, documents: float | None, available: int) -> str | None:
+def shortage(stage: Stage, documents: float | None, available: int) -> str | None:
     """A sentence where a stage will need more memory than there is, else None."""
-    if documents is None or not available or BYTES_PER_DOCUMENT.get(stage, 0) * documents <= available:
+    memory = stage.memory
+    if memory is None or documents is None or not available or memory.bytes_per_document * documents <= available:
         return None
-    return (f"{stage}: {describe_need(stage, documents)}, and {available / 1e9:,.1f} GB are free here; "
-            f"{WHAT_HELPS[stage]}; {OF_ALL}")
+    return (f"{stage.name}: {describe_need(memory, documents)}, and {available / 1e9:,.1f} GB are free here; "
+            f"{memory.advice}; {OF_ALL}")
 
 
-def advise(stage: str, documents: int | None) -> str:
+def advise(stage: Stage, documents: int | None) -> str:
     """What to do where a stage ran out of memory."""
-    need = describe_need(stage, documents)
-    return FEWER_SHARDS if need is None else f"{need}; {WHAT_HELPS[stage]}; {OF_ALL}; {FEWER_SHARDS}"
+    if stage.trains:
+        return SMALLER_BATCHES
+    if stage.memory is None:
+        return FEWER_SHARDS
+    return f"{describe_need(stage.memory, documents)}; {stage.memory.advice}; {OF_ALL}; {FEWER_SHARDS}"

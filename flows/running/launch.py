@@ -114,7 +114,6 @@ def _run_tracked(
     if tracking == "none":
         return run_untracked(session, stages, force, observer)
     from gristmill.flows.orchestration.owners import mark_crashed_quietly, show_cancelled
-    from gristmill.flows.parameters import StageName
     from gristmill.flows.pipeline import gristmill, gristmill_stage, observer_of_caller, session_of_caller
 
     if tracking == "server":
@@ -125,11 +124,10 @@ def _run_tracked(
     shown["overrides"] = tuple(shown["overrides"])
     try:
         if len(stages) == 1 and list(session.plan) != stages:
-            return as_path(gristmill_stage(
-                manifest=session.manifest_file, stage=cast(StageName, stages[0]), force=bool(force), **shown))
-        return as_path(gristmill(
-            manifest=session.manifest_file, until=cast(StageName, list(session.plan)[-1]),
-            force=cast(tuple[StageName, ...], tuple(sorted(force))), **shown))
+            return as_path(cast(str, gristmill_stage(
+                manifest=session.manifest_file, stage=stages[0], force=bool(force), **shown)))
+        return as_path(cast(str, gristmill(
+            manifest=session.manifest_file, until=list(session.plan)[-1], force=tuple(sorted(force)), **shown)))
     except RuntimeError as error:
         if tracking != "temporary" or "ephemeral" not in str(error):
             raise

@@ -12,9 +12,7 @@ from typing import Any, Literal, Protocol
 from gristmill.dataprep.files import REPAIR, read_json, write_json
 from gristmill.dataprep.secrets import mask_secrets, mask_text, split_secrets
 from gristmill.flows.running.capacity import (
-    BYTES_PER_DOCUMENT,
     OUT_OF_MEMORY,
-    SMALLER_BATCHES,
     advise,
     available_memory,
     documents_of,
@@ -22,10 +20,11 @@ from gristmill.flows.running.capacity import (
 )
 from gristmill.flows.running.process import Event, StageProcess
 from gristmill.flows.running.progress import ProgressFile
-from gristmill.flows.stages import Node, Plan
+from gristmill.flows.stages.plan import Node, Plan
 from gristmill.flows.store.lease import Lease, acquire, running_owner
 from gristmill.flows.store.store import StageFolder, Store, remove_tree
 from gristmill.mixtures.manifest import Engine
+from gristmill.mixtures.sources import INGEST
 from gristmill.mixtures.training import HOW_KEYS
 
 log = logging.getLogger("gristmill.run")
@@ -165,14 +164,16 @@ class Runner:
         return {
             **self.header(node), "launch": node.stage.launch, "run": node.stage.run, "config": dict(node.config),
             "inputs": [{"stage": name, "folder": str(self.folder(name).data)} for name in node.inputs],
+            "trained": [name for name in node.inputs if self.plan[name].stage.trains],
             "origins": self._origins(node), "engine": self.engine.model_dump(mode="json"),
         }
 
     def _origins(self, node: Node) -> dict[str, str]:
         """What knows more of the documents that a pre-training reads, by stage: it changes nothing that is learned."""
-        from gristmill.tokenize.origins import ORIGINS
-
-        folders = {name: self.folder(name) for name in ORIGINS if node.name == "pretrain" and name in self.plan}
+        if node.stage.rows != "documents":
+            return {}
+        folders = {name: self.folder(name) for name, one in self.plan.items()
+                   if name == INGEST or one.stage.judges}
         return {name: str(folder.data) for name, folder in folders.items() if folder.state() == "committed"}
 
     def header(self, node: Node) -> dict[str, Any]:
@@ -209,7 +210,7 @@ class Runner:
 
     def _advice(self, node: Node) -> str:
         """What to do where a stage ran out of memory."""
-        return SMALLER_BATCHES if node.stage.launch == "torchrun" else advise(node.name, self._documents(node))
+        return advise(node.stage, self._documents(node))
 
     def _documents(self, node: Node) -> int | None:
         """How many documents a stage reads."""
@@ -217,9 +218,9 @@ class Runner:
 
     def _warn_of_memory(self, node: Node) -> None:
         """Say beforehand that a stage will not fit."""
-        if node.name not in BYTES_PER_DOCUMENT:
+        if node.stage.memory is None:
             return
-        sentence = shortage(node.name, self._documents(node), available_memory())
+        sentence = shortage(node.stage, self._documents(node), available_memory())
         if sentence is not None:
             self.observer.stage_event(node, {"event": "warning", "message": sentence})
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.dataprep.secrets import remember_secrets
-from gristmill.flows.running.preflight import LOOKED_AT, find_problems, missing_files
+from gristmill.flows.running.preflight import find_problems, missing_files
 from gristmill.flows.running.run import Observer, Runner
-from gristmill.flows.stages import STAGES, Plan, UnknownStageError, make_plan
+from gristmill.flows.stages.plan import Plan, UnknownStageError, make_plan, present_stages
+from gristmill.flows.stages.registry import STAGES
 from gristmill.flows.store.runs import RunRecord
 from gristmill.flows.store.store import StageFolder, Store, store_at
 from gristmill.mixtures.load import ManifestError, open_manifest
@@ -97,30 +98,31 @@ def open_session(
         UnknownStageError: there is no such stage.
         gristmill.flows.store.store.StoreLocationError: there can be no store at that place.
     """
-    if until is not None and until not in STAGES:
-        raise UnknownStageError(f"no such stage: {until!r}{did_you_mean(until, STAGES) or ';'} stages are "
-                                f"{', '.join(STAGES)}")
     remember_secrets(overrides)
     loaded, written = open_manifest(manifest, overrides)
     remember_secrets(loaded.model_dump(mode="json"))
+    known = [*STAGES, *(name for name in loaded.steps if name not in STAGES)]
+    if until is not None and until not in known:
+        raise UnknownStageError(f"no such stage: {until!r}{did_you_mean(until, known) or ';'} stages are "
+                                f"{', '.join(known)}")
     try:
         plan = make_plan(loaded, verify_inputs)
     except (OSError, ValueError) as error:
         problems = missing_files(loaded, written)
         if not problems:
             raise
-        raise ManifestError([*problems, *find_problems(loaded, written, LOOKED_AT)]) from error
+        raise ManifestError([*problems, *find_problems(loaded, written, present_stages(loaded))]) from error
     if until is not None and until not in plan and exactly:
         raise UnknownStageError(f"{manifest} has no stage {until!r}{did_you_mean(until, plan) or ';'} it has "
                                 f"{', '.join(plan)}")
     if until is not None:
         order = list(STAGES)
         last = until if until in plan else next(
-            name for name in reversed(list(plan)) if order.index(name) <= order.index(until))
+            name for name in reversed(list(plan)) if order.index(plan[name].stage.name) <= order.index(until))
         names = list(plan)
         plan = {name: plan[name] for name in names[: names.index(last) + 1]}
     session = Session(loaded, manifest, overrides, store_at(store), store, plan)
-    to_make = [name for name in LOOKED_AT if name in plan and session.committed(name) is None]
+    to_make = [name for name, node in plan.items() if node.stage.preflight and session.committed(name) is None]
     problems = find_problems(loaded, written, to_make)
     if problems:
         raise ManifestError(problems)

@@ -14,7 +14,7 @@ from rich.text import Text
 from gristmill.flows.running.process import Event
 from gristmill.flows.running.progress import describe_metrics
 from gristmill.flows.running.run import Outcome
-from gristmill.flows.stages import Node
+from gristmill.flows.stages.plan import Node
 from gristmill.flows.store.store import StageFolder
 
 MARKS = {"Cached": ("=", "cyan"), "Completed": ("+", "green"), "Resumed": ("+", "green")}

@@ -11,12 +11,11 @@ from gristmill.dataprep.files import as_path, read_json
 from gristmill.dataprep.secrets import mask_secrets
 from gristmill.flows.questions.status import ACTIONS, stage_states
 from gristmill.flows.running.session import Session
-from gristmill.flows.stages import Node
+from gristmill.flows.stages.plan import Node
 from gristmill.flows.store.store import StageFolder
 from gristmill.mixtures.manifest import Manifest, context_warnings
 from gristmill.mixtures.training import HOW_KEYS
 
-TRAININGS = ("pretrain", "sft", "reward", "dpo", "rl")
 CONTINUABLE = ("steps", "schedule.", "optimizer.learning_rate", "optimizer.betas", "optimizer.eps",
                "optimizer.weight_decay", "optimizer.momentum", "optimizer.hessian_every", "optimizer.gamma",
                "optimizer.clip", "spikes.sigma", "z_loss", "early_stopping", "tasks", "beta", "continue_from",
@@ -86,7 +85,7 @@ def continuable(session: Session, stage: str) -> dict[str, Any]:
     It has read what this one would, with the same model and kind of optimizer; the stage itself sees to that again.
     """
     node, found = session.plan[stage], []
-    if stage not in TRAININGS or node.config.get("continue_from") is not None:
+    if node.stage.trained is None or node.config.get("continue_from") is not None:
         return {}
     recipe = json.loads(json.dumps(mask_secrets(dict(node.recipe))))
     for name, folder in session.store.outputs():

@@ -14,7 +14,7 @@ from typing import Any
 from gristmill.dataprep.files import write_json
 from gristmill.dataprep.secrets import mask_secrets
 from gristmill.flows.running.run import Outcome
-from gristmill.flows.stages import Plan
+from gristmill.flows.stages.plan import Plan
 from gristmill.flows.store.lease import identity, running_owner
 from gristmill.flows.store.store import FINGERPRINT_CHARS, Store, new_run_folder, read_runs, remove_tree
 from gristmill.mixtures.manifest import Manifest

@@ -12,7 +12,7 @@ import yaml
 from gristmill.dataprep.files import read_json
 from gristmill.flows.running.run import Observer, StageFailedError
 from gristmill.flows.running.session import Session, open_session
-from gristmill.flows.stages import Plan
+from gristmill.flows.stages.plan import Plan
 from gristmill.flows.sweeps.grid import SweepError, Weights, mixtures_of, normalised, read_grid
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.training import Pretrain

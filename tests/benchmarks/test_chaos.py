@@ -15,7 +15,7 @@ from benchmarks.chaos.fuse import Act, Fuse, burn_at
 from benchmarks.chaos.kills import KILLS, KILLS_IN_CHAIN, chains
 from benchmarks.chaos.project import write_project
 from benchmarks.chaos.undisturbed import Undisturbed, gristmill
-from gristmill.flows.stages import STAGES
+from gristmill.flows.stages.registry import STAGES
 
 pytestmark = pytest.mark.chaos
 WRITES = """

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from gristmill.flows.running.run import Outcome, Runner
-from gristmill.flows.stages import Node, Stage, fingerprint
+from gristmill.flows.stages.plan import Node, fingerprint
+from gristmill.flows.stages.stage import Stage
 from gristmill.flows.store.store import StageFolder, Store
 from gristmill.mixtures.manifest import Engine
 
@@ -104,8 +105,12 @@ class Silent:
         self.outcomes.append(outcome)
 
 
+def toy_stage(name: str) -> Stage:
+    return Stage(name, 1, f"gristmill_toy_stages:{name}")
+
+
 def toy_node(name: str, config: dict[str, Any], inputs: dict[str, str] | None = None) -> Node:
-    stage = Stage(name, 1, f"gristmill_toy_stages:{name}", lambda manifest, verify: None, lambda manifest: [])
+    stage = toy_stage(name)
     return Node(stage, fingerprint(stage, config, inputs or {}), config, config, inputs or {})
 
 

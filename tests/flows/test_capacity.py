@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,9 @@ from gristmill.flows.planning import predict
 from gristmill.flows.running import capacity
 from gristmill.flows.running import run as running
 from gristmill.flows.running.run import Runner, StageFailedError
+from gristmill.flows.stages.registry import STAGES
+from gristmill.flows.stages.stage import Memory
+from tests.flows import conftest
 
 Make = Callable[..., Runner]
 
@@ -17,9 +21,9 @@ Make = Callable[..., Runner]
 @pytest.fixture
 def grows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Toy stages that hold 100 bytes of every document."""
-    for stage in ("second", "exhausted"):
-        monkeypatch.setitem(capacity.BYTES_PER_DOCUMENT, stage, 100)
-        monkeypatch.setitem(capacity.WHAT_HELPS, stage, "take fewer")
+    plain = conftest.toy_stage
+    monkeypatch.setattr(conftest, "toy_stage", lambda name: replace(
+        plain(name), memory=Memory(100, "take fewer") if name in ("second", "exhausted") else None))
 
 
 def test_a_stage_that_will_not_fit_says_so_when_it_starts(
@@ -56,13 +60,13 @@ def test_a_stage_that_holds_some_shards_alone_is_told_to_hold_fewer(toy_runner: 
 
 
 def test_the_figures_are_those_of_the_stages_that_hold_something_of_every_document() -> None:
-    assert capacity.shortage("mix", 90_000_000, 24_000_000_000) is None
-    sentence = capacity.shortage("mix", 92_000_000, 24_000_000_000)
+    assert capacity.shortage(STAGES["mix"], 90_000_000, 24_000_000_000) is None
+    sentence = capacity.shortage(STAGES["mix"], 92_000_000, 24_000_000_000)
     assert sentence is not None
     assert sentence.startswith("mix: it holds about 264 bytes of every document in one process, 24.3 GB for 92,000,000,"
                                " and 24.0 GB are free here; ")
-    assert capacity.shortage("dedup", 10**12, 1) is None
-    assert capacity.shortage("mix", None, 1) is None
+    assert capacity.shortage(STAGES["dedup"], 10**12, 1) is None
+    assert capacity.shortage(STAGES["mix"], None, 1) is None
     assert capacity.documents_of({"ingest": {"counts": {"kept": 9}}, "filter": {"counts": {"kept": 4}}, "x": {}}) == 4
 
 

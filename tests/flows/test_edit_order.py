@@ -27,7 +27,7 @@ from gristmill.flows.running.execute import run_stage
 from gristmill.flows.running.run import Runner
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.running.what_changed import differences
-from gristmill.flows.stages import fingerprint
+from gristmill.flows.stages.plan import fingerprint
 from gristmill.tokenize.encoding.encode import docs_name, tokens_name
 from gristmill.tokenize.encoding.tokenizer import load
 from tests.flows.conftest import Silent

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.flows.stages import STAGES, make_plan
+from gristmill.flows.stages.plan import make_plan
+from gristmill.flows.stages.registry import STAGES
 from gristmill.mixtures.load import load_manifest
 
 GOLDEN = Path(__file__).with_name("fingerprints.json")

@@ -91,9 +91,35 @@ def test_a_key_given_twice_is_a_mistake_although_yaml_takes_the_last() -> None:
     assert problems_of(GOOD + "seed: 4\n") == ["m.yaml:13: seed: given twice; keep one"]
 
 
-def test_a_stage_listed_twice_is_a_mistake() -> None:
-    text = GOOD.replace("  - langid: {keep: [en, de]}", "  - dedup: {exact: true}")
-    assert problems_of(text) == ["m.yaml:8: prepare[2]: dedup is there already, as entry 1; each stage runs once"]
+def test_a_step_that_comes_again_is_numbered_and_may_have_a_name_which_settings_reach_it_by() -> None:
+    more = "  - filter\n  - {filter: {rules: [c4]}, name: strict}\n  - filter"
+    text = GOOD.replace("  - langid: {keep: [en, de]}", more)
+    names = list(parse_manifest(text, "m.yaml").steps)
+    assert names == ["filter", "dedup", "filter-2", "strict", "filter-3"]
+    settings = ["filter-2.max_quarantined=0.25", "prepare.strict.max_quarantined=0.5"]
+    found = parse_manifest(text, "m.yaml", settings).steps
+    assert [found[name].config.max_quarantined for name in names] == [0.05, 0.05, 0.25, 0.5, 0.05]
+
+
+@pytest.mark.parametrize(("name", "what"), [
+    ("mix", "'mix' means something else in a manifest; take another name"),
+    ("dedup", "'dedup' means something else in a manifest; take another name"),
+    ("filter", "'filter' is there already, as entry 0 of `prepare`; take another name"),
+])
+def test_a_name_that_means_something_else_is_a_mistake(name: str, what: str) -> None:
+    text = GOOD.replace("  - langid: {keep: [en, de]}", f"  - {{filter: {{}}, name: {name}}}")
+    assert problems_of(text) == [f"m.yaml:8: prepare[2].name: {what}"]
+
+
+def test_two_names_that_expressions_could_not_tell_apart_are_a_mistake() -> None:
+    text = GOOD.replace("  - langid: {keep: [en, de]}", "  - {filter: {}, name: a-b}\n  - {filter: {}, name: a_b}")
+    assert problems_of(text) == ["m.yaml:9: prepare[3].name: 'a_b' is there already, as entry 2 of `prepare`; take "
+                                 "another name"]
+
+
+def test_a_name_that_is_not_plain_is_a_mistake() -> None:
+    (problem,) = problems_of(GOOD.replace("  - langid: {keep: [en, de]}", "  - {filter: {}, name: 'a b'}"))
+    assert problem.startswith("m.yaml:8: prepare[2].name: ")
 
 
 def test_broken_yaml_names_its_line() -> None:

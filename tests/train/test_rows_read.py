@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gristmill.flows.stages import make_plan, ordered_stages
+from gristmill.flows.stages.plan import make_plan
 from gristmill.mixtures.load import load_manifest
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
@@ -103,5 +103,5 @@ def test_replay_waits_for_a_pre_training_that_may_end_early(tmp_path: Path) -> N
         manifest = load_manifest(path, settings_)
         plan = make_plan(manifest)
         assert ("pretrain" in plan["sft_data"].inputs) == waits
-        names = [stage.name for stage in ordered_stages(manifest)]
+        names = list(plan)
         assert (names.index("pretrain") < names.index("sft_data")) == waits

@@ -17,10 +17,12 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.documents import annotation_stages, read_annotations
+from gristmill.mixtures.prepare import column_prefix
 from gristmill.tokenize.document_sampling import draw, word_ids
 from gristmill.tokenize.mixing.quotas import MixError
 
 JUDGEMENT_COLUMNS = ("id", "keep", "reason", "error")
+OF_TOKENS = ("tokens", "bytes")
 MET, NOT_MET, UNKNOWN = 1, 0, -1
 CONFINED = {"threads": 1, "enable_external_access": False, "python_enable_replacements": False,
             "autoinstall_known_extensions": False, "autoload_known_extensions": False}
@@ -39,20 +41,31 @@ def measured_columns(inputs: Mapping[str, Path], shard: str, docs: pa.Table) -> 
         docs: its table from the stage `tokenize`.
 
     Returns:
-        `tokens`, `bytes` and every column that an annotating stage measured. A name that several stages use is
-        given as `<stage>_<name>` for each of them.
+        `tokens`, `bytes` and every column that an annotating stage measured, under the names of `names_of`.
     """
     rows = docs["row"]
     measured = {}
-    for stage in annotation_stages(inputs):
-        table = read_annotations(inputs, shard, stage).take(rows)
-        measured[stage] = {name: table[name] for name in table.column_names if name not in JUDGEMENT_COLUMNS}
-    uses = Counter(name for columns in measured.values() for name in columns)
-    uses.update(("tokens", "bytes"))
-    columns = {"tokens": docs["tokens"], "bytes": docs["bytes"]}
-    for stage, found in measured.items():
-        columns.update({name if uses[name] == 1 else f"{stage}_{name}": column for name, column in found.items()})
+    for step in annotation_stages(inputs):
+        table = read_annotations(inputs, shard, step).take(rows)
+        measured[step] = {name: table[name] for name in table.column_names if name not in JUDGEMENT_COLUMNS}
+    columns = {name: docs[name] for name in OF_TOKENS}
+    for step, names in names_of(measured).items():
+        columns.update({name: measured[step][column] for column, name in names.items()})
     return pa.table(columns)
+
+
+def names_of(measured: Mapping[str, Collection[str]]) -> dict[str, dict[str, str]]:
+    """What expressions call the columns: of several steps that measure one, each has its own, called `<step>_<column>`.
+
+    Args:
+        measured: name of a step -> its columns.
+
+    Returns:
+        step -> column -> name.
+    """
+    uses = Counter([*OF_TOKENS, *(column for columns in measured.values() for column in columns)])
+    return {step: {column: column if uses[column] == 1 else f"{column_prefix(step)}_{column}" for column in columns}
+            for step, columns in measured.items()}
 
 
 def judge(source: str, condition: str, measured: pa.Table) -> np.ndarray:
@@ -64,7 +77,8 @@ def judge(source: str, condition: str, measured: pa.Table) -> np.ndarray:
         measured: see `measured_columns`.
 
     Returns:
-        int8 per row: MET, NOT_MET, or UNKNOWN where SQL says NULL because a value was not measured.
+        int8 per row: OF_TOKENS = ("tokens", "bytes")
+MET, NOT_MET, or UNKNOWN where SQL says NULL because a value was not measured.
 
     Raises:
         MixError: the condition is not of the grammar, is no condition, or names a column that there is not.

@@ -1,11 +1,11 @@
-"""The recipes of reading and of preparing documents."""
+"""`ingest`: reads the sources into immutable documents."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from gristmill.flows.recipes.sections import Recipe, dump, step_recipe
+from gristmill.flows.stages.sections import dump
+from gristmill.flows.stages.stage import Memory, Recipe, Stage
 from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.sources import INGEST
 
 MIXTURE_KEYS = ("weight", "max_epochs", "min_tokens", "max_tokens", "where", "epochs")
 """Keys of a source that only the mixture reads; all others belong to its reading."""
@@ -13,7 +13,7 @@ NOTE_KEYS = ("licence",)
 """Keys of a source that change nothing."""
 
 
-def ingest(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe]:
+def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe]:
     """The sources, as they are read, and their files."""
     from gristmill.dataprep.reading.sources import listing
 
@@ -28,13 +28,8 @@ def ingest(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe]:
     return recipe, {"sources": {name: {**source, "listing": listings[name]} for name, source in dumped.items()}}
 
 
-def prepare(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | None]:
-    """The step of `prepare` of this name."""
-
-    def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-        for step in manifest.prepare:
-            if step.stage == name:
-                return step_recipe(step.config, manifest, verify)
-        return None
-
-    return configure
+STAGE = Stage(
+    INGEST, 2, "gristmill.dataprep.reading.ingest:run", configure,
+    # Of sources with an `id_field` and of web archives alone, whose ids are compared.
+    memory=Memory(60, "leave `id_field` out where ids are known to differ, or read the sources in manifests of their "
+                      "own", documents="own ids"))

@@ -5,12 +5,10 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
+from gristmill.flows.stages.stage import Recipe
 from gristmill.mixtures.langid import LanguageId
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.section import Judging, Section, outside_paths
-
-Recipe = dict[str, Any]
-"""What of a manifest can change a stage's output, as JSON; or what its function is told besides."""
 
 
 def dump(section: Section, *leave_out: str) -> Recipe:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +11,9 @@ import pytest
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import column_names, shard_names
-from gristmill.dataprep.measured import measured_by
-from gristmill.mixtures.prepare import PREPARE_STAGES, Step
+from gristmill.flows.stages.registry import STAGES, measured_by
+from gristmill.flows.stages.stage import imported
+from gristmill.mixtures.prepare import STEP_SECTIONS, Step
 from gristmill.tokenize.mixing.where import JUDGEMENT_COLUMNS
 
 PROSE = "The river carried its silt slowly toward the quiet sea while old stories were told by those who stayed. "
@@ -36,7 +36,7 @@ STEPS: list[dict[str, Any]] = [
 
 
 def test_every_stage_of_prepare_is_tried_here() -> None:
-    assert {name for step in STEPS for name in step} == set(PREPARE_STAGES)
+    assert {name for step in STEPS for name in step} == set(STEP_SECTIONS)
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: next(iter(step)))
@@ -49,10 +49,8 @@ def test_what_a_stage_is_said_to_measure_is_what_it_writes(
     texts = [PROSE * 3, PROSE * 3, PROSE + ITEM, *(f"{PROSE}\nNumber {number}.\n" * 4 for number in range(20))]
     inputs = {"ingest": write_ingest("ingest", [[("web", str(row), text) for row, text in enumerate(texts)]])}
     parsed = Step.model_validate(step)
-    place = {"clean": "cleaning.clean", "filter": "filtering.filter", "dedup": "duplicates.dedup",
-             "langid": "judges.langid", "quality": "judges.quality"}.get(parsed.stage, f"passages.{parsed.stage}")
     out = tmp_path / "out"
-    importlib.import_module(f"gristmill.dataprep.{place}").run(
+    imported(STAGES[parsed.stage].run)(
         inputs, parsed.config.model_dump(mode="json"), out, make_context("work"))
     written = set(column_names(out / shard_names(inputs["ingest"])[0])) - set(JUDGEMENT_COLUMNS)
 

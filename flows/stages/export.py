@@ -1,24 +1,15 @@
-"""The recipes of what is made of a trained model: its evaluation, and the folder that others load."""
+"""`export`: writes the last model as a folder that others load."""
 
 from __future__ import annotations
 
-from gristmill.flows.recipes.sections import Recipe, dump, name_outside_files, reads_of, seed_of
+from gristmill.flows.stages.sections import dump
+from gristmill.flows.stages.stage import Recipe, Stage
+from gristmill.flows.stages.trainings import model_before
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.mix import uses_own_weights
 
 
-def evaluate(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    """The section, and what turns preferences into rewards."""
-    section = manifest.evaluate
-    if section is None:
-        return None
-    beta = {} if manifest.dpo is None else {"beta": manifest.dpo.beta}
-    reads = reads_of(manifest) if section.memorisation is not None or section.contamination is not None else {}
-    recipe = {**dump(section), "seed": seed_of(section, manifest), **beta, **reads}
-    return name_outside_files(recipe, section, verify), {"tasks": recipe["tasks"]}
-
-
-def export(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     """The section, and what the model card says."""
     if manifest.export is None:
         return None
@@ -33,3 +24,13 @@ def _lineage(manifest: Manifest) -> Recipe:
                for name, source in manifest.sources.items()}
     asked = {key: mix[key] for key in ("weights", "stages") if mix.get(key)}
     return {"name": manifest.name, "sources": sources, **({"mix": asked} if asked else {})}
+
+
+def needs(manifest: Manifest) -> list[str]:
+    """The last model that the manifest trains, and held-out text where its rounding is measured."""
+    measured = ["mix"] if manifest.export is not None and manifest.export.int8 else []
+    return ["tokenizer", *measured, model_before(STAGE.name, manifest)]
+
+
+STAGE = Stage("export", 1, "gristmill.train.stages.export:run", configure, needs,
+              facts="gristmill.flows.facts:exported")

@@ -1,0 +1,19 @@
+"""`clean`: repairs and masks texts, and takes boilerplate lines out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gristmill.flows.stages.stage import Stage
+from gristmill.mixtures.clean import Clean
+
+
+def columns(section: Clean) -> Iterable[str]:
+    """What is left of a text, and how often each rule changed it."""
+    from gristmill.dataprep.cleaning.clean import REMOVED_RATIO, RULE_PREFIX, WORDS_LEFT, steps
+    from gristmill.dataprep.edits import EDITS
+
+    return [EDITS, WORDS_LEFT, REMOVED_RATIO, *(RULE_PREFIX + rule for step in steps(section) for rule in step.rules)]
+
+
+STAGE = Stage("clean", 2, "gristmill.dataprep.cleaning.clean:run", section=Clean, columns=columns)

@@ -1,0 +1,10 @@
+"""`decontaminate`: drops or cuts what occurs in evaluation sets."""
+
+from __future__ import annotations
+
+from gristmill.flows.stages.stage import Stage
+from gristmill.mixtures.decontaminate import Decontaminate
+
+STAGE = Stage(
+    "decontaminate", 2, "gristmill.dataprep.passages.decontaminate:run", section=Decontaminate,
+    columns=lambda section: ["contamination", "contamination_words", "contaminated_item", "left_words", "edits"])

@@ -1,0 +1,32 @@
+"""`dedup`: keeps one of each cluster of equal and near-equal documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from gristmill.flows.stages.stage import Location, Stage
+from gristmill.mixtures.dedup import Dedup
+from gristmill.mixtures.manifest import Manifest
+
+
+def preflight(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Location, str]]:  # fmt: skip
+    """A `keep` that is malformed, or names a column that nothing before it measures."""
+    from gristmill.dataprep.duplicates.clusters import parse_keep
+    from gristmill.dataprep.duplicates.survivors import check_names, qualified
+
+    number = list(manifest.steps).index(name)
+    section = manifest.steps[name].config
+    assert isinstance(section, Dedup)
+    before = {step: measured[step] for step in list(measured)[:number]}
+    try:
+        check_names(parse_keep(section.keep), qualified(before))
+    except ValueError as error:
+        yield ("prepare", number, STAGE.name, "keep"), str(error).removeprefix("dedup.keep: ")
+
+
+STAGE = Stage(
+    "dedup", 3, "gristmill.dataprep.duplicates.dedup:run", section=Dedup, preflight=preflight,
+    columns=lambda section: ["cluster", "cluster_size", "duplicate_of", "jaccard", "against_index", "against_locator"],
+    facts="gristmill.flows.facts:clusters_found")

@@ -1,0 +1,10 @@
+"""`dedup_lines`: takes lines out that many documents have."""
+
+from __future__ import annotations
+
+from gristmill.flows.stages.stage import Stage
+from gristmill.mixtures.dedup import DedupLines
+
+STAGE = Stage(
+    "dedup_lines", 1, "gristmill.dataprep.passages.dedup_lines:run", section=DedupLines,
+    columns=lambda section: ["lines_removed", "removed_line_ratio", "edits"])

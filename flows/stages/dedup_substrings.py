@@ -1,0 +1,10 @@
+"""`dedup_substrings`: takes long passages out that occur elsewhere, word for word."""
+
+from __future__ import annotations
+
+from gristmill.flows.stages.stage import Stage
+from gristmill.mixtures.dedup import DedupSubstrings
+
+STAGE = Stage(
+    "dedup_substrings", 1, "gristmill.dataprep.passages.dedup_substrings:run", section=DedupSubstrings,
+    columns=lambda section: ["duplicated_substring_words", "duplicated_substring_ratio", "edits"])

@@ -1,0 +1,17 @@
+"""`dpo`: learns preferences between answers."""
+
+from __future__ import annotations
+
+from gristmill.flows.stages import reference
+from gristmill.flows.stages.trainings import training, whole
+from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.posttraining import Dpo
+
+
+def needs(manifest: Manifest) -> list[str]:
+    """The same as the reference's, what that model thinks of the answers, and held-out text."""
+    return ["tokenizer", "mix", *reference.needs(manifest), "reference"]
+
+
+STAGE = training("dpo", 6, whole("dpo"), needs, trained=Dpo, rows="examples", makes_model=True,
+                 details="gristmill.flows.report.training:reward_details")

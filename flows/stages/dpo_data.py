@@ -1,0 +1,34 @@
+"""`dpo_data`: encodes pairs of answers, and audits them."""
+
+from __future__ import annotations
+
+from gristmill.flows.stages.sections import step_recipe, without
+from gristmill.flows.stages.stage import Recipe, Stage, only
+from gristmill.flows.stages.trainings import whole
+from gristmill.mixtures.decontaminate import Decontaminate
+from gristmill.mixtures.manifest import Manifest
+
+
+def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+    """What the encoded pairs, and their audit, depend on."""
+    from gristmill.mixtures.posttraining import DpoData
+
+    dpo = whole("dpo")(manifest, verify)
+    if dpo is None:
+        return None
+    recipe, told = ({key: part[key] for key in DpoData.model_fields if key in part} for part in dpo)
+    leaks = _leaks(manifest)
+    named, config = (None, None) if leaks is None else step_recipe(leaks, manifest, verify)
+    # How often a set is read is none of this stage's.
+    return ({**recipe, "data": [without(item, "weight") for item in recipe["data"]], "leaks": named},
+            {**told, "data": [without(item, "weight") for item in told["data"]], "leaks": config})
+
+
+def _leaks(manifest: Manifest) -> Decontaminate | None:
+    """The evaluation sets that preferences are compared with: their own, or those of the documents."""
+    if manifest.dpo is not None and manifest.dpo.leaks is not None:
+        return manifest.dpo.leaks
+    return next((step.config for step in manifest.prepare if isinstance(step.config, Decontaminate)), None)
+
+
+STAGE = Stage("dpo_data", 4, "gristmill.train.stages.dpo_data:run", configure, only("dpo_prepare", "tokenizer", "mix"))

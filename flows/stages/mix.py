@@ -1,0 +1,54 @@
+"""`mix`: weighs the sources, shuffles their documents and packs them into rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from gristmill.flows.stages.ingest import MIXTURE_KEYS
+from gristmill.flows.stages.sections import dump, name_outside_files, seed_of
+from gristmill.flows.stages.stage import Location, Memory, Recipe, Stage, documents
+from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.mix import uses_own_weights
+
+
+def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+    """The section, with what of each source counts in a mixture."""
+    if manifest.mix is None:
+        return None
+    sources = {name: source.model_dump(mode="json", include=set(MIXTURE_KEYS))
+               for name, source in manifest.sources.items()}
+    dumped = dump(manifest.mix, "seed")
+    mix = name_outside_files(dumped, manifest.mix, verify)
+    told = {} if mix == dumped else {"mix": dumped}
+    recipe = {"mix": mix, "sources": sources, "seed": seed_of(manifest.mix, manifest)}
+    if uses_own_weights(recipe["mix"]):
+        return recipe, told
+    weighed = {name: {key: value for key, value in source.items() if key != "weight"}
+               for name, source in sources.items()}
+    return {**recipe, "sources": weighed}, {**told, "sources": sources}
+
+
+def preflight(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Location, str]]:  # fmt: skip
+    """Every `where` and `epochs` of the sources that is not of the grammar, or names a column that nothing measures."""
+    expressions = [(("sources", source, key), expression) for source, section in manifest.sources.items()
+                   for key in ("where", "epochs") if (expression := getattr(section, key)) is not None]
+    if not expressions:
+        return
+    from gristmill.tokenize.mixing.quotas import MixError
+    from gristmill.tokenize.mixing.where import OF_TOKENS, check_names, names_of
+
+    names = [*OF_TOKENS, *(name for columns in names_of(measured).values() for name in columns.values())]
+    for location, expression in expressions:
+        key = ".".join(location)
+        try:
+            check_names(key, expression, names)
+        except MixError as error:
+            yield location, str(error).removeprefix(f"{key}: ")
+
+
+STAGE = Stage(
+    "mix", 8, "gristmill.tokenize.mixing.mix:run", configure, documents("tokenizer", "tokenize"), preflight=preflight,
+    memory=Memory(264, "drop more in `prepare`, or pack the sources in manifests of their own"),
+    pace="a sample has too few tokens to be mixed", topics={"packed": "packed.json"})

@@ -1,0 +1,150 @@
+"""The plan of a manifest: its stages in their order, each with the fingerprint that is known before anything runs.
+
+A fingerprint is the hash of the stage's name and version, of its recipe (the part of the manifest, and the listing of
+outside files, that can change its result) and of the fingerprints of its inputs. How the work is done (workers,
+ranks, runner, absolute paths) is in no fingerprint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from gristmill.dataprep.files import canonical_json
+from gristmill.flows.stages.registry import STAGES
+from gristmill.flows.stages.sections import step_recipe
+from gristmill.flows.stages.stage import Recipe, Stage
+from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.section import Judging
+from gristmill.mixtures.sources import INGEST
+
+
+@dataclass(frozen=True)
+class Node:
+    """One stage of one plan.
+
+    Attributes:
+        stage: what kind of work it is.
+        fingerprint: names its output.
+        recipe: what of the manifest is in the fingerprint.
+        config: what its function is told.
+        inputs: name of a stage of the plan -> its fingerprint, in the order of the pipeline.
+        edits: the stages among the inputs whose edits are applied to texts, in that order.
+        called: its name where that is not the stage's: of a step of `prepare` that comes again, or has a name.
+        settings: of a step of `prepare`, as the manifest has them.
+    """
+
+    stage: Stage
+    fingerprint: str
+    recipe: Mapping[str, Any]
+    config: Mapping[str, Any]
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    edits: tuple[str, ...] = ()
+    called: str = ""
+    settings: Judging | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called in the plan, the store and everything that is shown."""
+        return self.called or self.stage.name
+
+
+Plan = dict[str, Node]
+"""Name -> node, in the order in which the stages run."""
+
+
+class UnknownStageError(ValueError):
+    """A stage was named that the manifest does not have."""
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A stage as a manifest has it."""
+
+    name: str
+    stage: Stage
+    needs: Sequence[str]
+    configure: Callable[[bool], tuple[Recipe, Recipe] | None]
+    settings: Judging | None = None
+
+
+def make_plan(manifest: Manifest, verify_inputs: bool = False) -> Plan:
+    """Compute every stage's fingerprint.
+
+    Args:
+        manifest: a validated manifest.
+        verify_inputs: hash the content of outside files, instead of trusting size and time.
+
+    Raises:
+        gristmill.dataprep.reading.sources.SourceError: a source's path matches nothing.
+    """
+    plan: Plan = {}
+    for placed in _placed(manifest):
+        configured = placed.configure(verify_inputs)
+        if configured is None:
+            continue
+        recipe, told = configured
+        inputs = {name: plan[name].fingerprint for name in placed.needs if name in plan}
+        edits = tuple(name for name, step in manifest.steps.items() if step.config.edits_text and name in inputs)
+        named = fingerprint(placed.stage, recipe, inputs, edits)
+        called = placed.name if placed.name != placed.stage.name else ""
+        plan[placed.name] = Node(placed.stage, named, recipe, {**recipe, **told}, inputs, edits, called,
+                                 placed.settings)
+    return plan
+
+
+def present_stages(manifest: Manifest) -> list[str]:
+    """The names of a manifest's stages, in the order in which they run, whether or not its data are there yet."""
+    found = []
+    for placed in _placed(manifest):
+        try:
+            if placed.name == INGEST or placed.configure(False) is not None:
+                found.append(placed.name)
+        except (OSError, ValueError):  # a file that it wants is missing, which it only is where the stage is present
+            found.append(placed.name)
+    return found
+
+
+def fingerprint(stage: Stage, recipe: Recipe, inputs: Mapping[str, str], edits: Sequence[str] = ()) -> str:
+    """64 hexadecimal digits that name a stage's output by what goes into it.
+
+    The edits of two stages and more are named besides: earlier versions applied them in the order of the stages' names,
+    so that what they made is another output.
+    """
+    ordered = {"edits": list(edits)} if len(edits) > 1 else {}
+    return hashlib.sha256(canonical_json(
+        {"stage": stage.name, "version": stage.version, "recipe": recipe, "inputs": list(inputs.items()), **ordered}
+    )).hexdigest()
+
+
+def _placed(manifest: Manifest) -> list[_Placed]:
+    """All stages, each behind those that it needs; where that leaves a choice, in the order of the registry."""
+    waiting = list(_listed(manifest))
+    placed: list[_Placed] = []
+    while waiting:
+        names = {one.name for one in waiting}
+        ready = next((one for one in waiting if not names & set(one.needs)), None)
+        if ready is None:
+            raise ValueError(f"the stages {', '.join(sorted(names))} need each other in a circle")
+        waiting.remove(ready)
+        placed.append(ready)
+    return placed
+
+
+def _listed(manifest: Manifest) -> Iterator[_Placed]:
+    """All stages in the order of the registry, the steps of `prepare` in that of the manifest behind the documents."""
+    for stage in STAGES.values():
+        if stage.judges:
+            continue
+        yield _Placed(stage.name, stage, stage.needs(manifest), partial(stage.configure, manifest))
+        if stage.name != INGEST:
+            continue
+        before = [INGEST]
+        for name, step in manifest.steps.items():
+            yield _Placed(name, STAGES[step.stage], tuple(before), partial(step_recipe, step.config, manifest),
+                          step.config)
+            before.append(name)
+

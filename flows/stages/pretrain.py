@@ -1,0 +1,69 @@
+"""`pretrain`: trains a model from random weights, or from a checkpoint's, on the mixture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from gristmill.dataprep.files import as_path
+from gristmill.flows.stages.stage import Location, Recipe, only
+from gristmill.flows.stages.trainings import recipe_of, training
+from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.tokenizer import Tokenizer
+from gristmill.mixtures.training import Pretrain
+
+
+def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+    """The whole section."""
+    if manifest.pretrain is None:
+        return None
+    recipe, told = recipe_of("pretrain", manifest.pretrain, manifest, verify)
+    if manifest.pretrain.model.init_from is not None:
+        # A model that was trained on longer rows keeps its context; it once got the length of these.
+        files = {"files": recipe["model"]["init_from"], "context": "kept"}
+        recipe["model"] = {**recipe["model"], "init_from": files}
+    return recipe, told
+
+
+def preflight(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Location, str]]:  # fmt: skip
+    """A model that no training can begin with."""
+    assert manifest.pretrain is not None
+    folder = manifest.pretrain.model.init_from
+    message = None if folder is None else _why_no_model(as_path(folder), manifest.tokenizer)
+    if message is not None:
+        yield ("pretrain", "model", "init_from"), message
+
+
+def _why_no_model(folder: Path, tokenizer: Tokenizer | None) -> str | None:
+    if not folder.exists():
+        return None  # it is among the missing files
+    from gristmill.train.models.weights import check_model
+
+    try:
+        shape = check_model(folder)
+    except (OSError, ValueError) as error:
+        return str(error)
+    ids = _ids_of(tokenizer)
+    if ids is not None and ids > shape.vocab_size:
+        return (f"{folder}: the model has {shape.vocab_size} ids, but tokenizer.path has {ids}; give the model's own "
+                "tokenizer as tokenizer.path")
+    return None
+
+
+def _ids_of(tokenizer: Tokenizer | None) -> int | None:
+    """How many ids a tokenizer that is given has; None of one that is learnt, or that cannot be read."""
+    from gristmill.tokenize.encoding.tokenizer import TokenizerError, read_external, read_template
+
+    if tokenizer is None or tokenizer.path is None or not as_path(tokenizer.path).is_file():
+        return None
+    try:
+        with_chat = read_template(tokenizer) is not None
+        return read_external(as_path(tokenizer.path), tokenizer.special_tokens, with_chat).get_vocab_size()
+    except TokenizerError:
+        return None  # its own stage says so
+
+
+STAGE = training("pretrain", 2, configure, only("tokenizer", "mix"), preflight=preflight, trained=Pretrain,
+                 rows="documents", makes_model=True, facts="gristmill.flows.facts:spikes_with_origins")

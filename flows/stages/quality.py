@@ -1,0 +1,10 @@
+"""`quality`: scores documents by a classifier, by perplexity or by heuristics, and drops the worst."""
+
+from __future__ import annotations
+
+from gristmill.flows.stages.stage import Stage
+from gristmill.mixtures.quality import Quality
+
+STAGE = Stage(
+    "quality", 4, "gristmill.dataprep.judges.quality:run", section=Quality,
+    columns=lambda section: [*section.scores, "perplexity_bucket"])

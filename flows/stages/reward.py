@@ -1,0 +1,28 @@
+"""`reward`: trains a model that says how good an answer is."""
+
+from __future__ import annotations
+
+from gristmill.flows.stages.stage import Recipe
+from gristmill.flows.stages.trainings import training, whole
+from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.reinforcement import Reward
+
+
+def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+    """Its own pairs, or those of preference optimisation, each once."""
+    section = manifest.reward
+    if section is not None and section.data is None and manifest.dpo is not None:
+        pairs = tuple(one.unweighted() for one in manifest.dpo.data)
+        manifest = manifest.model_copy(update={"reward": section.model_copy(update={"data": pairs})})
+    return whole("reward")(manifest, verify)
+
+
+def needs(manifest: Manifest) -> list[str]:
+    """The pairs, where they are those of preference optimisation, and the model that becomes one of rewards."""
+    own = manifest.reward is not None and manifest.reward.data is not None
+    start = "sft" if manifest.sft is not None else "pretrain"
+    return [*([] if own else ["dpo_prepare"]), "tokenizer", start]
+
+
+STAGE = training("reward", 3, configure, needs, trained=Reward, rows="examples",
+                 details="gristmill.flows.report.training:ranking_details")

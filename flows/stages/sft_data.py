@@ -1,0 +1,27 @@
+"""`sft_data`: encodes conversations and packs them into rows, perhaps with rows of pre-training among them."""
+
+from __future__ import annotations
+
+from gristmill.flows.stages.sections import reads_of
+from gristmill.flows.stages.sft import part_of_section
+from gristmill.flows.stages.stage import Recipe, Stage
+from gristmill.mixtures.manifest import Manifest
+
+
+def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+    """What the packed examples depend on."""
+    found = part_of_section(manifest, verify, lambda key, of_data: of_data or key == "seed")
+    if found is None or manifest.sft is None or not manifest.sft.replay:
+        return found
+    return {**found[0], **reads_of(manifest)}, found[1]
+
+
+def needs(manifest: Manifest) -> list[str]:
+    """The examples; and pre-training, where rows of it are replayed and it alone knows which of them it has read."""
+    sft, pretrain = manifest.sft, manifest.pretrain
+    is_open = pretrain is not None and (pretrain.early_stopping is not None
+                                        or pretrain.spikes.rollback_after is not None)
+    return ["sft_prepare", "tokenizer", "mix", *(["pretrain"] if sft is not None and sft.replay and is_open else [])]
+
+
+STAGE = Stage("sft_data", 3, "gristmill.train.stages.sft_data:run", configure, needs)

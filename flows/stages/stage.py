@@ -1,0 +1,120 @@
+"""What is known of a kind of work: one `Stage` per file of this folder, collected by `registry.py`.
+
+A step of `prepare` says its `name`, `version`, `run`, `section` and `columns`; any other stage `configure` and `needs`
+instead of the last two. All else has a default that is right for a stage which does nothing special.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.section import Judging
+from gristmill.mixtures.sources import INGEST
+
+if TYPE_CHECKING:
+    from gristmill.mixtures.training import Training
+
+Recipe = dict[str, Any]
+"""What of a manifest can change a stage's output, as JSON; or what its function is told besides."""
+Configure = Callable[[Manifest, bool], tuple[Recipe, Recipe] | None]
+"""(manifest, whether to hash the content of outside files) -> the recipe and what else the function is told, or None
+where the manifest switches the stage off."""
+Needs = Callable[[Manifest], list[str]]
+"""The names of what a stage reads; those that are switched off are left out."""
+Location = tuple[str | int, ...]
+Preflight = Callable[[Manifest, str, Mapping[str, Sequence[str]]], Iterator[tuple[Location, str]]]
+"""See `Stage.preflight`."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a stage holds of every document in one process.
+
+    Attributes:
+        bytes_per_document: of its peak, as it grew over runs with millions of short documents.
+        advice: what makes it less.
+        documents: which ones: all that it reads, or those of sources whose records have ids of their own.
+    """
+
+    bytes_per_document: int
+    advice: str
+    documents: Literal["all", "own ids"] = "all"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A kind of work.
+
+    Attributes:
+        name: what users call it; of a step of `prepare` also its key there.
+        version: raised whenever the same recipe gives an output with another meaning or other bytes.
+        run: `module:function`, imported in the stage's own process only.
+        configure: what it reads of the manifest; of a step of `prepare` always its settings.
+        needs: which stages' outputs it reads; of a step always the documents and the steps before it.
+        launch: a plain process, or torchrun on every rank.
+        section: of a step of `prepare`, the model of its settings; other stages have a section of the manifest.
+        columns: of a step, the columns that it may measure with these settings, known before it runs. A setting `min_x`
+            or `max_x` bounds the column `x`: `explain` shows it, `whatif` judges by another one.
+        memory: what it holds of every document, if anything.
+        preflight: what is wrong beforehand with what its section says: (manifest, its name there, step of `prepare` ->
+            the columns that it may measure) -> places and messages.
+        trained: of a training whose steps can be traced, the model of its recipe.
+        rows: of such a training, what each row that it reads is made of.
+        makes_model: whether its output is a model that text can be generated with.
+        of_examples: whether it prepares examples of tuning, by steps of its own.
+        pace: why a sample of documents cannot tell how long it takes; None where it can.
+        topics: topic -> JSON file of the output that the report and the summary read.
+        facts: `module:function` of what they tell besides: (session, name, folder, facts so far) -> topics.
+        details: `module:function`, what the summary says of a training beside its loss: (facts, steps) -> lines.
+        report: `module:function` of what the report shows besides counts, columns and losses: facts -> HTML.
+    """
+
+    name: str
+    version: int
+    run: str
+    configure: Configure = lambda manifest, verify: None
+    needs: Needs = lambda manifest: []
+    launch: Literal["process", "torchrun"] = "process"
+    section: type[Judging] | None = None
+    columns: Callable[[Any], Iterable[str]] = lambda section: ()
+    memory: Memory | None = None
+    preflight: Preflight | None = None
+    trained: type[Training] | None = None
+    rows: Literal["documents", "examples", "prompts"] | None = None
+    makes_model: bool = False
+    of_examples: bool = False
+    pace: str | None = None
+    topics: Mapping[str, str] = field(default_factory=dict)
+    facts: str | None = None
+    details: str | None = None
+    report: tuple[str, ...] = ()
+
+    @property
+    def judges(self) -> bool:
+        """Whether it is a step of `prepare`: it annotates documents, and may stand there more than once."""
+        return self.section is not None
+
+    @property
+    def trains(self) -> bool:
+        """Whether it takes the accelerators: one such stage runs at a time."""
+        return self.launch == "torchrun"
+
+
+def imported(path: str) -> Any:
+    """What `module:name` names."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def only(*names: str) -> Needs:
+    """These, whatever the manifest says."""
+    return lambda manifest: list(names)
+
+
+def documents(*others: str) -> Needs:
+    """The documents with all that was judged of them, and other stages."""
+    return lambda manifest: [INGEST, *manifest.steps, *others]

@@ -1,0 +1,14 @@
+"""`tokenize`: turns every kept document into token ids, once for all mixtures."""
+
+from __future__ import annotations
+
+from gristmill.flows.stages.stage import Recipe, Stage, documents
+from gristmill.mixtures.manifest import Manifest
+
+
+def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+    """Nothing but the inputs: documents, and a tokenizer."""
+    return None if manifest.tokenizer is None else ({}, {})
+
+
+STAGE = Stage("tokenize", 2, "gristmill.tokenize.encoding.encode:run", configure, documents("tokenizer"))

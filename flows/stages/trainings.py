@@ -1,0 +1,86 @@
+"""What trainings share: their recipe is their section, with outside files named by what identifies them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gristmill.flows.stages.sections import dump, name_outside_files, seed_of, step_recipe, without
+from gristmill.flows.stages.stage import Configure, Needs, Recipe, Stage
+from gristmill.mixtures.manifest import MODELS, Manifest
+from gristmill.mixtures.training import Training
+
+PACE = "its pace is the device's and the model's: gristmill plan MANIFEST --gpus N --measure 3 tells"
+
+
+def training(name: str, version: int, configure: Configure, needs: Needs, **shown: Any) -> Stage:
+    """A stage that torchrun starts on every rank, whose function is `run` of the file called like it; see `Stage`."""
+    return Stage(name, version, f"gristmill.train.stages.{name}:run", configure, needs, launch="torchrun", pace=PACE,
+                 **shown)
+
+
+def model_before(name: str, manifest: Manifest) -> str:
+    """The last stage before this one whose model the manifest trains; the first of all where it trains none."""
+    before = MODELS[: MODELS.index(name)] if name in MODELS else MODELS
+    return next((one for one in reversed(before) if getattr(manifest, one) is not None), MODELS[0])
+
+
+def whole(name: str) -> Configure:
+    """The whole section of this name, with the files of its examples."""
+
+    def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+        section = getattr(manifest, name)
+        return None if section is None else recipe_of(name, section, manifest, verify)
+
+    return configure
+
+
+def recipe_of(name: str, section: Any, manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe]:
+    """The recipe of a training's section, and what its function is told besides."""
+    # What is prepared of examples, and counted of them, is other stages' business.
+    config = {**dump(section, "prepare", "leaks"), "seed": seed_of(section, manifest)}
+    # The default warm-up depends on the steps: what it comes to is named.
+    config["schedule"]["warmup_steps"] = section.schedule.warmup_of(section.steps)
+    # How a training computes is in no fingerprint: its recipe has the defaults, whatever the manifest says.
+    recipe = {**_named(name, config, section, verify), **section.how}
+    if "data" in config and config["continue_from"] is None:
+        # Left out where it is absent, as from before tunings had it.
+        del recipe["continue_from"]
+    return recipe, {key: value for key, value in config.items() if recipe.get(key) != value}
+
+
+def _named(name: str, config: Recipe, section: Training, verify: bool) -> Recipe:
+    """A training's settings with outside files by what identifies them, and its examples by a listing of theirs."""
+    if "data" not in config:
+        return name_outside_files(config, section, verify)
+    from gristmill.dataprep.examples.read_examples import examples_listing
+    from gristmill.dataprep.reading.sources import outside_listing
+
+    checkpoint = config["continue_from"]
+    return {
+        **config,
+        "continue_from": checkpoint and outside_listing(f"{name}.continue_from", checkpoint, verify),
+        "data": [{**without(item, "path"), "listing": examples_listing(item["path"])} for item in config["data"]],
+    }
+
+
+def prepares_examples(name: str, version: int, section: str, **shown: Any) -> Stage:
+    """The stage that prepares a section's examples, where it asks for that; see `Stage`."""
+    return Stage(name, version, "gristmill.dataprep.examples.prepare:run", _examples(section), of_examples=True,
+                 **shown)
+
+
+def _examples(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | None]:
+    def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+        section = getattr(manifest, name)
+        found = whole(name)(manifest, verify)
+        if found is None or not section.prepare:
+            return None
+        recipe, told = ([without(item, "weight", "train_on") for item in part["data"]] for part in found)
+        steps = [(step.stage, step.judged, *step_recipe(step.config, manifest, verify)) for step in section.prepare]
+        return ({"kind": name, "data": recipe,
+                 "prepare": [{stage: named, "judge": judged} for stage, judged, named, _ in steps]},
+                {"data": told, "prepare": [{stage: {**named, **config}, "judge": judged}
+                                           for stage, judged, named, config in steps]})
+
+    return configure
