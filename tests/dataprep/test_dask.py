@@ -73,6 +73,7 @@ def die(pid: int | None, task: Task) -> Done:
     return Done([], {})
 
 
+@pytest.mark.slow
 def test_a_task_that_kills_every_worker_is_given_up(tmp_path: Path) -> None:
     strict = Cluster(tmp_path, allowed_failures=0)
     try:
@@ -83,6 +84,7 @@ def test_a_task_that_kills_every_worker_is_given_up(tmp_path: Path) -> None:
         strict.close()
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_dies_ends_the_job_at_once(tmp_path: Path) -> None:
     doomed = Cluster(tmp_path)
     try:

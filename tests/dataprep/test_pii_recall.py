@@ -38,6 +38,7 @@ def test_a_score_counts_whole_values_as_found_and_other_places_as_false() -> Non
     assert score([*own, *other], kind, lambda texts: places) == (2 / 4, 3 / 5, 2)
 
 
+@pytest.mark.referee
 def test_the_peer_keeps_the_same_lines_of_the_benchmark_s_text() -> None:
     pytest.importorskip("datatrove")
     import pyarrow as pa

@@ -120,7 +120,8 @@ OTHER_SETS = {name: {} for name in RULE_SETS if not name.startswith("gopher") an
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak of a part of a program is Linux's to tell")
 @pytest.mark.parametrize("rules", [
-    *({"gopher_quality": {"dialect": dialect}, "gopher_repetition": {"dialect": dialect}} for dialect in DIALECTS),
+    *(pytest.param({"gopher_quality": {"dialect": dialect}, "gopher_repetition": {"dialect": dialect}},
+                   marks=[] if dialect == "datatrove" else [pytest.mark.slow]) for dialect in DIALECTS),
     {"gopher_quality": {"words": "unicode"}, "gopher_repetition": {"words": "unicode"}},
     OTHER_SETS,
 ], ids=[*DIALECTS, "unicode", "others"])  # fmt: skip

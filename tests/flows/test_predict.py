@@ -151,6 +151,7 @@ def test_the_curve_is_the_banding_formula() -> None:
     assert lsh_curve(None) == []
 
 
+@pytest.mark.slow
 def test_plan_predict_prints_a_row_per_stage(manifest: Manifest, tmp_path: Path) -> None:
     arguments = ["plan", str(tmp_path / "m.yaml"), "--predict", "--sample-mb", "0.1",
                  "--sample-seconds", "500", "--store", str(tmp_path / "st")]

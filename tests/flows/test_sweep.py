@@ -254,6 +254,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_tracked_sweep_ends_with_a_task_for_each_mixture_and_with_their_outcomes(
     tmp_path: Path, prefect_database: Path
 ) -> None:

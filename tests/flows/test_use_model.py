@@ -475,6 +475,7 @@ def test_an_engine_that_fails_tells_those_who_wait_and_takes_nothing_more(
     engine.close()
 
 
+@pytest.mark.referee
 def test_outside_referees_find_what_we_find_and_see_what_is_wrong(
     stage: Path, exported: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -86,7 +86,7 @@ def test_after_bad_steps_in_a_row_the_training_goes_back_and_never_reads_those_r
         "exclude.txt", *(f"step-{step}.{kind}" for step in (21, 22, 23) for kind in ("html", "json"))]
 
 
-@pytest.mark.parametrize("place", ["while going back", "later"])
+@pytest.mark.parametrize("place", ["while going back", pytest.param("later", marks=pytest.mark.slow)])
 def test_a_training_that_is_killed_during_or_after_a_rollback_goes_on_exactly(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path, poisoned: Any,
     monkeypatch: pytest.MonkeyPatch, place: str,
@@ -142,7 +142,8 @@ def test_a_streak_must_not_outlast_the_checkpoints_before_it() -> None:
 # Kinds of updates, precision, averages
 
 
-@pytest.mark.parametrize("kind", ["lion", "adafactor", "sophia", "adamw8bit", "muon"])
+@pytest.mark.parametrize("kind", ["muon", "adafactor", *(
+    pytest.param(kind, marks=pytest.mark.slow) for kind in ("lion", "sophia", "adamw8bit"))])
 def test_every_optimizer_trains_and_resumes_to_the_same_bits(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, kind: str,

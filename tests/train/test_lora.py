@@ -170,7 +170,7 @@ def test_a_rounded_matrix_is_small_near_and_multiplied_as_what_it_stands_for(
     torch.testing.assert_close(ours.grad, theirs.grad)
 
 
-@pytest.mark.parametrize("kind", ["int8", "nf4"])
+@pytest.mark.parametrize("kind", ["int8", pytest.param("nf4", marks=pytest.mark.slow)])
 def test_adapters_on_a_rounded_model_learn_as_on_the_whole_and_are_merged_into_what_they_learned_on(
     kind: str, run_stage: Callable[..., Any], start: dict[str, Path], tmp_path: Path
 ) -> None:

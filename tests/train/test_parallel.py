@@ -85,6 +85,7 @@ def assert_same(folder: Path, expected: Path, first_step: int) -> None:
         assert (ours_weights[name] - tensor).abs().mean() < 1e-5, name
 
 
+@pytest.mark.slow
 def test_a_mixture_of_experts_learns_the_same_sharded_and_forgetting(
     run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -187,7 +187,7 @@ def logp_of(model_folder: Path, tokenizer: Path, example: dict[str, Any]) -> tup
     return float(logps[spoken].sum()), int(spoken.sum())
 
 
-@pytest.mark.parametrize("loss", ["sigmoid", "kto"])
+@pytest.mark.parametrize("loss", ["sigmoid", pytest.param("kto", marks=pytest.mark.slow)])
 def test_preferences_that_are_killed_go_on_to_the_same_bits(
     run_stage: Any, pretrained: dict[str, Path], dpo_config: dict[str, Any], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, loss: str,
@@ -402,7 +402,7 @@ def test_an_export_in_8_bits_says_what_it_costs_and_loads_here_and_in_transforme
     assert not torch.equal(weight, rounded)
 
 
-@pytest.mark.parametrize("stage", ["sft", "dpo"])
+@pytest.mark.parametrize("stage", ["sft", pytest.param("dpo", marks=pytest.mark.slow)])
 def test_a_tuning_is_made_longer_from_a_checkpoint_with_the_same_bits(
     run_stage: Any, pretrained: dict[str, Path], referenced: dict[str, Path], sft_config: dict[str, Any],
     dpo_config: dict[str, Any], tmp_path: Path, stage: str,

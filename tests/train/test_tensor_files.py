@@ -189,6 +189,7 @@ fork_ranks(2, gather)
 """
 
 
+@pytest.mark.slow
 def test_only_the_first_process_gathers_the_whole_model() -> None:
     done = subprocess.run([sys.executable, "-c", GATHER], capture_output=True, text=True, check=False, timeout=240,
                           cwd=ROOT)
