@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -20,6 +21,10 @@ class Task(Section):
     of an item, or the bare name of a field.
     """
 
+    renamed: ClassVar[Mapping[str, str]] = {
+        "delimiter": "target_delimiter", "shots": "num_fewshot", "shots_path": "fewshot_path",
+        "shot_delimiter": "fewshot_delimiter"}
+
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
     """What the results are called by."""
     path: OutsidePath
@@ -36,19 +41,17 @@ class Task(Section):
     """The right one: for `multiple_choice` its place from 0, its letter or its text; a text for `cloze`, which stands
     directly behind the prompt, so that it usually begins with a blank (`" {{answer}}"`); a text or a list of texts for
     `generate`."""
-    delimiter: str = " "
-    """Between the prompt and the choices of `multiple_choice`, and between prompt and answer of solved items
-    (lm-evaluation-harness: target_delimiter)."""
+    target_delimiter: str = " "
+    """Between the prompt and the choices of `multiple_choice`, and between prompt and answer of solved items."""
     chat_template: bool = False
     """Ask through the chat template: the prompt is the user's turn, solved items are turns before it, and the answer is
     the assistant's, without delimiter (lm-evaluation-harness: --apply_chat_template)."""
-    shots: Annotated[int, Field(ge=0)] = 0
-    """So many solved items stand before each prompt: the first ones of `shots_path`, or of `path`, which are then not
-    asked."""
-    shots_path: OutsidePath | None = None
+    num_fewshot: Annotated[int, Field(ge=0)] = 0
+    """Solved items before each prompt: the first ones of `fewshot_path`, or of `path`, which are then not asked."""
+    fewshot_path: OutsidePath | None = None
     """Another file to take them from."""
-    shot_delimiter: str = "\n\n"
-    """Between solved items (lm-evaluation-harness: fewshot_delimiter)."""
+    fewshot_delimiter: str = "\n\n"
+    """Between solved items."""
     metrics: tuple[GenerationMetric, ...] = ("exact_match",)
     """For `generate`: `bleu` and `chrf` by sacrebleu over the corpus, `rouge*` by rouge-score, `f1` over words."""
     stop: tuple[str, ...] = ("\n",)
@@ -60,8 +63,9 @@ class Task(Section):
 
     @model_validator(mode="after")
     def _fits_the_kind(self) -> Task:
-        if self.kind == "rolling" and self.shots:
-            raise ValueError("a task of kind rolling has no prompts, so it has no shots; remove them")
+        if self.kind == "rolling" and self.num_fewshot:
+            raise ValueError("a task of kind rolling has no prompts, so no solved items before them; remove "
+                             "num_fewshot")
         if self.kind == "rolling" and self.chat_template:
             raise ValueError("a task of kind rolling has no prompts to ask through the chat template; remove "
                              "chat_template")
@@ -94,6 +98,8 @@ class Contamination(Section):
 class Evaluate(Section):
     """Measurements on held-out data, on tasks, and samples."""
 
+    renamed: ClassVar[Mapping[str, str]] = {"resamples": "bootstrap_samples"}
+
     prompts: tuple[str, ...] = ("The", "def", "Return")
     """Continued by the pre-trained model, and asked of the tuned ones."""
     max_new_tokens: Positive = 48
@@ -102,8 +108,8 @@ class Evaluate(Section):
     """Of sampling; 0 takes the likeliest token."""
     tasks: tuple[Task, ...] = ()
     """Questions with known answers."""
-    resamples: Positive = 1000
-    """Of the bootstrap that every interval is from."""
+    bootstrap_samples: Positive = 1000
+    """Samples of the bootstrap that every confidence interval comes from."""
     memorisation: Memorisation | None = None
     """Absent: not measured."""
     contamination: Contamination | None = None

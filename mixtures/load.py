@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -16,16 +17,25 @@ from gristmill.mixtures.mix import mix_problems, weighed_sources
 from gristmill.mixtures.prepare import (
     NAME,
     STEP_SECTIONS,
-    Step,
     name_steps,
     take_bare_name,
     written_steps,
     wrong_step_names,
 )
+from gristmill.mixtures.schema_keys import (
+    FormerName,
+    Location,
+    RenamedKeyWarning,
+    all_keys,
+    current_place,
+    dotted,
+    known_keys,
+    models_in,
+    take_current_names,
+)
 from gristmill.mixtures.section import OutsidePath
 from gristmill.mixtures.yaml_text import compose_yaml, did_you_mean, in_words, parse_yaml, why_invalid, why_unreadable
 
-Location = tuple[str | int, ...]
 KEPT_TOKEN_NAMES = ("token", "password", "secret", "api_key")
 WHOLE_FILE = "(file)"
 MOST_OF_A_VALUE = 200
@@ -78,11 +88,10 @@ class Written:
         setting = next((self.settings[part] for part in parts if part in self.settings), None)
         if setting is None and at not in self.lines:
             setting = next((given for place, given in self.settings.items() if place[: len(at)] == at), None)
+        key = dotted(at) or WHOLE_FILE
         if setting is not None:
-            key = _dotted(at)
             return Problem(f"--set {setting}", 0, key, message if key == setting else f"{key}: {message}")
-        return Problem(self.file, next((self.lines[part] for part in parts if part in self.lines), 1), _dotted(at),
-                       message)
+        return Problem(self.file, next((self.lines[part] for part in parts if part in self.lines), 1), key, message)
 
 
 def load_manifest(path: str | Path, overrides: Sequence[str] = ()) -> Manifest:
@@ -123,8 +132,11 @@ def _parse(text: str, file: str, overrides: Sequence[str]) -> tuple[Manifest, Wr
         raise ManifestError([Problem(file, line, "(syntax)", f"not valid YAML: {what}")]) from error
     if not isinstance(raw, dict):
         raise ManifestError([Problem(file, 1, WHOLE_FILE, "a manifest is a mapping that starts with `name:`")])
-    lines = {} if node is None else dict(_key_lines(node))
-    problems, settings = _apply_overrides(raw, overrides)
+    lines = {} if node is None else {current_place(at): line for at, line in _key_lines(node)}
+    problems = _renamed((Problem(file, lines.get(found.new, 1), dotted(found.old), str(found)), found)
+                        for found in take_current_names(raw))
+    wrong, settings = _apply_overrides(raw, overrides)
+    problems += wrong
     problems += _duplicate_keys(node, file)
     written = Written(file, raw, lines, settings)
     manifest: Manifest | None = None
@@ -163,7 +175,7 @@ def _duplicate_keys(node: yaml.Node | None, file: str, at: Location = ()) -> Ite
         for key, value in node.value:
             name = _scalar(key)
             if name in seen:
-                yield Problem(file, key.start_mark.line + 1, _dotted((*at, name)), "given twice; keep one")
+                yield Problem(file, key.start_mark.line + 1, dotted((*at, name)), "given twice; keep one")
             seen.add(name)
             yield from _duplicate_keys(value, file, (*at, name))
     elif isinstance(node, yaml.SequenceNode):
@@ -185,17 +197,34 @@ def _apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> tuple[lis
             continue
         target: Any = raw
         at: Location = ()
-        *parents, last = full_key(key, raw).split(".")
+        given = tuple(full_key(key, raw).split("."))
+        *parents, last = place = tuple(map(str, current_place(given)))
         try:
             for parent in parents:
                 target, way = _child(target, parent)
                 at += way
-            settings[(*at, *_put(target, last, parse_yaml(value)))] = key
+            new = parse_yaml(value)
+            at += _put(target, last, new)
+            settings[at] = key
+            former = [FormerName(given, place, False)] if place != given else []
+            problems.extend(_renamed((Problem(f"--set {key}", 0, key, f"{dotted(found.old)} {found}"), found)
+                                     for found in (*former, *take_current_names(new, at))))
         except yaml.YAMLError as error:
             wrong(f"{shortened(value)} is not valid YAML: {why_invalid(error)[1]}")
         except LookupError as error:
             wrong(f"cannot be overridden: {error.args[0]}")
     return problems, settings
+
+
+def _renamed(found: Iterable[tuple[Problem, FormerName]]) -> list[Problem]:
+    """Warn of keys under their former names; returns those that are given under both."""
+    wrong = []
+    for problem, name in found:
+        if name.is_twice:
+            wrong.append(problem)
+        else:
+            warnings.warn(str(problem), RenamedKeyWarning, stacklevel=2)
+    return wrong
 
 
 def _put(target: Any, key: str, value: Any) -> Location:
@@ -222,7 +251,7 @@ def full_key(key: str, raw: Mapping[str, Any] | None = None) -> str:
     if first not in stages:
         return key
     rules = STEP_SECTIONS[stages[first]].model_fields.get("rules")
-    if rules is not None and rest and any(rest[0] in inner.model_fields for inner in _models_in(rules.annotation)):
+    if rules is not None and rest and any(rest[0] in inner.model_fields for inner in models_in(rules.annotation)):
         rest = ["rules", *rest]
     return ".".join(["prepare", first, *rest])
 
@@ -271,7 +300,7 @@ def _index(entries: list[Any], key: str) -> int:
 def _field_problem(item: Any, written: Written) -> Problem:
     location = _written_location(item["loc"], written.raw)
     if item["type"] == "extra_forbidden":
-        known = _known_keys(location[:-1])
+        known = known_keys(location[:-1])
         hint = (did_you_mean(str(location[-1]), known) or _where_it_belongs(str(location[-1]), written.raw)
                 or (f"; known here: {', '.join(known)}" if known else ""))
         return written.problem(location, f"unknown key{hint}")
@@ -290,20 +319,12 @@ def shortened(value: Any) -> str:
 
 def _where_it_belongs(name: str, raw: Any) -> str:
     """`, did you mean 'pretrain.steps'?` of a key that other sections have, those of this manifest first."""
-    found = [".".join(key) for key in _all_keys(Manifest) if key[-1] == name and key[0] not in ("prepare", "sources")]
+    found = [".".join(key) for key in all_keys(Manifest) if key[-1] == name and key[0] not in ("prepare", "sources")]
     found += [short_key(".".join((stage, *key)))
-              for stage, section in STEP_SECTIONS.items() for key in _all_keys(section) if key[-1] == name]
+              for stage, section in STEP_SECTIONS.items() for key in all_keys(section) if key[-1] == name]
     used = {*raw, *(stage for stage, _ in written_steps(raw.get("prepare")))}
     near = sorted(found, key=lambda key: (key.partition(".")[0] not in used, key.count(".")))[:MOST_PLACES]
     return f", did you mean {' or '.join(map(repr, near))}?" if near else ""
-
-
-def _all_keys(model: Any) -> Iterator[tuple[str, ...]]:
-    """Every key of a section, and of the sections inside it."""
-    for name, field in model.model_fields.items():
-        yield (name,)
-        for inner in _models_in(field.annotation):
-            yield from ((name, *key) for key in _all_keys(inner))
 
 
 def _written_location(location: Sequence[str | int], raw: Any) -> Location:
@@ -325,42 +346,6 @@ def _written_location(location: Sequence[str | int], raw: Any) -> Location:
         except (LookupError, TypeError):
             at = None
     return tuple(written)
-
-
-def _known_keys(location: Location) -> list[str]:
-    """The keys that the schema knows at a location."""
-    models: list[Any] = [Manifest]
-    for part in location:
-        if isinstance(part, int) or not models:
-            continue
-        if models[0] is Step and part in STEP_SECTIONS:
-            models = [STEP_SECTIONS[part]]
-            continue
-        field = models[0].model_fields.get(part)
-        # Where it is no key, it is the kind that says which of several models a mapping is.
-        models = _models_in(field.annotation) if field is not None else [
-            one for one in models if part in _kinds_of(one)] or models
-    return sorted([*models[0].model_fields, *(STEP_SECTIONS if models[0] is Step else ())]) if models else []
-
-
-def _models_in(annotation: Any) -> list[Any]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    if get_origin(annotation) is None:
-        return []
-    return [model for inner in get_args(annotation) for model in _models_in(inner)]
-
-
-def _kinds_of(model: Any) -> tuple[Any, ...]:
-    kind = model.model_fields.get("kind")
-    return () if kind is None else get_args(kind.annotation)
-
-
-def _dotted(location: Location) -> str:
-    key = ""
-    for part in location:
-        key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else str(part)
-    return key or WHOLE_FILE
 
 
 def _contradictions(written: Written) -> list[Problem]:

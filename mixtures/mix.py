@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -32,18 +32,22 @@ Weights = Annotated[dict[str, Annotated[float, Field(ge=0.0)]], AfterValidator(_
 """Source -> share relative to the others', or `{alpha: exponent}`."""
 
 
-class MixStage(Section):
+class MixPhase(Section):
     """A part of the training order with weights of its own."""
 
-    until: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    """Share of the training set at which it ends; only the last stage has none, and ends with the set."""
+    renamed: ClassVar[Mapping[str, str]] = {"until": "end"}
+
+    end: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """Share of the training set at which it ends; only the last phase has none, and ends with the set."""
     weights: Weights | None = None
-    """Shares of tokens within this stage, as in `mix.weights`, which hold if absent. A source that is not named has no
+    """Shares of tokens within this phase, as in `mix.weights`, which hold if absent. A source that is not named has no
     part in it."""
 
 
 class Mix(Section):
     """The packed training set."""
+
+    renamed: ClassVar[Mapping[str, str]] = {"stages": "phases", "short": "on_shortfall"}
 
     tokens: Positive
     """Tokens of the training set's documents, rounded down to whole rows; padding does not count."""
@@ -51,11 +55,11 @@ class Mix(Section):
     """Shares of tokens, relative to each other, instead of the sources' own `weight`: a source that is not named has
     no part in the mixture. Or `{alpha: 0.7}`: shares in proportion to the tokens that a source has, to that power
     (XLM-R, section 3.1, and mT5, section 3.1: 0.7 and 0.3); 1 leaves the proportions as they are, 0 makes all equal."""
-    stages: tuple[MixStage, ...] = ()
+    phases: tuple[MixPhase, ...] = ()
     """Other weights for parts of the training order, one after another, as annealing wants them:
-    `[{until: 0.8, weights: {...}}, {weights: {...}}]`. A document is repeated no more than its source allows over all
-    stages together. A set with stages is read once: a training that asks for more rows is refused."""
-    short: Literal["error", "redistribute"] = "error"
+    `[{end: 0.8, weights: {...}}, {weights: {...}}]`. A document is repeated no more than its source allows over all
+    phases together. A set with phases is read once: asking for more rows in a training is an error."""
+    on_shortfall: Literal["error", "redistribute"] = "error"
     """What happens where a source's share is more than its `max_epochs` or `max_tokens` allow, or less than its
     `min_tokens`. `error` says by how much and what would help; `redistribute` gives the source what its limit says and
     lets the others have the difference, by their weights, and warns of it."""
@@ -85,16 +89,16 @@ class Mix(Section):
     """Of the hashes that choose documents; the manifest's if absent."""
 
     @model_validator(mode="after")
-    def _stages_follow_one_another(self) -> Mix:
-        ends = [stage.until for stage in self.stages]
+    def _phases_follow_one_another(self) -> Mix:
+        ends = [phase.end for phase in self.phases]
         if not ends:
             return self
         if any(end is None for end in ends[:-1]) or ends[-1] not in (None, 1.0):
-            raise ValueError("every stage but the last needs `until`, and the last ends with the set: [{until: 0.8, "
+            raise ValueError("every phase but the last needs `end`, and the last ends with the set: [{end: 0.8, "
                              "weights: ...}, {weights: ...}]")
         inner = [end for end in ends[:-1] if end is not None]
         if inner != sorted(set(inner)) or inner[-1:] == [1.0]:
-            raise ValueError(f"the stages end at {inner} of the training set; each must end after the one before it, "
+            raise ValueError(f"the phases end at {inner} of the training set; each must end after the one before it, "
                              "and before 1")
         return self
 
@@ -103,20 +107,20 @@ Location = tuple[str | int, ...]
 
 
 def weight_maps(mix: Any) -> Iterator[tuple[Location, Any]]:
-    """Every place of a raw section where weights may be given, with what is there: the mixture's, each stage's."""
+    """Every place of a raw section where weights may be given, with what is there: the mixture's, each phase's."""
     if not isinstance(mix, Mapping):
         return
     yield ("mix", "weights"), mix.get("weights")
-    stages = mix.get("stages")
-    for number, stage in enumerate(stages if isinstance(stages, list) else []):
-        if isinstance(stage, Mapping):
-            yield ("mix", "stages", number, "weights"), stage.get("weights")
+    phases = mix.get("phases")
+    for number, phase in enumerate(phases if isinstance(phases, list | tuple) else []):
+        if isinstance(phase, Mapping):
+            yield ("mix", "phases", number, "weights"), phase.get("weights")
 
 
 def uses_own_weights(mix: Any) -> bool:
     """Whether the sources' own `weight` counts in some part of the mixture."""
-    overall, *stages = [weights for _, weights in weight_maps(mix)] or [None]
-    return overall is None and (not stages or any(weights is None for weights in stages))
+    overall, *phases = [weights for _, weights in weight_maps(mix)] or [None]
+    return overall is None and (not phases or any(weights is None for weights in phases))
 
 
 def weighed_sources(mix: Any) -> Iterator[tuple[Location, str]]:
@@ -145,11 +149,11 @@ def mix_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
             yield ("mix", "sequence_length"), (
                 f"a row of {length} tokens is longer than all {tokens} that the mixture is to have; give shorter rows, "
                 "or more tokens (mix.tokens)")
-    yield from _reads_of_a_staged_set(mix, raw.get("pretrain"))
+    yield from _reads_of_a_set_with_phases(mix, raw.get("pretrain"))
 
 
-def _reads_of_a_staged_set(mix: Any, pretrain: Any) -> Iterator[tuple[Location, str]]:
-    if not isinstance(mix, Mapping) or not mix.get("stages") or not isinstance(pretrain, Mapping):
+def _reads_of_a_set_with_phases(mix: Any, pretrain: Any) -> Iterator[tuple[Location, str]]:
+    if not isinstance(mix, Mapping) or not mix.get("phases") or not isinstance(pretrain, Mapping):
         return
     if mix.get("packing", "stream") != "stream" or pretrain.get("batch_ramp"):
         return  # How many rows there are, or are read, is only known when the set is.
@@ -161,6 +165,6 @@ def _reads_of_a_staged_set(mix: Any, pretrain: Any) -> Iterator[tuple[Location, 
     tokens, length, steps, batch = numbers
     if steps * batch > tokens // length:
         yield ("pretrain", "steps"), (
-            f"{steps} steps of {batch} rows read {steps * batch} rows, but the staged set has {tokens // length}, and "
-            f"is read once; take at most {tokens // length // batch} steps, or mix at least "
+            f"{steps} steps of {batch} rows read {steps * batch} rows, but the set with phases has {tokens // length}, "
+            f"and is read once; take at most {tokens // length // batch} steps, or mix at least "
             f"{steps * batch * length} tokens (mix.tokens)")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -111,14 +111,16 @@ PreferenceLoss = Literal[
 class Examples(Section):
     """One set of instructions or preferences. A set of several forms needs no `format`: each record's keys tell."""
 
+    renamed: ClassVar[Mapping[str, str]] = {"max_refused": "max_quarantined"}
+
     path: OutsidePath
     """JSON lines (`.jsonl`, compressed or not), a list of JSON (`.json`), Parquet; a file, a glob, a folder or an
     fsspec URL of one of these; or `python-docs://`."""
     limit: Positive | None = None
     """Read at most this many examples, the first in the order of the hashes of their contents."""
-    max_refused: Fraction = 0.0
-    """Share of the records that may be of no known form before the stage fails. Each is written to `refused.jsonl` with
-    its place and the reason, and counted."""
+    max_quarantined: Fraction = 0.0
+    """Share of the records that may be of no known form before the stage fails. Each is quarantined: written to
+    `refused.jsonl` with its place and the reason, and counted."""
 
 
 class Instructions(Examples):

@@ -2,22 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import CoreSchema, core_schema
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+RECIPE = "recipe"
+"""The context of `model_dump` for what is hashed and stored: keys under the names that fingerprints know them by."""
 
 
 class Section(BaseModel):
     """A part of the manifest: unknown keys are errors, values never change after validation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Former name of a key -> its name. The former one is still read, and stays the one in recipes: renaming a key
+    changes no fingerprint."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_former_names(cls, value: Any) -> Any:
+        return rename_keys(value, cls.renamed) if isinstance(value, Mapping) and cls.renamed else value
+
+    @model_serializer(mode="wrap")
+    def _former_names_in_recipes(
+        self, handler: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
+        dumped: dict[str, Any] = handler(self)
+        if info.context != RECIPE or not self.renamed:
+            return dumped
+        former = {new: old for old, new in self.renamed.items()}
+        return {former.get(key, key): value for key, value in dumped.items()}
+
+
+def rename_keys(value: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
+    """A mapping with today's names in place of former ones.
+
+    Raises:
+        ValueError: a key is there under both names.
+    """
+    for old, new in renamed.items():
+        if old in value and new in value:
+            raise ValueError(f"{old} is the former name of {new}, which is given too; keep {new}")
+    return {renamed.get(key, key): item for key, item in value.items()}
 
 
 class Judging(Section):

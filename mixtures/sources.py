@@ -105,9 +105,9 @@ class Mixed(Section):
     max_epochs: PositiveFloat = 1.0
     """How many passes over its documents the mixture may take, over all stages together."""
     min_tokens: Positive | None = None
-    """Least tokens that the mixture takes, rounded up to whole rows; see `mix.short`."""
+    """Least tokens that the mixture takes, rounded up to whole rows; see `mix.on_shortfall`."""
     max_tokens: Positive | None = None
-    """Most tokens that the mixture takes, rounded down to whole rows; see `mix.short`."""
+    """Most tokens that the mixture takes, rounded down to whole rows; see `mix.on_shortfall`."""
     where: str | None = None
     """SQL condition over the measured columns, evaluated when mixing: `"quality >= 0.6"`. What `dedup` found out is
     among them: `cluster_size` is how many duplicates a document stands for, itself counted.

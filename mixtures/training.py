@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -53,9 +54,11 @@ class Spikes(Section):
 class EarlyStopping(Section):
     """When a training ends before its last step."""
 
+    renamed: ClassVar[Mapping[str, str]] = {"least_improvement": "min_delta"}
+
     patience: Positive
     """Validations in a row without a better loss (per token, over all sources) after which it ends."""
-    least_improvement: Annotated[float, Field(ge=0.0)] = 0.0
+    min_delta: Annotated[float, Field(ge=0.0)] = 0.0
     """How much lower than the best so far a loss must be to count as better, in nats per token."""
 
 

@@ -10,8 +10,8 @@ which is half a row for two sources: up to time t a source has n_s t rows, round
 those. Within each source the rows are shuffled by a keyed permutation, anew in every epoch. Everything is computed
 from the position alone, exactly, in memory proportional to the number of sources.
 
-A staged set is read stage after stage, each in such an order over its own rows, so the bound holds within every stage.
-It is read once: after its last stage, which is there to end the training, its first has no place.
+A set with phases is read phase after phase, each in such an order over its own rows, so the bound holds within every
+phase. It is read once: after its last phase, which is there to end the training, its first has no place.
 
 Of a set of which some rows are withheld, the order is the same without them: what comes before the first of them stays
 as it was. A training that has read none of them yet has read exactly a beginning of the shorter order, so it can
@@ -48,35 +48,35 @@ class Order:
 
     Attributes:
         total: rows of an epoch.
-        staged: whether there are several stages, and so one epoch only.
+        has_phases: whether there are several phases, and so one epoch only.
 
     Raises:
         ValueError: a negative count, no rows at all, or more than 2**40.
     """
 
     def __init__(self, rows_per_source: Sequence[int], seed: int) -> None:
-        self._stages = [checked_counts(rows_per_source)]
-        self._ends = checked_ends(self._stages)
-        self._half_bits = _half_bits_of_stages(self._stages)
+        self._phases = [checked_counts(rows_per_source)]
+        self._ends = checked_ends(self._phases)
+        self._half_bits = _half_bits_of_phases(self._phases)
         self.seed = int(seed)
         self.total = int(self._ends[-1])
-        self.staged = False
+        self.has_phases = False
         self._spans = 0
 
     @classmethod
-    def of_stages(cls, stages: Sequence[Sequence[int]], seed: int) -> Order:
-        """The order of a staged set, whose stages lie one after another: the rows of each source, for each stage.
+    def of_phases(cls, phases: Sequence[Sequence[int]], seed: int) -> Order:
+        """The order of a set with phases, whose phases lie one after another: the rows of each source, for each phase.
 
-        One stage is the same as none.
+        One phase is the same as none.
 
         Raises:
-            ValueError: no stage, a stage without rows, other numbers of sources, or more than 2**40 rows.
+            ValueError: no phase, a phase without rows, other numbers of sources, or more than 2**40 rows.
         """
-        order = cls([sum(column) for column in zip(*stages, strict=True)], seed)
-        order._stages = [checked_counts(counts) for counts in stages]
-        order._ends = checked_ends(order._stages)
-        order._half_bits = _half_bits_of_stages(order._stages)
-        order.staged = len(stages) > 1
+        order = cls([sum(column) for column in zip(*phases, strict=True)], seed)
+        order._phases = [checked_counts(counts) for counts in phases]
+        order._ends = checked_ends(order._phases)
+        order._half_bits = _half_bits_of_phases(order._phases)
+        order.has_phases = len(phases) > 1
         return order
 
     def rows(self, positions: np.ndarray) -> np.ndarray:
@@ -89,7 +89,7 @@ class Order:
             int64 rows in [0, R), of the same shape; each epoch is a permutation of all rows.
 
         Raises:
-            ValueError: a negative position, or one beyond the end of a staged set.
+            ValueError: a negative position, or one beyond the end of a set with phases.
         """
         positions = np.asarray(positions, dtype=np.int64)
         if not positions.size:
@@ -97,9 +97,9 @@ class Order:
         if (low := int(positions.min())) < 0:
             raise ValueError(f"positions start at 0, not {low}")
         epochs, places = np.divmod(positions.ravel(), self.total)
-        if self.staged and epochs.any():
-            raise ValueError(f"position {positions.max()} is beyond the {self.total} rows of a staged set, which is "
-                             "read once; train for fewer steps, or mix more tokens (mix.tokens)")
+        if self.has_phases and epochs.any():
+            raise ValueError(f"position {positions.max()} is beyond the {self.total} rows of a set with phases, which "
+                             "is read once; train for fewer steps, or mix more tokens (mix.tokens)")
         return self._shuffle(epochs, places, inverse=False).reshape(positions.shape)
 
     def span(self, first: int, count: int) -> np.ndarray:
@@ -109,16 +109,16 @@ class Order:
             int64 of shape (count,).
         """
         epoch, place = divmod(first, self.total)
-        stage = int(np.searchsorted(self._ends, place, side="right"))
-        if first < 0 or (self.staged and epoch) or place + count > int(self._ends[stage]):
+        phase = int(np.searchsorted(self._ends, place, side="right"))
+        if first < 0 or (self.has_phases and epoch) or place + count > int(self._ends[phase]):
             return self.rows(np.arange(first, first + count, dtype=np.int64))
-        before, counts = int(self._ends[stage - 1]) if stage else 0, self._stages[stage]
+        before, counts = int(self._ends[phase - 1]) if phase else 0, self._phases[phase]
         self._spans += 1
         if self._spans <= FIRST_SPANS and count <= FEW_ROWS and not rows_of_span.overloads:
-            return before + by_definition(counts, self.seed, stage, epoch, np.arange(count) + (place - before))
+            return before + by_definition(counts, self.seed, phase, epoch, np.arange(count) + (place - before))
         rows = np.empty(count, dtype=np.int64)
-        keys = _epoch_keys(self.seed, stage, epoch, len(counts), False)
-        rows_of_span(counts, self._half_bits[stage], keys, place - before, rows)
+        keys = _epoch_keys(self.seed, phase, epoch, len(counts), False)
+        rows_of_span(counts, self._half_bits[phase], keys, place - before, rows)
         if before:
             rows += before
         return rows
@@ -128,54 +128,54 @@ class Order:
 
         Args:
             rows: int64 in [0, R), any shape.
-            epoch: from 0, which is the only one of a staged set.
+            epoch: from 0, which is the only one of a set with phases.
 
         Returns:
             int64 in [epoch R, (epoch + 1) R), of the same shape.
 
         Raises:
-            ValueError: a later epoch of a staged set.
+            ValueError: a later epoch of a set with phases.
         """
         rows = np.asarray(rows, dtype=np.int64)
-        if self.staged and epoch:
-            raise ValueError(f"a staged set is read once: it has no epoch {epoch}")
+        if self.has_phases and epoch:
+            raise ValueError(f"a set with phases is read once: it has no epoch {epoch}")
         epochs = np.full(rows.size, epoch, dtype=np.int64)
         return epoch * self.total + self._shuffle(epochs, rows.ravel(), inverse=True).reshape(rows.shape)
 
     def _shuffle(self, epochs: np.ndarray, places: np.ndarray, inverse: bool) -> np.ndarray:
-        """Permute the rows of each source among themselves, stage by stage; or undo it."""
-        stages = np.searchsorted(self._ends, places, side="right")
+        """Permute the rows of each source among themselves, phase by phase; or undo it."""
+        phases = np.searchsorted(self._ends, places, side="right")
         shuffled = np.empty_like(places)
-        for stage in _distinct(stages):
-            chosen = stages == stage
-            first = int(self._ends[stage - 1]) if stage else 0
-            shuffled[chosen] = first + self._shuffle_stage(stage, epochs[chosen], places[chosen] - first, inverse)
+        for phase in _distinct(phases):
+            chosen = phases == phase
+            first = int(self._ends[phase - 1]) if phase else 0
+            shuffled[chosen] = first + self._shuffle_phase(phase, epochs[chosen], places[chosen] - first, inverse)
         return shuffled
 
-    def _shuffle_stage(self, stage: int, epochs: np.ndarray, places: np.ndarray, inverse: bool) -> np.ndarray:
-        counts = self._stages[stage]
-        half_bits = self._half_bits[stage]
+    def _shuffle_phase(self, phase: int, epochs: np.ndarray, places: np.ndarray, inverse: bool) -> np.ndarray:
+        counts = self._phases[phase]
+        half_bits = self._half_bits[phase]
         shuffled = np.empty_like(places)
         for epoch in _distinct(epochs):
             chosen = epochs == epoch
             found = np.empty(int(chosen.sum()), dtype=np.int64)
-            reorder(counts, half_bits, _epoch_keys(self.seed, stage, epoch, len(counts), inverse), places[chosen],
+            reorder(counts, half_bits, _epoch_keys(self.seed, phase, epoch, len(counts), inverse), places[chosen],
                     inverse, found)
             shuffled[chosen] = found
         return shuffled
 
 
-def by_definition(counts: np.ndarray, seed: int, stage: int, epoch: int, places: np.ndarray) -> np.ndarray:
-    """The rows at places of a stage and epoch, as the functions below define them; the kernels give the same."""
+def by_definition(counts: np.ndarray, seed: int, phase: int, epoch: int, places: np.ndarray) -> np.ndarray:
+    """The rows at places of a phase and epoch, as the functions below define them; the kernels give the same."""
     sources, index = unrank(counts, places)
     for source in np.unique(sources).tolist():
-        own, key = sources == source, order_key(seed, *stage_parts(stage), "epoch", epoch, source)
+        own, key = sources == source, order_key(seed, *phase_parts(phase), "epoch", epoch, source)
         index[own] = permute(index[own], int(counts[source]), key)
     return rank(counts, sources, index)
 
 
 def _distinct(values: np.ndarray) -> list[int]:
-    """Distinct values; those of a batch's epochs or stages, nearly always one, are not sorted for it."""
+    """Distinct values; those of a batch's epochs or phases, nearly always one, are not sorted for it."""
     if len(values) and values.min() == values.max():
         return [int(values[0])]
     distinct: list[int] = np.unique(values).tolist()
@@ -183,35 +183,35 @@ def _distinct(values: np.ndarray) -> list[int]:
 
 
 @lru_cache(maxsize=64)
-def _epoch_keys(seed: int, stage: int, epoch: int, sources: int, inverse: bool) -> np.ndarray:
+def _epoch_keys(seed: int, phase: int, epoch: int, sources: int, inverse: bool) -> np.ndarray:
     """The round keys (uint64, (S, FEISTEL_ROUNDS)) of one epoch's permutations, in the order of their use."""
-    keys = [round_keys(order_key(seed, *stage_parts(stage), "epoch", epoch, source)) for source in range(sources)]
+    keys = [round_keys(order_key(seed, *phase_parts(phase), "epoch", epoch, source)) for source in range(sources)]
     return np.array([part[::-1] if inverse else part for part in keys])
 
 
-def stage_parts(stage: int) -> tuple[str | int, ...]:
-    """What a stage adds to the key of its permutations; the first adds nothing, so that a set of one is as before."""
-    return ("stage", stage) if stage else ()
+def phase_parts(phase: int) -> tuple[str | int, ...]:
+    """What a phase adds to the key of its permutations; the first adds nothing, so that a set of one is as before."""
+    return ("stage", phase) if phase else ()
 
 
-def checked_ends(stages: Sequence[np.ndarray]) -> np.ndarray:
-    """Where each stage ends: int64 of shape (stages,); raises ValueError where one has no rows."""
-    rows = [int(counts.sum()) for counts in stages]
+def checked_ends(phases: Sequence[np.ndarray]) -> np.ndarray:
+    """Where each phase ends: int64 of shape (phases,); raises ValueError where one has no rows."""
+    rows = [int(counts.sum()) for counts in phases]
     if not all(rows):
-        raise ValueError(f"an order needs at least one row in every stage, not {rows}")
+        raise ValueError(f"an order needs at least one row in every phase, not {rows}")
     return np.cumsum(rows, dtype=np.int64)
 
 
-def sources_of_rows(stages: Sequence[Sequence[int] | np.ndarray], rows: np.ndarray) -> np.ndarray:
-    """Source numbers (int64, shape (n,)) of physical rows of a staged set; `stages` as in `Order.of_stages`."""
-    counts = [checked_counts(stage) for stage in stages]
+def sources_of_rows(phases: Sequence[Sequence[int] | np.ndarray], rows: np.ndarray) -> np.ndarray:
+    """Source numbers (int64, shape (n,)) of physical rows of a set with phases; `phases` as in `Order.of_phases`."""
+    counts = [checked_counts(phase) for phase in phases]
     ends = np.cumsum([int(part.sum()) for part in counts], dtype=np.int64)
-    found, stage_of = np.empty(len(rows), dtype=np.int64), np.searchsorted(ends, rows, side="right")
-    for stage in _distinct(stage_of):
-        chosen = stage_of == stage
-        places = np.asarray(rows, dtype=np.int64)[chosen] - (int(ends[stage - 1]) if stage else 0)
+    found, phase_of = np.empty(len(rows), dtype=np.int64), np.searchsorted(ends, rows, side="right")
+    for phase in _distinct(phase_of):
+        chosen = phase_of == phase
+        places = np.asarray(rows, dtype=np.int64)[chosen] - (int(ends[phase - 1]) if phase else 0)
         sources = np.empty_like(places)
-        unrank_all(counts[stage], places, sources, np.empty_like(places))
+        unrank_all(counts[phase], places, sources, np.empty_like(places))
         found[chosen] = sources
     return found
 
@@ -334,8 +334,8 @@ def half_bits_of(n: int) -> int:
     return max(MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2)
 
 
-def _half_bits_of_stages(stages: Sequence[np.ndarray]) -> list[np.ndarray]:
-    return [np.array([half_bits_of(count) for count in counts.tolist()]) for counts in stages]
+def _half_bits_of_phases(phases: Sequence[np.ndarray]) -> list[np.ndarray]:
+    return [np.array([half_bits_of(count) for count in counts.tolist()]) for counts in phases]
 
 
 def round_keys(key: int) -> np.ndarray:
@@ -380,7 +380,7 @@ class OrderWithout(Order):
     def __init__(self, whole: Order, withheld: np.ndarray) -> None:
         self._whole = whole
         self._withheld = np.unique(np.asarray(withheld, dtype=np.int64))
-        self.seed, self.staged = whole.seed, whole.staged
+        self.seed, self.has_phases = whole.seed, whole.has_phases
         self.total = whole.total - len(self._withheld)
         if self.total <= 0:
             raise ValueError(f"all {whole.total} rows are withheld; there is nothing left to read")
@@ -392,9 +392,9 @@ class OrderWithout(Order):
         if positions.size and positions.min() < 0:
             raise ValueError(f"positions start at 0, not {positions.min()}")
         epochs, places = np.divmod(positions.ravel(), self.total)
-        if self.staged and epochs.any():
-            raise ValueError(f"position {positions.max()} is beyond the {self.total} rows of a staged set, which is "
-                             "read once; train for fewer steps, or mix more tokens (mix.tokens)")
+        if self.has_phases and epochs.any():
+            raise ValueError(f"position {positions.max()} is beyond the {self.total} rows of a set with phases, which "
+                             "is read once; train for fewer steps, or mix more tokens (mix.tokens)")
         for epoch in np.unique(epochs).tolist():
             chosen = epochs == epoch
             gaps = self._gaps_of(epoch)
@@ -406,7 +406,7 @@ class OrderWithout(Order):
     def span(self, first: int, count: int) -> np.ndarray:
         """See Order.span."""
         epoch, place = divmod(first, self.total)
-        if first >= 0 and 0 < count <= self.total - place and not (self.staged and epoch):
+        if first >= 0 and 0 < count <= self.total - place and not (self.has_phases and epoch):
             moved = np.searchsorted(self._gaps_of(epoch) - self._numbers, [place, place + count - 1], side="right")
             if moved[0] == moved[1]:  # no gap lies within
                 return self._whole.span(epoch * self._whole.total + place + int(moved[0]), count)

@@ -80,7 +80,7 @@ class PackedSet:
         rows: training rows, R.
         rows_per_source: training rows of each source.
         withheld: int64, the rows that are empty, because a document that they held was excluded (`mix.exclude`).
-        stages: the same for every stage of a staged set, in order; one stage otherwise.
+        phases: the same for every phase of a set with phases, in order; one phase otherwise.
 
     Raises:
         PackedSetError: the folder holds no packed set that this version reads.
@@ -102,7 +102,7 @@ class PackedSet:
         self.sources: list[str] = self.manifest["sources"]
         self.rows: int = train["rows"]
         self.rows_per_source: list[int] = train["rows_per_source"]
-        self.stages: list[list[int]] = train.get("stages") or [self.rows_per_source]
+        self.phases: list[list[int]] = train.get("stages") or [self.rows_per_source]
         self._entries: list[dict[str, Any]] = train["shards"]
         self.withheld = np.array([row for entry in self._entries for row in entry.get("withheld", ())], dtype=np.int64)
         self._shards = Shards(self.folder, self._entries, self.sequence_length, self.dtype, stream, warn)
@@ -126,22 +126,22 @@ class PackedSet:
         return hashlib.blake2b(canonical_json(content), digest_size=16).hexdigest()
 
     def order(self, seed: int) -> Order:
-        """The order in which training with this seed reads the rows; a staged set is read stage after stage, once.
+        """The order in which training with this seed reads the rows; a set with phases is read phase after phase, once.
 
         Withheld rows are left out of it, and all others follow one another as they would with them.
         """
-        order = Order.of_stages(self.stages, seed)
+        order = Order.of_phases(self.phases, seed)
         return OrderWithout(order, self.withheld) if len(self.withheld) else order
 
     def check_reads(self, positions: int) -> None:
-        """See that so many positions of the order can be read: a staged set has one epoch only.
+        """See that so many positions of the order can be read: a set with phases has one epoch only.
 
         Raises:
             PackedSetError: it has fewer.
         """
         left = self.rows - len(self.withheld)
-        if len(self.stages) > 1 and positions > left:
-            raise PackedSetError(f"{self.folder}: {positions} rows would be read, but the staged set has {left}, "
+        if len(self.phases) > 1 and positions > left:
+            raise PackedSetError(f"{self.folder}: {positions} rows would be read, but the set with phases has {left}, "
                                  "and is read once; train for fewer steps, or mix more tokens (mix.tokens)")
 
     def read(self, rows: np.ndarray) -> np.ndarray:
@@ -176,7 +176,7 @@ class PackedSet:
 
     def source_of(self, rows: np.ndarray) -> np.ndarray:
         """Source numbers (int64, shape (n,)) of training rows."""
-        return sources_of_rows(self.stages, self._locate(rows)[0])
+        return sources_of_rows(self.phases, self._locate(rows)[0])
 
     def boundaries(self, rows: np.ndarray) -> Boundaries:
         """Where the document pieces of training rows (int64, shape (n,)) begin and end, in the order asked for."""

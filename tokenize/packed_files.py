@@ -11,8 +11,8 @@
     documents.parquet           every tokenised document by id: where it is, and why no row has it (LEDGER_SCHEMA)
 
 A training row holds text of one source only, and row r belongs to the source at place r of the merged order
-(`order.unrank`), so the first n rows of the files are the mixture too. The rows of a staged set lie stage after stage,
-each in the merged order of its own: `train.stages` of packed.json has the rows of each source for every stage.
+(`order.unrank`), so the first n rows of the files are the mixture too. The rows of a set with phases lie phase after
+phase, each in the merged order of its own: `train.stages` of packed.json has the rows of each source for every phase.
 
 `train-00000.cu` says of every row what the table of pieces says, without the ids, for loops that read it by memory map:
 
@@ -40,9 +40,9 @@ from gristmill.dataprep.files import REPAIR, is_local, sha256_file
 from gristmill.dataprep.text.kernels import kernel
 
 FORMAT = 1
-STAGED_FORMAT = 2
-"""Of a staged set: a reader that knows no stages would take its rows for another mixture's."""
-READABLE_FORMATS = (FORMAT, STAGED_FORMAT)
+FORMAT_WITH_PHASES = 2
+"""Of a set with phases: a reader that knows no phases would take its rows for another mixture's."""
+READABLE_FORMATS = (FORMAT, FORMAT_WITH_PHASES)
 MANIFEST = "packed.json"
 INDEX_GROUP_ROWS = 16_384
 """Larger than those of the other tables: an index is read for a few rows of it, and its groups are looked through."""

@@ -96,7 +96,7 @@ def _mixing(folder: Path) -> Row:
         save(folder, train_stream(source), stream)
         save(folder, layout_of(train_stream(source)), lay_out(stream, 0, count * LENGTH, Packing(LENGTH)))
     plan = RowPlan(folder=str(folder), out=str(folder), parts=(str(folder / "part.bin"),), dtype="uint16", eos=0, pad=1,
-                sequence_length=LENGTH, seed=1, sources=tuple(counts), stages=(tuple(counts.values()),))
+                sequence_length=LENGTH, seed=1, sources=tuple(counts), phases=(tuple(counts.values()),))
     task = Task("train-00000", {"file": "train-00000.bin", "first": 0, "rows": ROWS})
     size = ROWS * LENGTH * 2
     ours = _rate(size, lambda: write_train_shard(task, plan))

@@ -103,7 +103,7 @@ def usable_sets(
     """
     if prepared is None:
         for one in data:
-            read = read_set(one.path, kind, one.format, one.limit, one.max_refused)
+            read = read_set(one.path, kind, one.format, one.limit, one.max_quarantined)
             yield UsableSet(read.examples, read.refused, read.counts())
         return
     refused: dict[str, list[Refused]] = {}

@@ -112,7 +112,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
              for step in config["prepare"]]
     names = set_names([one.path for one in data])
     check_sources(kind, steps, names)
-    read = [read_set(one.path, kind, one.format, one.limit, one.max_refused) for one in data]
+    read = [read_set(one.path, kind, one.format, one.limit, one.max_quarantined) for one in data]
     write_refused(out / REFUSED, ((name, found.refused) for name, found in zip(names, read, strict=True)))
     views = [view_of(step, kind) for step in steps]
     write_documents(out, dict(zip(names, read, strict=True)), sorted(set(views)))

@@ -175,7 +175,7 @@ def read_examples(path: str, kind: Kind, limit: int | None = None) -> list[Examp
 
 
 def read_set(
-    path: str, kind: Kind, form: str = "auto", limit: int | None = None, max_refused: float = 0.0,
+    path: str, kind: Kind, form: str = "auto", limit: int | None = None, max_quarantined: float = 0.0,
     answer: str = "answer",
 ) -> ExampleSet:
     """Read all examples of a file, glob, folder, URL or `python-docs://`.
@@ -185,7 +185,7 @@ def read_set(
         kind: `sft`, `dpo` or `prompts`.
         form: one of SFT_FORMS or DPO_FORMS, or `auto`: each row's keys tell.
         limit: keep the first so many, in the order of the ids.
-        max_refused: share of the records that may be refused.
+        max_quarantined: share of the records that may be refused.
         answer: of prompts, the key of the right answer.
 
     Raises:
@@ -200,10 +200,10 @@ def read_set(
     records = len(contents) + len(refused)
     if not records:
         raise ExamplesError(f"{path}: holds no examples")
-    if len(refused) > max_refused * records or not contents:
+    if len(refused) > max_quarantined * records or not contents:
         raise ExamplesError(
             f"{path}: {len(refused)} lines are no {kind} examples, of {records} (correct or remove them, or allow "
-            f"them: max_refused is {max_refused}):\n  " + "\n  ".join(_by_reason(refused)))
+            f"them: max_quarantined is {max_quarantined}):\n  " + "\n  ".join(_by_reason(refused)))
     found = [({"id": example_id(content), **content}, origin) for content, origin in contents]
     found.sort(key=lambda item: item[0]["id"])
     kept = found[:limit]

@@ -162,7 +162,7 @@ def _training(tokens: int, known: bool) -> str:
         f"tokenizer: {{vocab_size: {plan.vocabulary}}}\n\n"
         f"mix:\n  tokens: {plan.tokens}{guess}\n  sequence_length: {plan.length}\n  validation: 0.01\n"
         # What the filters leave is not known yet, so that a source may run short of its share.
-        "  short: redistribute   # a source with too little text leaves its share to the others\n\n"
+        "  on_shortfall: redistribute   # a source with too little text leaves its share to the others\n\n"
         f"pretrain:\n  model: {{preset: {plan.preset}}}   # {about}: {choice}\n"
         f"  steps: {plan.steps}\n  global_batch_size: {plan.batch}\n  micro_batch_size: {min(plan.batch, 8)}\n"
         f"  optimizer: {{learning_rate: {plan.rate:.1e}}}\n"

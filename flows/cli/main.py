@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 
 # Each module registers its commands when it is imported; `gristmill --help` lists them in this order.
 # isort: off
@@ -16,10 +17,12 @@ import gristmill.flows.cli.serve_commands
 import gristmill.flows.cli.bench_command  # noqa: F401
 # isort: on
 from gristmill.flows.cli.application import EXIT_INTERRUPTED, app
+from gristmill.mixtures.schema_keys import RenamedKeyWarning
 
 
 def main() -> None:
     """The console script."""
+    warnings.formatwarning = format_warning
     # A closed pipe (`| head`) ends the printing, not the run's record with a traceback.
     try:
         app(standalone_mode=True)
@@ -29,6 +32,17 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
 
+
+def format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning about the user's own manifest names a line of it, not of ours."""
+    if issubclass(category, RenamedKeyWarning):
+        return f"warning: {message}\n"
+    return _plain_format(message, category, filename, lineno, line)
+
+
+_plain_format = warnings.formatwarning
 
 if __name__ == "__main__":
     main()

@@ -47,7 +47,7 @@ def read_task_file(path: Path) -> tuple[Task, ...]:
         raise EvaluationError(f"{path}: {problems_of(error)}") from error
     return tuple(task.model_copy(update={
         "path": _anchored(path, task.path),
-        "shots_path": None if task.shots_path is None else _anchored(path, task.shots_path)}) for task in tasks)
+        "fewshot_path": None if task.fewshot_path is None else _anchored(path, task.fewshot_path)}) for task in tasks)
 
 
 def evaluate_folder(model: str, tokenizer: str | None, tasks: tuple[Task, ...], seed: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ or of data that has changed since, can be compared too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 from gristmill.flows.facts import Facts, funnel, topics_of, training, with_tokens
@@ -18,6 +19,7 @@ from gristmill.flows.running.what_changed import ABSENT, changed_keys
 from gristmill.flows.stages.registry import STAGES, TOKENIZE
 from gristmill.flows.store.store import Store, read_runs
 from gristmill.mixtures.prepare import name_steps, written_steps
+from gristmill.mixtures.schema_keys import take_current_names
 from gristmill.mixtures.sources import INGEST
 
 LAST = "last"
@@ -97,6 +99,14 @@ def keyed(value: Any) -> Any:
     return value
 
 
+def keyed_manifest(manifest: Mapping[str, Any]) -> Any:
+    """The manifest of a run's record, keyed, under today's names of its keys."""
+    manifest = deepcopy(dict(manifest))
+    for _ in take_current_names(manifest):
+        pass  # A record's manifest cannot be edited, so there is nothing to warn of.
+    return keyed(manifest)
+
+
 def compare_runs(store: Store, first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that two runs can be compared by.
 
@@ -111,7 +121,7 @@ def compare_runs(store: Store, first: Mapping[str, Any], second: Mapping[str, An
         "runs": [{"run": record["run"], "state": run_state(record)} for record in records],
         "manifest": [
             {"key": key, "first": None if old is ABSENT else old, "second": None if new is ABSENT else new}
-            for key, old, new in changed_keys(*(keyed(record["manifest"]) for record in records))
+            for key, old, new in changed_keys(*(keyed_manifest(record["manifest"]) for record in records))
         ],
         "stages": _stages(records, facts),
         "funnel": _paired([found["funnel"] for found in facts], ("stage",), ("kept", "bytes_kept", "tokens_kept")),

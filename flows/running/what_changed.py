@@ -14,6 +14,7 @@ from gristmill.flows.running.session import Session
 from gristmill.flows.stages.plan import Node
 from gristmill.flows.store.store import StageFolder
 from gristmill.mixtures.manifest import Manifest, context_warnings
+from gristmill.mixtures.schema_keys import current_place
 from gristmill.mixtures.training import HOW_KEYS
 
 CONTINUABLE = ("steps", "schedule.", "optimizer.learning_rate", "optimizer.betas", "optimizer.eps",
@@ -124,7 +125,8 @@ def differences(manifest: Mapping[str, Any], node: Node) -> dict[str, list[str]]
         if key.rpartition(".")[2] == "listing":
             changes["files"].append(f"{key.rpartition('.')[0]} ({_changed_files(old, new)})")
         else:
-            changes["config"].append(describe_change(key, old, new))
+            named = current_place((node.name, *key.split(".")))[1:]
+            changes["config"].append(describe_change(".".join(map(str, named)), old, new))
     if manifest["version"] != node.stage.version:
         changes["code"].append(f"stage version {manifest['version']} -> {node.stage.version}")
     before = input_fingerprints(manifest)

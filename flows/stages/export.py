@@ -19,7 +19,7 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
 def _lineage(manifest: Manifest) -> Recipe:
     """What the model card says of the data: the sources with their licences, and the weights that counted."""
     mix = {} if manifest.mix is None else dump(manifest.mix)
-    own = uses_own_weights(mix)
+    own = uses_own_weights({} if manifest.mix is None else manifest.mix.model_dump())
     sources = {name: {**({"weight": source.weight} if own else {}), "licence": source.licence}
                for name, source in manifest.sources.items()}
     asked = {key: mix[key] for key in ("weights", "stages") if mix.get(key)}

@@ -21,7 +21,7 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     mix = name_outside_files(dumped, manifest.mix, verify)
     told = {} if mix == dumped else {"mix": dumped}
     recipe = {"mix": mix, "sources": sources, "seed": seed_of(manifest.mix, manifest)}
-    if uses_own_weights(recipe["mix"]):
+    if uses_own_weights(manifest.mix.model_dump()):
         return recipe, told
     weighed = {name: {key: value for key, value in source.items() if key != "weight"}
                for name, source in sources.items()}

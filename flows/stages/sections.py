@@ -8,12 +8,12 @@ from typing import Any
 from gristmill.flows.stages.stage import Recipe
 from gristmill.mixtures.langid import LanguageId
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.section import Judging, Section, outside_paths
+from gristmill.mixtures.section import RECIPE, Judging, Section, outside_paths
 
 
 def dump(section: Section, *leave_out: str) -> Recipe:
-    """The settings of a section as JSON, without some."""
-    return section.model_dump(mode="json", exclude=set(leave_out))
+    """The settings of a section as JSON, without some; renamed keys under their former names."""
+    return section.model_dump(mode="json", exclude=set(leave_out), context=RECIPE)
 
 
 def seed_of(section: Any, manifest: Manifest) -> int:

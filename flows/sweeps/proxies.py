@@ -120,8 +120,8 @@ def own_weights(manifest: Manifest) -> Weights:
         SweepError: its weights are no fixed ones.
     """
     assert manifest.mix is not None
-    if manifest.mix.stages:
-        raise SweepError("mix.stages gives several mixtures, and a sweep compares one with another: leave it out")
+    if manifest.mix.phases:
+        raise SweepError("mix.phases gives several mixtures, and a sweep compares one with another: leave it out")
     if manifest.mix.weights is None:
         return {name: source.weight for name, source in manifest.sources.items()}
     if "alpha" in manifest.mix.weights:

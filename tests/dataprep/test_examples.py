@@ -221,14 +221,14 @@ def test_a_damaged_parquet_file_is_refused_by_its_place(tmp_path: Path) -> None:
 def test_a_share_of_refused_records_may_be_allowed_and_none_is_lost(tmp_path: Path) -> None:
     rows = [{"prompt": f"q{number}", "completion": "a"} for number in range(8)]
     path = write(tmp_path / "a.jsonl", [*rows, {"text": "x"}, {"text": "y"}])
-    found = read_set(path, "sft", limit=5, max_refused=0.2)
+    found = read_set(path, "sft", limit=5, max_quarantined=0.2)
     assert [one.place for one in found.refused] == ["a.jsonl:9", "a.jsonl:10"]
     counts = found.counts()
     assert (counts["records"], counts["refused"], counts["beyond_limit"]) == (10, 2, 3)
     assert counts["records"] == len(found.examples) + counts["refused"] + counts["beyond_limit"]
     assert list(counts["refused_reasons"].values()) == [2]
-    with pytest.raises(ExamplesError, match=r"2 lines are no sft examples, of 10 .* max_refused is 0\.19"):
-        read_set(path, "sft", max_refused=0.19)
+    with pytest.raises(ExamplesError, match=r"2 lines are no sft examples, of 10 .* max_quarantined is 0\.19"):
+        read_set(path, "sft", max_quarantined=0.19)
 
 
 def human(value: str) -> dict[str, str]:
@@ -407,7 +407,7 @@ def test_what_is_wrong_with_a_preference_is_said(tmp_path: Path, row: Any, reaso
      ("sft/glaive_toolcall_en_demo.json.zst", "sft", 300, 0), ("dpo/hh_harmless_base_test.jsonl.gz", "dpo", 2312, 13)],
 )
 def test_real_sets_are_read_whole(file: str, kind: Any, records: int, refused: int) -> None:
-    found = read_set(str(data_folder() / file), kind, max_refused=0.01)
+    found = read_set(str(data_folder() / file), kind, max_quarantined=0.01)
     assert (found.records, len(found.refused), len(found.examples)) == (records, refused, records - refused)
 
 
@@ -422,4 +422,4 @@ def test_a_file_that_ends_early_is_an_error_however_many_records_may_be_refused(
         content = {"a.jsonl": lines, "a.jsonl.gz": gzip.compress(lines), "a.json": json.dumps(rows).encode()}[name]
     (tmp_path / name).write_bytes(content[: len(content) // 2])
     with pytest.raises(ExamplesError, match=rf"{name}:\d+: .*replace the file"):
-        read_set(str(tmp_path / name), "sft", max_refused=0.99)
+        read_set(str(tmp_path / name), "sft", max_quarantined=0.99)

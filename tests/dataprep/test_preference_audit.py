@@ -39,7 +39,8 @@ def test_only_what_is_wrong_is_warned_of() -> None:
 
 @pytest.mark.skipif(not data_folder().exists(), reason="the real data sets are not here")
 def test_a_real_set_is_measured() -> None:
-    found = audit(read_set(str(data_folder() / "dpo/hh_harmless_base_test.jsonl.gz"), "dpo", max_refused=0.01).examples)
+    path = data_folder() / "dpo/hh_harmless_base_test.jsonl.gz"
+    found = audit(read_set(str(path), "dpo", max_quarantined=0.01).examples)
     assert (found["pairs"], found["prompts"], found["duplicates"]) == (2299, 2297, 0)
     assert found["longer_chosen"] == pytest.approx(0.446, abs=5e-4)
 

@@ -51,7 +51,7 @@ def sft_config(tmp_path: Path, evaluation: str) -> dict[str, Any]:
     second = [chat("question 0", " ".join(WORDS[:12])), chat("question 20", " ".join(WORDS[5:20]))]
     (tmp_path / "domains.txt").write_text("blocked.example\n")
     return {"kind": "sft",
-            "data": [{"path": write(tmp_path / "first.jsonl", first), "max_refused": 0.2},
+            "data": [{"path": write(tmp_path / "first.jsonl", first), "max_quarantined": 0.2},
                      {"path": write(tmp_path / "second.jsonl", second)}],
             "prepare": steps({"filter": {"rules": {"urls": {"block_domains": str(tmp_path / "domains.txt")}}}},
                              {"dedup": {"minhash": None, "index": False}}, {"decontaminate": {"against": evaluation}})}

@@ -139,28 +139,28 @@ def test_all_weights_zero_is_refused_unless_the_mixture_has_its_own() -> None:
     (problem,) = problems_of(nothing)
     assert "every weight is 0" in problem
     parse_manifest(nothing, "m.yaml", ["mix.weights={alpha: 0.7}"])
-    (problem,) = problems_of(nothing, "mix.stages=[{until: 0.5, weights: {prose: 1}}, {}]")
+    (problem,) = problems_of(nothing, "mix.phases=[{end: 0.5, weights: {prose: 1}}, {}]")
     assert "every weight is 0" in problem
     problems = problems_of(GOOD, "mix.weights={prose: 0}")
     assert [problem.partition(": ")[0] for problem in problems] == ["--set mix.weights"]
 
 
 def test_weights_of_a_mixture_name_sources_that_there_are() -> None:
-    stages = "mix.stages=[{until: 0.5, weights: {alpha: 0.5}}, {weights: {prsoe: 1}}]"
+    stages = "mix.phases=[{end: 0.5, weights: {alpha: 0.5}}, {weights: {prsoe: 1}}]"
     assert problems_of(GOOD, stages) == [
-        "--set mix.stages: mix.stages[1].weights.prsoe: no such source: 'prsoe', did you mean 'prose'? "
+        "--set mix.phases: mix.phases[1].weights.prsoe: no such source: 'prsoe', did you mean 'prose'? "
         "(sources: prose)"]
     (problem,) = problems_of(GOOD.replace("prose:", "alpha:"), "mix.weights={alpha: 0.5}")
     assert "is the exponent of shares by size, and also a source's name" in problem
 
 
-def test_a_staged_set_is_not_read_further_than_its_end() -> None:
+def test_a_set_with_phases_is_not_read_further_than_its_end() -> None:
     """20,000 tokens are 312 rows of 64: 19 steps of 16 rows read 304 of them, 20 would read 320."""
-    stages = "mix.stages=[{until: 0.8}, {weights: {prose: 1}}]"
+    stages = "mix.phases=[{end: 0.8}, {weights: {prose: 1}}]"
     parse_manifest(GOOD, "m.yaml", [stages, "pretrain.steps=19"])
     parse_manifest(GOOD, "m.yaml", ["pretrain.steps=20"])
     assert problems_of(GOOD, stages, "pretrain.steps=20") == [
-        "--set pretrain.steps: 20 steps of 16 rows read 320 rows, but the staged set has 312, and is read once; "
+        "--set pretrain.steps: 20 steps of 16 rows read 320 rows, but the set with phases has 312, and is read once; "
         "take at most 19 steps, or mix at least 20480 tokens (mix.tokens)"]
 
 

@@ -139,7 +139,7 @@ def ours(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
         items = settings.pop("items")
         if solved := settings.pop("solved", None):
             (folder / "solved.jsonl").write_text("".join(json.dumps(item) + "\n" for item in solved))
-            settings |= {"shots": 2, "shots_path": str(folder / "solved.jsonl")}
+            settings |= {"num_fewshot": 2, "fewshot_path": str(folder / "solved.jsonl")}
         path = folder / f"{settings['kind']}.jsonl"
         path.write_text("".join(json.dumps(item) + "\n" for item in items))
         task = Task.model_validate({"name": "t", "path": str(path), **settings})

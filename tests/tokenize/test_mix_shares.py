@@ -16,7 +16,7 @@ from gristmill.tokenize.mixing.quotas import MixError
 from gristmill.tokenize.packed import PackedSet
 
 LENGTH = 16
-STAGES = [{"until": 0.75, "weights": {"web": 3, "books": 1}}, {"weights": {"books": 1, "code": 1}}]
+PHASES = [{"end": 0.75, "weights": {"web": 3, "books": 1}}, {"weights": {"books": 1, "code": 1}}]
 
 
 def clusters(documents: pa.Table) -> dict[str, Any]:
@@ -58,8 +58,8 @@ def copies(packed: PackedSet, source: int) -> Counter[bytes]:
 
 def test_stages_lie_one_after_another_each_with_its_own_weights(module_stages: Any, prepared: dict[str, Path]) -> None:
     """3,200 tokens are 200 rows: 150 by 3 : 1 : 0 and 50 by 0 : 1 : 1, the half row of 112.5 going to the first."""
-    summary, packed = mix(module_stages, prepared, "staged", tokens=3200, stages=STAGES)
-    assert packed.stages == [[113, 37, 0], [0, 25, 25]]
+    summary, packed = mix(module_stages, prepared, "staged", tokens=3200, phases=PHASES)
+    assert packed.phases == [[113, 37, 0], [0, 25, 25]]
     assert packed.rows_per_source == [113, 62, 25]
     sources = packed.source_of(np.arange(200))
     assert np.bincount(sources[:150], minlength=3).tolist() == [113, 37, 0]
@@ -79,7 +79,7 @@ def test_stages_lie_one_after_another_each_with_its_own_weights(module_stages: A
 def test_a_source_goes_on_in_a_stage_where_it_stopped_in_the_one_before(
     module_stages: Any, prepared: dict[str, Path]
 ) -> None:
-    _, packed = mix(module_stages, prepared, "staged", tokens=3200, stages=STAGES)
+    _, packed = mix(module_stages, prepared, "staged", tokens=3200, phases=PHASES)
     parts: dict[bytes, list[tuple[int, int]]] = {}
     for piece in packed.pieces(np.arange(200)).to_pylist():
         parts.setdefault(piece["id"], []).append((piece["offset"], piece["length"]))
@@ -89,8 +89,8 @@ def test_a_source_goes_on_in_a_stage_where_it_stopped_in_the_one_before(
 
 
 def test_staged_rows_do_not_depend_on_workers_or_shard_sizes(module_stages: Any, prepared: dict[str, Path]) -> None:
-    _, packed = mix(module_stages, prepared, "staged", tokens=3200, stages=STAGES)
-    _, other = mix(module_stages, prepared, "other", tokens=3200, stages=STAGES, workers=2, shard_rows=37)
+    _, packed = mix(module_stages, prepared, "staged", tokens=3200, phases=PHASES)
+    _, other = mix(module_stages, prepared, "other", tokens=3200, phases=PHASES, workers=2, shard_rows=37)
     rows = np.arange(200)
     assert np.array_equal(packed.read(rows), other.read(rows))
     assert packed.pieces(rows).equals(other.pieces(rows))
@@ -101,7 +101,7 @@ def test_one_stage_for_the_whole_set_is_the_mixture_without_stages(
 ) -> None:
     weights = {"web": 2, "books": 1, "code": 1}
     _, plain = mix(module_stages, prepared, "plain", tokens=1600, weights=weights)
-    _, staged = mix(module_stages, prepared, "whole", tokens=1600, stages=[{"weights": weights}])
+    _, staged = mix(module_stages, prepared, "whole", tokens=1600, phases=[{"weights": weights}])
     assert np.array_equal(plain.read(np.arange(100)), staged.read(np.arange(100)))
     assert plain.rows_per_source == [50, 25, 25]
 
@@ -110,10 +110,10 @@ def test_one_stage_for_the_whole_set_is_the_mixture_without_stages(
 def test_every_stage_has_its_tokens_in_every_packing(
     module_stages: Any, prepared: dict[str, Path], packing: str
 ) -> None:
-    summary, packed = mix(module_stages, prepared, packing, tokens=3200, stages=STAGES, packing=packing)
+    summary, packed = mix(module_stages, prepared, packing, tokens=3200, phases=PHASES, packing=packing)
     assert [stage["tokens"] for stage in summary["stages"]] == [2400, 800]
-    assert [sum(rows) for rows in packed.stages] == [stage["rows"] for stage in summary["stages"]]
-    lengths, borders = packed.pieces(np.arange(packed.rows)), np.cumsum([0, *map(sum, packed.stages)])
+    assert [sum(rows) for rows in packed.phases] == [stage["rows"] for stage in summary["stages"]]
+    lengths, borders = packed.pieces(np.arange(packed.rows)), np.cumsum([0, *map(sum, packed.phases)])
     by_stage = np.searchsorted(borders, lengths["row"].to_numpy(), side="right")
     assert np.bincount(by_stage, lengths["length"].to_numpy())[1:].tolist() == [2400, 800]
 
@@ -140,7 +140,8 @@ def test_what_a_source_cannot_give_is_given_by_the_others_and_said(
     assert packed.manifest["redistributed"] == summary["redistributed"]
     assert summary["requested"]["code"] == {"share": 0.5, "tokens": 800.0, "max_epochs": 1.0, "max_tokens": 170}
     assert module_stages.warnings("short") == [
-        "limits of sources are met, so tokens were redistributed (mix.short): 640 from code; 488 to web, 152 to books"]
+        "limits of sources are met, so tokens were redistributed (mix.on_shortfall): 640 from code; 488 to web, "
+        "152 to books"]
 
 
 def test_a_source_that_no_weight_names_gives_no_row_and_is_warned_of(

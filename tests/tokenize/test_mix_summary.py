@@ -27,9 +27,9 @@ def test_drifts_are_the_largest_differences_that_any_beginning_of_the_order_show
         assert found["largest_drift_rows"] <= found["bound_rows"] + 1e-4
 
 
-def test_a_staged_set_drifts_as_its_worst_stage() -> None:
-    stages = [[1, 9, 0], [5, 3, 2]]
-    found = describe_prefixes(["a", "b", "c"], stages)
-    alone = [describe_prefixes(["a", "b", "c"], [stage]) for stage in stages]
+def test_a_set_with_phases_drifts_as_its_worst_phase() -> None:
+    phases = [[1, 9, 0], [5, 3, 2]]
+    found = describe_prefixes(["a", "b", "c"], phases)
+    alone = [describe_prefixes(["a", "b", "c"], [phase]) for phase in phases]
     for name, values in found.items():
         assert values == {key: max(part[name][key] for part in alone) for key in values}

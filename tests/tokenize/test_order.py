@@ -158,16 +158,16 @@ def test_rows_of_a_span_are_those_of_its_positions_one_by_one(
 
 
 @given(st.lists(st.lists(st.integers(0, 9), min_size=2, max_size=2).filter(any), min_size=1, max_size=3), st.data())
-def test_a_span_goes_on_into_the_next_stage_and_the_next_epoch(stages: list[list[int]], data: st.DataObject) -> None:
-    order = Order.of_stages(stages, 9)
-    end = order.total if order.staged else 3 * order.total
+def test_a_span_goes_on_into_the_next_phase_and_the_next_epoch(phases: list[list[int]], data: st.DataObject) -> None:
+    order = Order.of_phases(phases, 9)
+    end = order.total if order.has_phases else 3 * order.total
     first = data.draw(st.integers(0, end))
     count = data.draw(st.integers(0, end - first))
     assert order.span(first, count).tolist() == order.rows(np.arange(first, first + count)).tolist()
 
 
 def test_the_first_spans_of_a_process_load_no_kernel_and_are_the_same() -> None:
-    asked = ("from gristmill.tokenize import order; o = order.Order.of_stages([[70, 30], [5, 6]], 3);"
+    asked = ("from gristmill.tokenize import order; o = order.Order.of_phases([[70, 30], [5, 6]], 3);"
              "print([o.span(90, 8).tolist(), o.span(101, 8).tolist(), len(order.rows_of_span.overloads),"
              "       o.span(90, 8).tolist(), o.span(101, 8).tolist(), len(order.rows_of_span.overloads)])")
     found = json.loads(subprocess.run([sys.executable, "-c", asked], capture_output=True, check=True).stdout)
@@ -175,11 +175,11 @@ def test_the_first_spans_of_a_process_load_no_kernel_and_are_the_same() -> None:
     assert (found[2], found[5]) == (0, 1)
 
 
-def test_a_span_before_the_beginning_or_behind_the_end_of_a_staged_order_is_refused() -> None:
+def test_a_span_before_the_beginning_or_behind_the_end_of_a_order_with_phases_is_refused() -> None:
     with pytest.raises(ValueError, match="positions start at 0, not -2"):
         Order([5], 0).span(-2, 4)
-    with pytest.raises(ValueError, match="position 6 is beyond the 6 rows of a staged set"):
-        Order.of_stages([[4], [2]], 0).span(4, 3)
+    with pytest.raises(ValueError, match="position 6 is beyond the 6 rows of a set with phases"):
+        Order.of_phases([[4], [2]], 0).span(4, 3)
 
 
 def test_a_span_is_exact_where_floating_point_rounds_up_to_the_next_row() -> None:
@@ -213,54 +213,54 @@ def test_a_huge_order_can_be_read_anywhere_without_storing_it(counts: list[int],
     assert np.array_equal(unrank(counts, rows)[0], unrank(counts, positions % total)[0])
 
 
-staged_counts = st.integers(1, 5).flatmap(
+phase_counts = st.integers(1, 5).flatmap(
     lambda sources: st.lists(st.lists(st.integers(0, 30), min_size=sources, max_size=sources).filter(any),
                              min_size=1, max_size=4))
 
 
-@given(staged_counts, seeds)
-def test_stages_are_read_one_after_another_each_whole_and_in_its_own_mixture(
-    stages: list[list[int]], seed: int
+@given(phase_counts, seeds)
+def test_phases_are_read_one_after_another_each_whole_and_in_its_own_mixture(
+    phases: list[list[int]], seed: int
 ) -> None:
-    order, first = Order.of_stages(stages, seed), 0
-    for counts in stages:
+    order, first = Order.of_phases(phases, seed), 0
+    for counts in phases:
         number = sum(counts)
         rows = order.rows(np.arange(first, first + number))
         assert sorted(rows.tolist()) == list(range(first, first + number))
-        assert np.array_equal(sources_of_rows(stages, rows), unrank(counts, np.arange(number))[0])
+        assert np.array_equal(sources_of_rows(phases, rows), unrank(counts, np.arange(number))[0])
         first += number
     assert first == order.total
 
 
-@given(staged_counts, seeds, st.randoms(use_true_random=False))
-def test_any_positions_of_a_staged_order_can_be_asked_for_at_once(
-    stages: list[list[int]], seed: int, random: random.Random
+@given(phase_counts, seeds, st.randoms(use_true_random=False))
+def test_any_positions_of_a_order_with_phases_can_be_asked_for_at_once(
+    phases: list[list[int]], seed: int, random: random.Random
 ) -> None:
-    order = Order.of_stages(stages, seed)
+    order = Order.of_phases(phases, seed)
     expected = order.rows(np.arange(order.total))
     asked = [random.randrange(order.total) for _ in range(12)]
     assert order.rows(np.array(asked).reshape(3, 4)).tolist() == expected[asked].reshape(3, 4).tolist()
     assert order.positions(expected[asked]).tolist() == asked
 
 
-def test_one_stage_is_the_order_without_stages_for_all_epochs() -> None:
+def test_one_phase_is_the_order_without_phases_for_all_epochs() -> None:
     positions = np.arange(30)
-    assert np.array_equal(Order.of_stages([[3, 5]], 7).rows(positions), Order([3, 5], 7).rows(positions))
+    assert np.array_equal(Order.of_phases([[3, 5]], 7).rows(positions), Order([3, 5], 7).rows(positions))
 
 
-def test_two_stages_of_the_same_counts_are_shuffled_differently() -> None:
-    rows = Order.of_stages([[100], [100]], 1).rows(np.arange(200))
+def test_two_phases_of_the_same_counts_are_shuffled_differently() -> None:
+    rows = Order.of_phases([[100], [100]], 1).rows(np.arange(200))
     assert not np.array_equal(rows[:100], rows[100:] - 100)
 
 
-def test_a_staged_set_has_no_second_epoch() -> None:
-    order = Order.of_stages([[3, 1], [0, 4]], 7)
-    with pytest.raises(ValueError, match="position 8 is beyond the 8 rows of a staged set, which is read once"):
+def test_a_set_with_phases_has_no_second_epoch() -> None:
+    order = Order.of_phases([[3, 1], [0, 4]], 7)
+    with pytest.raises(ValueError, match="position 8 is beyond the 8 rows of a set with phases, which is read once"):
         order.rows(np.array([0, 8]))
     with pytest.raises(ValueError, match="it has no epoch 1"):
         order.positions(np.array([0]), epoch=1)
-    with pytest.raises(ValueError, match=r"at least one row in every stage, not \[4, 0\]"):
-        Order.of_stages([[3, 1], [0, 0]], 7)
+    with pytest.raises(ValueError, match=r"at least one row in every phase, not \[4, 0\]"):
+        Order.of_phases([[3, 1], [0, 0]], 7)
 
 
 def test_counts_that_cannot_be_ordered_are_refused() -> None:

@@ -49,20 +49,20 @@ def test_rows_are_read_in_any_order_over_all_shards(folder: Path) -> None:
     assert np.array_equal(pickle.loads(pickle.dumps(packed)).read(wanted), tokens)
 
 
-def test_a_staged_set_is_read_stage_after_stage_and_knows_the_sources_of_its_rows(folder: Path) -> None:
+def test_a_set_with_phases_is_read_phase_after_phase_and_knows_the_sources_of_its_rows(folder: Path) -> None:
     """Stages of 6 + 0 and 2 + 4 rows: `a/b c` lies in the last six rows only."""
     manifest = read_json(folder / "packed.json")
     staged = {**manifest["train"], "stages": [[6, 0], [2, 4]]}
     write_json(folder / "packed.json", {**manifest, "format": 2, "train": staged})
     packed = PackedSet(folder)
     sources = [0] * 6 + unrank([2, 4], np.arange(6))[0].tolist()
-    assert packed.stages == [[6, 0], [2, 4]]
+    assert packed.phases == [[6, 0], [2, 4]]
     assert packed.source_of(np.arange(12)).tolist() == sources
     rows = packed.order(5).rows(np.arange(12))
     assert [sorted(part) for part in (rows[:6].tolist(), rows[6:].tolist())] == [[*range(6)], [*range(6, 12)]]
     assert packed.source_of(rows).tolist() == sources
     packed.check_reads(12)
-    with pytest.raises(PackedSetError, match="13 rows would be read, but the staged set has 12, and is read once"):
+    with pytest.raises(PackedSetError, match="13 rows would be read, but the set with phases has 12, and is read once"):
         packed.check_reads(13)
 
 

@@ -31,9 +31,9 @@ TOKENS = {"web": 8100, "code": 100}
 
 
 def weights(**section: object) -> list[tuple[float, list[float]]]:
-    """(end, shares) of every stage."""
-    stages = plan_phases(Mix.model_validate({"tokens": 1000, **section}), OWN, TOKENS)
-    return [(float(stage.until), [float(share) for share in stage.shares()]) for stage in stages]
+    """(end, shares) of every phase."""
+    phases = plan_phases(Mix.model_validate({"tokens": 1000, **section}), OWN, TOKENS)
+    return [(float(phase.end), [float(share) for share in phase.shares()]) for phase in phases]
 
 
 def test_a_weight_is_the_decimal_number_that_was_written() -> None:
@@ -41,13 +41,13 @@ def test_a_weight_is_the_decimal_number_that_was_written() -> None:
     assert plan_phases(Mix(tokens=1000), OWN, TOKENS) == [Phase(Fraction(1), (Fraction(7, 10), Fraction(3, 10)))]
 
 
-def test_the_mixture_overrides_the_sources_and_a_stage_overrides_the_mixture() -> None:
+def test_the_mixture_overrides_the_sources_and_a_phase_overrides_the_mixture() -> None:
     assert weights() == [(1.0, [0.7, 0.3])]
     assert weights(weights={"web": 1, "code": 3}) == [(1.0, [0.25, 0.75])]
     assert weights(weights={"code": 2}) == [(1.0, [0.0, 1.0])]
-    stages = [{"until": 0.5}, {"until": 0.8, "weights": {"web": 1, "code": 1}}, {"weights": {"code": 1}}]
-    assert weights(stages=stages) == [(0.5, [0.7, 0.3]), (0.8, [0.5, 0.5]), (1.0, [0.0, 1.0])]
-    assert weights(weights={"web": 1}, stages=stages)[0] == (0.5, [1.0, 0.0])
+    phases = [{"end": 0.5}, {"end": 0.8, "weights": {"web": 1, "code": 1}}, {"weights": {"code": 1}}]
+    assert weights(phases=phases) == [(0.5, [0.7, 0.3]), (0.8, [0.5, 0.5]), (1.0, [0.0, 1.0])]
+    assert weights(weights={"web": 1}, phases=phases)[0] == (0.5, [1.0, 0.0])
 
 
 def test_shares_by_size_are_tokens_to_the_power_of_alpha() -> None:
@@ -55,7 +55,7 @@ def test_shares_by_size_are_tokens_to_the_power_of_alpha() -> None:
     assert weights(weights={"alpha": 0.5}) == [(1.0, [0.9, 0.1])]
     assert weights(weights={"alpha": 1})[0][1] == [8100 / 8200, 100 / 8200]
     assert weights(weights={"alpha": 0})[0][1] == [0.5, 0.5]
-    assert weights(stages=[{"until": 0.5, "weights": {"alpha": 0.5}}, {}])[0] == (0.5, [0.9, 0.1])
+    assert weights(phases=[{"end": 0.5, "weights": {"alpha": 0.5}}, {}])[0] == (0.5, [0.9, 0.1])
 
 
 sizes = st.lists(st.integers(0, 10**13), min_size=1, max_size=8).filter(any)
@@ -83,30 +83,30 @@ def test_no_weight_at_all_is_refused() -> None:
         Mix.model_validate({"tokens": 10, "weights": {"web": 0}})
 
 
-@pytest.mark.parametrize(("stages", "complaint"), [
-    ([{"until": 0.5}, {"until": 0.9}], "the last ends with the set"),
-    ([{}, {"until": 0.9}], "every stage but the last needs `until`"),
-    ([{"until": 0.5}, {"until": 0.5}, {}], r"the stages end at \[0\.5, 0\.5\] of the training set"),
-    ([{"until": 1.0}, {}], r"the stages end at \[1\.0\]"),
-    ([{"until": 0.5, "weights": {"alpha": 2}}, {}], "alpha lies between 0 .* and 1 .*, not at 2"),
+@pytest.mark.parametrize(("phases", "complaint"), [
+    ([{"end": 0.5}, {"end": 0.9}], "the last ends with the set"),
+    ([{}, {"end": 0.9}], "every phase but the last needs `end`"),
+    ([{"end": 0.5}, {"end": 0.5}, {}], r"the phases end at \[0\.5, 0\.5\] of the training set"),
+    ([{"end": 1.0}, {}], r"the phases end at \[1\.0\]"),
+    ([{"end": 0.5, "weights": {"alpha": 2}}, {}], "alpha lies between 0 .* and 1 .*, not at 2"),
 ])
-def test_stages_that_do_not_follow_one_another_are_refused(stages: list[object], complaint: str) -> None:
+def test_phases_that_do_not_follow_one_another_are_refused(phases: list[object], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        Mix.model_validate({"tokens": 1000, "stages": stages})
+        Mix.model_validate({"tokens": 1000, "phases": phases})
 
 
 LENGTH = 10
 
 
-def stages_of(*weights: Sequence[float], ends: Sequence[float] = (1.0,)) -> list[Phase]:
+def phases_of(*weights: Sequence[float], ends: Sequence[float] = (1.0,)) -> list[Phase]:
     return [Phase(exact(end), tuple(map(exact, line))) for end, line in zip(ends, weights, strict=True)]
 
 
 def plan(
     tokens: int, weights: Sequence[float], supplies: Mapping[str, Supply], redistribute: bool = False
 ) -> dict[str, int]:
-    """Rows of a mixture of one stage."""
-    quotas = plan_rows(MixRequest(tokens, LENGTH, stages_of(weights), supplies), redistribute)
+    """Rows of a mixture of one phase."""
+    quotas = plan_rows(MixRequest(tokens, LENGTH, phases_of(weights), supplies), redistribute)
     return dict(zip(supplies, quotas.per_source(), strict=True))
 
 
@@ -115,17 +115,17 @@ weight = st.one_of(st.just(0.0), st.floats(0, 100).map(lambda value: round(value
 
 @st.composite
 def requests(draw: st.DrawFn, limited: bool = True) -> MixRequest:
-    """Mixtures of up to 4 stages and 5 sources; `limited` by limits of every kind, many of which cannot be met."""
+    """Mixtures of up to 4 phases and 5 sources; `limited` by limits of every kind, many of which cannot be met."""
     sources, number = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     ends = sorted(draw(st.sets(st.integers(1, 19), min_size=number - 1, max_size=number - 1)))
     lines = draw(st.lists(st.lists(weight, min_size=sources, max_size=sources).filter(any),
                           min_size=number, max_size=number))
-    stages = stages_of(*lines, ends=[*(end / 20 for end in ends), 1.0])
+    phases = phases_of(*lines, ends=[*(end / 20 for end in ends), 1.0])
     supplies = {f"s{k}": draw(st.builds(
         Supply, st.sampled_from([0.5, 1.0, 2.5, 50.0]), st.integers(0, 3000).map(lambda lack: 3000 - lack),
         st.one_of(st.none(), st.integers(1, 300)), st.one_of(st.none(), st.integers(300, 3000)),
     ) if limited else st.just(Supply(1.0, 5000))) for k in range(sources)}
-    return MixRequest(draw(st.integers(200, 4000)), LENGTH, stages, supplies)
+    return MixRequest(draw(st.integers(200, 4000)), LENGTH, phases, supplies)
 
 
 def planned(request: MixRequest) -> Quotas:
@@ -138,9 +138,9 @@ def planned(request: MixRequest) -> Quotas:
 
 
 @given(requests())
-def test_quotas_fill_every_stage_exactly_and_keep_every_limit(request_: MixRequest) -> None:
+def test_quotas_fill_every_phase_exactly_and_keep_every_limit(request_: MixRequest) -> None:
     quotas, total = planned(request_), request_.tokens // LENGTH
-    borders = [0, *(int(stage.until * total + Fraction(1, 2)) for stage in request_.phases)]
+    borders = [0, *(int(phase.end * total + Fraction(1, 2)) for phase in request_.phases)]
     assert [sum(line) for line in quotas.rows] == np.diff(borders).tolist()
     for rows, supply in zip(quotas.per_source(), request_.supplies.values(), strict=True):
         assert rows * LENGTH <= exact(supply.max_epochs) * supply.pass_tokens
@@ -150,8 +150,8 @@ def test_quotas_fill_every_stage_exactly_and_keep_every_limit(request_: MixReque
 @given(requests(limited=False))
 def test_without_redistribution_every_quota_is_its_share_rounded_down_or_up(request_: MixRequest) -> None:
     quotas = plan_rows(request_)
-    for line, rows, stage in zip(quotas.asked, quotas.rows, request_.phases, strict=True):
-        assert list(line) == [sum(rows) * share for share in stage.shares()]
+    for line, rows, phase in zip(quotas.asked, quotas.rows, request_.phases, strict=True):
+        assert list(line) == [sum(rows) * share for share in phase.shares()]
         assert all(abs(number - share) < 1 for number, share in zip(rows, line, strict=True))
     for rows, asked in zip(quotas.per_source(), quotas.asked_per_source(), strict=True):
         assert abs(rows - asked) < 1
@@ -163,27 +163,27 @@ def test_redistribution_changes_nothing_where_no_limit_is_broken(request_: MixRe
 
 
 @given(requests())
-def test_sources_within_their_limits_keep_their_proportions_in_every_stage(request_: MixRequest) -> None:
+def test_sources_within_their_limits_keep_their_proportions_in_every_phase(request_: MixRequest) -> None:
     """Two sources that no limit holds are to each other as their weights, to within a row of each."""
     quotas = planned(request_)
     limits = [(supply.least_rows(LENGTH), supply.most_rows(LENGTH)) for supply in request_.supplies.values()]
     free = [k for k, (rows, (least, most)) in enumerate(zip(quotas.per_source(), limits, strict=True))
             if least + 1 < rows < most - 1]
-    for stage, rows in zip(request_.phases, quotas.rows, strict=True):
+    for phase, rows in zip(request_.phases, quotas.rows, strict=True):
         for one in free:
             for other in free:
-                slack = stage.weights[one] + stage.weights[other]
-                difference = rows[one] * stage.weights[other] - rows[other] * stage.weights[one]
+                slack = phase.weights[one] + phase.weights[other]
+                difference = rows[one] * phase.weights[other] - rows[other] * phase.weights[one]
                 assert abs(difference) < slack or not slack
 
 
 @given(requests(limited=False), st.integers(0, 2**32))
-def test_every_prefix_of_the_stream_keeps_the_weights_of_its_stage_within_the_stated_bound(
+def test_every_prefix_of_the_stream_keeps_the_weights_of_its_phase_within_the_stated_bound(
     request_: MixRequest, seed: int
 ) -> None:
-    """Off by the bound of `order.py` within the stage, and by less than a row for each stage's rounding."""
+    """Off by the bound of `order.py` within the phase, and by less than a row for each phase's rounding."""
     quotas = plan_rows(request_)
-    order = Order.of_stages(quotas.rows, seed)
+    order = Order.of_phases(quotas.rows, seed)
     sources = sources_of_rows(quotas.rows, order.rows(np.arange(order.total)))
     first, asked_before = 0, np.zeros(len(request_.supplies))
     for number, (rows, asked) in enumerate(zip(quotas.rows, quotas.asked, strict=True)):
@@ -199,7 +199,7 @@ def test_every_prefix_of_the_stream_keeps_the_weights_of_its_stage_within_the_st
 
 @given(st.lists(weight, min_size=1, max_size=6).filter(any), st.lists(st.integers(0, 400), min_size=6, max_size=6),
        st.integers(1, 300))
-def test_redistribution_in_one_stage_is_water_filling(weights: list[float], caps: list[int], total: int) -> None:
+def test_redistribution_in_one_phase_is_water_filling(weights: list[float], caps: list[int], total: int) -> None:
     """Sources at their caps would have as much or more at the level of the others; the sum is the whole."""
     supplies = {str(k): Supply(1, caps[k] * LENGTH) for k in range(len(weights))}
     weighed = sum(cap for share, cap in zip(weights, caps, strict=False) if share)
@@ -234,31 +234,31 @@ def test_a_minimum_is_taken_from_the_others_by_their_weights() -> None:
     assert plan(1000, [90, 9, 0], supplies, redistribute=True)["c"] == 19
 
 
-def test_a_source_that_is_short_is_short_in_every_stage_in_proportion() -> None:
+def test_a_source_that_is_short_is_short_in_every_phase_in_proportion() -> None:
     """`a` asks for 40 of 80 and 10 of 20 rows and has 25: half of each; the rest goes to the others there."""
-    stages = stages_of([1, 1, 0], [1, 0, 1], ends=(0.8, 1.0))
+    phases = phases_of([1, 1, 0], [1, 0, 1], ends=(0.8, 1.0))
     supplies = {"a": Supply(1, 250), "b": Supply(1, 1000), "c": Supply(1, 1000)}
-    quotas = plan_rows(MixRequest(1000, LENGTH, stages, supplies), redistribute=True)
+    quotas = plan_rows(MixRequest(1000, LENGTH, phases, supplies), redistribute=True)
     assert quotas.rows == ((20, 60, 0), (5, 0, 15))
     assert quotas.asked == ((40, 40, 0), (10, 0, 10))
 
 
-def test_copies_are_limited_over_all_stages_together() -> None:
-    stages = stages_of([1.0, 1.0], [0.0, 1.0], ends=(0.5, 1.0))
+def test_copies_are_limited_over_all_phases_together() -> None:
+    phases = phases_of([1.0, 1.0], [0.0, 1.0], ends=(0.5, 1.0))
     supplies = {"a": Supply(1, 1000), "b": Supply(2, 370)}
-    request = MixRequest(1000, LENGTH, stages, supplies)
-    with pytest.raises(MixError, match=r"b: its share of 2 stages asks for 750 tokens, but 370 tokens x max_epochs 2 "
+    request = MixRequest(1000, LENGTH, phases, supplies)
+    with pytest.raises(MixError, match=r"b: its share of 2 phases asks for 750 tokens, but 370 tokens x max_epochs 2 "
                                        r"fill 740, 10 too few; raise its max_epochs to 2\.028\n"
                                        r"or ask for at most 990 tokens"):
         plan_rows(request)
-    assert plan_rows(MixRequest(990, LENGTH, stages, supplies)).per_source() == [25, 74]
+    assert plan_rows(MixRequest(990, LENGTH, phases, supplies)).per_source() == [25, 74]
 
 
-def test_a_stage_that_nobody_can_fill_is_named() -> None:
-    stages = stages_of([0, 1], [1, 1], ends=(0.5, 1.0))
+def test_a_phase_that_nobody_can_fill_is_named() -> None:
+    phases = phases_of([0, 1], [1, 1], ends=(0.5, 1.0))
     supplies = {"a": Supply(1, 5000), "b": Supply(1, 100)}
-    with pytest.raises(MixError, match=r"stage 1 of 2 has 50 rows, of which 44 are left without a source"):
-        plan_rows(MixRequest(1000, LENGTH, stages, supplies), redistribute=True)
+    with pytest.raises(MixError, match=r"phase 1 of 2 has 50 rows, of which 44 are left without a source"):
+        plan_rows(MixRequest(1000, LENGTH, phases, supplies), redistribute=True)
 
 
 def test_minimums_that_do_not_fit_are_refused() -> None:
@@ -287,7 +287,7 @@ def test_limits_of_tokens_are_named_with_what_would_help() -> None:
                         " raise its max_tokens to 500, or lower its weight to 0.214")
     assert lines[2] == ("  c: weight 0.2 asks for 200 tokens, but its min_tokens is 290; raise its weight, or lower "
                         "min_tokens")
-    assert lines[3] == "or let the other sources have the difference: mix.short: redistribute"
+    assert lines[3] == "or let the other sources have the difference: mix.on_shortfall: redistribute"
 
 
 def test_the_advice_of_an_unreachable_quota_works() -> None:
@@ -314,12 +314,12 @@ def test_every_short_source_is_named() -> None:
     assert "no document of it is left" in lines[3]
 
 
-def test_less_than_a_row_is_refused_and_so_is_a_stage_without_one() -> None:
+def test_less_than_a_row_is_refused_and_so_is_a_phase_without_one() -> None:
     with pytest.raises(MixError, match=r"mix\.tokens is 9, which is less than one row of 10 tokens"):
         plan(9, [1], {"a": Supply(1, 1000)})
-    stages = stages_of([1], [1], ends=(0.96, 1.0))
-    with pytest.raises(MixError, match=r"mix\.stages\[1\] has no row: the stages have \[10, 0\] of 10 rows"):
-        plan_rows(MixRequest(100, LENGTH, stages, {"a": Supply(1, 1000)}))
+    phases = phases_of([1], [1], ends=(0.96, 1.0))
+    with pytest.raises(MixError, match=r"mix\.phases\[1\] has no row: the phases have \[10, 0\] of 10 rows"):
+        plan_rows(MixRequest(100, LENGTH, phases, {"a": Supply(1, 1000)}))
 
 
 def largest_remainder(total: int, weights: list[Fraction]) -> list[int]:
@@ -338,7 +338,7 @@ line = st.lists(fractions, min_size=1, max_size=7).filter(any)
 
 @st.composite
 def tables(draw: st.DrawFn) -> list[list[Fraction]]:
-    """Exact rows of some stages, each with a whole sum."""
+    """Exact rows of some phases, each with a whole sum."""
     sources = draw(st.integers(1, 6))
     lines = draw(st.lists(st.lists(fractions, min_size=sources, max_size=sources).filter(any), min_size=1, max_size=5))
     return [_scaled(parts, draw(st.integers(0, 50))) for parts in lines]
@@ -359,7 +359,7 @@ def test_cells_lines_and_columns_are_rounded_down_or_up(table: list[list[Fractio
 
 
 @given(st.integers(0, 10**12), line)
-def test_a_single_stage_is_rounded_by_the_largest_remainders(total: int, parts: list[Fraction]) -> None:
+def test_a_single_phase_is_rounded_by_the_largest_remainders(total: int, parts: list[Fraction]) -> None:
     assert round_table([_scaled(parts, total)]) == [largest_remainder(total, parts)]
 
 
@@ -369,12 +369,12 @@ def test_the_largest_remainders_get_the_rest() -> None:
     assert round_table([_scaled([Fraction(1), Fraction(1)], 3)]) == [[2, 1]]
 
 
-def test_two_stages_with_halves_share_the_rounding() -> None:
-    """1.5 and 1.5 in both stages: each source's sum is 3, so that it has its second row once."""
+def test_two_phases_with_halves_share_the_rounding() -> None:
+    """1.5 and 1.5 in both phases: each source's sum is 3, so that it has its second row once."""
     half = [Fraction(3, 2), Fraction(3, 2)]
     assert round_table([half, half]) == [[2, 1], [1, 2]]
 
 
-def test_a_stage_with_a_part_of_a_row_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"a stage has 1\.5 rows, which is no whole number"):
+def test_a_phase_with_a_part_of_a_row_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a phase has 1\.5 rows, which is no whole number"):
         round_table([[Fraction(3, 2)]])

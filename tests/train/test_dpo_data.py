@@ -96,7 +96,7 @@ def test_every_record_is_used_dropped_or_refused_and_what_the_audit_finds_is_cou
     events: list[dict[str, Any]] = []
     (tmp_path / "work").mkdir()
     summary = importlib.import_module("gristmill.train.stages.dpo_data").run(
-        inputs, {"data": [{"path": path, "max_refused": 0.3}]}, tmp_path / "data",
+        inputs, {"data": [{"path": path, "max_quarantined": 0.3}]}, tmp_path / "data",
         Context(tmp_path / "work", "dpo_data", emit=events.append))
     (found,) = summary["sets"]
     parts = ("refused", "beyond_limit", "unrenderable", "dropped", "used")

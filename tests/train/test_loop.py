@@ -262,7 +262,7 @@ def test_a_training_ends_where_validation_no_longer_improves(
 ) -> None:
     """An improvement by a hundred nats is never seen: the first validation is the best, two more end it."""
     config = {**pretrain_config, "validate_every": 2,
-              "early_stopping": {"patience": 2, "least_improvement": 100.0}}
+              "early_stopping": {"patience": 2, "min_delta": 100.0}}
     summary = run_stage("pretrain", inputs, config, tmp_path)
     assert (summary["steps"], summary["stopped_early"]) == (6, True)
 

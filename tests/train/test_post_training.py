@@ -314,7 +314,7 @@ def test_the_whole_chain_is_evaluated_and_exported(
         json.dumps({"prompt": f"Return the {word}", "choices": ["text", "a", "json"], "answer": number}) + "\n"
         for number, word in enumerate(("module", "name", "object"))))
     config = {"prompts": ["The", "What is a json?"], "max_new_tokens": 6, "temperature": 0.8, "seed": 3, "beta": 0.1,
-              "tasks": [{"name": "words", "path": str(questions), "kind": "multiple_choice"}], "resamples": 50,
+              "tasks": [{"name": "words", "path": str(questions), "kind": "multiple_choice"}], "bootstrap_samples": 50,
               "contamination": {"ngram": 3}, "memorisation": {"documents": 4, "prefix_tokens": 4, "suffix_tokens": 2},
               "reads": {"steps": 4, "global_batch_size": 6, "batch_ramp": [], "seed": 11}}
     for name in ("first", "second"):

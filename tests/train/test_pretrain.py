@@ -60,7 +60,7 @@ def test_the_loss_falls_and_every_logged_step_is_accounted_for(
     assert (tmp_path / "data" / "skipped_steps.jsonl").read_text() == ""
 
 
-def test_a_staged_set_is_trained_on_stage_after_stage_to_its_end_and_no_further(
+def test_a_set_with_phases_is_trained_on_phase_after_phase_to_its_end_and_no_further(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
 ) -> None:
     """Two steps of the first source alone, one of both; the batches read ahead do not pass the end of the set."""
@@ -69,7 +69,7 @@ def test_a_staged_set_is_trained_on_stage_after_stage_to_its_end_and_no_further(
     first, *others = packed.rows_per_source
     train = {**packed.manifest["train"], "stages": [[12, *(0 for _ in others)], [first - 12, *others]]}
     (staged / "packed.json").write_text(json.dumps({**packed.manifest, "format": 2, "train": train}))
-    with pytest.raises(PackedSetError, match=r"84 rows would be read, but the staged set has 80"):
+    with pytest.raises(PackedSetError, match=r"84 rows would be read, but the set with phases has 80"):
         run_stage("pretrain", {**inputs, "mix": staged}, {**pretrain_config, "steps": 14}, tmp_path / "far")
     run_stage("pretrain", {**inputs, "mix": staged}, {**pretrain_config, "steps": 3}, tmp_path / "near")
     steps = [line for line in read_metrics(tmp_path / "near") if "loss" in line]

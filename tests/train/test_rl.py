@@ -121,7 +121,8 @@ def test_the_policy_learns_what_is_rewarded_and_says_how_that_went(
     exported = run_stage("export", {"tokenizer": start["tokenizer"], "rl": tmp_path / "rl" / "data"}, {},
                          tmp_path / "export")
     assert exported["model"] == "rl"
-    measured = run_stage("evaluate", {**start, "rl": tmp_path / "rl" / "data"}, {"resamples": 10}, tmp_path / "eval")
+    measured = run_stage(
+        "evaluate", {**start, "rl": tmp_path / "rl" / "data"}, {"bootstrap_samples": 10}, tmp_path / "eval")
     assert list(measured["models"]) == ["pretrain", "rl"]
 
 

@@ -83,7 +83,7 @@ def test_every_record_is_used_dropped_or_refused_with_its_reason(
     rows = [{"prompt": "q", "completion": "a"}, {"prompt": "q " * 60, "completion": "a"}, {"text": "no form"},
             {"prompt": "<|end|>", "completion": "a"}, {"prompt": "q2", "completion": "a"}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (found,) = run_stage("sft_data", inputs, {"data": [{"path": str(path), "max_refused": 0.2}]}, tmp_path)["sets"]
+    (found,) = run_stage("sft_data", inputs, {"data": [{"path": str(path), "max_quarantined": 0.2}]}, tmp_path)["sets"]
     assert [found[key] for key in ("records", "refused", "unrenderable", "dropped", "used")] == [5, 1, 1, 1, 2]
     assert found["records"] == sum(found[key] for key in ("refused", "unrenderable", "dropped", "used", "beyond_limit"))
     (line,) = map(json.loads, (tmp_path / "data" / REFUSED).read_text().splitlines())

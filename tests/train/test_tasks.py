@@ -102,7 +102,7 @@ def test_right_answers_are_places_letters_or_texts(questions: Path) -> None:
 
 
 def test_shots_are_solved_items_that_are_not_asked(questions: Path) -> None:
-    items = read_task(task(questions, shots=1, prompt="Q: {{question}}\nA:"))
+    items = read_task(task(questions, num_fewshot=1, prompt="Q: {{question}}\nA:"))
     assert [item.number for item in items] == [2, 3]
     assert items[0].context == "Q: What is close to one?\nA: two\n\nQ: Which is a colour?\nA:"
     assert items[0].question == "Q: Which is a colour?\nA: red"
@@ -113,8 +113,8 @@ def test_shots_are_solved_items_that_are_not_asked(questions: Path) -> None:
     ({"prompt": "{{query}}"}, "cannot be rendered: 'query' is undefined"),
     ({"answer": "note"}, "the answer 'n' is none of its 2 choices"),
     ({"choices": "question"}, "is no list of at least two choices"),
-    ({"shots": 3}, r"has no item left to ask \(it has 3, of which 3 are shots\)"),
-    ({"shots": 4}, "has 3 items, fewer than the 4 shots"),
+    ({"num_fewshot": 3}, r"has no item left to ask \(it has 3, of which 3 are shots\)"),
+    ({"num_fewshot": 4}, "has 3 items, fewer than the 4 shots"),
     ({"prompt": "{{ ''.__class__.__mro__ }}"}, "unsafe"),
 ])
 def test_what_cannot_be_asked_is_said_with_task_and_item(

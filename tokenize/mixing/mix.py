@@ -35,8 +35,8 @@ from gristmill.tokenize.mixing.write_shards import (
 from gristmill.tokenize.packed_files import (
     DTYPES,
     FORMAT,
+    FORMAT_WITH_PHASES,
     MANIFEST,
-    STAGED_FORMAT,
     dtype_name,
     train_name,
     validation_name,
@@ -73,7 +73,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         folder=str(context.work / "plan"), out=str(out), dtype=dtype_name(tokenizer.vocab_size),
         parts=tuple(str(corpus["tokenize"] / tokens_name(shard)) for corpus, shard in corpus_shards(inputs)),
         sequence_length=section.sequence_length, eos=tokenizer.eos, pad=tokenizer.pad, seed=seed,
-        sources=tuple(sources), stages=tuple(zip(*(packed.rows_per_stage for packed in train.values()), strict=True)),
+        sources=tuple(sources), phases=tuple(zip(*(packed.rows_per_phase for packed in train.values()), strict=True)),
         excluded=() if section.exclude is None else read_excluded(section.exclude),
     )
     _save_plan(context.work / "plan", candidates, train, held_out)
@@ -92,11 +92,11 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                "withheld_rows": sum(len(shard.get("withheld", ())) for shard in shards)}
     kept = ("packing", "packings", "validation", "requested", "realised", "redistributed")
     write_json(out / MANIFEST, {
-        "format": FORMAT if len(plan.stages) == 1 else STAGED_FORMAT, "dtype": plan.dtype,
+        "format": FORMAT if len(plan.phases) == 1 else FORMAT_WITH_PHASES, "dtype": plan.dtype,
         "sequence_length": section.sequence_length, "seed": seed, "sources": list(sources),
         "tokenizer": tokenizer.described(),
         "train": {"rows": summary["rows"], "rows_per_source": [packed.rows for packed in train.values()],
-                  "stages": [list(rows) for rows in plan.stages], "shards": shards},
+                  "stages": [list(rows) for rows in plan.phases], "shards": shards},
         "shares": summary["stages"], **{key: summary[key] for key in kept},
     })
     return summary
@@ -134,6 +134,6 @@ def _validation_tasks(held_out: Mapping[str, PackedSource]) -> list[Task]:
 
 def _train_tasks(plan: RowPlan, section: Mix) -> list[Task]:
     row_bytes = plan.sequence_length * DTYPES[plan.dtype].itemsize
-    most, total = section.shard_rows or max(1, SHARD_BYTES // row_bytes), sum(map(sum, plan.stages))
+    most, total = section.shard_rows or max(1, SHARD_BYTES // row_bytes), sum(map(sum, plan.phases))
     return [Task(f"train-{shard:05d}", {"file": train_name(shard), "first": first, "rows": min(most, total - first)})
             for shard, first in enumerate(range(0, total, most))]

@@ -37,7 +37,7 @@ def describe(
 
     Returns:
         `counts`; `rows`, `tokens` (of documents), `padding_tokens`, `packing` and `packings`; per source `requested`
-        and `realised`; `stages`, the shares of each stage, requested and realised; `redistributed`, the tokens that
+        and `realised`; `stages`, the shares of each phase, requested and realised; `redistributed`, the tokens that
         the limits gave a source or took from it, where they did; `prefixes`, how far any beginning of the training
         order is from the mixture (`describe_prefixes`); `validation`.
     """
@@ -51,9 +51,9 @@ def describe(
         "padding_tokens": sum(part["padding_tokens"] for part in realised.values()), "packing": packing.name,
         "packings": _packings(costs.values()),
         "requested": _requested(sources, quotas, section.sequence_length), "realised": realised,
-        "stages": _stages(list(sources), quotas, train, section),
+        "stages": _phases(list(sources), quotas, train, section),
         "redistributed": redistributed(list(sources), quotas, section.sequence_length),
-        "prefixes": describe_prefixes(list(sources), list(zip(*(packed.rows_per_stage for packed in train.values()),
+        "prefixes": describe_prefixes(list(sources), list(zip(*(packed.rows_per_phase for packed in train.values()),
                                                               strict=True))),
         "validation": {name: {**written, "documents": len(packed.stream.document),
                               "tokens": written["rows"] * section.sequence_length,
@@ -87,7 +87,7 @@ def describe_redistribution(moved: Mapping[str, int]) -> str:
     """One sentence about what `redistributed` returned."""
     taken = ", ".join(f"{-tokens:,} from {name}" for name, tokens in moved.items() if tokens < 0)
     given = ", ".join(f"{tokens:,} to {name}" for name, tokens in moved.items() if tokens > 0)
-    return f"limits of sources are met, so tokens were redistributed (mix.short): {taken}; {given}"
+    return f"limits of sources are met, so tokens were redistributed (mix.on_shortfall): {taken}; {given}"
 
 
 def _requested(sources: Mapping[str, Mapping[str, Any]], quotas: Quotas, length: int) -> dict[str, dict[str, Any]]:
@@ -97,12 +97,12 @@ def _requested(sources: Mapping[str, Mapping[str, Any]], quotas: Quotas, length:
             for (name, source), rows in zip(sources.items(), asked, strict=True)}
 
 
-def _stages(
+def _phases(
     sources: Sequence[str], quotas: Quotas, train: Mapping[str, PackedSource], section: Mix
 ) -> list[dict[str, Any]]:
-    ends = [stage.until for stage in section.stages] or [None]
-    tokens = list(zip(*(packed.tokens_per_stage() for packed in train.values()), strict=True))
-    rows = list(zip(*(packed.rows_per_stage for packed in train.values()), strict=True))
+    ends = [phase.end for phase in section.phases] or [None]
+    tokens = list(zip(*(packed.tokens_per_phase() for packed in train.values()), strict=True))
+    rows = list(zip(*(packed.rows_per_phase for packed in train.values()), strict=True))
     return [{"until": 1.0 if end is None else end, "rows": sum(rows[number]), "tokens": sum(tokens[number]),
              "rows_per_source": list(rows[number]),
              "requested": _shares(sources, quotas.asked[number]), "realised": _shares(sources, tokens[number])}
@@ -233,18 +233,18 @@ def count_best_fit(starts: np.ndarray, end: int, length: int, aligned: bool) -> 
     return rows + count_bins(rests, length), tokens, cut, cut_tokens
 
 
-def describe_prefixes(sources: Sequence[str], stages: Sequence[Sequence[int]]) -> dict[str, dict[str, Any]]:
-    """Each source's `largest_drift_rows`, over the beginnings of all stages, and its `bound_rows`.
+def describe_prefixes(sources: Sequence[str], phases: Sequence[Sequence[int]]) -> dict[str, dict[str, Any]]:
+    """Each source's `largest_drift_rows`, over the beginnings of all phases, and its `bound_rows`.
 
-    A drift is the difference of the rows that the first k places of a stage have of a source, and k times its share of
-    the stage's rows. Rows that were emptied count as they were laid out.
+    A drift is the difference of the rows that the first k places of a phase have of a source, and k times its share of
+    the phase's rows. Rows that were emptied count as they were laid out.
 
     Args:
         sources: names, in order.
-        stages: rows of each source, for every stage.
+        phases: rows of each source, for every phase.
     """
     drifts, bounds = np.zeros(len(sources)), np.zeros(len(sources))
-    for rows in stages:
+    for rows in phases:
         counts = np.array(rows, dtype=np.int64)
         shares, number = counts / max(1, counts.sum()), np.count_nonzero(counts)
         bound = np.where(counts > 0, (1 - shares) / 2 + shares * (number - 1) / 2, 0.0)

@@ -36,15 +36,15 @@ class PackedSource:
         pass_tokens: tokens of one pass over its documents, ends of text and repeats counted.
         stream: the documents that are taken.
         end: up to where in it.
-        layout: the rows that they are packed into, stage after stage.
-        rows_per_stage: how many of them each stage has.
+        layout: the rows that they are packed into, phase after phase.
+        rows_per_phase: how many of them each phase has.
     """
 
     pass_tokens: int
     stream: TokenStream
     end: int
     layout: Layout
-    rows_per_stage: tuple[int, ...]
+    rows_per_phase: tuple[int, ...]
 
     @property
     def rows(self) -> int:
@@ -56,10 +56,10 @@ class PackedSource:
         """Tokens of documents in them."""
         return self.layout.tokens
 
-    def tokens_per_stage(self) -> list[int]:
-        """Tokens of documents in the rows of each stage."""
+    def tokens_per_phase(self) -> list[int]:
+        """Tokens of documents in the rows of each phase."""
         passed = np.concatenate([[0], np.cumsum(self.layout.length, dtype=np.int64)])
-        borders = passed[self.layout.first[np.cumsum([0, *self.rows_per_stage])]]
+        borders = passed[self.layout.first[np.cumsum([0, *self.rows_per_phase])]]
         tokens: list[int] = np.diff(borders).tolist()
         return tokens
 
@@ -78,7 +78,7 @@ def pack_training(
         candidates: all documents.
         sources: name -> its keys of the mixture, in order.
         section: the mixture.
-        quotas: rows of each source, stage by stage.
+        quotas: rows of each source, phase by phase.
         seed: of the draws.
 
     Raises:
@@ -99,11 +99,11 @@ def _pack(
     candidates: Candidates, chosen: np.ndarray, name: str, key: int, quotas: Sequence[int], most: int,
     packing: Packing, pass_tokens: int,
 ) -> PackedSource:
-    """Pack a source's documents until each stage has its quota of tokens in rows, reading `most` at the most."""
+    """Pack a source's documents until each phase has its quota of tokens in rows, reading `most` at the most."""
     least = sum(quotas)
     while True:
         stream = _stream(candidates, chosen, key, min(least, most), candidates.repeats)
-        ends = _ends_of_stages(stream, quotas, packing)
+        ends = _ends_of_phases(stream, quotas, packing)
         if ends is not None and ends[-1] <= most:
             break
         if least >= most:
@@ -114,8 +114,8 @@ def _pack(
     return PackedSource(pass_tokens, upto(stream, ends[-1]), ends[-1], join_layouts(layouts), rows)
 
 
-def _ends_of_stages(stream: TokenStream, quotas: Sequence[int], packing: Packing) -> list[int] | None:
-    """Up to where in a stream each stage goes; None if the stream is too short for the last one."""
+def _ends_of_phases(stream: TokenStream, quotas: Sequence[int], packing: Packing) -> list[int] | None:
+    """Up to where in a stream each phase goes; None if the stream is too short for the last one."""
     ends: list[int] = []
     for quota in quotas:
         end = end_of(stream, ends[-1] if ends else 0, quota, packing)

@@ -31,11 +31,11 @@ class Phase:
     """A part of the training order and the weights within it.
 
     Attributes:
-        until: where it ends, as a share of the rows of the whole set.
+        end: where it ends, as a share of the rows of the whole set.
         weights: of every source, in order; relative to each other.
     """
 
-    until: Fraction
+    end: Fraction
     weights: tuple[Fraction, ...]
 
     def shares(self) -> list[Fraction]:
@@ -59,15 +59,15 @@ def plan_phases(section: Mix, own_weights: Mapping[str, float], pass_tokens: Map
     """The phases of a mixture; one where the section has none.
 
     Args:
-        section: `weights` override the sources' own; a phase's `weights` (`mix.stages`) override these.
+        section: `weights` override the sources' own; a phase's `weights` (`mix.phases`) override these.
         own_weights: source -> its `weight`, of all sources in order.
         pass_tokens: source -> tokens of one pass over its training documents, for shares by size.
     """
-    if not section.stages:
+    if not section.phases:
         return [Phase(Fraction(1), _weigh(section.weights, own_weights, pass_tokens))]
-    return [Phase(exact(1.0 if phase.until is None else phase.until),
+    return [Phase(exact(1.0 if phase.end is None else phase.end),
                   _weigh(section.weights if phase.weights is None else phase.weights, own_weights, pass_tokens))
-            for phase in section.stages]  # fmt: skip
+            for phase in section.phases]  # fmt: skip
 
 
 def _weigh(
@@ -99,11 +99,11 @@ def rows_of_phases(total: int, phases: Sequence[Phase]) -> list[int]:
     Raises:
         MixError: a phase is left without a row.
     """
-    ends = [int(phase.until * total + Fraction(1, 2)) for phase in phases]
+    ends = [int(phase.end * total + Fraction(1, 2)) for phase in phases]
     rows = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
     if not all(rows):
-        raise MixError(f"mix.stages[{rows.index(0)}] has no row: the stages have {rows} of {total} rows; ask for more "
-                       "tokens (mix.tokens), or move the stage's `until`")
+        raise MixError(f"mix.phases[{rows.index(0)}] has no row: the phases have {rows} of {total} rows; ask for more "
+                       "tokens (mix.tokens), or move the `end` of a phase")
     return rows
 
 
@@ -211,7 +211,7 @@ def plan_quotas(
                 for name, source in sources.items()}
     phases = plan_phases(section, own_weights, pass_tokens)
     request = MixRequest(section.tokens, section.sequence_length, phases, supplies)
-    return plan_rows(request, section.short == "redistribute")
+    return plan_rows(request, section.on_shortfall == "redistribute")
 
 
 def plan_rows(request: MixRequest, redistribute: bool = False) -> Quotas:
@@ -267,13 +267,13 @@ def _describe(request: MixRequest, rows: Sequence[int]) -> str:
     most = _most_tokens(request)
     if most:
         lines.append(f"or ask for at most {most} tokens (mix.tokens) with these weights")
-    lines.append("or let the other sources have the difference: mix.short: redistribute")
+    lines.append("or let the other sources have the difference: mix.on_shortfall: redistribute")
     return "\n".join(lines)
 
 
 def _weight_of(request: MixRequest, number: int) -> str:
     if len(request.phases) > 1:
-        return f"its share of {len(request.phases)} stages"
+        return f"its share of {len(request.phases)} phases"
     return f"weight {float(request.phases[0].weights[number]):g}"
 
 
@@ -305,8 +305,8 @@ def _most_tokens(request: MixRequest) -> int:
     """The largest mixture that these weights allow; 0 if there is none, or where a minimum asks for a larger one."""
     if any(request.least()):
         return 0
-    begins = [Fraction(0), *(phase.until for phase in request.phases)]
-    sizes = [phase.until - begin for begin, phase in zip(begins, request.phases, strict=False)]
+    begins = [Fraction(0), *(phase.end for phase in request.phases)]
+    sizes = [phase.end - begin for begin, phase in zip(begins, request.phases, strict=False)]
     lines = [phase.shares() for phase in request.phases]
     shares = [sum((size * line[number] for size, line in zip(sizes, lines, strict=True)), Fraction(0))
               for number in range(len(request.supplies))]
@@ -380,7 +380,7 @@ def _distribute(
     for phase, (number, parts) in enumerate(zip(rows, shares, strict=True)):
         left = number - sum((column[phase] for column in fixed.values()), Fraction(0))
         free = sum((share for source, share in enumerate(parts) if source not in fixed), Fraction(0))
-        where = f"stage {phase + 1} of {len(rows)}" if len(rows) > 1 else "the mixture"
+        where = f"phase {phase + 1} of {len(rows)}" if len(rows) > 1 else "the mixture"
         if left < 0:
             raise MixError(f"{where} has {number} rows, and the sources' min_tokens need {ceil(number - left)}; "
                            "lower min_tokens, or ask for more tokens (mix.tokens)")
@@ -424,7 +424,7 @@ def round_table(table: Sequence[Sequence[Fraction]]) -> list[list[int]]:
     """
     for line in table:
         if sum(line).denominator != 1:
-            raise ValueError(f"a stage has {float(sum(line))} rows, which is no whole number")
+            raise ValueError(f"a phase has {float(sum(line))} rows, which is no whole number")
     unit = lcm(*(cell.denominator for line in table for cell in line))
     down = [[floor(cell) for cell in line] for line in table]
     # Remainders as whole numbers of 1/unit: exact, and faster than fractions.

@@ -28,7 +28,7 @@ from gristmill.tokenize.mixing.best_fit import by_bin
 from gristmill.tokenize.mixing.candidates import Documents
 from gristmill.tokenize.mixing.exclude import EmptiedRows, documents_beside, drop_rows
 from gristmill.tokenize.mixing.packing import Layout, Pieces, TokenStream, cut_runs
-from gristmill.tokenize.order import half_bits_of, order_key, round_keys, stage_parts
+from gristmill.tokenize.order import half_bits_of, order_key, phase_parts, round_keys
 from gristmill.tokenize.order_kernels import permute_all, unrank_all
 from gristmill.tokenize.packed_files import DTYPES, PIECES_SCHEMA, files_of, read_tokens
 from gristmill.tokenize.packed_writing import write_blocks, write_rows
@@ -54,7 +54,7 @@ class RowPlan:
         pad: id behind the last document of a row that is not full.
         seed: of the order of the rows.
         sources: names, in the order of the source numbers.
-        stages: training rows of each source, for every stage in order.
+        phases: training rows of each source, for every phase in order.
         excluded: ids of the documents whose rows are emptied.
     """
 
@@ -67,7 +67,7 @@ class RowPlan:
     pad: int
     seed: int
     sources: tuple[str, ...]
-    stages: tuple[tuple[int, ...], ...]
+    phases: tuple[tuple[int, ...], ...]
     excluded: tuple[bytes, ...] = ()
 
 
@@ -141,17 +141,17 @@ def write_train_shard(task: Task, plan: RowPlan) -> Done:
 
 def _rows_of_places(plan: RowPlan, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Which source is at each place of the files, and which of the rows that it was laid out in; both int64."""
-    ends = np.cumsum([sum(counts) for counts in plan.stages])
-    stages = np.searchsorted(ends, places, side="right")
+    ends = np.cumsum([sum(counts) for counts in plan.phases])
+    phases = np.searchsorted(ends, places, side="right")
     sources, drawn = np.empty_like(places), np.empty_like(places)
-    for stage in np.unique(stages).tolist():
-        counts, chosen = np.array(plan.stages[stage], dtype=np.int64), np.flatnonzero(stages == stage)
+    for phase in np.unique(phases).tolist():
+        counts, chosen = np.array(plan.phases[phase], dtype=np.int64), np.flatnonzero(phases == phase)
         own, ranked = np.empty_like(chosen), np.empty_like(chosen)
-        unrank_all(counts, places[chosen] - (ends[stage] - counts.sum()), own, ranked)
-        keys = np.array([round_keys(order_key(plan.seed, "mix", "rows", *stage_parts(stage), name))[::-1]
+        unrank_all(counts, places[chosen] - (ends[phase] - counts.sum()), own, ranked)
+        keys = np.array([round_keys(order_key(plan.seed, "mix", "rows", *phase_parts(phase), name))[::-1]
                          for name in plan.sources])
         permute_all(own, ranked, counts, np.array([half_bits_of(count) for count in counts.tolist()]), keys, True)
-        before = np.array(plan.stages[:stage], dtype=np.int64).reshape(stage, len(counts)).sum(axis=0)
+        before = np.array(plan.phases[:phase], dtype=np.int64).reshape(phase, len(counts)).sum(axis=0)
         sources[chosen], drawn[chosen] = own, before[own] + ranked
     return sources, drawn
 

@@ -24,9 +24,9 @@ from gristmill.tokenize.order import sources_of_rows
 from gristmill.tokenize.packed_files import (
     DTYPES,
     FORMAT,
+    FORMAT_WITH_PHASES,
     MANIFEST,
     PIECES_SCHEMA,
-    STAGED_FORMAT,
     dtype_name,
     train_name,
 )
@@ -119,7 +119,7 @@ def write_example_rows(
 
 
 def write_ordered_rows(
-    folder: Path, sets: Sequence[str], rows: Sequence[Row], stages: Sequence[Sequence[int]], length: int,
+    folder: Path, sets: Sequence[str], rows: Sequence[Row], phases: Sequence[Sequence[int]], length: int,
     tokenizer: dict[str, Any], pad: int,
 ) -> dict[str, Any]:
     """Write rows in their order.
@@ -127,8 +127,8 @@ def write_ordered_rows(
     Args:
         folder: where to.
         sets: the names of the sets.
-        rows: all of them, stage after stage, each stage in the merged order of its sets.
-        stages: rows of each set, for each stage.
+        rows: all of them, phase after phase, each phase in the merged order of its sets.
+        phases: rows of each set, for each phase.
         length: tokens per row.
         tokenizer: vocab_size, eos, pad, sha256.
         pad: what fills rows up.
@@ -137,16 +137,16 @@ def write_ordered_rows(
         see `write_example_rows`.
     """
     dtype = dtype_name(tokenizer["vocab_size"])
-    counts = [sum(column) for column in zip(*stages, strict=True)]
-    source_of = sources_of_rows(stages, np.arange(len(rows), dtype=np.int64))
+    counts = [sum(column) for column in zip(*phases, strict=True)]
+    source_of = sources_of_rows(phases, np.arange(len(rows), dtype=np.int64))
     step = max(1, SHARD_BYTES // (length * DTYPES[dtype].itemsize))
     shards = [_write_shard(folder / train_name(number), rows[start : start + step], source_of[start : start + step],
                            start, length, dtype, pad) for number, start in enumerate(range(0, len(rows), step))]
-    staged = {"stages": [list(stage) for stage in stages]} if len(stages) > 1 else {}
+    with_phases = {"stages": [list(phase) for phase in phases]} if len(phases) > 1 else {}
     write_json(folder / MANIFEST, {
-        "format": STAGED_FORMAT if staged else FORMAT, "dtype": dtype, "sequence_length": length,
+        "format": FORMAT_WITH_PHASES if with_phases else FORMAT, "dtype": dtype, "sequence_length": length,
         "sources": list(sets), "tokenizer": tokenizer, "validation": {},
-        "train": {"rows": len(rows), "rows_per_source": counts, **staged, "shards": shards},
+        "train": {"rows": len(rows), "rows_per_source": counts, **with_phases, "shards": shards},
     })
     tokens = sum(len(piece.ids) for row in rows for piece in row)
     return {"rows": len(rows), "rows_per_set": dict(zip(sets, counts, strict=True)), "tokens": tokens,

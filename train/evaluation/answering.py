@@ -79,10 +79,10 @@ class Result:
     per_item: PerItem
 
 
-def answer_task(reader: Reader, task: Task, items: Sequence[Item], seed: int, resamples: int) -> Result:
+def answer_task(reader: Reader, task: Task, items: Sequence[Item], seed: int, bootstrap_samples: int) -> Result:
     """Ask one model all items of a task."""
     ask = {"multiple_choice": _multiple_choice, "cloze": _cloze, "rolling": _rolling, "generate": _generate}
-    return ask[task.kind](reader, task, items, seed, resamples)
+    return ask[task.kind](reader, task, items, seed, bootstrap_samples)
 
 
 def _score(reader: Reader, requests: Sequence[Request]) -> list[Score]:
@@ -99,29 +99,29 @@ def _context(reader: Reader, task: Task, item: Item) -> str:
         raise TaskError(f"task {task.name}, item {item.number}: {error}") from error
 
 
-def _multiple_choice(reader: Reader, task: Task, items: Sequence[Item], seed: int, resamples: int) -> Result:
-    delimiter = "" if task.chat_template else task.delimiter
+def _multiple_choice(reader: Reader, task: Task, items: Sequence[Item], seed: int, bootstrap_samples: int) -> Result:
+    delimiter = "" if task.chat_template else task.target_delimiter
     requests = [continuation(reader.encode, reader.prefix, _context(reader, task, item), delimiter + answer)
                 for item in items for answer in item.answers]
     scores = iter(_score(reader, requests))
     answered = [[next(scores) for _ in item.answers] for item in items]
     per_item, confidence = choice_metrics(items, answered)
-    return Result({"items": len(items), **_means(per_item, seed, resamples),
+    return Result({"items": len(items), **_means(per_item, seed, bootstrap_samples),
                    "calibration": calibration(confidence, per_item["acc"] > 0)}, per_item)
 
 
-def _cloze(reader: Reader, task: Task, items: Sequence[Item], seed: int, resamples: int) -> Result:
+def _cloze(reader: Reader, task: Task, items: Sequence[Item], seed: int, bootstrap_samples: int) -> Result:
     requests = [continuation(reader.encode, reader.prefix, _context(reader, task, item), item.answers[0])
                 for item in items]
     per_item = cloze_metrics(_score(reader, requests))
     logp = per_item["logp"]
     perplexity = {"value": float(np.exp(-logp.mean())),
-                  **interval(logp[:, None], lambda means: np.exp(-means[:, 0]), seed, resamples)}
-    return Result({"items": len(items), **_means({"acc": per_item["acc"]}, seed, resamples),
+                  **interval(logp[:, None], lambda means: np.exp(-means[:, 0]), seed, bootstrap_samples)}
+    return Result({"items": len(items), **_means({"acc": per_item["acc"]}, seed, bootstrap_samples),
                    "perplexity": perplexity}, per_item)
 
 
-def _rolling(reader: Reader, task: Task, items: Sequence[Item], seed: int, resamples: int) -> Result:
+def _rolling(reader: Reader, task: Task, items: Sequence[Item], seed: int, bootstrap_samples: int) -> Result:
     encoded = [reader.encode(item.answers[0]) for item in items]
     requests = [list(windows(ids, reader.prefix, reader.length)) for ids in encoded]
     scores = iter(_score(reader, [one for text in requests for one in text]))
@@ -135,14 +135,14 @@ def _rolling(reader: Reader, task: Task, items: Sequence[Item], seed: int, resam
     summary = {
         "items": len(items), "tokens": sum(map(len, encoded)),
         "bits_per_byte": {"value": float(bits_per_byte(columns.sum(axis=0))),
-                          **interval(columns, bits_per_byte, seed, resamples)},
+                          **interval(columns, bits_per_byte, seed, bootstrap_samples)},
         "byte_perplexity": {"value": float(np.exp(-nats / num_bytes))},
         "word_perplexity": {"value": float(np.exp(-nats / words)) if words and -nats / words < 700 else None},
     }
     return Result(summary, {"bits_per_byte": bits_per_byte(columns)})
 
 
-def _generate(reader: Reader, task: Task, items: Sequence[Item], seed: int, resamples: int) -> Result:
+def _generate(reader: Reader, task: Task, items: Sequence[Item], seed: int, bootstrap_samples: int) -> Result:
     answers = [""] * len(items)
     room = reader.length - task.max_new_tokens
     if room < 1:
@@ -160,7 +160,8 @@ def _generate(reader: Reader, task: Task, items: Sequence[Item], seed: int, resa
     corpus = {name: {"value": value} for name, value in corpus_metrics(task.metrics, items, answers).items()}
     samples = [{"prompt": item.context[-400:], "answer": answer, "reference": item.answers[0]}
                for item, answer in list(zip(items, answers, strict=True))[:5]]
-    return Result({"items": len(items), **_means(per_item, seed, resamples), **corpus, "samples": samples}, per_item)
+    means = _means(per_item, seed, bootstrap_samples)
+    return Result({"items": len(items), **means, **corpus, "samples": samples}, per_item)
 
 
 def until(text: str, stops: Sequence[str]) -> str:
@@ -169,8 +170,8 @@ def until(text: str, stops: Sequence[str]) -> str:
     return text[: min(ends)] if ends else text
 
 
-def _means(per_item: PerItem, seed: int, resamples: int) -> dict[str, Any]:
-    return {name: mean_with_interval(values, seed, resamples) for name, values in per_item.items()}
+def _means(per_item: PerItem, seed: int, bootstrap_samples: int) -> dict[str, Any]:
+    return {name: mean_with_interval(values, seed, bootstrap_samples) for name, values in per_item.items()}
 
 
 def open_reader(model: Llama, tokenizer_folder: Path, world: World | None = None) -> Reader:
@@ -195,7 +196,7 @@ def open_reader(model: Llama, tokenizer_folder: Path, world: World | None = None
 
 def answer_tasks(reader: Reader, section: Evaluate, asked: Mapping[str, Sequence[Item]]) -> dict[str, Result]:
     """Task -> what came of it."""
-    return {task.name: answer_task(reader, task, asked[task.name], section.seed or 0, section.resamples)
+    return {task.name: answer_task(reader, task, asked[task.name], section.seed or 0, section.bootstrap_samples)
             for task in section.tasks}
 
 

@@ -61,13 +61,13 @@ def coverage(index: NgramIndex, ngrams: np.ndarray) -> np.ndarray:
 
 
 def effect(
-    share: np.ndarray, per_item: Mapping[str, np.ndarray], section: Contamination, seed: int, resamples: int
+    share: np.ndarray, per_item: Mapping[str, np.ndarray], section: Contamination, seed: int, bootstrap_samples: int
 ) -> dict[str, Any]:
     """How many items are contaminated, and every metric on those and on the clean ones."""
     leaked = share >= section.min_coverage
     found: dict[str, Any] = {"items": len(share), "contaminated": int(leaked.sum()),
                              "worst": (np.argsort(-share, kind="stable")[:10] + 1).tolist() if leaked.any() else []}
     for name, values in per_item.items():
-        found[name] = {label: mean_with_interval(values[chosen], seed, resamples)
+        found[name] = {label: mean_with_interval(values[chosen], seed, bootstrap_samples)
                        for label, chosen in (("contaminated", leaked), ("clean", ~leaked)) if chosen.any()}
     return found

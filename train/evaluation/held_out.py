@@ -127,20 +127,20 @@ def score_documents(model: Llama, packed: PackedSet, source: str, token_bytes: T
     return summed[summed[:, 1] > 0]
 
 
-def source_metrics(documents: np.ndarray, seed: int, resamples: int) -> dict[str, Any]:
+def source_metrics(documents: np.ndarray, seed: int, bootstrap_samples: int) -> dict[str, Any]:
     """Loss, perplexity, bits per byte and token accuracy over documents, with the intervals of the middle two.
 
     Args:
         documents: (n, COLUMNS), as from `score_documents`.
-        seed, resamples: of the bootstrap over documents.
+        seed, bootstrap_samples: of the bootstrap over documents.
     """
     nats, tokens, num_bytes, correct = documents.sum(axis=0)
     found = {"loss": nats / tokens, "perplexity": float(_perplexity(documents.sum(axis=0))), "tokens": int(tokens),
              "documents": len(documents), "token_accuracy": correct / tokens,
-             "perplexity_interval": interval(documents, _perplexity, seed, resamples)}
+             "perplexity_interval": interval(documents, _perplexity, seed, bootstrap_samples)}
     if num_bytes:
         found["bits_per_byte"] = float(_bits(documents.sum(axis=0)))
-        found["bits_per_byte_interval"] = interval(documents, _bits, seed, resamples)
+        found["bits_per_byte_interval"] = interval(documents, _bits, seed, bootstrap_samples)
     return found
 
 

@@ -13,14 +13,14 @@ NORMAL_QUANTILE = 1.959963984540054
 CHUNK = 1 << 22
 """Random numbers drawn at a time."""
 Statistic = Callable[[np.ndarray], np.ndarray]
-"""(resamples, columns) sums or means -> (resamples,) values."""
+"""(bootstrap_samples, columns) sums or means -> (bootstrap_samples,) values."""
 
 
-def mean_with_interval(values: np.ndarray, seed: int, resamples: int) -> dict[str, float]:
+def mean_with_interval(values: np.ndarray, seed: int, bootstrap_samples: int) -> dict[str, float]:
     """The mean of n values, its standard error (sample deviation / root n) and its bootstrap interval."""
     values = np.asarray(values, dtype=np.float64)
     return {"value": float(values.mean()), "stderr": standard_error(values),
-            **interval(values[:, None], lambda means: means[:, 0], seed, resamples)}
+            **interval(values[:, None], lambda means: means[:, 0], seed, bootstrap_samples)}
 
 
 def share_with_interval(hits: np.ndarray) -> dict[str, float] | None:
@@ -50,37 +50,37 @@ def standard_error(values: np.ndarray) -> float:
     return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
-def interval(columns: np.ndarray, statistic: Statistic, seed: int, resamples: int) -> dict[str, float]:
+def interval(columns: np.ndarray, statistic: Statistic, seed: int, bootstrap_samples: int) -> dict[str, float]:
     """The percentile bootstrap (Efron 1979) at 95 % of a function of column means.
 
     Args:
         columns: (n, c) float64: what was measured of each unit (document, item).
-        statistic: function of the means of the columns, for all resamples at once.
-        seed: decides the resamples.
-        resamples: how many.
+        statistic: function of the means of the columns, for all bootstrap_samples at once.
+        seed: decides the bootstrap_samples.
+        bootstrap_samples: how many.
 
     Returns:
         `low` and `high`.
     """
-    found = statistic(resampled_means(columns, seed, resamples))
+    found = statistic(resampled_means(columns, seed, bootstrap_samples))
     low, high = np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return {"low": float(low), "high": float(high)}
 
 
-def resampled_means(columns: np.ndarray, seed: int, resamples: int) -> np.ndarray:
-    """Means of the columns over units drawn with replacement: (resamples, c)."""
+def resampled_means(columns: np.ndarray, seed: int, bootstrap_samples: int) -> np.ndarray:
+    """Means of the columns over units drawn with replacement: (bootstrap_samples, c)."""
     generator = np.random.Generator(np.random.Philox(key=seed & (2**64 - 1)))
     number = len(columns)
     rows = max(1, CHUNK // number)
     parts = []
-    for start in range(0, resamples, rows):
-        chosen = generator.integers(0, number, (min(rows, resamples - start), number))
+    for start in range(0, bootstrap_samples, rows):
+        chosen = generator.integers(0, number, (min(rows, bootstrap_samples - start), number))
         parts.append(columns[chosen].mean(axis=1))
     return np.concatenate(parts)
 
 
-def paired_difference(first: np.ndarray, second: np.ndarray, seed: int, resamples: int) -> dict[str, Any]:
+def paired_difference(first: np.ndarray, second: np.ndarray, seed: int, bootstrap_samples: int) -> dict[str, Any]:
     """The mean of second - first over the same units, its interval, and whether that excludes zero."""
     found = mean_with_interval(np.asarray(second, dtype=np.float64) - np.asarray(first, dtype=np.float64), seed,
-                               resamples)
+                               bootstrap_samples)
     return {**found, "significant": not found["low"] <= 0.0 <= found["high"]}

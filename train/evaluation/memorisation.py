@@ -29,7 +29,7 @@ HELD_OUT = "held out"
 
 
 def probe_memorisation(
-    reader: Reader, trained: RowsRead, section: Memorisation, seed: int, resamples: int
+    reader: Reader, trained: RowsRead, section: Memorisation, seed: int, bootstrap_samples: int
 ) -> dict[str, Any]:
     """Probe documents that were trained on, by the copies that were read, and held-out ones.
 
@@ -43,7 +43,7 @@ def probe_memorisation(
         if not len(texts):
             continue
         right = np.array(_right_tokens(reader, texts, section))
-        whole = mean_with_interval(right == section.suffix_tokens, seed, resamples)
+        whole = mean_with_interval(right == section.suffix_tokens, seed, bootstrap_samples)
         found[name] = {"documents": len(texts), "memorised": whole, "mean_right_tokens": float(right.mean())}
     return found
 

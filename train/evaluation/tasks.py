@@ -84,18 +84,18 @@ def _records(task: Task, path: str) -> list[Mapping[str, Any]]:
 
 def _shots(task: Task, records: Sequence[Mapping[str, Any]]) -> tuple[_Shots, int]:
     """The solved items, and how many items of the task's own file they are."""
-    if not task.shots:
+    if not task.num_fewshot:
         return NO_SHOTS, 0
-    own = task.shots_path is None
-    solved = records[: task.shots] if own else _records(task, str(task.shots_path))[: task.shots]
-    if len(solved) < task.shots:
-        raise TaskError(f"task {task.name}: {task.shots_path or task.path} has {len(solved)} items, fewer than the "
-                        f"{task.shots} shots")
+    own = task.fewshot_path is None
+    solved = records[: task.num_fewshot] if own else _records(task, str(task.fewshot_path))[: task.num_fewshot]
+    if len(solved) < task.num_fewshot:
+        raise TaskError(f"task {task.name}: {task.fewshot_path or task.path} has {len(solved)} items, fewer than the "
+                        f"{task.num_fewshot} shots")
     texts, messages = [], []
     for number, record in enumerate(solved, start=1):
         item = _item(task, number, record, NO_SHOTS)
         answer = item.answers[item.right]
-        texts.append(item.context + task.delimiter + answer + task.shot_delimiter)
+        texts.append(item.context + task.target_delimiter + answer + task.fewshot_delimiter)
         messages += [*item.messages, {"role": "assistant", "content": answer}]
     return _Shots("".join(texts), tuple(messages)), len(solved) if own else 0
 
@@ -110,12 +110,12 @@ def _item(task: Task, number: int, record: Mapping[str, Any], shots: _Shots) -> 
     if task.kind == "multiple_choice":
         choices = _choices(at, task.choices, record)
         right = _right(at, _value(at, task.answer, record), choices)
-        return Item(number, context, choices, right, prompt + task.delimiter + choices[right], messages)
+        return Item(number, context, choices, right, prompt + task.target_delimiter + choices[right], messages)
     answer = _value(at, task.answer, record)
     answers = tuple(answer) if isinstance(answer, list) else (str(answer),)
     if not answers or not all(isinstance(one, str) for one in answers):
         raise TaskError(f"{at}: the answer {answer!r} is no text and no list of texts")
-    return Item(number, context, answers, 0, prompt + task.delimiter + answers[0], messages)
+    return Item(number, context, answers, 0, prompt + task.target_delimiter + answers[0], messages)
 
 
 def _choices(at: str, choices: str | tuple[str, ...], record: Mapping[str, Any]) -> tuple[str, ...]:

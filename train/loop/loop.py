@@ -112,7 +112,7 @@ def _validate(attempt: Attempt) -> bool:
         attempt.record.metrics({"step": progress.step, **line})
     if job.early_stopping is not None and (loss := held_out_loss(line)) is not None:
         progress.best, progress.stale = no_longer_improves(progress.best, progress.stale, loss,
-                                                           job.early_stopping.least_improvement)
+                                                           job.early_stopping.min_delta)
     return _has_stopped(job, progress)
 
 

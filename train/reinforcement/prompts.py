@@ -64,7 +64,7 @@ def read_prompts(
     found: dict[str, Prompt] = {}
     sets = []
     for one in data:
-        read = read_set(one.path, "prompts", one.format, one.limit, one.max_refused, one.answer)
+        read = read_set(one.path, "prompts", one.format, one.limit, one.max_quarantined, one.answer)
         check_answers(one.path, read.examples, rewards, one.answer)
         prompts, counts = prepare_prompts(read.examples, chat, longest)
         if not prompts:

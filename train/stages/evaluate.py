@@ -74,7 +74,8 @@ def differences(answered: Mapping[str, Mapping[str, Result]], section: Evaluate)
     """Each later model against the one before it, on the same items."""
     names = list(answered)
     return [{"task": task, "metric": metric, "from": before, "to": after,
-             **paired_difference(values, answered[after][task].per_item[metric], section.seed or 0, section.resamples)}
+             **paired_difference(values, answered[after][task].per_item[metric], section.seed or 0,
+                                 section.bootstrap_samples)}
             for before, after in pairwise(names) for task, result in answered[before].items()
             for metric, values in result.per_item.items()]
 
@@ -83,7 +84,7 @@ def _memorised(reader: Reader, trained: RowsRead | None, section: Evaluate) -> d
     if section.memorisation is None or trained is None:
         return {}
     return {"memorisation": probe_memorisation(reader, trained, section.memorisation, section.seed or 0,
-                                               section.resamples)}
+                                               section.bootstrap_samples)}
 
 
 def _contaminated(
@@ -95,7 +96,7 @@ def _contaminated(
     decode = Chat(tokenizer).tokenizer.decode_batch
     share = item_coverage(trained, decode, asked, section.contamination, section.seed or 0)
     return {"contamination": {model: {task: effect(share[task], result.per_item, section.contamination,
-                                                   section.seed or 0, section.resamples)
+                                                   section.seed or 0, section.bootstrap_samples)
                                       for task, result in results.items()} for model, results in answered.items()}}
 
 
@@ -107,7 +108,7 @@ def measure_sources(
         return {}
     token_bytes = read_token_bytes(tokenizer, model.model.embed_tokens.weight.device)
     return {source: source_metrics(score_documents(model, packed, source, token_bytes), section.seed or 0,
-                                   section.resamples)
+                                   section.bootstrap_samples)
             for source in packed.manifest["validation"] if len(packed.validation(source))}
 
 

@@ -78,7 +78,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
 
 def check_stages(packed: PackedSet, section: Pretrain) -> None:
-    """See that a training with these settings reads a staged set no further than its end, before it begins.
+    """See that a training with these settings reads a set with phases no further than its end, before it begins.
 
     Raises:
         gristmill.tokenize.packed_files.PackedSetError: it would.

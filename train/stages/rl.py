@@ -63,7 +63,7 @@ SHOWN_GROUPS = 4
 SHOWN_HELD_OUT = 8
 """Held-out prompts whose answers the summary shows, before and after."""
 RESAMPLES = 1000
-"""Of the bootstrap (as `evaluate.resamples` has by default)."""
+"""Of the bootstrap (as `evaluate.bootstrap_samples` has by default)."""
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
