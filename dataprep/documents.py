@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.dataprep.counts import Counts
-from gristmill.dataprep.edits import EDITS, apply_edits, size_changes
+from gristmill.dataprep.edits import EDITS, apply_edits, size_changes, then
 from gristmill.dataprep.files import REPAIR, as_path, atomic_write, is_local
 from gristmill.mixtures.sources import INGEST
 
 ID_BYTES = 16
 ROW_GROUP_ROWS = 2000
 QUARANTINE_REASON = "quarantine"
+MERGED = "merged"
+"""Stands among a stage's inputs for all annotating stages before it (`measuring.merge_annotations`)."""
 
 DOCUMENT_SCHEMA = pa.schema(
     [
@@ -146,33 +149,101 @@ def _has_shards(folder: str) -> bool:
     return any("." not in path.stem for path in as_path(folder).glob("part-*.parquet"))
 
 
+@dataclass(frozen=True)
+class Shard:
+    """A document shard as the stages so far have left it.
+
+    Attributes:
+        documents: the columns that were asked for; the text has the edits of all stages.
+        rows: int64, ascending: the rows that every stage kept.
+    """
+
+    documents: pa.Table
+    rows: np.ndarray
+
+
+def read_shard(inputs: Mapping[str, Path], shard: str, columns: Sequence[str] | None = None) -> Shard:
+    """Read a shard and what all stages among the inputs say of it: every table once, its ids compared once.
+
+    Args:
+        inputs: `ingest`, and the annotating stages in the order in which they ran.
+        shard: name of the shard.
+        columns: of the documents (all if None), or measured by a stage: of several, the first that has one of the
+            name; null on every row where none has.
+
+    Raises:
+        MisalignedError: a table's ids differ from the document shard's, in number or in order.
+    """
+    own = [name for name in columns or () if name in DOCUMENT_SCHEMA.names]
+    measured = [name for name in columns or () if name not in DOCUMENT_SCHEMA.names]
+    documents = read_table(inputs[INGEST] / shard, None if columns is None else list(dict.fromkeys(["id", *own])))
+    edits = [EDITS] if "text" in documents.column_names else []
+    found = combine_annotations(inputs, shard, documents["id"], [*edits, *measured])
+    if EDITS in edits and found.edits is not None:
+        text = apply_edits(documents["text"], found.edits)
+        documents = documents.set_column(documents.column_names.index("text"), DOCUMENT_SCHEMA.field("text"), text)
+    for name in measured:
+        documents = documents.append_column(name, found.measured.get(name, pa.nulls(len(documents))))
+    return Shard(documents if columns is None else documents.select(list(columns)),
+                 np.flatnonzero(found.keep).astype(np.int64))
+
+
 def read_documents(inputs: Mapping[str, Path], shard: str, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a document shard (all columns, or some); its text has the edits of the stages among the inputs."""
-    documents = read_table(inputs[INGEST] / shard, columns)
-    if "text" not in documents.column_names:
-        return documents
-    for stage in annotation_stages(inputs):
-        if EDITS not in column_names(inputs[stage] / shard):
-            continue
-        edited = apply_edits(documents["text"], read_annotations(inputs, shard, stage, [EDITS])[EDITS])
-        documents = documents.set_column(documents.column_names.index("text"), DOCUMENT_SCHEMA.field("text"), edited)
-    return documents
+    if columns is None or "text" in columns:
+        return read_shard(inputs, shard, columns).documents
+    return read_table(inputs[INGEST] / shard, columns)
 
 
-def read_columns(inputs: Mapping[str, Path], shard: str, columns: Sequence[str]) -> pa.Table:
-    """Read columns of a shard wherever they are: in the documents, or in what a stage among the inputs measured.
+def kept_rows(inputs: Mapping[str, Path], shard: str) -> np.ndarray:
+    """Row numbers (int64, ascending) that every annotating stage among the inputs kept."""
+    return read_shard(inputs, shard, ["id"]).rows
 
-    One that nobody has written so far is null on every row.
+
+@dataclass(frozen=True)
+class Combined:
+    """What several stages say of the n documents of a shard, as one.
+
+    Attributes:
+        keep: bool of shape (n,): every stage kept it.
+        edits: n lists that do at once what the edits of all stages do in their order; None where no stage edits.
+        measured: name of a column -> its values, n each.
     """
-    own = [name for name in columns if name in DOCUMENT_SCHEMA.names]
-    table = read_documents(inputs, shard, ["id", *own])
-    for name in columns:
-        if name in own:
-            continue
-        stages = [stage for stage in annotation_stages(inputs) if name in column_names(inputs[stage] / shard)]
-        found = read_annotations(inputs, shard, stages[0], [name])[name] if stages else pa.nulls(len(table))
-        table = table.append_column(name, found)
-    return table.select(list(columns))
+
+    keep: np.ndarray
+    edits: pa.Array | None
+    measured: Mapping[str, pa.ChunkedArray]
+
+
+def combine_annotations(
+    inputs: Mapping[str, Path], shard: str, ids: pa.ChunkedArray, columns: Sequence[str] = ()
+) -> Combined:
+    """Read the annotations of all stages among the inputs, each table once.
+
+    Args:
+        inputs: `ingest`, and the annotating stages in the order in which they ran.
+        shard: name of the shard.
+        ids: of its documents.
+        columns: what else than `keep` is read, where a table has it; EDITS are combined, of others the first counts.
+
+    Raises:
+        MisalignedError: see `read_annotations`.
+    """
+    keep = np.ones(len(ids), bool)
+    edits: pa.Array | None = None
+    measured: dict[str, pa.ChunkedArray] = {}
+    for stage in annotation_stages(inputs):
+        with open_table(inputs[stage] / shard) as file:
+            names = [name for name in ("id", "keep", *columns) if name in file.schema_arrow.names]
+            table = file.read(names, use_threads=is_local(inputs[stage]))
+        _check_ids(inputs, shard, stage, table["id"], ids)
+        # A stage has a judgement only on rows that all before it kept.
+        keep &= pc.fill_null(table["keep"], False).to_numpy().astype(bool)
+        if EDITS in names:
+            own = table[EDITS].combine_chunks()
+            edits = own if edits is None else then(edits, own)
+        measured = {**{name: table[name] for name in names if name in columns}, **measured}
+    return Combined(keep, edits, measured)
 
 
 def column_names(path: Path) -> list[str]:
@@ -183,37 +254,37 @@ def column_names(path: Path) -> list[str]:
 
 
 def read_annotations(
-    inputs: Mapping[str, Path], shard: str, stage: str, columns: Sequence[str] | None = None
+    inputs: Mapping[str, Path], shard: str, stage: str, columns: Sequence[str] | None = None,
+    ids: pa.ChunkedArray | None = None,
 ) -> pa.Table:
     """Read one stage's annotations of a shard, having checked that they are of the same documents.
+
+    Args:
+        inputs: `ingest`, and the annotating stages.
+        shard: name of the shard.
+        stage: which one.
+        columns: and `id`; all if None.
+        ids: of the shard's documents, where they have been read.
 
     Raises:
         MisalignedError: ids differ from the document shard's, in number or in order.
     """
     wanted = None if columns is None else ["id", *(name for name in columns if name != "id")]
     table = read_table(inputs[stage] / shard, wanted)
-    ids = read_documents(inputs, shard, ["id"])["id"].combine_chunks()
-    if not table["id"].combine_chunks().equals(ids):
+    if ids is None:
+        ids = read_table(inputs[INGEST] / shard, ["id"])["id"]
+    _check_ids(inputs, shard, stage, table["id"], ids)
+    return table
+
+
+def _check_ids(
+    inputs: Mapping[str, Path], shard: str, stage: str, found: pa.ChunkedArray, ids: pa.ChunkedArray
+) -> None:
+    if not found.combine_chunks().equals(ids.combine_chunks()):
         raise MisalignedError(
             f"{inputs[stage] / shard}: its ids are not those of {inputs[INGEST] / shard}; "
             f"rerun the stage: gristmill stage {stage} MANIFEST --force"
         )
-    return table
-
-
-def kept_rows(inputs: Mapping[str, Path], shard: str) -> np.ndarray:
-    """Row numbers (int64, ascending) that every annotating stage among the inputs kept."""
-    stages = annotation_stages(inputs)
-    if not stages:
-        return np.arange(len(read_documents(inputs, shard, ["id"])), dtype=np.int64)
-    # The last stage has a judgement only on rows that all before it kept; every stage's ids are checked.
-    kept: np.ndarray | None = None
-    for stage in stages:
-        keep = pc.fill_null(read_annotations(inputs, shard, stage, ["keep"])["keep"], False)
-        mask = keep.to_numpy(zero_copy_only=False).astype(bool)
-        kept = mask if kept is None else kept & mask
-    assert kept is not None
-    return np.flatnonzero(kept).astype(np.int64)
 
 
 def judged_rows(documents: pa.Table, rows: np.ndarray, sources: Sequence[str] | None) -> np.ndarray:

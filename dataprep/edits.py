@@ -138,12 +138,18 @@ def then(first: pa.Array, second: pa.Array) -> pa.Array:
     Returns:
         edits of the n texts: `apply(text, then(a, b)) == apply(apply(text, a), b)`. Neighbours are one edit, so that
         every edit but those that change nothing has kept text on both sides.
+
+    Raises:
+        BadEditError: edits overlap or are out of order.
     """
     if len(second.flatten()) == 0:
         return first
     if len(first.flatten()) == 0:
         return second
-    offsets, begins, ends, data, cuts = _then(*_buffers(first), *_buffers(second))
+    rounds = _buffers(first), _buffers(second)
+    for firsts, begins, ends, *_ in rounds:
+        _check_order(firsts, begins, ends)
+    offsets, begins, ends, data, cuts = _then(*rounds[0], *rounds[1])
     texts = pa.LargeStringArray.from_buffers(len(begins), pa.py_buffer(cuts), pa.py_buffer(data)).cast(pa.string())
     values = pa.StructArray.from_arrays([pa.array(begins), pa.array(ends), texts], fields=list(EDIT_TYPE))
     return pa.LargeListArray.from_arrays(pa.array(offsets), values)
@@ -160,6 +166,17 @@ def _buffers(edits: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
         data,
         offsets,
     )
+
+
+def _check_order(firsts: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> None:
+    """See that the edits of each text follow one another (all int64; text i has those from firsts[i] on)."""
+    after = np.zeros(len(begins), np.int64)
+    after[1:] = ends[:-1]
+    after[firsts[:-1][firsts[:-1] < len(begins)]] = 0
+    wrong = np.flatnonzero((begins < after) | (ends < begins))
+    if len(wrong):
+        text = int(np.searchsorted(firsts, wrong[0], side="right")) - 1
+        raise BadEditError(f"the edits of document {text} of {len(firsts) - 1} overlap or are out of order")
 
 
 @kernel

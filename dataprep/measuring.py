@@ -1,20 +1,34 @@
 """Measuring documents batch by batch, so that one bad document costs only itself.
 
-For stages that look at all documents together: every job of such a stage reads the same texts in the same order.
+For stages that look at all documents together: every job of such a stage reads the same texts in the same order. What
+the stages before say of a shard is merged once, so that no job but the first reads all their tables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import Counts
-from gristmill.dataprep.documents import annotate, judged_rows, kept_rows, read_documents
+from gristmill.dataprep.documents import (
+    MERGED,
+    annotate,
+    annotation_stages,
+    combine_annotations,
+    judged_rows,
+    read_shard,
+    read_table,
+    write_table,
+)
+from gristmill.dataprep.edits import EDITS
+from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.secrets import mask_text
 from gristmill.dataprep.text.kernels import text_buffers
 
@@ -115,14 +129,45 @@ class JudgedTexts:
 
 def read_judged(inputs: Mapping[str, Path], shard: str, sources: Sequence[str] | None) -> JudgedTexts:
     """Read the texts of a shard that were kept so far and belong to the sources (all where None)."""
-    documents = read_documents(inputs, shard, ["id", "source", "locator", "text"])
-    rows = kept_rows(inputs, shard)
+    read = read_shard(inputs, shard, ["id", "source", "locator", "text"])
+    documents, rows = read.documents, read.rows
     judged = judged_rows(documents, rows, sources)
     column = documents["text"].take(pa.array(judged))
     _, errors = measure_texts(column, _check_encoding)
     readable = np.array([error is None for error in errors], bool)
     texts = column.filter(pa.array(readable)).combine_chunks().cast(pa.large_string())
     return JudgedTexts(documents, rows, judged, errors, judged[readable], texts)
+
+
+def merge_annotations(inputs: Mapping[str, Path], context: Context) -> dict[str, Path]:
+    """The inputs of a stage with one annotating stage, MERGED, in place of all of them.
+
+    For a stage that reads every shard several times: its tables, which lie in the work folder, say which rows all
+    stages kept, and what their edits do at once. Of a shard every job then reads two files, however long the chain is.
+
+    Args:
+        inputs: `ingest`, and the annotating stages in the order in which they ran.
+        context: where to run.
+
+    Returns:
+        the inputs as they are where there is nothing to merge.
+    """
+    stages = annotation_stages(inputs)
+    if len(stages) < 2:
+        return dict(inputs)
+    out = context.work / MERGED
+    merge = partial(merge_shard, inputs=dict(inputs), out=out)
+    run_tasks("merge", shard_tasks(inputs["ingest"]), merge, context, direct=True)
+    return {**{name: folder for name, folder in inputs.items() if name not in stages}, MERGED: out}
+
+
+def merge_shard(task: Task, inputs: Mapping[str, Path], out: Path) -> Done:
+    """Write the annotations of all stages of one shard as one table: `id`, `keep` and, where a stage edits, `edits`."""
+    ids = read_table(inputs["ingest"] / task.name, ["id"])["id"]
+    combined = combine_annotations(inputs, task.name, ids, [EDITS])
+    edits = {} if combined.edits is None else {EDITS: combined.edits}
+    write_table(out / task.name, pa.table({"id": ids, "keep": pa.array(combined.keep), **edits}), repeating=())
+    return Done([out / task.name])
 
 
 def _check_encoding(texts: pa.Array) -> dict[str, np.ndarray]:

@@ -21,7 +21,7 @@ from gristmill.dataprep.cleaning.lines_dclm import cap_newlines
 from gristmill.dataprep.cleaning.unicode_repair import fix_unicode, normalise
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import SHARE_EDGES, add_counts, add_histograms, balance, histogram
-from gristmill.dataprep.documents import annotate, judged_rows, kept_rows, read_documents, write_table
+from gristmill.dataprep.documents import annotate, judged_rows, read_shard, write_table
 from gristmill.dataprep.edits import EDITS, apply_edits, edits_array, then
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.measuring import measure_texts, spread
@@ -87,8 +87,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 def clean_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path) -> Done:
     """Clean one document shard and write its annotations."""
     section = Clean.model_validate(config)
-    documents = read_documents(inputs, task.name, ["id", "source", "text"])
-    rows = kept_rows(inputs, task.name)
+    read = read_shard(inputs, task.name, ["id", "source", "text"])
+    documents, rows = read.documents, read.rows
     judged = judged_rows(documents, rows, section.sources)
     measured, errors = measure_texts(documents["text"].take(judged), partial(clean_texts, section=section))
     reasons = spread(judge(measured, section), errors)

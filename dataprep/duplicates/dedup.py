@@ -27,7 +27,13 @@ import pyarrow.compute as pc
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import balance
 from gristmill.dataprep.document_numbers import number_rows
-from gristmill.dataprep.documents import annotate, judged_rows, kept_rows, read_documents, shard_names, write_table
+from gristmill.dataprep.documents import (
+    annotate,
+    judged_rows,
+    read_shard,
+    shard_names,
+    write_table,
+)
 from gristmill.dataprep.duplicates.clusters import parse_keep
 from gristmill.dataprep.duplicates.components import count_star_partitions, find_components
 from gristmill.dataprep.duplicates.dedup_index import (
@@ -51,6 +57,7 @@ from gristmill.dataprep.duplicates.survivors import (
 )
 from gristmill.dataprep.files import as_path
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
+from gristmill.dataprep.measuring import merge_annotations
 from gristmill.dataprep.shuffle import count_partitions
 from gristmill.mixtures.dedup import Dedup
 
@@ -136,7 +143,8 @@ def make_plan(inputs: Mapping[str, Path], section: Dedup, out: Path, context: Co
     old = [(f"against-{place}-{path.name}", path) for place, index in enumerate(indexes) for path in index.files]
     numbering = number_rows(new, old)
     num_partitions = count_partitions(int(numbering.starts[-1]) * keys_per_document(section) * BYTES_PER_KEY)
-    return DedupPlan(dict(inputs), section, indexes, numbering, num_partitions, context.work, out)
+    merged = merge_annotations(inputs, context)
+    return DedupPlan(merged, dict(inputs), section, indexes, numbering, num_partitions, context.work, out)
 
 
 def sketch_tasks(plan: DedupPlan) -> list[Task]:
@@ -168,8 +176,8 @@ def sketch(task: Task, plan: DedupPlan) -> Done:
 
 def apply(task: Task, plan: DedupPlan, tasks: Sequence[Task]) -> Done:
     """Write the annotations of one shard, and its part of the index."""
-    documents = read_documents(plan.inputs, task.name, ["id", "source", "text"])
-    rows = kept_rows(plan.inputs, task.name)
+    read = read_shard(plan.inputs, task.name, ["id", "source", "text"])
+    documents, rows = read.documents, read.rows
     judged = judged_rows(documents, rows, plan.section.sources)
     errors = pa.array([task.payload["errors"].get(str(row)) for row in judged], pa.string())
     decisions, members = decisions_of(plan, task.name, tasks)

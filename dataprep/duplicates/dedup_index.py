@@ -154,6 +154,9 @@ class DedupPlan:
     """What the tasks of the stage have in common."""
 
     inputs: Mapping[str, Path]
+    """Merged (see `measuring.merge_annotations`)."""
+    measured: Mapping[str, Path]
+    """The inputs with every annotating stage."""
     section: Dedup
     indexes: Sequence[Index]
     numbering: Numbering

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from gristmill.dataprep.cleaning.urls import document_urls, normalise_url
 from gristmill.dataprep.document_numbers import Numbering
-from gristmill.dataprep.documents import judged_rows, kept_rows, read_documents
+from gristmill.dataprep.documents import judged_rows, read_shard
 from gristmill.dataprep.duplicates.minhash import band_keys, signatures
 from gristmill.dataprep.duplicates.shingles import ShingleSets, join_sets, no_shingles, shingle_sets
 from gristmill.dataprep.files import atomic_write
@@ -62,8 +62,8 @@ def sketch_shard(inputs: Mapping[str, Path], shard: str, section: Dedup) -> tupl
         MinHash is on) and `shingles`; and row number -> error of the documents that raised one and do not take part.
     """
     columns = ["id", "source", "locator", "text", *(["metadata"] if section.url else [])]
-    documents = read_documents(inputs, shard, columns)
-    judged = judged_rows(documents, kept_rows(inputs, shard), section.sources)
+    read = read_shard(inputs, shard, columns)
+    documents, judged = read.documents, judged_rows(read.documents, read.rows, section.sources)
     measured, errors = measure_texts(documents["text"].take(judged), measure_lengths)
     good = np.array([error is None for error in errors], bool)
     raised = {str(row): error for row, error in zip(judged, errors, strict=True) if error is not None}

@@ -135,7 +135,7 @@ def gather_members(task: Task, plan: DedupPlan, keys: Sequence[KeepKey], tasks: 
     components[np.searchsorted(documents, labels[:, 0])] = labels[:, 1]
     sketches = load_columns(plan.work, plan.numbering, documents, ["id", "locator", "length"])
     rows = documents - plan.numbering.starts[shard]
-    members = read_columns(plan.inputs, task.name, rows, keys, sketches)
+    members = read_columns(plan.measured, task.name, rows, keys, sketches)
     position = np.full(len(documents), -1)
     position[np.searchsorted(documents, matches["document"].to_numpy())] = np.arange(len(matches))
     take = pa.array(position, mask=position < 0)

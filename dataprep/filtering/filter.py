@@ -16,9 +16,7 @@ from gristmill.dataprep.counts import add_counts, balance
 from gristmill.dataprep.documents import (
     annotate,
     judged_rows,
-    kept_rows,
-    read_columns,
-    read_documents,
+    read_shard,
     write_table,
 )
 from gristmill.dataprep.filtering.rule_sets import columns_read, configured_sets, edges, measure
@@ -63,13 +61,12 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 def filter_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path) -> Done:
     """Judge one document shard and write its annotations."""
     section = Filter.model_validate(config)
-    documents = read_documents(inputs, task.name, ["id", "source"])
-    rows = kept_rows(inputs, task.name)
+    wanted = dict.fromkeys(["id", "source", "text", *columns_read(section.rules)])
+    read = read_shard(inputs, task.name, list(wanted))
+    documents, rows = read.documents, read.rows
     judged = judged_rows(documents, rows, section.sources)
-    wanted = read_columns(inputs, task.name, ["source", "text", *columns_read(section.rules)])
-    documents = documents.append_column("text", wanted["text"])
     measure_rows = partial(measure, rules=section.rules, rule_sources=section.rule_sources)
-    statistics, errors = measure_texts(wanted.take(judged), measure_rows)
+    statistics, errors = measure_texts(documents.take(judged), measure_rows)
     failed = failures(statistics, configured_sets(section.rules))
     good = np.flatnonzero([error is None for error in errors])
     reasons: list[str | None] = [None] * len(judged)

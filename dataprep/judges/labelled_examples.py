@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.dataprep.documents import document_id, judged_rows, kept_rows, read_documents, shard_names
+from gristmill.dataprep.documents import document_id, judged_rows, read_documents, read_shard, shard_names
 from gristmill.dataprep.files import as_path
 from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, read_lines
 from gristmill.dataprep.reading.readers import read_records
@@ -136,10 +136,10 @@ def choose_examples(pool: Pool, section: Classifier, seed: int) -> dict[bool, tu
     classes = {True: section.positive, False: section.negative}
     found: dict[bool, list[Members]] = {True: [], False: []}
     for number, shard in enumerate(pool.shards):
-        documents, rows = read_documents(pool.inputs, shard, ["id", "source"]), kept_rows(pool.inputs, shard)
+        read = read_shard(pool.inputs, shard, ["id", "source"])
         for good, sources in classes.items():
-            members = judged_rows(documents, rows, sources)
-            found[good].append((number, members, draw(documents["id"].take(pa.array(members)).to_pylist(), seed)))
+            members = judged_rows(read.documents, read.rows, sources)
+            found[good].append((number, members, draw(read.documents["id"].take(pa.array(members)).to_pylist(), seed)))
     files = [(good, file) for good, of_class in pool.files.items() for file in of_class]
     for number, (good, file) in enumerate(files):
         ids = [document_id("", "", text) for text in read_labelled(file)]
@@ -159,8 +159,8 @@ def read_ngram_texts(inputs: Mapping[str, Path], section: Quality) -> Iterator[s
     shards = shard_names(inputs["ingest"])
     found = []
     for number, shard in enumerate(shards):
-        documents = read_documents(inputs, shard, ["id", "source", "text"])
-        rows = judged_rows(documents, kept_rows(inputs, shard), settings.sources)
+        read = read_shard(inputs, shard, ["id", "source", "text"])
+        documents, rows = read.documents, judged_rows(read.documents, read.rows, settings.sources)
         draws = draw(documents["id"].take(pa.array(rows)).to_pylist(), section.seed or 0)
         free = draws[:, 0] >= held_out
         sizes = pc.binary_length(documents["text"].take(pa.array(rows[free]))).to_numpy().astype(np.int64)

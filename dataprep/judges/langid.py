@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import SHARE_EDGES, add_counts, add_histograms, balance, histogram
-from gristmill.dataprep.documents import annotate, judged_rows, kept_rows, read_documents, write_table
+from gristmill.dataprep.documents import annotate, judged_rows, read_shard, write_table
 from gristmill.dataprep.edits import EDITS, Edit, edits_array
 from gristmill.dataprep.files import sha256_file
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
@@ -217,8 +217,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 def identify_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path, sha256: str) -> Done:
     """Identify the languages of one document shard and write its annotations."""
     section = LanguageId.model_validate(config)
-    documents = read_documents(inputs, task.name, ["id", "source", "text"])
-    rows = kept_rows(inputs, task.name)
+    read = read_shard(inputs, task.name, ["id", "source", "text"])
+    documents, rows = read.documents, read.rows
     judged = judged_rows(documents, rows, section.sources)
     model = load_model(str(find_model(section.model)), sha256)
     wanted = wanted_languages(section)

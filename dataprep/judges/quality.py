@@ -21,8 +21,7 @@ from gristmill.dataprep.counts import add_counts, add_histograms, balance, histo
 from gristmill.dataprep.documents import (
     annotate,
     judged_rows,
-    kept_rows,
-    read_documents,
+    read_shard,
     read_table,
     write_table,
 )
@@ -32,7 +31,7 @@ from gristmill.dataprep.judges.labelled_examples import draw
 from gristmill.dataprep.judges.quality_models import CHARACTERS, HELD_OUT_FILE, find_models, measure_held_out, trainings
 from gristmill.dataprep.judges.ranking import ALL, Cuts, describe_cuts, kept_by_rank, rank_documents
 from gristmill.dataprep.judges.scorers import SCORES, ModelFiles, make_measure
-from gristmill.dataprep.measuring import measure_texts, spread
+from gristmill.dataprep.measuring import measure_texts, merge_annotations, spread
 from gristmill.mixtures.quality import SCORE_OF_THRESHOLD, THRESHOLDS, Quality, QualityThresholds
 
 
@@ -119,7 +118,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         ConservationError, QuarantineError: see `counts`.
     """
     section = Quality.model_validate(config)
-    told: dict[str, Any] = {"inputs": dict(inputs), "config": section.model_dump(mode="json")}
+    told: dict[str, Any] = {"inputs": merge_annotations(inputs, context), "config": section.model_dump(mode="json")}
     trained = {}
     for name, train in trainings(section).items():
         process = partial(train, **told, out=out, work=context.work)
@@ -169,8 +168,8 @@ def score_shard(
 ) -> Done:  # fmt: skip
     """Score one document shard: a row per judged document with its source, error, tie and scores."""
     section = Quality.model_validate(config)
-    documents = read_documents(inputs, task.name, ["id", "source", "text"])
-    judged = pa.array(judged_rows(documents, kept_rows(inputs, task.name), section.sources))
+    read = read_shard(inputs, task.name, ["id", "source", "text"])
+    documents, judged = read.documents, pa.array(judged_rows(read.documents, read.rows, section.sources))
     measured, errors = measure_texts(documents["text"].take(judged), make_measure(section, models))
     sources = documents["source"].take(judged).cast(pa.string()).combine_chunks()
     ties = draw(documents["id"].take(judged).to_pylist(), section.seed or 0)[:, 1]
@@ -188,8 +187,8 @@ def judge_shard(
 ) -> Done:  # fmt: skip
     """Judge one document shard by its scores and write its annotations."""
     section = Quality.model_validate(config)
-    documents = read_documents(inputs, task.name, ["id", "source", "text"])
-    rows = kept_rows(inputs, task.name)
+    read = read_shard(inputs, task.name, ["id", "source", "text"])
+    documents, rows = read.documents, read.rows
     judged = judged_rows(documents, rows, section.sources)
     scored = read_table(scores / task.name).combine_chunks()
     columns = {name: scored[name].combine_chunks() for name in scored.column_names

@@ -23,7 +23,7 @@ from gristmill.dataprep.documents import ID_BYTES, write_table
 from gristmill.dataprep.edits import EDITS, cuts_array
 from gristmill.dataprep.filtering.rules import first_failures
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
-from gristmill.dataprep.measuring import JudgedTexts, read_judged
+from gristmill.dataprep.measuring import JudgedTexts, merge_annotations, read_judged
 from gristmill.dataprep.passages.contamination import Matches, Runs, find_matches, is_over
 from gristmill.dataprep.passages.evaluation_sets import Part, read_parts
 from gristmill.dataprep.passages.excision import widen, words_left
@@ -183,7 +183,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         QuarantineError: more documents than allowed raised an error.
     """
     section = Decontaminate.model_validate(config)
-    plan = DecontaminationPlan(dict(inputs), section, context.work, out)
+    plan = DecontaminationPlan(merge_annotations(inputs, context), section, context.work, out)
     parts, items = read_parts(section.against)
     index = build_index(pa.array([part.text for part in parts], pa.large_string()), section.ngram, section.min_words)
     write_index(plan.path("index", "ngrams"), index)

@@ -29,7 +29,7 @@ from gristmill.dataprep.document_numbers import Numbering, number_documents, tex
 from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.edits import EDITS, cuts_array
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
-from gristmill.dataprep.measuring import JudgedTexts, read_judged
+from gristmill.dataprep.measuring import JudgedTexts, merge_annotations, read_judged
 from gristmill.dataprep.shuffle import (
     count_partitions,
     find_pairs,
@@ -228,7 +228,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     section = DedupLines.model_validate(config)
     numbering = number_documents(inputs["ingest"])
     num_partitions = count_partitions(text_bytes(inputs["ingest"]))
-    plan = LinesPlan(dict(inputs), section, numbering, num_partitions, context.work, out)
+    plan = LinesPlan(merge_annotations(inputs, context), section, numbering, num_partitions, context.work, out)
     shards = shard_tasks(inputs["ingest"])
     sent = run_tasks("lines", shards, partial(send_units, plan=plan), context)
     partitions = [Task(f"{number:05d}", {"partition": number}) for number in range(plan.num_partitions)]

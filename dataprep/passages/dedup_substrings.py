@@ -37,7 +37,7 @@ from gristmill.dataprep.document_numbers import Numbering, number_documents, tex
 from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.edits import EDITS, cuts_array
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
-from gristmill.dataprep.measuring import JudgedTexts, read_judged
+from gristmill.dataprep.measuring import JudgedTexts, merge_annotations, read_judged
 from gristmill.dataprep.passages.windows import Windows, are_copies, cut_copies, find_anchors, find_windows, near
 from gristmill.dataprep.shuffle import (
     count_partitions,
@@ -250,7 +250,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     section = DedupSubstrings.model_validate(config)
     numbering = number_documents(inputs["ingest"])
     num_partitions = count_partitions(SHUFFLED_PER_BYTE * text_bytes(inputs["ingest"]))
-    plan = SubstringsPlan(dict(inputs), section, numbering, num_partitions, context.work, out)
+    plan = SubstringsPlan(merge_annotations(inputs, context), section, numbering, num_partitions, context.work, out)
     shards = shard_tasks(inputs["ingest"])
     partitions = plan.partitions() if shards else []
     anchors = run_tasks("anchors", shards, partial(send_anchors, plan=plan), context)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from rich.text import Text
 
-from gristmill.dataprep.documents import kept_rows, read_columns, read_documents, shard_names
+from gristmill.dataprep.documents import read_shard, shard_names
 from gristmill.dataprep.filtering import gopher
 from gristmill.dataprep.filtering.rules import bounded_statistics, failures
 from gristmill.flows.questions.find_documents import committed_inputs
@@ -104,8 +104,8 @@ def _sample_limit(inputs: Mapping[str, Path], sample: int) -> tuple[int, int]:
     """The largest key of a sample of the smallest, and how many documents there are."""
     parts = [np.zeros(0, np.uint64)]
     for shard in shard_names(inputs["ingest"]):
-        ids = read_documents(inputs, shard, ["id"])["id"].take(pa.array(kept_rows(inputs, shard)))
-        parts.append(_keys(ids))
+        read = read_shard(inputs, shard, ["id"])
+        parts.append(_keys(read.documents["id"].take(pa.array(read.rows))))
     keys = np.concatenate(parts)
     if len(keys) == 0:
         raise NothingIngestedError("the committed stages kept no document; nothing can be measured")
@@ -119,8 +119,8 @@ def _keys(ids: pa.ChunkedArray) -> np.ndarray:
 
 def _sampled_rows(inputs: Mapping[str, Path], limit: int) -> Iterator[pa.Table]:
     for shard in shard_names(inputs["ingest"]):
-        rows = read_columns(inputs, shard, ["id", "locator", "text", "language"])
-        rows = rows.take(pa.array(kept_rows(inputs, shard)))
+        read = read_shard(inputs, shard, ["id", "locator", "text", "language"])
+        rows = read.documents.take(pa.array(read.rows))
         rows = rows.filter(pa.array(_keys(rows["id"]) <= np.uint64(limit)))
         for start in range(0, len(rows), BATCH_DOCUMENTS):
             yield rows.slice(start, BATCH_DOCUMENTS)

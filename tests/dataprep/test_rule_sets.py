@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill.dataprep.documents import read_columns, write_table
+from gristmill.dataprep.documents import read_shard, write_table
 from gristmill.dataprep.filtering.gopher import DIALECTS
 from gristmill.dataprep.filtering.rule_sets import RULE_SETS, configured_sets, measure
 from gristmill.dataprep.filtering.rules import bounded_statistics, failures
@@ -76,7 +76,7 @@ def test_columns_come_from_documents_or_from_stages_before_and_are_null_where_no
     write_table(tmp_path / "langid" / "part-00000.parquet",
                 pa.table({"id": ids, "keep": [True, True], "language": ["en", "de"]}))
     inputs = {"ingest": ingest, "langid": tmp_path / "langid"}
-    rows = read_columns(inputs, "part-00000.parquet", ["text", "locator", "language", "perplexity"])
+    rows = read_shard(inputs, "part-00000.parquet", ["text", "locator", "language", "perplexity"]).documents
     assert rows.to_pylist() == [
         {"text": "one", "locator": "a", "language": "en", "perplexity": None},
         {"text": "two", "locator": "b", "language": "de", "perplexity": None},

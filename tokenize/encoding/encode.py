@@ -27,9 +27,8 @@ from gristmill.dataprep.documents import (
     QUARANTINE_REASON,
     QUARANTINE_SCHEMA,
     count_documents,
-    kept_rows,
     read_annotations,
-    read_documents,
+    read_shard,
     write_table,
 )
 from gristmill.dataprep.files import as_path, atomic_write, write_json
@@ -129,8 +128,8 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
     folders = {name: as_path(folder) for name, folder in inputs.items()}
     shard = task.payload["shard"]
     tokenizer = _load_once(inputs["tokenizer"])
-    documents = read_documents(folders, shard, ["id", "source", "locator", "text"])
-    rows = kept_rows(folders, shard)
+    read = read_shard(folders, shard, ["id", "source", "locator", "text"])
+    documents, rows = read.documents, read.rows
     texts = documents["text"].take(pa.array(rows))
     sizes = pc.binary_length(texts).to_numpy().astype(np.int64)
     parts, lengths, errors = [], [np.empty(0, np.int64)], {}

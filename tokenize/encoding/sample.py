@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 
 from gristmill.dataprep.documents import (
     annotation_stages,
-    kept_rows,
     read_annotations,
     read_documents,
+    read_shard,
     shard_names,
 )
 from gristmill.tokenize.document_sampling import drawn_below, drawn_order, id_words
@@ -129,8 +129,8 @@ def _list_documents(inputs: Mapping[str, Path]) -> _Documents:
     columns: list[list[np.ndarray]] = [[np.empty((0, 2), np.uint64)], [np.empty(0, object)], *([np.empty(0, np.int64)]
                                                                                               for _ in range(3))]
     for number, shard in enumerate(shard_names(inputs["ingest"])):
-        rows = kept_rows(inputs, shard)
-        table = read_documents(inputs, shard, ["id", "source", "text"]).take(pa.array(rows))
+        read = read_shard(inputs, shard, ["id", "source", "text"])
+        rows, table = read.rows, read.documents.take(pa.array(read.rows))
         parts = (id_words(table["id"]), table["source"].cast(pa.string()).to_numpy(),
                  pc.binary_length(table["text"]).to_numpy(), np.full(len(rows), number), rows)
         for column, part in zip(columns, parts, strict=True):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.documents import annotation_stages, read_annotations
+from gristmill.dataprep.documents import annotation_stages, read_annotations, read_documents
 from gristmill.mixtures.prepare import column_prefix
 from gristmill.tokenize.document_sampling import draw, word_ids
 from gristmill.tokenize.mixing.quotas import MixError
@@ -43,10 +43,10 @@ def measured_columns(inputs: Mapping[str, Path], shard: str, docs: pa.Table) -> 
     Returns:
         `tokens`, `bytes` and every column that an annotating stage measured, under the names of `names_of`.
     """
-    rows = docs["row"]
+    rows, ids = docs["row"], read_documents(inputs, shard, ["id"])["id"]
     measured = {}
     for step in annotation_stages(inputs):
-        table = read_annotations(inputs, shard, step).take(rows)
+        table = read_annotations(inputs, shard, step, ids=ids).take(rows)
         measured[step] = {name: table[name] for name in table.column_names if name not in JUDGEMENT_COLUMNS}
     columns = {name: docs[name] for name in OF_TOKENS}
     for step, names in names_of(measured).items():

@@ -1,0 +1,177 @@
+"""What the stages before say of a shard is read once: every table of the chain is opened once for each time it is read.
+
+A stage that reads a shard several times merges what they say first.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gristmill.dataprep import documents
+from gristmill.dataprep.cleaning import clean
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.documents import (
+    MERGED,
+    MisalignedError,
+    annotate,
+    kept_rows,
+    read_documents,
+    read_shard,
+    read_table,
+    write_table,
+)
+from gristmill.dataprep.duplicates import dedup
+from gristmill.dataprep.edits import BadEditError, edits_array
+from gristmill.dataprep.filtering import filter as filtering
+from gristmill.dataprep.judges import quality
+from gristmill.dataprep.measuring import merge_annotations
+from gristmill.dataprep.passages import decontaminate, dedup_lines, dedup_substrings
+
+SHARD = "part-00000.parquet"
+STEPS = ("filter", "clean", "langid", "dedup_lines", "decontaminate", "dedup_substrings", "dedup", "filter-2")
+WORDS = "the river of a winter and evening in every old garden was that with letters have to be machine".split()
+
+
+def sentence(random_: random.Random, words: int) -> str:
+    return " ".join(random_.choices(WORDS, k=words)).capitalize() + "."
+
+
+@contextmanager
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """Counts the Parquet files that are opened meanwhile, by the name of their folder."""
+    counts: Counter[str] = Counter()
+    real = documents.open_parquet
+
+    def count(path: Path) -> Any:
+        counts[path.parent.name] += 1
+        return real(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(documents, "open_parquet", count)
+        yield counts
+
+
+def edited(random_: random.Random, text: bytes) -> tuple[list[tuple[int, int, str]], bytes]:
+    """Some edits of a text in ASCII, and what they make of it."""
+    places = sorted(random_.sample(range(len(text) + 1), min(2 * random_.randint(0, 3), len(text) // 2 * 2)))
+    edits = [(begin, end, random_.choice(["", "x", "new words"])) for begin, end in zip(places[::2], places[1::2],
+                                                                                       strict=True)]
+    for begin, end, new in reversed(edits):
+        text = text[:begin] + new.encode() + text[end:]
+    return edits, text
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_shard_is_read_as_if_every_stage_had_changed_it_in_turn(
+    seed: int, write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
+) -> None:
+    random_ = random.Random(seed)
+    texts = [sentence(random_, random_.randint(1, 9)).encode() for _ in range(12)]
+    inputs = {"ingest": write_ingest("ingest", [[("web", str(row), text.decode()) for row, text in enumerate(texts)]])}
+    rows = np.arange(len(texts))
+    for stage in STEPS:
+        table = read_table(inputs["ingest"] / SHARD)
+        left = np.array([row for row in rows.tolist() if random_.random() < 0.9], np.int64)
+        made = [edited(random_, texts[row]) for row in rows.tolist()]
+        for row, (_, text) in zip(rows.tolist(), made, strict=True):
+            texts[row] = text
+        edits = {"edits": edits_array([one for one, _ in made])} if random_.random() < 0.6 else {}
+        if not edits:
+            texts = [text.encode() for text in read_documents(inputs, SHARD, ["text"])["text"].to_pylist()]
+        reasons = [None if row in left else "gone" for row in rows.tolist()]
+        write_table(tmp_path / stage / SHARD, annotate(table, rows, rows, reasons, edits)[0])
+        inputs[stage], rows = tmp_path / stage, left
+        for read in (inputs, merge_annotations(inputs, make_context(f"work-{stage}"))):
+            shard = read_shard(read, SHARD, ["text", "id"])
+            assert shard.documents["text"].to_pylist() == [text.decode() for text in texts], seed
+            assert shard.documents["id"].equals(table["id"])
+            assert shard.rows.tolist() == kept_rows(read, SHARD).tolist() == left.tolist()
+
+
+def test_every_table_of_a_chain_is_opened_once_and_a_merged_one_in_place_of_all(
+    write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs = {"ingest": write_ingest("ingest", [[("web", "a", "one two"), ("web", "b", "three")]])}
+    every = np.arange(2)
+    for stage in STEPS:
+        table = annotate(read_table(inputs["ingest"] / SHARD), every, every, [None, None],
+                         {"edits": edits_array([[(0, 0, "a ")], []]), stage: pa.array([1, 2])})[0]
+        write_table(tmp_path / stage / SHARD, table)
+        inputs[stage] = tmp_path / stage
+    with opened(monkeypatch) as counts:
+        shard = read_shard(inputs, SHARD, ["text", *STEPS])
+    assert shard.documents["text"].to_pylist() == ["a " * len(STEPS) + "one two", "three"]
+    assert all(shard.documents[stage].to_pylist() == [1, 2] for stage in STEPS)
+    assert counts == dict.fromkeys(("ingest", *STEPS), 1)
+    with opened(monkeypatch) as counts:
+        merged = merge_annotations(inputs, make_context("work"))
+    assert counts == dict.fromkeys(("ingest", *STEPS), 1)
+    with opened(monkeypatch) as counts:
+        assert read_shard(merged, SHARD, ["text"]).documents.equals(shard.documents.select(["text"]))
+    assert counts == {"ingest": 1, MERGED: 1}
+
+
+def test_what_is_wrong_with_one_table_of_a_chain_is_an_error(
+    write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
+) -> None:
+    inputs = {"ingest": write_ingest("ingest", [[("web", "a", "one"), ("web", "b", "two")]])}
+    every, table = np.arange(2), read_table(inputs["ingest"] / SHARD)
+    for stage in ("clean", "filter"):
+        made = annotate(table, every, every, [None, None], {"edits": edits_array([[(0, 1, "")], [(1, 2, "")]])})[0]
+        write_table(tmp_path / stage / SHARD, made)
+        inputs[stage] = tmp_path / stage
+    write_table(inputs["clean"] / SHARD, made.take([1, 0]))
+    for read in (lambda: read_shard(inputs, SHARD), lambda: merge_annotations(inputs, make_context("work"))):
+        with pytest.raises(MisalignedError, match="gristmill stage clean"):
+            read()
+    overlapping = edits_array([[], [(0, 2, ""), (1, 3, "")]])
+    write_table(inputs["clean"] / SHARD, annotate(table, every, every, [None, None], {"edits": overlapping})[0])
+    with pytest.raises(BadEditError, match="document 1 of 2"):
+        read_shard(inputs, SHARD)
+
+
+def test_a_stage_opens_each_table_before_it_a_bounded_number_of_times(
+    write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eight steps over two shards; stages that pass several times over a shard read those before them once, too."""
+    random_ = random.Random(7)
+    repeated = [sentence(random_, 12) for _ in range(4)]
+    shards = [[(source, f"{shard}/{number}", "\n".join([sentence(random_, 14), f"Mail me at a{number}@example.org now.",
+                                                         random_.choice(repeated), sentence(random_, 11)]))
+               for number, source in enumerate(["good", "bad"] * 10)] for shard in range(2)]
+    inputs = {"ingest": write_ingest("ingest", shards)}
+    against = tmp_path / "eval.jsonl"
+    against.write_text("".join(f'{{"question": "{text}"}}\n' for text in repeated[:2]))
+    classes = {"positive": ["good"], "negative": ["bad"], "epochs": 1, "max_documents": 5}
+    steps: list[tuple[str, Callable[..., dict[str, Any]], dict[str, Any]]] = [
+        ("clean", clean.run, {"mask": {}}),
+        ("filter", filtering.run, {"rules": {"fineweb": {"max_repeated_line_char_ratio": 1.0}}}),
+        ("dedup_lines", dedup_lines.run, {}),
+        ("decontaminate", decontaminate.run, {"against": [{"path": str(against)}], "ngram": 5, "min_words": 5,
+                                              "action": "excise", "min_left_words": 0, "margin_characters": 0}),
+        ("dedup_substrings", dedup_substrings.run, {"min_words": 8, "certain_words": 12}),
+        ("dedup", dedup.run, {}),
+        ("quality", quality.run, {"classifier": classes, "seed": 1}),
+    ]
+    for name, run, config in steps:
+        (tmp_path / name).mkdir()
+        with opened(monkeypatch) as counts:
+            run(inputs, config, tmp_path / name, make_context(f"work-{name}", mode="memory"))
+        before = {stage: counts[stage] for stage in inputs if stage != "ingest"}
+        assert set(before.values()) <= {2}, (name, before)  # once for each shard
+        inputs[name] = tmp_path / name
+    last = read_shard(inputs, SHARD)
+    assert len(last.rows)
+    assert pq.read_table(inputs["quality"] / SHARD)["quality"].null_count < 20
