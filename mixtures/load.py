@@ -12,7 +12,18 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from gristmill.mixtures.filter import Filter
-from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.manifest import (
+    FormerName,
+    Location,
+    Manifest,
+    RenamedKeyWarning,
+    all_keys,
+    current_place,
+    dotted,
+    known_keys,
+    models_in,
+    take_current_names,
+)
 from gristmill.mixtures.mix import mix_problems, weighed_sources
 from gristmill.mixtures.prepare import (
     NAME,
@@ -21,17 +32,6 @@ from gristmill.mixtures.prepare import (
     take_bare_name,
     written_steps,
     wrong_step_names,
-)
-from gristmill.mixtures.schema_keys import (
-    FormerName,
-    Location,
-    RenamedKeyWarning,
-    all_keys,
-    current_place,
-    dotted,
-    known_keys,
-    models_in,
-    take_current_names,
 )
 from gristmill.mixtures.section import OutsidePath
 from gristmill.mixtures.yaml_text import compose_yaml, did_you_mean, in_words, parse_yaml, why_invalid, why_unreadable

@@ -17,7 +17,6 @@ import gristmill.flows.cli.serve_commands
 import gristmill.flows.cli.bench_command  # noqa: F401
 # isort: on
 from gristmill.flows.cli.application import EXIT_INTERRUPTED, app
-from gristmill.mixtures.schema_keys import RenamedKeyWarning
 
 
 def main() -> None:
@@ -37,7 +36,7 @@ def format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """A warning about the user's own manifest names a line of it, not of ours."""
-    if issubclass(category, RenamedKeyWarning):
+    if category.__module__.startswith("gristmill."):
         return f"warning: {message}\n"
     return _plain_format(message, category, filename, lineno, line)
 

@@ -18,8 +18,8 @@ from gristmill.flows.report.training import loss_rows
 from gristmill.flows.running.what_changed import ABSENT, changed_keys
 from gristmill.flows.stages.registry import STAGES, TOKENIZE
 from gristmill.flows.store.store import Store, read_runs
+from gristmill.mixtures.manifest import take_current_names
 from gristmill.mixtures.prepare import name_steps, written_steps
-from gristmill.mixtures.schema_keys import take_current_names
 from gristmill.mixtures.sources import INGEST
 
 LAST = "last"

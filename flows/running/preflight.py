@@ -11,8 +11,7 @@ from gristmill.flows.stages.registry import STAGES, measured_by
 from gristmill.flows.stages.stage import Stage
 from gristmill.mixtures.langid import LanguageId
 from gristmill.mixtures.load import Problem, Written
-from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.schema_keys import Location
+from gristmill.mixtures.manifest import Location, Manifest
 from gristmill.mixtures.section import outside_paths
 
 

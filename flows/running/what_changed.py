@@ -13,8 +13,7 @@ from gristmill.flows.questions.status import ACTIONS, stage_states
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.plan import Node
 from gristmill.flows.store.store import StageFolder
-from gristmill.mixtures.manifest import Manifest, context_warnings
-from gristmill.mixtures.schema_keys import current_place
+from gristmill.mixtures.manifest import Manifest, context_warnings, current_place
 from gristmill.mixtures.training import HOW_KEYS
 
 CONTINUABLE = ("steps", "schedule.", "optimizer.learning_rate", "optimizer.betas", "optimizer.eps",

@@ -12,8 +12,8 @@ from gristmill.flows.questions.compare import keyed_manifest
 from gristmill.flows.stages.plan import make_plan
 from gristmill.flows.stages.sections import dump
 from gristmill.mixtures.load import ManifestError, parse_manifest
+from gristmill.mixtures.manifest import RenamedKeyWarning
 from gristmill.mixtures.mix import Mix
-from gristmill.mixtures.schema_keys import RenamedKeyWarning
 
 NOW = """\
 name: renamed
