@@ -87,8 +87,8 @@ class Perplexity(Section):
     ngram: NgramModel | None = None
     """Train an n-gram model; measures `perplexity`."""
     kenlm: OutsidePath | None = None
-    """A given n-gram model instead: an ARPA file (may be compressed), or a binary of KenLM's, which needs the package
-    kenlm; measures `perplexity`."""
+    """A given n-gram model instead: an ARPA file or a binary of KenLM's, a local file of order 6 at most. The package
+    kenlm reads it and scores by it (install `gristmill[kenlm]`); measures `perplexity`."""
     model: OutsidePath | None = None
     """A language model trained by gristmill: the folder that the stage `export` writes (config.json,
     model.safetensors, tokenizer.json); measures `model_perplexity` (per token) and `bits_per_byte`, which compares

@@ -4,6 +4,10 @@ Counts are of hashes of word sequences, in sorted arrays: the result depends on 
 highest order, and what begins a sentence, is counted by occurrences; all else by how many different words stand
 before it. Three discounts per order, for counts of 1, 2, and 3 or more, follow from the counts of counts; where these
 are too few to say (one is 0, or a discount leaves its range), they are 0.5, 1 and 1.5 (lmplz --discount_fallback).
+
+lmplz itself cannot be installed by package files: kenlm's package on PyPI has the scorer alone (its source archive
+leaves lm/builder out), Debian has no package, and a build of the repository needs Boost. So that a manifest gives the
+same model everywhere, models are trained here; what KenLM makes of the same entries is the tests' referee.
 """
 
 from __future__ import annotations

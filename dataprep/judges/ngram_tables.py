@@ -24,7 +24,6 @@ from gristmill.dataprep.text.kernels import kernel, text_buffers
 
 BEGIN, END, UNKNOWN = np.uint64(1), np.uint64(2), np.uint64(3)
 """What stands for `<s>`, `</s>` and `<unk>`."""
-MAX_ORDER = 10
 NEWLINE = 10
 LOAD = 0.5
 """Share of the slots that are taken: a search in vain then looks at two and a half on average (Knuth, section 6.4)."""
@@ -52,12 +51,10 @@ class NgramTables(NamedTuple):
         starts: int64 of shape (order + 1,): table n is slots [starts[n - 1], starts[n]), some of them free.
         cells: uint64 of shape (slots, 2): the key, 0 where the slot is free; and, as two float32 in the same place,
             its logarithms. One look-up is one cache line.
-        closed: whether the last words of every entry are an entry too, so that a search may end at the first miss.
     """
 
     starts: np.ndarray
     cells: np.ndarray
-    closed: bool
 
     @property
     def order(self) -> int:
@@ -70,11 +67,15 @@ class NgramTables(NamedTuple):
         return self.cells.view(np.float32)
 
 
-def make_tables(entries: list[Entries], closed: bool = True) -> NgramTables:
-    """Put the entries of orders 1, 2, ... into tables that are LOAD full; `closed` as in `NgramTables`."""
+def make_tables(entries: list[Entries]) -> NgramTables:
+    """Put the entries of orders 1, 2, ... into tables that are LOAD full.
+
+    Of every entry what is left without its first or its last word is an entry too, as in all that is trained here, so
+    that a search may end at the first miss.
+    """
     sizes = [int(len(part.keys) / LOAD) + 2 for part in entries]
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    tables = NgramTables(starts, np.zeros((starts[-1], 2), np.uint64), closed)
+    tables = NgramTables(starts, np.zeros((starts[-1], 2), np.uint64))
     for number, part in enumerate(entries):
         _insert(starts, tables.cells, tables.logs, number, *part)
     return tables
@@ -103,7 +104,7 @@ def score_texts(tables: NgramTables, texts: pa.Array | pa.ChunkedArray) -> tuple
     Returns:
         float64 of shape (n,); and int64 of shape (n,): words and ends of lines.
     """
-    return _score(*text_buffers(texts), tables.starts, tables.cells, tables.logs, tables.closed)
+    return _score(*text_buffers(texts), tables.starts, tables.cells, tables.logs)
 
 
 @kernel
@@ -168,8 +169,8 @@ def _find(starts: np.ndarray, cells: np.ndarray, number: int, key: np.uint64) ->
 
 @kernel
 def _step(
-    word: np.uint64, starts: np.ndarray, cells: np.ndarray, logs: np.ndarray, closed: bool, chain: np.ndarray,
-    slots: np.ndarray, known: int,
+    word: np.uint64, starts: np.ndarray, cells: np.ndarray, logs: np.ndarray, chain: np.ndarray, slots: np.ndarray,
+    known: int,
 ) -> float:  # fmt: skip
     """The log10 probability of a word after `known` words, which then is one of them.
 
@@ -189,7 +190,7 @@ def _step(
     for number in range(1, longest + 1):
         before, slot = context, -1
         context = slots[number] if number < order - 1 else -1
-        if before >= 0 and (matched == number - 1 or not closed):  # an entry's context is an entry, too
+        if before >= 0 and matched == number - 1:  # what an entry begins and ends with are entries, too
             slot = _find(starts, cells, number, chain[number])
         if slot >= 0:
             matched, total = number, np.float64(logs[slot, 2])
@@ -202,7 +203,6 @@ def _step(
 @kernel
 def _score(
     data: np.ndarray, offsets: np.ndarray, starts: np.ndarray, cells: np.ndarray, logs: np.ndarray,
-    closed: bool,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     number, order = len(offsets) - 1, len(starts) - 1
     totals, sizes = np.zeros(number), np.zeros(number, np.int64)
@@ -217,12 +217,12 @@ def _score(
                     slots[:] = -1
                     chain[0], slots[0], known = BEGIN, _find(starts, cells, 0, BEGIN), 1
                 word = word_hash(data, begin, at)
-                totals[text] += _step(word, starts, cells, logs, closed, chain, slots, known)
+                totals[text] += _step(word, starts, cells, logs, chain, slots, known)
                 sizes[text] += 1
                 known += 1
                 begin, at, found = next_word(data, at, end)
             if known:
-                totals[text] += _step(END, starts, cells, logs, closed, chain, slots, known)
+                totals[text] += _step(END, starts, cells, logs, chain, slots, known)
                 sizes[text] += 1
             at += 1
     return totals, sizes

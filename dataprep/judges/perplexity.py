@@ -14,17 +14,17 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gristmill.dataprep.files import as_path, is_local
-from gristmill.dataprep.judges.arpa import read_arpa
 from gristmill.dataprep.judges.ngram_tables import NgramTables, make_tables, read_entries, score_texts
 from gristmill.dataprep.text.hashing import hash_bytes
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 
-KENLM_MAGIC = b"mmap lm http://kheafield.com/code"
-"""How KenLM's binary models begin."""
 NGRAM_FILES = ("ngram-0.parquet", "ngram-1.parquet")
 """The models that are trained here, each on one half of the documents."""
+WORD = r"[^\t-\r ]+"
+"""What KenLM calls a word."""
 Normalisation = Literal["ccnet", "lower", "none"]
 LogScores = Callable[[pa.Array], tuple[np.ndarray, np.ndarray]]
 """n texts -> their log10 probabilities (float64), and words with ends of lines that these are of (int64)."""
@@ -115,52 +115,49 @@ def _ccnet_table() -> dict[int, str | None]:
 
 
 def load_scores(path: str, sha256: str) -> LogScores:
-    """The scoring function of a model: one that was trained here, an ARPA file, or a binary of KenLM's.
+    """The scoring function of a model: one that was trained here, or one that KenLM reads: an ARPA file or a binary.
 
     Args:
         path: where it lies.
         sha256: what it holds, so that another file at the same place is not taken for it.
 
     Raises:
-        PerplexityError: a binary model cannot be loaded here.
-        gristmill.dataprep.judges.arpa.ArpaError: it is neither, or not whole.
+        PerplexityError: KenLM is needed and not there, or cannot read it.
     """
-    file = as_path(path)
-    with file.open("rb") as stream:
-        binary = stream.read(len(KENLM_MAGIC)) == KENLM_MAGIC
-    if binary:
-        model = _load_kenlm(path, sha256)
-        return lambda texts: _score_with_kenlm(model, texts)
-    tables = _load_tables(path, sha256)
-    return lambda texts: score_texts(tables, texts)
+    if as_path(path).name in NGRAM_FILES:
+        tables = _load_tables(path, sha256)
+        return lambda texts: score_texts(tables, texts)
+    model = _load_kenlm(path, sha256)
+    return lambda texts: _score_with_kenlm(model, texts)
 
 
 @lru_cache(maxsize=2)
 def _load_tables(path: str, sha256: str) -> NgramTables:
-    file = as_path(path)
-    return make_tables(read_entries(file)) if file.name in NGRAM_FILES else read_arpa(file)
+    return make_tables(read_entries(as_path(path)))
 
 
 @lru_cache(maxsize=2)
 def _load_kenlm(path: str, sha256: str) -> Any:
     if not is_local(as_path(path)):
-        raise PerplexityError(f"{path}: KenLM maps a binary model into memory, which takes a local file; copy it here")
+        raise PerplexityError(f"{path}: KenLM reads local files; copy the model here")
     try:
         import kenlm
     except ImportError as error:
-        raise PerplexityError(
-            f"{path} is a binary model of KenLM's, and the package kenlm is not installed: install gristmill[kenlm], "
-            "or give the model as ARPA, which needs nothing"
-        ) from error
-    return kenlm.Model(str(Path(path)))
+        raise PerplexityError(f"{path} is scored by the package kenlm, which is not installed: install "
+                              "gristmill[kenlm], or train a model instead (`ngram`)") from error
+    config = kenlm.Config()
+    config.show_progress, config.arpa_complain = False, kenlm.ARPALoadComplain.NONE
+    try:
+        return kenlm.Model(str(Path(path)), config)
+    except (OSError, RuntimeError) as error:
+        raise PerplexityError(f"{path} is no n-gram model that KenLM can read (an ARPA file or a binary of its own): "
+                              f"{error}") from error
 
 
 def _score_with_kenlm(model: Any, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    logs, sizes = np.zeros(len(texts)), np.zeros(len(texts), np.int64)
+    logs, ends = np.zeros(len(texts)), np.zeros(len(texts), np.int64)
     for row, text in enumerate(texts.to_pylist()):
-        for line in text.encode("utf-8").split(b"\n"):
-            words = len(line.split())
-            if words:
-                logs[row] += model.score(line.decode("utf-8"), bos=True, eos=True)
-                sizes[row] += words + 1
-    return logs, sizes
+        # Of bytes only ASCII white space separates words, for Python and for KenLM.
+        lines = [line for line in text.encode("utf-8").split(b"\n") if line.strip()]
+        logs[row], ends[row] = sum(model.score(line, bos=True, eos=True) for line in lines), len(lines)
+    return logs, ends + pc.count_substring_regex(texts, WORD).to_numpy()

@@ -8,6 +8,7 @@ from typing import Any
 from gristmill.flows.stages.stage import Recipe
 from gristmill.mixtures.langid import LanguageId
 from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.quality import Quality
 from gristmill.mixtures.section import RECIPE, Judging, Section, outside_paths
 
 
@@ -40,7 +41,10 @@ def step_recipe(section: Judging, manifest: Manifest, verify: bool) -> tuple[Rec
         return dump(section, "model"), {"model": section.model}
     seed = {"seed": seed_of(section, manifest)} if "seed" in type(section).model_fields else {}
     config = {**dump(section), **seed}
-    return name_outside_files(config, section, verify), config
+    recipe = name_outside_files(config, section, verify)
+    if isinstance(section, Quality) and section.perplexity is not None and section.perplexity.kenlm is not None:
+        recipe["perplexity"]["scored_by"] = "kenlm"  # an ARPA file's scores differed before, by rounding
+    return recipe, config
 
 
 def name_outside_files(recipe: Recipe, section: Section, verify: bool) -> Recipe:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import gzip
 import math
 import random
 import struct
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,12 +21,10 @@ from hypothesis import strategies as st
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import read_table
 from gristmill.dataprep.judges import quality
-from gristmill.dataprep.judges.arpa import ArpaError, read_arpa
 from gristmill.dataprep.judges.kneser_ney import FALLBACK_DISCOUNTS, read_sentences, train_entries
 from gristmill.dataprep.judges.labelled_examples import QualityError
 from gristmill.dataprep.judges.ngram_tables import NgramTables, make_tables, read_entries, score_texts, write_entries
 from gristmill.dataprep.judges.perplexity import (
-    KENLM_MAGIC,
     NGRAM_FILES,
     PerplexityError,
     load_scores,
@@ -175,25 +173,6 @@ def test_the_order_of_the_texts_changes_nothing(tmp_path: Path) -> None:
     assert score_texts(tables, as_array(texts))[0].tolist() == score_texts(again, as_array(texts))[0].tolist()
 
 
-@pytest.mark.parametrize("compressed", [False, True])
-def test_an_arpa_file_scores_as_kenlm_scores_it(tmp_path: Path, compressed: bool) -> None:
-    kenlm = pytest.importorskip("kenlm")
-    texts = random_texts(3, 50)
-    path = tmp_path / "model.arpa"
-    path.write_text(PlainModel(texts, 4).arpa())
-    referee = kenlm.Model(str(path))
-    if compressed:
-        path = tmp_path / "model.arpa.gz"
-        path.write_bytes(gzip.compress((tmp_path / "model.arpa").read_bytes()))
-    tables = read_arpa(path)
-    seen = [*random_texts(4, 20), "an unknown word", "the\tcat \r\n\n  <s> cat", "", "\n \n", "the cat </s>"]
-    scores, _ = score_texts(tables, as_array(seen))
-    # What is spelt <s> or </s> in a text is an unknown word here, and the mark itself to KenLM.
-    spelt = [text.replace("<s>", "never").replace("</s>", "never") for text in seen]
-    theirs = [sum(referee.score(line) for line in text.split("\n") if line.strip()) for text in spelt]
-    assert scores.tolist() == pytest.approx(theirs, abs=1e-4)
-
-
 def test_a_trained_model_scores_as_its_arpa_does_in_kenlm(tmp_path: Path) -> None:
     kenlm = pytest.importorskip("kenlm")
     texts = random_texts(5, 40)
@@ -203,42 +182,6 @@ def test_a_trained_model_scores_as_its_arpa_does_in_kenlm(tmp_path: Path) -> Non
     scores, _ = score_texts(tables, as_array(texts))
     theirs = [sum(referee.score(line) for line in text.split("\n") if line.strip()) for text in texts]
     assert scores.tolist() == pytest.approx(theirs, abs=1e-4)
-
-
-def test_a_model_without_unknown_words_finds_them_all_but_impossible(tmp_path: Path) -> None:
-    path = tmp_path / "m.arpa"
-    path.write_text("\\data\\\nngram 1=3\n\n\\1-grams:\n-99\t<s>\t0\n-0.5 </s>\n-0.25 cat\n\n\\end\\\n")
-    scores, _ = score_texts(read_arpa(path), as_array(["cat", "dog"]))
-    assert scores.tolist() == [-0.75, -100.5]
-
-
-def test_a_pruned_model_may_lack_the_last_words_of_an_entry(tmp_path: Path) -> None:
-    # By hand: p(c | a b) = -0.1 though "b c" is no entry; p(c | x b) backs off twice to p(c).
-    unigrams = [f"-1\t{word}\t-0.5" for word in ("<s>", "</s>", "<unk>", "a", "b", "c", "x")]
-    bigrams = ["-0.3\ta b\t-0.25", "-0.4\tx b\t-0.125"]
-    path = tmp_path / "m.arpa"
-    lines = ["\\data\\", "ngram 1=7", "ngram 2=2", "ngram 3=1", "", "\\1-grams:", *unigrams, "", "\\2-grams:", *bigrams]
-    path.write_text("\n".join([*lines, "", "\\3-grams:", "-0.1\ta b c", "", "\\end\\", ""]))
-    tables = read_arpa(path)
-    assert not tables.closed
-    scores, _ = score_texts(tables, as_array(["a b c", "x b c"]))
-    first, second, end = -0.5 - 1, -0.3, -0.5 - 1  # p(a | <s>), p(b | a), p(</s> | c)
-    assert scores[0] == pytest.approx(first + second - 0.1 + end, abs=1e-6)
-    assert scores[1] == pytest.approx(first - 0.4 + (-0.125 - 0.5 - 1) + end, abs=1e-6)
-
-
-@pytest.mark.parametrize(("content", "message"), [
-    ("some text\n", "is no n-gram model in the ARPA format"),
-    ("\\data\\\nngram 1=2\n\n\\1-grams:\n-1 a\n\n\\end\\\n", "declares 2 1-grams, 1 are there"),
-    ("\\data\\\nngram 1=1\n\\1-grams:\n-1 a b c\n\\end\\\n", "line 4: b'-1 a b c' is no 1-gram"),
-    ("\\data\\\nngram 1=1\n\\1-grams:\nx a\n\\end\\\n", "line 4: b'x a' is no 1-gram"),
-    ("\\data\\\nngrams 1=1\n", "line 2: b'ngrams 1=1' is no line of an ARPA header"),
-])  # fmt: skip
-def test_a_broken_arpa_file_is_an_error_that_says_where(tmp_path: Path, content: str, message: str) -> None:
-    path = tmp_path / "m.arpa"
-    path.write_text(content)
-    with pytest.raises(ArpaError, match=message.replace("(", r"\(")):
-        read_arpa(path)
 
 
 def test_texts_are_normalised_as_ccnet_does() -> None:
@@ -254,28 +197,33 @@ def test_perplexity_is_ten_to_the_mean_and_a_text_without_words_has_none() -> No
     assert math.isnan(found[1])
 
 
-def test_a_binary_model_goes_through_kenlm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-    import types
-
-    path = tmp_path / "m.bin"
-    path.write_bytes(b"mmap lm http://kheafield.com/code format version 5\n\0")
+def test_a_given_model_takes_kenlm_a_local_file_and_one_that_kenlm_can_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kenlm = pytest.importorskip("kenlm")
+    path = tmp_path / "m.arpa"
+    path.write_text("some text\n")
+    with pytest.raises(PerplexityError, match=r"is no n-gram model that KenLM can read \(an ARPA file .*some text"):
+        load_scores(str(path), "broken")
+    with pytest.raises(PerplexityError, match=r"m\.arpa: KenLM reads local files; copy the model here"):
+        load_scores("memory://models/m.arpa", "elsewhere")
     monkeypatch.setitem(sys.modules, "kenlm", None)
-    with pytest.raises(PerplexityError, match=r"install gristmill\[kenlm\], or give the model as ARPA"):
+    with pytest.raises(PerplexityError, match=r"install gristmill\[kenlm\], or train a model instead \(`ngram`\)"):
         load_scores(str(path), "none")
+    assert kenlm.Model is not None
 
-    class Model:
-        def __init__(self, given: str) -> None:
-            assert given == str(path)
 
-        def score(self, line: str, bos: bool, eos: bool) -> float:
-            assert bos
-            assert eos
-            return -1.0 * len(line.split()) - 1.0
-
-    monkeypatch.setitem(sys.modules, "kenlm", types.SimpleNamespace(Model=Model))
-    scores, sizes = load_scores(str(path), "there")(as_array(["a b\n \nc", ""]))
-    assert (scores.tolist(), sizes.tolist()) == ([-5.0, 0.0], [5, 0])
+def test_an_arpa_file_scores_as_the_definition_says_and_lines_without_words_do_not_count(tmp_path: Path) -> None:
+    pytest.importorskip("kenlm")
+    path, plain = tmp_path / "model.arpa", PlainModel(random_texts(3, 50), 4)
+    path.write_text(plain.arpa())
+    seen = [*random_texts(4, 20), "an unknown word", "a\tcat \n\n  sat", "", "\n \n", "the\u00a0cat"]
+    logs, sizes = load_scores(str(path), "x")(as_array(seen))
+    words = [[line.split() for line in text.encode().split(b"\n") if line.split()] for text in seen]
+    assert sizes.tolist() == [sum(len(line) + 1 for line in lines) for lines in words]
+    assert sizes.tolist()[-3:] == [0, 0, 2], "of white space only that of ASCII separates words, as KenLM has it"
+    expected = [*(plain.score(text) for text in seen[:-1]), plain.score("unknown")]
+    assert logs.tolist() == pytest.approx(expected, abs=1e-3)
 
 
 def write_kenlm_binary(arpa: Path, binary: Path) -> None:
@@ -307,7 +255,7 @@ def test_a_binary_model_of_kenlm_scores_as_the_arpa_file_that_it_was_made_from(t
     arpa, binary = tmp_path / "model.arpa", tmp_path / "model.bin"
     arpa.write_text(PlainModel(random_texts(3, 50), 4).arpa())
     write_kenlm_binary(arpa, binary)
-    assert binary.read_bytes().startswith(KENLM_MAGIC)
+    assert binary.read_bytes().startswith(b"mmap lm http://kheafield.com/code")
     seen = as_array([*random_texts(4, 20), "an unknown word", "a\tcat \n\n  sat", "", "\n \n"])
     (logs, sizes), (expected_logs, expected_sizes) = (load_scores(str(path), "x")(seen) for path in (binary, arpa))
     assert logs.tolist() == pytest.approx(expected_logs.tolist(), abs=1e-4)

@@ -15,7 +15,9 @@ import pytest
 
 from gristmill.flows.stages.plan import make_plan
 from gristmill.flows.stages.registry import STAGES
+from gristmill.flows.stages.sections import step_recipe
 from gristmill.mixtures.load import load_manifest
+from gristmill.mixtures.quality import Quality
 
 GOLDEN = Path(__file__).with_name("fingerprints.json")
 DEMO = Path(__file__).resolve().parent.parent.parent / "mixtures" / "demo.yaml"
@@ -135,3 +137,13 @@ def test_the_manifests_have_every_stage_between_them() -> None:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary:
         print(json.dumps({name: fingerprints(Path(temporary), name) for name in MANIFESTS}, indent=1))
+
+
+def test_a_given_ngram_model_is_scored_by_kenlm_and_its_recipe_says_so(tmp_path: Path) -> None:
+    """Scores of ARPA files differ in their last digits from those of earlier versions."""
+    (tmp_path / "m.arpa").write_text("\\data\\")
+    recipes = []
+    for ngrams in ({"kenlm": str(tmp_path / "m.arpa")}, {"ngram": {"sources": ["a"]}}):
+        section = Quality.model_validate({"perplexity": ngrams})
+        recipes.append(step_recipe(section, load_manifest(str(DEMO)), False)[0]["perplexity"])
+    assert [one.get("scored_by") for one in recipes] == ["kenlm", None]
