@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
@@ -30,6 +32,16 @@ def end_with_parent(number: signal.Signals, parent: int | None = None) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
     if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), number)
+
+
+def kill_child(child: subprocess.Popen[bytes]) -> None:
+    """End a process that this one started, wait for it, and close the pipes to it."""
+    child.kill()
+    child.wait()
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            with suppress(BrokenPipeError):  # what it was not told is lost with it
+                pipe.close()
 
 
 def peak_resident_bytes() -> int:

@@ -26,8 +26,7 @@ from benchmarks.checkout import data_folder
 from benchmarks.dataprep.texts import synthetic_texts
 from benchmarks.measuring import Row, fastest, row
 from gristmill.dataprep.reading.extraction import EXTRACTORS, extract
-from gristmill.dataprep.reading.extraction_guard import Guard
-from gristmill.dataprep.reading.pages import extract_pages
+from gristmill.dataprep.reading.extraction_guard import Guard, extract_pages
 from gristmill.dataprep.reading.readers import read_records
 from gristmill.dataprep.reading.records import Page, Reading, Record
 from gristmill.dataprep.reading.sources import find_files

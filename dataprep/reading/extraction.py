@@ -1,19 +1,29 @@
-"""From a page's bytes to its main text, title and language: what runs inside the guarded process.
+"""From a page's bytes to its main text, title and language, and the guarded process in which that is done.
 
 An extractor is a function from (HTML, options) to (text, metadata); `Options` are those of the manifest's
 ExtractOptions. Nothing here depends on the time of day, on earlier pages or on the network.
+
+The process (`extraction_guard.Guard` starts it) reads pages from its standard input and writes one answer for each, in
+their order. It ends at a page that takes too much processor time, and after a page for which the memory did not
+suffice. Of the frames (`guarded.py`) a page is two, JSON and its content.
 """
 
 from __future__ import annotations
 
+import json
+import logging
+import resource
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, BinaryIO
 from unicodedata import normalize
 
-from gristmill.dataprep.reading.encoding import UTF8, Errors, declared_in_page, decode
+from gristmill.dataprep.reading.encoding import UTF8, Errors, UndecodableError, declared_in_page, decode
+from gristmill.dataprep.reading.guarded import begin, frame, limit_resource, read_frame
 
+WARM_UP = b"<html><head><title>t</title></head><body><p>Some text.</p></body></html>"
 MAX_PAGE_DATE = "2100-01-01"
 """Latest date that a page may bear. The date finder of trafilatura would take today, and give another result
 tomorrow."""
@@ -107,3 +117,42 @@ def find_extractor(name: str) -> Extractor:
     module, _, function = name.partition(":")
     found: Extractor = getattr(import_module(module), function)
     return found
+
+
+def main() -> None:
+    """Answer until the input ends. The one argument is JSON, see `Guard._start`."""
+    settings, pages, answers = begin()
+    logging.disable()  # libraries log what they think of a page; what matters comes back as its result
+    extractor = find_extractor(settings["extractor"])
+    extract(WARM_UP, "utf-8", "", extractor, settings["options"])  # imports, before the limits hold
+    limit_resource(resource.RLIMIT_AS, settings["memory_bytes"])
+    _answer(answers, {"ready": True})
+    while (about := read_frame(pages)) is not None and (content := read_frame(pages)) is not None:
+        signal.setitimer(signal.ITIMER_PROF, settings["seconds"])
+        answer = _extract(json.loads(about), content, extractor, settings)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _answer(answers, answer)
+        if "memory" in answer:
+            return
+
+
+def _extract(about: dict[str, Any], content: bytes, extractor: Extractor, settings: dict[str, Any]) -> dict[str, Any]:
+    try:
+        extracted = extract(content, about["encoding"], about["charset"], extractor, settings["options"],
+                            about["errors"])
+        return {"text": extracted.text, "metadata": dict(extracted.metadata), "replaced": extracted.replaced}
+    except UndecodableError as error:
+        return {"error": str(error)}
+    except MemoryError:
+        return {"memory": True}
+    except Exception as error:  # noqa: BLE001 - whatever a page does to an extractor, it is this page that is lost
+        return {"error": f"the extractor failed: {type(error).__name__}: {' '.join(str(error).split())}"}
+
+
+def _answer(sink: BinaryIO, answer: dict[str, Any]) -> None:
+    sink.write(frame(answer))
+    sink.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -16,20 +16,33 @@ import os
 import select
 import signal
 import subprocess
-import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gristmill.dataprep.processes import kill_child
+from gristmill.dataprep.reading import guarded
 from gristmill.dataprep.reading.extraction import Extracted
-from gristmill.dataprep.reading.extraction_child import LENGTH_BYTES, frame
-from gristmill.dataprep.reading.records import Page
+from gristmill.dataprep.reading.guarded import LENGTH_BYTES, frame
+from gristmill.dataprep.reading.records import (
+    EMPTY,
+    Dropped,
+    Page,
+    Read,
+    Reading,
+    Rejected,
+    chosen_metadata,
+    excerpt,
+    make_record,
+)
 
 WINDOW_PAGES = 64
 WINDOW_BYTES = 8 << 20
 """Pages and bytes that may be on their way before an answer is waited for."""
 PIPE_BYTES = 1 << 20
+HELD_ITEMS = 1024
+"""Items behind an unanswered page that are held back to keep the order."""
 SLEEP_FACTOR = 6
 """A page that does not use the processor ends after so many times its limit."""
 START_SECONDS = 120.0
@@ -99,7 +112,7 @@ class Guard:
 
     def submit(self, page: Page) -> None:
         """Hand a page over; its answer comes from `collect` after those of all pages before it."""
-        about = json.dumps({"encoding": page.encoding, "charset": page.charset, "errors": page.errors}).encode("ascii")
+        about = {"encoding": page.encoding, "charset": page.charset, "errors": page.errors}
         self._pages.append(_Sent(frame(about) + frame(page.content)))
         self._bytes += len(self._pages[-1].content)
         if self._child is None:
@@ -153,10 +166,9 @@ class Guard:
     def _start(self) -> None:
         settings = {
             "extractor": self.extractor, "options": dict(self.options), "seconds": self.limits.seconds,
-            "memory_bytes": self.limits.memory_bytes, "parent": os.getpid(),
+            "memory_bytes": self.limits.memory_bytes,
         }  # fmt: skip
-        command = [sys.executable, "-m", "gristmill.dataprep.reading.extraction_child", json.dumps(settings)]
-        self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        self._child = guarded.start("gristmill.dataprep.reading.extraction", settings, bufsize=0)
         for pipe in (self._child.stdin, self._child.stdout):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
@@ -171,14 +183,9 @@ class Guard:
                 raise ExtractorError(f"the extractor {self.extractor!r} could not be started; the log says why")
 
     def _kill(self) -> None:
-        if self._child is None:
-            return
-        self._child.kill()
-        self._child.wait()
-        for pipe in (self._child.stdin, self._child.stdout):
-            assert pipe is not None
-            pipe.close()
-        self._child = None
+        if self._child is not None:
+            kill_child(self._child)
+            self._child = None
 
     def _take_answer(self) -> dict[str, Any] | None:
         if len(self._unread) < LENGTH_BYTES:
@@ -217,3 +224,38 @@ class Guard:
             self._unwritten.clear()
             return
         del self._unwritten[: written or 0]
+
+
+def extract_pages(items: Iterable[Read], guard: Guard, reading: Reading) -> Iterator[Read]:
+    """Replace every page by its document or by why there is none; everything else passes, and the order stays.
+
+    Args:
+        items: what a reader yields; it is read ahead by a bounded number of pages.
+        guard: where pages are sent to.
+        reading: says which metadata is kept.
+    """
+    held: deque[Read] = deque()
+    for item in items:
+        if not held and not isinstance(item, Page):
+            yield item
+            continue
+        held.append(item)
+        if isinstance(item, Page):
+            guard.submit(item)
+        while held and (not isinstance(held[0], Page) or guard.is_full or len(held) >= HELD_ITEMS):
+            yield _settle(held.popleft(), guard, reading)
+    while held:
+        yield _settle(held.popleft(), guard, reading)
+
+
+def _settle(item: Read, guard: Guard, reading: Reading) -> Read:
+    if not isinstance(item, Page):
+        return item
+    answer = guard.collect()
+    if isinstance(answer, Failed):
+        return Rejected(item.number, answer.error, excerpt(item.content), item.part)
+    if not answer.text:
+        return Dropped(item.number, EMPTY, item.locator, item.part)
+    metadata = chosen_metadata({**answer.metadata, **item.metadata}, reading)
+    made = make_record(item.number, item.locator, answer.text, metadata, answer.replaced)
+    return Rejected(made.number, made.error, made.excerpt, item.part) if isinstance(made, Rejected) else made

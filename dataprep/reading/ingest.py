@@ -20,8 +20,7 @@ from gristmill.dataprep.counts import add_counts, balance
 from gristmill.dataprep.files import as_path
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
 from gristmill.dataprep.reading.damage import SHOWN_DAMAGED, describe_loss, estimate_losses
-from gristmill.dataprep.reading.extraction_guard import Guard, Limits
-from gristmill.dataprep.reading.pages import extract_pages
+from gristmill.dataprep.reading.extraction_guard import Guard, Limits, extract_pages
 from gristmill.dataprep.reading.readers import read_file
 from gristmill.dataprep.reading.records import Reading
 from gristmill.dataprep.reading.repeats import Repeats, drop_repeats, refuse_repeats, shards_of

@@ -1,14 +1,13 @@
 """The process that reads tables: takes the name of a Parquet or Arrow file, writes its rows as checked batches.
 
 Arrow trusts the offsets that a file holds, so a damaged file may crash whoever reads it, or have it take any memory.
-Here every batch is validated wholly before it leaves. Started by `table_guard.TableReader`; a frame is a length
-(8 bytes, little-endian) and as many bytes: JSON, or behind `{"batch": true}` a stream of Arrow with one batch.
+Here every batch is validated wholly before it leaves. Started by `table_guard.TableReader`; a frame (`guarded.py`) is
+JSON, or behind `{"batch": true}` a stream of Arrow with one batch.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import resource
 import signal
 import sys
@@ -19,8 +18,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gristmill.dataprep.processes import end_with_parent
-from gristmill.dataprep.reading.extraction_child import frame, limit_resource, read_frame
+from gristmill.dataprep.reading.guarded import begin, frame, limit_resource, read_frame
 
 BATCH_ROWS = 256
 BATCH_BYTES = 16 << 20
@@ -31,17 +29,12 @@ _FILE_MAGIC = b"ARROW1"
 
 def main() -> None:
     """Read one file after the other until the input ends, or one of them is damaged. The one argument is JSON."""
-    settings = json.loads(sys.argv[1])
-    end_with_parent(signal.SIGKILL, settings["parent"])
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no answer
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    limit_resource(resource.RLIMIT_CORE, 0)
+    settings, requests, answers = begin()
     limit_resource(resource.RLIMIT_AS, _address_space() + settings["memory_bytes"])
     while (request := read_frame(requests)) is not None:
         about = json.loads(request)
         ended = _answer(answers, Path(about["path"]), about, settings)
-        answers.write(frame(json.dumps(ended).encode("ascii")))
+        answers.write(frame(ended))
         answers.flush()
         if ended != {"end": True}:
             return
@@ -53,12 +46,12 @@ def _answer(answers: BinaryIO, path: Path, about: dict[str, Any], settings: dict
         signal.setitimer(signal.ITIMER_PROF, settings["seconds"])
         for batch in _parquet(path, about) if about["form"] == "parquet" else _arrow(path, about):
             if isinstance(batch, int):
-                answers.write(frame(json.dumps({"rows": batch}).encode("ascii")))
+                answers.write(frame({"rows": batch}))
                 continue
             for piece in _pieces(batch, min(BATCH_BYTES, settings["row_bytes"])):
                 _check(piece)
                 long = len(piece) == 1 and piece.nbytes > settings["row_bytes"]
-                answers.write(frame(json.dumps({"batch": not long}).encode("ascii")))
+                answers.write(frame({"batch": not long}))
                 if not long:
                     answers.write(frame(_packed(piece)))
                 answers.flush()

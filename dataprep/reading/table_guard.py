@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gristmill.dataprep.files import is_local
-from gristmill.dataprep.reading import compression
+from gristmill.dataprep.processes import kill_child
+from gristmill.dataprep.reading import compression, guarded
 from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError
-from gristmill.dataprep.reading.extraction_child import LENGTH_BYTES, frame
+from gristmill.dataprep.reading.guarded import frame, read_frame
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -119,22 +118,19 @@ class TableReader:
 
     def _send(self, request: dict[str, Any]) -> None:
         if self._child is None:
-            settings = {"memory_bytes": self.memory_bytes, "seconds": self.seconds, "parent": os.getpid(),
+            settings = {"memory_bytes": self.memory_bytes, "seconds": self.seconds,
                         "row_bytes": compression.MAX_RECORD_BYTES}  # fmt: skip
-            command = [sys.executable, "-m", "gristmill.dataprep.reading.table_child", json.dumps(settings)]
-            self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._child = guarded.start("gristmill.dataprep.reading.table_child", settings)
         assert self._child.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died; that there is no answer says so
-            self._child.stdin.write(frame(json.dumps(request).encode("utf-8")))
+            self._child.stdin.write(frame(request))
             self._child.stdin.flush()
 
     def _frame(self) -> bytes:
         assert self._child is not None
         assert self._child.stdout is not None
-        length = self._child.stdout.read(LENGTH_BYTES)
-        size = int.from_bytes(length, "little")
-        content = self._child.stdout.read(size) if len(length) == LENGTH_BYTES else b""
-        if len(length) < LENGTH_BYTES or len(content) < size:
+        content = read_frame(self._child.stdout)  # type: ignore[arg-type]
+        if content is None:
             raise _EndedError(self._obituary(self._child.wait()))
         return content
 
@@ -144,15 +140,9 @@ class TableReader:
         return f"it crashed its reader (signal {-status})" if status < 0 else f"its reader ended (status {status})"
 
     def _kill(self) -> None:
-        if self._child is None:
-            return
-        self._child.kill()
-        self._child.wait()
-        for pipe in (self._child.stdin, self._child.stdout):
-            assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
-        self._child = None
+        if self._child is not None:
+            kill_child(self._child)
+            self._child = None
 
 
 @contextlib.contextmanager

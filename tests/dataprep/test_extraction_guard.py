@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.dataprep.reading.extraction_guard import ExtractorError, Guard, Limits
-from gristmill.dataprep.reading.pages import extract_pages
+from gristmill.dataprep.reading.extraction_guard import ExtractorError, Guard, Limits, extract_pages
 from gristmill.dataprep.reading.records import Dropped, Page, Read, Reading, Record, Rejected, Skipped
 
 FAST = Limits(seconds=0.2)

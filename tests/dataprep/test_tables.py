@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.reading import compression, ingest, table_guard
+from gristmill.dataprep.reading import compression, guarded, ingest
 from gristmill.dataprep.reading.readers import read_file, read_records
 from gristmill.dataprep.reading.records import Ended, Read, Reading, Record, Rejected
 from gristmill.dataprep.reading.sources import find_files
@@ -101,12 +101,12 @@ def crashing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int) -> No
         "child._parquet = parquet\n"
         "child.main()\n"
     )
-    original = table_guard.subprocess.Popen
+    original = guarded.subprocess.Popen
 
     def started(command: list[str], **options: Any) -> Any:
         return original([command[0], str(program), *command[3:]], **options)
 
-    monkeypatch.setattr(table_guard.subprocess, "Popen", started)
+    monkeypatch.setattr(guarded.subprocess, "Popen", started)
 
 
 @pytest.mark.parametrize(
