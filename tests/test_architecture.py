@@ -15,9 +15,6 @@ MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py
 DESCRIPTIONS = (ROOT / "mixtures", ROOT / "flows" / "stages")
 CROWDED = {"mixtures": 21, "dataprep/filtering": 30, "flows/stages": 30}
 """Folders that want rooms, and how many files they have: the numbers only fall."""
-REPEATED = {"chat", "contamination", "conversations", "documents", "files", "formats", "kto", "launch", "links",
-            "pipeline", "preferences", "read_ahead", "sharding"}
-"""Names that two files have: there only become fewer."""
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -65,7 +62,7 @@ def test_no_file_has_more_than_five_hundred_lines() -> None:
 def test_a_name_is_that_of_one_file() -> None:
     """Beside the file that does its work, a stage and a section have one in which they are described."""
     names = Counter(path.stem for path in MODULES if path.parent not in DESCRIPTIONS)
-    assert {name for name, number in names.items() if number > 1} == REPEATED
+    assert {name for name, number in names.items() if number > 1} == set()
 
 
 def test_no_folder_is_a_regular_package_so_that_none_shadows_the_standard_library() -> None:

@@ -35,7 +35,7 @@ from gristmill.flows.running.process import DEFAULT_ENVIRONMENT
 from gristmill.flows.stages.registry import STAGES
 
 FLOW = "gristmill.flows.cli.main"
-FORKED = (FLOW, "gristmill.flows.running.execute", "gristmill.train.torchrun", "gristmill.train.launch")
+FORKED = (FLOW, "gristmill.flows.running.execute", "gristmill.train.torchrun", "gristmill.train.rank")
 """What a run starts as `python -m MODULE`."""
 IMPORTED = (
     *FORKED, "gristmill.flows.running.launch", "gristmill.flows.report.summary", "gristmill.dataprep.jobs.engine",

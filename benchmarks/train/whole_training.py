@@ -22,7 +22,7 @@ from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.host_memory import keep_freed_memory
 from gristmill.train.loop.loop import Job, train
-from gristmill.train.loop.read_ahead import reading_threads
+from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.throughput import peak_flops, peak_memory_bytes
 from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import drawn

@@ -19,12 +19,17 @@ from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import add_counts, balance
 from gristmill.dataprep.files import as_path
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
-from gristmill.dataprep.reading.damage import SHOWN_DAMAGED, describe_loss, estimate_losses
+from gristmill.dataprep.reading.document_shards import (
+    SHOWN_DAMAGED,
+    SHOWN_QUARANTINED,
+    ShardWriter,
+    describe_loss,
+    estimate_losses,
+)
 from gristmill.dataprep.reading.extraction_guard import Guard, Limits, extract_pages
 from gristmill.dataprep.reading.readers import read_file
 from gristmill.dataprep.reading.records import Reading
 from gristmill.dataprep.reading.repeats import Repeats, drop_repeats, refuse_repeats, shards_of
-from gristmill.dataprep.reading.sharding import SHOWN_QUARANTINED, ShardWriter
 from gristmill.dataprep.reading.sources import SourceError, SourceFile, SourceListing, find_files
 from gristmill.dataprep.reading.table_guard import TableReader
 from gristmill.mixtures.sources import Ingest, Source

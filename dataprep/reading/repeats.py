@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from gristmill.dataprep.counts import Counts
 from gristmill.dataprep.documents import ID_BYTES, read_table, write_table
-from gristmill.dataprep.reading.sharding import DROPPED_SCHEMA
+from gristmill.dataprep.reading.document_shards import DROPPED_SCHEMA
 from gristmill.dataprep.reading.sources import SourceError
 
 REPEATED = "ingest/repeated"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.mixtures.yaml_text import why_unreadable
-from gristmill.train.data.chat import ChatError
+from gristmill.train.data.conversation_tokens import ChatError
 from gristmill.train.generation.language_model import LanguageModel, TextStream
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import PromptTooLongError, Request, Scheduler

@@ -44,7 +44,7 @@ from gristmill.flows.models.protocol import (
     json_bytes,
     usage,
 )
-from gristmill.train.data.chat import ChatError
+from gristmill.train.data.conversation_tokens import ChatError
 from gristmill.train.generation import scheduler as generation
 from gristmill.train.generation.language_model import LanguageModel, TextStream
 from gristmill.train.generation.sampling import Sampling

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.flows.facts import Facts, gather_facts, reading_notes, skipped_note, top_reasons, training
-from gristmill.flows.report.documents import (
+from gristmill.flows.report.document_sections import (
     clusters_picture,
     funnel_picture,
     languages_picture,

@@ -19,7 +19,7 @@ from typing import Any
 from gristmill.dataprep.secrets import mask_text
 from gristmill.flows.orchestration.cards import live_card, run_card, stage_card
 from gristmill.flows.orchestration.pace import LineBudget, Pace
-from gristmill.flows.report.links import report_link
+from gristmill.flows.report.report_links import report_link
 from gristmill.flows.running.process import Event
 from gristmill.flows.running.run import Observer, Outcome
 from gristmill.flows.running.session import Session

@@ -31,7 +31,7 @@ from gristmill.flows.orchestration.server_settings import (
     server_password,
 )
 from gristmill.flows.orchestration.tracking import LOCAL_API, answers, apply_default_settings, find_api
-from gristmill.flows.report.links import VARIABLE, serve_reports
+from gristmill.flows.report.report_links import VARIABLE, serve_reports
 
 SERVER_START_SECONDS = 120.0
 POLL_SECONDS = 0.5

@@ -121,7 +121,7 @@ def torchrun_command(folder: Path, ranks: int, environment: Mapping[str, str] = 
     return [
         *launcher, sys.executable, "-m", "gristmill.train.torchrun", f"--nnodes={nodes}",
         f"--nproc-per-node={ranks // nodes}", "--rdzv-backend=c10d", *where,
-        "-m", "gristmill.train.launch", str(folder),
+        "-m", "gristmill.train.rank", str(folder),
     ]
 
 

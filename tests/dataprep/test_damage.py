@@ -21,7 +21,7 @@ import zstandard
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import QuarantineError
 from gristmill.dataprep.reading import ingest
-from gristmill.dataprep.reading.damage import Damaged, lost_records
+from gristmill.dataprep.reading.document_shards import Damaged, lost_records
 from gristmill.dataprep.reading.readers import read_file
 from gristmill.dataprep.reading.records import Ended, Reading
 from gristmill.dataprep.reading.sources import find_files

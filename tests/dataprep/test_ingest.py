@@ -14,7 +14,8 @@ import pytest
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import QuarantineError, check_conservation
 from gristmill.dataprep.documents import document_id, read_table, shard_names
-from gristmill.dataprep.reading import ingest, repeats, sharding, sources
+from gristmill.dataprep.reading import document_shards as sharding
+from gristmill.dataprep.reading import ingest, repeats, sources
 from gristmill.dataprep.reading.repeats import DuplicateIdError
 from gristmill.dataprep.reading.sources import SourceError, listing
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, write_table
 from gristmill.flows.facts import cluster_sizes, with_tokens
 from gristmill.flows.orchestration.cards import document_lines, picture
-from gristmill.flows.report.documents import cuts, document_sections, funnel_picture, tokens_kept
+from gristmill.flows.report.document_sections import cuts, document_sections, funnel_picture, tokens_kept
 from gristmill.flows.report.evaluation import samples, some_samples
 from gristmill.flows.report.mixture import MOST_LANGUAGES, tokenizer_section
 from gristmill.flows.report.page import costs

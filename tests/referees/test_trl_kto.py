@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gristmill.train.models.weights import load_model
-from gristmill.train.objectives.kto import baseline_of, kto_loss
+from gristmill.train.objectives.kto_objective import baseline_of, kto_loss
 from gristmill.train.objectives.losses import next_tokens, sequence_logps
 
 # Looked for, not imported: it takes seconds, and only the process that runs these tests needs it.

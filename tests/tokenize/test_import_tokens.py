@@ -21,8 +21,8 @@ from gristmill.dataprep.reading.sources import SourceError
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.exporting.exported_files import export_tokens
 from gristmill.tokenize.importing import import_tokens
-from gristmill.tokenize.importing.files import token_listing
-from gristmill.tokenize.importing.formats import TokenFileError
+from gristmill.tokenize.importing.foreign_formats import TokenFileError
+from gristmill.tokenize.importing.token_files import token_listing
 from gristmill.tokenize.origins import describe_documents
 from gristmill.tokenize.packed import PackedSet
 

@@ -289,7 +289,7 @@ def test_further_special_tokens_and_another_template_are_stored_and_rendered_as_
     module_stages: Any, other_tokenizers: dict[str, TextTokenizer]
 ) -> None:
     transformers = pytest.importorskip("transformers")
-    from gristmill.train.data.chat import Chat
+    from gristmill.train.data.conversation_tokens import Chat
 
     folder, loaded = module_stages.root / "llama3", other_tokenizers["llama3"]
     assert [loaded.special_ids[token] for token in (*SPECIAL_TOKENS, *CHATML_TOKENS)] == list(range(8))

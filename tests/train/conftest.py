@@ -20,7 +20,7 @@ from gristmill.mixtures.model import Model
 from gristmill.mixtures.posttraining import DpoData, Reference, SftData
 from gristmill.mixtures.section import Section
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.data.chat import Chat
+from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.data.pairs import Pair
 from gristmill.train.data.preference_rows import PairRows, write_pair_rows
 from gristmill.train.loop.rows_read import READS

@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.train.data.chat import Chat, ChatError
-from gristmill.train.data.conversations import conversation, decoded_mask, padded, prepare_conversations
+from gristmill.train.data.conversation_tokens import (
+    Chat,
+    ChatError,
+    conversation,
+    decoded_mask,
+    padded,
+    prepare_conversations,
+)
 from gristmill.train.data.pairs import prepare_answers, prepare_pairs
 
 TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What does it do?"},

@@ -17,8 +17,7 @@ from gristmill.dataprep.context import Context
 from gristmill.dataprep.examples.kept_examples import REFUSED
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.data.chat import Chat
-from gristmill.train.data.conversations import Conversation, NothingToTrainError
+from gristmill.train.data.conversation_tokens import Chat, Conversation, NothingToTrainError
 from gristmill.train.data.pairs import Pair, write_holdout
 from gristmill.train.data.preference_rows import PairRows, describe_draws, draw_pairs, merged
 from gristmill.train.objectives.losses import IGNORED

@@ -26,11 +26,11 @@ from gristmill.mixtures.engine import Stream
 from gristmill.mixtures.manifest import Engine
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.streaming.remote_rows import StoreUnavailableError
-from gristmill.train.launch import write_error
 from gristmill.train.loop.record import TIMINGS
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import drawn, load_model, save_model
+from gristmill.train.rank import write_error
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")

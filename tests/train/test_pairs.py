@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gristmill.train.data.chat import Chat
+from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.data.pairs import is_held_out, more_likely, prepare_pairs, reward_accuracy
 
 

@@ -20,7 +20,7 @@ from gristmill.mixtures.engine import Parallel
 from gristmill.mixtures.manifest import Engine
 from gristmill.train.models.llama import Llama, padded_to_multiple
 from gristmill.train.models.shape import Shape
-from gristmill.train.parallel.pipeline import PipelineError, PipelineStage
+from gristmill.train.parallel.pipeline_parallel import PipelineError, PipelineStage
 from gristmill.train.parallel.tensor import UnevenSplitError, split_matrices
 
 WORKER = "tests.train.parallel_worker"

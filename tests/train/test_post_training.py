@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gristmill.dataprep.examples.read_examples import read_examples
-from gristmill.train.data.conversations import NothingToTrainError
+from gristmill.train.data.conversation_tokens import NothingToTrainError
 from gristmill.train.generation.scheduler import generate
 from gristmill.train.loop import step
 from gristmill.train.loop.checkpoints import Checkpoints
@@ -94,7 +94,7 @@ def test_the_first_loss_of_fine_tuning_is_the_mean_over_the_answers_tokens_of_th
     run_stage: Any, pretrained: dict[str, Path], sft_config: dict[str, Any], tmp_path: Path
 ) -> None:
     """One step over all 12 examples, cut into uneven micro-batches, against a plain sum over single examples."""
-    from gristmill.train.data.chat import Chat
+    from gristmill.train.data.conversation_tokens import Chat
 
     data = {"data": sft_config["data"], "sequence_length": 64}
     rows = run_stage("sft_data", pretrained, data, tmp_path / "rows")["rows"]
@@ -179,7 +179,7 @@ def test_preferences_start_at_ln_2_and_end_with_the_chosen_answers_ahead(
 
 def logp_of(model_folder: Path, tokenizer: Path, example: dict[str, Any]) -> tuple[float, int]:
     """The summed log-probability of the assistant's tokens, and how many they are."""
-    from gristmill.train.data.chat import Chat
+    from gristmill.train.data.conversation_tokens import Chat
 
     tokens = Chat(tokenizer).encode(example["messages"])
     ids, spoken = torch.from_numpy(tokens.ids), torch.from_numpy(tokens.turns[1:] > 0)
@@ -260,7 +260,7 @@ def test_a_reference_of_another_model_is_refused(
 def test_reference_log_probabilities_are_the_start_models_own_sums_over_each_answer(
     referenced: dict[str, Path], dpo_config: dict[str, Any]
 ) -> None:
-    from gristmill.train.data.chat import Chat
+    from gristmill.train.data.conversation_tokens import Chat
 
     table = pq.read_table(referenced["reference"] / TABLE).to_pylist()
     examples = read_examples(dpo_config["data"][0]["path"], "dpo")
@@ -357,7 +357,7 @@ def assert_loads_in_transformers(folder: Path, ours_folder: Path) -> None:
     torch.testing.assert_close(peer(ids).logits, ours(ids), atol=1e-4, rtol=0)
     encoded = tokenizer.apply_chat_template(
         [message("user", "What is a json?")], add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    from gristmill.train.data.chat import Chat
+    from gristmill.train.data.conversation_tokens import Chat
     from gristmill.train.generation.scheduler import generate
 
     continued = peer.generate(**encoded, max_new_tokens=6, do_sample=False)[0, encoded["input_ids"].shape[1] :]

@@ -20,7 +20,7 @@ STEPS = 60
 
 
 def write_stage(folder: Path, stage: str, inputs: dict[str, Path], config: dict[str, Any], every: int) -> None:
-    """Write the folder that gristmill.train.launch reads."""
+    """Write the folder that gristmill.train.rank reads."""
     (folder / "work").mkdir(parents=True, exist_ok=True)
     (folder / "stage.json").write_text(json.dumps({
         "stage": stage, "config": config, "inputs": {name: str(path) for name, path in inputs.items()},
@@ -32,7 +32,7 @@ def torchrun(folder: Path, ranks: int) -> Iterator[subprocess.Popen[str]]:
     """Start a written stage under torchrun on the loopback; its events come on its standard output."""
     command = [sys.executable, "-m", "gristmill.train.torchrun", "--nnodes=1", f"--nproc-per-node={ranks}",
                "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1",
-               "-m", "gristmill.train.launch", str(folder)]
+               "-m", "gristmill.train.rank", str(folder)]
     with open(folder / "log", "w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True,
                                    env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"})
@@ -152,7 +152,7 @@ def test_an_error_is_written_down_and_ends_the_process(
     folder = tmp_path / "wrong"
     write_stage(folder, "pretrain", {**inputs, "mix": tmp_path / "nowhere"}, config, every=10)
     environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    done = subprocess.run([sys.executable, "-m", "gristmill.train.launch", str(folder)], env=environment,
+    done = subprocess.run([sys.executable, "-m", "gristmill.train.rank", str(folder)], env=environment,
                           capture_output=True, check=False)
     assert done.returncode == 1
     assert "no packed.json there" in json.loads((folder / "work" / "error.json").read_text())["message"]

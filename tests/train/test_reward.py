@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from gristmill.train.data.chat import Chat
-from gristmill.train.data.conversations import NothingToTrainError
+from gristmill.train.data.conversation_tokens import Chat, NothingToTrainError
 from gristmill.train.evaluation.intervals import share_with_interval
 from gristmill.train.models.reward_model import last_tokens, load_reward_model, scores
 from gristmill.train.models.shape import Shape

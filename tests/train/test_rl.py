@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 
 from gristmill.mixtures.model import Model
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
-from gristmill.train.data.chat import Chat
-from gristmill.train.data.conversations import NothingToTrainError
+from gristmill.train.data.conversation_tokens import Chat, NothingToTrainError
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Request, Scheduler, generate
 from gristmill.train.loop.checkpoints import Checkpoints

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from gristmill.mixtures.model import Model
 from gristmill.train.adapters.quantised import rounded
-from gristmill.train.data.chat import Chat
+from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.models.weights import save_model

@@ -18,7 +18,7 @@ from gristmill.mixtures.posttraining import Sft
 from gristmill.mixtures.prepare import ExampleStep
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.data.conversations import NothingToTrainError
+from gristmill.train.data.conversation_tokens import NothingToTrainError
 from gristmill.train.stages.sft_data import HELD_OUT, ReplayError
 
 

@@ -20,7 +20,7 @@ from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import MANIFEST, PIECES_SCHEMA, train_name, validation_name
 from gristmill.tokenize.packed_writing import write_packed_set, write_rows
 from gristmill.train.evaluation.answering import Reader, answer_task, open_reader, until
-from gristmill.train.evaluation.contamination import effect, item_coverage
+from gristmill.train.evaluation.leaked_items import effect, item_coverage
 from gristmill.train.evaluation.likelihood import Request, Score, continuation, score_requests, windows
 from gristmill.train.evaluation.memorisation import HELD_OUT, probe_memorisation
 from gristmill.train.evaluation.metrics import choice_metrics, generation_metrics

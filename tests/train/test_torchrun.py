@@ -20,8 +20,8 @@ from gristmill.dataprep.files import read_json, write_json
 from gristmill.flows.running.execute import torchrun_command
 from gristmill.mixtures.manifest import Engine
 from gristmill.train import torchrun
-from gristmill.train.launch import write_error
 from gristmill.train.parallel.world import single_process
+from gristmill.train.rank import write_error
 
 LISTENING = "0A"
 LOOPBACK = "0100007F"

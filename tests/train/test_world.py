@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from gristmill.dataprep.context import Context
-from gristmill.train.launch import warn_of_idle_gpus
 from gristmill.train.parallel.world import DeviceError, process_group
+from gristmill.train.rank import warn_of_idle_gpus
 
 
 def test_more_processes_than_gpus_are_refused_before_they_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:

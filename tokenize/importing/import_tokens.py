@@ -29,8 +29,8 @@ from gristmill.mixtures.sources import TokenSource
 from gristmill.tokenize.encoding.encode import DOCS_SCHEMA, docs_name, tokens_name
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
 from gristmill.tokenize.importing.corpora import DOCUMENTS, TOKENS
-from gristmill.tokenize.importing.files import token_files, token_listing
-from gristmill.tokenize.importing.formats import TokenFile, TokenFileError, bounds_of, content_of, runs_of
+from gristmill.tokenize.importing.foreign_formats import TokenFile, TokenFileError, bounds_of, content_of, runs_of
+from gristmill.tokenize.importing.token_files import token_files, token_listing
 from gristmill.tokenize.packed_files import DTYPES, dtype_name, read_tokens
 
 PART_TOKENS = 1 << 25

@@ -31,7 +31,7 @@ from gristmill.tokenize.packed_files import (
     train_name,
 )
 from gristmill.tokenize.packed_writing import write_rows
-from gristmill.train.data.conversations import Conversation
+from gristmill.train.data.conversation_tokens import Conversation
 from gristmill.train.loop.rows_read import RowsRead
 
 SHARD_BYTES = 64 << 20

@@ -20,8 +20,15 @@ from gristmill.dataprep.files import atomic_write, canonical_json
 from gristmill.dataprep.passages.contamination import leaks_into
 from gristmill.mixtures.decontaminate import Decontaminate
 from gristmill.mixtures.posttraining import PreferencePairs
-from gristmill.train.data.chat import Chat, ChatError
-from gristmill.train.data.conversations import SHOWN_REASONS, Conversation, NothingToTrainError, conversation, padded
+from gristmill.train.data.conversation_tokens import (
+    SHOWN_REASONS,
+    Chat,
+    ChatError,
+    Conversation,
+    NothingToTrainError,
+    conversation,
+    padded,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -33,8 +33,7 @@ from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.order import Order, sources_of_rows
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.data.chat import Chat
-from gristmill.train.data.conversations import PAD_MULTIPLE, Conversation, NothingToTrainError
+from gristmill.train.data.conversation_tokens import PAD_MULTIPLE, Chat, Conversation, NothingToTrainError
 from gristmill.train.data.example_rows import Piece, copies, piece_of, quotas, write_ordered_rows
 from gristmill.train.data.pairs import Answer, Pair, is_held_out
 from gristmill.train.loop.objective import mean_of_trained

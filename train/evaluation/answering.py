@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from gristmill.mixtures.evaluation import Evaluate, Task
-from gristmill.train.data.chat import TOKENIZER_FILE, Chat, ChatError
+from gristmill.train.data.conversation_tokens import TOKENIZER_FILE, Chat, ChatError
 from gristmill.train.evaluation.intervals import interval, mean_with_interval
 from gristmill.train.evaluation.likelihood import Encode, Request, Score, continuation, score_requests, windows
 from gristmill.train.evaluation.metrics import (

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gristmill.tokenize.encoding.tokenizer import END_OF_TEXT_NAMES, count_token_bytes
-from gristmill.train.data.chat import TOKENIZER_FILE
+from gristmill.train.data.conversation_tokens import TOKENIZER_FILE
 from gristmill.train.evaluation.held_out import LARGEST_EXPONENT
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.weights import INDEX_FILE, WEIGHTS_FILE, load_model

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gristmill.train.data.chat import TEMPLATE_FILE, Chat, ChatError, Message
+from gristmill.train.data.conversation_tokens import TEMPLATE_FILE, Chat, ChatError, Message
 from gristmill.train.evaluation.answering import open_reader
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.weights import load_model

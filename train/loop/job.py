@@ -14,7 +14,7 @@ from gristmill.dataprep.context import Context
 from gristmill.mixtures.training import EarlyStopping, Training
 from gristmill.train.loop.bad_steps import Decode, Known
 from gristmill.train.loop.objective import Objective
-from gristmill.train.loop.read_ahead import READING_THREADS
+from gristmill.train.loop.prefetch import READING_THREADS
 from gristmill.train.loop.row_plan import RowPlan, plan_of
 from gristmill.train.loop.state import Part
 from gristmill.train.optim.averaging import AveragedWeights

@@ -19,7 +19,7 @@ from gristmill.mixtures.training import LOOK_EVERY_STEPS
 from gristmill.train.loop.checkpoints import CHECKPOINTS, complete_steps, step_folder
 from gristmill.train.loop.job import Job as Job
 from gristmill.train.loop.job import warn_of_long_warmup
-from gristmill.train.loop.read_ahead import batches_ahead
+from gristmill.train.loop.prefetch import batches_ahead
 from gristmill.train.loop.record import Record
 from gristmill.train.loop.resuming import Attempt, take_over
 from gristmill.train.loop.resuming import OtherRowsError as OtherRowsError

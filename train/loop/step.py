@@ -13,7 +13,7 @@ from gristmill.tokenize.streaming.read_ahead import ReadAhead
 from gristmill.train.loop.bad_steps import finite
 from gristmill.train.loop.job import is_logged, scheduled_rate
 from gristmill.train.loop.objective import Objective
-from gristmill.train.loop.read_ahead import Batch
+from gristmill.train.loop.prefetch import Batch
 from gristmill.train.loop.resuming import Attempt
 from gristmill.train.loop.row_plan import extend_digest, micro_batches
 from gristmill.train.loop.spikes import judge, remember_loss
@@ -23,7 +23,7 @@ from gristmill.train.optim.clipping import clip_gradients
 from gristmill.train.optim.noise_scale import PartNorms
 from gristmill.train.optim.optimizer import update
 from gristmill.train.optim.sophia import Sophia
-from gristmill.train.parallel.pipeline import PipelineError, PipelineStage
+from gristmill.train.parallel.pipeline_parallel import PipelineError, PipelineStage
 from gristmill.train.parallel.world import World, sum_over_ranks
 
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.data.conversations import PAD_MULTIPLE
+from gristmill.train.data.conversation_tokens import PAD_MULTIPLE
 from gristmill.train.evaluation.held_out import loss_metrics
 from gristmill.train.loop.objective import UNTRAINED, Measured, mean_of_trained
-from gristmill.train.loop.read_ahead import pinned
+from gristmill.train.loop.prefetch import pinned
 from gristmill.train.objectives.losses import IGNORED, drawn_nll, next_tokens, uniforms, weighted_nll
 
 HEAD_TOKENS = 64

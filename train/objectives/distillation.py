@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from gristmill.dataprep.files import canonical_json, read_json, sha256_file
 from gristmill.mixtures.posttraining import Distill, Divergence
 from gristmill.tokenize.loss_masks import LossMasks
-from gristmill.train.data.chat import Chat
+from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.loop.objective import UNTRAINED, Measured
-from gristmill.train.loop.read_ahead import pinned
+from gristmill.train.loop.prefetch import pinned
 from gristmill.train.models.weights import SHAPE_FILE
 from gristmill.train.objectives.assistant_turns import AssistantTurns, Turns
 from gristmill.train.objectives.losses import IGNORED, chunk_rows

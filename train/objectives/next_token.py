@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.evaluation.held_out import loss_metrics
 from gristmill.train.loop.objective import UNTRAINED, Measured, mean_of_trained
-from gristmill.train.loop.read_ahead import pinned, read_pinned
+from gristmill.train.loop.prefetch import pinned, read_pinned
 from gristmill.train.models.experts import expert_loads, report_loads
 from gristmill.train.models.shape import Shape
 from gristmill.train.objectives.losses import IGNORED, drawn_nll, next_tokens, uniforms, weighted_nll

@@ -16,12 +16,12 @@ from gristmill.dataprep.files import read_json, sha256_file, write_json
 from gristmill.mixtures.posttraining import Dpo, Rounded
 from gristmill.train.data.preference_rows import AnswerRows, PairRows
 from gristmill.train.loop.objective import Objective
-from gristmill.train.loop.read_ahead import read_batch
+from gristmill.train.loop.prefetch import read_batch
 from gristmill.train.loop.row_plan import micro_batches, plan_of
 from gristmill.train.models.weights import WEIGHTS_FILE
 from gristmill.train.objectives.losses import sequence_logps
 from gristmill.train.objectives.preference_losses import loss_at_start
-from gristmill.train.objectives.preferences import Preferences
+from gristmill.train.objectives.preference_objective import Preferences
 from gristmill.train.parallel.sharding import evaluating
 from gristmill.train.parallel.world import World, sum_over_ranks
 

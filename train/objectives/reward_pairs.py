@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from gristmill.mixtures.reinforcement import Reward
 from gristmill.tokenize.order import Order
-from gristmill.train.data.conversations import fingerprint_of, padded
+from gristmill.train.data.conversation_tokens import fingerprint_of, padded
 from gristmill.train.data.pairs import Pair
 from gristmill.train.loop.objective import Measured, mean_of_trained
-from gristmill.train.loop.read_ahead import pinned
+from gristmill.train.loop.prefetch import pinned
 from gristmill.train.loop.row_plan import micro_batches
 from gristmill.train.models.reward_model import scores
 from gristmill.train.parallel.sharding import evaluating

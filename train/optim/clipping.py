@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from gristmill.mixtures.optimizer import Optimizer
 from gristmill.train.optim.sharded import local, settled, squared_norm, sum_along
-from gristmill.train.parallel.pipeline import over_stages
+from gristmill.train.parallel.pipeline_parallel import over_stages
 
 SMALLEST_WEIGHT_NORM = 1e-3
 """Brock et al. 2021, section 4: epsilon, so that what starts at zero is not frozen."""

@@ -53,7 +53,7 @@ def sharded_model(
 
     from gristmill.train.models.float8 import Float8Error, use_float8
     from gristmill.train.models.llama import Llama, configure
-    from gristmill.train.parallel.pipeline import PipelineStage
+    from gristmill.train.parallel.pipeline_parallel import PipelineStage
     from gristmill.train.parallel.tensor import split_matrices
 
     compute = compute or Compute()
@@ -146,7 +146,7 @@ def whole_tensors(model: nn.Module) -> dict[str, Tensor]:
     Every process calls this together; none but the first ever holds more than one whole tensor, or than its own stage
     of a pipeline.
     """
-    from gristmill.train.parallel.pipeline import is_beside_first, of_all_stages
+    from gristmill.train.parallel.pipeline_parallel import is_beside_first, of_all_stages
 
     assert_sharded(model)
     is_kept, kept = is_beside_first(model), dict[str, Tensor]()

@@ -26,7 +26,7 @@ from gristmill.mixtures.posttraining import Lora
 from gristmill.mixtures.reinforcement import Rl, name_of
 from gristmill.tokenize.order import Order
 from gristmill.train.adapters.lora import DOWN, merged, rounded_weights, without_adapters
-from gristmill.train.data.chat import Chat
+from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Request, Scheduler
 from gristmill.train.loop.row_plan import micro_batches

@@ -14,8 +14,7 @@ import numpy as np
 from gristmill.dataprep.examples.read_examples import read_set
 from gristmill.dataprep.files import atomic_write, canonical_json
 from gristmill.mixtures.reinforcement import AnswerReward, Prompts, Rl, name_of, wants_answer
-from gristmill.train.data.chat import Chat, ChatError
-from gristmill.train.data.conversations import SHOWN_REASONS, NothingToTrainError
+from gristmill.train.data.conversation_tokens import SHOWN_REASONS, Chat, ChatError, NothingToTrainError
 from gristmill.train.data.pairs import is_held_out
 from gristmill.train.loop.row_plan import RowOrder
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gristmill.dataprep.files import as_path
 from gristmill.mixtures.reinforcement import AnyReward, Contains, Exact, Format, Length, ModelReward, Number, Regex
-from gristmill.train.data.chat import Chat
+from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.reinforcement.prompts import Prompt
 from gristmill.train.reinforcement.rollouts import Generated
 

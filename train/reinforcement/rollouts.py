@@ -20,7 +20,7 @@ from torch import Tensor
 from gristmill.dataprep.documents import open_parquet, write_table
 from gristmill.dataprep.files import atomic_write, read_json
 from gristmill.mixtures.reinforcement import Rl
-from gristmill.train.data.conversations import PAD_MULTIPLE
+from gristmill.train.data.conversation_tokens import PAD_MULTIPLE
 from gristmill.train.loop.checkpoints import MARKER, PREFIX, is_complete
 
 NO_BATCH = -1

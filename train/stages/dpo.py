@@ -21,7 +21,7 @@ from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.lora import adapted_flops_per_token, describe_rounding, tuned_model
 from gristmill.train.adapters.peft_files import settle_adapters
-from gristmill.train.data.conversations import write_example_ids
+from gristmill.train.data.conversation_tokens import write_example_ids
 from gristmill.train.data.pairs import HOLDOUT, gained_more, more_likely, reward_accuracy, write_holdout
 from gristmill.train.data.preference_rows import (
     PairRows,
@@ -45,7 +45,7 @@ from gristmill.train.objectives.margins import (
     pair_rewards,
     write_margins,
 )
-from gristmill.train.objectives.preferences import Preferences
+from gristmill.train.objectives.preference_objective import Preferences
 from gristmill.train.objectives.reference_logps import certify_start, key_of, pair_logps, read_reference, rounding_of
 from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.parallel.world import process_group
@@ -68,7 +68,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """Optimise preferences; called on every rank of a torchrun process group.
 
     Raises:
-        gristmill.train.data.conversations.NothingToTrainError: no pair is left to train on.
+        gristmill.train.data.conversation_tokens.NothingToTrainError: no pair is left to train on.
         gristmill.train.objectives.reference_logps.StaleReferenceError: the reference is of other weights or
             pairs.
         gristmill.train.objectives.reference_logps.NotTheReferenceError: the first batch's margin is not zero.

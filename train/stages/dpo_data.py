@@ -17,7 +17,7 @@ from gristmill.dataprep.examples.kept_examples import REFUSED, set_names, write_
 from gristmill.dataprep.examples.preferences import warnings_of
 from gristmill.mixtures.posttraining import DpoData
 from gristmill.tokenize.encoding.tokenizer import load
-from gristmill.train.data.chat import Chat
+from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.data.pairs import Pair, read_preferences
 from gristmill.train.data.preference_rows import write_pair_rows
 from gristmill.train.stages.trained_models import example_length
@@ -28,7 +28,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Raises:
         gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set are refused than may be.
-        gristmill.train.data.conversations.NothingToTrainError: a set has no usable pair.
+        gristmill.train.data.conversation_tokens.NothingToTrainError: a set has no usable pair.
     """
     section = DpoData.model_validate(config)
     chat, tokenizer = Chat(inputs["tokenizer"]), load(inputs["tokenizer"]).described()

@@ -22,12 +22,12 @@ from gristmill.dataprep.files import write_json
 from gristmill.mixtures.evaluation import Evaluate
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.data.chat import Chat
+from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.data.pairs import HOLDOUT, gained_more, padded_pairs, prepare_pairs
 from gristmill.train.evaluation.answering import Reader, Result, answer_tasks, open_reader
-from gristmill.train.evaluation.contamination import effect, item_coverage
 from gristmill.train.evaluation.held_out import ROWS_PER_FORWARD, read_token_bytes, score_documents, source_metrics
 from gristmill.train.evaluation.intervals import paired_difference, share_with_interval
+from gristmill.train.evaluation.leaked_items import effect, item_coverage
 from gristmill.train.evaluation.memorisation import probe_memorisation
 from gristmill.train.evaluation.tasks import Item, read_task
 from gristmill.train.generation.scheduler import generate

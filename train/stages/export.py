@@ -22,7 +22,7 @@ from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import atomic_write, write_json
 from gristmill.mixtures.evaluation import Export
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.data.chat import TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Chat
+from gristmill.train.data.conversation_tokens import TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Chat
 from gristmill.train.evaluation.held_out import ROWS_PER_FORWARD, metrics_of, score_rows
 from gristmill.train.models.families import family_of, hf_config, split_for_hf
 from gristmill.train.models.int8 import QUANTIZATION_CONFIG, in_int8

@@ -17,7 +17,7 @@ from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.lora import adapted_flops_per_token, describe_rounding, tuned_model
 from gristmill.train.adapters.peft_files import settle_adapters
-from gristmill.train.data.conversations import NothingToTrainError, write_example_ids
+from gristmill.train.data.conversation_tokens import NothingToTrainError, write_example_ids
 from gristmill.train.data.pairs import HOLDOUT, is_held_out, write_holdout
 from gristmill.train.data.preference_rows import AnswerRows, describe_draws, draw_pairs, merged
 from gristmill.train.evaluation.held_out import Validation, read_token_bytes
@@ -27,7 +27,7 @@ from gristmill.train.loop.resuming import measured_once
 from gristmill.train.loop.row_plan import plan_of
 from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.weights import read_shape, stored
-from gristmill.train.objectives.kto import Desirability, answer_logps, weights_to_balance
+from gristmill.train.objectives.kto_objective import Desirability, answer_logps, weights_to_balance
 from gristmill.train.objectives.margins import MARGINS, answer_margins, decline_of, measured_again, write_margins
 from gristmill.train.objectives.reference_logps import (
     LARGEST_MARGIN,

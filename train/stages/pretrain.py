@@ -23,7 +23,7 @@ from gristmill.train.evaluation.answering import InLoopTasks, open_reader
 from gristmill.train.evaluation.held_out import Validation, read_token_bytes
 from gristmill.train.loop.bad_steps import decoder
 from gristmill.train.loop.loop import Job, train
-from gristmill.train.loop.read_ahead import reading_threads
+from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.row_plan import plan_of
 from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.shape import Shape, shape_of

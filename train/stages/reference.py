@@ -24,7 +24,7 @@ from gristmill.train.adapters.lora import tuned_model
 from gristmill.train.data.pairs import more_likely
 from gristmill.train.data.preference_rows import AnswerRows, PairRows, check_pairs
 from gristmill.train.models.weights import read_shape, stored
-from gristmill.train.objectives.kto import answer_logps
+from gristmill.train.objectives.kto_objective import answer_logps
 from gristmill.train.objectives.reference_logps import (
     answer_key,
     key_of,

@@ -24,8 +24,14 @@ from gristmill.dataprep.files import atomic_write
 from gristmill.mixtures.posttraining import Lora
 from gristmill.mixtures.reinforcement import Reward
 from gristmill.train.adapters.lora import adapted_flops_per_token, describe_rounding, merged, tuned_model
-from gristmill.train.data.chat import TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Chat
-from gristmill.train.data.conversations import NothingToTrainError, write_example_ids
+from gristmill.train.data.conversation_tokens import (
+    TEMPLATE_FILE,
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+    Chat,
+    NothingToTrainError,
+    write_example_ids,
+)
 from gristmill.train.data.pairs import Pair, is_held_out, read_pairs
 from gristmill.train.evaluation.intervals import share_with_interval
 from gristmill.train.loop.loop import Job, train

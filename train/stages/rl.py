@@ -21,7 +21,7 @@ from gristmill.mixtures.reinforcement import Rl, name_of
 from gristmill.tokenize.order import Order
 from gristmill.train.adapters.lora import adapted_flops_per_token, describe_rounding, tuned_model
 from gristmill.train.adapters.peft_files import settle_adapters
-from gristmill.train.data.chat import Chat
+from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.evaluation.held_out import Validation, read_token_bytes
 from gristmill.train.evaluation.intervals import paired_difference
 from gristmill.train.loop.loop import Job, train
@@ -70,7 +70,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """Reinforce; called on every rank of a torchrun process group.
 
     Raises:
-        gristmill.train.data.conversations.NothingToTrainError: no prompt is left to train on.
+        gristmill.train.data.conversation_tokens.NothingToTrainError: no prompt is left to train on.
         gristmill.train.reinforcement.prompts.NoAnswerError: a reward wants right answers that prompts do not have.
         gristmill.train.reinforcement.rewards.RewardModelError: a reward model is missing, or knows other ids.
         gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.

@@ -22,12 +22,11 @@ from gristmill.mixtures.posttraining import Distill, ElasticConsolidation, Tunin
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.lora import adapted_flops_per_token, describe_rounding, tuned_model
 from gristmill.train.adapters.peft_files import settle_adapters
-from gristmill.train.data.chat import Chat
-from gristmill.train.data.conversations import write_example_ids
+from gristmill.train.data.conversation_tokens import Chat, write_example_ids
 from gristmill.train.evaluation.held_out import Validation, read_token_bytes
 from gristmill.train.loop.bad_steps import decoder
 from gristmill.train.loop.loop import Job, train
-from gristmill.train.loop.read_ahead import reading_threads
+from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.resuming import measured_once
 from gristmill.train.loop.row_plan import micro_batches
 from gristmill.train.loop.rows_read import READS, RowsRead, rows_read

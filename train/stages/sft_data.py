@@ -23,8 +23,8 @@ from gristmill.dataprep.files import write_json
 from gristmill.mixtures.posttraining import SftData
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.data.chat import Chat
-from gristmill.train.data.conversations import (
+from gristmill.train.data.conversation_tokens import (
+    Chat,
     Conversation,
     NothingToTrainError,
     counts_of,

@@ -22,7 +22,7 @@ from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import as_path, write_json
 from gristmill.mixtures.posttraining import Teach, TeacherKeys
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.data.chat import TOKENIZER_FILE, Chat
+from gristmill.train.data.conversation_tokens import TOKENIZER_FILE, Chat
 from gristmill.train.evaluation.held_out import read_token_bytes
 from gristmill.train.loop.row_plan import micro_batches
 from gristmill.train.models.shape import Shape

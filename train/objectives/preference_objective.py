@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.train.data.preference_rows import Drawn, PairRows
 from gristmill.train.loop.objective import Measured
-from gristmill.train.loop.read_ahead import pinned
+from gristmill.train.loop.prefetch import pinned
 from gristmill.train.objectives.losses import IGNORED, sequence_logps
 from gristmill.train.objectives.margins import DeclineAlarm
 from gristmill.train.objectives.preference_losses import LossSettings, PairLogps, preference_loss

@@ -1,4 +1,4 @@
-"""What torchrun starts on every rank: `python -m gristmill.train.torchrun ... -m gristmill.train.launch STAGE_DIR`.
+"""What torchrun starts on every rank: `python -m gristmill.train.torchrun ... -m gristmill.train.rank STAGE_DIR`.
 
 STAGE_DIR/stage.json says which stage to run on what; the output goes to STAGE_DIR/data, the summary to
 STAGE_DIR/work/result.json, or the error to STAGE_DIR/work/error.json. Only rank 0 reports. On SIGTERM the training

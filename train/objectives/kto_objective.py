@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.train.data.preference_rows import AnswerRows, Drawn
 from gristmill.train.loop.objective import Measured
-from gristmill.train.loop.read_ahead import pinned
+from gristmill.train.loop.prefetch import pinned
 from gristmill.train.loop.row_plan import micro_batches
 from gristmill.train.objectives.losses import IGNORED, sequence_logps
 from gristmill.train.objectives.margins import DeclineAlarm

@@ -8,7 +8,7 @@ from typing import Any
 
 from gristmill.dataprep.files import as_path, is_local, sha256_file
 from gristmill.dataprep.reading.sources import Found, SourceError, find_at
-from gristmill.tokenize.importing.formats import MDS_INDEX, Kind, TokenFile, TokenFileError, is_llmc, mds_shards
+from gristmill.tokenize.importing.foreign_formats import MDS_INDEX, Kind, TokenFile, TokenFileError, is_llmc, mds_shards
 
 INDEX, METADATA = ".idx", ".csv.gz"
 BESIDE = {".bin": INDEX, ".npy": METADATA}
