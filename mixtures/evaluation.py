@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from gristmill.mixtures.section import NAME_PATTERN, OutsidePath, Positive, Section
+from gristmill.mixtures.section import NAME_PATTERN, OutsidePath, Positive, Section, Seeded
 
 GENERATION_METRICS = ("exact_match", "contains", "f1", "bleu", "chrf", "rouge1", "rouge2", "rougeL")
 GenerationMetric = Literal["exact_match", "contains", "f1", "bleu", "chrf", "rouge1", "rouge2", "rougeL"]
@@ -95,7 +95,7 @@ class Contamination(Section):
     """Rows that are searched at most, chosen by hash among those that pre-training has read."""
 
 
-class Evaluate(Section):
+class Evaluate(Seeded):
     """Measurements on held-out data, on tasks, and samples."""
 
     renamed: ClassVar[Mapping[str, str]] = {"resamples": "bootstrap_samples"}

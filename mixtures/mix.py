@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from gristmill.mixtures.section import OutsidePath, Positive, Section
+from gristmill.mixtures.section import OutsidePath, Positive, Section, Seeded
 from gristmill.mixtures.training import Training
 
 ALPHA = "alpha"
@@ -44,7 +44,7 @@ class MixPhase(Section):
     part in it."""
 
 
-class Mix(Section):
+class Mix(Seeded):
     """The packed training set."""
 
     renamed: ClassVar[Mapping[str, str]] = {"stages": "phases", "short": "on_shortfall"}

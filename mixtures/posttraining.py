@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from gristmill.mixtures.decontaminate import Decontaminate
 from gristmill.mixtures.optimizer import TuningOptimizer
 from gristmill.mixtures.prepare import Prepared
-from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section
+from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section, Seeded
 from gristmill.mixtures.training import Precision, Training
 
 LinearLayer = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -183,7 +183,7 @@ class ElasticConsolidation(Section):
     """Rows of the pre-training, the first that it has read, from which the Fisher information is estimated."""
 
 
-class SftData(Section):
+class SftData(Seeded):
     """What the stage `sft_data` is told of the section `sft`: which rows of tokens are made, and what is trained."""
 
     data: Annotated[tuple[Instructions, ...], Field(min_length=1)]

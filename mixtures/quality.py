@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from gristmill.mixtures.section import Fraction, Judging, OutsidePath, Positive, PositiveFloat, Section
+from gristmill.mixtures.section import Fraction, Judging, OutsidePath, Positive, PositiveFloat, Section, Seeded
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 Score = Literal["quality", "perplexity", "model_perplexity", "bits_per_byte", "heuristic_score"]
@@ -143,7 +143,7 @@ THRESHOLDS = tuple(QualityThresholds.model_fields)
 SCORE_OF_THRESHOLD = {name: name.partition("_")[2] for name in THRESHOLDS}
 
 
-class Quality(QualityThresholds, Judging):
+class Quality(QualityThresholds, Judging, Seeded):
     """Quality scores for every document. Nothing is dropped unless a threshold or `keep_top` is set."""
 
     classifier: Classifier | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import (
     BaseModel,
@@ -59,6 +59,18 @@ def rename_keys(value: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[st
         if old in value and new in value:
             raise ValueError(f"{old} is the former name of {new}, which is given too; keep {new}")
     return {renamed.get(key, key): item for key, item in value.items()}
+
+
+class Seeded(Section):
+    """A section with a `seed` of its own, which is the manifest's if absent."""
+
+    if TYPE_CHECKING:
+        seed: int | None
+
+    @property
+    def key_seed(self) -> int:
+        """What keys are derived from (`dataprep.seeds`); a stage is given the manifest's seed for an absent one."""
+        return 0 if self.seed is None else self.seed
 
 
 class Judging(Section):

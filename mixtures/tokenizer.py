@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from gristmill.mixtures.section import OutsidePath, Positive, Section
+from gristmill.mixtures.section import OutsidePath, Positive, Seeded
 
 BYTES, OWN_SPECIAL_TOKENS = 256, 6
 """What every vocabulary has: all bytes; end of text, padding, three roles and the end of a turn."""
 
 
-class Tokenizer(Section):
+class Tokenizer(Seeded):
     """A byte-level BPE trained here, or any tokenizer.json."""
 
     path: OutsidePath | None = None

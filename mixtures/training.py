@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from gristmill.mixtures.evaluation import Task
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.optimizer import Average, Optimizer, Schedule
-from gristmill.mixtures.section import OutsidePath, Positive, PositiveFloat, Section
+from gristmill.mixtures.section import OutsidePath, Positive, PositiveFloat, Section, Seeded
 
 LOOK_EVERY_STEPS = 16
 """Steps after which the loop asks the device at the latest whether any of them was skipped."""
@@ -66,7 +66,7 @@ Precision = Literal["auto", "fp32", "bf16", "fp16"]
 """Names of compute dtypes."""
 
 
-class Training(Section):
+class Training(Seeded):
     """What the three training stages have in common."""
 
     steps: Positive

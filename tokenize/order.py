@@ -20,12 +20,12 @@ resume from its checkpoint as if they had never been there.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 
 import numpy as np
 
+from gristmill.dataprep.seeds import seeded_key
 from gristmill.tokenize.order_kernels import reorder, rows_of_span, unrank_all
 
 MAX_ROWS = 2**40
@@ -219,8 +219,7 @@ def sources_of_rows(phases: Sequence[Sequence[int] | np.ndarray], rows: np.ndarr
 @lru_cache(maxsize=4096)
 def order_key(seed: int, *parts: str | int) -> int:
     """64 bits that depend on every part: the key of one permutation."""
-    text = "/".join(str(part) for part in ("gristmill", seed, *parts))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    return seeded_key("gristmill", seed, *parts)
 
 
 def checked_counts(rows_per_source: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -161,7 +161,7 @@ def read_ngram_texts(inputs: Mapping[str, Path], section: Quality) -> Iterator[s
     for number, shard in enumerate(shards):
         read = read_shard(inputs, shard, ["id", "source", "text"])
         documents, rows = read.documents, judged_rows(read.documents, read.rows, settings.sources)
-        draws = draw(documents["id"].take(pa.array(rows)).to_pylist(), section.seed or 0)
+        draws = draw(documents["id"].take(pa.array(rows)).to_pylist(), section.key_seed)
         free = draws[:, 0] >= held_out
         sizes = pc.binary_length(documents["text"].take(pa.array(rows[free]))).to_numpy().astype(np.int64)
         found.append((np.full(len(sizes), number), rows[free], draws[free, 1], sizes))

@@ -172,7 +172,7 @@ def score_shard(
     documents, judged = read.documents, pa.array(judged_rows(read.documents, read.rows, section.sources))
     measured, errors = measure_texts(documents["text"].take(judged), make_measure(section, models))
     sources = documents["source"].take(judged).cast(pa.string()).combine_chunks()
-    ties = draw(documents["id"].take(judged).to_pylist(), section.seed or 0)[:, 1]
+    ties = draw(documents["id"].take(judged).to_pylist(), section.key_seed)[:, 1]
     columns = {name: spread(values, errors) for name, values in measured.items()}
     write_table(out / task.name, pa.table({
         "source": sources, "error": pa.array(errors, pa.string()), TIE: pa.array(ties), **columns,

@@ -50,7 +50,7 @@ def trainings(section: Quality) -> dict[str, Callable[..., Done]]:
 def train_classifier(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path, work: Path) -> Done:
     """Train the classifier and commit it."""
     section = Quality.model_validate(config)
-    settings, seed = section.classifier, section.seed or 0
+    settings, seed = section.classifier, section.key_seed
     assert settings is not None
     pool = open_pool(inputs, settings)
     training = {good: examples for good, (examples, _) in choose_examples(pool, settings, seed).items()}
@@ -130,7 +130,7 @@ def measure_held_out(
     section = Quality.model_validate(config)
     assert section.classifier is not None
     pool = open_pool(inputs, section.classifier)
-    chosen = choose_examples(pool, section.classifier, section.seed or 0)
+    chosen = choose_examples(pool, section.classifier, section.key_seed)
     measure = _with_length(make_measure(section, models))
     parts = []
     for good, (_, held_out) in chosen.items():

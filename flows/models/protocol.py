@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from gristmill.dataprep.files import canonical_json
+from gristmill.dataprep.seeds import content_key
 
 MOST_STOPS = 16
 """Texts that end an answer; each is looked for in every piece of it."""
@@ -122,7 +121,7 @@ def choice_seed(seed: int, choice: int) -> int:
     """The seed of one of several answers to the same request."""
     if choice == 0:
         return seed
-    return int.from_bytes(hashlib.blake2b(canonical_json([seed, choice]), digest_size=8).digest(), "little")
+    return content_key(seed, choice)
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:

@@ -142,11 +142,11 @@ def reading_of(session: Session, stage: str = PRETRAIN) -> Reading:
                          f"{session.command('run', '--until', stage)}")
     examples = tuple(tuple(line.split()) for line in (folder.data / ids).read_text().splitlines())
     if isinstance(section, Rl):
-        return Reading(stage, folder, section, prompt_plan_of(section), Order([len(examples)], section.seed or 0),
+        return Reading(stage, folder, section, prompt_plan_of(section), Order([len(examples)], section.key_seed),
                        examples=examples)
     rows_per_set: list[int] = read_json(folder.data / ROWS_PER_SET)
     return Reading(stage, folder, section, settled_plan(folder, plan_of(section, 0)),
-                   Order(rows_per_set, section.seed or 0), examples=examples)
+                   Order(rows_per_set, section.key_seed), examples=examples)
 
 
 def reading_of_folder(folder: StageFolder) -> Reading:
@@ -173,7 +173,7 @@ def settled_plan(folder: StageFolder, plan: RowPlan) -> RowPlan:
 def _pre_training(stage: str, folder: StageFolder, section: Training, mix: Path) -> Reading:
     packed = PackedSet(mix)
     return Reading(stage, folder, section, settled_plan(folder, plan_of(section, packed.sequence_length)),
-                   packed.order(section.seed or 0), packed)
+                   packed.order(section.key_seed), packed)
 
 
 def answers_of_step(reading: Reading, step: int, share: int = 0, shares: int = 1) -> list[dict[str, Any]]:

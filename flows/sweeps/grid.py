@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, ValidationError
 
+from gristmill.dataprep.seeds import seeded_key
 from gristmill.mixtures.section import Positive, PositiveFloat, Section
 from gristmill.mixtures.yaml_text import YamlFileError, problems_of, read_yaml
 
@@ -109,7 +109,7 @@ def _draw(section: Dirichlet, own: Mapping[str, float], number: int) -> Weights:
     """The drawn mixture of a number: it does not depend on how many others are drawn."""
     shares = normalised(own)
     drawn = [name for name, share in shares.items() if share]
-    digest = hashlib.blake2b(f"gristmill/sweep/{section.seed}/{number}".encode(), digest_size=16).digest()
-    generator: Any = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+    key = seeded_key("gristmill", "sweep", section.seed, number, bits=128)
+    generator: Any = np.random.Generator(np.random.Philox(key=key))
     parts = generator.dirichlet([section.concentration * len(drawn) * shares[name] for name in drawn])
     return normalised(dict.fromkeys(own, 0.0) | dict(zip(drawn, parts.tolist(), strict=True)))

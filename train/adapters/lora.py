@@ -5,7 +5,6 @@ Names and layout are PEFT's, so that its users can load what is trained here.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from gristmill.dataprep.context import Context
 from gristmill.mixtures.posttraining import LinearLayer, Lora, RoundedBase
 from gristmill.train.adapters.quantised import RoundedWeight, product, rounded
+from gristmill.train.models.initialisation import generator_of
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import TensorOf
@@ -123,10 +123,8 @@ def adapted_tensors(tensor_of: TensorOf, lora: Lora | None, seed: int) -> Tensor
 
     def found(name: str, size: torch.Size) -> Tensor:
         if name.endswith(DOWN):
-            key = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
             edge = 1 / math.sqrt(size[1])
-            return torch.empty(size).uniform_(-edge, edge, generator=generator)
+            return torch.empty(size).uniform_(-edge, edge, generator=generator_of(seed, name))
         if name.endswith(UP):
             return torch.zeros(size)
         if name.endswith(MAGNITUDE):

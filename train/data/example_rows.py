@@ -8,7 +8,6 @@ mixture's sources are, so that every prefix of the order has their proportions.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.files import write_json
+from gristmill.dataprep.seeds import seeded_bytes
 from gristmill.tokenize.loss_masks import mask_name, write_mask
 from gristmill.tokenize.mixing.best_fit import best_fit_decreasing, by_bin
 from gristmill.tokenize.order import sources_of_rows
@@ -199,7 +199,7 @@ def copies(trained_tokens: np.ndarray, ids: Sequence[str], quota: float, seed: i
     """
     total = int(trained_tokens.sum())
     passes, rest = divmod(quota, total)
-    keys = [hashlib.blake2b(f"{seed}/{one}".encode(), digest_size=16).digest() for one in ids]
+    keys = [seeded_bytes(seed, one, size=16) for one in ids]
     order = sorted(range(len(keys)), key=lambda place: (keys[place], place))
     reached = np.concatenate([[0], np.cumsum(trained_tokens[order])])
     taken = np.full(len(keys), int(passes), dtype=np.int64)

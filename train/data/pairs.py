@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,8 +15,9 @@ from gristmill.dataprep.examples.kept_examples import check_records, usable_sets
 from gristmill.dataprep.examples.preferences import SAME, audit
 from gristmill.dataprep.examples.prepare import view_text
 from gristmill.dataprep.examples.read_examples import Refused
-from gristmill.dataprep.files import atomic_write, canonical_json
+from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.passages.contamination import leaks_into
+from gristmill.dataprep.seeds import content_key
 from gristmill.mixtures.decontaminate import Decontaminate
 from gristmill.mixtures.posttraining import PreferencePairs
 from gristmill.train.data.conversation_tokens import (
@@ -130,8 +130,7 @@ def prepare_pairs(
 def is_held_out(example: Mapping[str, Any], share: float, seed: int) -> bool:
     """Whether a pair only measures: by a hash of seed and prompt, so that one prompt is never on both sides."""
     prompt = [[message["role"], message["content"]] for message in example["prompt"]]
-    digest = hashlib.blake2b(canonical_json([seed, prompt]), digest_size=HASH_BITS // 8).digest()
-    return int.from_bytes(digest, "little") < share * 2**HASH_BITS
+    return content_key(seed, prompt, HASH_BITS) < share * 2**HASH_BITS
 
 
 def padded_pairs(pairs: Sequence[Pair], pad: int, length: int) -> tuple[Tensor, Tensor]:

@@ -196,7 +196,7 @@ def open_reader(model: Llama, tokenizer_folder: Path, world: World | None = None
 
 def answer_tasks(reader: Reader, section: Evaluate, asked: Mapping[str, Sequence[Item]]) -> dict[str, Result]:
     """Task -> what came of it."""
-    return {task.name: answer_task(reader, task, asked[task.name], section.seed or 0, section.bootstrap_samples)
+    return {task.name: answer_task(reader, task, asked[task.name], section.key_seed, section.bootstrap_samples)
             for task in section.tasks}
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from gristmill.dataprep.files import canonical_json
+from gristmill.dataprep.seeds import content_key
 
 
 class SamplingError(ValueError):
@@ -42,8 +41,8 @@ class Sampling:
 
 def random_numbers(seed: int, prompt: Sequence[int]) -> np.random.Generator:
     """A request's own stream of random numbers, keyed by seed and prompt."""
-    key = hashlib.blake2b(canonical_json([seed, [int(token) for token in prompt]]), digest_size=16).digest()
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+    key = content_key(seed, [int(token) for token in prompt], bits=128)
+    return np.random.Generator(np.random.Philox(key=key))
 
 
 def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:

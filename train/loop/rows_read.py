@@ -81,7 +81,7 @@ def rows_read(packed: PackedSet, reads: Mapping[str, Any], folder: Path | None) 
     if folder is not None:
         plan = plan_after(plan, read_rollbacks(folder))
         steps = max(json.loads(line)["step"] for line in (folder / METRICS).read_text().splitlines())
-    order = packed.order(section.seed or 0)
+    order = packed.order(section.key_seed)
     spans = np.minimum(_spans(plan, steps), order.total)
     return RowsRead(packed, order, spans[spans[:, 0] < spans[:, 1]])
 

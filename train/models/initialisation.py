@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from gristmill.dataprep.seeds import seeded_key
 from gristmill.mixtures.model import Initialisation
 from gristmill.train.models.shape import Shape
 
@@ -22,12 +22,16 @@ Deviation = tuple[float, float | None]
 """Standard deviation, and at how many of them the distribution is cut off, if anywhere."""
 
 
+def generator_of(seed: int, name: str) -> torch.Generator:
+    """What a parameter's first value is drawn with: it depends on no other parameter."""
+    return torch.Generator().manual_seed(seeded_key(seed, name) >> 1)
+
+
 def initial_tensor(name: str, size: torch.Size, shape: Shape, init: Initialisation, seed: int) -> Tensor:
     """A parameter's first value: ones for norms, zeros for biases, matrices as `mixtures.model.Model.init` says."""
     if len(size) < 2:
         return torch.zeros(size) if name.endswith("bias") else torch.ones(size)
-    key = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
+    generator = generator_of(seed, name)
     deviation, cut = SCHEMES[init](name, size, shape)
     if cut is None:
         return torch.empty(size).normal_(0.0, deviation, generator=generator)

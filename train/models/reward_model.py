@@ -6,7 +6,6 @@ decoder's tensors and `score.weight` (1, d), without an output matrix over the v
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from functools import partial
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from gristmill.dataprep.files import read_json, write_json
 from gristmill.train.models.families import hf_config, is_scorer, split_for_hf
+from gristmill.train.models.initialisation import generator_of
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.tensor_files import Planned, ready, write_tensors
@@ -92,9 +92,7 @@ def with_new_score(tensor_of: TensorOf, seed: int) -> TensorOf:
     def found(name: str, size: torch.Size) -> Tensor:
         if name != SCORE:
             return tensor_of(name, size)
-        key = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
-        return torch.empty(size).normal_(0.0, 1 / math.sqrt(size[1] + 1), generator=generator)
+        return torch.empty(size).normal_(0.0, 1 / math.sqrt(size[1] + 1), generator=generator_of(seed, name))
 
     return found
 

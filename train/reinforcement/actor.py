@@ -8,7 +8,6 @@ changes it).
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -22,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gristmill.dataprep.seeds import seeded_key
 from gristmill.mixtures.posttraining import Lora
 from gristmill.mixtures.reinforcement import Rl, name_of
 from gristmill.tokenize.order import Order
@@ -94,7 +94,7 @@ class Actor:
         prompts = self.prompts_of(batch)
         chosen = [self.prompts[number] for number in prompts]
         answers = self.draw(chosen, [
-            sampling_of(section.temperature, section.seed or 0, batch, prompt.example["id"], place)
+            sampling_of(section.temperature, section.key_seed, batch, prompt.example["id"], place)
             for place, prompt in enumerate(chosen)])
         rollouts.put(prompts, [prompt.ids for prompt in chosen], answers)
         rollouts.rewards.copy_(self.rewarded(chosen, answers))
@@ -282,5 +282,4 @@ def sampling_of(temperature: float, seed: int, batch: int, prompt: str, place: i
         prompt: the prompt's id.
         place: of the answer in the batch.
     """
-    key = hashlib.blake2b(f"{seed}/{batch}/{prompt}/{place}".encode(), digest_size=8).digest()
-    return Sampling(temperature, seed=int.from_bytes(key, "little") >> 1)
+    return Sampling(temperature, seed=seeded_key(seed, batch, prompt, place) >> 1)

@@ -77,7 +77,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     section = Dpo.model_validate(config)
     if section.loss == "kto":
         return optimise(inputs, section, out, context)
-    seed = section.seed or 0
+    seed = section.key_seed
     start = start_of(inputs)
     with closing(PackedSet(inputs["dpo_data"])) as data:
         check_pairs(data)

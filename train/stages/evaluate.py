@@ -74,7 +74,7 @@ def differences(answered: Mapping[str, Mapping[str, Result]], section: Evaluate)
     """Each later model against the one before it, on the same items."""
     names = list(answered)
     return [{"task": task, "metric": metric, "from": before, "to": after,
-             **paired_difference(values, answered[after][task].per_item[metric], section.seed or 0,
+             **paired_difference(values, answered[after][task].per_item[metric], section.key_seed,
                                  section.bootstrap_samples)}
             for before, after in pairwise(names) for task, result in answered[before].items()
             for metric, values in result.per_item.items()]
@@ -83,7 +83,7 @@ def differences(answered: Mapping[str, Mapping[str, Result]], section: Evaluate)
 def _memorised(reader: Reader, trained: RowsRead | None, section: Evaluate) -> dict[str, Any]:
     if section.memorisation is None or trained is None:
         return {}
-    return {"memorisation": probe_memorisation(reader, trained, section.memorisation, section.seed or 0,
+    return {"memorisation": probe_memorisation(reader, trained, section.memorisation, section.key_seed,
                                                section.bootstrap_samples)}
 
 
@@ -94,9 +94,9 @@ def _contaminated(
     if section.contamination is None or trained is None or not asked:
         return {}
     decode = Chat(tokenizer).tokenizer.decode_batch
-    share = item_coverage(trained, decode, asked, section.contamination, section.seed or 0)
+    share = item_coverage(trained, decode, asked, section.contamination, section.key_seed)
     return {"contamination": {model: {task: effect(share[task], result.per_item, section.contamination,
-                                                   section.seed or 0, section.bootstrap_samples)
+                                                   section.key_seed, section.bootstrap_samples)
                                       for task, result in results.items()} for model, results in answered.items()}}
 
 
@@ -107,7 +107,7 @@ def measure_sources(
     if packed is None:
         return {}
     token_bytes = read_token_bytes(tokenizer, model.model.embed_tokens.weight.device)
-    return {source: source_metrics(score_documents(model, packed, source, token_bytes), section.seed or 0,
+    return {source: source_metrics(score_documents(model, packed, source, token_bytes), section.key_seed,
                                    section.bootstrap_samples)
             for source in packed.manifest["validation"] if len(packed.validation(source))}
 
@@ -146,6 +146,6 @@ def sample(model: Llama, tokenizer: Path, section: Evaluate, asked: bool) -> lis
     else:
         # In the packed set every document follows an end of text.
         prompts = [[text.eos, *encoded.ids] for encoded in text.encode(section.prompts)]
-    found = generate(model, prompts, section.max_new_tokens, chat.stops, section.temperature, section.seed or 0)
+    found = generate(model, prompts, section.max_new_tokens, chat.stops, section.temperature, section.key_seed)
     return [{"prompt": prompt, "completion": chat.decode(new)}
             for prompt, new in zip(section.prompts, found, strict=True)]

@@ -65,7 +65,7 @@ def optimise(inputs: Mapping[str, Path], section: Dpo, out: Path, context: Conte
         gristmill.train.objectives.reference_logps.NotTheReferenceError: the first batch's rewards are not zero.
         gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
     """
-    seed, start = section.seed or 0, start_of(inputs)
+    seed, start = section.key_seed, start_of(inputs)
     with closing(PackedSet(inputs["dpo_data"], context.stream, context.warn)) as data, \
             open_mixture(inputs, context) as packed, \
             process_group(context.parallel, pipelined=False, split=section.lora is None) as world:

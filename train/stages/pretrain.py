@@ -47,7 +47,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
     """
     section = Pretrain.model_validate(config)
-    seed = section.seed or 0
+    seed = section.key_seed
     with closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed:
         check_stages(packed, section)
         shape, tensor_of = starting_model(section.model, packed, seed)

@@ -66,7 +66,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         gristmill.train.loop.stopping.StoppedError: SIGTERM came; a rerun continues.
     """
     section = Reward.model_validate(config)
-    seed, start = section.seed or 0, start_of(inputs)
+    seed, start = section.key_seed, start_of(inputs)
     shape, chat = read_shape(start), Chat(inputs["tokenizer"])
     length = section.sequence_length or shape.sequence_length
     shape = tuned_shape(shape, length, context)
@@ -127,7 +127,7 @@ def held_out_pairs(pairs: Sequence[Pair], section: Reward, read: int) -> np.ndar
     Raises:
         NothingToTrainError: none is left to train on.
     """
-    is_out = np.array([is_held_out(pair.example, section.holdout, section.seed or 0) for pair in pairs], dtype=bool)
+    is_out = np.array([is_held_out(pair.example, section.holdout, section.key_seed) for pair in pairs], dtype=bool)
     if is_out.all():
         raise NothingToTrainError(
             f"reward: of {read} pairs {read - len(pairs)} are longer than reward.sequence_length and {len(pairs)} are "
@@ -140,7 +140,7 @@ def new_reward_model(
     shape: Shape, start: Path, section: Reward, world: World, dtype: torch.dtype, context: Context
 ) -> nn.Module:
     """A saved decoder with a new scoring row, sharded, with adapters where the section asks for them."""
-    seed = section.seed or 0
+    seed = section.key_seed
     return tuned_model(shape, with_new_score(stored(start), seed), section.lora, seed, world, dtype, context,
                        train_score, RewardModel)
 

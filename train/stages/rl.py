@@ -82,7 +82,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     length = row_length(section, shape)
     shape = tuned_shape(shape, length, context)
     prompts, sets = read_prompts(section.data, section.rewards, chat, length - section.max_new_tokens)
-    training, held_out = split(prompts, section.holdout, section.holdout_limit, section.seed or 0)
+    training, held_out = split(prompts, section.holdout, section.holdout_limit, section.key_seed)
     with open_mixture(inputs, context) as packed, \
             process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
         if world.is_first:
@@ -90,11 +90,11 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             if section.continue_from is not None:
                 take_earlier_batches(context.work / BATCHES, as_path(section.continue_from), section.updates_per_batch)
         dtype = compute_dtype(section.precision, world.device)
-        model = tuned_model(shape, stored(start), section.lora, section.seed or 0, world, dtype, context,
+        model = tuned_model(shape, stored(start), section.lora, section.key_seed, world, dtype, context,
                             add_critic if section.algorithm == "ppo" else None)
         needs_reference = bool(section.kl_weight) and section.lora is None
         actor = Actor(
-            section, training, Order([len(training)], section.seed or 0), model,
+            section, training, Order([len(training)], section.key_seed), model,
             sharded_model(shape, stored(start), world, dtype, context.compute).requires_grad_(False)
             if needs_reference else None,
             Sampler(model, shape, section.lora, dtype, section.generation_rows, world),
@@ -185,4 +185,4 @@ def held_out_rewards(
         return None
     first, second = (np.array([one["reward"] for one in found]) for found in (before, after))
     return {"reward_before": float(first.mean()), "reward": float(second.mean()),
-            "difference": paired_difference(first, second, section.seed or 0, RESAMPLES)}
+            "difference": paired_difference(first, second, section.key_seed, RESAMPLES)}

@@ -68,10 +68,10 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
         length, dtype = rows.sequence_length, compute_dtype(section.precision, world.device)
         shape = tuned_shape(read_shape(start), length, context)
-        model = tuned_model(shape, stored(start), section.lora, section.seed or 0, world, dtype, context)
+        model = tuned_model(shape, stored(start), section.lora, section.key_seed, world, dtype, context)
         flops = adapted_flops_per_token(shape, length, section.lora)
         token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
-        objective = AssistantTurns(rows, section.seed or 0, token_bytes, flops)
+        objective = AssistantTurns(rows, section.key_seed, token_bytes, flops)
         if world.is_first:
             write_example_ids(out, examples_of_rows(rows), rows.rows_per_source)
         taught = (objective if section.distill is None else
@@ -88,7 +88,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         if (inputs["sft_data"] / HELD_OUT).exists():
             kept = stack.enter_context(closing(PackedSet(inputs["sft_data"] / HELD_OUT, context.stream, context.warn)))
             measures.append(HeldOutTurns(section.validate_every, section.steps, AssistantTurns(
-                kept, section.seed or 0, token_bytes, flops), section.micro_batch_size, model, world))
+                kept, section.key_seed, token_bytes, flops), section.micro_batch_size, model, world))
         job = Job(section=section, objective=taught, model=model, world=world, context=context,
                   peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length, flops),
                   average=average, elastic=elastic, decode=decoder(inputs["tokenizer"]),

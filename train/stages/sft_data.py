@@ -66,7 +66,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         ReplayError: rows of the mixture are of another length.
     """
     section = SftData.model_validate({key: value for key, value in config.items() if key != READS})
-    seed, chat, tokenizer = section.seed or 0, Chat(inputs["tokenizer"]), load(inputs["tokenizer"]).described()
+    seed, chat, tokenizer = section.key_seed, Chat(inputs["tokenizer"]), load(inputs["tokenizer"]).described()
     length, mix = example_length(section.sequence_length, inputs), PackedSet(inputs["mix"]) if section.replay else None
     if mix is not None and length != mix.sequence_length:
         raise ReplayError(f"sft.replay: the mixture's rows have {mix.sequence_length} tokens, but sft.sequence_length "
@@ -122,7 +122,7 @@ def read_sets(
                 f"{length} tokens ({counted['dropped']} too long, {counted['unrenderable']} not to be rendered: "
                 f"{counted['unrenderable_reasons']}); raise sft.sequence_length or look at the data")
         measuring = {example["id"] for example in read.examples
-                     if is_held_out({"prompt": asked(example)}, section.holdout, section.seed or 0)}
+                     if is_held_out({"prompt": asked(example)}, section.holdout, section.key_seed)}
         held_out.append([conversation for conversation in found if conversation.example in measuring])
         sets.append([conversation for conversation in found if conversation.example not in measuring])
         counts.append({"path": one.path, **read.counts, **counted, "held_out": len(held_out[-1])})

@@ -1,0 +1,24 @@
+"""Every random choice is a hash of a seed and of what is chosen: of no process's generator, no clock and no order."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from gristmill.dataprep.files import canonical_json
+
+
+def seeded_bytes(*parts: str | int, size: int = 8) -> bytes:
+    """So many bytes that depend on every part: a seed, and what is drawn with it."""
+    return hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=size).digest()
+
+
+def seeded_key(*parts: str | int, bits: int = 64) -> int:
+    """`seeded_bytes` as a number of so many bits: the key of a permutation, of draws or of a generator."""
+    return int.from_bytes(seeded_bytes(*parts, size=bits // 8), "little")
+
+
+def content_key(seed: int, content: Any, bits: int = 64) -> int:
+    """A number of so many bits that depends on a seed and on some JSON, such as a prompt."""
+    digest = hashlib.blake2b(canonical_json([seed, content]), digest_size=bits // 8).digest()
+    return int.from_bytes(digest, "little")
