@@ -8,10 +8,9 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from gristmill.mixtures.decontaminate import Decontaminate
-from gristmill.mixtures.optimizer import TuningOptimizer
 from gristmill.mixtures.prepare import Prepared
 from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section, Seeded
-from gristmill.mixtures.training import Precision, Training
+from gristmill.mixtures.training import Precision, Training, TuningOptimizer
 
 LinearLayer = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """The linear layers of a decoder's layer, by the names that transformers and PEFT give them."""

@@ -7,10 +7,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from gristmill.mixtures.optimizer import TuningOptimizer
 from gristmill.mixtures.posttraining import Examples, Lora, PreferencePairs
 from gristmill.mixtures.section import NAME_PATTERN, Fraction, OutsidePath, Positive, PositiveFloat, Section
-from gristmill.mixtures.training import Spikes, Training
+from gristmill.mixtures.training import Spikes, Training, TuningOptimizer
 
 
 class AnswerReward(Section):

@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks.measuring import Row, row
 from gristmill.mixtures.engine import Compute
 from gristmill.mixtures.model import Model
-from gristmill.mixtures.optimizer import Optimizer
+from gristmill.mixtures.training import Optimizer
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train.generation.scheduler import generate

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gristmill.mixtures.optimizer import Average
+from gristmill.mixtures.training import Average
 from gristmill.train.optim.averaging import AveragedWeights
 
 GOOD, BAD = torch.tensor(False), torch.tensor(True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from benchmarks.checkout import ROOT
 from benchmarks.train.forked_ranks import fork_ranks, load_all
-from gristmill.mixtures.optimizer import SMALL_MOMENTS, Optimizer
+from gristmill.mixtures.training import SMALL_MOMENTS, Optimizer
 from gristmill.train.optim.clipping import clip_gradients, clip_units
 from gristmill.train.optim.lion import Lion
 from gristmill.train.optim.offload import is_on_host, one_by_one

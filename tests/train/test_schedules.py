@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.mixtures.optimizer import Schedule
+from gristmill.mixtures.training import Schedule
 from gristmill.train.optim.schedules import learning_rate
 
 

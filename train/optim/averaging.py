@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.optimizer import Average
+from gristmill.mixtures.training import Average
 from gristmill.train.optim.sharded import local
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.optimizer import Optimizer
+from gristmill.mixtures.training import Optimizer
 from gristmill.train.optim.sharded import local, settled, squared_norm, sum_along
 from gristmill.train.parallel.pipeline_parallel import over_stages
 

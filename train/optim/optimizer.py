@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.optimizer import SMALL_MOMENTS, Optimizer
+from gristmill.mixtures.training import SMALL_MOMENTS, Optimizer
 from gristmill.train.optim.adafactor import Adafactor
 from gristmill.train.optim.lion import Lion
 from gristmill.train.optim.offload import STEP, host_zeros_like, is_on_host, keep_on_host, one_by_one

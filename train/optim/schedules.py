@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import assert_never
 
-from gristmill.mixtures.optimizer import Schedule
+from gristmill.mixtures.training import Schedule
 
 
 def learning_rate(schedule: Schedule, peak: float, step: int, steps: int, step_tokens: int = 0) -> float:

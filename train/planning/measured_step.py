@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.optimizer import Optimizer
+from gristmill.mixtures.training import Optimizer
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import drawn
 from gristmill.train.objectives.losses import next_tokens, weighted_nll

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from gristmill.mixtures.optimizer import SMALL_MOMENTS
+from gristmill.mixtures.training import SMALL_MOMENTS
 from gristmill.train.models.shape import Shape
 
 MASTER_BYTES = 4
