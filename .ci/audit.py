@@ -86,10 +86,10 @@ def unpinned(packages: Sequence[Package], pins: Mapping[str, str]) -> Iterator[s
         pin = pins.get(package.name)
         if pin is None:
             yield (f"{package.name} {package.version} is installed and not pinned; add "
-                   f"{package.name}=={package.version} to constraints.txt, or make the environment anew")
+                   f"{package.name}=={package.version} to constraints.txt, or rebuild the environment")
         elif not Requirement(f"{package.name}=={pin}").specifier.contains(package.version, prereleases=True):
             yield (f"{package.name} {package.version} is installed, constraints.txt says {pin}; "
-                   "make the environment anew")
+                   "rebuild the environment")
 
 
 def unmet(packages: Sequence[Package]) -> Iterator[str]:
@@ -189,7 +189,7 @@ def find_problems(found: Sequence[Distribution], files: bool) -> Iterator[str]:
     listed = set((ROOT / "docs" / "dependencies.md").read_text().splitlines())
     for row in licence_table(packages, pins, accepted).splitlines():
         if row not in listed:
-            yield f"docs/dependencies.md lacks the line {row}; make it anew: python .ci/audit.py --licences"
+            yield f"docs/dependencies.md lacks the line {row}; rebuild it: python .ci/audit.py --licences"
     if files:
         yield from changed_files(found)
 

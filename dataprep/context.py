@@ -1,4 +1,4 @@
-"""What a stage is told about where it runs, and how it reports back. Nothing in here may change a result."""
+"""What a stage knows about where it runs, and how it reports back. Nothing in here may change a result."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Context:
         stream: how training reads its rows.
         deterministic: whether operations whose result may differ between two runs are refused.
         wandb, profile: how a training is watched.
-        origins: committed outputs, by stage, that know more of the documents that are trained on; for autopsies.
+        origins: committed outputs, by stage, that know more of the documents trained on; for loss-spike reports.
         began_with: fingerprints of the models that a training begins with, by stage.
         saved: called on the first rank of a training after each complete checkpoint.
         emit: receives events (progress, metrics, warnings).

@@ -47,7 +47,7 @@ def kill_child(child: subprocess.Popen[bytes]) -> None:
 def peak_resident_bytes() -> int:
     """The most memory that this process has held since its program began.
 
-    Linux's ru_maxrss does not begin anew with a program: it is at least what the process held that started this one
+    Linux's ru_maxrss does not start over with a program: it is at least what the process held that started this one
     (fs/exec.c, exec_mmap). VmHWM of proc(5) is the program's own.
     """
     if sys.platform.startswith("linux"):

@@ -16,7 +16,7 @@ from gristmill.dataprep.files import read_json
 from gristmill.dataprep.secrets import mask_text
 from gristmill.flows.questions.cut_samples import describe_cuts
 from gristmill.flows.questions.find_documents import committed_inputs, locators_of
-from gristmill.flows.questions.spike_documents import autopsies, with_origins
+from gristmill.flows.questions.spike_documents import spike_reports, with_origins
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import MIX, TOKENIZE
 from gristmill.flows.stages.stage import Stage, imported
@@ -47,7 +47,7 @@ def gather_facts(session: Session) -> Facts:
         "training": {name: training(folder) for name, folder in folders.items()
                      if session.plan[name].stage.trained is not None},
     }
-    facts["spikes"] = {name: autopsies(folders[name]) for name in facts["training"]}
+    facts["spikes"] = {name: spike_reports(folders[name]) for name in facts["training"]}
     facts["twins"] = {name: least_alike(folder.data) for name, folder in folders.items()
                       if session.plan[name].stage.of_examples}
     if INGEST in folders:

@@ -72,7 +72,7 @@ def gristmill(
     Args:
         manifest: Path of the YAML manifest, as the machine that runs the flow sees it.
         until: The last stage to run. Stages that the manifest leaves out are passed over.
-        force: Stages to make anew although they are committed.
+        force: Stages to rebuild although they are committed.
         overrides: Settings that replace the manifest's, one each, such as pretrain.steps=50
         store: Folder or URL of the outputs; empty for the default.
         training_deployment: Deployment that runs the stages which train, such as gristmill-stage/gpu. It must see the
@@ -96,7 +96,7 @@ def gristmill_stage(
     Args:
         manifest: Path of the YAML manifest, as the machine that runs the flow sees it.
         stage: The stage to run.
-        force: Make it anew although it is committed.
+        force: Rebuild it although it is committed.
         overrides: Settings that replace the manifest's, one each, such as pretrain.steps=50
         store: Folder or URL of the outputs; empty for the default.
     """

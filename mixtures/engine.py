@@ -31,7 +31,7 @@ class Compute(Section):
     offload_optimizer: bool = False
     """Keep the optimizer's moments in (page-locked) host memory: each parameter's come to the GPU for its update and go
     back, 16 bytes per parameter and step over PCI Express for AdamW. Adafactor's and adamw8bit's, which are small, stay
-    on the GPU. A training goes on from its checkpoints with and without."""
+    on the GPU. A training resumes from its checkpoints with and without."""
 
     @model_validator(mode="after")
     def _budget_is_compiled(self) -> Compute:
@@ -92,7 +92,7 @@ class Stream(Section):
     The rows of a set on a local disk are read by memory map, and all keys but the first have no meaning. From a store
     (`s3://` needs the extra `s3`), whole shards are fetched into a folder of limited size while the training runs; rows
     of shards that are not there (yet) are read one by one, ahead of their step. Every row is held against its
-    checksum. A store that fails is asked again, and the training goes on meanwhile with what it has.
+    checksum. A store that fails is asked again, and the training continues meanwhile with what it has.
     """
 
     read_ahead_steps: Positive = 32

@@ -73,7 +73,7 @@ class Task(Section):
 
 
 class Memorisation(Section):
-    """Whether the model continues training documents by heart (Carlini et al. 2022)."""
+    """Whether the model has memorised training documents (Carlini et al. 2022)."""
 
     documents: Positive = 200
     """Of those that pre-training has read, chosen by hash, per number of copies; as many held-out ones are the

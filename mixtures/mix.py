@@ -77,7 +77,7 @@ class Mix(Seeded):
     exclude: OutsidePath | None = None
     """A list of documents that must not be trained on, an id (32 hexadecimal digits) a line: every row that holds any
     of them is emptied and left out of the training order, and held-out rows with any of them are dropped. All other
-    rows stay what and where they are, so that a training which has read none of these goes on from its checkpoint
+    rows stay what and where they are, so that a training which has read none of these resumes from its checkpoint
     (`pretrain.continue_from`). `gristmill takedown` makes such a list."""
     validation: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.005
     """Share of duplicate clusters held out of training, chosen by hash."""

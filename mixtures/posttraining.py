@@ -198,7 +198,7 @@ class SftData(Seeded):
     all of their tokens: against forgetting. Rounded to whole rows."""
     holdout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Share of the conversations, chosen by hash of what is said before the first answer, that are never trained on:
-    their loss, after every `validate_every` steps and the last, shows when the others are learned by heart."""
+    their loss, after every `validate_every` steps and the last, shows when the others are memorised."""
     seed: int | None = None
     """Of what is drawn and of the order; the manifest's if absent."""
 

@@ -200,8 +200,8 @@ class RlSpikes(Spikes):
     """What a bad step of `rl` is: as of a pre-training, but for the deviations of its loss."""
 
     sigma: PositiveFloat | None = None
-    """Deviations over the running mean from which on a loss is a spike; null: only a loss or gradient that is no number
-    makes a step bad. A surrogate loss lies around zero by its making, so that its size says nothing."""
+    """Deviations over the running mean from which on a loss is a spike; null: only a loss or gradient of NaN or
+    Inf makes a step bad. A surrogate loss lies around zero by its making, so that its size says nothing."""
 
 
 class Rl(Training):
@@ -285,7 +285,7 @@ class Rl(Training):
 
     @property
     def updates_per_batch(self) -> int:
-        """Optimizer steps until the model answers anew."""
+        """Optimizer steps until the model answers again."""
         return self.steps_per_batch * self.epochs_per_batch
 
     @property

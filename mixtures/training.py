@@ -139,7 +139,7 @@ so they are in no fingerprint, and a training that is resumed may have others.""
 
 
 class Spikes(Section):
-    """What a bad step is: one whose loss or gradient is no number, or whose loss lies far above the last ones.
+    """What a bad step is: one whose loss or gradient is NaN or Inf, or whose loss lies far above the last ones.
 
     Its update does not happen. What it had read is written down, ordered by loss, in `autopsies/`: a page and JSON per
     step, and `exclude.txt`, the ids of the worst documents, one per line.
@@ -147,7 +147,7 @@ class Spikes(Section):
 
     sigma: PositiveFloat | None = 6.0
     """Deviations over the running mean from which on a loss is a spike (OLMo-core: 6); null: only a loss or gradient
-    that is no number makes a step bad."""
+    that is NaN or Inf makes a step bad."""
     window: Annotated[int, Field(ge=4)] = 128
     """Steps whose losses the mean is of; spikes are judged once there are half of them (OLMo-core: 128)."""
     rollback_after: Positive | None = None
@@ -212,9 +212,9 @@ class Training(Seeded):
     """Of initialisation and order; the manifest's if absent."""
     continue_from: OutsidePath | None = None
     """A checkpoint of another training (its folder `step-...`) to continue from, with its weights, optimizer and step:
-    to make a training longer, to change its schedule on the way, or to go on with a set from which documents were taken
-    that it has not read yet (`mix.exclude`, `gristmill takedown`). Refused unless that training began with the same
-    model and has read exactly what the first steps of this one would."""
+    to make a training longer, to change its schedule on the way, or to continue with a set from which documents were
+    taken that it has not read yet (`mix.exclude`, `gristmill takedown`). It is an error unless that training began with
+    the same model and has read exactly what the first steps of this one would."""
 
     @property
     def how(self) -> dict[str, Any]:
@@ -262,7 +262,7 @@ class Pretrain(Training):
 
     batch_ramp: tuple[BatchStage, ...] = ()
     """Batch sizes of the first steps, in order; `global_batch_size` holds after the last stage. The rows are read in
-    the same order as without a ramp, none twice and none skipped; the learning rate goes on by steps."""
+    the same order as without a ramp, none twice and none skipped; the learning rate follows the steps."""
     length_ramp: tuple[LengthStage, ...] = ()
     """Shorter rows for the first steps, in order; the packed set's length holds after the last stage. A row of the
     set is cut into equal parts that are read side by side, so a step has as many tokens as without a ramp (short

@@ -56,8 +56,8 @@ def test_what_is_installed_is_what_constraints_say() -> None:
     installed = [package("torch", "2.13.0+cpu", requires=("nvidia-nccl==2.27.5; extra == 'x'",)),
                  package("nvidia-nccl", "2.27.5"), package("some-thing", "1.1"), package("other", "3"), package("pip")]
     assert list(audit.unpinned(installed, pins)) == [
-        "some-thing 1.1 is installed, constraints.txt says 1.0; make the environment anew",
-        "other 3 is installed and not pinned; add other==3 to constraints.txt, or make the environment anew"]
+        "some-thing 1.1 is installed, constraints.txt says 1.0; rebuild the environment",
+        "other 3 is installed and not pinned; add other==3 to constraints.txt, or rebuild the environment"]
 
 
 def test_requirements_between_packages_are_met() -> None:

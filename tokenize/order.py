@@ -7,7 +7,7 @@ the whole, and among the first n rows source s has n n_s / R of them, give or ta
     (1 - n_s / R) / 2  +  (n_s / R) (S - 1) / 2          for S sources,
 
 which is half a row for two sources: up to time t a source has n_s t rows, rounded to half a row, and n is the sum of
-those. Within each source the rows are shuffled by a keyed permutation, anew in every epoch. Everything is computed
+those. Within each source the rows are shuffled by a keyed permutation, again in every epoch. Everything is computed
 from the position alone, exactly, in memory proportional to the number of sources.
 
 A set with phases is read phase after phase, each in such an order over its own rows, so the bound holds within every

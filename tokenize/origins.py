@@ -24,7 +24,7 @@ RECORD_ID = re.compile(r"#[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")
 """Of a WARC record, which stands behind the address in the locator of a page."""
 URL_KEYS = ("url", "URL", "uri")
 KNOWN = ("url", "locator", "language", "quality", "cluster", "cluster_size")
-"""What of a document's description stands in an autopsy: where it is from, and how it was judged."""
+"""What of a document's description stands in a loss-spike report: where it is from, and how it was judged."""
 
 
 def known_of(packed: PackedSet, inputs: Mapping[str, Path], ids: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class Shards:
     """The files of training rows, opened when they are first read.
 
-    A copy for another process opens them anew.
+    A copy for another process opens them again.
 
     Args:
         folder: of the set.

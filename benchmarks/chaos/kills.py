@@ -56,14 +56,14 @@ class Kill:
 # Stages whose work lies with Beam workers, which are processes where the engine is told so.
 BEAM_STAGES = ("clean", "filter", "dedup", "dedup_lines", "dedup_substrings", "langid", "decontaminate", "tokenize")
 KILLS = (
-    Kill("SIGKILL of the flow", "its stage ends with it; the same command goes on", "kill the flow", "any", (-9,)),
-    Kill("SIGKILL of the flow and what is below it", "the same command goes on", "kill it and all above", "any",
+    Kill("SIGKILL of the flow", "its stage ends with it; the same command resumes it", "kill the flow", "any", (-9,)),
+    Kill("SIGKILL of the flow and what is below it", "the same command resumes it", "kill it and all above", "any",
          (-9,)),
-    Kill("SIGTERM to the flow", "code 130, the stage has ended; the same command goes on", "terminate the flow", "any",
-         (130,)),
-    Kill("SIGKILL of a Beam worker", "code 1, the stage and the signal are named; the same command goes on", "kill it",
-         "worker", (1,), ("engine.mode=processes",)),
-    Kill("SIGKILL of a training rank", "code 1, the other ranks end; the same command goes on", "kill it", "rank",
+    Kill("SIGTERM to the flow", "code 130, the stage has ended; the same command resumes it",
+         "terminate the flow", "any", (130,)),
+    Kill("SIGKILL of a Beam worker", "code 1, the stage and the signal are named; the same command resumes it",
+         "kill it", "worker", (1,), ("engine.mode=processes",)),
+    Kill("SIGKILL of a training rank", "code 1, the other ranks end; the same command resumes it", "kill it", "rank",
          (1,)),
 )
 

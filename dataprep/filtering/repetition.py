@@ -86,7 +86,7 @@ def _is_copy(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, first: int,
 def keep_repeated(
     at: np.ndarray, numbers: np.ndarray, copies: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of n-grams at some positions, those whose number occurs more than once; numbered anew, in the same order."""
+    """Of n-grams at some positions, those whose number occurs more than once; renumbered, in the same order."""
     renumbered = np.empty(len(copies), np.int32)
     groups = 0
     for number in range(len(copies)):

@@ -17,7 +17,7 @@ from gristmill.dataprep.text.kernels import kernel
 from gristmill.dataprep.text.unicode_tables import code_point_flags
 
 REMEMBERED_RUNS = 1_000_000
-"""How many different runs a process remembers, some 100 MB; then it starts anew."""
+"""How many different runs a process remembers, some 100 MB; then it starts over."""
 
 _lengths_of: dict[bytes, list[int]] = {}
 """Run -> byte lengths of its words, which a function of the run alone computes."""

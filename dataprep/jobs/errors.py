@@ -87,7 +87,7 @@ def make_error(module: str, qualified_name: str, message: str) -> Exception:
 def own_error(error: BaseException | None) -> BaseException | None:
     """What ended a job on this machine, where that is no task: a worker's death, Ctrl-C, or that the process is to end.
 
-    Beam raises it anew as something else, behind which it stands.
+    Beam raises it again as something else, behind which it stands.
     """
     while error is not None and not isinstance(error, WorkerError | KeyboardInterrupt | SystemExit):
         error = error.__cause__ or error.__context__

@@ -139,7 +139,7 @@ class Guard:
                 return failed
 
     def _replace(self, error: str) -> Failed | None:
-        """Start anew behind the page that ended the process, or with it where a fresh process has not had it."""
+        """Start over behind the page that ended the process, or with it where a fresh process has not had it."""
         page = self._pages[0]
         again = self._answered > 0 and not page.tried and error != self._timed_out()
         page.tried = True

@@ -22,7 +22,7 @@ def bench(
         metavar="N", help="Of chaos: how many kills; 200 where not said.", min=1)] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Of chaos: decides where and how.")] = None,
     folder: Annotated[Path | None, typer.Option(
-        metavar="DIR", help="Of chaos: where to work, and to go on with what is there.")
+        metavar="DIR", help="For chaos: the folder to work in, or to resume in.")
                       ] = None,
     at_once: Annotated[int | None, typer.Option(
         metavar="N", help="Of chaos: points at a time; 2 where not said.", min=1)] = None,

@@ -189,7 +189,7 @@ def sweep(
     except (StageFailedError, LeaseLostError) as error:
         fail(str(error), EXIT_STAGE_FAILED)
     except KeyboardInterrupt:
-        fail("interrupted; the same command goes on", EXIT_INTERRUPTED)
+        fail("interrupted; the same command resumes it", EXIT_INTERRUPTED)
     written = write_results(session.manifest_file, found)
     print_json(found) if as_json else print_results(found)
     for path in written:

@@ -29,16 +29,16 @@ def explain(
                                        "in.")] = False,
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
-    """Show a document's journey: why it was kept or dropped, and which training steps read it."""
-    from gristmill.flows.questions.explain import journey, print_journey
+    """Show a document's history: why it was kept or dropped, and which training steps read it."""
+    from gristmill.flows.questions.explain import history, print_history
     from gristmill.flows.questions.find_documents import DocumentNotFoundError
 
     session = open_or_exit(manifest, set_, store)
     try:
-        found = journey(session, document, text)
+        found = history(session, document, text)
     except DocumentNotFoundError as error:
         fail(str(error), EXIT_USAGE)
-    print_json(found) if as_json else print_journey(found)
+    print_json(found) if as_json else print_history(found)
 
 
 @app.command()
@@ -150,7 +150,7 @@ def takedown(
     dry: Annotated[bool, typer.Option("--dry", help="Only say what is affected; write nothing.")] = False,
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
-    """Say which shards and checkpoints know some documents, and write a manifest that goes on without them."""
+    """Say which shards and checkpoints know some documents, and write a manifest that continues without them."""
     from gristmill.flows.authoring.manifest_text import ManifestTextError
     from gristmill.flows.questions.takedown import TakedownError, assess, read_list, write_takedown
     from gristmill.flows.questions.trace_tables import print_takedown

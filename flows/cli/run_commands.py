@@ -34,7 +34,7 @@ def run(
     until: Annotated[str | None, typer.Option(
         metavar="STAGE", help="The last stage to run.", autocompletion=complete_stage)] = None,
     force: Annotated[list[str] | None, typer.Option(
-        metavar="STAGE", help="A stage to make anew although it is committed.",
+        metavar="STAGE", help="A stage to rebuild although it is committed.",
         autocompletion=complete_stage)] = None,
     set_: SetOption = None,
     store: StoreOption = None,
@@ -45,7 +45,7 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which stages would run, and why.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON for scripts.")] = False,
 ) -> None:
-    """Run a manifest: what is committed is reused, what is unfinished goes on."""
+    """Run a manifest: what is committed is reused, what is unfinished is resumed."""
     from gristmill.mixtures.yaml_text import did_you_mean
 
     settings = [*(set_ or []), *(["engine.deterministic=true"] if deterministic else [])]
@@ -69,7 +69,7 @@ def run(
 def stage(
     name: Annotated[str, typer.Argument(metavar="STAGE", help="The stage to run.", autocompletion=complete_stage)],
     manifest: ManifestArgument,
-    force: Annotated[bool, typer.Option("--force", help="Make it anew although it is committed.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Rebuild it although it is committed.")] = False,
     set_: SetOption = None,
     store: StoreOption = None,
     no_ui: Annotated[bool, typer.Option("--no-ui", help="Do not record the run in Prefect (starts faster).")] = False,
@@ -169,7 +169,7 @@ def logs(
         metavar="N", help="An earlier attempt of the stage, by its number.", min=1)] = None,
     lines: Annotated[int, typer.Option(
         "--lines", "-n", metavar="N", help="The last so many lines; 0 for all.", min=0)] = 50,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the attempt has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the attempt has ended.")] = False,
     set_: SetOption = None, store: StoreOption = None,
 ) -> None:
     """Show what a stage's process printed, also while it runs."""

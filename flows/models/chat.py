@@ -10,7 +10,7 @@ from gristmill.train.generation.language_model import LanguageModel, TextStream
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Request, Scheduler
 
-HELP = "/clear begins anew, /exit (or end of file) ends; an interrupt stops an answer."
+HELP = "/clear starts over, /exit (or end of file) ends; an interrupt stops an answer."
 
 
 def answer(
@@ -53,7 +53,7 @@ def converse(
     while (said := read()) is not None and said.strip() != "/exit":
         if said.strip() == "/clear":
             messages = list(first)
-            write("(begun anew)\n")
+            write("(started over)\n")
             continue
         if not said.strip():
             continue
@@ -67,7 +67,7 @@ def converse(
         except KeyboardInterrupt:
             write(" (stopped)")
         except (ChatError, ValueError) as error:
-            write(f"(not answered: {error}; /clear begins anew)\n")
+            write(f"(not answered: {error}; /clear starts over)\n")
             continue
         write("\n")
         turn += 1

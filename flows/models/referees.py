@@ -74,7 +74,7 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """`agrees`, `DISAGREES` (a gap that is no number does), or that there is no referee."""
+        """`agrees`, `DISAGREES` (a gap that is NaN does), or that there is no referee."""
         if self.gap is None:
             return self.unasked
         return "agrees" if self.gap <= self.allowed else "DISAGREES"

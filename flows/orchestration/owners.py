@@ -30,7 +30,7 @@ MARK_SECONDS = 15.0
 POLL_SECONDS = 0.2
 MOST_RUNS = 200
 """Runs per request: the most that Prefect's API gives."""
-CANCELLED = "Cancelled; Retry or the same command goes on."
+CANCELLED = "Cancelled; Retry or the same command resumes it."
 log = logging.getLogger("gristmill.owners")
 
 
@@ -47,7 +47,7 @@ def owned_run() -> Iterator[None]:
     by_runner = deployment.id is not None
     try:
         _name_owner(run, by_runner)
-    except Exception as error:  # noqa: BLE001 - the window may break; the work goes on
+    except Exception as error:  # noqa: BLE001 - the window may break; the work continues
         log.warning("Prefect does not know this run's process: %s", error)
     if by_runner:
         end_with_parent(signal.SIGTERM)
@@ -91,7 +91,7 @@ def mark_crashed(runner: int | None = None) -> list[str]:
         for run in _open_runs(client):
             if not _is_ours(run.labels, runner) or is_alive(_owner(run.labels)):
                 continue
-            message = f"Its process ({run.labels[LABEL + 'pid']}) is gone. Retry or the same command goes on."
+            message = f"Its process ({run.labels[LABEL + 'pid']}) is gone. Retry or the same command resumes it."
             cancelled = run.state is not None and run.state.is_cancelling()
             # The rows are set whatever Prefect's rules say: there is nobody left who could propose a state.
             client.set_flow_run_state(
@@ -108,7 +108,7 @@ def mark_crashed_quietly(runner: int | None = None) -> None:
     try:
         for name in mark_crashed(runner):
             log.warning("%s is marked as crashed: its process is gone", name)
-    except Exception as error:  # noqa: BLE001 - the window may break; the work goes on
+    except Exception as error:  # noqa: BLE001 - the window may break; the work continues
         log.warning("runs whose process is gone could not be looked for: %s", error)
 
 
@@ -267,5 +267,5 @@ def show_cancelled() -> None:
             with get_client(sync_client=True) as client:
                 client.set_flow_run_state(run, Cancelled(message=CANCELLED), force=True)
                 _mark_cancelled_tasks(client)
-        except Exception as error:  # noqa: BLE001 - the window may break; the work goes on
+        except Exception as error:  # noqa: BLE001 - the window may break; the work continues
             log.warning("Prefect does not know that this run was cancelled: %s", error)

@@ -10,7 +10,7 @@ LINES_PER_SECOND = 5.0
 """As many log lines of a stage as a Prefect server takes without being noticed (1 to 2 ms each)."""
 BURST_LINES = 50.0
 SLOW_PER_SECOND = 0.1
-"""What is done less often is told of by how long it takes."""
+"""What is done less often is reported by how long it takes."""
 
 
 @dataclass

@@ -92,7 +92,7 @@ class PrefectObserver:
         self._window = StageWindow(resumed=folder if resuming else None)
         if self._inner is not None:
             self._inner.stage_started(node, resuming, folder)
-        self._say(f"{node.name}: {'goes on where it stopped' if resuming else 'starts'} ({node.fingerprint[:16]})")
+        self._say(f"{node.name}: {'resumes where it stopped' if resuming else 'starts'} ({node.fingerprint[:16]})")
 
     def stage_waits(self, node: Node, owner: Mapping[str, Any]) -> None:
         """See Observer."""
@@ -144,7 +144,7 @@ class PrefectObserver:
         window, now = self._window, time.monotonic()
         if window.pace is None or window.pace.job != event.get("job", ""):
             window.pace = Pace.begin(event, now)
-        # A job that is called like its stage would be told of twice.
+        # A job that is called like its stage would be named twice.
         described = window.pace.describe(event, now).removeprefix(f"{stage}: ")
         finished = event["done"] >= event["total"]
         if "loss" in event:
@@ -191,13 +191,13 @@ class PrefectObserver:
             context, action = item
             try:
                 context.run(action)
-            except Exception as error:  # noqa: BLE001 - the window may break; the work goes on
+            except Exception as error:  # noqa: BLE001 - the window may break; the work continues
                 self._complain(f"Prefect did not take an update: {error}")
 
     def _complain(self, message: str) -> None:
         if not self._failed:
             self._failed = True
-            log.warning("%s (the run goes on; its record is in the store)", message)
+            log.warning("%s (the run continues; its record is in the store)", message)
 
 
 def publish_card(key: str, markdown: str, description: str | None = None) -> None:

@@ -20,7 +20,7 @@ def run_elsewhere(session: Session, stage: str, deployment: str, force: bool) ->
         session: whose manifest and store the other machine sees under the same names.
         stage: to run.
         deployment: `gristmill-stage/NAME`.
-        force: make it anew although it is committed.
+        force: rebuild it although it is committed.
 
     Raises:
         StageFailedError: the deployment does not exist, or its run did not complete.

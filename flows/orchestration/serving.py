@@ -44,7 +44,7 @@ LISTENING = "0A"
 """Of a socket, in Linux's tables (include/net/tcp_states.h)."""
 COMMAND_CHARS = 200
 STEADY_SECONDS = 120.0
-"""A child that ran for so long counts as having worked: the waits begin anew."""
+"""A child that ran for so long counts as having worked: the waits start over."""
 
 
 class NoServerError(RuntimeError):

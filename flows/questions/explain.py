@@ -1,4 +1,4 @@
-"""Why was this document dropped, or where did it go: one document's journey through every committed stage."""
+"""Why was this document dropped, or where did it go: one document's history through every committed stage."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NOT_DRAWN = {
 """What the mixture's reasons mean (tokenize.mixing.candidates.unused)."""
 
 
-def journey(session: Session, wanted: str, whole: bool = False) -> dict[str, Any]:
+def history(session: Session, wanted: str, whole: bool = False) -> dict[str, Any]:
     """Everything that is known about a document, or about what the preparation of examples made of one of these.
 
     Args:
@@ -67,16 +67,16 @@ def journey(session: Session, wanted: str, whole: bool = False) -> dict[str, Any
     except AmbiguousDocumentError:
         raise
     except DocumentNotFoundError:
-        example = _example_journey(session, inputs, wanted, whole)
+        example = _example_history(session, inputs, wanted, whole)
         if example is None:
             raise
         return example
-    if found["fate"] == "kept" and "mix" in inputs:
+    if found["outcome"] == "kept" and "mix" in inputs:
         found["mix"] = places_in_mix(session, inputs["mix"], found["source"], bytes.fromhex(found["id"]))
     return found
 
 
-def _example_journey(
+def _example_history(
     session: Session, inputs: Mapping[str, Path], wanted: str, whole: bool
 ) -> dict[str, Any] | None:
     """What the steps of `sft.prepare` or `dpo.prepare` said of an example; None where neither knows it."""
@@ -113,7 +113,7 @@ def judgements(
     found: dict[str, Any] = {
         "id": document["id"].hex(), "source": document["source"], "locator": document["locator"],
         "metadata": document["metadata"], "characters": len(document["text"]),
-        "excerpt": document["text"][:EXCERPT_CHARS], "shard": shard, "row": row, "stages": [], "fate": "kept",
+        "excerpt": document["text"][:EXCERPT_CHARS], "shard": shard, "row": row, "stages": [], "outcome": "kept",
     }
     edits: dict[str, Any] = {}
     for stage in annotation_stages(inputs):
@@ -126,7 +126,7 @@ def judgements(
             verdict["edits"] = describe_edits(inputs, stage, shard, row, judged[EDITS])
         found["stages"].append(verdict)
         if not judged["keep"]:
-            found["fate"] = f"dropped by {called}{stage}: {judged['reason']}"
+            found["outcome"] = f"dropped by {called}{stage}: {judged['reason']}"
             break
     if whole:
         found["text"] = marked_text(inputs, shard, row, edits)
@@ -294,8 +294,8 @@ def shorten_text(text: str) -> str:
     return repr(line)
 
 
-def print_journey(found: Mapping[str, Any]) -> None:
-    """Print a document's journey for people."""
+def print_history(found: Mapping[str, Any]) -> None:
+    """Print a document's history."""
     console = plain_console()
     console.print(Text.assemble((found["id"], "bold"), f"  {found['source']}  {found['locator']}"))
     console.print(Text(f"{found['characters']} characters, {found['shard']} row {found['row']}", style="dim"))
@@ -311,7 +311,7 @@ def print_journey(found: Mapping[str, Any]) -> None:
             table.add_row("", Text(line, style="dim"))
     for line in describe_use(found.get("mix")):
         table.add_row("mix", line)
-    table.add_row("fate", found["fate"])
+    table.add_row("outcome", found["outcome"])
     console.print(table)
     if "text" in found:
         print_text(console, found["text"])

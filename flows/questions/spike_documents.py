@@ -1,6 +1,6 @@
-"""What a training's skipped steps had read, with what is known of each suspect: address, language, quality, cluster.
+"""What a training's skipped steps had read, and the origin, language, quality and cluster of each document.
 
-An autopsy knows as much of them as was there when it was written; the rest is read where it lies.
+A report holds what was known when it was written; the rest is read where it lies.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from gristmill.tokenize.origins import known_of
 from gristmill.tokenize.packed import PackedSet
 
 
-def autopsies(folder: StageFolder) -> list[dict[str, Any]]:
-    """The autopsies of a training, in the order of the steps; see gristmill.train.loop.spike_report."""
+def spike_reports(folder: StageFolder) -> list[dict[str, Any]]:
+    """The loss-spike reports of a training, in the order of the steps; see gristmill.train.loop.spike_report."""
     found = [read_json(path) for path in sorted((folder.data / "autopsies").glob("step-*.json"))]
     return sorted(found, key=lambda one: int(one["step"]))
 
 
 def with_origins(found: list[dict[str, Any]], mix: Path, inputs: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """A pre-training's autopsies, their suspects described as far as the stages before it know them.
+    """A pre-training's loss-spike reports, the attributed documents described as far as earlier stages know them.
 
     Args:
-        found: as from `autopsies`.
+        found: as from `spike_reports`.
         mix: the packed set that was read.
         inputs: committed data folders by stage, `ingest` among them.
     """

@@ -22,7 +22,7 @@ from gristmill.flows.store.store import StageFolder
 from gristmill.mixtures.yaml_text import did_you_mean
 
 STYLES = {"committed": "green", "unfinished": "yellow", "running": "cyan", "missing": "dim", "corrupt": "red"}
-ACTIONS = {"committed": "reuse", "unfinished": "go on", "running": "wait for", "missing": "make", "corrupt": "mend"}
+ACTIONS = {"committed": "reuse", "unfinished": "resume", "running": "wait for", "missing": "make", "corrupt": "repair"}
 MINUTE, HOUR = 60, 3600
 """Seconds."""
 
@@ -71,7 +71,7 @@ def describe_running(row: Mapping[str, Any], now: float) -> str:
     if not progress:
         return str(row["owner"])
     left = seconds_left(progress)
-    # A job that is called like its stage would be told of twice on the line.
+    # A job that is called like its stage would be named twice on the line.
     job = "" if progress.get("job") == row.get("stage") else progress.get("job")
     parts = [describe_progress({**progress, "job": job})]
     # Counted from now on: a stage that has made no progress for long is not almost done.

@@ -1,4 +1,4 @@
-"""Taking documents down: what holds them, which checkpoints know them, and a manifest that goes on without them.
+"""Taking documents down: what holds them, which checkpoints know them, and a manifest that continues without them.
 
 The new manifest mixes the same rows, those with such a document emptied and left out (`mix.exclude`), and goes on from
 the last checkpoint whose training has read none of them (`pretrain.continue_from`). So the model that it trains is the
@@ -175,13 +175,13 @@ def _state_of_training(session: Session, reading: Reading, first: int | None) ->
 
 
 def write_takedown(session: Session, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the list and the manifest that goes on without these documents, and keep the last clean checkpoint.
+    """Write the list and the manifest that continues without these documents, and keep the last clean checkpoint.
 
     `NAME-takedown.ids` and `NAME-takedown.yaml` lie beside the manifest; the checkpoint is linked (or copied) to
     STORE/takedown, where no training deletes it.
 
     Returns:
-        `manifest`, `list`, and `checkpoint` (None where training has to begin anew).
+        `manifest`, `list`, and `checkpoint` (None where training has to start over).
 
     Raises:
         TakedownError: a file is there already that says something else.

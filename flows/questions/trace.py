@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.flows.questions.explain import journey
+from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.find_documents import DocumentNotFoundError, committed_inputs
 from gristmill.flows.questions.training_reads import (
     EXAMPLE_IDS,
@@ -99,8 +99,8 @@ def trace_document(session: Session, wanted: str) -> dict[str, Any]:
         wanted: a document's id, its first digits, or its locator; or an example's id or its first digits.
 
     Returns:
-        `kind` (document or example), `id`, `fate` and what is known of it; `steps`: those that read it, each with its
-        stage, `use` (read, or will read) and rows; `checkpoints_after`: those of these stages that know it.
+        `kind` (document or example), `id`, `outcome` and what is known of it; `steps`: those that read it, each with
+        its stage, `use` (read, or will read) and rows; `checkpoints_after`: those of these stages that know it.
 
     Raises:
         DocumentNotFoundError: no document or example fits, or more than one.
@@ -108,10 +108,10 @@ def trace_document(session: Session, wanted: str) -> dict[str, Any]:
     examples = _trace_example(session, wanted)
     if examples is not None:
         return examples
-    found = journey(session, wanted)
+    found = history(session, wanted)
     mix = found.get("mix")
     traced: dict[str, Any] = {
-        "kind": "document", **{key: found[key] for key in ("id", "source", "locator", "shard", "row", "fate")},
+        "kind": "document", **{key: found[key] for key in ("id", "source", "locator", "shard", "row", "outcome")},
         "steps": [], "checkpoints_after": [],
     }
     if mix is None:
@@ -154,7 +154,7 @@ def _trace_example(session: Session, wanted: str) -> dict[str, Any] | None:
         rows = [row for row, ids in enumerate(reading.examples) if example in ids]
         described = describe_reading(reading, rows)
         if found is None:
-            found = {"kind": "example", "id": example, "fate": "trained", "steps": [], "checkpoints_after": []}
+            found = {"kind": "example", "id": example, "outcome": "trained", "steps": [], "checkpoints_after": []}
         found["steps"] += described["steps"]
         found["checkpoints_after"] += described["checkpoints_after"]
     return found

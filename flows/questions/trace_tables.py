@@ -93,7 +93,7 @@ def print_document(found: Mapping[str, Any]) -> None:
         console.print(Text.assemble((found["id"], "bold"), "  example"))
     else:
         console.print(Text.assemble((found["id"], "bold"), f"  {found['source']}  {found['locator']}"))
-    console.print(Text.assemble(("fate  ", "bold"), describe_fate(found)))
+    console.print(Text.assemble(("outcome  ", "bold"), describe_outcome(found)))
     for judged in found.get("stages", [])[-1:]:
         for line in describe_values(judged):
             console.print(Text(f"      {line}", style="dim"))
@@ -109,22 +109,22 @@ def print_document(found: Mapping[str, Any]) -> None:
     console.print(Text.assemble(("checkpoints that know it  ", "bold"), ", ".join(after) or "none is kept"))
 
 
-def describe_fate(found: Mapping[str, Any]) -> str:
+def describe_outcome(found: Mapping[str, Any]) -> str:
     """In a sentence, what became of a document."""
     use = found.get("use")
     if use == "not drawn":
         return f"not drawn: {NOT_DRAWN.get(found['reason'], found['reason'])}; no step reads it"
     if use == "held out":
         return f"held out, never trained: {found['tokens']} tokens in validation rows {shorten(found['rows'])}"
-    if found["fate"] not in ("kept", "trained"):
-        return f"{found['fate']}; no step reads it"
+    if found["outcome"] not in ("kept", "trained"):
+        return f"{found['outcome']}; no step reads it"
     read = sum(step["use"] == "read" for step in found["steps"])
     to_come = len(found["steps"]) - read
     return f"{read} steps have read it, {to_come} will" if found["steps"] else "no step reads it"
 
 
 def print_takedown(found: Mapping[str, Any], written: Mapping[str, Any] | None, command: str) -> None:
-    """Print what holds some documents, which checkpoints know them, and how to go on without them."""
+    """Print what holds some documents, which checkpoints know them, and how to continue without them."""
     console = plain_console()
     listed, alike, gone = (len(found[key]) for key in ("documents", "near_duplicates", "excluded"))
     console.print(Text(f"{listed} document{'s' * (listed != 1)}, {alike} near-duplicate{'s' * (alike != 1)}; "
@@ -153,7 +153,7 @@ def print_takedown(found: Mapping[str, Any], written: Mapping[str, Any] | None, 
     console.print(table)
     if written is None:
         return
-    begin = "begins anew" if written["checkpoint"] is None else f"goes on from step {found['last_clean']}"
+    begin = "starts over" if written["checkpoint"] is None else f"resumes from step {found['last_clean']}"
     console.print(Text(f"without them training {begin}: {command}", style="green"))
 
 

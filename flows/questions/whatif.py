@@ -2,7 +2,7 @@
 
 Exact for the stages that saw a document. A document that only the new thresholds let through was never seen by the
 stages behind: it is counted as `unseen`, since they might drop it. Duplicates are not searched again. The best share
-by a score (`keep_top`) is found anew among the documents that the stages before it leave and whose score is known.
+by a score (`keep_top`) is found again among the documents that the stages before it leave and whose score is known.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def memorisation(facts: Facts) -> Section | None:
              f"{found['mean_right_tokens']:.1f}"]
             for model, measured in evaluated_models(facts)
             for group, found in measured.get("memorisation", {}).items()]
-    return Section("Known by heart", [Table(
+    return Section("Memorisation", [Table(
         ["model", "in the training set", "documents", "continued exactly", "right tokens, mean"], rows, {2, 3, 4},
     )]) if rows else None
 

@@ -77,7 +77,7 @@ def mixture_section(facts: Facts) -> Section | None:
 
 def mixture_picture(rows: list[dict[str, Any]]) -> str:
     """Shares of tokens as asked for and as packed, of `mixture_rows`."""
-    return stacked_bars([("asked for", {row["source"]: row["requested"] for row in rows}),
+    return stacked_bars([("requested", {row["source"]: row["requested"] for row in rows}),
                          ("packed", {row["source"]: row["share"] for row in rows})], "share of tokens")
 
 
@@ -112,7 +112,7 @@ def mixture_table(facts: Facts, digits: int = 2) -> Columns:
     """Tokens and shares of every source; what was moved has a column where something was."""
     rows = mixture_rows(facts)
     moved = any(row["moved"] for row in rows)
-    header = ["source", "tokens", "share", "asked for", *(["moved"] if moved else []), "epochs", "at most"]
+    header = ["source", "tokens", "share", "requested", *(["moved"] if moved else []), "epochs", "at most"]
     return header, [
         [row["source"], f"{row['tokens']:,}", f"{row['share']:.{digits}%}", f"{row['requested']:.{digits}%}",
          *([f"{row['moved']:+,}" if row["moved"] else ""] if moved else []),
@@ -135,7 +135,7 @@ def stage_table(facts: Facts, digits: int = 2) -> Columns | None:
                 rows.append([part, name, f"{tokens:,}", f"{stage['realised'][name]:.{digits}%}", f"{asked:.{digits}%}"])
                 part = ""
         begin = stage["until"]
-    return ["part", "source", "tokens", "share", "asked for"], rows
+    return ["part", "source", "tokens", "share", "requested"], rows
 
 
 def limits_note(facts: Facts) -> str:
@@ -152,9 +152,9 @@ def limits_note(facts: Facts) -> str:
 def prefix_note(facts: Facts) -> str:
     """How far the beginnings of the training order are from the mixture, in words; empty where it was not measured."""
     found = facts["summaries"].get("mix", {}).get("prefixes", {})
-    parts = [f"{name} {drift['largest_drift_rows']:.2f} rows (at most {drift['bound_rows']:.2f} by construction)"
+    parts = [f"{name} {drift['largest_drift_rows']:.2f} rows (bound {drift['bound_rows']:.2f})"
              for name, drift in found.items() if drift["bound_rows"]]
-    return f"Every beginning of the training order is the mixture, give or take: {', '.join(parts)}." if parts else ""
+    return f"The mixture holds in every prefix of the training order, within: {', '.join(parts)}." if parts else ""
 
 
 def packing_rows(facts: Facts) -> list[dict[str, Any]]:

@@ -12,9 +12,9 @@ from gristmill.flows.stages.registry import STAGES
 from gristmill.flows.stages.stage import imported
 from gristmill.train.loop.spike_report import describe_origin
 
-MOST_SUSPECTS = 5
+MOST_ATTRIBUTED = 5
 EXCERPT = 300
-"""Characters of a suspect's text, of a prompt or of an answer."""
+"""Characters of an attributed document's text, of a prompt or of an answer."""
 REWARD, OF_REWARDS = "reward", "rewards/"
 Points = dict[str, list[tuple[float, float]]]
 
@@ -87,7 +87,7 @@ def reward_details(facts: Facts, steps: list[dict[str, Any]]) -> str:
     found = summary.get("chosen_decline", {})
     if found.get("fell_chosen") is not None:
         alarm = "" if found["alarm_step"] is None else f", alarm at step {found['alarm_step']}"
-        accuracy.append(f"fell in the last batch: {found['fell_chosen']:.0%} of chosen, "
+        accuracy.append(f"log-probability below the reference in the last batch: {found['fell_chosen']:.0%} of chosen, "
                         f"{found['fell_rejected']:.0%} of rejected{alarm}")
     return "\n".join(accuracy)
 
@@ -125,19 +125,19 @@ def spikes(facts: Facts) -> Section | None:
 
 
 def skipped_step(stage: str, step: Mapping[str, Any]) -> Part:
-    """A skipped step with its suspects, as train/loop/spike_report.py wrote them."""
+    """A skipped step with its attributed documents, as train/loop/spike_report.py wrote them."""
     suspects = set(step["suspects"])
     rows = [(_loss(one["loss"]), " ".join(str(one[key]) for key in ("source", "id") if one.get(key))
              + (f" · {origin}" if (origin := describe_origin(one)) else ""),
              " ".join(str(one.get("text") or "").split())[:EXCERPT])
-            for one in step["documents"] if one["id"] in suspects][:MOST_SUSPECTS]
+            for one in step["documents"] if one["id"] in suspects][:MOST_ATTRIBUTED]
     title = (f"{stage}, step {step['step']}: loss {_loss(step['loss'])}, where {_loss(step.get('mean'))} was "
-             f"usual; {len(suspects)} suspect{'s' * (len(suspects) != 1)}")
-    return Details(title, [Listing("The suspects: loss, source, id, where from, how judged", rows)])
+             f"usual; {len(suspects)} attributed document{'s' * (len(suspects) != 1)}")
+    return Details(title, [Listing("Attributed documents: loss, source, id, where from, how judged", rows)])
 
 
 def _loss(value: float | None) -> str:
-    return "no number" if value is None else f"{value:.3f}"
+    return "NaN or Inf" if value is None else f"{value:.3f}"
 
 
 def reinforcement(facts: Facts) -> Section | None:

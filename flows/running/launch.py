@@ -36,7 +36,7 @@ def launch(session: Session, stages: list[str], force: frozenset[str], tracked: 
     Args:
         session: the opened manifest.
         stages: which stages, in order.
-        force: which of them to make anew.
+        force: which of them to rebuild.
         tracked: whether the run is recorded in Prefect.
         summarise: whether to print the run's summary at the end.
     """
@@ -57,7 +57,7 @@ def launch(session: Session, stages: list[str], force: frozenset[str], tracked: 
             raise
         failure = (why_the_store_failed(error, session), EXIT_STAGE_FAILED)
     except KeyboardInterrupt:
-        failure = (f"interrupted; go on with: {session.command('run')}", EXIT_INTERRUPTED)
+        failure = (f"interrupted; resume with: {session.command('run')}", EXIT_INTERRUPTED)
     finally:
         observer.stop_bar()
         signal.signal(signal.SIGTERM, previous)
@@ -84,7 +84,7 @@ def why_the_store_failed(error: Exception, session: Session) -> str:
     number = error.errno if isinstance(error, OSError) else None
     said = f"{error.strerror.lower()}: {error.filename}" if isinstance(error, OSError) and error.strerror else error
     return mask_text(f"the store {session.store.root} cannot be used: {said}; what is committed stays. "
-                     f"{STORE_ADVICE.get(number or 0, 'See that it can be reached')}, then go on with: "
+                     f"{STORE_ADVICE.get(number or 0, 'See that it can be reached')}, then resume with: "
                      f"{session.command('run')}")
 
 

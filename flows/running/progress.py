@@ -25,7 +25,7 @@ class ProgressFile:
         self._write({})
 
     def note(self, event: Mapping[str, Any]) -> None:
-        """Take a stage's event; only those of progress count. A store that does not take it is told of once."""
+        """Take a stage's event; only those of progress count. A store that does not take it is warned of once."""
         if event["event"] != "progress":
             return
         now, job = time.time(), str(event.get("job", ""))

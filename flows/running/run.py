@@ -32,7 +32,7 @@ How = Literal["Cached", "Completed", "Resumed"]
 
 
 class StageFailedError(RuntimeError):
-    """A stage could not be finished; the message says why, where its log is, and how to go on."""
+    """A stage could not be finished; the message says why, where its log is, and how to resume."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Runner:
         started = time.time()
         resuming = folder.work.exists() and any(folder.work.iterdir())
         header = self.header(node)
-        # Only the process has to know the credentials of an address; its next attempt is told anew.
+        # Only the process has to know the credentials of an address; its next attempt gets them again.
         written, secrets = split_secrets(self.describe(node))
         folder.begin(written)
         self.observer.stage_started(node, resuming, folder)
@@ -243,7 +243,7 @@ class Runner:
         if kind in OUT_OF_MEMORY:
             reason = f"out of memory ({reason}): {self._advice(node)}"
         reason = reason.replace(REPAIR, self.repair_command)
-        return mask_text(f"{node.name}: {reason}\n  log: {log}\n  go on with: {self.resume_command}")
+        return mask_text(f"{node.name}: {reason}\n  log: {log}\n  resume with: {self.resume_command}")
 
 
 def _keep_cause(error: Path, cause: str) -> None:

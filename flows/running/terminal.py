@@ -76,7 +76,7 @@ class TerminalObserver:
         """See Observer."""
         self._job, self._last_line = "", time.monotonic()
         if resuming:
-            self._console.print(f"  {node.name}: goes on where it stopped", style="dim")
+            self._console.print(f"  {node.name}: resumes where it stopped", style="dim")
         if not self._console.is_terminal:
             return
         self._bar = Progress(

@@ -30,7 +30,7 @@ def explain_plan(session: Session, force: frozenset[str] = frozenset()) -> list[
 
     Args:
         session: the opened manifest.
-        force: stages that are made anew although they are committed.
+        force: stages that are rebuilt although they are committed.
     """
     rows, warnings = [], context_warnings(session.manifest, trained_context(session.manifest))
     for row in stage_states(session):

@@ -171,7 +171,7 @@ def identity(pid: int) -> dict[str, Any]:
 def is_here(owner: dict[str, Any]) -> bool:
     """Whether this process can see the other one, if that lives: same boot of a machine, same PID namespace.
 
-    Neither names of hosts nor process numbers tell: containers share the first, and each counts processes anew.
+    Neither names of hosts nor process numbers tell: containers share the first, and each counts its own processes.
     """
     return owner["boot"] == _boot_id() and owner.get("pids") == _pid_namespace()
 

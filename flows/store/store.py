@@ -142,7 +142,7 @@ class StageFolder:
                 yield f"{file} has the committed size but not the committed checksum"
 
     def begin(self, description: Mapping[str, Any]) -> None:
-        """Write down what is to be made, and put a damaged commit aside so that the work goes on."""
+        """Write down what is to be made, and put a damaged commit aside so that the work continues."""
         for folder in (self.data, self.work, self.logs):
             folder.mkdir(parents=True, exist_ok=True)
         write_json(self.path / "stage.json", description)

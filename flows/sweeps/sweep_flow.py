@@ -98,7 +98,7 @@ def launch_sweep(
     Raises:
         StageFailedError: a stage that all mixtures share failed.
         LeaseLostError: another run took a stage over while this one was paused.
-        KeyboardInterrupt: by the user, or SIGTERM; the same command goes on.
+        KeyboardInterrupt: by the user, or SIGTERM; the same command resumes it.
     """
     console = plain_console(cast(TextIO, LastingStream(sys.stdout)))
     observer = TerminalObserver(console)

@@ -78,7 +78,7 @@ def describe_suggestion(found: Mapping[str, Any]) -> str:
         return str(found["refusal"])
     weights = ", ".join(f"{name} {weight:.3f}" for name, weight in suggestion["weights"].items())
     best = suggestion["best_tried"]
-    return (f"suggested: {weights}, for which {suggestion['predicted']:.4f} bits per byte are predicted (give or take "
+    return (f"suggested: {weights}, for which {suggestion['predicted']:.4f} bits per byte are predicted (plus or minus "
             f"{found['fit']['error']:.4f}); the best that was tried, mixture {best['mixture']}, has "
             f"{best['target']:.4f}")
 

@@ -102,7 +102,7 @@ rules, size = Rules.model_validate(json.loads(sys.argv[1])), int(sys.argv[2])
 made = {"words": "a b c e d ", "lines": "a\\n", "empty lines": "\\n", "marks": "a! ", "ideographs": "的一是不了",
         "prose": "The mill by the river grinds what the carts bring.\\n\\n"}
 def held():
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: proc(5)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts over: proc(5)
     return peak_resident_bytes()
 peaks = {}
 for name, piece in made.items():

@@ -71,7 +71,7 @@ def test_what_a_library_repeats_of_an_address_is_masked_too(place: str, name: st
         remember_secrets({"sources": {"a": {"path": address}}})
         assert secret not in mask_text(f'Invalid bucket name "{secret}": it must match the expression')
         shown = io.StringIO()
-        print(f"go on with: gristmill run --store '{address}'", file=MaskedStream(shown))
+        print(f"resume with: gristmill run --store '{address}'", file=MaskedStream(shown))
         assert secret not in shown.getvalue()
 
 

@@ -29,7 +29,7 @@ PACKED: dict[str, Any] = {
 
 def test_what_limits_moved_stands_beside_the_share_that_was_asked_for() -> None:
     header, rows = mixture_table({"packed": PACKED})
-    assert header == ["source", "tokens", "share", "asked for", "moved", "epochs", "at most"]
+    assert header == ["source", "tokens", "share", "requested", "moved", "epochs", "at most"]
     assert rows == [["web", "1,200", "75.00%", "60.00%", "+240", "0.50", "1"],
                     ["code", "400", "25.00%", "40.00%", "-240", "4.00", "4"]]
     assert limits_note({"packed": PACKED}) == "web: epochs min(cluster_size, 4); code: max 4,100 tokens"
@@ -45,7 +45,7 @@ def test_every_stage_shows_the_sources_that_it_has() -> None:
 def test_a_plain_mixture_has_neither() -> None:
     plain = {**PACKED, "redistributed": {}, "shares": PACKED["shares"][:1],
              "requested": {name: {"share": 0.5, "max_epochs": 1.0} for name in PACKED["sources"]}}
-    assert mixture_table({"packed": plain})[0] == ["source", "tokens", "share", "asked for", "epochs", "at most"]
+    assert mixture_table({"packed": plain})[0] == ["source", "tokens", "share", "requested", "epochs", "at most"]
     assert stage_table({"packed": plain}) is None
     assert limits_note({"packed": plain}) == ""
     older = {key: value for key, value in plain.items() if key not in ("redistributed", "shares")}
@@ -62,7 +62,7 @@ def test_the_terminal_and_the_report_show_both_tables() -> None:
     assert max(map(len, lines)) <= 60
     assert "web      1,200  75.00%     60.00%   +240    0.50        1" in [line.rstrip() for line in lines]
     html = html_of(mixture_section({"packed": PACKED, "summaries": summaries}))
-    said = "web 0.50 rows (at most 0.50 by construction), code 0.38 rows"
+    said = "web 0.50 rows (bound 0.50), code 0.38 rows"
     assert said in html
     assert said in " ".join(line.strip() for line in lines)
     assert '<td class="n">-240</td>' in html

@@ -130,10 +130,10 @@ def test_the_packed_set_honours_the_weights_exactly(undisturbed: Session) -> Non
         "web": 225, "books": 75, "code": 75}
 
 
-def test_explain_prints_the_journey_of_a_dropped_document(undisturbed: Session) -> None:
+def test_explain_prints_the_history_of_a_dropped_document(undisturbed: Session) -> None:
     base = ["--store", str(undisturbed.store.root), "--json"]
     found = json.loads(look("explain", undisturbed.manifest_file, "b.jsonl#33", *base).stdout)
-    assert found["fate"] == "dropped by filter: gopher_quality/min_words"
+    assert found["outcome"] == "dropped by filter: gopher_quality/min_words"
     (judged,) = found["stages"]
     assert (judged["values"]["words"], judged["threshold"]) == (2, 50)
 
@@ -167,7 +167,7 @@ def test_trace_follows_documents_and_examples_through_every_training(undisturbed
     assert {entry["step"]: entry["rows"] for entry in document["steps"]}[3] == read["rows"]
     assert {entry["use"] for entry in document["steps"]} == {"read"}
     dropped = traced(undisturbed, "--document", "b.jsonl#33")
-    assert (dropped["fate"], dropped["steps"]) == ("dropped by filter: gopher_quality/min_words", [])
+    assert (dropped["outcome"], dropped["steps"]) == ("dropped by filter: gopher_quality/min_words", [])
     packed = PackedSet(undisturbed.folder("mix").data)
     held_out = traced(undisturbed, "--document", packed.validation_pieces("web")["id"][0].as_py().hex())
     assert (held_out["use"], held_out["steps"]) == ("held out", [])

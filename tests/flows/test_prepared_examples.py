@@ -1,4 +1,4 @@
-"""What a person sees of examples that were prepared: the plan, one example's journey, the report, the terminal."""
+"""What a person sees of examples that were prepared: the plan, one example's history, the report, the terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gristmill.dataprep.examples.kept_examples import survivors
 from gristmill.dataprep.replay import NotReplayableError
 from gristmill.flows.facts import gather_facts
 from gristmill.flows.planning.predict import _Watch
-from gristmill.flows.questions.explain import journey
+from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.find_documents import DocumentNotFoundError
 from gristmill.flows.questions.whatif import compare
 from gristmill.flows.report.summary import print_examples
@@ -95,19 +95,19 @@ def test_pairs_are_compared_with_the_documents_evaluation_sets_unless_they_have_
 
 def test_an_example_is_explained_by_its_place_or_id_with_the_rule_and_its_threshold(folder: Path) -> None:
     session = opened(folder)
-    short = journey(session, "chats.jsonl:3")
-    assert short["fate"] == "dropped by sft_prepare: filter: gopher_quality/min_words"
+    short = history(session, "chats.jsonl:3")
+    assert short["outcome"] == "dropped by sft_prepare: filter: gopher_quality/min_words"
     assert (short["source"], short["excerpt"]) == ("chats", "Why?\n\nBecause.")
     assert [(one["stage"], one["keep"]) for one in short["stages"]] == [
         ("sft_prepare: dedup", True), ("sft_prepare: filter", False)]
     assert short["stages"][1]["threshold"] == 3
-    assert journey(session, "chats.jsonl:4")["fate"] == "dropped by sft_prepare: decontaminate: " \
+    assert history(session, "chats.jsonl:4")["outcome"] == "dropped by sft_prepare: decontaminate: " \
                                                         "decontaminate/max_contamination"
     (kept,) = (one for one in survivors(session.folder("sft_prepare").data)["chats"]
                if one["messages"][0]["content"] == "When?")
-    assert journey(session, kept["id"])["fate"] == "kept"
+    assert history(session, kept["id"])["outcome"] == "kept"
     with pytest.raises(DocumentNotFoundError, match="nothing is ingested yet"):
-        journey(session, "elsewhere.jsonl:1")
+        history(session, "elsewhere.jsonl:1")
 
 
 def test_other_thresholds_for_examples_are_tried_by_running_them(folder: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gristmill.flows.planning.plan_gpus import at_least, duration, size
-from gristmill.flows.questions.explain import print_journey
+from gristmill.flows.questions.explain import print_history
 from gristmill.flows.questions.status import describe_running
 from gristmill.flows.questions.trace_tables import print_step
 from gristmill.flows.questions.whatif import print_replay
@@ -47,10 +47,10 @@ def test_a_step_shows_each_locator_whole_below_its_columns(capsys):
     ]
 
 
-def test_a_journey_breaks_no_rule_s_name_and_has_no_empty_lines(capsys):
-    print_journey({
+def test_a_history_breaks_no_rule_s_name_and_has_no_empty_lines(capsys):
+    print_history({
         "id": "ab", "source": "posts", "locator": "a#1", "characters": 9, "shard": "part-0", "row": 1,
-        "excerpt": "text", "fate": "dropped by filter", "mix": None,
+        "excerpt": "text", "outcome": "dropped by filter", "mix": None,
         "stages": [{"stage": "clean", "keep": True, "reason": "", "values": {}},
                    {"stage": "filter", "keep": False, "threshold": 0.13, "values": {"words": 655},
                     "reason": "gopher_repetition/max_duplicate_7gram_char_ratio"}],
@@ -63,7 +63,7 @@ def test_a_journey_breaks_no_rule_s_name_and_has_no_empty_lines(capsys):
         "          gopher_repetition/max_duplicate_7gram_char_ratio",
         "          threshold 0.13",
         "          words 655",
-        "fate      dropped by filter",
+        "outcome   dropped by filter",
     ]
 
 

@@ -303,18 +303,18 @@ def test_no_page_is_put_together_by_hand() -> None:
     assert found == set()
 
 
-def test_a_spike_is_shown_with_the_documents_that_are_suspected() -> None:
+def test_a_spike_is_shown_with_the_documents_it_is_attributed_to() -> None:
     suspect = {"id": "ab12", "source": "web", "loss": None, "text": "<script> 0 0 0"}
     innocent = {"id": "cd34", "source": "web", "loss": 2.0, "text": "plain prose"}
     step = {"step": 21, "loss": 9.5, "mean": 3.0, "suspects": ["ab12"], "documents": [suspect, innocent]}
     shown = html_of(spikes({"spikes": {"pretrain": [step], "sft": []}}))
-    assert "pretrain, step 21: loss 9.500, where 3.000 was usual; 1 suspect<" in shown
-    assert "<b>no number</b> <span>web ab12</span><br>&lt;script&gt; 0 0 0" in shown
+    assert "pretrain, step 21: loss 9.500, where 3.000 was usual; 1 attributed document<" in shown
+    assert "<b>NaN or Inf</b> <span>web ab12</span><br>&lt;script&gt; 0 0 0" in shown
     assert "plain prose" not in shown
     assert spikes({"spikes": {"pretrain": []}}) is None
 
 
-def test_a_suspect_is_shown_with_where_it_is_from_and_how_it_was_judged() -> None:
+def test_an_attributed_document_is_shown_with_where_it_is_from_and_how_it_was_judged() -> None:
     suspect = {"id": "ab12", "source": "web", "loss": 9.0, "text": "0 0 0", "url": "https://site.example/a",
                "locator": "web.jsonl#3", "language": "de", "quality": {"score": 0.123456, "lines": 3},
                "cluster": "0123456789abcdef", "cluster_size": 4}

@@ -99,7 +99,8 @@ def test_the_terminal_says_how_a_reward_model_ranks_and_which_answers_fell() -> 
     shares = "95% of 22 trained, 80% of 5 held out (38% to 96%)"
     assert [row["details"] for row in rows] == [
         f"ranked right {shares}",
-        f"reward accuracy {shares}\nfell in the last batch: 25% of chosen, 90% of rejected, alarm at step 2"]
+        f"reward accuracy {shares}\nlog-probability below the reference in the last batch: 25% of chosen, "
+        "90% of rejected, alarm at step 2"]
     before = loss_rows(facts(reward={"held_out": HELD_OUT}, dpo={"objective": "kto", "margins": {
         **margins, "right": {"trained": margins["right"]["trained"]}}}))
     assert [row["details"] for row in before] == ["", "answers rewarded right 95% of 22 trained"]

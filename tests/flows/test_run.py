@@ -67,7 +67,7 @@ def test_a_failure_is_one_sentence_with_the_log_and_how_to_go_on(toy_runner: Mak
     assert str(caught.value).splitlines() == [
         "failing: the number 7 is not allowed here; give another",
         f"  log: {runner.folder('failing').logs / '1.log'}",
-        "  go on with: gristmill run toy.yaml",
+        "  resume with: gristmill run toy.yaml",
     ]
     assert "Traceback" in (runner.folder("failing").logs / "1.log").read_text()
     assert runner.folder("failing").state() == "unfinished"

@@ -160,7 +160,7 @@ def test_a_conversation_in_the_terminal_remembers_what_was_said_until_it_is_clea
     alone, twice = said("red"), said("red", "red", "/exit")
     assert twice[: len(alone) - 1] == alone[:-1]
     assert twice != [*alone[:-1], *alone]
-    assert said("red", "/clear", "red") == [*alone[:-1], "(begun anew)", *alone]
+    assert said("red", "/clear", "red") == [*alone[:-1], "(started over)", *alone]
     assert "not answered: a prompt has" in "\n".join(said("red " * 300))
 
 

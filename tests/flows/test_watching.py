@@ -138,8 +138,8 @@ def test_status_says_by_what_a_stage_dropped_most_of_its_documents(
 
 @pytest.mark.parametrize(("number", "advice"), [
     (errno.EACCES, "permission denied: /a/b; .* Make it writable, or name another place with --store"),
-    (errno.ENOSPC, r"Free some space there \(gristmill gc tells what can go\), then go on with: "),
-    (errno.EIO, "See that it can be reached, then go on with: "),
+    (errno.ENOSPC, r"Free some space there \(gristmill gc tells what can go\), then resume with: "),
+    (errno.EIO, "See that it can be reached, then resume with: "),
 ])
 def test_a_store_that_cannot_be_written_is_mended_before_the_command_is_repeated(
     toy_runner: Make, number: int, advice: str

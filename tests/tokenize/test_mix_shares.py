@@ -40,7 +40,7 @@ def prepared(module_stages: Any) -> dict[str, Path]:
 
 def mix(made: Any, prepared: dict[str, Path], name: str, sources: dict[str, Any] | None = None,
         **section: Any) -> tuple[dict[str, Any], PackedSet]:
-    """Summary and set of a mixture without held-out rows, made anew."""
+    """Summary and set of a mixture without held-out rows, rebuilt."""
     for folder in (name, f"{name}.work"):
         shutil.rmtree(made.root / folder, ignore_errors=True)
     given = {"web": {}, "books": {}, "code": {}, **(sources or {})}

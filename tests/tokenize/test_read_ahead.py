@@ -76,7 +76,7 @@ def test_waiting_is_measured_and_what_is_ready_is_not_waited_for(monkeypatch: py
 
 
 def test_what_is_read_for_a_turn_that_is_over_is_dropped() -> None:
-    """Step 1 is being read when step 40 is asked for; read anew later, it is another result."""
+    """Step 1 is being read when step 40 is asked for; read again later, it is another result."""
     began, go_on, calls = threading.Event(), threading.Event(), []
 
     def read(step: int) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 One table of open addressing. A piece of up to 15 bytes stands in its cell as it is, together with up to three ids, so
 that looking it up reads half a line of the processor's cache; a longer one is compared with its bytes elsewhere. The
-memory is bounded: when a part is full, everything is forgotten and learnt anew, which costs a fraction of a second
+memory is bounded: when a part is full, everything is forgotten and learnt again, which costs a fraction of a second
 per hundred megabytes of text.
 """
 

@@ -69,7 +69,7 @@ def write_megatron_index(sink: Sink, lengths: Callable[[], Iterator[np.ndarray]]
 
     Args:
         sink: the `.idx` file.
-        lengths: gives the lengths of all pieces, some at a time; called anew for each part of the index.
+        lengths: gives the lengths of all pieces, some at a time; called again for each part of the index.
         dtype: of the tokens in the `.bin` file.
     """
     count = sum(len(part) for part in lengths())
@@ -139,7 +139,7 @@ the magic 20240520 and version 1, 32-bit ones 20240801 and version 7, as in `dev
     ./train_gpt2cu -i "train_*.bin" -j "val_*.bin" -t SEQUENCE_LENGTH ...
 
 `train_gpt2cu` reads 16-bit tokens only; 32-bit ones are for `train_llama3.py`. It permutes the files, and the batches
-within each file, anew in every epoch (`dataloader_reset` in `llmc/dataloader.h`); no option keeps the order of this
+within each file, again in every epoch (`dataloader_reset` in `llmc/dataloader.h`); no option keeps the order of this
 export. To read in that order, set `permute_train_loader` in `train_gpt2.cu` to 0: every file begins with a row, so that
 with `-t` equal to `sequence_length` (see `train.json`) the rows then follow one another where nothing was padded. What
 is too little for a batch, with one token more, at the end of a file is left out.

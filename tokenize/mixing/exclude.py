@@ -88,7 +88,7 @@ class EmptiedRows:
 
 
 def drop_rows(tokens: np.ndarray, pieces: pa.Table, excluded: Sequence[bytes]) -> tuple[np.ndarray, pa.Table]:
-    """Held-out rows without those that hold an excluded document; the others are numbered anew."""
+    """Held-out rows without those that hold an excluded document; the others are renumbered."""
     rows, hit = rows_with(pieces, excluded)
     if not len(rows):
         return tokens, pieces

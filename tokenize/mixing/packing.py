@@ -203,7 +203,7 @@ def make_stream(
         documents: int64 of shape (n,): their numbers.
         words: (n, 2) id words (`document_sampling.id_words`); the order depends on these and the key alone.
         tokens: int64 of shape (n,), without ends of text.
-        key: 64 bits; every pass draws anew.
+        key: 64 bits; every pass draws again.
         least_tokens: where to stop; documents that begin after it are left out.
         repeats: int64 of shape (n,): how often each document is in a pass, all of them in one drawn order; once if
             None. The k-th of at most r in pass p is copy p r + k.

@@ -341,7 +341,7 @@ def fill(rows: Sequence[int], shares: Sequence[Sequence[Fraction]], least: Seque
     """Distribute the rows of every phase by its shares, with every source's sum over all phases within its limits.
 
     A source that would have too much or too little is set to its limit, in the proportions that its phases had; what
-    is left of each phase is distributed anew among the other sources by its shares, until no limit is broken. Of the
+    is left of each phase is distributed again among the other sources by its shares, until no limit is broken. Of the
     sources that have too little and those that have too much, those go first whose sum of differences is larger: so
     a single phase gets the only solution of `sum of min(max(level x share, least), most) = rows` (water-filling;
     CSS resolves flexible lengths in the same way, section 9.7).

@@ -78,7 +78,7 @@ def save(folder: Path, name: str, record: Documents | TokenStream | Layout) -> N
     """
     arrays = {field: np.ascontiguousarray(array) for field, array in vars(record).items()}
     described = json.dumps({field: [array.dtype.str, array.shape] for field, array in arrays.items()}).encode()
-    # Every attempt writes its plan anew, so that none has to survive the machine.
+    # Every attempt writes its plan again, so that none has to survive the machine.
     with atomic_write(folder / name, durable=False) as sink:
         sink.write(described.ljust(_aligned(len(described) + 1) - 1) + b"\n")
         for array in arrays.values():

@@ -7,7 +7,7 @@
     .lock               held alone while room is made
 
 The kernel drops a process's locks however it dies, so nothing has to be cleaned up behind one that was killed: its
-unfinished file is fetched anew by the next process that wants it, or removed when room is needed.
+unfinished file is fetched again by the next process that wants it, or removed when room is needed.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class ReadAhead(Generic[T]):
         self._come = threading.Condition()
         self._results: dict[int, tuple[T | None, BaseException | None]] = {}
         self._turn = 0
-        """How often reading began anew: what an earlier turn reads is nobody's."""
+        """How often reading started over: what an earlier turn reads is nobody's."""
         self._taken = 0
         """The step behind the one that was taken last."""
         self._begun = self._end = 0
@@ -46,7 +46,7 @@ class ReadAhead(Generic[T]):
         self.waited_seconds = 0.0
 
     def take(self, step: int) -> T:
-        """The result of a step. Steps that follow one another were read ahead; any other one starts anew there."""
+        """The result of a step. Steps that follow one another were read ahead; any other one starts over there."""
         if self._pool is None:
             begun = time.perf_counter()
             try:

@@ -2,7 +2,7 @@
 
 A training reads every row once per epoch, in an order that is shuffled over the whole set. So any part of the set that
 lies on the local disk serves its share of all reads, whichever part it is, and exchanging one shard for another
-only costs traffic: a cache that evicts the least recently used would fetch all shards anew for every few batches. The
+only costs traffic: a cache that evicts the least recently used would fetch all shards again for every few batches. The
 shards that fit into `cache_bytes`, from the first on, are therefore fetched once, whole, in the background, and stay;
 the rows of all others (and of these until they have come) are read one by one, each with a request for its bytes.
 Steps are read ahead (`ahead.ReadAhead`), so requests wait for each other as little as the training waits for them.
@@ -10,8 +10,8 @@ Steps are read ahead (`ahead.ReadAhead`), so requests wait for each other as lit
 The contract:
 
 - Every row is held against its checksum, from wherever it came. Wrong bytes are asked for again and never handed out.
-- A store that fails, stalls, or answers wrongly is asked again with growing pauses; somebody is told once a minute. The
-  training goes on meanwhile with the steps that were read ahead and with the rows that lie on the local disk, and
+- A store that fails, stalls, or answers wrongly is asked again with growing pauses, with a warning once a minute. The
+  training continues meanwhile with the steps that were read ahead and with the rows that lie on the local disk, and
   waits where it needs others. After `retry_seconds` without success it ends with an error that names the object.
 - The cache can be shared by all processes of a machine and by several trainings (`cache.FileCache`), and none of them
   can damage it by dying.
@@ -286,7 +286,7 @@ class Patience:
 
     Args:
         retry_seconds: an object that could not be had for so long is an error.
-        warn: told of failures, once a minute at the most.
+        warn: gets a warning of failures, once a minute at the most.
     """
 
     def __init__(self, retry_seconds: float, warn: Callable[[str], None]) -> None:

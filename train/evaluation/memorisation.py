@@ -1,4 +1,4 @@
-"""How much of the training set a model knows by heart: documents are begun, and it must go on word for word.
+"""How much of the training set a model has memorised: it gets the beginning of a document and must continue it.
 
 Extractable memorisation of Carlini et al. 2022 ("Quantifying memorization across neural language models"): with a
 prefix of p tokens the greedy continuation equals the document's next s tokens. Told apart by how often the document
@@ -34,7 +34,7 @@ def probe_memorisation(
     """Probe documents that were trained on, by the copies that were read, and held-out ones.
 
     Returns:
-        group -> documents, the share that was continued by heart (with its interval) and the mean number of tokens
+        group -> documents, the share that was memorised (with its interval) and the mean number of tokens
         that were right from the start. Groups without a long enough document are absent.
     """
     groups = {**_trained(trained, section, seed), HELD_OUT: _held_out(trained.packed, section)}

@@ -74,7 +74,7 @@ class Engine:
                     break
             try:
                 self._round(asked, cancelled)
-            except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told it
+            except Exception as error:  # noqa: BLE001 - whatever it is, those who wait get it
                 with self._wake:
                     self._ended = error
         for listener in [*(listener for _, listener in self._running.values()), *(one[2] for one in asked)]:

@@ -16,7 +16,7 @@ from gristmill.dataprep.context import Context
 from gristmill.train.loop.objective import UNTRAINED, Objective
 from gristmill.train.loop.record import Record
 from gristmill.train.loop.row_plan import RowPlan
-from gristmill.train.loop.spike_report import AUTOPSIES, examine, write_autopsy
+from gristmill.train.loop.spike_report import AUTOPSIES, examine, write_spike_report
 from gristmill.train.loop.state import LoopState, Seen
 from gristmill.train.parallel.world import World
 
@@ -36,10 +36,10 @@ def look_at_device(
         progress: its `seen` steps are judged, and forgotten.
         objective, plan: what the steps had read.
         rollback_after: bad steps in a row that make a rollback due.
-        decode: for the text in autopsies.
+        decode: for the text in loss-spike reports.
         known: for where their documents are from, and how they were judged.
         world: the processes.
-        context: where autopsies lie, and warnings go.
+        context: where loss-spike reports lie, and warnings go.
         record: of the first rank.
     """
     seen = list(progress.seen)
@@ -63,7 +63,7 @@ def look_at_device(
         record.skipped({**figures, "rollbacks": progress.rollbacks, "rows": rows.tolist(), **objective.describe(rows)})
         documents = _readable(objective.blame(rows, row_losses), decode)
         found = examine({**figures, **_window(one)}, with_known(documents, known, context))
-        write_autopsy(context.work / AUTOPSIES, found, progress.rollbacks)
+        write_spike_report(context.work / AUTOPSIES, found, progress.rollbacks)
         context.warn(f"step {one.step} was skipped: loss {float(one.loss):.4g}, gradient norm {float(one.norm):.4g}; "
                      f"what it read is in skipped_steps.jsonl, ordered by loss in {AUTOPSIES}")
 
@@ -115,7 +115,8 @@ def with_known(
         found = known(sorted({one["id"] for one in documents}))
     except (OSError, ValueError, RuntimeError) as error:
         # A training does not end for what only people read.
-        context.warn(f"the autopsy does not say where its documents are from, and how they were judged: {error}")
+        context.warn("the loss-spike report does not say where its documents are from and how they were judged: "
+                     f"{error}")
         return documents
     return [{**one, **found.get(one["id"], {})} for one in documents]
 

@@ -70,7 +70,7 @@ class Checkpoints:
         model, optimizers: sharded; each rank writes its part, and fills it in place at whatever world size.
         world: the processes.
         keeping: which ones stay.
-        warn: told of what a person should know.
+        warn: gets what a person should know.
         saved: called on the first rank, in the thread that writes, after each complete checkpoint.
     """
 
@@ -199,7 +199,7 @@ class Checkpoints:
             if not (damaged := damaged_files(checkpoint)):
                 return step
             self._warn(f"{checkpoint} is damaged: {', '.join(damaged)} differ from the checksums in {MARKER}; it is "
-                       "removed, and the training goes on from an older checkpoint, or from the start")
+                       "removed, and the training resumes from an older checkpoint, or from the start")
             remove_checkpoint(checkpoint)
         return None
 

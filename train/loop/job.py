@@ -37,8 +37,8 @@ class Job:
         causal_share: of the objective's arithmetic, what remains where masked attention is not counted.
         after_step: called on every rank after each step; what it returns is logged as a line of that step.
         average: the running mean of the weights, if one is kept.
-        decode: from token ids to text, for autopsies.
-        known: from the ids of documents to what the stages before know of each, for autopsies.
+        decode: from token ids to text, for loss-spike reports.
+        known: from the ids of documents to what the stages before know of each, for loss-spike reports.
         elastic: what pulls the weights back to where they were, if anything does.
         before_step: called on every rank with the steps done and the rows that the next one reads, before its
             gradients.

@@ -59,7 +59,7 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
     stopped_early = _has_stopped(job, progress)
     with collecting_between_steps() as collect_garbage:
         while progress.step < job.section.steps and not stopped_early:
-            # A rollback changes what the coming steps read: they are read ahead anew.
+            # A rollback changes what the coming steps read: they are read ahead again.
             stopped_early = _train_until_rollback(attempt, collect_garbage)
     attempt.look()
     attempt.profiler.close()

@@ -7,7 +7,7 @@ after each checkpoint and at the end:
     CACHE/training/<hash of the URL>/stage.json, work/, data/, inputs/<stage>/
 
 The store holds a state to resume from at every moment: a checkpoint's marker is sent after everything else, and removed
-before what it stands for. The folder here is made anew by every attempt, and removed by those that end by themselves.
+before what it stands for. The folder here is rebuilt by every attempt, and removed by those that end by themselves.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Record:
 
     Args:
         work: the stage's working folder.
-        resumed_step: lines of later steps are cut off; 0 starts anew.
+        resumed_step: lines of later steps are cut off; 0 starts over.
         rollbacks: how many there were; what was skipped before them stays.
         wandb: the run at Weights & Biases, if there is to be one.
 

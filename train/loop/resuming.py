@@ -1,4 +1,4 @@
-"""How a training begins: anew, from its own last checkpoint, or from another training's."""
+"""How a training begins: from nothing, from its own last checkpoint, or from another training's."""
 
 from __future__ import annotations
 
@@ -108,15 +108,15 @@ class Attempt:
 
 
 def check_rows(saved: str | None, now: str, folder: Path) -> None:
-    """Refuse to go on with other rows than those that a checkpoint has read.
+    """Refuse to resume with other rows than those that a checkpoint has read.
 
     Raises:
         OtherRowsError: names both sets of rows.
     """
     if saved != now:
         raise OtherRowsError(
-            f"{folder}: the checkpoint there has read rows of {saved}, but the rows now are of {now}: going on would "
-            "skip some and repeat others; give back the data that it began with, or delete the folder and train anew")
+            f"{folder}: the checkpoint there has read rows of {saved}, but the rows now are of {now}: resuming would "
+            "skip some and repeat others; give back the data that it began with, or delete the folder and train again")
 
 
 class ContinueError(RuntimeError):

@@ -155,7 +155,7 @@ def extend_digest(digest: str, rows: np.ndarray) -> str:
     """The rolling hash of all that was read so far: two trainings with the same digest have read the same tokens.
 
     It begins with the fingerprint of what the rows are numbers of (for a packed set: its tokens' checksums), so that it
-    speaks of content, not of numbers alone. Anybody who has the set and the seed can compute it anew.
+    speaks of content, not of numbers alone. Anybody who has the set and the seed can compute it again.
 
     Args:
         digest: of the steps before; at the start the data's fingerprint.

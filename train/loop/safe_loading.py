@@ -53,7 +53,7 @@ def check_index(checkpoint: Path) -> None:
                 _Index(stream).load()
         except (UnsafeCheckpointError, pickle.UnpicklingError, EOFError) as error:
             raise UnsafeCheckpointError(f"{path} {error}; it was not loaded, since it may run code: remove "
-                                        f"{checkpoint}, and the training goes on from an older one") from error
+                                        f"{checkpoint}, and the training resumes from an older one") from error
 
 
 class SafePlanner(DefaultLoadPlanner):

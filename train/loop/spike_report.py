@@ -3,7 +3,7 @@
     autopsies/step-120.json   the step, the window that it was judged by, its documents from the worst one on: loss,
                               source, place, and for pre-training where they are from and how they were judged
     autopsies/step-120.html   the same as a page that needs nothing else
-    autopsies/exclude.txt     ids of the suspects of all autopsies, one hexadecimal id per line
+    autopsies/exclude.txt     ids of the attributed documents of all reports, one hexadecimal id per line
 
 After the training went back (see rollback.py) the same step may be skipped again, with other rows: the names of those
 are step-120-r1 after one rollback.
@@ -23,28 +23,28 @@ from gristmill.tokenize.origins import KNOWN
 ORIGIN = "where from, how judged"
 AUTOPSIES, EXCLUDE = "autopsies", "exclude.txt"
 SUSPICIOUS_DEVIATIONS = 2.0
-"""A document is a suspect from so many deviations over the batch's mean on: one in forty where losses are normal."""
+"""A document is attributed from so many deviations over the batch's mean on: one in forty where losses are normal."""
 
 
 def examine(step: Mapping[str, Any], documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """An autopsy of one step.
+    """The loss-spike report of one step.
 
     Args:
         step: `step`, `loss`, `grad_norm`, and the window's `mean` and `deviation` (None where there is none).
         documents: as from Objective.blame.
 
     Returns:
-        the step with `documents` (worst first; a loss that is no number is the worst, and written as null) and
+        the step with `documents` (worst first; a loss that is NaN or Inf is the worst, and written as null) and
         `suspects`, ids in the same order.
     """
     ordered = sorted(documents, key=lambda one: (-_badness(one["loss"]), one["id"]))
-    suspects = list(dict.fromkeys(one["id"] for one in ordered[: _count_suspects(ordered)]))
+    suspects = list(dict.fromkeys(one["id"] for one in ordered[: _count_attributed(ordered)]))
     listed = [{**one, "loss": one["loss"] if math.isfinite(one["loss"]) else None} for one in ordered]
     return {**step, "suspects": suspects, "documents": listed}
 
 
-def write_autopsy(folder: Path, found: Mapping[str, Any], rollbacks: int = 0) -> None:
-    """Write an autopsy into the folder, and the list of all suspects anew."""
+def write_spike_report(folder: Path, found: Mapping[str, Any], rollbacks: int = 0) -> None:
+    """Write a loss-spike report into the folder, and the list of all attributed documents again."""
     name = f"step-{found['step']}" + (f"-r{rollbacks}" if rollbacks else "")
     for suffix, content in ((".json", json.dumps(found, ensure_ascii=False, indent=1)), (".html", as_page(found))):
         with atomic_write(folder / f"{name}{suffix}") as sink:
@@ -53,7 +53,7 @@ def write_autopsy(folder: Path, found: Mapping[str, Any], rollbacks: int = 0) ->
 
 
 def write_exclusion(folder: Path) -> None:
-    """Collect the suspects of all autopsies in a folder."""
+    """Collect the attributed documents of all loss-spike reports in a folder."""
     suspects = sorted({one for path in folder.glob("step-*.json") for one in read_json(path)["suspects"]})
     with atomic_write(folder / EXCLUDE) as sink:
         sink.write("".join(f"{one}\n" for one in suspects).encode())
@@ -71,7 +71,7 @@ def forget_after(folder: Path, step: int, rollbacks: int = 0) -> None:
 
 
 def as_page(found: Mapping[str, Any]) -> str:
-    """An autopsy as a page of HTML that needs nothing else (spike_report.html.jinja, which escapes every value)."""
+    """A loss-spike report as a page of HTML that needs nothing else (spike_report.html.jinja escapes every value)."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     templates = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
@@ -105,15 +105,15 @@ def _shown(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(value: float | None) -> str:
-    return "no number" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    return "NaN or Inf" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def _badness(loss: float) -> float:
     return loss if math.isfinite(loss) else math.inf
 
 
-def _count_suspects(ordered: Sequence[Mapping[str, Any]]) -> int:
-    """How many of the documents, worst first, are suspects: never all of them for their place alone, at least one."""
+def _count_attributed(ordered: Sequence[Mapping[str, Any]]) -> int:
+    """How many of the documents, worst first, are attributed: never all of them for their place alone, at least one."""
     losses = [one["loss"] for one in ordered]
     unknown = sum(not math.isfinite(loss) for loss in losses)
     if unknown or len(losses) < 2:

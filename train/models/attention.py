@@ -52,7 +52,7 @@ def see_documents(positions: Tensor, dense: bool = False) -> Visible:
 
     Args:
         positions: (n, t) of each token within its document, negative where there is only padding.
-        dense: give a plain mask, which compiled code takes without being compiled anew for every batch.
+        dense: give a plain mask, which compiled code takes without being compiled again for every batch.
     """
     numbers = document_numbers(positions)
     if positions.device.type == "cuda":

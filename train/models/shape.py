@@ -136,6 +136,6 @@ def shape_from_json(value: Mapping[str, Any]) -> Shape:
                  for verb, names in (("lacks", missing), ("has", unknown)) if names]
         raise ShapeError(f"config.json {' and '.join(parts)}: it is neither of this version nor a model of "
                          "transformers (with `model_type`); export the model with the version that saved it, or train "
-                         "it anew")
+                         "it again")
     scaling = read.get("rope_scaling")
     return Shape(**{**read, "rope_scaling": None if scaling is None else RopeScaling.model_validate(scaling)})

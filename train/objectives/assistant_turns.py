@@ -20,7 +20,7 @@ from gristmill.train.loop.prefetch import pinned
 from gristmill.train.objectives.losses import IGNORED, drawn_nll, next_tokens, uniforms, weighted_nll
 
 HEAD_TOKENS = 64
-"""Tokens of each example that an autopsy shows as text."""
+"""Tokens of each example that a loss-spike report shows as text."""
 SUMS_PER_SET = 3
 
 

@@ -26,7 +26,7 @@ from gristmill.train.objectives.losses import IGNORED, drawn_nll, next_tokens, u
 SUMS_PER_SOURCE = 3
 MOST_PIECES_DESCRIBED = 10_000
 HEAD_TOKENS = 64
-"""Tokens of each document that an autopsy shows as text."""
+"""Tokens of each document that a loss-spike report shows as text."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class NextToken:
         tokens, sources = read_pinned(self.packed, rows).view(-1, length), np.repeat(self.packed.source_of(rows), cuts)
         positions = None
         if self._shape.document_mask:
-            # A piece that was cut begins anew with its row.
+            # A piece that was cut starts over with its row.
             found = np.minimum(self.packed.positions(rows).reshape(-1, length), np.arange(length, dtype=np.int32))
             positions = pinned(torch.from_numpy(found))
         return Rows(tokens, pinned(torch.from_numpy(sources)),

@@ -206,7 +206,7 @@ class Sampler:
     """Draws from a model that is being trained.
 
     Args:
-        model: sharded; read anew before each batch.
+        model: sharded; read again before each batch.
         shape: of the model.
         lora: its adapters, if it has some.
         dtype: that is computed in.

@@ -1,6 +1,6 @@
 """Stage `evaluate`: every model of the run on the same held-out rows, on held-out preferences, and in its own words.
 
-Output: `evaluation.json`: per model its measurements per source and per task, what it knows by heart, its reward
+Output: `evaluation.json`: per model its measurements per source and per task, memorisation, its reward
 accuracy on held-out pairs (of the model that preferences were optimised for), and samples; between models the paired
 differences per task; and which items of the tasks stand in the training set.
 """

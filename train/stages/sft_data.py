@@ -4,7 +4,7 @@ Output: a packed set (`tokenize/packed.py`) whose sources are the sets, and `rep
 masks (`tokenize/loss_masks.py`); `refused.jsonl`: the records that are no examples, and why; `counts.json`: shares
 trained, cut and ended, for the gates in front of the training; with `holdout` also `held-out/`, a packed set of what is
 not trained on. Needs no accelerator, so
-that data is looked at, and mixed anew, before one is paid for.
+that data is looked at, and mixed again, before one is paid for.
 """
 
 from __future__ import annotations

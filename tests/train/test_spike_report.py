@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gristmill.dataprep.context import Context
 from gristmill.train.loop.bad_steps import with_known
-from gristmill.train.loop.spike_report import examine, forget_after, write_autopsy
+from gristmill.train.loop.spike_report import examine, forget_after, write_spike_report
 
 STEP = {"step": 120, "loss": 9.5, "grad_norm": 3.0, "mean": 2.0, "deviation": 0.5}
 
@@ -15,37 +15,37 @@ def documents(losses: list[float]) -> list[dict[str, object]]:
     return [{"id": f"{number:02x}", "source": "web", "loss": loss} for number, loss in enumerate(losses)]
 
 
-def test_documents_are_ordered_by_loss_and_outliers_are_suspects() -> None:
-    """Nine losses of 1 and one of 11: the mean is 2, the deviation sqrt(10), so suspects begin at 8.3."""
+def test_documents_are_ordered_by_loss_and_outliers_are_attributed() -> None:
+    """Nine losses of 1 and one of 11: the mean is 2, the deviation sqrt(10), so attribution begins at 8.3."""
     found = examine(STEP, documents([1.0] * 4 + [11.0] + [1.0] * 5))
     assert [one["id"] for one in found["documents"]][:3] == ["04", "00", "01"]
     assert found["suspects"] == ["04"]
     assert found["mean"] == 2.0
 
 
-def test_losses_that_are_no_numbers_are_the_suspects() -> None:
+def test_losses_of_nan_are_attributed() -> None:
     found = examine(STEP, documents([1.0, math.nan, 50.0, math.inf]))
     assert found["suspects"] == ["01", "03"]
     assert [one["loss"] for one in found["documents"]] == [None, None, 50.0, 1.0]
 
 
-def test_where_all_are_alike_the_worst_one_is_the_suspect() -> None:
+def test_where_all_are_alike_the_worst_one_is_attributed() -> None:
     assert examine(STEP, documents([1.0, 1.1, 1.0]))["suspects"] == ["01"]
     assert examine(STEP, [])["suspects"] == []
 
 
-def test_autopsies_are_pages_and_json_and_one_list_of_suspects(tmp_path: Path) -> None:
+def test_reports_are_pages_and_json_and_one_list_of_attributed_documents(tmp_path: Path) -> None:
     written = documents([1.0, 1.0, 9.0])
     written[2]["text"] = "<script>alert(1)</script>"
-    write_autopsy(tmp_path, examine(STEP, written))
-    write_autopsy(tmp_path, examine({**STEP, "step": 300, "loss": None}, documents([8.0])))
+    write_spike_report(tmp_path, examine(STEP, written))
+    write_spike_report(tmp_path, examine({**STEP, "step": 300, "loss": None}, documents([8.0])))
     assert (tmp_path / "exclude.txt").read_text() == "00\n02\n"
     assert json.loads((tmp_path / "step-120.json").read_text())["suspects"] == ["02"]
     page = (tmp_path / "step-120.html").read_text()
     assert "&lt;script&gt;" in page
     assert "<script>" not in page
     assert "src=" not in page  # it needs nothing else
-    assert "<b>loss</b> no number" in (tmp_path / "step-300.html").read_text()
+    assert "<b>loss</b> NaN or Inf" in (tmp_path / "step-300.html").read_text()
     forget_after(tmp_path, 200)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["exclude.txt", "step-120.html", "step-120.json"]
     assert (tmp_path / "exclude.txt").read_text() == "02\n"
@@ -56,7 +56,7 @@ def test_a_document_is_shown_with_where_it_is_from_and_how_it_was_judged_and_its
               "quality": {"gopher": 0.25, "words": 40}, "cluster": "abcdef0123", "cluster_size": 3}
     written = [{**one, "text": "0 0 0", "row": 7} for one in documents([1.0, 9.0])]
     found = examine(STEP, [written[0], {**written[1], **origin}])
-    write_autopsy(tmp_path, found)
+    write_spike_report(tmp_path, found)
     assert json.loads((tmp_path / "step-120.json").read_text())["documents"][0]["quality"] == origin["quality"]
     page = (tmp_path / "step-120.html").read_text()
     assert page.count("<th>") == 6
@@ -64,7 +64,7 @@ def test_a_document_is_shown_with_where_it_is_from_and_how_it_was_judged_and_its
     assert "https://site.example/a · en · gopher 0.25 · words 40 · cluster abcdef01 of 3" in page
 
 
-def test_scores_that_cannot_be_read_are_a_warning_and_the_autopsy_goes_without(tmp_path: Path) -> None:
+def test_scores_that_cannot_be_read_are_a_warning_and_the_report_goes_without(tmp_path: Path) -> None:
     warned: list[str] = []
     context = Context(tmp_path, emit=lambda event: warned.append(event["message"]))
 
@@ -73,7 +73,7 @@ def test_scores_that_cannot_be_read_are_a_warning_and_the_autopsy_goes_without(t
 
     read = documents([1.0, 2.0])
     assert with_known(read, known, context) == read
-    assert warned == ["the autopsy does not say where its documents are from, and how they were judged: "
+    assert warned == ["the loss-spike report does not say where its documents are from and how they were judged: "
                       "['00', '01']: the store is away"]
     judged = with_known(read, lambda ids: {"01": {"language": "en"}}, context)
     assert judged == [read[0], {**read[1], "language": "en"}]
