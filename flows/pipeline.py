@@ -17,10 +17,16 @@ from prefect.states import Cancelled, Completed
 
 from gristmill.dataprep.secrets import mask_text
 from gristmill.flows.orchestration.owners import CANCELLED, is_being_cancelled, owned_run
-from gristmill.flows.orchestration.parameter_secrets import refuse_secrets, without_secrets
+from gristmill.flows.orchestration.parameters import (
+    DeploymentName,
+    FilePath,
+    Setting,
+    StageName,
+    refuse_secrets,
+    without_secrets,
+)
 from gristmill.flows.orchestration.reporting import PrefectObserver, publish_refusal, publish_run
 from gristmill.flows.orchestration.routing import run_elsewhere
-from gristmill.flows.parameters import DeploymentName, FilePath, Setting, StageName
 from gristmill.flows.running.run import Observer, Runner
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.stages.registry import LAST, STAGES

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gristmill.flows.facts import Facts, gather_facts, reading_notes, skipped_note, top_reasons, training
 from gristmill.flows.report.document_sections import (
     clusters_picture,
     funnel_picture,
@@ -27,6 +26,7 @@ from gristmill.flows.report.mixture import (
     stage_table,
 )
 from gristmill.flows.report.pictures import curves
+from gristmill.flows.report.run_data import Facts, gather_facts, reading_notes, skipped_note, top_reasons, training
 from gristmill.flows.report.training import loss_rows, reward_points
 from gristmill.flows.running.run import Outcome
 from gristmill.flows.running.session import Session

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from gristmill.flows.facts import Facts, funnel, topics_of, training, with_tokens
 from gristmill.flows.questions.status import run_state
+from gristmill.flows.questions.what_changed import ABSENT, changed_keys
 from gristmill.flows.report.evaluation import evaluation_rows
 from gristmill.flows.report.mixture import mixture_rows
+from gristmill.flows.report.run_data import Facts, funnel, topics_of, training, with_tokens
 from gristmill.flows.report.training import loss_rows
-from gristmill.flows.running.what_changed import ABSENT, changed_keys
 from gristmill.flows.stages.registry import STAGES, TOKENIZE
 from gristmill.flows.store.store import Store, read_runs
 from gristmill.mixtures.manifest import take_current_names

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill.dataprep.files import read_json, sha256_file
-from gristmill.flows.facts import top_reasons
+from gristmill.flows.report.run_data import top_reasons
 from gristmill.flows.running.progress import describe_progress, read_progress, seconds_left
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gristmill.flows.facts import Facts, top_reasons
 from gristmill.flows.report import pictures
 from gristmill.flows.report.parts import Details, Figure, Heading, Listing, Note, Part, Section, Table
+from gristmill.flows.report.run_data import Facts, top_reasons
 
 MOST_REASONS = 20
 MOST_BARS = 12

@@ -10,13 +10,13 @@ import yaml
 
 from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.secrets import mask_known, mask_secrets
-from gristmill.flows.facts import Facts, gather_facts
 from gristmill.flows.questions.status import duration
 from gristmill.flows.report.document_sections import document_sections
 from gristmill.flows.report.evaluation import evaluation_sections, samples
 from gristmill.flows.report.mixture import mixture_rows, mixture_section, tokenizer_section
 from gristmill.flows.report.parts import Details, Figure, Note, Part, Section, Table, Text, page
 from gristmill.flows.report.pictures import stacked_bars
+from gristmill.flows.report.run_data import Facts, gather_facts
 from gristmill.flows.report.training import loss_rows, reinforcement, spikes, training_section
 from gristmill.flows.report.tuning import (
     distillation,

@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.flows.facts import Facts, gather_facts, reading_notes, skipped_note, top_reasons
 from gristmill.flows.report.evaluation import evaluation_rows, some_samples
 from gristmill.flows.report.mixture import (
     HEADER,
@@ -20,6 +19,7 @@ from gristmill.flows.report.mixture import (
     prefix_note,
     stage_table,
 )
+from gristmill.flows.report.run_data import Facts, gather_facts, reading_notes, skipped_note, top_reasons
 from gristmill.flows.report.training import loss_rows
 from gristmill.flows.report.tuning import prepared_rows
 from gristmill.flows.running.session import Session

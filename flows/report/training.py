@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gristmill.flows.facts import Facts
 from gristmill.flows.report.parts import Details, Figure, Listing, Note, Part, Section, Table, Text
 from gristmill.flows.report.pictures import curves
+from gristmill.flows.report.run_data import Facts
 from gristmill.flows.stages.registry import STAGES
 from gristmill.flows.stages.stage import imported
 from gristmill.train.loop.spike_report import describe_origin

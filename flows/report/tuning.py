@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gristmill.flows.facts import Facts, top_reasons
 from gristmill.flows.questions.explain import shorten_text
 from gristmill.flows.report.parts import Details, Figure, Note, Part, Section, Table, Text
 from gristmill.flows.report.pictures import curves
+from gristmill.flows.report.run_data import Facts, top_reasons
 
 SECTIONS = ("sft", "dpo")
 TITLES = {"sft": "fine-tuning", "dpo": "preferences"}

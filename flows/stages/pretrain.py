@@ -66,4 +66,4 @@ def _ids_of(tokenizer: Tokenizer | None) -> int | None:
 
 
 STAGE = training("pretrain", 2, configure, only("tokenizer", "mix"), preflight=preflight, trained=Pretrain,
-                 rows="documents", makes_model=True, facts="gristmill.flows.facts:spikes_with_origins")
+                 rows="documents", makes_model=True, facts="gristmill.flows.report.run_data:spikes_with_origins")

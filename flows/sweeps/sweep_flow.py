@@ -15,10 +15,17 @@ from rich.text import Text
 
 from gristmill.dataprep.secrets import mask_secrets
 from gristmill.flows.orchestration.owners import owned_run
-from gristmill.flows.orchestration.parameter_secrets import refuse_secrets, without_secrets
+from gristmill.flows.orchestration.parameters import (
+    Count,
+    FilePath,
+    ProxyModel,
+    Setting,
+    SourceShare,
+    refuse_secrets,
+    without_secrets,
+)
 from gristmill.flows.orchestration.reporting import PrefectObserver, publish_refusal
 from gristmill.flows.orchestration.tracking import apply_default_settings, choose_tracking
-from gristmill.flows.parameters import Count, FilePath, ProxyModel, Setting, SourceShare
 from gristmill.flows.pipeline import TRAINING_TAG, observer_of_caller
 from gristmill.flows.running.launch import interrupt
 from gristmill.flows.running.run import Observer
@@ -122,7 +129,7 @@ def _run_tracked(
     observer: TerminalObserver,
 ) -> list[dict[str, Any]]:
     from gristmill.flows.orchestration.owners import show_cancelled
-    from gristmill.flows.parameters import ProxyModel, SourceShare
+    from gristmill.flows.orchestration.parameters import ProxyModel, SourceShare
     from gristmill.flows.pipeline import observer_of_caller
 
     tokens = observer_of_caller.set(observer), sweep_of_caller.set(sweep)

@@ -23,10 +23,10 @@ from gristmill.dataprep.files import read_json, write_json
 from gristmill.dataprep.judges.classifier import ZEROED_MEMORY
 from gristmill.flows.questions.explain import judgements
 from gristmill.flows.questions.find_documents import committed_inputs
+from gristmill.flows.questions.what_changed import differences
 from gristmill.flows.running.execute import run_stage
 from gristmill.flows.running.run import Runner
 from gristmill.flows.running.session import Session, open_session
-from gristmill.flows.running.what_changed import differences
 from gristmill.flows.stages.plan import fingerprint
 from gristmill.tokenize.encoding.encode import docs_name, tokens_name
 from gristmill.tokenize.encoding.tokenizer import load

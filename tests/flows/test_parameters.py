@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from gristmill.flows.orchestration import parameter_secrets
-from gristmill.flows.orchestration.parameter_secrets import (
+from gristmill.flows.orchestration import parameters as parameter_secrets
+from gristmill.flows.orchestration.parameters import (
+    ProxyModel,
     RefusedError,
     SecretParameterError,
     refuse_secrets,
     without_secrets,
 )
-from gristmill.flows.parameters import ProxyModel
 
 SECRET = "hunter2"
 

@@ -14,11 +14,11 @@ from rich.console import Console
 
 from gristmill.dataprep.examples.kept_examples import survivors
 from gristmill.dataprep.replay import NotReplayableError
-from gristmill.flows.facts import gather_facts
 from gristmill.flows.planning.predict import _Watch
 from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.find_documents import DocumentNotFoundError
 from gristmill.flows.questions.whatif import compare
+from gristmill.flows.report.run_data import gather_facts
 from gristmill.flows.report.summary import print_examples
 from gristmill.flows.report.tuning import example_sections, preferences, prepared_rows
 from gristmill.flows.running.session import Session, open_session

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from gristmill.flows.questions.what_changed import differences, explain_plan
 from gristmill.flows.running.run import Runner
 from gristmill.flows.running.session import Session
-from gristmill.flows.running.what_changed import differences, explain_plan
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.sources import Source
 

@@ -17,7 +17,6 @@ from jinja2 import StrictUndefined
 from rich.console import Console
 
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, write_table
-from gristmill.flows.facts import cluster_sizes, with_tokens
 from gristmill.flows.orchestration.cards import document_lines, picture
 from gristmill.flows.report.document_sections import cuts, document_sections, funnel_picture, tokens_kept
 from gristmill.flows.report.evaluation import samples, some_samples
@@ -40,6 +39,7 @@ from gristmill.flows.report.parts import (
     templates,
 )
 from gristmill.flows.report.pictures import _place, curves, cut_histogram, histogram, stacked_bars, steps
+from gristmill.flows.report.run_data import cluster_sizes, with_tokens
 from gristmill.flows.report.summary import print_funnel, print_tokens
 from gristmill.flows.report.training import by_source, spikes
 from gristmill.train.loop.spike_report import describe_origin

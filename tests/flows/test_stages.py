@@ -189,7 +189,7 @@ def test_a_stage_that_is_switched_off_stands_for_the_last_one_before_it(tmp_path
 
 
 def test_prefect_offers_every_stage() -> None:
-    from gristmill.flows.parameters import StageName
+    from gristmill.flows.orchestration.parameters import StageName
 
     assert TypeAdapter(StageName).json_schema()["enum"] == list(STAGES)
 

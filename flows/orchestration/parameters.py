@@ -1,4 +1,4 @@
-"""Types of the flows' parameters: what the form in the browser offers, checks and explains.
+"""The flows' parameters: what the form in the browser offers and checks, and how credentials stay out of them.
 
 Prefect makes the form from their JSON Schema. What no schema can say, the manifest's own validation says as soon as
 the run starts.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Annotated, Any
+from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
+from gristmill.dataprep.secrets import mask_secrets, mask_text
 from gristmill.flows.stages.registry import STAGES
 from gristmill.mixtures.yaml_text import parse_yaml
 
@@ -64,3 +66,43 @@ class SourceShare(BaseModel):
 
     source: str = Field(min_length=1, description="A source of the manifest, by its name.")
     share: float = Field(default=1.0, ge=0.0, description="At least 0; shares are divided by their sum.")
+
+
+class SecretParameterError(ValueError):
+    """A parameter holds a credential; the message does not repeat it."""
+
+
+class RefusedError(ValueError):
+    """A manifest or a source was refused by a sentence that held a credential, which this one does not."""
+
+
+def refuse_secrets(parameters: Mapping[str, Any]) -> None:
+    """Refuse to run with parameters that hold credentials, and mask them in the current flow run's record.
+
+    Raises:
+        SecretParameterError: they do.
+    """
+    names = [name for name, value in parameters.items() if mask_secrets(value) != value]
+    if not names:
+        return
+    forget_secrets()
+    raise SecretParameterError(
+        f"{' and '.join(names)}: this holds a credential, and Prefect shows parameters to everybody who sees this "
+        "page; it is masked there now. Write it into the manifest's file, or into the environment of the machine "
+        "that runs the flow, and change it if others may have seen it. Nothing was run")
+
+
+def forget_secrets() -> None:
+    """Mask what the record of the current flow run says of its parameters."""
+    from prefect.client.orchestration import get_client
+    from prefect.runtime import flow_run
+
+    run = UUID(str(flow_run.id))
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(run, parameters=mask_secrets(client.read_flow_run(run).parameters))
+
+
+def without_secrets(error: Exception) -> Exception:
+    """The error, or where its sentence holds a credential, one that tells the same without it."""
+    told = mask_text(str(error))
+    return error if told == str(error) else RefusedError(told)
