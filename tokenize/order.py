@@ -39,6 +39,10 @@ FIRST_SPANS, FEW_ROWS = 2, 4096
 half a second, which a command that looks at one step need not wait for."""
 
 
+class ReadOnceError(ValueError):
+    """More rows would be read than a set with phases has, which is read once."""
+
+
 class Order:
     """The rows that are read at each position, epoch after epoch.
 
@@ -89,18 +93,29 @@ class Order:
             int64 rows in [0, R), of the same shape; each epoch is a permutation of all rows.
 
         Raises:
-            ValueError: a negative position, or one beyond the end of a set with phases.
+            ValueError: a negative position.
+            ReadOnceError: one beyond the end of a set with phases.
         """
         positions = np.asarray(positions, dtype=np.int64)
-        if not positions.size:
-            return positions.copy()
-        if (low := int(positions.min())) < 0:
-            raise ValueError(f"positions start at 0, not {low}")
-        epochs, places = np.divmod(positions.ravel(), self.total)
-        if self.has_phases and epochs.any():
-            raise ValueError(f"position {positions.max()} is beyond the {self.total} rows of a set with phases, which "
-                             "is read once; train for fewer steps, or mix more tokens (mix.tokens)")
-        return self._shuffle(epochs, places, inverse=False).reshape(positions.shape)
+        return self._shuffle(*self._places(positions), inverse=False).reshape(positions.shape)
+
+    def check_reads(self, positions: int) -> None:
+        """See that so many positions can be read: a set with phases has one epoch only.
+
+        Raises:
+            ReadOnceError: it has fewer.
+        """
+        if self.has_phases and positions > self.total:
+            raise ReadOnceError(f"{positions} rows would be read, but the set with phases has {self.total}, and is "
+                                "read once; train for fewer steps, or mix more tokens (mix.tokens)")
+
+    def _places(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Epochs, and places within them (both int64 of shape (n,)), of positions of any shape."""
+        if positions.size:
+            if (low := int(positions.min())) < 0:
+                raise ValueError(f"positions start at 0, not {low}")
+            self.check_reads(int(positions.max()) + 1)
+        return np.divmod(positions.ravel(), self.total)
 
     def span(self, first: int, count: int) -> np.ndarray:
         """`rows` of `count` positions from `first` on, as a batch reads them; costs a fraction of what they do.
@@ -108,9 +123,10 @@ class Order:
         Returns:
             int64 of shape (count,).
         """
+        self.check_reads(first + count)
         epoch, place = divmod(first, self.total)
         phase = int(np.searchsorted(self._ends, place, side="right"))
-        if first < 0 or (self.has_phases and epoch) or place + count > int(self._ends[phase]):
+        if first < 0 or place + count > int(self._ends[phase]):
             return self.rows(np.arange(first, first + count, dtype=np.int64))
         before, counts = int(self._ends[phase - 1]) if phase else 0, self._phases[phase]
         self._spans += 1
@@ -134,11 +150,10 @@ class Order:
             int64 in [epoch R, (epoch + 1) R), of the same shape.
 
         Raises:
-            ValueError: a later epoch of a set with phases.
+            ReadOnceError: a later epoch of a set with phases.
         """
         rows = np.asarray(rows, dtype=np.int64)
-        if self.has_phases and epoch:
-            raise ValueError(f"a set with phases is read once: it has no epoch {epoch}")
+        self.check_reads((epoch + 1) * self.total)
         epochs = np.full(rows.size, epoch, dtype=np.int64)
         return epoch * self.total + self._shuffle(epochs, rows.ravel(), inverse=True).reshape(rows.shape)
 
@@ -388,12 +403,7 @@ class OrderWithout(Order):
     def rows(self, positions: np.ndarray) -> np.ndarray:
         """See Order.rows; no row is a withheld one."""
         positions = np.asarray(positions, dtype=np.int64)
-        if positions.size and positions.min() < 0:
-            raise ValueError(f"positions start at 0, not {positions.min()}")
-        epochs, places = np.divmod(positions.ravel(), self.total)
-        if self.has_phases and epochs.any():
-            raise ValueError(f"position {positions.max()} is beyond the {self.total} rows of a set with phases, which "
-                             "is read once; train for fewer steps, or mix more tokens (mix.tokens)")
+        epochs, places = self._places(positions)
         for epoch in np.unique(epochs).tolist():
             chosen = epochs == epoch
             gaps = self._gaps_of(epoch)
@@ -404,8 +414,9 @@ class OrderWithout(Order):
 
     def span(self, first: int, count: int) -> np.ndarray:
         """See Order.span."""
+        self.check_reads(first + count)
         epoch, place = divmod(first, self.total)
-        if first >= 0 and 0 < count <= self.total - place and not (self.has_phases and epoch):
+        if first >= 0 and 0 < count <= self.total - place:
             moved = np.searchsorted(self._gaps_of(epoch) - self._numbers, [place, place + count - 1], side="right")
             if moved[0] == moved[1]:  # no gap lies within
                 return self._whole.span(epoch * self._whole.total + place + int(moved[0]), count)

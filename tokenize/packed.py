@@ -133,17 +133,6 @@ class PackedSet:
         order = Order.of_phases(self.phases, seed)
         return OrderWithout(order, self.withheld) if len(self.withheld) else order
 
-    def check_reads(self, positions: int) -> None:
-        """See that so many positions of the order can be read: a set with phases has one epoch only.
-
-        Raises:
-            PackedSetError: it has fewer.
-        """
-        left = self.rows - len(self.withheld)
-        if len(self.phases) > 1 and positions > left:
-            raise PackedSetError(f"{self.folder}: {positions} rows would be read, but the set with phases has {left}, "
-                                 "and is read once; train for fewer steps, or mix more tokens (mix.tokens)")
-
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Tokens of training rows, in the order asked for.
 

@@ -11,7 +11,7 @@ import pytest
 
 from gristmill.dataprep.files import as_path, read_json, write_json
 from gristmill.mixtures.engine import Stream
-from gristmill.tokenize.order import unrank
+from gristmill.tokenize.order import ReadOnceError, unrank
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import PIECES_SCHEMA, PackedSetError
 from gristmill.tokenize.packed_writing import write_packed_set, write_rows
@@ -45,7 +45,7 @@ def test_rows_are_read_in_any_order_over_all_shards(folder: Path) -> None:
     assert packed.read(np.array([], dtype=np.int64)).shape == (0, 8)
     assert np.array_equal(packed.source_of(wanted), unrank([8, 4], wanted)[0])
     assert (packed.rows, packed.rows_per_source, packed.sequence_length) == (12, [8, 4], 8)
-    packed.check_reads(1000)
+    packed.order(5).check_reads(1000)
     assert np.array_equal(pickle.loads(pickle.dumps(packed)).read(wanted), tokens)
 
 
@@ -61,9 +61,9 @@ def test_a_set_with_phases_is_read_phase_after_phase_and_knows_the_sources_of_it
     rows = packed.order(5).rows(np.arange(12))
     assert [sorted(part) for part in (rows[:6].tolist(), rows[6:].tolist())] == [[*range(6)], [*range(6, 12)]]
     assert packed.source_of(rows).tolist() == sources
-    packed.check_reads(12)
-    with pytest.raises(PackedSetError, match="13 rows would be read, but the set with phases has 12, and is read once"):
-        packed.check_reads(13)
+    packed.order(5).check_reads(12)
+    with pytest.raises(ReadOnceError, match="13 rows would be read, but the set with phases has 12, and is read once"):
+        packed.order(5).check_reads(13)
 
 
 def test_a_set_that_is_not_on_a_local_disk_reads_the_same(

@@ -45,7 +45,7 @@ def test_everything_before_the_first_withheld_row_is_read_as_before() -> None:
 def test_a_set_with_phases_ends_earlier_and_nothing_left_is_refused() -> None:
     order = OrderWithout(Order.of_phases([[4], [4]], 0), np.array([1, 6]))
     assert sorted(order.rows(np.arange(6)).tolist()) == [0, 2, 3, 4, 5, 7]
-    with pytest.raises(ValueError, match="beyond the 6 rows of a set with phases"):
+    with pytest.raises(ValueError, match="7 rows would be read, but the set with phases has 6"):
         order.rows(np.array([6]))
     with pytest.raises(ValueError, match="row 6 is withheld"):
         order.positions(np.array([6]))

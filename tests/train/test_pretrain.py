@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from gristmill.dataprep.context import Context
 from gristmill.mixtures.model import Model
+from gristmill.tokenize.order import ReadOnceError
 from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.packed_files import PackedSetError
 from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train.loop.loop import OtherRowsError
 from gristmill.train.loop.row_plan import RowPlan, extend_digest
@@ -69,7 +69,7 @@ def test_a_set_with_phases_is_trained_on_phase_after_phase_to_its_end_and_no_fur
     first, *others = packed.rows_per_source
     train = {**packed.manifest["train"], "stages": [[12, *(0 for _ in others)], [first - 12, *others]]}
     (staged / "packed.json").write_text(json.dumps({**packed.manifest, "format": 2, "train": train}))
-    with pytest.raises(PackedSetError, match=r"84 rows would be read, but the set with phases has 80"):
+    with pytest.raises(ReadOnceError, match=r"84 rows would be read, but the set with phases has 80"):
         run_stage("pretrain", {**inputs, "mix": staged}, {**pretrain_config, "steps": 14}, tmp_path / "far")
     run_stage("pretrain", {**inputs, "mix": staged}, {**pretrain_config, "steps": 3}, tmp_path / "near")
     steps = [line for line in read_metrics(tmp_path / "near") if "loss" in line]

@@ -81,10 +81,10 @@ def check_stages(packed: PackedSet, section: Pretrain) -> None:
     """See that a training with these settings reads a set with phases no further than its end, before it begins.
 
     Raises:
-        gristmill.tokenize.packed_files.PackedSetError: it would.
+        gristmill.tokenize.order.ReadOnceError: it would.
     """
     first, size = plan_of(section, packed.sequence_length).positions(section.steps - 1)
-    packed.check_reads(first + size)
+    packed.order(section.key_seed).check_reads(first + size)
 
 
 def starting_model(model: Model, packed: PackedSet, seed: int) -> tuple[Shape, TensorOf]:
