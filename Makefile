@@ -7,7 +7,7 @@ LAYERS := mixtures dataprep tokenize train flows
 # A run starts many processes, and they begin sooner where what Python compiles is kept beside the sources.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all check audit clean
+.PHONY: demo test test-all check dependencies audit clean
 
 demo: .venv/installed
 	$(BIN)/gristmill run mixtures/demo.yaml
@@ -18,19 +18,32 @@ test: .venv/developing
 test-all: .venv/developing
 	$(BIN)/pytest -n 2 --dist loadfile
 
-check: .venv/developing build/typecheck
+# Licences: none is unknown or a GPL. Left out is what a person has looked up: three packages that do not say theirs
+# (.ci/licences.yaml), one under the LGPL, and two that may be used under another licence than the GPL they name.
+LICENCES := build/audit/bin/pip-licenses --python $(BIN)/python --with-system
+LOOKED_UP := cuda-toolkit kenlm torchao chardet text-unidecode tld
+check: .venv/developing build/typecheck build/audit/installed
 	$(BIN)/ruff check .
 	MYPYPATH=build/typecheck $(BIN)/mypy $(LAYERS:%=-p gristmill.%) -p benchmarks
-	$(BIN)/python .ci/audit.py
+	$(BIN)/python -m pip check
+	$(LICENCES) --partial-match --fail-on "UNKNOWN;GPL;General Public License" --ignore-packages $(LOOKED_UP) > /dev/null
+	$(LICENCES) --format json > build/licences.json
+	$(BIN)/python .ci/audit.py build/licences.json
 
-# What `check` cannot know without the network: today's advisories. The auditor has an environment of its own, so that
-# it is not among what it audits.
-audit: .venv/developing
-	$(BIN)/python .ci/audit.py --files
+# The list of licences, in docs/.
+dependencies: .venv/developing build/audit/installed
+	$(LICENCES) --format json > build/licences.json
+	$(BIN)/python .ci/audit.py build/licences.json --licences > docs/dependencies.md
+
+# What `check` cannot know without a server of advisories: whether one of today's is about what is pinned.
+audit: build/audit/installed
+	build/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
+
+# The tools of both, in an environment of their own, so that they are not among what they audit.
+build/audit/installed: .ci/tools.txt
 	$(PYTHON) -m venv build/audit
-	build/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
-	grep -v '^ *#' constraints.txt > build/audit/pinned.txt
-	build/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement build/audit/pinned.txt
+	build/audit/bin/python -m pip install --quiet --disable-pip-version-check --requirement .ci/tools.txt
+	touch $@
 
 # What a run needs. torch comes first and pinned, so that nothing that follows pulls another build of it.
 .venv/installed: pyproject.toml constraints.txt
