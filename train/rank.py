@@ -22,7 +22,6 @@ from gristmill.dataprep.files import as_path, create_exclusively, read_json, wri
 from gristmill.dataprep.processes import end_with_parent, measure_cost
 from gristmill.dataprep.secrets import mask_addresses, mask_text, restore_secrets
 from gristmill.mixtures.engine import Compute, Parallel, Profile, Stream, Wandb
-from gristmill.train.host_memory import keep_freed_memory
 from gristmill.train.loop import mirror
 from gristmill.train.loop.stopping import EXIT_TERMINATED, StoppedError, stop_on_sigterm
 
@@ -42,7 +41,6 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # A GPU's memory grows in place where it would be cut into pieces that nothing fits into.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    keep_freed_memory()
     folder = as_path(location)
     try:
         return run_and_report(folder)

@@ -22,7 +22,6 @@ from gristmill.dataprep.context import Context
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.host_memory import keep_freed_memory
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.models.llama import Llama
@@ -101,7 +100,6 @@ class Turns:
 
 def ours(packed: PackedSet, setting: Setting, turns: Turns) -> None:
     """The loop as pre-training runs it, without validation and checkpoints."""
-    keep_freed_memory()
     shape, steps = setting.shape(), setting.steps
     section = Pretrain.model_validate({
         "steps": steps, "global_batch_size": setting.rows, "micro_batch_size": setting.rows,

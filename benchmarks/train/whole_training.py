@@ -20,7 +20,6 @@ from gristmill.mixtures.engine import Compute
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.host_memory import keep_freed_memory
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.throughput import peak_flops, peak_memory_bytes
@@ -37,7 +36,6 @@ LEARNING_RATE = 1e-4
 
 def ours(packed: PackedSet, shape: Shape, size: dict[str, Any]) -> dict[str, Any]:
     """A pre-training as the stage runs it, with checkpoints and without validation."""
-    keep_freed_memory()
     window, steps = size["window_steps"], size["windows"] * size["window_steps"]
     section = Pretrain.model_validate({
         "steps": steps, "global_batch_size": size["rows"], "micro_batch_size": size["micro_rows"], "log_every": window,

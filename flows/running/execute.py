@@ -104,7 +104,7 @@ def torchrun_command(folder: Path, ranks: int, environment: Mapping[str, str] = 
         ValueError: the environment asks for nodes, but does not say how to reach them.
     """
     nodes = int(environment.get("GRISTMILL_NODES", "1"))
-    where, launcher = ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"], list[str]()
+    where, launcher = list[str](), list[str]()
     if nodes > 1:
         endpoint, launcher = environment.get("GRISTMILL_RENDEZVOUS"), environment.get("GRISTMILL_LAUNCHER", "").split()
         if not endpoint or not launcher:
@@ -117,10 +117,10 @@ def torchrun_command(folder: Path, ranks: int, environment: Mapping[str, str] = 
         if not is_local(folder):
             raise ValueError(f"{folder} lies in an object store, from which a training works on one node alone; use a "
                              "store in a folder that all nodes see")
-        where = [f"--rdzv-endpoint={endpoint}", f"--rdzv-id={folder.name}"]
+        where = ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={folder.name}"]
     return [
         *launcher, sys.executable, "-m", "gristmill.train.torchrun", f"--nnodes={nodes}",
-        f"--nproc-per-node={ranks // nodes}", "--rdzv-backend=c10d", *where,
+        f"--nproc-per-node={ranks // nodes}", *where,
         "-m", "gristmill.train.rank", str(folder),
     ]
 

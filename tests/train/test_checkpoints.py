@@ -25,7 +25,7 @@ from gristmill.train.loop.checkpoints import (
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import drawn
 from gristmill.train.optim.optimizer import make_optimizers, update
-from gristmill.train.parallel.sharding import sharded_model
+from gristmill.train.parallel.sharding import gathered, sharded_model
 from gristmill.train.parallel.world import World, process_group
 
 GOOD = torch.tensor(False)
@@ -62,7 +62,7 @@ class Training:
         return self.checkpoints.load_newest(self.tensors)
 
     def weights(self) -> list[torch.Tensor]:
-        return [parameter.full_tensor().clone() for parameter in self.model.parameters()]  # type: ignore[attr-defined]
+        return [gathered(parameter).clone() for parameter in self.model.parameters()]
 
 
 def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -104,9 +105,11 @@ def test_a_mixture_of_experts_learns_the_same_sharded_and_forgetting(
 @pytest.mark.parametrize("ranks", [pytest.param(ranks, marks=[pytest.mark.parallel] if ranks > 2 else [])
                                    for ranks in FORMS])
 def test_every_form_learns_the_same_and_goes_on_from_the_checkpoints_of_the_others(
-    ranks: int, alone: Path, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
+    ranks: int, alone: Path, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path, run_stage: Any
 ) -> None:
-    """Each form trains from the start, and from the checkpoint of the form before it, the first from one process's."""
+    """Each form trains from the start, and from the checkpoint of the form before it, the first from the plain model's
+    of one process, which goes on from the last form's.
+    """
     jobs, before = [], alone
     for number, parallel in enumerate(FORMS[ranks]):
         fresh, resumed = (tmp_path / f"{kind}-{number}" for kind in ("fresh", "resumed"))
@@ -119,6 +122,9 @@ def test_every_form_learns_the_same_and_goes_on_from_the_checkpoints_of_the_othe
     for number in range(len(FORMS[ranks])):
         assert_same(tmp_path / f"fresh-{number}", alone, first_step=1)
         assert_same(tmp_path / f"resumed-{number}", alone, first_step=CHECKPOINT + 1)
+    shutil.copytree(before / "work" / "checkpoints", tmp_path / "plain" / "work" / "checkpoints")
+    run_stage("pretrain", inputs, config, tmp_path / "plain", checkpoint_every=CHECKPOINT)
+    assert_same(tmp_path / "plain", alone, first_step=CHECKPOINT + 1)
 
 
 @pytest.mark.parallel

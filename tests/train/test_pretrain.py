@@ -112,7 +112,7 @@ def test_micro_batches_do_not_change_what_is_learnt(
             torch.testing.assert_close(cut[name], tensor, atol=2e-5, rtol=0)
 
 
-def test_sharding_is_applied_at_world_size_one_and_layers_compute_in_the_asked_dtype(
+def test_sharding_is_applied_where_one_process_computes_in_another_dtype_and_layers_do_compute_in_it(
     run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -133,9 +133,16 @@ def test_sharding_is_applied_at_world_size_one_and_layers_compute_in_the_asked_d
     assert seen[0] == (DTensor, torch.float32, torch.bfloat16)
 
 
-def test_a_model_that_is_not_sharded_is_refused() -> None:
+def test_a_model_of_several_processes_that_is_not_sharded_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     with pytest.raises(RuntimeError, match=r"weight is Parameter of torch.float32, not a float32 DTensor"):
-        sharding.assert_sharded(torch.nn.Linear(2, 2))
+        sharding.assert_master_weights(torch.nn.Linear(2, 2))
+
+
+def test_a_plain_model_of_another_dtype_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    with pytest.raises(RuntimeError, match=r"weight is Parameter of torch.bfloat16, not a float32 Parameter"):
+        sharding.assert_master_weights(torch.nn.Linear(2, 2, dtype=torch.bfloat16))
 
 
 def test_layers_that_compute_in_another_dtype_are_refused() -> None:

@@ -31,7 +31,6 @@ def write_stage(folder: Path, stage: str, inputs: dict[str, Path], config: dict[
 def torchrun(folder: Path, ranks: int) -> Iterator[subprocess.Popen[str]]:
     """Start a written stage under torchrun on the loopback; its events come on its standard output."""
     command = [sys.executable, "-m", "gristmill.train.torchrun", "--nnodes=1", f"--nproc-per-node={ranks}",
-               "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1",
                "-m", "gristmill.train.rank", str(folder)]
     with open(folder / "log", "w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True,

@@ -13,51 +13,43 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic import multiprocessing
-from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
 
 from gristmill.dataprep.files import read_json, write_json
 from gristmill.flows.running.execute import torchrun_command
 from gristmill.mixtures.manifest import Engine
-from gristmill.train import torchrun
 from gristmill.train.parallel.world import single_process
 from gristmill.train.rank import write_error
 
-LISTENING = "0A"
 LOOPBACK = "0100007F"
 """127.0.0.1 as Linux's tables have it."""
 
 
-def listening(port: int | None = None) -> set[str]:
-    """The addresses at which somebody listens on a port; `address:port` of all if None."""
-    found = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
-            local, state = line.split()[1], line.split()[3]
-            address, _, number = local.partition(":")
-            if state == LISTENING and port in (None, int(number, 16)):
-                found.add(address if port else local)
-    return found
+LISTENERS = """
+import os, re, sys
+from pathlib import Path
+from gristmill.mixtures.engine import Parallel
+from gristmill.train.parallel.world import agree, process_group
+
+def addresses(pid):
+    links = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()]
+    own = {link[8:-1] for link in links if link.startswith("socket:")}
+    rows = [line.split() for table in ("tcp", "tcp6") for line in Path("/proc/net", table).read_text().splitlines()[1:]]
+    return sorted({row[1].partition(":")[0] for row in rows if row[3] == "0A" and row[9] in own})
+
+with process_group() as world:
+    told = agree("from the first", world)
+    print(world.rank, world.size, told, addresses(os.getpid()), addresses(os.getppid()), flush=True)
+"""
 
 
-def test_a_store_listens_on_the_loopback_address_alone() -> None:
-    store = torchrun.LoopbackStore("any-name", 0, is_master=True, multi_tenant=True, wait_for_workers=False)
-    assert listening(store.port) == {LOOPBACK}
-    other = torchrun.LoopbackStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
-    store.set("key", "value")
-    assert other.get("key") == b"value"
-
-
-def test_stages_are_launched_with_these_stores(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert torchrun_command(Path("stage"), ranks=2)[1:3] == ["-m", torchrun.__name__]
-    for module in (dist, c10d_rendezvous_backend):
-        monkeypatch.setattr(module, "TCPStore", module.TCPStore)
-    monkeypatch.setattr(multiprocessing, "SubprocessContext", multiprocessing.SubprocessContext)
-    seen: list[type] = []
-    monkeypatch.setattr("torch.distributed.run.main", lambda: seen.extend(
-        [dist.TCPStore, c10d_rendezvous_backend.TCPStore, multiprocessing.SubprocessContext]))
-    torchrun.main()
-    assert seen == [torchrun.LoopbackStore, torchrun.LoopbackStore, torchrun.Ranks]
+def test_on_one_machine_ranks_find_each_other_and_nobody_listens_beyond_the_loopback_address(tmp_path: Path) -> None:
+    """Should an upgrade of torch open a store again, this says so."""
+    (tmp_path / "ranks.py").write_text(LISTENERS)
+    command = [*torchrun_command(tmp_path, ranks=2)[:-3], str(tmp_path / "ranks.py")]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=240, env={
+        **os.environ, "GLOO_SOCKET_IFNAME": "lo"})
+    assert sorted(done.stdout.splitlines()) == [
+        f"{rank} 2 from the first ['{LOOPBACK}'] []" for rank in (0, 1)]  # gloo's own sockets; torchrun has none
 
 
 @pytest.mark.parametrize(("error", "message"), [
@@ -78,7 +70,6 @@ def test_a_rank_tells_its_reason_also_where_no_file_can_be_written(
 
 RANKS = """
 import os, signal, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
 ready = os.path.join(os.environ["FOLDER"], "ready")
 if os.environ["RANK"] == "1":
     while not os.path.exists(ready):
@@ -89,7 +80,7 @@ time.sleep(600)
 """
 
 
-def test_when_a_rank_is_killed_that_is_told_and_a_rank_that_hangs_is_ended_in_seconds(tmp_path: Path) -> None:
+def test_when_a_rank_is_killed_that_is_told_and_the_others_are_ended(tmp_path: Path) -> None:
     (tmp_path / "ranks.py").write_text(RANKS)
     command = [*torchrun_command(tmp_path, ranks=2)[:-3], str(tmp_path / "ranks.py")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -97,10 +88,9 @@ def test_when_a_rank_is_killed_that_is_told_and_a_rank_that_hangs_is_ended_in_se
         try:
             assert process.stdout is not None
             event = json.loads(process.stdout.readline().removeprefix("@gristmill "))
-            assert event["message"].startswith("rank 1 of 2 was killed (most likely out of memory")
+            assert event["message"].startswith("rank 1 was killed (most likely out of memory")
             assert not event["is_consequence"]
-            # torch would wait for 30 s, and then some.
-            assert process.wait(timeout=torchrun.SECONDS_AFTER_FAILURE + 20) != 0
+            assert process.wait(timeout=120) != 0
         finally:
             process.kill()
 
@@ -160,3 +150,4 @@ def test_nodes_that_cannot_be_reached_or_shared_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
         torchrun_command(Path("stage"), ranks, environment)
+

@@ -29,7 +29,7 @@ from gristmill.train.loop.state import LoopState
 from gristmill.train.loop.step import one_step
 from gristmill.train.loop.stopping import StoppedError, held_out_loss, no_longer_improves, stop_requested
 from gristmill.train.loop.throughput import Clock, peak_memory_bytes
-from gristmill.train.parallel.sharding import assert_sharded
+from gristmill.train.parallel.sharding import assert_master_weights
 from gristmill.train.parallel.world import any_rank
 
 COLLECT_EVERY_STEPS = 50
@@ -48,7 +48,7 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
         OtherRowsError: the newest checkpoint has read other rows than there are.
         gristmill.train.loop.resuming.ContinueError: `continue_from` names no checkpoint to continue from.
     """
-    assert_sharded(job.model)
+    assert_master_weights(job.model)
     if job.context.deterministic:
         torch.use_deterministic_algorithms(True)  # an error in place of the warning
     if job.section.continue_from is not None:

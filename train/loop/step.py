@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from gristmill.tokenize.streaming.read_ahead import ReadAhead
 from gristmill.train.loop.bad_steps import finite
@@ -154,8 +155,8 @@ def accumulate_gradients(
         return sum_over_ranks(sums, world), row_losses or [sums.new_zeros(1, 1).half()]
     for number, part in enumerate(parts):
         settles = after_part is not None or number == len(parts) - 1
-        model.set_requires_gradient_sync(settles)  # type: ignore[operator]
-        model.set_reshard_after_backward(settles or world.releases_weights)  # type: ignore[operator]
+        if isinstance(model, FSDPModule):
+            model.set_requires_gradient_sync(settles)
         measured = objective.loss(model, part, scale, draw)
         measured.loss.backward()
         sums += measured.sums

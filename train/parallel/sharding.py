@@ -1,4 +1,4 @@
-"""Sharding: one code path for one process and for many, on CPUs and on GPUs."""
+"""Sharding: a model whose weights are spread over all processes, or a plain one where there is nothing to spread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from gristmill.mixtures.engine import Compute
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import TensorOf
-from gristmill.train.parallel.alone import spare_copies
 from gristmill.train.parallel.world import World
 
 if TYPE_CHECKING:
@@ -33,9 +32,11 @@ def sharded_model(
     float8: Literal["off", "tensorwise", "rowwise"] = "off",
     adapt: Callable[[nn.Module], None] | None = None, build: Callable[[Shape], Llama] | None = None,
 ) -> nn.Module:
-    """A model whose parameters are spread over all processes, at world size 1 too (torchtitan #3148).
+    """A model whose parameters are spread over all processes.
 
-    Master weights and the reduction of gradients are float32, compute is `dtype`. Every process gets its values from
+    Master weights and the reduction of gradients are float32, compute is `dtype`. FSDP does both, at world size 1 too
+    (torchtitan #3148): only one process that computes in float32 has neither to do, and its model is a plain module.
+    Every process gets its values from
     `tensor_of`, tensor by tensor, so no process ever holds more than one whole tensor beside its share.
 
     Args:
@@ -49,7 +50,7 @@ def sharded_model(
         build: makes the model, a decoder that predicts tokens if absent (see models.reward); no pipeline has it.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor
 
     from gristmill.train.models.float8 import Float8Error, use_float8
     from gristmill.train.models.llama import Llama, configure
@@ -72,36 +73,39 @@ def sharded_model(
     if world.tensor_mesh is not None:
         split_matrices(model, world.tensor_mesh)
     configure(model, compute)
-    # FSDP's work around a layer would cut a compiled model into pieces, and where layers keep their weights it is vain.
-    for layer in model.model.layers.children() if world.releases_weights and compute.compile != "model" else ():
-        fully_shard(layer, mesh=world.data_mesh, mp_policy=policy)
-    fully_shard(model, mesh=world.data_mesh, mp_policy=policy)
+    if world.size > 1 or dtype != torch.float32:
+        # FSDP's work around a layer would cut a compiled model into pieces.
+        for layer in model.model.layers.children() if compute.compile != "model" else ():
+            fully_shard(layer, mesh=world.data_mesh, mp_policy=policy)
+        fully_shard(model, mesh=world.data_mesh, mp_policy=policy)
     model.to_empty(device=world.device)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            whole = tensor_of(name, parameter.shape).to(world.device)
-            parameter.copy_(distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None))  # type: ignore[attr-defined]
-    if not world.releases_weights:
-        spare_copies(model)
-    assert_sharded(model)
+            values = tensor_of(name, parameter.shape).to(world.device)
+            parameter.copy_(distribute_tensor(values, parameter.device_mesh, parameter.placements, src_data_rank=None)
+                            if isinstance(parameter, DTensor) else values)
+    assert_master_weights(model)
     probes: Sequence[nn.Module] = [model.model] if compute.compile == "model" else list(model.model.layers.children())
     assert_compute_dtype(probes[0], dtype)
     return model
 
 
-def assert_sharded(model: nn.Module) -> None:
-    """Refuse to go on with parameters that are not shares of float32 master weights.
+def assert_master_weights(model: nn.Module) -> None:
+    """Refuse to go on with parameters that are not float32 master weights, and shares of them where FSDP has the model.
 
     Raises:
-        RuntimeError: a parameter is no float32 DTensor: sharding was not applied, or was undone by a forward pass
-            outside `evaluating`.
+        RuntimeError: a parameter is of another dtype, or whole though its model is sharded or there are several
+            processes: sharding was not applied, or was undone by a forward pass outside `evaluating`.
     """
+    from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
+    is_sharded = isinstance(model, FSDPModule) or torch.distributed.get_world_size() > 1
     for name, parameter in model.named_parameters():
-        if not isinstance(parameter, DTensor) or parameter.dtype != torch.float32:
-            raise RuntimeError(f"{name} is {type(parameter).__name__} of {parameter.dtype}, not a float32 DTensor: "
-                               "sharding was not applied to it, or a forward pass without `evaluating` undid it")
+        if parameter.dtype != torch.float32 or isinstance(parameter, DTensor) != is_sharded:
+            raise RuntimeError(f"{name} is {type(parameter).__name__} of {parameter.dtype}, not a float32 "
+                               f"{'DTensor' if is_sharded else 'Parameter'}: sharding was not applied to it, or a "
+                               "forward pass without `evaluating` undid it")
 
 
 def assert_compute_dtype(module: nn.Module, dtype: torch.dtype) -> None:
@@ -148,10 +152,17 @@ def whole_tensors(model: nn.Module) -> dict[str, Tensor]:
     """
     from gristmill.train.parallel.pipeline_parallel import is_beside_first, of_all_stages
 
-    assert_sharded(model)
+    assert_master_weights(model)
     is_kept, kept = is_beside_first(model), dict[str, Tensor]()
     for name, parameter in model.named_parameters():
-        whole = parameter.full_tensor().detach()  # type: ignore[attr-defined]
+        whole = gathered(parameter).detach()
         if is_kept:
             kept[name] = whole.cpu()
     return of_all_stages(model, kept) if is_kept else {}
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """All of a tensor on every process, which call this together; a plain one is its own."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -16,6 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from gristmill.mixtures.engine import Parallel
 
+STORE_FILE = "GRISTMILL_STORE_FILE"
+"""The variable that names the file by which the ranks of one machine find each other (see torchrun.py)."""
 DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
 """Of the mesh: neighbours along the last one exchange most, and are neighbours on the machine."""
 
@@ -66,15 +68,6 @@ class World:
         return self.mesh["tensor"] if self._along("tensor") > 1 else None
 
     @property
-    def releases_weights(self) -> bool:
-        """Whether a layer's whole weights are given up when it has used them, and gathered again when it needs them.
-
-        One process has nothing to gather: what it gives up it would only copy again. On a GPU that is cheap and its
-        memory is scarce, on a CPU it is the other way round.
-        """
-        return self.data_mesh.size() > 1 or self.device.type != "cpu"
-
-    @property
     def stage(self) -> int:
         """The place of this process in its pipeline."""
         return self._place("pipeline")
@@ -106,7 +99,7 @@ def process_group(
         parallel: how the training is spread; all processes shard if absent.
         pipelined: whether this training may be pipelined; otherwise those processes shard.
         split: whether its matrices may be split; otherwise those processes shard.
-        store: by which the processes find each other; torchrun's if absent.
+        store: by which the processes find each other; if absent the file that STORE_FILE names, or torchrun's.
 
     CPU tensors travel by gloo, GPU tensors by NCCL. The number of CPU threads per process is fixed, and algorithms
     are deterministic, so that the same world size gives the same bits.
@@ -124,8 +117,10 @@ def process_group(
     if on_gpu:
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")
-    found = {} if store is None else {"store": store, "rank": int(os.environ["RANK"]),
-                                      "world_size": int(os.environ["WORLD_SIZE"])}
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if store is None and STORE_FILE in os.environ:
+        store = dist.FileStore(os.environ[STORE_FILE], size)  # type: ignore[attr-defined]
+    found = {} if store is None else {"store": store, "rank": rank, "world_size": size}
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", **found)
     try:
         yield make_world(parallel or Parallel(), device, pipelined, split)

@@ -32,7 +32,7 @@ from gristmill.train.generation.scheduler import Request, Scheduler
 from gristmill.train.loop.row_plan import micro_batches
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape
-from gristmill.train.parallel.sharding import evaluating
+from gristmill.train.parallel.sharding import evaluating, gathered
 from gristmill.train.parallel.world import World, sum_over_ranks
 from gristmill.train.reinforcement.policy import is_critic, opinion_of
 from gristmill.train.reinforcement.policy_gradient import (
@@ -254,7 +254,7 @@ def _whole(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if name.endswith(DOWN) and (weight := rounded.get(f"{name.removesuffix(DOWN)}weight")) is not None:
             yield f"{name.removesuffix(DOWN)}weight", weight.whole(torch.float32)
         if not is_critic(name):
-            yield name, parameter.full_tensor()  # type: ignore[attr-defined]
+            yield name, gathered(parameter)
 
 
 def drawn_by(scheduler: Scheduler, requests: Sequence[Request]) -> list[Generated]:
