@@ -85,12 +85,6 @@ def test_help_loads_nothing_heavy() -> None:
     assert loaded & {"torch", "apache_beam", "prefect", "numba", "pyarrow", "matplotlib", "pydantic", "numpy"} == set()
 
 
-def test_training_modules_load_neither_beam_nor_prefect() -> None:
-    names = ", ".join(module_name(path) for path in MODULES if layer_of(path) == "train")
-    loaded = modules_loaded_by(f"import {names}")
-    assert loaded & {"apache_beam", "prefect"} == set()
-
-
 def test_preparing_modules_do_not_load_torch() -> None:
     names = ", ".join(module_name(path) for path in MODULES if layer_of(path) == "dataprep")
     assert "torch" not in modules_loaded_by(f"import {names}")

@@ -122,7 +122,8 @@ OTHER_SETS = {name: {} for name in RULE_SETS if not name.startswith("gopher") an
 @pytest.mark.parametrize("rules", [
     *(pytest.param({"gopher_quality": {"dialect": dialect}, "gopher_repetition": {"dialect": dialect}},
                    marks=[] if dialect == "datatrove" else [pytest.mark.slow]) for dialect in DIALECTS),
-    {"gopher_quality": {"words": "unicode"}, "gopher_repetition": {"words": "unicode"}},
+    pytest.param({"gopher_quality": {"words": "unicode"}, "gopher_repetition": {"words": "unicode"}},
+                 marks=pytest.mark.slow),
     OTHER_SETS,
 ], ids=[*DIALECTS, "unicode", "others"])  # fmt: skip
 def test_a_long_document_needs_no_more_memory_than_the_manifest_says_of_the_longest(rules: dict[str, object]) -> None:

@@ -32,6 +32,7 @@ def test_every_list_is_of_different_words_in_lower_case_that_fit_the_kernel() ->
         assert all(word == word.lower() and 0 < len(word) < 64 for word in words), language
 
 
+@pytest.mark.referee
 def test_nine_in_ten_stop_words_are_those_of_spacy() -> None:
     pytest.importorskip("spacy")
     shared = total = 0

@@ -151,7 +151,6 @@ def test_a_run_from_the_command_line_shows_up_in_a_running_server(
     assert "dropped: gopher_quality/min_words | 1" in cards[0]["data"]
 
 
-@pytest.mark.slow
 def test_without_a_server_the_run_is_recorded_for_a_later_one_but_no_credentials(
     project: Path, environment: dict[str, str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from gristmill.mixtures.load import ManifestError
 DEMO = str(Path(__file__).resolve().parent.parent.parent / "mixtures" / "demo.yaml")
 
 
+@cache
 def opened(*overrides: str, until: str | None = None, exactly: bool = False) -> Session:
     return open_session(DEMO, list(overrides), "nowhere", until, exactly)
 

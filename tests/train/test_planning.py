@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.training import Optimizer
@@ -186,18 +185,6 @@ def test_the_figures_are_those_of_a_real_step(one_process: None) -> None:
     assert found["optimizer"].error == 0
     assert math.isclose(found["activations"].predicted, found["activations"].measured, rel_tol=0.2)
     assert found["step"].measured > 0
-
-
-def test_on_a_gpu_what_tensors_took_at_most_is_compared(one_process: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gristmill.train.planning import measured_step as measured
-
-    assert measured.peak_bytes(torch.device("cpu")) is None
-    monkeypatch.setattr(measured, "peak_bytes", lambda device: 5_000_000)
-    shape = llama(2, 64, 4, 2, 96, 300, tied=True)
-    (one,) = (one for one in measured.check(shape, 2, 32, Optimizer(kind="lion"), 1, 0.4) if one.name == "peak memory")
-    foretold = rank_memory(shape, Form(), Load(2, 32, 1, compute_bytes=4, optimizer="lion"))
-    assert one.predicted == foretold.total - foretold.overhead
-    assert one.error == one.predicted / 5_000_000 - 1
 
 
 def test_prices_are_read_from_the_user_s_file_or_refused(tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ print(peak() - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells of peaks")
+@pytest.mark.slow
 def test_an_export_holds_some_tensors_in_memory_and_never_the_model(
     tmp_path: Path, make_model: Callable[[Shape], Llama]
 ) -> None:
