@@ -380,7 +380,8 @@ def _contradictions(written: Written) -> list[Problem]:
         problem(("prepare", index, NAME), message)
     for location in dict.fromkeys((*written.lines, *_locations(raw))):
         if location and str(location[-1]).lower() in KEPT_TOKEN_NAMES:
-            problem(location, "secrets do not belong into a manifest: it is kept with every run; use the environment")
+            problem(location, "secrets do not belong in a manifest, which is kept with every run; use environment "
+                              "variables")
     return problems
 
 

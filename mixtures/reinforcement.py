@@ -65,7 +65,7 @@ class Regex(AnswerReward):
         try:
             groups = re.compile(self.pattern).groups
         except re.error as error:
-            raise ValueError(f"pattern is no regular expression: {error}") from error
+            raise ValueError(f"pattern is not a regular expression: {error}") from error
         if self.captures_answer and not groups:
             raise ValueError("captures_answer needs a group in the pattern, as in `answer is (.+)`")
         return self
@@ -306,8 +306,8 @@ class Rl(Training):
             raise ValueError("rl.group_size is 1, but grpo compares the answers to a prompt with one another; give at "
                              "least 2 (8 is usual), or choose algorithm: ppo")
         if self.global_batch_size % self.group_size:
-            raise ValueError(f"rl.global_batch_size ({self.global_batch_size}) answers per step are no whole groups of "
-                             f"group_size ({self.group_size}); make it a multiple")
+            raise ValueError(f"rl.global_batch_size ({self.global_batch_size}) answers per step are not whole groups "
+                             f"of group_size ({self.group_size}); make it a multiple")
         return self
 
     @model_validator(mode="after")

@@ -82,7 +82,7 @@ class DocumentFiles(Section):
             try:
                 "".encode(value)
             except LookupError as error:
-                raise ValueError(f"{value!r} is no text encoding; use `auto`, or a codec of Python such as cp1252"
+                raise ValueError(f"{value!r} is not a text encoding; use `auto`, or a codec of Python such as cp1252"
                                  ) from error  # fmt: skip
         return value
 

@@ -240,7 +240,7 @@ class BatchStage(Section):
     @model_validator(mode="after")
     def _one_end(self) -> BatchStage:
         if (self.until_step is None) == (self.until_tokens is None):
-            raise ValueError("a stage of batch_ramp ends at `until_step` or at `until_tokens`: give one of the two")
+            raise ValueError("an entry of batch_ramp ends at `until_step` or at `until_tokens`: give one of the two")
         return self
 
 
@@ -261,10 +261,10 @@ class Pretrain(Training):
     """Next-token training on the packed set."""
 
     batch_ramp: tuple[BatchStage, ...] = ()
-    """Batch sizes of the first steps, in order; `global_batch_size` holds after the last stage. The rows are read in
+    """Batch sizes of the first steps, in order; `global_batch_size` holds after the last entry. The rows are read in
     the same order as without a ramp, none twice and none skipped; the learning rate follows the steps."""
     length_ramp: tuple[LengthStage, ...] = ()
-    """Shorter rows for the first steps, in order; the packed set's length holds after the last stage. A row of the
+    """Shorter rows for the first steps, in order; the packed set's length holds after the last entry. A row of the
     set is cut into equal parts that are read side by side, so a step has as many tokens as without a ramp (short
     rows first: Li et al. 2022, "The Stability-Efficiency Dilemma")."""
 
@@ -300,5 +300,5 @@ class Pretrain(Training):
                                   ("length_ramp", "until_step", self.length_ramp)):
             ends = [end for stage in stages if (end := getattr(stage, key)) is not None]
             if any(after <= before for before, after in pairwise(ends)):
-                raise ValueError(f"{name}: {key} must ascend from stage to stage, not {ends}")
+                raise ValueError(f"{name}: {key} must increase from entry to entry, not {ends}")
         return self

@@ -127,7 +127,7 @@ def read_yaml(path: Path) -> Any:
 def why_unreadable(error: OSError | UnicodeDecodeError) -> str:
     """Why a text file cannot be read, and what to do, without its name."""
     if isinstance(error, UnicodeDecodeError):
-        return f"it is no UTF-8 text (byte {error.start + 1} is 0x{error.object[error.start]:02x}); save it as UTF-8"
+        return f"it is not UTF-8 text (byte {error.start + 1} is 0x{error.object[error.start]:02x}); save it as UTF-8"
     if isinstance(error, FileNotFoundError):
         return "there is no such file; correct the path"
     if isinstance(error, IsADirectoryError):

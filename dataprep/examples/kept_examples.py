@@ -40,7 +40,7 @@ def set_names(paths: Sequence[str], reserved: Sequence[str] = ()) -> list[str]:
 
 
 def check_records(where: str, counts: Mapping[str, Any]) -> None:
-    """Raise ConservationError unless every record of a set is refused, beyond the limit, dropped or used.
+    """Raise ConservationError unless every record of a set is quarantined, beyond the limit, dropped or used.
 
     Args:
         where: stage and set.
@@ -57,7 +57,7 @@ def check_records(where: str, counts: Mapping[str, Any]) -> None:
 
 
 def write_refused(path: Path, refused: Iterable[tuple[str, Sequence[Refused]]]) -> None:
-    """Write the refused records of all sets, given as (name of the set, its refused records)."""
+    """Write the quarantined records of all sets, given as (name of the set, its quarantined records)."""
     with atomic_write(path) as sink:
         for of_set, records in refused:
             for one in records:
@@ -98,7 +98,7 @@ def usable_sets(
         prepared: output of the stage that prepared them, if any did.
 
     Raises:
-        gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set are refused than may be.
+        gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set are quarantined than may be.
         ConservationError: not every record is accounted for.
     """
     if prepared is None:

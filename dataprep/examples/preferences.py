@@ -146,7 +146,7 @@ def _transcripts(row: Row) -> Pair:
 def _dialogue(key: str, value: Any) -> list[Message]:
     before, *parts = _TURN.split(text(key, value))
     if before.strip() or not parts:
-        raise ValueError(f"{key} is no transcript: it must begin with a blank line and Human:")
+        raise ValueError(f"{key} is not a transcript: it must begin with a blank line and Human:")
     said = [{"role": _SPEAKERS[speaker], "content": text(f"{key}, turn {number} ({speaker})", content.strip())}
             for number, (speaker, content) in enumerate(zip(parts[::2], parts[1::2], strict=True), start=1)]
     for number, (one, following) in enumerate(pairwise(said), start=1):
@@ -226,7 +226,7 @@ DPO_FORMS: dict[str, Callable[[Row], dict[str, Any]]] = {
 
 Example = Mapping[str, Any]
 SAME = "chosen and rejected are the same"
-"""The reason that such records are refused for, see conversations_preferences."""
+"""The reason that such records are quarantined for, see conversations_preferences."""
 LARGEST_BIAS = 0.2
 """How far the share of pairs whose longer answer is preferred may be from a half without a warning. Our own choice:
 people's preferences are not free of it either (0.446 in the test split of HH-RLHF's harmless half)."""
@@ -265,17 +265,17 @@ def audit(examples: Sequence[Example]) -> dict[str, Any]:
 def warnings_of(name: str, found: Mapping[str, Any]) -> list[str]:
     """What a person should look at, a sentence each."""
     pairs, said_of = found["pairs"], []
-    for key, what in (("duplicates", "repeat another pair, which counts twice then"),
+    for key, what in (("duplicates", "repeat another pair, so it counts twice"),
                       ("contradictions", "have their opposite in the set: both are trained on and cancel out"),
                       ("near_identical", "have two answers that differ in case and blanks alone"),
-                      ("same_answers", "had the same answer twice and were refused")):
+                      ("same_answers", "have the same answer twice and are quarantined")):
         if number := found.get(key):
             said_of.append(f"{name}: {number:,} of {pairs:,} pairs {what}")
     for of_set, leaked in (found.get("leaks") or {}).items():
         if leaked["texts"]:
             said_of.append(f"{name}: {leaked['texts']:,} of {pairs:,} pairs hold an item of the evaluation set "
                            f"{of_set} in prompt or chosen answer ({leaked['leaked']:,} of its {leaked['items']:,} "
-                           "items): what is measured there will say little; drop them with dpo.prepare: "
+                           "items), so that scores on it are too high; drop them with dpo.prepare: "
                            "[decontaminate: ...]")
     longer = found["longer_chosen"]
     if longer is not None and abs(longer - 0.5) > LARGEST_BIAS:

@@ -102,7 +102,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         `quarantined` and `kept`; `steps`: per step its `stage`, what it `judges`, and its own summary.
 
     Raises:
-        ExamplesError: more records of a set are refused than may be, a step names no set, or nothing of a set is left.
+        ExamplesError: too many records of a set are quarantined, a step names no set, or nothing of a set is left.
         ConservationError: records were lost or counted twice.
     """
     kind: Kind = config["kind"]

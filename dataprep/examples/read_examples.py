@@ -13,7 +13,7 @@ that are read are in `conversations.py` and `preferences.py`; their rows lie in 
 (compressed or not), in a file `.json` that is one list, or in Parquet. `python-docs://` derives both kinds from the
 docstrings of the standard library.
 
-No record is lost: records = examples + refused + those beyond the limit.
+No record is lost: records = examples + quarantined ones + those beyond the limit.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Origin:
     """Where an example comes from.
 
     Attributes:
-        place: as a refused record's.
+        place: as a quarantined record's.
         url: of the page that it was made from, where its record has one (`url`).
     """
 
@@ -170,7 +170,7 @@ class ExampleSet:
 
 
 def read_examples(path: str, kind: Kind, limit: int | None = None) -> list[Example]:
-    """The examples of a set in which no record is refused; see `read_set`."""
+    """The examples of a set in which no record is quarantined; see `read_set`."""
     return list(read_set(path, kind, limit=limit).examples)
 
 
@@ -185,11 +185,11 @@ def read_set(
         kind: `sft`, `dpo` or `prompts`.
         form: one of SFT_FORMS or DPO_FORMS, or `auto`: each row's keys tell.
         limit: keep the first so many, in the order of the ids.
-        max_quarantined: share of the records that may be refused.
+        max_quarantined: share of the records that may be quarantined.
         answer: of prompts, the key of the right answer.
 
     Raises:
-        ExamplesError: there are none, or too many are refused (lists these by reason), or a file ends early or is
+        ExamplesError: there are none, or too many are quarantined (lists these by reason), or a file ends early or is
             damaged.
     """
     if path == DOCS:
@@ -202,8 +202,8 @@ def read_set(
         raise ExamplesError(f"{path}: holds no examples")
     if len(refused) > max_quarantined * records or not contents:
         raise ExamplesError(
-            f"{path}: {len(refused)} lines are no {kind} examples, of {records} (correct or remove them, or allow "
-            f"them: max_quarantined is {max_quarantined}):\n  " + "\n  ".join(_by_reason(refused)))
+            f"{path}: {len(refused)} of {records} records are no {kind} examples; correct or remove them, or raise "
+            f"max_quarantined from {max_quarantined}:\n  " + "\n  ".join(_by_reason(refused)))
     found = [({"id": example_id(content), **content}, origin) for content, origin in contents]
     found.sort(key=lambda item: item[0]["id"])
     kept = found[:limit]
@@ -211,7 +211,7 @@ def read_set(
 
 
 def _by_reason(refused: Sequence[Refused]) -> Iterator[str]:
-    """A line for each kind of refusal, the most frequent first; reasons that differ in a value only are one kind."""
+    """A line for each kind of reason, the most frequent first; reasons that differ in a value only are one kind."""
     kinds: dict[str, list[Refused]] = {}
     for one in refused:
         kinds.setdefault(VALUES.sub("", one.reason), []).append(one)
@@ -280,7 +280,7 @@ def _read_files(path: str, form: Form) -> tuple[list[tuple[Example, Origin]], li
                 content, url = _example(row, form)
                 found.append((content, Origin(f"{file.name}:{number}", url)))
             except CorruptFileError as error:
-                raise ExamplesError(f"{file.name}:{number}: {error}; nobody knows how many records are lost behind it: "
+                raise ExamplesError(f"{file.name}:{number}: {error}; the number of records lost after it is unknown: "
                                     "replace the file") from error
             except ValueError as error:
                 refused.append(Refused(f"{file.name}:{number}", str(error)))

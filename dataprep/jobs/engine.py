@@ -101,7 +101,7 @@ def run_tasks(
     missing = [task.name for task, result in zip(tasks, results, strict=True) if result is None]
     if missing:
         raise IncompleteJobError(
-            f"{context.stage}/{job}: {len(missing)} of {total} planned tasks did not come out, first: {missing[0]}; "
+            f"{context.stage}/{job}: {len(missing)} of {total} planned tasks gave no result, first: {missing[0]}; "
             "nothing was committed, rerun to finish them"
         )
     context.progress(total, total, "shards", job=job)

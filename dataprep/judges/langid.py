@@ -327,7 +327,7 @@ def check_labels(section: LanguageId, labels: Sequence[str], model: str) -> None
     """Raise LanguageError where the manifest explains labels that the model does not have."""
     unknown = [label for label in section.labels if label not in labels]
     if unknown:
-        raise LanguageError(f"langid.labels: {unknown[0]!r} is no label of {model}, which has "
+        raise LanguageError(f"langid.labels: {unknown[0]!r} is not a label of {model}, which has "
                             f"{', '.join(labels[:3])}, ...; correct it")
 
 
@@ -344,6 +344,6 @@ def check_languages(wanted: Wanted, labels: Sequence[str], model: str) -> None:
             near = [parse_label(f"{code}_Latn").code, *difflib.get_close_matches(code, sorted(codes), 3, 0.5)]
             hint = ", ".join(dict.fromkeys(repr(name) for name in near if name in codes))
             raise LanguageError(
-                f"langid.keep: {code!r} is no language of {model}, which knows {len(codes)}; "
+                f"langid.keep: {code!r} is not a language of {model}, which knows {len(codes)}; "
                 + (f"did you mean {hint}?" if hint else "see the model's own list")
             )

@@ -150,7 +150,7 @@ def _load_kenlm(path: str, sha256: str) -> Any:
     try:
         return kenlm.Model(str(Path(path)), config)
     except (OSError, RuntimeError) as error:
-        raise PerplexityError(f"{path} is no n-gram model that KenLM can read (an ARPA file or a binary of its own): "
+        raise PerplexityError(f"{path} is not an n-gram model that KenLM can read (an ARPA file or its own binary): "
                               f"{error}") from error
 
 

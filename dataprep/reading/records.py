@@ -88,7 +88,7 @@ class Rejected:
         error: why.
         excerpt: its beginning.
         part: member of an archive, or empty.
-        lost: records behind it that are lost with it, since its file cannot be read on; None where nobody knows how
+        lost: records behind it that are lost with it, since its file cannot be read on; None where it is not known how
             many.
     """
 
@@ -132,7 +132,7 @@ class Ended:
         stored_bytes, read_bytes: its size, and how much of that was read before it could not be read on.
         part: member of an archive, or empty.
         error: why it could not be read to its end, or empty.
-        lost: records that it lost, None where nobody knows how many.
+        lost: records that it lost, None where the number is unknown.
     """
 
     records: int

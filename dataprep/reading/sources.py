@@ -255,7 +255,7 @@ def outside_files(key: str, path: str) -> list[tuple[str, str]]:
 
 
 def check(name: str, source: Mapping[str, Any]) -> None:
-    """Raise SourceError where a source matches nothing, or a file whose format nobody knows."""
+    """Raise SourceError where a source matches nothing, or the format of a file is unknown."""
     find_files(name, source)
 
 

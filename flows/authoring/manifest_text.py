@@ -47,7 +47,7 @@ def _set_key(text: str, key: Key, value: Any) -> str:
     node: Any = compose_yaml(text)
     for depth, part in enumerate(key):
         if not isinstance(node, yaml.MappingNode):
-            raise ManifestTextError(f"{'.'.join(key[:depth])} is no mapping, so {'.'.join(key)} cannot be set")
+            raise ManifestTextError(f"{'.'.join(key[:depth])} is not a mapping, so {'.'.join(key)} cannot be set")
         child = next((inner for name, inner in node.value if name.value == part), None)
         if child is None:
             return _insert(text, node, key[depth:], value, at_end=depth == 0)

@@ -19,13 +19,13 @@ def bench(
     markdown: Annotated[Path | None, typer.Option(
         metavar="FILE", help="Also keep the rows as a page of markdown.")] = None,
     points: Annotated[int | None, typer.Option(
-        metavar="N", help="Of chaos: how many kills; 200 where not said.", min=1)] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Of chaos: decides where and how.")] = None,
+        metavar="N", help="For chaos: number of kills; 200 if absent.", min=1)] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="For chaos: seed of places and kinds of kills.")] = None,
     folder: Annotated[Path | None, typer.Option(
         metavar="DIR", help="For chaos: the folder to work in, or to resume in.")
                       ] = None,
     at_once: Annotated[int | None, typer.Option(
-        metavar="N", help="Of chaos: points at a time; 2 where not said.", min=1)] = None,
+        metavar="N", help="For chaos: points at the same time; 2 if absent.", min=1)] = None,
 ) -> None:
     """Measure against a named peer or bound, both in this run, on this machine.
 

@@ -40,7 +40,7 @@ def new(
     language: Annotated[list[str] | None, typer.Option(
         metavar="CODE", help="A language to keep (en, de, ...); all if absent.")] = None,
     tokens: Annotated[int | None, typer.Option(
-        metavar="N", help="Tokens to train on; what the data probably has if absent.",
+        metavar="N", help="Tokens to train on; by default an estimate of what the data has.",
         min=20_000)] = None,
     train: Annotated[bool, typer.Option(help="Whether to train a model, or only prepare documents.")] = True,
 ) -> None:
@@ -87,7 +87,7 @@ def new(
     except (SourceError, ManifestError) as error:
         fail(f"{error}\nnothing was written", EXIT_USAGE)
     except FileExistsError:
-        fail(f"{target} exists and was left alone; name another file: gristmill new OTHER.yaml", EXIT_USAGE)
+        fail(f"{target} exists and was not changed; name another file: gristmill new OTHER.yaml", EXIT_USAGE)
     except OSError as error:
         fail(f"{target} cannot be written: {(error.strerror or str(error)).lower()}; name another file", EXIT_USAGE)
     typer.echo(f"\nwritten: {target}\nlook at it, then: gristmill plan {target}\n{'':17} gristmill run {target}")

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 ModelArgument = Annotated[str, typer.Argument(
-    metavar="MODEL", help="An exported folder, the folder of a training stage, or a manifest, of which the last "
-    "trained model is meant.")]
+    metavar="MODEL", help="An exported folder, the folder of a training stage, or a manifest (its last trained "
+    "model).")]
 TokenizerOption = Annotated[str | None, typer.Option(
     metavar="DIR", help="A folder with tokenizer.json; the model's own if absent.")]
 TemperatureOption = Annotated[float, typer.Option(metavar="X", help="0 takes the likeliest token.", min=0.0)]
@@ -38,7 +38,7 @@ TopPOption = Annotated[float, typer.Option(
     metavar="X", help="Draw from the likeliest tokens with this share of the probability.",
     max=1.0)]
 MostOption = Annotated[int, typer.Option(metavar="N", help="Longest answer, in tokens.", min=1)]
-SeedOption = Annotated[int, typer.Option(metavar="N", help="With the prompt, decides every draw.")]
+SeedOption = Annotated[int, typer.Option(metavar="N", help="Seed of sampling.")]
 DraftOption = Annotated[str | None, typer.Option(
     metavar="MODEL", help="A smaller model with the same tokenizer that proposes tokens (speculative decoding): "
     "the same distribution, in fewer passes of the large one.")]
@@ -126,9 +126,9 @@ def serve_model(
         metavar="ADDRESS", help="Address to listen on; there is no authentication.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="N", help="Port.", min=0, max=65535)] = 8000,
     name: Annotated[str | None, typer.Option(
-        metavar="NAME", help="That clients call the model by; that of its folder, run or manifest if absent.")] = None,
+        metavar="NAME", help="Name of the model for clients; by default that of its folder, run or manifest.")] = None,
     batch: Annotated[int, typer.Option(
-        metavar="N", help="Answers that are made at the same time; others wait.", min=1)] = 16,
+        metavar="N", help="Answers generated at the same time; others wait.", min=1)] = 16,
     max_new_tokens: MostOption = 512, draft: DraftOption = None, draft_tokens: DraftTokensOption = 4,
     tokenizer: TokenizerOption = None, set_: SetOption = None, store: StoreOption = None,
 ) -> None:
@@ -145,7 +145,7 @@ def serve_model(
         fail(f"cannot listen on {host}, port {port}: {error.strerror}; give another --host or --port", EXIT_USAGE)
     port = listening.getsockname()[1]
     if host not in LOOPBACK:
-        typer.echo(f"{host}: whoever reaches this address can use the model; there is no authentication", err=True)
+        typer.echo(f"{host}: everyone who reaches this address can use the model; there is no authentication", err=True)
     typer.echo(json.dumps({"model": called, "base_url": f"http://{host}:{port}/v1"}))
     serve(make_app(language, scheduler, called, max_new_tokens, host), listening)
 
@@ -201,7 +201,7 @@ def evaluate(
     tokenizer: TokenizerOption = None,
     chat_template: Annotated[bool, typer.Option(
         "--apply-chat-template", help="Ask all tasks but `rolling` through the chat template.")] = False,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of the bootstrap intervals.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the bootstrap intervals.")] = 0,
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
     """Ask a model tasks with known answers, and say how sure the scores are."""

@@ -89,22 +89,22 @@ def plan(
         "--predict", help="Run a small sample, and say what time, memory and disk each stage needs.")] = False,
     sample_mb: Annotated[float, typer.Option(metavar="X", help="Size of that sample, in MB of input.", min=0.1)] = 16.0,
     sample_seconds: Annotated[float, typer.Option(
-        metavar="S", help="What the sample may take; then what is not measured is said to be so.", min=1.0)] = 30.0,
+        metavar="S", help="Time limit of the sample; stages that it does not reach are marked.", min=1.0)] = 30.0,
     gpus: Annotated[int | None, typer.Option(
-        metavar="N", help="Plan the pre-training for so many GPUs.", min=1)] = None,
-    gpu: Annotated[str, typer.Option(metavar="NAME", help="Their kind, with --gpus.")] = "H100",
+        metavar="N", help="Plan the pre-training for this number of GPUs.", min=1)] = None,
+    gpu: Annotated[str, typer.Option(metavar="NAME", help="With --gpus: the kind of GPU.")] = "H100",
     mfu: Annotated[float, typer.Option(
-        metavar="X", help="Model FLOPs utilisation taken for granted, with --gpus.", min=0.01,
+        metavar="X", help="With --gpus: assumed model FLOPs utilisation (MFU).", min=0.01,
         max=1.0)] = 0.4,
     peak_tflops: Annotated[float | None, typer.Option(
-        metavar="X", help="Of a GPU that is not in the table, with --memory-gb.",
+        metavar="X", help="Peak of a GPU that is not in the table; give --memory-gb too.",
         min=0.001)] = None,
     memory_gb: Annotated[float | None, typer.Option(metavar="X", help="The same.", min=0.001)] = None,
     prices: Annotated[Path | None, typer.Option(
         metavar="FILE", help="A table of prices per GPU and hour (YAML).")] = None,
     measure: Annotated[int, typer.Option(
-        metavar="N", help="With --gpus: train so many real steps here, and print how far off the "
-        "figures are.", min=0)] = 0,
+        metavar="N", help="With --gpus: train this number of real steps here, and print the error of "
+        "the predictions.", min=0)] = 0,
 ) -> None:
     """Show what a run would do, and why, without doing it; or what its pre-training needs of GPUs."""
     if gpus is None:
@@ -162,13 +162,13 @@ def status(
 @app.command()
 def logs(
     manifest: ManifestArgument,
-    stage: Annotated[str | None, typer.Argument(metavar="[STAGE]", help="Absent: the one that runs, else one that "
-                                                "stopped half-way, else the last one.", show_default=False,
+    stage: Annotated[str | None, typer.Argument(metavar="[STAGE]", help="By default the running stage, else an "
+                                                "unfinished one, else the last one.", show_default=False,
                                                 autocompletion=complete_stage)] = None,
     attempt: Annotated[int | None, typer.Option(
-        metavar="N", help="An earlier attempt of the stage, by its number.", min=1)] = None,
+        metavar="N", help="Number of an earlier attempt of the stage.", min=1)] = None,
     lines: Annotated[int, typer.Option(
-        "--lines", "-n", metavar="N", help="The last so many lines; 0 for all.", min=0)] = 50,
+        "--lines", "-n", metavar="N", help="Number of last lines; 0 for all.", min=0)] = 50,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the attempt has ended.")] = False,
     set_: SetOption = None, store: StoreOption = None,
 ) -> None:
@@ -191,7 +191,7 @@ def logs(
 
 @app.command()
 def compare(
-    first: Annotated[str, typer.Argument(metavar="RUN", help="A run's name or an unmistakable part of it, `last`, or "
+    first: Annotated[str, typer.Argument(metavar="RUN", help="A run's name or a unique part of it, `last`, or "
                                          "`last-1` for the one before.", autocompletion=complete_run)],
     second: Annotated[str, typer.Argument(metavar="RUN", help="Another one.", autocompletion=complete_run)],
     store: StoreOption = None, as_json: JsonOption = False,
@@ -247,8 +247,8 @@ def verify(
     subject: Annotated[str, typer.Argument(metavar="MANIFEST|MODEL", help="A manifest (*.yaml), or the folder of a "
                                            "model.", autocompletion=complete_manifest)],
     set_: SetOption = None, store: StoreOption = None,
-    repair: Annotated[bool, typer.Option("--repair", help="Remove the damaged files, so that a run makes just them "
-                                         "again.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Remove the damaged files, so that the next run "
+                                         "rebuilds only those.")] = False,
     tokenizer: Annotated[str | None, typer.Option(
         metavar="DIR", help="Of a MODEL: a folder with tokenizer.json; its own if absent.")
                          ] = None,
@@ -275,9 +275,9 @@ def verify(
                    f"nothing is committed yet; make it with: {session.command('run')}", err=as_json)
         return
     if not repair:
-        fail(f"mend it with: {session.command('verify', '--repair')}", EXIT_STAGE_FAILED)
+        fail(f"repair it with: {session.command('verify', '--repair')}", EXIT_STAGE_FAILED)
     repair_damage(session, damage)
-    typer.echo(f"damaged commits are withdrawn; make them again with: {session.command('run')}",
+    typer.echo(f"damaged commits are withdrawn; rebuild them with: {session.command('run')}",
                err=as_json)
 
 
@@ -285,9 +285,9 @@ def verify(
 def gc(
     store: StoreOption = None,
     keep_runs: Annotated[int, typer.Option(
-        metavar="N", help="Keep what the last so many runs of each manifest refer to.",
+        metavar="N", help="Keep the outputs of this number of last runs of each manifest.",
         min=1)] = 10,
-    delete: Annotated[bool, typer.Option("--delete", help="Really delete; otherwise only list.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete; without it, only list.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Remove outputs that no recent run refers to."""

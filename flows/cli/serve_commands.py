@@ -19,7 +19,7 @@ def serve(
     manifests: ManifestsArgument = None,
     limit: Annotated[int, typer.Option(metavar="N", help="Flow runs at the same time.", min=1)] = 1,
     allow_open_server: Annotated[bool, typer.Option(
-        "--allow-open-server", help="Also at a server that asks for no password, which any web page can use.")] = False,
+        "--allow-open-server", help="Register also at a server without a password; any web page can use it.")] = False,
 ) -> None:
     """Register the deployments at the Prefect server and run what is triggered there."""
     from gristmill.flows.orchestration.serving import NoServerError, OpenServerError, serve_deployments

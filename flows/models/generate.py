@@ -57,7 +57,7 @@ def read_prompts(path: Path) -> dict[int, dict[str, Any]]:
         try:
             value = json.loads(line)
         except ValueError as error:
-            raise PromptsError(f"{path}, line {number}: no JSON: {error}") from error
+            raise PromptsError(f"{path}, line {number}: not JSON: {error}") from error
         keys = {"prompt", "messages"} & set(value) if isinstance(value, dict) else set()
         if len(keys) != 1:
             raise PromptsError(f"{path}, line {number}: needs either `prompt` (text) or `messages` (a list)")

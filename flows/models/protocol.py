@@ -102,7 +102,7 @@ def check_characters(value: Any) -> None:
     """
     if isinstance(value, str):
         if any("\ud800" <= character <= "\udfff" for character in value):
-            raise ValueError("a text has half of a character (a lone surrogate, \\ud800 to \\udfff); send whole ones")
+            raise ValueError("a text has a lone surrogate (\\ud800 to \\udfff); send whole ones")
     elif isinstance(value, Mapping):
         for key, inner in value.items():
             check_characters(key)

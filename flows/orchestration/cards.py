@@ -87,7 +87,7 @@ def document_lines(facts: Facts) -> list[str]:
     if not facts["funnel"]:
         return []
     summaries = facts["summaries"]
-    lines = ["## Documents", "", picture(funnel_picture(facts), "text left after each stage"), "",
+    lines = ["## Documents", "", picture(funnel_picture(facts), "text kept after each stage"), "",
              markdown_table(["stage", "read", "kept", "MB kept", "tokens kept", "quarantined"], [
                  [row["stage"], f"{row['read']:,}", f"{row['kept']:,}", f"{row['bytes_kept'] / 1e6:.1f}",
                   tokens_kept(row), row["quarantined"]] for row in facts["funnel"]]), ""]
@@ -95,7 +95,7 @@ def document_lines(facts: Facts) -> list[str]:
     reasons = [[row["stage"], rule, f"{count:,}", f"{count / max(row['read'], 1):.2%}"]
                for row in facts["funnel"] for rule, count in top_reasons(row, 10)]
     if reasons:
-        lines += ["## Why documents went", "", picture(reasons_picture(facts), "documents by rule"), "",
+        lines += ["## Why documents were dropped", "", picture(reasons_picture(facts), "documents by rule"), "",
                   markdown_table(["stage", "rule", "documents", "of those read"], reasons), ""]
     if summaries.get("langid", {}).get("languages"):
         lines += ["## Languages", "", picture(languages_picture(facts), "documents by language"), ""]

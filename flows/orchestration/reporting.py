@@ -174,7 +174,7 @@ class PrefectObserver:
         try:
             self._queue.put_nowait((self._context, action))
         except queue.Full:
-            self._complain("the queue to Prefect is full: some lines are not shown there")
+            self._complain("the queue to Prefect is full: some lines are missing there")
 
     def _send_progress(self, stage: str, percent: float, described: str) -> None:
         from prefect.artifacts import create_progress_artifact, update_progress_artifact

@@ -51,7 +51,7 @@ def database_environment(url: str | None) -> dict[str, str]:
         return {}
     scheme, separator, rest = url.partition("://")
     if not separator:
-        raise DatabaseError(f"--database: this is no URL; write {FORM}")
+        raise DatabaseError(f"--database: this is not a URL; write {FORM}")
     if scheme not in DRIVERS:
         raise DatabaseError(f"--database: a URL beginning with {scheme}:// is not known; write {FORM}")
     if DRIVERS[scheme].startswith("postgresql") and _POSTGRESQL.fullmatch(rest) is None:

@@ -47,7 +47,7 @@ BUDGET_SECONDS = 30.0
 """What the samples may take together, unless more is asked for."""
 WORK_KEYS = ("steps", "global_batch_size")
 """What a training's time is proportional to, besides its model."""
-OF_SAMPLES = "no sample of documents tells; a run before in this store would"
+OF_SAMPLES = "not measurable on a sample; an earlier run in this store is needed"
 SIMILARITIES = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
 
 

@@ -34,15 +34,15 @@ INDENT = 10
 NEAR_DUPLICATES = ("near_duplicate", "against_near_duplicate", "chained_duplicate")
 """Reasons of `dedup` that its threshold explains."""
 NOT_DRAWN = {
-    "where": "it does not meet its source's condition (`where`)",
-    "where_unknown": "its source's condition (`where`) asks for what was not measured of it",
-    "epochs": "its source takes it no times (`epochs`)",
-    "epochs_unknown": "its source's `epochs` ask for what was not measured of it",
+    "where": "it does not meet the condition `where` of its source",
+    "where_unknown": "the condition `where` of its source uses a column that is null for it",
+    "epochs": "the expression `epochs` of its source gives it 0",
+    "epochs_unknown": "the expression `epochs` of its source uses a column that is null for it",
     "quota": "its source's share was filled by others",
     "validation_rest": "it is held out, but the validation rows were filled by others",
     "excluded": "it is on the list of excluded documents (`mix.exclude`)",
-    "withheld": "it lay beside excluded documents, in rows that were emptied for them",
-    None: "the mixture has not seen it: it belongs to no source of it",
+    "withheld": "it lies in rows that were emptied because of excluded documents",
+    None: "its source is not in the mixture",
 }
 """What the mixture's reasons mean (tokenize.mixing.candidates.unused)."""
 
@@ -267,7 +267,7 @@ def describe_values(judged: Mapping[str, Any]) -> list[str]:
     if "threshold" in judged:
         lines.append(f"threshold {judged['threshold']}")
     if judged["reason"] == "chained_duplicate":
-        lines.append("less alike to the survivor than the threshold: joined to it through other members of its cluster")
+        lines.append("less similar to the survivor than the threshold; joined through other members of its cluster")
     if "error" in judged:
         lines.append(judged["error"])
     if "edits" in judged:

@@ -48,7 +48,7 @@ def find_document(inputs: Mapping[str, Path], wanted: str) -> tuple[str, int]:
                     or table["locator"][r].as_py() == wanted]
         hits += [(shard, row) for row in rows]
     if not hits:
-        raise DocumentNotFoundError(f"no document has the id or locator {wanted!r}; both stand beside the samples "
+        raise DocumentNotFoundError(f"no document has the id or locator {wanted!r}; both are shown beside the samples "
                                     "of `gristmill report`: an id has 32 hexadecimal digits, a locator is FILE#NUMBER")
     if len(hits) > 1:
         raise AmbiguousDocumentError(f"{len(hits)} documents fit {wanted!r}; give an id: {_ids(inputs, hits)}")

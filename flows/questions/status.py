@@ -139,7 +139,7 @@ def print_plan(rows: list[dict[str, Any]]) -> None:
         if "warning" in row:
             console.print(Text(row["warning"], style="yellow"), soft_wrap=True)
         if found := row.get("continue_from"):
-            console.print(Text(f"{row['stage']} would begin at step 1, but could continue from step {found['step']} of "
+            console.print(Text(f"{row['stage']} would start at step 1, but could continue from step {found['step']} of "
                                f"another training: --set {row['stage']}.continue_from={found['checkpoint']}",
                                style="yellow"), soft_wrap=True)
     work = sum(row["action"] != "reuse" for row in rows)

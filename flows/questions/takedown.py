@@ -64,7 +64,7 @@ def _named(path: Path, number: int, text: str) -> str:
     try:
         entry = json.loads(text)
     except ValueError as error:
-        raise TakedownError(f"{path}:{number}: begins like JSON, but is none: {error}") from error
+        raise TakedownError(f"{path}:{number}: begins like JSON, but is not: {error}") from error
     name = next((entry[key] for key in LIST_KEYS if isinstance(entry.get(key), str)), None)
     if name is None:
         raise TakedownError(f"{path}:{number}: has none of the keys {', '.join(LIST_KEYS)}")
@@ -223,7 +223,7 @@ def _link(source: str, target: str) -> None:
 
 def _write(path: Path, text: str) -> None:
     if path.exists() and path.read_text(encoding="utf-8") != text:
-        raise TakedownError(f"{path} is there already and says something else; move it away first")
+        raise TakedownError(f"{path} exists with other content; move it away first")
     with atomic_write(path) as sink:
         sink.write(text.encode())
 

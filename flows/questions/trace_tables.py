@@ -165,7 +165,7 @@ def print_comparison(names: Sequence[str], found: Mapping[str, Any]) -> None:
         f"the same tokens up to step {first - 1}, other tokens from step {first} on", "yellow")
     console.print(Text(verdict, style=f"bold {style}"))
     table = new_table(("", False), ("set", False), ("steps", True), ("record", False))
-    attested = {True: "proves its order", False: "is NOT what its order gives", None: "none yet"}
+    attested = {True: "matches its order", False: "does NOT match its order", None: "none yet"}
     for name, fingerprint, steps, proved in zip(names, found["sets"], found["steps"], found["attested"], strict=True):
         table.add_row(name, fingerprint[:16], str(steps), attested[proved])
     console.print(table)

@@ -26,7 +26,7 @@ def funnel(facts: Facts) -> Section | None:
         return None
     rows = [[row["stage"], f"{row['read']:,}", f"{row['kept']:,}", f"{row['read'] - row['kept']:,}",
              f"{row['bytes_kept'] / 1e6:.2f}", tokens_kept(row)] for row in facts["funnel"]]
-    parts: list[Part] = [Figure(funnel_picture(facts), "Text that is left after each stage."),
+    parts: list[Part] = [Figure(funnel_picture(facts), "Text kept after each stage."),
                          Table(["stage", "read", "kept", "gone", "MB kept", "tokens kept"], rows, {1, 2, 3, 4, 5})]
     if any("tokens_kept" in row for row in facts["funnel"]):
         parts.append(Note("Tokens before the last stage are estimated from the bytes per token of each source."))
@@ -57,7 +57,7 @@ def by_source(facts: Facts) -> list[Part]:
     return [
         Heading("Each source"),
         Figure(pictures.steps(shares, ["read", *(row["stage"] for row in stages)], "of a source's documents"),
-               "Share of each source's documents that is left after each stage."),
+               "Share of each source's documents kept after each stage."),
         Table(heading, rows, set(range(1, len(heading))))]
 
 
@@ -73,7 +73,7 @@ def _per_source(counts: Mapping[str, Any], key: str) -> dict[str, float]:
 
 
 def reasons(facts: Facts) -> Section | None:
-    """Why documents went: how many by each rule, and how many by it alone."""
+    """Why documents were dropped: how many by each rule, and how many by it alone."""
     alone = {rule: tally["only"] for summary in facts["summaries"].values()
              for rule, tally in summary.get("rules", {}).items()}
     found = [(row["stage"], rule, count, row["read"])
@@ -82,7 +82,7 @@ def reasons(facts: Facts) -> Section | None:
         return None
     rows = [[stage, rule, f"{count:,}", f"{count / max(read, 1):.2%}", f"{alone[rule]:,}" if rule in alone else ""]
             for stage, rule, count, read in found]
-    return Section("Why documents went", [
+    return Section("Why documents were dropped", [
         Figure(reasons_picture(facts), "Documents by the first rule that they failed."),
         Details(f"All {len(rows)} rules that dropped any", [
             Table(["stage", "rule", "documents", "of those read", "by it alone"], rows, {2, 3, 4})])])
@@ -134,7 +134,7 @@ def languages(facts: Facts) -> Section | None:
     parts: list[Part] = [Note(f"{number} language{'s' if number > 1 else ''}{many}"),
                          Figure(languages_picture(facts), "Documents by their likeliest language.")]
     if scores:
-        parts.append(Figure(pictures.cut_histogram(scores, None, "language score"), "How sure the model was."))
+        parts.append(Figure(pictures.cut_histogram(scores, None, "language score"), "Confidence of the model."))
     return Section("Languages", parts)
 
 

@@ -77,15 +77,14 @@ def costs(facts: Facts) -> Section | None:
              f"{stage['cost']['peak_memory_bytes'] / 1e6:,.0f}" if stage["cost"] else ""] for stage in done]
     bars = [(stage["stage"], {"seconds": stage["seconds"]}) for stage in done]
     return Section("Time and cost", [
-        Figure(stacked_bars(bars, "seconds"), "Time of every stage when it was made, also where this run found it "
-                                              "made."),
+        Figure(stacked_bars(bars, "seconds"), "Time of every stage when it was run, also where this run reused it."),
         Table(["stage", "seconds", "MB written", "CPU seconds", "MB of memory"], rows, {1, 2, 3, 4})])
 
 
 def lineage(facts: Facts, record: dict[str, Any] | None) -> Section:
     """Every stage's output and what it was made from; versions; the manifest as it was resolved."""
     rows = [[stage["stage"], stage["fingerprint"], ", ".join(stage["inputs"]) or "the sources",
-             "" if stage["seconds"] is not None else "not made"] for stage in facts["stages"]]
+             "" if stage["seconds"] is not None else "not run"] for stage in facts["stages"]]
     versions: dict[str, str] = next((s["versions"] for s in reversed(facts["stages"]) if s["versions"]), {})
     text = ", ".join(f"{name} {version}" for name, version in versions.items())
     parts: list[Part] = [Table(["stage", "fingerprint", "made from", ""], rows), Note(text),

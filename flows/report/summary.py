@@ -74,7 +74,7 @@ def print_examples(facts: Facts, console: Console) -> None:
     if not rows:
         return
     section(console, "Examples")
-    table = plain_table(("set", False), ("records", True), ("refused", True), ("dropped", True), ("kept", True),
+    table = plain_table(("set", False), ("records", True), ("quarantined", True), ("dropped", True), ("kept", True),
                         ("dropped most by", False))
     for row in rows:
         table.add_row(*row)

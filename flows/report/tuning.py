@@ -49,7 +49,7 @@ def near_duplicates(twins: Sequence[Mapping[str, Any]]) -> list[Part]:
     """Dropped examples beside those that were kept in their place, where the two are least alike."""
     rows = [[f"{one['jaccard']:.2f}", one["dropped"], one["dropped_text"], one["kept"], one["kept_text"]]
             for one in twins]
-    return [Details("Near-duplicates, the least alike first", [
+    return [Details("Near-duplicates, the least similar first", [
         Table(["likeness", "dropped", "its text", "kept", "its text"], rows, {0})])] if rows else []
 
 
@@ -58,24 +58,25 @@ def dropped_before(one: Mapping[str, Any]) -> str:
     return f"{sum(one.get('prepared_dropped', {}).values()) + one.get('quarantined', 0):,}"
 
 
-SET_HEADINGS = ("records", "refused", "beyond the limit", "dropped", "errors", "kept")
+SET_HEADINGS = ("records", "quarantined", "beyond the limit", "dropped", "kept")
 
 
 def set_numbers(one: Mapping[str, Any]) -> list[int]:
     """Of a prepared set, in the order of SET_HEADINGS; the first is the sum of all others."""
-    return [one["records"], one["refused"], one["beyond_limit"], sum(one["dropped"].values()), one["quarantined"],
+    return [one["records"], one["refused"] + one["quarantined"], one["beyond_limit"], sum(one["dropped"].values()),
             one["kept"]]
 
 
 def prepared_rows(facts: Facts) -> list[list[str]]:
-    """A line per prepared set for a terminal: set, records, refused, dropped, kept, and the rules that dropped most."""
+    """A line per prepared set for a terminal: records, quarantined, dropped, kept, and the rules that dropped most."""
     rows = []
     for name in SECTIONS:
         for one in facts["summaries"].get(f"{name}_prepare", {}).get("sets", []):
-            gone = one["beyond_limit"] + sum(one["dropped"].values()) + one["quarantined"]
+            gone = one["beyond_limit"] + sum(one["dropped"].values())
+            quarantined = one["refused"] + one["quarantined"]
             why = [("over the limit", one["beyond_limit"]), *top_reasons(one)]
             reasons = ", ".join(f"{rule.rpartition('/')[2]} {number:,}" for rule, number in why if number)
-            rows.append([f"{name}: {one['name']}", f"{one['records']:,}", f"{one['refused']:,}", f"{gone:,}",
+            rows.append([f"{name}: {one['name']}", f"{one['records']:,}", f"{quarantined:,}", f"{gone:,}",
                          f"{one['kept']:,}", reasons])
     return rows
 
@@ -99,7 +100,7 @@ def masks(facts: Facts) -> Section | None:
     rows = [[one["name"], f"{one['records']:,}", f"{one['refused']:,}", dropped_before(one), f"{one['unrenderable']:,}",
              f"{one['dropped']:,}", f"{one['truncated']:,}", f"{one['used']:,}", f"{one['drawn_share']:.1%}",
              f"{one['trained_share']:.1%}", f"{one['end_of_turn_share']:.2%}"] for one in summary["sets"]]
-    headings = ["set", "records", "refused", "dropped before", "not rendered", "too long", "cut", "used",
+    headings = ["set", "records", "quarantined", "dropped before", "not rendered", "too long", "cut", "used",
                 "share of trained tokens", "tokens trained", "ends of turn trained"]
     parts: list[Part] = [
         Table(headings, rows, set(range(1, len(headings)))),
@@ -133,7 +134,7 @@ def preferences(facts: Facts) -> Section | None:
         f"{one['audit'][key]:,}" for key in ("pairs", "prompts", "duplicates", "contradictions", "near_identical",
                                              "same_answers")),
              "" if one["audit"]["longer_chosen"] is None else f"{one['audit']['longer_chosen']:.1%}"] for one in sets]
-    headings = ["set", "records", "refused", "dropped before", "pairs", "prompts", "duplicates", "contradictions",
+    headings = ["set", "records", "quarantined", "dropped before", "pairs", "prompts", "duplicates", "contradictions",
                 "nearly the same answer", "the same answer", "longer answer preferred"]
     leaks = [[one["name"], name, f"{found['items']:,}", f"{found['leaked']:,}", f"{found['texts']:,}"]
              for one in sets for name, found in (one["audit"]["leaks"] or {}).items()]
@@ -241,9 +242,9 @@ def unlearned(margins: dict[str, Any] | None) -> list[Part]:
               one.get("prompt_text", ""), *answers_of(one)] for one in margins["worst"]]
     return [
         Table(["set", "pairs", "measured", "margin not positive", "median margin"], sets, {2, 3, 4}),
-        Details("The worst margins in the end", [
+        Details("The worst margins after training", [
             Table(["id", "set", "", "margin", "prompt", "preferred", "not preferred"], worst, {3}),
-            Note("What is still ranked wrong was labelled the wrong way round, contradicts other pairs, or is hard; "
+            Note("Pairs that are still ranked wrong are mislabelled, contradict other pairs, or are hard. "
                  "`gristmill trace --document ID` says which steps read it, and `margins.parquet` has all that were "
                  "measured.")])]
 

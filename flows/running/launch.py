@@ -109,7 +109,7 @@ def _run_tracked(
     tracking, sentence = choose_tracking()
     if tracking == "temporary" and not force and all(session.committed(stage) for stage in stages):
         # To start Prefect's temporary server takes several times as long as everything else here.
-        tracking, sentence = "none", "All of it is committed: nothing is recorded in Prefect"
+        tracking, sentence = "none", "All stages are committed: nothing is recorded in Prefect"
     console.print(Text(sentence, style="dim"))
     if tracking == "none":
         return run_untracked(session, stages, force, observer)

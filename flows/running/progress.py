@@ -44,7 +44,7 @@ class ProgressFile:
         except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
             # A full disk ends the stage at its own next write; the thread that reads its output must live on.
             self._broken = True
-            log.warning("progress is not shown by `status` any more: %s", error)
+            log.warning("`status` cannot show progress any more: %s", error)
 
 
 def progress_path(lease_folder: Path, number: int) -> Path:

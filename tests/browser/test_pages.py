@@ -61,7 +61,7 @@ def test_the_page_of_a_run_has_its_stages_log_lines_and_report(site: Any, page: 
     card = artifacts["pretrain-card"]["data"]
     assert "![loss by step](data:image/svg+xml;base64," in card
     summary = artifacts["gristmill-run"]["data"]
-    for part in ("## Documents", "## Why documents went", "## Mixture", "## Training", "| filter |"):
+    for part in ("## Documents", "## Why documents were dropped", "## Mixture", "## Training", "| filter |"):
         assert part in summary
     page.goto(f"{site.address}/artifacts/artifact/{artifacts['gristmill-run']['id']}")
     link = page.get_by_role("link", name="Open the report").get_attribute("href")

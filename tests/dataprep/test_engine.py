@@ -217,7 +217,7 @@ def test_a_runner_that_loses_tasks_without_an_error_is_found_out(
             work(*element)
 
     monkeypatch.setattr(engine, "run_here", loses_the_last)
-    with pytest.raises(IncompleteJobError, match="1 of 7 planned tasks did not come out, first: t6"):
+    with pytest.raises(IncompleteJobError, match="1 of 7 planned tasks gave no result, first: t6"):
         run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work"))
 
 

@@ -79,7 +79,7 @@ def test_bad_rows_are_listed_with_file_line_and_reason(tmp_path: Path) -> None:
     with pytest.raises(ExamplesError) as raised:
         read_examples(write(tmp_path / "a.jsonl", rows), "sft")
     text = str(raised.value)
-    assert "10 lines are no sft examples" in text
+    assert ": 10 of 11 records are no sft examples" in text
     for line, reason in {
         2: "not valid JSON", 3: "no known form: its keys are text", 4: "messages must be a list of messages",
         5: "has no message of the assistant", 6: "role 'robot' is none of system, user, assistant, tool",
@@ -94,7 +94,7 @@ def test_rows_that_are_refused_alike_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(ExamplesError) as raised:
         read_examples(write(tmp_path / "a.jsonl", [{"text": "x"}, *rows, "bad"]), "sft")
     title, first, *others = raised.value.args[0].splitlines()
-    assert title.startswith(f"{tmp_path / 'a.jsonl'}: 302 lines are no sft examples, of 302")
+    assert title.startswith(f"{tmp_path / 'a.jsonl'}: 302 of 302 records are no sft examples")
     assert first.startswith("  a.jsonl:2: ")
     assert "role 'robot 0' is none of" in first
     assert first.endswith(" (and 299 like it: a.jsonl:3, a.jsonl:4, a.jsonl:5 ...)")
@@ -227,7 +227,7 @@ def test_a_share_of_refused_records_may_be_allowed_and_none_is_lost(tmp_path: Pa
     assert (counts["records"], counts["refused"], counts["beyond_limit"]) == (10, 2, 3)
     assert counts["records"] == len(found.examples) + counts["refused"] + counts["beyond_limit"]
     assert list(counts["refused_reasons"].values()) == [2]
-    with pytest.raises(ExamplesError, match=r"2 lines are no sft examples, of 10 .* max_quarantined is 0\.19"):
+    with pytest.raises(ExamplesError, match=r"2 of 10 records are no sft examples; .* max_quarantined from 0\.19"):
         read_set(path, "sft", max_quarantined=0.19)
 
 
@@ -382,7 +382,7 @@ def test_answers_with_a_label_are_read_as_they_are(tmp_path: Path, row: Any) -> 
     [
         ({"chosen": TALK, "rejected": f"{TALK}bad"}, r"chosen, turn 4 \(Assistant\) is empty"),
         ({"chosen": f"{TALK}a\n\nAssistant: b", "rejected": f"{TALK}bad"}, "turns 4 and 5 are both the assistant's"),
-        ({"chosen": "good", "rejected": f"{TALK}bad"}, "chosen is no transcript"),
+        ({"chosen": "good", "rejected": f"{TALK}bad"}, "chosen is not a transcript"),
         ({"chosen": f"{TALK}a", "rejected": f"{TALK}a"}, "chosen and rejected are the same"),
         ({"prompt": "q", "responses": ["a", "b"], "scores": [1, 1]}, "all 2 responses have the same score"),
         ({"prompt": "q", "responses": ["a", "b"], "scores": [1]}, "2 responses, but 1 scores"),

@@ -202,7 +202,7 @@ def test_labels_of_every_model_come_to_the_same_codes(label: str, language: tupl
 def test_a_language_that_the_model_does_not_know_is_an_error_with_what_was_meant() -> None:
     labels = ["__label__en", "__label__de", "__label__pnb"]
     check_languages({"en": 0.5, "pnb": 0.5}, labels, "m.bin")
-    with pytest.raises(LanguageError, match=r"'deu' is no language of m\.bin, which knows 3; did you mean 'de'"):
+    with pytest.raises(LanguageError, match=r"'deu' is not a language of m\.bin, which knows 3; did you mean 'de'"):
         check_languages({"deu": 0.5}, labels, "m.bin")
     check_languages({"en_Latn": 0.5, "de": 0.5}, ["__label__eng_Latn", "__label__deu_Latn"], "m.bin")
     with pytest.raises(LanguageError, match="en_Cyrl"):
@@ -386,7 +386,7 @@ def test_another_model_with_scripts_in_its_labels_measures_them_and_keeps_by_the
     assert [(row["language"], row["script"], row["keep"]) for row in rows] == [
         ("en", "Latn", True), ("sr", "Cyrl", True), ("sr", "Latn", False)]  # fmt: skip
     assert summary["languages"] == {"en": 1, "sr": 2}
-    with pytest.raises(LanguageError, match=r"'de' is no language of mine\.bin"):
+    with pytest.raises(LanguageError, match=r"'de' is not a language of mine\.bin"):
         langid.run(inputs, {**config, "keep": ["de"]}, tmp_path / "again", make_context("again"))
 
 

@@ -203,7 +203,7 @@ def test_a_given_model_takes_kenlm_a_local_file_and_one_that_kenlm_can_read(
     kenlm = pytest.importorskip("kenlm")
     path = tmp_path / "m.arpa"
     path.write_text("some text\n")
-    with pytest.raises(PerplexityError, match=r"is no n-gram model that KenLM can read \(an ARPA file .*some text"):
+    with pytest.raises(PerplexityError, match=r"is not an n-gram model that KenLM can read \(an ARPA file .*some text"):
         load_scores(str(path), "broken")
     with pytest.raises(PerplexityError, match=r"m\.arpa: KenLM reads local files; copy the model here"):
         load_scores("memory://models/m.arpa", "elsewhere")

@@ -32,7 +32,7 @@ def test_only_what_is_wrong_is_warned_of() -> None:
     fine = [pair(f"q{n}", "ab" * (1 + n % 2), "abc") for n in range(10)]
     assert warnings_of("set", audit(fine)) == []
     said = warnings_of("set", {**audit(PAIRS), "same_answers": 2})
-    assert [line.split(" pairs ")[1].split(" ")[0] for line in said] == ["repeat", "have", "have", "had"]
+    assert [line.split(" pairs ")[1].split(" ")[0] for line in said] == ["repeat", "have", "have", "have"]
     (longer,) = warnings_of("set", audit([pair(f"q{n}", "longer", "short") for n in range(10)]))
     assert longer.startswith("set: the longer answer is preferred in 100% of the pairs")
 
@@ -58,5 +58,5 @@ def test_pairs_that_hold_an_evaluation_item_in_prompt_or_chosen_answer_are_count
     assert leaks_into([*texts, *[part] * 20], section) == found
     said = warnings_of("set", {"pairs": 4, "longer_chosen": None, "leaks": found})
     assert said == ["set: 2 of 4 pairs hold an item of the evaluation set quiz in prompt or chosen answer (1 of its 2 "
-                    "items): what is measured there will say little; drop them with dpo.prepare: [decontaminate: ...]"]
+                    "items), so that scores on it are too high; drop them with dpo.prepare: [decontaminate: ...]"]
     assert warnings_of("set", {"pairs": 4, "longer_chosen": None, "leaks": None}) == []

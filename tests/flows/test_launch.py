@@ -57,7 +57,7 @@ def test_a_run_that_finds_everything_committed_starts_no_server_of_its_own(
     unwanted = AssertionError("Prefect was asked")
     assert start(monkeypatch, "temporary", unwanted, committed=("ingest", "filter")) == 0
     assert untracked == [["ingest", "filter"]]
-    assert "All of it is committed: nothing is recorded in Prefect" in capsys.readouterr().out
+    assert "All stages are committed: nothing is recorded in Prefect" in capsys.readouterr().out
     for tracking, committed, force in (("server", ("ingest", "filter"), ()), ("temporary", ("ingest",), ()),
                                        ("temporary", ("ingest", "filter"), ("filter",))):
         with pytest.raises(AssertionError, match="Prefect was asked"):

@@ -83,7 +83,7 @@ def test_nothing_is_overwritten_and_every_refusal_says_what_to_do(data: Path, tm
     file.write_text("mine")
     taken = run_new(str(file), "--source", str(data / "books.parquet"))
     assert (taken.exit_code, file.read_text()) == (2, "mine")
-    assert "exists and was left alone; name another file" in taken.output
+    assert "exists and was not changed; name another file" in taken.output
     unanswered = run_new(str(tmp_path / "a.yaml"))
     assert unanswered.exit_code == 2
     assert "gristmill new --source PATH" in unanswered.output

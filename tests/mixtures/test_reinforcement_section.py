@@ -34,7 +34,7 @@ def test_a_batch_of_answers_is_shared_out_to_steps_and_gone_through_again() -> N
 
 @pytest.mark.parametrize(("changes", "message"), [
     ({"group_size": 1}, "compares the answers to a prompt with one another"),
-    ({"group_size": 8, "global_batch_size": 20}, "no whole groups"),
+    ({"group_size": 8, "global_batch_size": 20}, "not whole groups"),
     ({"rewards": [{"kind": "exact"}, {"kind": "exact"}]}, "two are called exact"),
     ({"rewards": []}, "at least 1 item"),
     ({"kl_estimator": "k1", "kl_correction": False}, "its gradient is zero on average"),

@@ -8,8 +8,8 @@ from gristmill.mixtures.sources import Ingest, Source
 
 @pytest.mark.parametrize(
     ("section", "message"),
-    [({"encoding": "klingon"}, "'klingon' is no text encoding; use `auto`, or a codec of Python such as cp1252"),
-     ({"encoding": "base64"}, "'base64' is no text encoding"),
+    [({"encoding": "klingon"}, "'klingon' is not a text encoding; use `auto`, or a codec of Python such as cp1252"),
+     ({"encoding": "base64"}, "'base64' is not a text encoding"),
      ({"split": "test"}, "`split` belongs to `format: hf`"),
      ({"extract_options": {"favor": "precision"}}, "only trafilatura can favor precision"),
      ({"extract": "resiliparse", "extract_options": {"favor": "precision"}}, "only trafilatura can favor precision"),

@@ -77,5 +77,5 @@ def test_rows_of_excluded_documents_are_emptied_and_every_other_row_stays(
 def test_a_line_that_is_no_id_is_an_error_that_names_it(tmp_path: Path) -> None:
     path = tmp_path / "list.ids"
     path.write_text(f"{'ab' * 16}\nhttps://example.org\n")
-    with pytest.raises(MixError, match=r"list.ids:2: 'https://example.org' is no document id \(32 hexadecimal digits"):
+    with pytest.raises(MixError, match=r"list.ids:2: 'https://example.org' is not a document id \(32 hexadecimal"):
         read_excluded(str(path))

@@ -376,5 +376,5 @@ def test_two_phases_with_halves_share_the_rounding() -> None:
 
 
 def test_a_phase_with_a_part_of_a_row_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"a phase has 1\.5 rows, which is no whole number"):
+    with pytest.raises(ValueError, match=r"a phase has 1\.5 rows, which is not a whole number"):
         round_table([[Fraction(3, 2)]])

@@ -329,7 +329,7 @@ def test_a_template_is_read_from_a_file_too(stages: Any) -> None:
     ("{{ raise_exception('only users may speak') }}", "it cannot be rendered: only users may speak"),
     (UNMARKED.replace("message['content']", "(message['content'] if loop.last else message['content'] | upper)"),
      "does not mark what the assistant says, and changes what stands before"),
-    (CHATML.replace("in messages", "in messages if message['role'] != 'system'"), "leaves out what the system says"),
+    (CHATML.replace("in messages", "in messages if message['role'] != 'system'"), "leaves out the text of the system"),
     (CHATML.replace("'<|im_start|>assistant\\n'", "'<|im_start|>assistant: '"), "asked in another way"),
     (CHATML.replace("im_end", "end_of_turn"), r"writes <\|end_of_turn\|>, which the tokenizer has no special token"),
 ])
@@ -340,7 +340,7 @@ def test_a_template_that_cannot_be_trained_is_refused(stages: Any, template: str
 
 
 @pytest.mark.parametrize(("token", "reason"), [
-    ("word", "'word': a text could become that token"), ("<|user|>", "every tokenizer here has it")])
+    ("word", "'word': text could be encoded as that token"), ("<|user|>", "every tokenizer here has it")])
 def test_a_special_token_that_text_could_become_is_refused(stages: Any, token: str, reason: str) -> None:
     ingest = {"ingest": stages.ingest("ingest", stages.documents("prose", 5))}
     with pytest.raises(TokenizerError, match=reason):

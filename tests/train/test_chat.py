@@ -169,7 +169,7 @@ def test_cut_dropped_and_refused_examples_are_counted(chat: Chat) -> None:
     used, counts = prepare_conversations(examples, chat, 40)
     assert (counts["examples"], counts["used"], counts["truncated"], counts["dropped"], counts["unrenderable"]) == (
         4, 2, 1, 1, 1)
-    assert counts["unrenderable_reasons"] == {"content holds '<|end|>', which is no text here": 1}
+    assert counts["unrenderable_reasons"] == {"content holds '<|end|>', which is a special token": 1}
     assert (counts["answers"], counts["end_of_turn_share"]) == (2, 0.5)
     assert counts["whole_share"] == 0.5
     assert counts["trained_tokens"] == sum(one.trained.sum() for one in used)

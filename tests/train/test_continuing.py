@@ -72,7 +72,7 @@ def test_a_training_goes_on_from_the_last_clean_checkpoint_and_never_reads_what_
         run_stage("pretrain", inputs, tainted, tmp_path / "third")
     torch.distributed.destroy_process_group()  # a stage that raises leaves its group to the end of its process
     (checkpoints / "step-00000004" / "complete.json").unlink()
-    with pytest.raises(ContinueError, match="step-00000004 is no complete checkpoint"):
+    with pytest.raises(ContinueError, match="step-00000004 is not a complete checkpoint"):
         run_stage("pretrain", inputs, clean, tmp_path / "fourth")
 
 

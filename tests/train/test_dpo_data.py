@@ -108,7 +108,7 @@ def test_every_record_is_used_dropped_or_refused_and_what_the_audit_finds_is_cou
         "pairs": 5, "duplicates": 1, "contradictions": 3, "same_answers": 1}
     warned = [event["message"] for event in events if event["event"] == "warning"]
     assert [message.removeprefix("set: ")[:30] for message in warned] == [
-        "1 of 5 pairs repeat another pa", "3 of 5 pairs have their opposi", "1 of 5 pairs had the same answ",
+        "1 of 5 pairs repeat another pa", "3 of 5 pairs have their opposi", "1 of 5 pairs have the same ans",
         "the longer answer is preferred"]
 
 

@@ -169,8 +169,8 @@ def test_weights_that_do_not_fit_their_config_are_refused(
 
 
 @pytest.mark.parametrize(("file", "content", "message"), [
-    ("model.safetensors", b"no safetensors", "model.safetensors is no file of safetensors, or a damaged one: "),
-    ("model.safetensors", b"\xff" * 64, "model.safetensors is no file of safetensors, or a damaged one: "),
+    ("model.safetensors", b"no safetensors", "model.safetensors is not a safetensors file, or is damaged: "),
+    ("model.safetensors", b"\xff" * 64, "model.safetensors is not a safetensors file, or is damaged: "),
     ("model.safetensors.index.json", b"[1]", "model.safetensors.index.json holds no JSON object"),
     ("model.safetensors.index.json", b'{"weight_map": [1]}', "has no `weight_map` from the names of tensors to files"),
     ("config.json", b"{", "config.json is no JSON: "),

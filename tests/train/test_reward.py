@@ -161,5 +161,5 @@ def test_a_reward_model_is_not_taken_for_one_that_writes_nor_the_other_way_round
     run_stage("reward", start, config_with(tmp_path, steps=1), tmp_path / "reward")
     with pytest.raises(WeightsError, match="is a reward model, which scores texts"):
         load_model(tmp_path / "reward/data/model")
-    with pytest.raises(WeightsError, match=r"is no reward model: config\.json names None"):
+    with pytest.raises(WeightsError, match=r"is not a reward model: config\.json names None"):
         load_reward_model(start["sft"] / "model")

@@ -108,7 +108,7 @@ def test_ramps_that_cannot_be_followed_are_refused_with_what_to_change() -> None
     mixed = [{"until_step": 9, "global_batch_size": 2}, {"until_tokens": 10 * LENGTH, "global_batch_size": 4}]
     with pytest.raises(PlanError, match="stage 2: ends before step 10"):
         plan_of(pretrain(batch_ramp=mixed), LENGTH)
-    with pytest.raises(ValueError, match="until_step must ascend from stage to stage, not \\[9, 9\\]"):
+    with pytest.raises(ValueError, match="until_step must increase from entry to entry, not \\[9, 9\\]"):
         pretrain(length_ramp=[{"until_step": 9, "sequence_length": 3}, {"until_step": 9, "sequence_length": 6}])
     with pytest.raises(ValueError, match="give one of the two"):
         pretrain(batch_ramp=[{"global_batch_size": 3}])

@@ -72,7 +72,7 @@ def test_which_checks_want_an_answer() -> None:
 
 
 @pytest.mark.parametrize(("section", "message"), [
-    ({"kind": "regex", "pattern": "("}, "no regular expression"),
+    ({"kind": "regex", "pattern": "("}, "not a regular expression"),
     ({"kind": "regex", "pattern": "x", "captures_answer": True}, "needs a group"),
     ({"kind": "python", "code": "1"}, "does not match any of the expected tags"),
     ({"kind": "format", "tags": ["a b"]}, "pattern"),

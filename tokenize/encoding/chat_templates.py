@@ -181,7 +181,7 @@ def check_template(text: str, special_tokens: Collection[str], **names: Any) -> 
                                    "when more follows: put each answer and the end of its turn between "
                                    "{% generation %} and {% endgeneration %}")
     if lost := [message["role"] for message in PROBE if message["content"] not in whole]:
-        raise TemplateRefusedError(f"it leaves out what the {lost[0]} says")
+        raise TemplateRefusedError(f"it leaves out the text of the {lost[0]}")
     if not whole.startswith(prompt):
         raise TemplateRefusedError("with add_generation_prompt it ends otherwise than the text in front of an answer "
                                    "begins, so that a model would be asked in another way than it was trained")

@@ -264,7 +264,7 @@ def train(
     for token in special_tokens:
         # Merges stay inside of a pre-token: what is cut into several is never the result of one.
         if token in SPECIAL_TOKENS or len(tokenizer.pre_tokenizer.pre_tokenize_str(token)) < 2:
-            why = "every tokenizer here has it" if token in SPECIAL_TOKENS else "a text could become that token"
+            why = "every tokenizer here has it" if token in SPECIAL_TOKENS else "text could be encoded as that token"
             raise TokenizerError(f"tokenizer.special_tokens: {token!r}: {why}; write another like <|name|>")
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, min_frequency=MIN_PAIR_COUNT, special_tokens=[*SPECIAL_TOKENS, *special_tokens],

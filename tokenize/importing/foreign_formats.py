@@ -146,7 +146,7 @@ def _whole(file: TokenFile, content: np.ndarray, begin: int, dtype: np.dtype[Any
     """One run from some byte to the end."""
     tokens, rest = divmod(len(content) - begin, dtype.itemsize)
     if rest:
-        raise TokenFileError(f"{file.name}: its {len(content) - begin:,} bytes of tokens are no whole number of "
+        raise TokenFileError(f"{file.name}: its {len(content) - begin:,} bytes of tokens are not a whole number of "
                              f"{dtype.name}; correct `dtype:`, or the file, which may be cut off")
     return Runs(dtype, np.array([begin], np.int64), np.array([tokens], np.int64), are_documents=False)
 
@@ -270,7 +270,7 @@ def mds_shards(index: Path, name: str) -> list[dict[str, Any]]:
         shards: list[dict[str, Any]] = json.loads(index.read_bytes())["shards"]
         wrong = next((one for one in shards if one["format"] != "mds" or one["version"] != MDS_VERSION), None)
     except (ValueError, LookupError, TypeError) as error:
-        raise TokenFileError(f"{name} is no index of MosaicML Streaming: {error!r}") from error
+        raise TokenFileError(f"{name} is not an index of MosaicML Streaming: {error!r}") from error
     if wrong is not None:
         raise TokenFileError(f"{name}: a shard is of format {wrong['format']} version {wrong['version']}; mds version "
                              f"{MDS_VERSION} is read")

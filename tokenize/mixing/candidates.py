@@ -55,7 +55,7 @@ class Candidates:
         trains: bool of shape (n,): meets its source's condition, and is not held out.
         unknown: bool of shape (n,): its source's condition asks for what was not measured of it.
         repeats: int64 of shape (n,): how often it is in one pass over its source's training documents (UNKNOWN where
-            its source's `epochs` ask for what was not measured of it; such a document does not train).
+            the expression `epochs` of its source uses a column that is null for it; such a document does not train).
     """
 
     documents: Documents
@@ -166,8 +166,8 @@ def _read_shard(
     source = pc.index_in(names, value_set=pa.array(list(sources), pa.string()))
     if source.null_count:
         stranger = names.filter(pc.is_null(source))[0].as_py()
-        raise MixError(f"{inputs['tokenize'] / docs_name(shard)}: documents of {stranger!r}, which is no source of the "
-                       f"mixture (sources: {', '.join(sources)})")
+        raise MixError(f"{inputs['tokenize'] / docs_name(shard)}: documents of {stranger!r}, which is not a source of "
+                       f"the mixture (sources: {', '.join(sources)})")
     numbers, words = source.to_numpy().astype(np.int64), id_words(docs["id"])
     verdicts, repeats = _judge_shard(inputs, shard, docs, numbers, words, sources, key)
     return (

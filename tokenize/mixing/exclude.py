@@ -40,7 +40,7 @@ def read_excluded(path: str) -> tuple[bytes, ...]:
         except ValueError:
             document = b""
         if len(document) != ID_BYTES:
-            raise MixError(f"mix.exclude: {path}:{number}: {text!r} is no document id ({2 * ID_BYTES} hexadecimal "
+            raise MixError(f"mix.exclude: {path}:{number}: {text!r} is not a document id ({2 * ID_BYTES} hexadecimal "
                            "digits); `gristmill takedown` makes such a list from addresses too")
         found.add(document)
     return tuple(sorted(found))

@@ -424,7 +424,7 @@ def round_table(table: Sequence[Sequence[Fraction]]) -> list[list[int]]:
     """
     for line in table:
         if sum(line).denominator != 1:
-            raise ValueError(f"a phase has {float(sum(line))} rows, which is no whole number")
+            raise ValueError(f"a phase has {float(sum(line))} rows, which is not a whole number")
     unit = lcm(*(cell.denominator for line in table for cell in line))
     down = [[floor(cell) for cell in line] for line in table]
     # Remainders as whole numbers of 1/unit: exact, and faster than fractions.

@@ -236,7 +236,7 @@ class Objects:
         def attempt() -> bytes:
             content: bytes = path.fs.cat_file(path.path, start=start, end=end, **self._timeout)
             if len(content) != end - start:
-                raise WrongContentError(f"{len(content)} bytes came instead of {end - start}")
+                raise WrongContentError(f"{len(content)} bytes were received instead of {end - start}")
             check(content)
             return content
 
@@ -314,7 +314,7 @@ class Patience:
                 if waited >= self._retry_seconds or self._stopped.is_set():
                     raise StoreUnavailableError(
                         f"{what} could not be {done} in {attempts} attempts over {waited:.0f} seconds "
-                        f"({type(error).__name__}: {error}); see to the store, or raise engine.stream.retry_seconds "
+                        f"({type(error).__name__}: {error}); check the store, or raise engine.stream.retry_seconds "
                         f"({self._retry_seconds:g})") from error
                 self._tell(f"{what} could not be {done} for {waited:.0f} seconds ({type(error).__name__}: {error}); "
                            "trying again")

@@ -115,7 +115,7 @@ class Chat:
         called = [call for message in messages for call in message.get("tool_calls", ())]
         for text in (*told, *(json.dumps(part, ensure_ascii=False) for part in (*called, *tools))):
             if found := self._special.search(text):
-                raise ChatError(f"content holds {found.group()!r}, which is no text here")
+                raise ChatError(f"content holds {found.group()!r}, which is a special token")
         try:
             segments = render_segments(self._template, messages, prompt, tools=list(tools) or None,
                                        **self._named_tokens)

@@ -202,7 +202,7 @@ def read_preferences(
         neither.
 
     Raises:
-        gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set are refused than may be.
+        gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set are quarantined than may be.
         NothingToTrainError: a set has no usable pair or answer.
     """
     sets: list[list[Pair | Answer]] = []

@@ -114,7 +114,7 @@ def _item(task: Task, number: int, record: Mapping[str, Any], shots: _Shots) -> 
     answer = _value(at, task.answer, record)
     answers = tuple(answer) if isinstance(answer, list) else (str(answer),)
     if not answers or not all(isinstance(one, str) for one in answers):
-        raise TaskError(f"{at}: the answer {answer!r} is no text and no list of texts")
+        raise TaskError(f"{at}: the answer {answer!r} is neither a text nor a list of texts")
     return Item(number, context, answers, 0, prompt + task.target_delimiter + answers[0], messages)
 
 
@@ -125,7 +125,7 @@ def _choices(at: str, choices: str | tuple[str, ...], record: Mapping[str, Any])
     if isinstance(value, Mapping):  # as of ARC on the hub: {"text": [...], "label": [...]}
         value = value.get("text")
     if not isinstance(value, list) or len(value) < 2:
-        raise TaskError(f"{at}: {choices!r} is no list of at least two choices: {value!r}")
+        raise TaskError(f"{at}: {choices!r} is not a list of at least two choices: {value!r}")
     return tuple(str(one) for one in value)
 
 

@@ -136,8 +136,8 @@ def _go_back(attempt: Attempt, first_bad_step: int) -> None:
     attempt.clock = Clock()
     if attempt.record is not None:
         attempt.record.go_back(line)
-    job.context.warn(f"{spikes.rollback_after} bad steps in a row from step {first_bad_step} on: the training went "
-                     f"back from step {line['from_step']} to step {target}, and reads on behind what it has read")
+    job.context.warn(f"{spikes.rollback_after} bad steps in a row from step {first_bad_step} on: rolled back from "
+                     f"step {line['from_step']} to step {target}; the rows read since are not read again")
 
 
 def _save_where_due(attempt: Attempt) -> None:

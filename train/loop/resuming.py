@@ -164,7 +164,7 @@ def _checked_step(source: Path, job: Job) -> int:
     """The step of a checkpoint, once it is sure that its training has read what this one would have."""
     key = f"{job.context.stage}.continue_from"
     if not source.name.startswith(PREFIX) or not is_complete(source):
-        raise ContinueError(f"{key}: {source} is no complete checkpoint (a folder {PREFIX}... with {MARKER} in it)")
+        raise ContinueError(f"{key}: {source} is not a complete checkpoint (a folder {PREFIX}... with {MARKER} in it)")
     damaged = damaged_files(source)
     if damaged:
         raise ContinueError(f"{key}: {source}: {', '.join(damaged)} is not what was saved; take another checkpoint")

@@ -37,7 +37,7 @@ class _Index(pickle.Unpickler):
         """The class of an allowed name."""
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if (module, name) not in ALLOWED and not is_dtype:
-            raise UnsafeCheckpointError(f"names {module}.{name}, which no checkpoint of a training needs")
+            raise UnsafeCheckpointError(f"names {module}.{name}, which a checkpoint never needs")
         return super().find_class(module, name)
 
 

@@ -130,7 +130,7 @@ def load_reward_model(folder: Path, device: str = "cpu", dtype: torch.dtype = to
     """
     config: dict[str, Any] = read_json(folder / SHAPE_FILE)
     if not is_scorer(config):
-        raise WeightsError(f"{folder} is no reward model: {SHAPE_FILE} names {config.get('architectures')}, and not a "
+        raise WeightsError(f"{folder} is not a reward model: {SHAPE_FILE} names {config.get('architectures')}, not a "
                            "...ForSequenceClassification; the stage `reward` makes one")
     with torch.device("meta"):
         model = RewardModel(read_shape(folder))

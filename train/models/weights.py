@@ -95,7 +95,7 @@ def _holder(folder: Path) -> Callable[[str], tuple[Any, set[str]]]:
             try:
                 found = safe_open(str(path), framework="pt")
             except (SafetensorError, OSError) as error:
-                raise WeightsError(f"{folder / file} is no file of safetensors, or a damaged one: {error}") from error
+                raise WeightsError(f"{folder / file} is not a safetensors file, or is damaged: {error}") from error
         return found, set(found.keys())
 
     def holder(name: str) -> tuple[Any, set[str]]:
@@ -149,7 +149,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise WeightsError(f"{path} does not exist; a model is a folder with {SHAPE_FILE} and {WEIGHTS_FILE}") from None
     except ValueError as error:
-        raise WeightsError(f"{path} is no JSON: {error}") from error
+        raise WeightsError(f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise WeightsError(f"{path} holds no JSON object")
     return config

@@ -70,7 +70,7 @@ def prove(
     problems = failures(certificate, gates)
     certificate["problems"] = problems
     if problems:
-        raise NotProvedError("sft: the training is not begun, since " + "; ".join(problems))
+        raise NotProvedError("sft: the training was not started: " + "; ".join(problems))
     return certificate
 
 

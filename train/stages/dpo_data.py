@@ -27,7 +27,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """Read, audit and encode all pairs.
 
     Raises:
-        gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set are refused than may be.
+        gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set are quarantined than may be.
         gristmill.train.data.conversation_tokens.NothingToTrainError: a set has no usable pair.
     """
     section = DpoData.model_validate(config)

@@ -140,7 +140,7 @@ def warn_of_imbalance(desirable: np.ndarray, section: Dpo, context: Context) -> 
     counts = int(desirable.sum()), int((~desirable).sum())
     if not all(counts):
         missing = "undesirable" if counts[0] else "desirable"
-        context.warn(f"dpo: there is no {missing} answer to train on; the other kind alone teaches little")
+        context.warn(f"dpo: there is no {missing} answer to train on; training on one kind alone has little effect")
         return
     share = weights_to_balance(*counts, section.desirable_weight, section.undesirable_weight)
     if not 1 / MOST_IMBALANCE <= share <= MOST_IMBALANCE:

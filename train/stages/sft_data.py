@@ -61,7 +61,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """Read, encode, weigh and pack all examples.
 
     Raises:
-        gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set are refused than may be.
+        gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set are quarantined than may be.
         NothingToTrainError: one of the sets trains no token.
         ReplayError: rows of the mixture are of another length.
     """
@@ -107,7 +107,7 @@ def read_sets(
         set by set: the examples to train on, those that only measure, counts, and the records that are no examples.
 
     Raises:
-        gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set are refused than may be.
+        gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set are quarantined than may be.
         NothingToTrainError: one of the sets trains no token, or all of it is held out.
     """
     sets: list[list[Conversation]] = []

@@ -55,7 +55,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             process_group(context.parallel, pipelined=False) as world:
         if world.is_first and shape.sequence_length < packed.sequence_length:
             context.warn(f"sft.distill.teacher {folder} was trained on rows of {shape.sequence_length} tokens, but "
-                         f"those of sft have {packed.sequence_length}: what it says of later tokens may be worse")
+                         f"those of sft have {packed.sequence_length}: its predictions beyond that may be worse")
         dtype = compute_dtype(section.precision, world.device)
         objective = AssistantTurns(packed, 0, read_token_bytes(inputs["tokenizer"], world.device),
                                    flops_per_token(shape, packed.sequence_length).whole)
