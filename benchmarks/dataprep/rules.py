@@ -21,7 +21,7 @@ from benchmarks.dataprep.texts import DOCUMENTS, library_texts, rate, synthetic_
 from benchmarks.measuring import Row, row
 from gristmill.dataprep.filtering import gopher
 from gristmill.dataprep.filtering.rule_sets import measure
-from gristmill.dataprep.filtering.rules import failures, first_failures
+from gristmill.dataprep.thresholds import failures, first_failures
 from gristmill.mixtures.filter import GopherQuality, GopherRepetition, Rules
 
 PROSE_BYTES = 20_000_000

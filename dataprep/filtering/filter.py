@@ -20,9 +20,9 @@ from gristmill.dataprep.documents import (
     write_table,
 )
 from gristmill.dataprep.filtering.rule_sets import columns_read, configured_sets, edges, measure
-from gristmill.dataprep.filtering.rules import count_failures, failures, first_failures
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.measuring import measure_texts, spread
+from gristmill.dataprep.thresholds import count_failures, failures, first_failures
 from gristmill.mixtures.filter import Filter
 
 

@@ -21,7 +21,7 @@ counts in its own way, a dialect, and so one threshold draws five different line
 | n-grams / | chars of words | text | masses of all n-grams | text | chars of words |
 
 `gopher_dclm.py` and so on have each definition in full, with its source. NaN stands for a statistic that a dialect
-does not have or that says nothing about a text; it passes every threshold (`rules.py`).
+does not have or that says nothing about a text; it passes every threshold (`thresholds.py`).
 """
 
 from __future__ import annotations
@@ -33,10 +33,8 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.filtering import gopher_curator, gopher_datatrove, gopher_dclm, gopher_dolma, gopher_redpajama
-from gristmill.dataprep.filtering.gopher_texts import Texts
-from gristmill.dataprep.filtering.gopher_words import cut_words
+from gristmill.dataprep.filtering.gopher_words import Texts, cut_words, stop_words_of
 from gristmill.dataprep.filtering.repetition import DUPLICATE_NGRAMS, TOP_NGRAMS
-from gristmill.dataprep.filtering.stop_words import stop_words_of
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.dataprep.text.unicode_tables import code_point_flags, lower_case
 from gristmill.mixtures.filter import Dialect, GopherRules, Rules
@@ -110,7 +108,7 @@ def statistics(
 
     Raises:
         pa.ArrowInvalid: a text is not UTF-8.
-        gristmill.dataprep.filtering.spacy_words.NoSpacyError: `words: exact` without the package spacy.
+        gristmill.dataprep.filtering.word_cuts.NoSpacyError: `words: exact` without the package spacy.
     """
     data, offsets = text_buffers(texts)
     number = len(offsets) - 1

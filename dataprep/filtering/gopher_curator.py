@@ -26,7 +26,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from gristmill.dataprep.filtering.gopher_texts import StopWords, Texts, count_flag, find_stop_words, share, text_words
+from gristmill.dataprep.filtering.gopher_words import StopWords, Texts, count_flag, find_stop_words, share, text_words
+from gristmill.dataprep.filtering.lines_and_sentences import (
+    EACH_NEWLINE,
+    EACH_TWO_NEWLINES,
+    drop_blank,
+    segment_chars,
+    split_segments,
+    starts_with,
+)
 from gristmill.dataprep.filtering.repetition import (
     LONGEST_NGRAM,
     LONGEST_TOP,
@@ -34,14 +42,6 @@ from gristmill.dataprep.filtering.repetition import (
     extend_ngrams,
     repeated_words,
     top_ngram,
-)
-from gristmill.dataprep.filtering.segments import (
-    EACH_NEWLINE,
-    EACH_TWO_NEWLINES,
-    drop_blank,
-    segment_chars,
-    split_segments,
-    starts_with,
 )
 from gristmill.dataprep.text.hashing import first_bytes, load64
 from gristmill.dataprep.text.kernels import kernel

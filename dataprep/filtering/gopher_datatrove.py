@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gristmill.dataprep.filtering.gopher_texts import (
+from gristmill.dataprep.filtering.gopher_words import (
     StopWords,
     Texts,
     count_ellipses,
@@ -41,22 +41,25 @@ from gristmill.dataprep.filtering.gopher_texts import (
     share,
     text_words,
 )
-from gristmill.dataprep.filtering.joined_ngrams import copied_chars, join_words, likely_copies, shared_starts
-from gristmill.dataprep.filtering.repetition import (
-    DUPLICATE_NGRAMS,
-    LONGEST_TOP,
-    copied_segments,
-    extend_ngrams,
-    repeated_words,
-    top_ngram,
-)
-from gristmill.dataprep.filtering.segments import (
+from gristmill.dataprep.filtering.lines_and_sentences import (
     NEWLINE_RUNS,
     TWO_NEWLINE_RUNS,
     ends_with,
     split_lines,
     split_segments,
     starts_with,
+)
+from gristmill.dataprep.filtering.repetition import (
+    DUPLICATE_NGRAMS,
+    LONGEST_TOP,
+    copied_chars,
+    copied_segments,
+    extend_ngrams,
+    join_words,
+    likely_copies,
+    repeated_words,
+    shared_starts,
+    top_ngram,
 )
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.dataprep.text.spans import count_code_points, strip

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gristmill.dataprep.filtering.gopher_texts import (
+from gristmill.dataprep.filtering.gopher_words import (
     StopWords,
     Texts,
     count_ellipses,
@@ -35,6 +35,15 @@ from gristmill.dataprep.filtering.gopher_texts import (
     share,
     text_words,
 )
+from gristmill.dataprep.filtering.lines_and_sentences import (
+    EACH_NEWLINE,
+    EACH_TWO_NEWLINES,
+    ends_with,
+    segment_chars,
+    split_segments,
+    starts_with,
+    strip_segments,
+)
 from gristmill.dataprep.filtering.repetition import (
     LONGEST_NGRAM,
     LONGEST_TOP,
@@ -43,15 +52,6 @@ from gristmill.dataprep.filtering.repetition import (
     extend_ngrams,
     repeated_words,
     top_ngram,
-)
-from gristmill.dataprep.filtering.segments import (
-    EACH_NEWLINE,
-    EACH_TWO_NEWLINES,
-    ends_with,
-    segment_chars,
-    split_segments,
-    starts_with,
-    strip_segments,
 )
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.dataprep.text.unicode_tables import ALPHABETIC

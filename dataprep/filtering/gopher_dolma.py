@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gristmill.dataprep.filtering.gopher_texts import StopWords, Texts, count_flag, find_stop_words, share, text_words
+from gristmill.dataprep.filtering.gopher_words import StopWords, Texts, count_flag, find_stop_words, share, text_words
+from gristmill.dataprep.filtering.lines_and_sentences import EACH_NEWLINE, ends_with, split_segments, starts_with
 from gristmill.dataprep.filtering.repetition import (
     LONGEST_NGRAM,
     LONGEST_TOP,
@@ -33,7 +34,6 @@ from gristmill.dataprep.filtering.repetition import (
     repeated_words,
     top_ngram,
 )
-from gristmill.dataprep.filtering.segments import EACH_NEWLINE, ends_with, split_segments, starts_with
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.dataprep.text.unicode_tables import ALPHABETIC, SYMBOL
 

@@ -31,18 +31,18 @@ from itertools import pairwise
 import numpy as np
 
 from gristmill.dataprep.filtering.gopher_dclm import ngram_shares
-from gristmill.dataprep.filtering.gopher_texts import (
+from gristmill.dataprep.filtering.gopher_words import (
     StopWords,
     Texts,
     count_ellipses,
     count_flag,
     count_hashes,
+    cut_words,
     find_stop_words,
     share,
     text_words,
 )
-from gristmill.dataprep.filtering.gopher_words import cut_words
-from gristmill.dataprep.filtering.segments import EACH_NEWLINE, ends_with, split_segments, starts_with
+from gristmill.dataprep.filtering.lines_and_sentences import EACH_NEWLINE, ends_with, split_segments, starts_with
 from gristmill.dataprep.filtering.word_cuts import whitespace_words
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.dataprep.text.spans import strip

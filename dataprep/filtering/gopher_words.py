@@ -1,13 +1,25 @@
-"""Which words each Gopher dialect measures: by the dialect, by the manifest, and by the language of a text."""
+"""What all Gopher dialects are given of a text: its words, by dialect, manifest and language; and its stop words.
+
+Running text has at least two of the most frequent function words of its language. English has the eight words of Gopher
+(Rae et al. 2021, section A1.1). The other lists hold about twelve words of the closed classes (articles, prepositions,
+conjunctions, pronouns, auxiliaries) that nearly every paragraph has. Nine in ten of them are among the stop words of
+spaCy 3.8 (`spacy/lang/*/stop_words.py`) where it has the language; the others, and those of languages that it has not,
+are the commonest such words of the language's grammar.
+
+Languages are ISO 639-1 codes, or 639-3 where there is none, as fastText's lid.176 names them. A list may hold words of
+several scripts and spellings. Chinese and Japanese words are single characters, since `word_cuts.unspaced_words` makes
+each a word. Thai, Lao, Khmer and Burmese have no list: by that rule their function words are not words.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from gristmill.dataprep.filtering.punctuated_words import punctuated_words
-from gristmill.dataprep.filtering.stop_words import is_unspaced
 from gristmill.dataprep.filtering.word_cuts import (
     Words,
     characters_per_word,
@@ -15,8 +27,361 @@ from gristmill.dataprep.filtering.word_cuts import (
     whitespace_words,
     word_punct_words,
 )
-from gristmill.dataprep.text.unicode_tables import code_point_flags
+from gristmill.dataprep.judges.language_codes import parse_label
+from gristmill.dataprep.text.eight_bytes import count_byte, equal_to
+from gristmill.dataprep.text.hashing import first_bytes, load64
+from gristmill.dataprep.text.kernels import kernel
+from gristmill.dataprep.text.unicode_tables import code_point_flags, decode
 from gristmill.mixtures.filter import GopherRules
+
+PLACES = 128
+"""Places of a language's table of short stop words: more than twice as many as it has of them."""
+_HIGH_BITS = np.uint64(0x8080808080808080)
+_BELOW_A, _BEYOND_Z = np.uint64(0x3F3F3F3F3F3F3F3F), np.uint64(0x2525252525252525)
+
+
+class Texts(NamedTuple):
+    """n texts and their words."""
+
+    data: np.ndarray
+    """uint8, the UTF-8 bytes of all texts."""
+    offsets: np.ndarray
+    """int64 of shape (n + 1,)."""
+    flags: np.ndarray
+    """`unicode_tables.code_point_flags()`."""
+    words: Words
+    """The words of all texts, in any order of the texts."""
+    places: np.ndarray
+    """int64 of shape (n,): the place of each text among those of `words`."""
+    per_word: np.ndarray
+    """uint8 of shape (n,): how many of its words n-grams take for one; n-grams of such texts have no spaces inside."""
+
+
+class StopWords(NamedTuple):
+    """The stop words of several languages, and the language of each of n texts."""
+
+    languages: np.ndarray
+    """int32 of shape (n,): index of the text's language, or -1 without one."""
+    begins: np.ndarray
+    """int32, one more than languages: which stop words are a language's (at most 63)."""
+    offsets: np.ndarray
+    """int32, one more than stop words: which code points are a word's."""
+    codes: np.ndarray
+    """uint32, the code points of all stop words."""
+    lengths: np.ndarray
+    """uint64, one per language: bit k is set where a stop word has k code points."""
+    initials: np.ndarray
+    """uint64, one per language: bit k is set where a stop word's first code point is k modulo 64."""
+    keys: np.ndarray
+    """uint64 of shape (languages, PLACES): a hash table of the stop words of up to eight bytes, by `first_bytes`."""
+    numbers: np.ndarray
+    """int32 of the same shape: which stop word is there, or -1."""
+
+
+@kernel
+def text_words(texts: Texts, text: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The words of a text: starts, ends (int64), chars (int32), seen (uint16); see `word_cuts.Words`."""
+    words, place = texts.words, texts.places[text]
+    first, last = words.offsets[place], words.offsets[place + 1]
+    return words.starts[first:last], words.ends[first:last], words.chars[first:last], words.seen[first:last]
+
+
+@kernel
+def find_stop_words(
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, chars: np.ndarray, stop_words: StopWords, text: int,
+    lower: np.ndarray,
+) -> tuple[int, int]:
+    """Count the stop words among the words of a text.
+
+    Args:
+        lower: the lower-case form of every code point, uint32; empty to compare words as they are.
+
+    Returns:
+        occurrences, and how many different ones occur.
+    """
+    language = stop_words.languages[text]
+    if language < 0:
+        return 0, 0
+    count, distinct = 0, np.uint64(0)
+    lengths, one = stop_words.lengths[language], np.uint64(1)
+    for word in range(len(starts)):
+        start, size = starts[word], ends[word] - starts[word]
+        key = first_bytes(data, start, size)
+        if size <= 8 and (len(lower) == 0 or key & _HIGH_BITS == 0):
+            number = _look_up(lower_ascii(key) if len(lower) else key, chars[word], stop_words, language)
+        elif chars[word] > 63 or lengths >> np.uint64(chars[word]) & one == 0:
+            continue
+        else:
+            number = _compare(data, start, chars[word], stop_words, language, lower)
+        if number >= 0:
+            count += 1
+            distinct |= one << np.uint64(number - stop_words.begins[language])
+    different = 0
+    while distinct:
+        distinct &= distinct - one
+        different += 1
+    return count, different
+
+
+@kernel
+def _look_up(key: np.uint64, chars: int, stop_words: StopWords, language: int) -> int:
+    """The number of the stop word of so many code points whose bytes are this key; -1 where there is none."""
+    keys, numbers = stop_words.keys[language], stop_words.numbers[language]
+    place = table_place(key)
+    number = numbers[place]
+    while number >= 0 and keys[place] != key:
+        place = (place + np.uint64(1)) & np.uint64(PLACES - 1)
+        number = numbers[place]
+    if number < 0:
+        return -1
+    # A word may end in zero bytes, which the key does not show.
+    return number if stop_words.offsets[number + 1] - stop_words.offsets[number] == chars else -1
+
+
+@kernel
+def table_place(key: np.uint64) -> np.uint64:
+    """Where the search for a key begins in a table of PLACES."""
+    return (key ^ key >> np.uint64(29)) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(57)
+
+
+@kernel
+def lower_ascii(key: np.uint64) -> np.uint64:
+    """Eight bytes of ASCII in lower case."""
+    capitals = (key + _BELOW_A) & ~(key + _BEYOND_Z) & _HIGH_BITS
+    return key | capitals >> np.uint64(2)
+
+
+@kernel
+def _compare(
+    data: np.ndarray, start: int, chars: int, stop_words: StopWords, language: int, lower: np.ndarray
+) -> int:
+    """The number of the stop word that a word of so many code points spells; -1 where it is none."""
+    code, _ = decode(data, start)
+    if len(lower):
+        code = int(lower[code])
+    if stop_words.initials[language] >> np.uint64(code & 63) & np.uint64(1) == 0:
+        return -1
+    for number in range(stop_words.begins[language], stop_words.begins[language + 1]):
+        first, last = stop_words.offsets[number], stop_words.offsets[number + 1]
+        if last - first == chars and _spells(data, start, stop_words.codes, first, last, lower):
+            return number
+    return -1
+
+
+@kernel
+def _spells(data: np.ndarray, at: int, wanted: np.ndarray, first: int, last: int, lower: np.ndarray) -> bool:
+    for step in range(first, last):
+        code, width = decode(data, at)
+        if len(lower):
+            code = int(lower[code])
+        if code != wanted[step]:
+            return False
+        at += width
+    return True
+
+
+@kernel
+def count_flag(seen: np.ndarray, flag: int) -> int:
+    """How many words have a code point with this flag."""
+    count = 0
+    for found in seen:
+        count += found & flag != 0
+    return count
+
+
+@kernel
+def count_hashes(data: np.ndarray, begin: int, end: int) -> int:
+    """Occurrences of `#`."""
+    return count_byte(data, begin, end, 0x23)
+
+
+@kernel
+def count_ellipses(data: np.ndarray, begin: int, end: int) -> int:
+    """Occurrences of `...` (from the left, not overlapping) and of `…`."""
+    if not _has_ellipsis(data, begin, end):
+        return 0
+    count, dots = 0, 0
+    for at in range(begin, end):
+        byte = data[at]
+        if byte == 0x2E:
+            dots += 1
+            if dots == 3:
+                count, dots = count + 1, 0
+        else:
+            dots = 0
+            if byte == 0xE2 and data[at + 1] == 0x80 and data[at + 2] == 0xA6:  # U+2026
+                count += 1
+    return count
+
+
+@kernel
+def _has_ellipsis(data: np.ndarray, begin: int, end: int) -> bool:
+    """Whether there is any ellipsis."""
+    one, two = np.uint64(8), np.uint64(16)
+    at, stop = np.uint64(begin), np.uint64(end)
+    while at + one <= stop:  # the first six of eight bytes may begin one
+        eight = load64(data, at)
+        dots, leads = equal_to(eight, 0x2E), equal_to(eight, 0xE2)
+        if dots & dots >> one & dots >> two != 0:
+            return True
+        if leads != 0 and leads & equal_to(eight, 0x80) >> one & equal_to(eight, 0xA6) >> two != 0:
+            return True
+        at += np.uint64(6)
+    for place in range(np.int64(at), end - 2):
+        dots = data[place] == data[place + 1] == data[place + 2] == 0x2E
+        if dots or (data[place] == 0xE2 and data[place + 1] == 0x80 and data[place + 2] == 0xA6):
+            return True
+    return False
+
+
+@kernel
+def share(part: float, whole: float, of_nothing: float) -> float:
+    """Part / whole, or a given value where there is no whole."""
+    return part / whole if whole else of_nothing
+
+
+STOP_WORDS: dict[str, tuple[str, ...]] = {
+    language: tuple(words.split())
+    for language, words in {
+        "en": "the be to of and that have with",
+        "af": "die van en in het is nie dat op vir met om",
+        "ar": "في من على أن إلى عن لا أو التي هذا كل ما",
+        "az": "və bu bir ilə üçün də da o hər ki olan kimi",
+        "be": "і ў на не з да што за па яго або для",
+        "bg": "на и да в за се от с не е по че",
+        "bn": "এবং এই করে না ও থেকে এ যে তার জন্য করা বা",
+        "bs": "i u je na se da za od su s ne ili",
+        "ca": "de la i el a en que les els per no amb",
+        "cs": "a v se na je že s z o i do to",
+        "cy": "yn y a i o ar yr ei neu gan wedi ac",
+        "da": "og i at er en det af til på som for den",
+        "de": "der die und in den von zu das mit nicht ist ein",
+        "el": "και το να του η της για με την από που σε",
+        "eo": "la de kaj en al estas por kiu ne ĉiu aŭ kun",
+        "es": "de la que el en y a los se del por con",
+        "et": "ja on et ei või oma see ta kui ning mis tema",
+        "eu": "eta du da ez edo bat ere dira izan hau zuen dute",
+        "fa": "و در به از که این را با است هر یا برای",
+        "fi": "ja on ei että hän tai se oli hänen sekä mutta joka",
+        "fr": "de la le et les des en un du une que est",
+        "ga": "an a agus na ar i le go do is de nó",
+        "gl": "de e a o que en do da un por con os",
+        "gu": "અને છે આ ના તે એ પણ કે માટે પર કરવા તેના",
+        "he": "של את על לא הוא כל או זה כי אם עם גם",
+        "hi": "के और है को का में की से कि या पर अपने",
+        "hr": "i u je na se da za od su s ne ili",
+        "hu": "a az és hogy nem van egy vagy minden is meg ki",
+        "hy": "և է որ ու իր այդ են մեջ կամ համար ունի նա",
+        "id": "dan yang di untuk dengan tidak ini dari dalam atau pada setiap",
+        "is": "og að í á er sem til um við eða hann ekki",
+        "it": "di e la il che in a per un del è una",
+        "ja": "の に は を た が と で も な し て",
+        "ka": "და არ რომ ამ ეს იყო თუ ან უნდა მისი მის ყოველი",
+        "kn": "ಮತ್ತು ಈ ಒಂದು ಅಥವಾ ತನ್ನ ಎಂದು ಅವರ ಯಾವುದೇ ಹಾಗೂ ಆ ಎಲ್ಲ ಎಲ್ಲಾ",
+        "ko": "및 이 그 수 또는 있는 한 모든 위한 것 그의 의하여",
+        "ky": "жана бул менен бир да же үчүн бар ар өз эч болуп",
+        "la": "et in est ad ut non cum de ex aut qui quae",
+        "lb": "an de der an op vun d' mat fir a sech dat",
+        "lt": "ir į kad yra ar su iš jo kaip ne arba turi",
+        "lv": "un ir ar no uz par ka vai kas ne tā bet",
+        "mk": "на и да во за се од со не или е ги",
+        "ml": "ഒരു ഈ എന്ന അല്ലെങ്കിൽ എല്ലാ ആ എന്നാൽ തന്റെ അതിന്റെ എന്നിവ മറ്റ് കൂടി",
+        "mr": "आणि व आहे या किंवा हा की तो आपल्या ते हे त्या",
+        "ms": "dan yang di untuk dengan tidak ini dari dalam atau pada setiap",
+        "ne": "र को छ मा वा यो हरेक गर्न तथा पनि छैन हुने",
+        "nl": "de en van het een in is dat op te met voor",
+        "no": "og i det er til en på som for av at å",
+        "nn": "og i det er til ein på som for av at å",
+        "pl": "i w na z do się nie że o jest to lub",
+        "pt": "de a o que e do da em um para com os",
+        "ro": "de și în a la cu care pe o să din nu",
+        "ru": "и в на не что с по к из или его от",
+        "si": "සහ ඒ මේ හා ද එම හෝ වූ කිසිදු සෑම ඇති සඳහා",
+        "sk": "a v sa na je že s z o i do to",
+        "sl": "in v je na se da za od so z ne ali",
+        "sq": "e të dhe në për që me një nga nuk i ose",
+        "sr": "и у је на се да за од су с не или i u je na se da za od su s ne ili",
+        "sv": "och i att en som det är på av för till den",
+        "sw": "ya na wa kwa ni katika au za kila kuwa la cha",
+        "ta": "ஒரு மற்றும் இந்த என்று அல்லது அந்த தனது எந்த ஒவ்வொரு என்ற எல்லா உள்ள",
+        "te": "ఒక మరియు ఈ లేదా ఆ తన కు లో ప్రతి అన్ని తమ గల",
+        "tl": "ang ng sa na at mga ay o kanyang may hindi kaniyang",
+        "tr": "ve bir bu için ile da de olarak her o veya hiç",
+        "uk": "і в на не що з до та за або від його",
+        "ur": "کے اور ہے کو کا میں کی سے کہ یا پر اپنے",
+        "uz": "va bu bilan har bir uchun ham yoki o'z hech ega bo'lgan",
+        "vi": "và của là có các được cho trong người một không với",
+        "yo": "ni ti àti láti tí ó fún ní tàbí sí náà gbogbo",
+        "zh": "的 是 不 了 在 有 和 这 這 为 為 及 或 之 與 与",
+    }.items()
+}
+"""Language -> its stop words, in lower case."""
+
+UNSPACED_LANGUAGES = frozenset({"zh", "ja", "th", "lo", "km", "my", "wuu", "yue"})
+"""Languages of whose script `unicode_tables.UNSPACED_RANGES` has the characters; Korean has spaces."""
+ALIASES = {"nb": "no", "wuu": "zh", "yue": "zh", "sh": "sr", "fil": "tl"}
+"""Codes whose language has its list under another code."""
+DEFAULT_LANGUAGE = "en"
+
+
+def language_index(language: str | None) -> int:
+    """The number of a language in `stop_words_of`; -1 without a list, English where there is no language."""
+    code = parse_label(language or DEFAULT_LANGUAGE).code
+    return _INDEX.get(ALIASES.get(code, code), -1)
+
+
+def is_unspaced(language: str | None) -> bool:
+    """Whether a language is written without spaces between words."""
+    return language is not None and parse_label(language).code in UNSPACED_LANGUAGES
+
+
+def stop_words_of(languages: Sequence[str | None]) -> StopWords:
+    """The stop words of n texts for the kernels.
+
+    Args:
+        languages: one code per text, None where it is not known.
+    """
+    return StopWords(np.fromiter(map(language_index, languages), np.int32, len(languages)), *_tables())
+
+
+_INDEX = {language: number for number, language in enumerate(STOP_WORDS)}
+
+
+@lru_cache(maxsize=1)
+def _tables() -> tuple[np.ndarray, ...]:
+    lists = [tuple(dict.fromkeys(words)) for words in STOP_WORDS.values()]
+    words = [word for listed in lists for word in listed]
+    begins = np.cumsum([0, *map(len, lists)]).astype(np.int32)
+    offsets = np.cumsum([0, *map(len, words)]).astype(np.int32)
+    codes = np.array([ord(character) for word in words for character in word], np.uint32)
+    lengths = np.array([_bits(map(len, listed)) for listed in lists], np.uint64)
+    initials = np.array([_bits(ord(word[0]) & 63 for word in listed) for listed in lists], np.uint64)
+    return begins, offsets, codes, lengths, initials, *_short_words(words, begins)
+
+
+def _short_words(words: Sequence[str], begins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The hash tables of `StopWords`: keys and numbers."""
+    keys = np.zeros((len(begins) - 1, PLACES), np.uint64)
+    numbers = np.full((len(begins) - 1, PLACES), -1, np.int32)
+    for language in range(len(begins) - 1):
+        for number in range(begins[language], begins[language + 1]):
+            encoded = words[number].encode()
+            if len(encoded) > 8:
+                continue
+            key = int.from_bytes(encoded, "little")
+            place = int(table_place(np.uint64(key)))
+            while numbers[language, place] >= 0:
+                place = (place + 1) % PLACES
+            keys[language, place], numbers[language, place] = key, number
+    return keys, numbers
+
+
+def _bits(numbers: Iterable[int]) -> int:
+    bits = 0
+    for number in numbers:
+        bits |= 1 << number
+    return bits
+
 
 Cut = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Words]
 """`word_cuts.whitespace_words`, or another function with its arguments."""
@@ -48,11 +413,11 @@ def cut_words(
         many of them n-grams take for one (more than one in scripts without spaces).
 
     Raises:
-        gristmill.dataprep.filtering.spacy_words.NoSpacyError: `words: exact` without the package spacy.
+        gristmill.dataprep.filtering.word_cuts.NoSpacyError: `words: exact` without the package spacy.
     """
     number, flags = len(offsets) - 1, code_point_flags()
     if counting.words == "exact":
-        from gristmill.dataprep.filtering.spacy_words import spacy_words
+        from gristmill.dataprep.filtering.word_cuts import spacy_words
 
         return spacy_words(data, offsets), np.arange(number), np.ones(number, np.uint8)
     always = counting.words == "unicode"

@@ -1,8 +1,8 @@
 """The rule sets that the stage `filter` knows: the columns that each measures, and how.
 
 To add one: a section with its thresholds as a field of `mixtures.filter.Rules`, and an entry of the same name here.
-A field `min_x` or `max_x` of the section bounds the column `x` (see `rules.py`); every other field is an option, which
-the function that measures may look at. Columns are numbers, and no two sets share a name.
+A field `min_x` or `max_x` of the section bounds the column `x` (see `dataprep/thresholds.py`); every other field is an
+option, which the function that measures may look at. Columns are numbers, and no two sets share a name.
 """
 
 from __future__ import annotations

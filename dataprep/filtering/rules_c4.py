@@ -4,7 +4,7 @@ The definitions are those of the released code (TensorFlow Datasets, text/c4_uti
 to what its rules for lines have left: so let the stage `clean` with `lines: [c4]` run before `filter`.
 
 - document_characters: code points. C4's code applies this rule to the page as it was read.
-- sentences: as `sentences.py` counts them; C4's code adds up Punkt's sentences of each line.
+- sentences: as `lines_and_sentences.py` counts them; C4's code adds up Punkt's sentences of each line.
 - lorem_ipsum: occurrences of that phrase, ASCII letters in any case.
 - curly_brackets: occurrences of `{`.
 - long_paragraphs (mC4): lines, between newlines alone and not stripped, of at least `paragraph_characters` code points.
@@ -15,9 +15,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.filtering.phrases import Phrases, count_phrases, prepare_phrases
-from gristmill.dataprep.filtering.sentences import count_sentences
-from gristmill.dataprep.filtering.text_classes import text_classes
+from gristmill.dataprep.filtering.lines_and_sentences import count_sentences, text_classes
+from gristmill.dataprep.filtering.listed_words import Phrases, count_phrases, prepare_phrases
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import count_code_points, skip_to_newlines
 

@@ -27,8 +27,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.filtering.phrases import Phrases, count_phrases, prepare_phrases
-from gristmill.dataprep.filtering.text_classes import SPACE, text_classes
+from gristmill.dataprep.filtering.lines_and_sentences import SPACE, text_classes
+from gristmill.dataprep.filtering.listed_words import Phrases, count_phrases, prepare_phrases
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import skip_to_newlines, strip
 from gristmill.dataprep.text.unicode_tables import decode

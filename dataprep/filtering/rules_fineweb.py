@@ -2,13 +2,14 @@
 
 - filled_lines: lines with anything but whitespace. Lines are what `text.split("\\n")` has, and are not stripped.
 - terminal_line_ratio: filled lines whose last code point is one of FineWeb's 159 terminal marks
-  (`text_classes.TERMINAL_RANGES`; no quotation marks, and a trailing space is what a line ends in) / filled lines.
+  (TERMINAL_RANGES in `lines_and_sentences.py`; no quotation marks, and a trailing space is what a line ends in) /
+  filled lines.
 - short_line_ratio: filled lines of at most `short_line_characters` code points / filled lines.
 - repeated_line_char_ratio: code points of filled lines that the text had before, the first copy free / code points of
   the text without its newlines.
 - newline_word_ratio: newlines / words. datatrove counts the tokens of spaCy's English tokenizer; here they are those of
-  `text_classes.count_words`. Given equal words, all five are bit-equal to datatrove's; with its own it reached the
-  same verdict on each of 300 posts and PEPs.
+  `lines_and_sentences.count_words`. Given equal words, all five are bit-equal to datatrove's; with its own it reached
+  the same verdict on each of 300 posts and PEPs.
 
 A share of nothing is 0.
 """
@@ -18,8 +19,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from gristmill.dataprep.filtering.lines_and_sentences import TERMINAL, count_words, text_classes
 from gristmill.dataprep.filtering.repetition import copied_segments
-from gristmill.dataprep.filtering.text_classes import TERMINAL, count_words, text_classes
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import count_code_points, skip_to_newlines, strip
 from gristmill.dataprep.text.unicode_tables import decode

@@ -19,8 +19,15 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.cleaning.urls import document_urls, normalise_host, normalise_url, url_host
-from gristmill.dataprep.filtering.automaton import Automaton, build, count
-from gristmill.dataprep.filtering.word_lists import contained, hash_strings, hashed_list, read_list
+from gristmill.dataprep.filtering.listed_words import (
+    Automaton,
+    build,
+    contained,
+    count,
+    hash_strings,
+    hashed_list,
+    read_list,
+)
 from gristmill.mixtures.filter import Urls
 
 STATISTICS = ("url_blocked_domain", "url_blocked_page", "url_hard_words", "url_soft_words", "url_strict_words")

@@ -19,8 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.files import as_path, sha256_file
-from gristmill.dataprep.filtering.automaton import Automaton, build, count, lower
-from gristmill.dataprep.filtering.word_lists import read_list
+from gristmill.dataprep.filtering.listed_words import Automaton, build, count, lower, read_list
 from gristmill.dataprep.judges.fasttext_models import load_model
 from gristmill.mixtures.filter import BadWords, Toxicity
 

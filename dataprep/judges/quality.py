@@ -25,13 +25,13 @@ from gristmill.dataprep.documents import (
     read_table,
     write_table,
 )
-from gristmill.dataprep.filtering.rules import count_failures, failures, first_failures
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.judges.labelled_examples import draw
 from gristmill.dataprep.judges.quality_models import CHARACTERS, HELD_OUT_FILE, find_models, measure_held_out, trainings
 from gristmill.dataprep.judges.ranking import ALL, Cuts, describe_cuts, kept_by_rank, rank_documents
 from gristmill.dataprep.judges.scorers import SCORES, ModelFiles, make_measure
 from gristmill.dataprep.measuring import measure_texts, merge_annotations, spread
+from gristmill.dataprep.thresholds import count_failures, failures, first_failures
 from gristmill.mixtures.quality import SCORE_OF_THRESHOLD, THRESHOLDS, Quality, QualityThresholds
 
 

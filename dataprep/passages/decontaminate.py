@@ -21,7 +21,6 @@ from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import balance
 from gristmill.dataprep.documents import ID_BYTES, write_table
 from gristmill.dataprep.edits import EDITS, cuts_array
-from gristmill.dataprep.filtering.rules import first_failures
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.measuring import JudgedTexts, merge_annotations, read_judged
 from gristmill.dataprep.passages.contamination import Matches, Runs, find_matches, is_over
@@ -36,6 +35,7 @@ from gristmill.dataprep.passages.ngram_index import (
     write_index,
 )
 from gristmill.dataprep.shuffle import concat_mapped, open_batches, sort_rows, write_partitions
+from gristmill.dataprep.thresholds import first_failures
 from gristmill.mixtures.decontaminate import Decontaminate
 
 MATCHES_FILE = "matches.parquet"

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from gristmill.dataprep.documents import read_shard, shard_names
 from gristmill.dataprep.filtering import gopher
-from gristmill.dataprep.filtering.rules import bounded_statistics, failures
+from gristmill.dataprep.thresholds import bounded_statistics, failures
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.report.summary import plain_table, section
 from gristmill.flows.running.session import Session

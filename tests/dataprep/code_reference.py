@@ -1,4 +1,4 @@
-"""The definitions of `rules_code.py` and `code_data.py` in the plainest Python, one document at a time.
+"""The definitions of `rules_code.py` in the plainest Python, one document at a time.
 
 What the kernels must agree with exactly; nothing else uses it.
 """

@@ -1,4 +1,4 @@
-"""The definitions of `text_classes.py`, `sentences.py` and the `rules_*.py` modules in the plainest Python.
+"""The definitions of `lines_and_sentences.py` and the `rules_*.py` modules in the plainest Python.
 
 One document at a time. What the kernels must agree with exactly; nothing else uses it.
 """
@@ -8,16 +8,15 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from gristmill.dataprep.filtering.lines_and_sentences import ABBREVIATIONS, CLOSERS, OPENERS, TERMINAL_RANGES
 from gristmill.dataprep.filtering.rules_curator import BOILERPLATE
-from gristmill.dataprep.filtering.sentences import ABBREVIATIONS, OPENERS
-from gristmill.dataprep.filtering.text_classes import CLOSERS, TERMINAL_RANGES
 from gristmill.dataprep.text.unicode_tables import UNSPACED_RANGES
 
 TERMINAL_MARKS = frozenset(chr(code) for first, last in TERMINAL_RANGES for code in range(first, last + 1))
 
 
 def words(text: str) -> int:
-    """`text_classes.count_words` of one text."""
+    """`lines_and_sentences.count_words` of one text."""
     kinds = "".join(map(_kind, text))
     return len(re.findall(r"1|w+(?:[.'’]w+)*|([^ 1w])\1*", kinds))
 
@@ -32,7 +31,7 @@ def _kind(character: str) -> str:
 
 
 def sentences(text: str) -> int:
-    """`sentences.count_sentences` of one text."""
+    """`lines_and_sentences.count_sentences` of one text."""
     return sum(map(sentences_of_line, text.splitlines()))
 
 

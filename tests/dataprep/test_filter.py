@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from gristmill.dataprep.counts import QuarantineError, check_conservation
 from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.filtering import filter as filter_stage
-from gristmill.dataprep.filtering.rules import bounded_statistics, count_failures, failures, first_failures
 from gristmill.dataprep.measuring import measure_texts, spread
+from gristmill.dataprep.thresholds import bounded_statistics, count_failures, failures, first_failures
 from gristmill.mixtures.filter import Filter, GopherQuality, GopherRepetition
 from tests.dataprep import gopher_reference
 

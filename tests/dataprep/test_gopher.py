@@ -18,7 +18,7 @@ from gristmill.dataprep.filtering.gopher import (
     quality_statistics,
     repetition_statistics,
 )
-from gristmill.dataprep.filtering.stop_words import STOP_WORDS
+from gristmill.dataprep.filtering.gopher_words import STOP_WORDS
 from gristmill.dataprep.text.unicode_tables import ALPHABETIC, CODE_POINTS, SPACE, WORD, code_point_flags, lower_case
 from tests.dataprep import gopher_reference
 

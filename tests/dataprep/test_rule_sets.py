@@ -17,8 +17,8 @@ import pytest
 from gristmill.dataprep.documents import read_shard, write_table
 from gristmill.dataprep.filtering.gopher import DIALECTS
 from gristmill.dataprep.filtering.rule_sets import RULE_SETS, configured_sets, measure
-from gristmill.dataprep.filtering.rules import bounded_statistics, failures
 from gristmill.dataprep.measuring import spread
+from gristmill.dataprep.thresholds import bounded_statistics, failures
 from gristmill.mixtures.filter import GopherQuality, Rules
 from gristmill.mixtures.section import Section
 

@@ -7,8 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.filtering.sentences import count_sentences
-from gristmill.dataprep.filtering.text_classes import BREAK, SPACE, TERMINAL, WORD, count_words, text_classes
+from gristmill.dataprep.filtering.lines_and_sentences import (
+    BREAK,
+    SPACE,
+    TERMINAL,
+    WORD,
+    count_sentences,
+    count_words,
+    text_classes,
+)
 from gristmill.dataprep.text.unicode_tables import CODE_POINTS
 from tests.dataprep import rules_reference
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.filtering.punctuated_words import punctuated_words
-from gristmill.dataprep.filtering.segments import (
+from gristmill.dataprep.filtering.lines_and_sentences import (
     EACH_NEWLINE,
     EACH_TWO_NEWLINES,
     NEWLINE_RUNS,
@@ -18,6 +17,7 @@ from gristmill.dataprep.filtering.segments import (
     split_lines,
     split_segments,
 )
+from gristmill.dataprep.filtering.punctuated_words import punctuated_words
 from gristmill.dataprep.filtering.word_cuts import (
     characters_per_word,
     unspaced_words,

@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import read_table, shard_names
 from gristmill.dataprep.filtering import filter as filter_stage
-from gristmill.dataprep.filtering.automaton import build, count, lower
+from gristmill.dataprep.filtering.listed_words import WordListError, build, count, lower, read_list
 from gristmill.dataprep.filtering.rules_urls import url_statistics
 from gristmill.dataprep.filtering.rules_words import ToxicityModelError, bad_word_statistics, toxicity_statistics
-from gristmill.dataprep.filtering.word_lists import WordListError, read_list
 from gristmill.dataprep.judges.classifier import train
 from gristmill.mixtures.filter import BadWords, Toxicity, Urls
 from gristmill.mixtures.quality import Classifier

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from gristmill.dataprep.filtering.rule_sets import configured_sets, measure
-from gristmill.dataprep.filtering.rules import failures, first_failures
+from gristmill.dataprep.thresholds import failures, first_failures
 from gristmill.mixtures.filter import Rules
 from tests.dataprep import rules_reference
 

@@ -1,0 +1,264 @@
+"""Finding listed words and phrases in text: many at once, fixed phrases in any case, and the user's lists of them.
+
+Many words are found by the automaton of Aho and Corasick (1975) as a table, over lower-case UTF-8 bytes. Each fixed
+phrase is looked for at its rarest letter only, so that a text without `k` and `v` is done in one pass of table look-ups
+however many phrases there are. A list has one entry per line; as a set it stays small where it is long.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gristmill.dataprep.files import as_path
+from gristmill.dataprep.text.hashing import hash_bytes
+from gristmill.dataprep.text.kernels import kernel, text_buffers
+from gristmill.dataprep.text.unicode_tables import WORD, code_point_flags, decode
+
+
+@dataclass(frozen=True)
+class Automaton:
+    """What finds the entries of a list.
+
+    Attributes:
+        following: int32 of shape (states, 256), the state after a byte.
+        length: int32 of shape (states,), bytes of the entry that ends in a state; 0 where none does.
+        shorter: int32 of shape (states,), the state of the next shorter entry that ends here too; 0 where none does.
+    """
+
+    following: np.ndarray
+    length: np.ndarray
+    shorter: np.ndarray
+
+
+def lower(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Texts in lower case, code point by code point: what entries and texts are compared in."""
+    return pc.utf8_lower(texts)
+
+
+def build(words: Iterable[str]) -> Automaton:
+    """The automaton of a list; empty entries are left out, and case does not matter."""
+    entries = sorted(set(lower(pa.array(list(words), pa.string())).to_pylist()) - {""})
+    children: list[dict[int, int]] = [{}]
+    lengths = [0]
+    for entry in (entry.encode("utf-8") for entry in entries):
+        state = 0
+        for byte in entry:
+            if byte not in children[state]:
+                children[state][byte] = len(children)
+                children.append({})
+                lengths.append(0)
+            state = children[state][byte]
+        lengths[state] = len(entry)
+    following = np.zeros((len(children), 256), np.int32)
+    length, shorter = np.array(lengths, np.int32), np.zeros(len(children), np.int32)
+    suffix = np.zeros(len(children), np.int32)
+    queue = deque([0])
+    while queue:
+        state = queue.popleft()
+        following[state] = following[suffix[state]]
+        for byte, child in children[state].items():
+            suffix[child] = following[suffix[state], byte] if state else 0
+            shorter[child] = suffix[child] if length[suffix[child]] else shorter[suffix[child]]
+            following[state, byte] = child
+            queue.append(child)
+    return Automaton(following, length, shorter)
+
+
+def count(texts: pa.Array | pa.ChunkedArray, automaton: Automaton, whole_words: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Count entries in n texts that are in lower case.
+
+    Args:
+        whole_words: only where no word character (`\\w`) is on either side.
+
+    Returns:
+        places where at least one entry ends, and bytes that belong to entries: two int64 arrays of shape (n,).
+    """
+    data, offsets = text_buffers(texts)
+    places, covered = _count(
+        data, offsets, automaton.following, automaton.length, automaton.shorter, code_point_flags(), whole_words
+    )
+    return places, covered
+
+
+@kernel
+def _count(
+    data: np.ndarray, offsets: np.ndarray, following: np.ndarray, length: np.ndarray, shorter: np.ndarray,
+    flags: np.ndarray, whole_words: bool,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    number = len(offsets) - 1
+    places, covered = np.zeros(number, np.int64), np.zeros(number, np.int64)
+    for text in range(number):
+        begin, end = offsets[text], offsets[text + 1]
+        state, taken = 0, begin
+        for at in range(begin, end):
+            state = following[state, data[at]]
+            entry = state if length[state] else shorter[state]
+            if entry and whole_words and at + 1 < end and flags[decode(data, at + 1)[0]] & WORD:
+                continue
+            while entry:
+                first = at + 1 - length[entry]
+                if not whole_words or first == begin or flags[_code_before(data, first)] & WORD == 0:
+                    places[text] += 1
+                    covered[text] += at + 1 - max(taken, first)
+                    taken = at + 1
+                    break
+                entry = shorter[entry]
+    return places, covered
+
+
+@kernel
+def _code_before(data: np.ndarray, at: int) -> int:
+    at -= 1
+    while data[at] & 0xC0 == 0x80:
+        at -= 1
+    return decode(data, at)[0]
+
+
+RAREST_FIRST = "zqjxkvbpgwyfmculdhrsnioate"
+"""Letters of English by their frequency (Lewand, Cryptological Mathematics, 2000), the rarest first."""
+
+
+class Phrases(NamedTuple):
+    """Phrases as the kernels read them."""
+
+    text: np.ndarray
+    """uint8: all phrases in lower case, back to back."""
+    offsets: np.ndarray
+    """int64 of shape (n + 1,)."""
+    anchors: np.ndarray
+    """int64 of shape (n,): where in each phrase its anchor is."""
+    heads: np.ndarray
+    """int64 of shape (256,): the first phrase whose anchor a byte is, or -1."""
+    chain: np.ndarray
+    """int64 of shape (n,): the next phrase with the same anchor, or -1."""
+
+
+def prepare_phrases(phrases: Sequence[str]) -> Phrases:
+    """Prepare phrases for `count_phrases`.
+
+    Raises:
+        ValueError: a phrase is not in lower case or has no ASCII letter.
+    """
+    heads, chain = np.full(256, -1, np.int64), np.full(len(phrases), -1, np.int64)
+    anchors = np.zeros(len(phrases), np.int64)
+    for number, phrase in enumerate(phrases):
+        letters = [letter for letter in RAREST_FIRST if letter in phrase]
+        if phrase != phrase.lower() or not letters:
+            raise ValueError(f"a phrase is lower case and has a letter from a to z, not {phrase!r}")
+        anchors[number] = phrase.encode().index(letters[0].encode())
+        for byte in (ord(letters[0]), ord(letters[0].upper())):
+            # Both cases of a letter share the chain: it is linked once.
+            chain[number] = heads[byte] if byte == ord(letters[0]) else chain[number]
+            heads[byte] = number
+    encoded = [phrase.encode() for phrase in phrases]
+    offsets = np.concatenate([[0], np.cumsum([len(phrase) for phrase in encoded])]).astype(np.int64)
+    return Phrases(np.frombuffer(b"".join(encoded), np.uint8), offsets, anchors, heads, chain)
+
+
+@kernel
+def count_phrases(data: np.ndarray, begin: int, end: int, phrases: Phrases) -> int:
+    """How often any of the phrases occurs in `data[begin:end]`."""
+    count = 0
+    for at in range(begin, end):
+        phrase = phrases.heads[data[at]]
+        while phrase >= 0:
+            first, last = phrases.offsets[phrase], phrases.offsets[phrase + 1]
+            start = at - phrases.anchors[phrase]
+            if start >= begin and start + last - first <= end and _is_at(data, start, phrases.text, first, last):
+                count += 1
+            phrase = phrases.chain[phrase]
+    return count
+
+
+@kernel
+def _is_at(data: np.ndarray, start: int, text: np.ndarray, first: int, last: int) -> bool:
+    for step in range(last - first):
+        byte = data[start + step]
+        if 0x41 <= byte <= 0x5A:
+            byte |= np.uint8(0x20)
+        if byte != text[first + step]:
+            return False
+    return True
+
+
+ENTRIES_AT_ONCE = 100_000
+COMMENT = "#"
+
+
+class WordListError(ValueError):
+    """A list of the user's cannot be read."""
+
+
+def read_list(path: str) -> Iterator[str]:
+    """The entries of a list, stripped; empty lines and those that begin with `#` are none.
+
+    Args:
+        path: a UTF-8 file, gzipped where its name ends in `.gz`.
+
+    Raises:
+        WordListError: it is not there, or no such file.
+    """
+    location = as_path(path)
+    try:
+        with location.open("rb") as raw, gzip.open(raw) if path.endswith(".gz") else raw as stream:
+            for line in io.TextIOWrapper(stream, encoding="utf-8-sig"):
+                entry = line.strip()
+                if entry and not entry.startswith(COMMENT):
+                    yield entry
+    except (OSError, UnicodeDecodeError, EOFError) as error:
+        raise WordListError(
+            f"the list {path} cannot be read: {error}; it has to be UTF-8 text with an entry per line, "
+            "gzipped if its name ends in .gz"
+        ) from error
+
+
+@lru_cache(maxsize=8)
+def hashed_list(path: str, normalise: Callable[[str], str]) -> np.ndarray:
+    """The 64-bit hashes of a list's entries, sorted: uint64 of shape (n,).
+
+    Eight bytes an entry, however long: a list of five million domains takes 40 MB. The probability that any of a
+    billion strings has the hash of one of a million entries by chance is below one in ten thousand.
+
+    Args:
+        path: see `read_list`.
+        normalise: applied to each entry; a function of a module.
+    """
+    entries, parts = read_list(path), []
+    while some := list(islice(entries, ENTRIES_AT_ONCE)):
+        parts.append(hash_strings([normalise(entry) for entry in some]))
+    return np.unique(np.concatenate(parts)) if parts else np.empty(0, np.uint64)
+
+
+def hash_strings(strings: list[str]) -> np.ndarray:
+    """64-bit hashes of n strings: uint64 of shape (n,)."""
+    data, offsets = text_buffers(pa.array(strings, pa.large_string()))
+    hashes: np.ndarray = _hash_strings(data, offsets)
+    return hashes
+
+
+def contained(hashes: np.ndarray, listed: np.ndarray) -> np.ndarray:
+    """Which of n hashes a sorted list has: bool of shape (n,)."""
+    if not len(listed):
+        return np.zeros(len(hashes), bool)
+    places = np.minimum(np.searchsorted(listed, hashes), len(listed) - 1)
+    found: np.ndarray = listed[places] == hashes
+    return found
+
+
+@kernel
+def _hash_strings(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    hashes = np.empty(len(offsets) - 1, np.uint64)
+    for number in range(len(hashes)):
+        hashes[number] = hash_bytes(data, offsets[number], offsets[number + 1])
+    return hashes
