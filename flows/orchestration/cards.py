@@ -98,11 +98,12 @@ def document_lines(facts: Facts) -> list[str]:
         lines += ["## Why documents were dropped", "", picture(reasons_picture(facts), "documents by rule"), "",
                   markdown_table(["stage", "rule", "documents", "of those read"], reasons), ""]
     if summaries.get("langid", {}).get("languages"):
-        lines += ["## Languages", "", picture(languages_picture(facts), "documents by language"), ""]
+        lines += ["## Languages", "", picture(languages_picture(summaries["langid"]), "documents by language"), ""]
     if summaries.get("quality", {}).get("histogram"):
-        lines += ["## Quality", "", picture(quality_picture(facts), "quality scores by source"), ""]
-    if facts.get("cluster_sizes"):
-        lines += ["## Duplicates", "", picture(clusters_picture(facts), "clusters by size"), ""]
+        lines += ["## Quality", "", picture(quality_picture(summaries["quality"]), "quality scores by source"), ""]
+    for found in facts.get("clusters", {}).values():
+        if found["sizes"]:
+            lines += ["## Duplicates", "", picture(clusters_picture(found["sizes"]), "clusters by size"), ""]
     return lines
 
 

@@ -1,4 +1,4 @@
-"""The report's sections about documents: the funnel, every cut with texts on both sides, languages, duplicates."""
+"""The report's sections about documents: what all steps did, and what each has to show besides."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from gristmill.flows.report import pictures
 from gristmill.flows.report.parts import Details, Figure, Heading, Listing, Note, Part, Section, Table
 from gristmill.flows.report.run_data import Facts, top_reasons
+from gristmill.mixtures.sources import INGEST
 
 MOST_REASONS = 20
 MOST_BARS = 12
@@ -15,9 +16,8 @@ MOST_LANGUAGES = 20
 
 
 def document_sections(facts: Facts) -> list[Section | None]:
-    """All of them, None where a stage did not run."""
-    return [funnel(facts), reasons(facts), cuts(facts), lengths(facts), languages(facts), quality(facts),
-            *edits(facts), duplicates(facts), contamination(facts), *quarantine(facts)]
+    """What is said of all steps together; None where nothing is to be said."""
+    return [funnel(facts), reasons(facts), cuts(facts), quarantine(facts)]
 
 
 def funnel(facts: Facts) -> Section | None:
@@ -114,97 +114,103 @@ def both_sides(cut: Mapping[str, Any]) -> list[Part]:
         for side, title in (("failing", "dropped, next to the cut"), ("passing", "passed, next to the cut"))]
 
 
-def lengths(facts: Facts) -> Section | None:
+def lengths(facts: Facts, name: str = "filter") -> Section | None:
     """How long the documents that the filter has read are, in words."""
-    counted = facts["summaries"].get("filter", {}).get("histograms", {}).get("words")
+    counted = facts["summaries"][name].get("histograms", {}).get("words")
     if not counted:
         return None
     return Section("Lengths", [Figure(pictures.cut_histogram(counted, None, "words per document, from this many on"),
                                       "Documents that the filter has read, by their number of words.")])
 
 
-def languages(facts: Facts) -> Section | None:
+def languages(facts: Facts, name: str = "langid") -> Section | None:
     """The languages found, and how sure the model was."""
-    summary = facts["summaries"].get("langid")
-    if not summary or not summary.get("languages"):
+    summary = facts["summaries"][name]
+    if not summary.get("languages"):
         return None
     number = len(summary["languages"])
     scores = summary.get("histograms", {}).get("language_score")
     many = f"; the {MOST_LANGUAGES} most frequent:" if number > MOST_LANGUAGES else ""
     parts: list[Part] = [Note(f"{number} language{'s' if number > 1 else ''}{many}"),
-                         Figure(languages_picture(facts), "Documents by their likeliest language.")]
+                         Figure(languages_picture(summary), "Documents by their likeliest language.")]
     if scores:
         parts.append(Figure(pictures.cut_histogram(scores, None, "language score"), "Confidence of the model."))
     return Section("Languages", parts)
 
 
-def languages_picture(facts: Facts) -> str:
+def languages_picture(summary: Mapping[str, Any]) -> str:
     """Documents by language, the most frequent ones."""
-    counts = sorted(facts["summaries"]["langid"]["languages"].items(), key=lambda item: (-item[1], item[0]))
+    counts = sorted(summary["languages"].items(), key=lambda item: (-item[1], item[0]))
     return pictures.stacked_bars(
         [(name, {"documents": float(count)}) for name, count in counts[:MOST_LANGUAGES]], "documents")
 
 
-def quality(facts: Facts) -> Section | None:
+def quality(facts: Facts, name: str = "quality") -> Section | None:
     """Scores per source, and how well the classifier separates held-out documents."""
-    summary = facts["summaries"].get("quality")
-    if not summary or "histogram" not in summary:
+    summary = facts["summaries"][name]
+    if "histogram" not in summary:
         return None
     parts: list[Part] = []
     if "auc" in summary:
         alone = f"; by their length alone {summary['length_auc']:.4f}" if "length_auc" in summary else ""
         parts.append(Note(f"AUC {summary['auc']:.4f} on {summary['held_out']:,} held-out documents{alone}."))
-    if picture := quality_picture(facts):
+    if picture := quality_picture(summary):
         parts.append(Figure(picture, "Quality scores by source."))
     return Section("Quality", parts)
 
 
-def quality_picture(facts: Facts) -> str:
+def quality_picture(summary: Mapping[str, Any]) -> str:
     """Quality scores by source; empty without any."""
-    series = facts["summaries"]["quality"]["histogram"]
+    series = summary["histogram"]
     bins = len(next(iter(series.values()), []))
     return pictures.histogram(series, [index / bins for index in range(bins + 1)], "quality score") if bins else ""
 
 
-def duplicates(facts: Facts) -> Section | None:
+def duplicates(facts: Facts, name: str = "dedup") -> Section | None:
     """How large clusters of duplicates are, and the largest of them."""
-    if not facts.get("clusters"):
+    found = facts.get("clusters", {}).get(name)
+    if not found or not found["largest"]:
         return None
-    rows = [[cluster["locator"], cluster["survivor"][:16], cluster["size"]] for cluster in facts["clusters"]]
-    parts: list[Part] = [Note(f"{facts['summaries']['dedup']['clusters']:,} clusters of two or more documents.")]
-    if facts.get("cluster_sizes"):
-        parts.append(Figure(clusters_picture(facts), "Clusters by their number of documents."))
+    rows = [[cluster["locator"], cluster["survivor"][:16], cluster["size"]] for cluster in found["largest"]]
+    parts: list[Part] = [Note(f"{facts['summaries'][name]['clusters']:,} clusters of two or more documents.")]
+    if found["sizes"]:
+        parts.append(Figure(clusters_picture(found["sizes"]), "Clusters by their number of documents."))
     return Section("Duplicates", [*parts, Table(["survivor of the largest", "id", "documents"], rows, {2})])
 
 
-def clusters_picture(facts: Facts) -> str:
+def clusters_picture(sizes: Mapping[str, int]) -> str:
     """Clusters by their number of documents."""
-    bars = [(name, {"clusters": float(count)}) for name, count in facts["cluster_sizes"].items()]
-    return pictures.stacked_bars(bars, "clusters")
+    return pictures.stacked_bars([(name, {"clusters": float(count)}) for name, count in sizes.items()], "clusters")
 
 
-def edits(facts: Facts) -> list[Section]:
-    """What cleaning changed, and what repeated so often that it was cut."""
-    summaries = facts["summaries"]
-    cleaned = [[rule, f"{done['documents']:,}", f"{done['times']:,}", f"{done['bytes']:,}"]
-               for rule, done in summaries.get("clean", {}).get("edits", {}).items() if done["times"]]
-    lines = [[f"{row['documents']:,}", _short(row["text"])]
-             for row in summaries.get("dedup_lines", {}).get("most_repeated", [])[:MOST_REASONS]]
-    passages = [[f"{row['copies']:,}", f"{row['words']:,}", _short(row["text"])]
-                for row in summaries.get("dedup_substrings", {}).get("largest_repeats", [])[:MOST_REASONS]]
-    found = (("Edits", Table(["rule", "documents", "times", "bytes"], cleaned, {1, 2, 3})),
-             ("Repeated lines", Table(["documents", "line"], lines, {0})),
-             ("Repeated passages", Table(["copies", "words", "begins"], passages, {0, 1})))
-    return [Section(title, [table]) for title, table in found if table.rows]
+def edits(facts: Facts, name: str = "clean") -> Section | None:
+    """What cleaning changed."""
+    rows = [[rule, f"{done['documents']:,}", f"{done['times']:,}", f"{done['bytes']:,}"]
+            for rule, done in facts["summaries"][name].get("edits", {}).items() if done["times"]]
+    return Section("Edits", [Table(["rule", "documents", "times", "bytes"], rows, {1, 2, 3})]) if rows else None
 
 
-def contamination(facts: Facts) -> Section | None:
+def repeated_lines(facts: Facts, name: str = "dedup_lines") -> Section | None:
+    """Lines that repeated so often that they were cut."""
+    rows = [[f"{row['documents']:,}", _short(row["text"])]
+            for row in facts["summaries"][name].get("most_repeated", [])[:MOST_REASONS]]
+    return Section("Repeated lines", [Table(["documents", "line"], rows, {0})]) if rows else None
+
+
+def repeated_passages(facts: Facts, name: str = "dedup_substrings") -> Section | None:
+    """Passages that repeated so often that they were cut."""
+    rows = [[f"{row['copies']:,}", f"{row['words']:,}", _short(row["text"])]
+            for row in facts["summaries"][name].get("largest_repeats", [])[:MOST_REASONS]]
+    return Section("Repeated passages", [Table(["copies", "words", "begins"], rows, {0, 1})]) if rows else None
+
+
+def contamination(facts: Facts, name: str = "decontaminate") -> Section | None:
     """How many items of each evaluation set were found, and in which documents."""
-    summary = facts["summaries"].get("decontaminate", {})
+    summary = facts["summaries"][name]
     if not summary.get("sets"):
         return None
-    sets = [[name, f"{found['items']:,}", f"{found['checked']:,}", f"{found['contaminated']:,}",
-             f"{found['contaminated_share']:.2%}"] for name, found in summary["sets"].items()]
+    sets = [[of, f"{found['items']:,}", f"{found['checked']:,}", f"{found['contaminated']:,}",
+             f"{found['contaminated_share']:.2%}"] for of, found in summary["sets"].items()]
     rows = [[match["set"], match["item"], _short(match["item_text"]), f"{match['contamination']:.0%}",
              f"{match['source']} {match['locator']}"] for match in summary.get("matches", [])[:MOST_REASONS]]
     return Section("Evaluation text in documents", [
@@ -212,26 +218,31 @@ def contamination(facts: Facts) -> Section | None:
         Table(["set", "item", "its text", "of it", "document"], rows, {1, 3})])
 
 
-def quarantine(facts: Facts) -> list[Section]:
+def quarantine(facts: Facts) -> Section | None:
     """What could not be processed, by stage, and the first records that could not be read."""
-    ingest = facts["summaries"].get("ingest", {})
     counts = [[row["stage"], f"{row['quarantined']:,}", f"{row['quarantined'] / max(row['read'], 1):.2%}"]
               for row in facts["funnel"] if row.get("quarantined")]
     shown = [[item["file"], item.get("record", ""), item["error"]]
-             for item in ingest.get("quarantined", [])[:MOST_REASONS]]
-    skipped = sorted(ingest.get("skipped", {}).items(), key=lambda item: -item[1])
-    damaged = [[file["source"], file["file"], f"{file['records']:,}", f"{file['lost']:,}", file["error"]]
-               for file in ingest.get("damaged", [])]
-    sections = [
-        Section("Quarantine", [Table(["stage", "records", "of those read"], counts, {1, 2}),
-                               Table(["file", "record", "error"], shown)]) if counts or shown else None,
-        Section("Files that could not be read to their end", [
-            Note("What they lost is estimated from their bytes and from the other files."),
-            Table(["source", "file", "records read", "lost, about", "why"], damaged, {2, 3})]) if damaged else None,
-        Section("No documents", [
-            Note("What the sources hold besides documents."),
-            Table(["what", "records"], [[what, f"{count:,}"] for what, count in skipped], {1})]) if skipped else None]
-    return [section for section in sections if section is not None]
+             for item in facts["summaries"].get(INGEST, {}).get("quarantined", [])[:MOST_REASONS]]
+    return Section("Quarantine", [Table(["stage", "records", "of those read"], counts, {1, 2}),
+                                  Table(["file", "record", "error"], shown)]) if counts or shown else None
+
+
+def damaged_files(facts: Facts, name: str = INGEST) -> Section | None:
+    """Files that could not be read to their end, and what they lost."""
+    rows = [[file["source"], file["file"], f"{file['records']:,}", f"{file['lost']:,}", file["error"]]
+            for file in facts["summaries"][name].get("damaged", [])]
+    return Section("Files that could not be read to their end", [
+        Note("What they lost is estimated from their bytes and from the other files."),
+        Table(["source", "file", "records read", "lost, about", "why"], rows, {2, 3})]) if rows else None
+
+
+def skipped_records(facts: Facts, name: str = INGEST) -> Section | None:
+    """What the sources hold besides documents."""
+    skipped = sorted(facts["summaries"][name].get("skipped", {}).items(), key=lambda item: -item[1])
+    return Section("No documents", [
+        Note("What the sources hold besides documents."),
+        Table(["what", "records"], [[what, f"{count:,}"] for what, count in skipped], {1})]) if skipped else None
 
 
 def _short(value: Any) -> str:

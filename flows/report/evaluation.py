@@ -13,12 +13,7 @@ from gristmill.flows.stages.registry import STAGES
 SAMPLES = 3
 
 
-def evaluation_sections(facts: Facts) -> list[Section | None]:
-    """All parts, None where nothing was measured."""
-    return [held_out(facts), tasks(facts), memorisation(facts), leaks(facts)]
-
-
-def held_out(facts: Facts) -> Section | None:
+def held_out(facts: Facts, name: str = "evaluate") -> Section | None:
     """Measurements on held-out text and pairs."""
     rows = [[row["model"], row["source"], f"{row['bits_per_byte']:.4f}{_range(row.get('bits_per_byte_interval'), 4)}",
              f"{row['perplexity']:.2f}{_range(row.get('perplexity_interval'), 2)}", f"{row['token_accuracy']:.2%}",
@@ -35,7 +30,7 @@ def held_out(facts: Facts) -> Section | None:
     return Section("Held-out text", parts)
 
 
-def tasks(facts: Facts) -> Section | None:
+def tasks(facts: Facts, name: str = "evaluate") -> Section | None:
     """Every task's metrics for every model, what changed between models, and reliability plots."""
     rows, plots = [], []
     for model, measured in evaluated_models(facts):
@@ -59,7 +54,7 @@ def tasks(facts: Facts) -> Section | None:
         *plots])
 
 
-def memorisation(facts: Facts) -> Section | None:
+def memorisation(facts: Facts, name: str = "evaluate") -> Section | None:
     """What is continued word for word, by copies in the training set."""
     rows = [[model, group, found["documents"], f"{found['memorised']['value']:.1%}{_range(found['memorised'], 3)}",
              f"{found['mean_right_tokens']:.1f}"]
@@ -70,7 +65,7 @@ def memorisation(facts: Facts) -> Section | None:
     )]) if rows else None
 
 
-def leaks(facts: Facts) -> Section | None:
+def leaks(facts: Facts, name: str = "evaluate") -> Section | None:
     """Items of the tasks that stand in the training set, and the metrics with and without them."""
     found = facts.get("evaluation", {}).get("contamination", {})
     rows = []
@@ -86,7 +81,7 @@ def leaks(facts: Facts) -> Section | None:
     )]) if rows else None
 
 
-def samples(facts: Facts) -> Section | None:
+def samples(facts: Facts, name: str = "evaluate") -> Section | None:
     """Generated texts: the pre-trained model continues a prompt, a tuned one answers it."""
     parts: list[Part] = []
     for model, measured in evaluated_models(facts):

@@ -18,9 +18,9 @@ MOST_LANGUAGES = 20
 HEADER = ["documents", "MB", "tokens", "bytes/token", "characters/token", "tokens/word"]
 
 
-def tokenizer_section(facts: Facts) -> Section | None:
+def tokenizer_section(facts: Facts, name: str = "tokenize") -> Section | None:
     """Bytes per token and tokens per word of each source and language, and what of the vocabulary is used."""
-    summary = facts["summaries"].get("tokenize", {})
+    summary = facts["summaries"].get(name, {})
     if "vocabulary" not in summary:
         return None
     languages = summary.get("languages") or {}
@@ -57,7 +57,7 @@ def group_rows(groups: Mapping[str, Mapping[str, Any]], most: int | None = None)
             for name, group in ordered]
 
 
-def mixture_section(facts: Facts) -> Section | None:
+def mixture_section(facts: Facts, name: str = "mix") -> Section | None:
     """What was asked for and what was packed, source by source, and what the packing costs."""
     if "packed" not in facts:
         return None

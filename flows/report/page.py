@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +15,13 @@ from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.secrets import mask_known, mask_secrets
 from gristmill.flows.questions.status import duration
 from gristmill.flows.report.document_sections import document_sections
-from gristmill.flows.report.evaluation import evaluation_sections, samples
-from gristmill.flows.report.mixture import mixture_rows, mixture_section, tokenizer_section
+from gristmill.flows.report.mixture import mixture_rows
 from gristmill.flows.report.parts import Details, Figure, Note, Part, Section, Table, Text, page
 from gristmill.flows.report.pictures import stacked_bars
 from gristmill.flows.report.run_data import Facts, gather_facts
-from gristmill.flows.report.training import loss_rows, reinforcement, spikes, training_section
-from gristmill.flows.report.tuning import (
-    distillation,
-    example_sections,
-    masks,
-    preference_effects,
-    preferences,
-    reward_model,
-    rounding,
-)
+from gristmill.flows.report.training import loss_rows, spikes, training_section
 from gristmill.flows.running.session import Session
+from gristmill.flows.stages.stage import Stage, imported
 from gristmill.flows.store.runs import RunRecord
 
 
@@ -43,15 +37,30 @@ def write_report(session: Session, record: RunRecord) -> Path:
 def render_report(session: Session, record: dict[str, Any] | None) -> str:
     """The HTML of everything that is committed for a manifest."""
     facts = gather_facts(session)
-    sections = [
-        *document_sections(facts), tokenizer_section(facts), mixture_section(facts), training_section(facts),
-        spikes(facts), *example_sections(facts), masks(facts), distillation(facts), preferences(facts),
-        reward_model(facts), preference_effects(facts), reinforcement(facts), *evaluation_sections(facts),
-        rounding(facts), samples(facts), costs(facts), lineage(facts, record),
-    ]
+    kinds = {name: node.stage for name, node in session.plan.items() if name in facts["summaries"]}
+    # What was prepared stands before what was trained on it.
+    trainings = next((place for place, stage in enumerate(kinds.values()) if stage.trains), len(kinds))
+    sections = [*document_sections(facts), *stage_sections(facts, dict(islice(kinds.items(), trainings))),
+                training_section(facts), spikes(facts),
+                *stage_sections(facts, dict(islice(kinds.items(), trainings, None))),
+                costs(facts), lineage(facts, record)]
     started = time.strftime("%Y-%m-%d %H:%M", time.localtime(record["started"] if record else time.time()))
     return page(facts["name"], [section for section in sections if section is not None], cards=cards(facts),
                 note=f"gristmill run of {started}" + (f", {record['state']}" if record else ""), contents=True)
+
+
+def stage_sections(facts: Facts, kinds: Mapping[str, Stage]) -> Iterator[Section]:
+    """What the description of each stage says that the report shows of it.
+
+    Args:
+        facts: with the summaries of all of them.
+        kinds: name in the plan -> stage; where they differ, titles have the name.
+    """
+    for name, stage in kinds.items():
+        for path in stage.report:
+            found: Section | None = imported(path)(facts, name)
+            if found is not None:
+                yield found if name == stage.name else replace(found, title=f"{found.title}: {name}")
 
 
 def cards(facts: Facts) -> list[tuple[str, str]]:

@@ -86,7 +86,8 @@ def clusters_found(session: Session, name: str, folder: StageFolder, facts: Fact
     clusters = facts["summaries"][name].get("largest_clusters", [])
     locators = locators_of(inputs, {bytes.fromhex(cluster["survivor"]) for cluster in clusters})
     found = [{**cluster, "locator": locators.get(bytes.fromhex(cluster["survivor"]), "")} for cluster in clusters]
-    return {"clusters": found, "cluster_sizes": cluster_sizes(inputs, name)}
+    sizes = cluster_sizes(inputs, name)
+    return {"clusters": {**facts.get("clusters", {}), name: {"largest": found, "sizes": sizes}}}
 
 
 def funnel(summaries: Mapping[str, Mapping[str, Any]], steps: Iterable[str]) -> list[dict[str, Any]]:

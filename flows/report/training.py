@@ -140,7 +140,7 @@ def _loss(value: float | None) -> str:
     return "NaN or Inf" if value is None else f"{value:.3f}"
 
 
-def reinforcement(facts: Facts) -> Section | None:
+def reinforcement(facts: Facts, name: str = "rl") -> Section | None:
     """What rewards became, at what distance from the start, and answers before and after; None without any."""
     summary, lines = facts["summaries"].get("rl", {}), facts["training"].get("rl", [])
     rewards = reward_points(lines)

@@ -11,25 +11,22 @@ from gristmill.flows.report.pictures import curves
 from gristmill.flows.report.run_data import Facts, top_reasons
 
 SECTIONS = ("sft", "dpo")
-TITLES = {"sft": "fine-tuning", "dpo": "preferences"}
+TITLES = {"sft_prepare": "fine-tuning", "dpo_prepare": "preferences"}
 MOST_REASONS = 3
 MOST_SHOWN = 10
 """Items of evaluation sets that are shown with their examples."""
 
 
-def example_sections(facts: Facts) -> list[Section]:
-    """What was dropped of the examples before they were made into rows, for either section that asks for it."""
-    return [preparation(section, facts["summaries"][stage], facts.get("twins", {}).get(stage, []))
-            for section in SECTIONS if (stage := f"{section}_prepare") in facts["summaries"]]
-
-
-def preparation(section: str, summary: Mapping[str, Any], twins: Sequence[Mapping[str, Any]]) -> Section:
-    """The sets, the steps, what of evaluation sets was found and where, and the least alike of near-duplicates."""
+def preparation(facts: Facts, name: str) -> Section:
+    """What was dropped of examples before they were made into rows: the sets, the steps, what of evaluation sets was
+    found and where, and the least alike of near-duplicates.
+    """
+    summary, twins = facts["summaries"][name], facts.get("twins", {}).get(name, [])
     sets = [[one["name"], *(f"{number:,}" for number in set_numbers(one))] for one in summary["sets"]]
     steps = [[one["stage"], judged(one["judges"]), *step_numbers(one["counts"])] for one in summary["steps"]]
     leaks = [[name, f"{found['items']:,}", f"{found['checked']:,}", f"{found['contaminated']:,}"]
              for one in summary["steps"] if one["stage"] == "decontaminate" for name, found in one["sets"].items()]
-    return Section(f"How the examples for {TITLES[section]} were prepared", [
+    return Section(f"How the examples for {TITLES[name]} were prepared", [
         Table(["set", *SET_HEADINGS], sets, set(range(1, 1 + len(SET_HEADINGS)))),
         Table(["step", "judges", "read", "kept", "dropped most by"], steps, {2, 3}),
         Table(["evaluation set", "items", "long enough", "found in examples"], leaks, {1, 2, 3}),
@@ -92,9 +89,9 @@ def judged(view: str) -> str:
     return {"answer-of-both": "both answers", "conversation-of-both": "prompt and both answers"}.get(view, view)
 
 
-def masks(facts: Facts) -> Section | None:
+def masks(facts: Facts, name: str = "sft_data") -> Section | None:
     """Which tokens supervised fine-tuning trains on: counts per set, and decoded examples."""
-    summary = facts["summaries"].get("sft_data", {})
+    summary = facts["summaries"].get(name, {})
     if not summary.get("samples"):
         return None
     rows = [[one["name"], f"{one['records']:,}", f"{one['refused']:,}", dropped_before(one), f"{one['unrenderable']:,}",
@@ -125,9 +122,9 @@ def describe_rows(facts: Facts, summary: Mapping[str, Any]) -> str:
             + (f", whose loss is {measured['loss']:.4f} in the end" if measured else ""))
 
 
-def preferences(facts: Facts) -> Section | None:
+def preferences(facts: Facts, name: str = "dpo_data") -> Section | None:
     """What is wrong with the preference data, set by set."""
-    sets = facts["summaries"].get("dpo_data", {}).get("sets", [])
+    sets = facts["summaries"].get(name, {}).get("sets", [])
     if not sets:
         return None
     rows = [[one["name"], f"{one['records']:,}", f"{one['refused']:,}", dropped_before(one), *(
@@ -157,9 +154,9 @@ def used_pairs(facts: Facts) -> Part:
     return Table(headings, rows, set(range(1, len(headings))))
 
 
-def distillation(facts: Facts) -> Section | None:
+def distillation(facts: Facts, name: str = "teacher") -> Section | None:
     """What a fine-tuning learnt from its teacher, and how much of the teacher was kept."""
-    summary = facts["summaries"].get("teacher")
+    summary = facts["summaries"].get(name)
     lines = [line for line in facts["training"].get("sft", []) if "divergence" in line]
     if summary is None:
         return None
@@ -177,9 +174,9 @@ def distillation(facts: Facts) -> Section | None:
     return Section("Distillation", parts)
 
 
-def reward_model(facts: Facts) -> Section | None:
+def reward_model(facts: Facts, name: str = "reward") -> Section | None:
     """How well a reward model ranks pairs that it has not seen, beside the length of answers."""
-    summary = facts["summaries"].get("reward")
+    summary = facts["summaries"].get(name)
     if summary is None:
         return None
     found, lines = summary["held_out"], facts["training"].get("reward", [])
@@ -201,7 +198,7 @@ def reward_model(facts: Facts) -> Section | None:
     return Section("Reward model", [*parts, *unlearned(summary.get("margins"))])
 
 
-def preference_effects(facts: Facts) -> Section | None:
+def preference_effects(facts: Facts, name: str = "dpo") -> Section | None:
     """Where preference optimisation's margin came from: answers against the reference, and the alarm if it rang."""
     lines = [line for line in facts["training"].get("dpo", []) if "fell/chosen" in line and "fell/rejected" in line]
     if not lines:
@@ -257,9 +254,9 @@ def answers_of(one: dict[str, Any]) -> list[str]:
     return [one["completion_text"], ""] if one["rejected"] is None else ["", one["completion_text"]]
 
 
-def rounding(facts: Facts) -> Section | None:
+def rounding(facts: Facts, name: str = "export") -> Section | None:
     """What rounding the exported matrices to 8 bits costs."""
-    cost = facts["summaries"].get("export", {}).get("int8")
+    cost = facts["summaries"].get(name, {}).get("int8")
     if cost is None:
         return None
     if cost["growth"] is None:

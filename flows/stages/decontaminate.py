@@ -7,4 +7,5 @@ from gristmill.mixtures.decontaminate import Decontaminate
 
 STAGE = Stage(
     "decontaminate", 2, "gristmill.dataprep.passages.decontaminate:run", section=Decontaminate,
-    columns=lambda section: ["contamination", "contamination_words", "contaminated_item", "left_words", "edits"])
+    columns=lambda section: ["contamination", "contamination_words", "contaminated_item", "left_words", "edits"],
+    report=("gristmill.flows.report.document_sections:contamination",))

@@ -7,4 +7,5 @@ from gristmill.mixtures.dedup import DedupLines
 
 STAGE = Stage(
     "dedup_lines", 1, "gristmill.dataprep.passages.dedup_lines:run", section=DedupLines,
-    columns=lambda section: ["lines_removed", "removed_line_ratio", "edits"])
+    columns=lambda section: ["lines_removed", "removed_line_ratio", "edits"],
+    report=("gristmill.flows.report.document_sections:repeated_lines",))

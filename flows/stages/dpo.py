@@ -14,4 +14,5 @@ def needs(manifest: Manifest) -> list[str]:
 
 
 STAGE = training("dpo", 6, whole("dpo"), needs, trained=Dpo, rows="examples", makes_model=True,
-                 details="gristmill.flows.report.training:reward_details")
+                 details="gristmill.flows.report.training:reward_details",
+                 report=("gristmill.flows.report.tuning:preference_effects",))

@@ -31,4 +31,5 @@ def _leaks(manifest: Manifest) -> Decontaminate | None:
     return next((step.config for step in manifest.prepare if isinstance(step.config, Decontaminate)), None)
 
 
-STAGE = Stage("dpo_data", 4, "gristmill.train.stages.dpo_data:run", configure, only("dpo_prepare", "tokenizer", "mix"))
+STAGE = Stage("dpo_data", 4, "gristmill.train.stages.dpo_data:run", configure, only("dpo_prepare", "tokenizer", "mix"),
+              report=("gristmill.flows.report.tuning:preferences",))

@@ -19,4 +19,7 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
 
 
 STAGE = Stage("evaluate", 3, "gristmill.train.stages.evaluate:run", configure, only("tokenizer", "mix", *MODELS),
-              topics={"evaluation": "evaluation.json"})
+              topics={"evaluation": "evaluation.json"},
+              report=("gristmill.flows.report.evaluation:held_out", "gristmill.flows.report.evaluation:tasks",
+                      "gristmill.flows.report.evaluation:memorisation", "gristmill.flows.report.evaluation:leaks",
+                      "gristmill.flows.report.evaluation:samples"))

@@ -33,4 +33,5 @@ def needs(manifest: Manifest) -> list[str]:
 
 
 STAGE = Stage("export", 1, "gristmill.train.stages.export:run", configure, needs,
-              facts="gristmill.flows.report.run_data:exported")
+              facts="gristmill.flows.report.run_data:exported",
+              report=("gristmill.flows.report.tuning:rounding",))

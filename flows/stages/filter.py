@@ -15,4 +15,5 @@ def columns(section: Filter) -> Iterable[str]:
     return [name for chosen in configured_sets(section.rules) for name in RULE_SETS[chosen].statistics]
 
 
-STAGE = Stage("filter", 2, "gristmill.dataprep.filtering.filter:run", section=Filter, columns=columns)
+STAGE = Stage("filter", 2, "gristmill.dataprep.filtering.filter:run", section=Filter, columns=columns,
+              report=("gristmill.flows.report.document_sections:lengths",))

@@ -32,4 +32,6 @@ STAGE = Stage(
     INGEST, 2, "gristmill.dataprep.reading.ingest:run", configure,
     # Of sources with an `id_field` and of web archives alone, whose ids are compared.
     memory=Memory(60, "leave `id_field` out where ids are known to differ, or read the sources in manifests of their "
-                      "own", documents="own ids"))
+                      "own", documents="own ids"),
+    report=("gristmill.flows.report.document_sections:damaged_files",
+            "gristmill.flows.report.document_sections:skipped_records"))

@@ -15,4 +15,5 @@ def columns(section: LanguageId) -> Iterable[str]:
 
 
 STAGE = Stage(
-    "langid", 2, "gristmill.dataprep.judges.langid:run", section=LanguageId, columns=columns)
+    "langid", 2, "gristmill.dataprep.judges.langid:run", section=LanguageId, columns=columns,
+    report=("gristmill.flows.report.document_sections:languages",))

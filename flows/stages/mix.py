@@ -51,4 +51,5 @@ def preflight(
 STAGE = Stage(
     "mix", 8, "gristmill.tokenize.mixing.mix:run", configure, documents("tokenizer", "tokenize"), preflight=preflight,
     memory=Memory(264, "drop more in `prepare`, or pack the sources in manifests of their own"),
-    pace="a sample has too few tokens to be mixed", topics={"packed": "packed.json"})
+    pace="a sample has too few tokens to be mixed", topics={"packed": "packed.json"},
+    report=("gristmill.flows.report.mixture:mixture_section",))

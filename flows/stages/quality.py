@@ -7,4 +7,5 @@ from gristmill.mixtures.quality import Quality
 
 STAGE = Stage(
     "quality", 4, "gristmill.dataprep.judges.quality:run", section=Quality,
-    columns=lambda section: [*section.scores, "perplexity_bucket"])
+    columns=lambda section: [*section.scores, "perplexity_bucket"],
+    report=("gristmill.flows.report.document_sections:quality",))

@@ -25,4 +25,5 @@ def needs(manifest: Manifest) -> list[str]:
 
 
 STAGE = training("reward", 3, configure, needs, trained=Reward, rows="examples",
-                 details="gristmill.flows.report.training:ranking_details")
+                 details="gristmill.flows.report.training:ranking_details",
+                 report=("gristmill.flows.report.tuning:reward_model",))

@@ -34,4 +34,5 @@ def needs(manifest: Manifest) -> list[str]:
 
 
 STAGE = training("rl", 3, configure, needs, trained=Rl, rows="prompts", makes_model=True,
-                 details="gristmill.flows.report.training:reinforcement_details")
+                 details="gristmill.flows.report.training:reinforcement_details",
+                 report=("gristmill.flows.report.training:reinforcement",))

@@ -24,4 +24,5 @@ def needs(manifest: Manifest) -> list[str]:
     return ["sft_prepare", "tokenizer", "mix", *(["pretrain"] if sft is not None and sft.replay and is_open else [])]
 
 
-STAGE = Stage("sft_data", 3, "gristmill.train.stages.sft_data:run", configure, needs)
+STAGE = Stage("sft_data", 3, "gristmill.train.stages.sft_data:run", configure, needs,
+              report=("gristmill.flows.report.tuning:masks",))

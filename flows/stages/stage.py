@@ -70,7 +70,8 @@ class Stage:
         topics: topic -> JSON file of the output that the report and the summary read.
         facts: `module:function` of what they tell besides: (session, name, folder, facts so far) -> topics.
         details: `module:function`, what the summary says of a training beside its loss: (facts, steps) -> lines.
-        report: `module:function` of what the report shows besides counts, columns and losses: facts -> HTML.
+        report: `module:function` of what the report shows of it besides counts, columns and losses: (facts, name) ->
+            Section (flows/report/parts.py), or None.
     """
 
     name: str

@@ -26,4 +26,5 @@ def needs(manifest: Manifest) -> list[str]:
     return ["tokenizer", "sft_data", *(["pretrain"] if own else [])]
 
 
-STAGE = training("teacher", 1, configure, needs)
+STAGE = training("teacher", 1, configure, needs,
+                 report=("gristmill.flows.report.tuning:distillation",))

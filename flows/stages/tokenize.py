@@ -11,4 +11,5 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     return None if manifest.tokenizer is None else ({}, {})
 
 
-STAGE = Stage("tokenize", 2, "gristmill.tokenize.encoding.encode:run", configure, documents("tokenizer"))
+STAGE = Stage("tokenize", 2, "gristmill.tokenize.encoding.encode:run", configure, documents("tokenizer"),
+              report=("gristmill.flows.report.mixture:tokenizer_section",))

@@ -5,7 +5,16 @@ from __future__ import annotations
 import re
 from html import unescape
 
+from gristmill.flows.report.document_sections import document_sections
+from gristmill.flows.report.page import stage_sections
 from gristmill.flows.report.parts import Part, Section, page
+from gristmill.flows.report.run_data import Facts
+from gristmill.flows.stages.registry import STAGES
+
+
+def sections_about(facts: Facts) -> list[Section | None]:
+    """What the report says of the documents of stages that are called as in the registry."""
+    return [*document_sections(facts), *stage_sections(facts, {name: STAGES[name] for name in facts["summaries"]})]
 
 
 def html_of(*shown: Section | Part | None) -> str:

@@ -20,7 +20,7 @@ from gristmill.flows.questions.find_documents import DocumentNotFoundError
 from gristmill.flows.questions.whatif import compare
 from gristmill.flows.report.run_data import gather_facts
 from gristmill.flows.report.summary import print_examples
-from gristmill.flows.report.tuning import example_sections, preferences, prepared_rows
+from gristmill.flows.report.tuning import preferences, preparation, prepared_rows
 from gristmill.flows.running.session import Session, open_session
 from tests.flows.rendered import html_of
 
@@ -133,7 +133,7 @@ def test_the_terminal_and_the_report_account_for_every_record(folder: Path) -> N
         print_examples(facts, shown)
         assert max(map(len, shown.file.getvalue().splitlines())) <= width  # type: ignore[attr-defined]
         assert "sft: chats" in shown.file.getvalue()  # type: ignore[attr-defined]
-    page = html_of(*example_sections(facts))
+    page = html_of(preparation(facts, "sft_prepare"))
     assert ["quiz", "1", f"'{LEAK[:57]}...'", "100%", "chats chats.jsonl:4"] in [
         [unescape(cell) for cell in found] for found in rows_of(page)]
     for cells in (["chats", "5", "0", "0", "3", "2"], ["dedup", "conversation", "5", "4"],

@@ -21,7 +21,7 @@ from gristmill.flows.orchestration.cards import document_lines, picture
 from gristmill.flows.report.document_sections import cuts, document_sections, funnel_picture, tokens_kept
 from gristmill.flows.report.evaluation import samples, some_samples
 from gristmill.flows.report.mixture import MOST_LANGUAGES, tokenizer_section
-from gristmill.flows.report.page import costs
+from gristmill.flows.report.page import costs, stage_sections
 from gristmill.flows.report.parts import (
     DARK,
     LIGHT,
@@ -42,8 +42,10 @@ from gristmill.flows.report.pictures import _place, curves, cut_histogram, histo
 from gristmill.flows.report.run_data import cluster_sizes, with_tokens
 from gristmill.flows.report.summary import print_funnel, print_tokens
 from gristmill.flows.report.training import by_source, spikes
+from gristmill.flows.stages.registry import STAGES
+from gristmill.flows.stages.stage import Stage
 from gristmill.train.loop.spike_report import describe_origin
-from tests.flows.rendered import html_of
+from tests.flows.rendered import html_of, sections_about
 
 SOURCES = {"a": {"bytes_read": 100, "bytes_kept": 80}, "b": {"bytes_read": 50, "bytes_kept": 10}}
 FACTS = {
@@ -77,7 +79,7 @@ def test_a_cut_is_drawn_where_its_value_lies_between_the_edges() -> None:
 
 
 def test_the_sections_show_every_fact_and_escape_what_documents_say() -> None:
-    html = html_of(*document_sections(FACTS))
+    html = html_of(*sections_about(FACTS))
     assert "gopher_quality/min_words</td>" in html
     assert '<td class="n">3</td><td class="n">30.00%</td><td class="n">2</td>' in html
     assert "Quarantine</h2>" in html
@@ -180,7 +182,21 @@ def test_clusters_are_counted_once_each_by_their_survivors(tmp_path: Path) -> No
     table, _ = annotate(documents, rows, rows, [None, "d", None, "d", "d", None, None],
                         {"cluster_size": pa.array([2, 2, 3, 3, 3, 1, 1], pa.int32())})
     write_table(tmp_path / "dedup" / "part-0.parquet", table)
-    assert cluster_sizes({"ingest": tmp_path / "ingest", "dedup": tmp_path / "dedup"}) == {"2": 1, "3-4": 1}
+    assert cluster_sizes({"ingest": tmp_path / "ingest", "dedup": tmp_path / "dedup"}, "dedup") == {"2": 1, "3-4": 1}
+
+
+def test_a_step_that_comes_twice_has_its_own_section_each_time_and_a_stage_brings_what_it_shows() -> None:
+    words = {"histograms": {"words": {"edges": [0, 10, 20], "counts": [0, 4, 2, 0]}}}
+    facts = {"funnel": [], "summaries": {"filter": words, "filter-2": words, "shouting": {"loudest": "A & B"}}}
+    shouting = Stage("shouting", 1, "nowhere:run", report=("tests.flows.test_report:loudest",))
+    kinds = {"filter": STAGES["filter"], "filter-2": STAGES["filter"], "shouting": shouting}
+    html = html_of(*stage_sections(facts, kinds))
+    assert re.findall(r"<h2[^>]*>(.*?)</h2>", html) == ["Lengths", "Lengths: filter-2", "Loudest"]
+    assert '<p class="note">A &amp; B</p>' in html
+
+
+def loudest(facts: dict[str, Any], name: str) -> Section:
+    return Section("Loudest", [Note(facts["summaries"][name]["loudest"])])
 
 
 def test_what_was_cut_and_what_was_found_is_shown() -> None:
@@ -195,7 +211,7 @@ def test_what_was_cut_and_what_was_found_is_shown() -> None:
             "matches": [{"set": "gsm8k", "item": 4, "item_text": "The dragon", "contamination": 0.75, "source": "web",
                          "locator": "http://x"}]},
     }}
-    html = html_of(*document_sections(facts))
+    html = html_of(*sections_about(facts))
     for row in ("<td>mask_email</td><td class=\"n\">3</td>", "213</td><td>All rights &lt;reserved&gt;.</td>",
                 "2</td><td class=\"n\">115</td><td>June 2013</td>", "<td class=\"n\">12.50%</td>",
                 "<td>The dragon</td><td class=\"n\">75%</td><td>web http://x</td>",
@@ -348,7 +364,7 @@ def test_files_that_ended_early_are_on_the_terminal_the_card_and_the_report() ->
     print_funnel(facts, console)
     assert note in console.file.getvalue()  # type: ignore[attr-defined]
     assert note in "\n".join(document_lines(facts))
-    html = html_of(*document_sections(facts))
+    html = html_of(*sections_about(facts))
     assert "Files that could not be read to their end</h2>" in html
     assert "a.jsonl.gz</td>" in html
     assert '<td class="n">1,800</td>' in html
