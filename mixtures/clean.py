@@ -86,8 +86,8 @@ class Mask(Section):
     """`email`; `ip`: public IPv4 and IPv6 addresses; `phone`; `iban`; `card`: payment card numbers (FineWeb masks
     the first two)."""
     style: Literal["placeholder", "tag"] = "placeholder"
-    """`placeholder`: values that nobody has (example.com, documentation addresses), the same one for equal values;
-    `tag`: `<EMAIL>`, `<IP>`, `<PHONE>`, `<IBAN>`, `<CARD>`."""
+    """`placeholder`: values that belong to nobody (example.com, documentation addresses), the same one for
+    equal values; `tag`: `<EMAIL>`, `<IP>`, `<PHONE>`, `<IBAN>`, `<CARD>`."""
 
     @field_validator("kinds")
     @classmethod
@@ -112,7 +112,7 @@ class Clean(Judging):
     """Drop a document of which the rules `dclm` took more of the words (DCLM: 0.05); null keeps all. Words are those of
     `str.split()`, where DCLM counts a segmentation of Unicode's."""
     max_newlines: Positive | None = None
-    """At most so many newlines in a row; longer runs are cut (DCLM: 2)."""
+    """Most newlines in a row; longer runs are cut (DCLM: 2)."""
     mask: Mask | None = None
     """Replace personal data; a list is short for its `kinds`: `[email, ip, phone]`."""
 

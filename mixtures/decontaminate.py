@@ -34,9 +34,9 @@ class Decontaminate(Judging):
     the letters of choices, are removed from items; where some are within a text, it is looked for with and without
     them.
 
-    One shared n-gram is mostly a quotation, a licence or a formula. What tells a leak is how much of the item is there:
-    `contamination` is the largest share of an item's words that lie in n-grams which the document has too (Touvron
-    et al. 2023, Llama 2, section A.6), `contamination_words` the longest run of them.
+    One shared n-gram is mostly a quotation, a licence or a formula. A leak is recognised by how much of the item is
+    there: `contamination` is the largest share of an item's words that lie in n-grams which the document has too
+    (Touvron et al. 2023, Llama 2, section A.6), `contamination_words` the longest run of them.
     """
 
     against: Annotated[tuple[EvaluationSet, ...], Field(min_length=1)]

@@ -37,10 +37,10 @@ class Dedup(Judging):
     minhash: MinHash | None = MinHash()
     """Documents that are nearly equal are duplicates; `null` switches this off."""
     clusters: Literal["connected", "survivors"] = "survivors"
-    """Who goes of documents that are joined by likeness, directly or through others. `survivors`: only what is itself
-    alike enough to a document that is kept: the best (`keep`) is kept and what is like it goes, then the best of what
-    is left, and so on. `connected` (single linkage, as in datatrove and NeMo Curator): all but one, so that a chain of
-    texts, each like the next, is one document; those unlike the survivor have the reason `chained_duplicate`."""
+    """Which documents of a cluster are dropped. `survivors`: only those that are themselves similar enough to a kept
+    document. The best (`keep`) is kept and what is similar to it is dropped, then the best of the rest, and so on.
+    `connected` (single linkage, as in datatrove and NeMo Curator): all but one, so that a chain of texts, each similar
+    to the next, is one document; those not similar to the survivor have the reason `chained_duplicate`."""
     keep: tuple[str, ...] = ("length desc", "source", "id")
     """Which member survives: columns in order, each with an optional `desc`."""
     against: tuple[OutsidePath, ...] = ()
@@ -70,9 +70,9 @@ class DedupLines(Judging):
     min_characters: NotNegative = 0
     """Units with fewer code points are left alone; for scripts without spaces, with `min_words: 1`."""
     min_documents: Annotated[int, Field(ge=2)] = 2
-    """A unit is repeated if at least so many documents have it; raise it to remove boilerplate alone."""
+    """A unit counts as repeated if at least this many documents have it; raise it to remove boilerplate alone."""
     action: Literal["keep_one", "cut_all"] = "keep_one"
-    """What happens to a repeated unit: the document with the smallest id (a hash) keeps it, or nobody does."""
+    """What happens to a repeated unit: the document with the smallest id (a hash) keeps it, or none does."""
     within_documents: bool = True
     """Cut later copies inside one document too, however many documents have the unit."""
     max_removed_line_ratio: Fraction = 1.0
@@ -94,7 +94,7 @@ class DedupSubstrings(Judging):
     min_words: Annotated[int, Field(ge=2)] = 50
     """Shortest repeated passage that is cut. Lee et al. cut from 50 tokens on, which are some 40 English words."""
     certain_words: Annotated[int, Field(ge=2)] = 75
-    """Repeated passages of so many words are found for certain; shorter ones only by chance.
+    """Repeated passages of at least this many words are always found; shorter ones only by chance.
 
     The closer to `min_words`, the more is moved between shards: about one hash per
     `(certain_words - min_words + 2) / 2` words of text. Where both are equal every passage is found.

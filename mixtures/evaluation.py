@@ -31,7 +31,7 @@ class Task(Section):
     """JSONL, JSON, CSV, TSV, Parquet or text, compressed or not; a glob is all its files in order."""
     kind: Literal["multiple_choice", "cloze", "rolling", "generate"]
     """`multiple_choice`: the likeliest of some answers; `cloze`: the likelihood of the one answer; `rolling`: that of
-    a whole text; `generate`: what the model writes, compared with one or more references."""
+    a whole text; `generate`: the generated text, compared with one or more references."""
     prompt: str = "prompt"
     """What stands before the answer; the whole text for `rolling`."""
     choices: str | tuple[str, ...] = "choices"
@@ -76,23 +76,23 @@ class Memorisation(Section):
     """Whether the model has memorised training documents (Carlini et al. 2022)."""
 
     documents: Positive = 200
-    """Of those that pre-training has read, chosen by hash, per number of copies; as many held-out ones are the
-    control."""
+    """Documents to test per number of copies, chosen by hash among those that pre-training has read. As many held-out
+    ones are the control."""
     prefix_tokens: Positive = 32
     """Tokens of a document that the model is given."""
     suffix_tokens: Positive = 32
-    """Tokens that it must continue with, each the likeliest, to count as memorised."""
+    """Tokens that greedy decoding must reproduce for the document to count as memorised."""
 
 
 class Contamination(Section):
-    """Whether items of the tasks stand in what was trained on, and how much better the model is at those."""
+    """Whether items of the tasks are in the training text, and how much better the model does on those."""
 
     ngram: Positive = 13
     """Words of a passage that item and training set share (Brown et al. 2020, appendix C)."""
     min_coverage: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """Share of an item's words in shared passages from which on it counts as contaminated."""
+    """Smallest share of its words in shared passages that makes an item contaminated."""
     rows: Positive = 20_000
-    """Rows that are searched at most, chosen by hash among those that pre-training has read."""
+    """Most rows that are searched, chosen by hash among those that pre-training has read."""
 
 
 class Evaluate(Seeded):
@@ -105,7 +105,7 @@ class Evaluate(Seeded):
     max_new_tokens: Positive = 48
     """Longest continuation."""
     temperature: Annotated[float, Field(ge=0.0)] = 0.8
-    """Of sampling; 0 takes the likeliest token."""
+    """Temperature of sampling; 0 takes the likeliest token."""
     tasks: tuple[Task, ...] = ()
     """Questions with known answers."""
     bootstrap_samples: Positive = 1000
@@ -115,7 +115,7 @@ class Evaluate(Seeded):
     contamination: Contamination | None = None
     """Absent: not measured."""
     seed: int | None = None
-    """Of sampling and of the bootstrap; the manifest's if absent."""
+    """Seed of sampling and of the bootstrap; the manifest's if absent."""
 
     @model_validator(mode="after")
     def _distinct(self) -> Evaluate:
@@ -129,7 +129,7 @@ class Export(Section):
     """The folder that transformers loads."""
 
     dtype: Literal["fp32", "bf16"] = "fp32"
-    """Of the exported weights."""
+    """Data type of the exported weights."""
     int8: bool = False
     """Round the layers' matrices to 8 bits with a scale per row: about a quarter of fp32's size, half of bf16's.
     transformers loads the folder where torchao is installed; the summary says what it costs in perplexity on the

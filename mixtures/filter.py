@@ -45,7 +45,7 @@ class MC4(Section):
     """mC4's rule (Xue et al. 2021, section 3.1): a page has at least three long paragraphs, which are lines."""
 
     paragraph_characters: Positive = 200
-    """A line of so many characters is a long paragraph."""
+    """A line of at least this many characters is a long paragraph."""
     min_long_paragraphs: int = 3
     """Long paragraphs of a page."""
 
@@ -59,7 +59,7 @@ class FineWeb(Section):
     constants: Literal["paper", "datatrove"] = "paper"
     """Whose limit for characters in repeated lines is the default: 0.1 in the paper, 0.01 in datatrove's code."""
     short_line_characters: Positive = 30
-    """A line of at most so many characters is short."""
+    """A line of at most this many characters is short."""
     min_filled_lines: int = 1
     """datatrove's reason `empty`."""
     min_terminal_line_ratio: Fraction = 0.12

@@ -26,12 +26,12 @@ class LanguageId(Judging):
     threshold: Fraction = 0.65
     """Least score of the top language where `keep` has no threshold of its own (FineWeb: 0.65)."""
     max_characters: Positive = 2000
-    """So many characters of a document, and of a line, are looked at."""
+    """Characters of a document, and of a line, that are looked at."""
     sample: Literal["head", "spread"] = "head"
     """Which ones: the first, or four pieces spread evenly from the beginning to the end (long documents in which the
     language changes; pages whose first lines are a menu)."""
     newlines: Literal["space", "delete"] = "space"
-    """What becomes of line breaks, since fastText reads one line. DCLM deletes them, which fuses the words beside."""
+    """What happens to line breaks, since fastText reads one line. DCLM deletes them, which fuses the words beside."""
     lines: bool = False
     """Identify every line too: columns `line_languages`, `line_language_share`."""
     line_threshold: Fraction = 0.5

@@ -56,7 +56,7 @@ class Engine(Section):
     enough input to be worth the second that they take to start, else threads; nothing of either for a single task or
     worker."""
     address: str | None = None
-    """Of the Dask scheduler, as in `tcp://127.0.0.1:8786`."""
+    """Address of the Dask scheduler, as in `tcp://127.0.0.1:8786`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Beam pipeline options for a runner other than `local`, by the names of Beam's flags."""
     workers: Positive = 2
@@ -76,8 +76,8 @@ class Engine(Section):
     stream: Stream = Stream()
     """How training reads its rows."""
     deterministic: bool = False
-    """Trainings refuse operations whose result may differ between two runs on the same device, where they only warn
-    otherwise. On CPUs there are none; the same number of processes gives the same bits either way."""
+    """Operations whose result may differ between two runs on the same device are an error in trainings, not only a
+    warning. On CPUs there are none; the same number of processes gives the same bits either way."""
     wandb: Wandb | None = None
     """Log trainings to Weights & Biases too; not if absent."""
     profile: Profile | None = None

@@ -86,7 +86,7 @@ class Mix(Seeded):
     shard_rows: Positive | None = None
     """Rows per shard; about 64 MB a shard if absent."""
     seed: int | None = None
-    """Of the hashes that choose documents; the manifest's if absent."""
+    """Seed of the hashes that choose documents; the manifest's if absent."""
 
     @model_validator(mode="after")
     def _phases_follow_one_another(self) -> Mix:

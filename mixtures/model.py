@@ -121,7 +121,7 @@ class Model(Section):
     layers: Positive = 4
     """Decoder blocks."""
     width: Positive = 128
-    """Of the residual stream."""
+    """Width of the residual stream (transformers: hidden_size)."""
     heads: Positive = 4
     """Query heads."""
     kv_heads: Positive | None = None
@@ -137,7 +137,7 @@ class Model(Section):
     rope_scaling: RopeScaling | None = None
     """Stretched rotary positions; plain ones if absent."""
     norm_eps: PositiveFloat = 1e-5
-    """Of RMSNorm."""
+    """Epsilon of RMSNorm."""
     qk_norm: bool = False
     """Normalise queries and keys per head before they are rotated (Qwen3), which keeps attention logits small."""
     tied_embeddings: bool = True

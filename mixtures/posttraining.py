@@ -85,7 +85,7 @@ class Distill(TeacherKeys):
     """For `jsd`: the teacher's share of the mixture that both are compared with (near 0 as `forward`, near 1 as
     `reverse`, but for a factor)."""
     weight: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """Of the divergence; the labels' loss has the rest (torchtune's recipes: 0.5)."""
+    """Weight of the divergence; the labels' loss has the rest (torchtune's recipes: 0.5)."""
 
     @model_validator(mode="after")
     def _beta_is_used(self) -> Self:
@@ -200,7 +200,7 @@ class SftData(Seeded):
     """Share of the conversations, chosen by hash of what is said before the first answer, that are never trained on:
     their loss, after every `validate_every` steps and the last, shows when the others are memorised."""
     seed: int | None = None
-    """Of what is drawn and of the order; the manifest's if absent."""
+    """Seed of draws and of the order; the manifest's if absent."""
 
     @model_validator(mode="after")
     def _all_have_weights_or_none(self) -> Self:
@@ -263,7 +263,7 @@ class Sft(SftData, Prepared, Tuning):
     """Supervised fine-tuning on conversations; loss on the assistant's turns. A row is one of the packed set's."""
 
     seed: int | None = None
-    """Of what is drawn and of the order; the manifest's if absent."""
+    """Seed of draws and of the order; the manifest's if absent."""
 
 
 class DpoData(Section):

@@ -32,7 +32,7 @@ class Classifier(Section):
     """Whether texts are put in lower case first: true where the classifier is trained here, false for a given model,
     which must see text as it was trained on it."""
     max_characters: Positive | None = None
-    """So many characters of a text are looked at: 2,000 where the classifier is trained here, all for a given model."""
+    """Characters of a text that are looked at: 2,000 where the classifier is trained here, all for a given model."""
     epochs: Positive | None = None
     """Passes over the training documents. If absent as many as read 40,000 documents, from 5 to 50: 50 up to 800
     documents, 5 from 8,000 on. On 50 to 24,000 judged web pages, film reviews and headlines five passes cost up to 0.19
@@ -49,7 +49,7 @@ class Classifier(Section):
     holdout: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     """Share of labelled documents, chosen by hash, that only measure."""
     max_documents: Positive = 50_000
-    """At most so many documents per class are trained on, chosen by hash."""
+    """At most this many documents per class are trained on, chosen by hash."""
 
     @property
     def has_classes(self) -> bool:
@@ -94,12 +94,12 @@ class Perplexity(Section):
     model.safetensors, tokenizer.json); measures `model_perplexity` (per token) and `bits_per_byte`, which compares
     models with different tokenizers. Takes torch on the workers, and a local folder."""
     max_tokens: Positive = 1024
-    """So many tokens of a document are scored by `model`."""
+    """Most tokens of a document that `model` scores."""
     normalise: Literal["ccnet", "lower", "none"] = "ccnet"
     """What is done to texts first, in training too: as CCNet does (lower case, no accents, digits as 0, marks in
     ASCII), lower case alone, or nothing. A given model needs what it was trained with."""
     max_characters: Positive | None = None
-    """So many characters of a document are looked at; all if absent."""
+    """Characters of a document that are looked at; all if absent."""
     buckets: tuple[Share, Share] | None = None
     """Column `perplexity_bucket`: `head` for this share of the documents, those of the lowest perplexity, `middle` up
     to the second share, `tail` for the others. CCNet's code has 0.3 and 0.6, counted on its own reference text."""
@@ -161,7 +161,7 @@ class Quality(QualityThresholds, Judging, Seeded):
     per_source: bool = False
     """`keep_top` and `buckets` of every source by itself, instead of all documents together."""
     seed: int | None = None
-    """Of the hashes that choose documents, and of fastText; the manifest's if absent."""
+    """Seed of the hashes that choose documents, and of fastText; the manifest's if absent."""
 
     @model_validator(mode="before")
     @classmethod

@@ -182,7 +182,7 @@ class Critic(Section):
     discount: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Gamma: what a reward is worth a token earlier (Stiennon et al. 2020: 1)."""
     gae_lambda: Fraction = 0.95
-    """Of generalised advantage estimation (Schulman et al. 2016, equation 16; their robots: 0.92 to 0.99)."""
+    """Lambda of generalised advantage estimation (Schulman et al. 2016, equation 16; their robots: 0.92 to 0.99)."""
     loss_weight: PositiveFloat = 0.1
     """Weight of the critic's loss beside the policy's (TRL's PPOTrainer: 0.1)."""
     clip: PositiveFloat | None = 0.2
@@ -264,7 +264,7 @@ class Rl(Training):
     mask_truncated: bool = False
     """Leave answers that were cut out of the loss (DAPO's overlong filtering); they count as answers of their group."""
     critic: Critic = Critic()
-    """For `ppo` alone."""
+    """The critic of `ppo`."""
     holdout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
     """Share of prompts, chosen by hash, that are never trained on: their likeliest answers are rewarded before and
     after."""

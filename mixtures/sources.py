@@ -52,7 +52,7 @@ class DocumentFiles(Section):
     """Column or key kept as the document's locator; otherwise path and record number. The locator of a page from a WARC
     is its URL, `#` and its record's id, since a crawl may hold an address more than once."""
     on_repeat: Literal["keep_first", "fail"] = "keep_first"
-    """What becomes of a record with the id (`id_field`, or a WARC record's) and the text of one before, in the order of
+    """What happens to a record with the id (`id_field`, or a WARC record's) and the text of one before, in the order of
     the files: `keep_first` drops it (`ingest/repeated`), `fail` ends the stage."""
     metadata_fields: tuple[str, ...] | None = None
     """Keys kept as metadata; all scalar ones if absent."""
@@ -62,7 +62,7 @@ class DocumentFiles(Section):
     else, where a guess would let binary files pass as text. JSON is always UTF-8. What does not decode is
     quarantined, but see `encoding_errors`."""
     encoding_errors: Literal["replace", "strict"] = "replace"
-    """What becomes of bytes that the encoding does not hold: `replace` puts U+FFFD where they are at most 1 in 200 of
+    """What happens to bytes that the encoding does not hold: `replace` puts U+FFFD where they are at most 1 in 200 of
     the record, counts them (`replaced` in the summary) and says so; a record with more of them, and with `strict` any,
     is quarantined."""
     extract: Extractor | None = None
@@ -158,9 +158,9 @@ class TokenFiles(Section):
     """The id between documents, where it is not the tokenizer's own. It is no token of a document: the mixture puts the
     tokenizer's end of text behind each."""
     document_tokens: Positive | None = None
-    """For files without any end of text: cut them into documents of so many tokens."""
+    """For files without an end of text: cut them into documents of this many tokens."""
     column: str | None = None
-    """Of MDS, the column that holds the tokens; `tokens` or `input_ids` if absent."""
+    """Column of an MDS set that holds the tokens; `tokens` or `input_ids` if absent."""
 
 
 class TokenSource(Mixed, TokenFiles):

@@ -35,7 +35,7 @@ class Tokenizer(Seeded):
     weights: dict[str, Annotated[float, Field(ge=0.0)]] | None = None
     """Shares of the sample per source; equal shares if absent (so that a new mixture keeps the tokenizer)."""
     seed: int | None = None
-    """Of the hashes that choose documents; the manifest's if absent."""
+    """Seed of the hashes that choose documents; the manifest's if absent."""
 
     @model_validator(mode="after")
     def _check(self) -> Tokenizer:

@@ -102,7 +102,7 @@ class Schedule(Section):
     decay: Literal["linear", "cosine", "one_minus_sqrt"] = "linear"
     """How WSD decays; `one_minus_sqrt` falls as 1 - sqrt(progress) (Hägele et al. 2024)."""
     power: PositiveFloat = 2.0
-    """Of the polynomial decay; 1 is linear."""
+    """Exponent of the polynomial decay; 1 is linear."""
     rise_fraction: Fraction = 0.3
     """Share of the steps in which one cycle rises (PyTorch's OneCycleLR: 0.3)."""
     initial_fraction: Fraction = 0.04
@@ -121,7 +121,7 @@ class Average(Section):
     kind: Literal["ema", "swa"] = "ema"
     """`ema`: exponential moving average; `swa`: the plain mean since the start (Izmailov et al. 2018)."""
     decay: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.999
-    """Of the exponential average, per update (Marin's 32B run: 0.995)."""
+    """Decay of the exponential average, per update (Marin's 32B run: 0.995)."""
     start_fraction: Fraction = 0.0
     """Share of the steps after which averaging starts; until then the average is the weights themselves."""
     every: Positive = 1
@@ -139,20 +139,20 @@ so they are in no fingerprint, and a training that is resumed may have others.""
 
 
 class Spikes(Section):
-    """What a bad step is: one whose loss or gradient is NaN or Inf, or whose loss lies far above the last ones.
+    """Which steps are skipped: those whose loss or gradient is NaN or Inf, or whose loss lies far above the last ones.
 
-    Its update does not happen. What it had read is written down, ordered by loss, in `autopsies/`: a page and JSON per
-    step, and `exclude.txt`, the ids of the worst documents, one per line.
+    A skipped step changes no weight. Its loss-spike report in `autopsies/`, a page and JSON, lists what it had read,
+    ordered by loss; `exclude.txt` has the ids of the worst documents, one per line.
     """
 
     sigma: PositiveFloat | None = 6.0
     """Deviations over the running mean from which on a loss is a spike (OLMo-core: 6); null: only a loss or gradient
-    that is NaN or Inf makes a step bad."""
+    that is NaN or Inf skips a step."""
     window: Annotated[int, Field(ge=4)] = 128
-    """Steps whose losses the mean is of; spikes are judged once there are half of them (OLMo-core: 128)."""
+    """Steps in the running mean; spikes are judged once it has half of them (OLMo-core: 128)."""
     rollback_after: Positive | None = None
-    """After so many bad steps in a row the training goes back to a checkpoint from before them, and reads on behind
-    what it has read: those rows are never read again. It never goes back if absent."""
+    """After this many bad steps in a row the training rolls back to a checkpoint from before them, and continues behind
+    what it has read: those rows are never read again. Without it there is no rollback."""
     rollback_steps: Positive = 100
     """Steps between the checkpoints to go back to; they are saved beside those of `engine.checkpoint_every`, so that
     results do not depend on the latter."""
@@ -209,7 +209,7 @@ class Training(Seeded):
     on a larger one pays less. It takes a batch of several micro-batches, whose gradients are then reduced one by one;
     nothing is measured if absent."""
     seed: int | None = None
-    """Of initialisation and order; the manifest's if absent."""
+    """Seed of initialisation and order; the manifest's if absent."""
     continue_from: OutsidePath | None = None
     """A checkpoint of another training (its folder `step-...`) to continue from, with its weights, optimizer and step:
     to make a training longer, to change its schedule on the way, or to continue with a set from which documents were
@@ -228,12 +228,12 @@ class Training(Seeded):
 
 
 class BatchStage(Section):
-    """The size of a batch up to a step, or until so many tokens were read; exactly one of the two."""
+    """The size of a batch up to a step, or until a number of tokens has been read; exactly one of the two."""
 
     until_step: Positive | None = None
     """The last step, counted from 1, of this size."""
     until_tokens: Positive | None = None
-    """This size holds for the steps that begin before so many tokens have been read."""
+    """This size holds for the steps that begin before this many tokens have been read."""
     global_batch_size: Positive
     """Rows per optimizer step."""
 

@@ -126,7 +126,7 @@ def describe(look: Look) -> str:
 
 @app.command()
 def schema(
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference for people instead.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference as Markdown instead.")] = False,
 ) -> None:
     """Print the manifest's JSON Schema, for editors."""
     from gristmill.flows.authoring.manifest_reference import markdown as reference
