@@ -68,7 +68,7 @@ class OutOfTimeError(Exception):
     """The samples have used up what they may take."""
 
 
-class _Watch:
+class ShardClock:
     """Shows nothing of the samples' stages, and notes when their shards were done."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ def predict(session: Session, sample_bytes: int, budget_seconds: float = BUDGET_
     documents = large.documents or small.documents
     shard_bytes = session.manifest.ingest.shard_bytes
     sampled = _stages(session)
-    stages = [_of_sample(name, small, large, whole_bytes, shard_bytes) if name in sampled else _of_past(session, name)
+    stages = [from_samples(name, small, large, whole_bytes, shard_bytes) if name in sampled else _of_past(session, name)
               for name in session.plan]
     known: list[dict[str, Any]] = [row for row in stages if "error" not in row]
     totals = {
@@ -131,7 +131,7 @@ def predict(session: Session, sample_bytes: int, budget_seconds: float = BUDGET_
         "sample_text_bytes": large.text or small.text,
         "took_seconds": time.monotonic() - started, "budget_seconds": budget_seconds, "stages": stages,
         "totals": totals, "available": available,
-        "documents": documents, "refusals": _refusals(totals, available, documents),
+        "documents": documents, "refusals": refusals(totals, available, documents),
         "lsh": lsh_curve(_minhash(session)),
     }
 
@@ -140,7 +140,7 @@ def _paths(session: Session) -> list[str]:
     return [source.path for source in session.manifest.sources.values()]
 
 
-def _measure_both(session: Session, sample_bytes: int, deadline: float) -> tuple[_Run, _Run]:
+def _measure_both(session: Session, sample_bytes: int, deadline: float) -> tuple[SampleRun, SampleRun]:
     """Measure two samples; larger ones where a source's first document does not fit into its part.
 
     The second is left empty where its time would not suffice.
@@ -155,13 +155,15 @@ def _measure_both(session: Session, sample_bytes: int, deadline: float) -> tuple
                 continue
             work = sum(measured.work_seconds for measured in small.stages.values())
             if now - began + (LARGER - 1) * work > deadline - now:
-                return small, _Run(0.0, 0.0, {}, 0, {}, {})
+                return small, SampleRun(0.0, 0.0, {}, 0, {}, {})
             return small, _measure(session, Path(folder) / "large", wanted, deadline, whole_python=True)
     raise AssertionError("the last round always returns")
 
 
 @dataclass(frozen=True)
-class _Run:
+class SampleRun:
+    """What a run over a sample took, and how much larger the whole is."""
+
     text: float
     whole_text: float
     documents: dict[str, float]
@@ -181,19 +183,19 @@ def _stages(session: Session) -> list[str]:
     return found
 
 
-def _measure(session: Session, folder: Path, sample_bytes: int, deadline: float, whole_python: bool) -> _Run:
+def _measure(session: Session, folder: Path, sample_bytes: int, deadline: float, whole_python: bool) -> SampleRun:
     sample = take_sample(session.manifest, folder / "sources", sample_bytes, whole_python)
     shard_bytes = max(sample_bytes // (SHARDS_PER_WORKER * session.manifest.engine.workers), 1 << 16)
     ingest = sample.manifest.ingest.model_copy(update={"shard_bytes": shard_bytes})
     manifest = sample.manifest.model_copy(update={"ingest": ingest})
     opened = Session(manifest, session.manifest_file, [], Store.at(folder / "store"), None, make_plan(manifest))
-    watch = _Watch()
+    watch = ShardClock()
     runner = opened.runner(watch)
     found: dict[str, Measured] = {}
     errors: dict[str, str] = {}
     for stage in _stages(session):
         try:
-            with _interrupted_at(deadline):
+            with interrupted_at(deadline):
                 outcome = runner.run_stage(stage)
         except StageFailedError as error:
             errors[stage] = str(error).splitlines()[0]
@@ -205,11 +207,11 @@ def _measure(session: Session, folder: Path, sample_bytes: int, deadline: float,
         disk = sum(file["bytes"] for file in made["files"].values())
         found[stage] = Measured(made["seconds"], made.get("cost", {}).get("peak_memory_bytes", 0), disk,
                                 min(watch.work_seconds(), made["seconds"]))
-    return _Run(*_text_bytes(opened, sample), _documents(opened, sample), shard_bytes, found, errors)
+    return SampleRun(*_text_bytes(opened, sample), _documents(opened, sample), shard_bytes, found, errors)
 
 
 @contextmanager
-def _interrupted_at(deadline: float) -> Iterator[None]:
+def interrupted_at(deadline: float) -> Iterator[None]:
     """Raise OutOfTimeError in what is done inside when the time has come; off the main thread, before it begins."""
     if time.monotonic() >= deadline:
         raise OutOfTimeError
@@ -229,18 +231,18 @@ def _interrupted_at(deadline: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
-def _of_sample(name: str, small: _Run, large: _Run, whole: float, shard_bytes: int) -> dict[str, Any]:
+def from_samples(name: str, small: SampleRun, large: SampleRun, whole: float, shard_bytes: int) -> dict[str, Any]:
     """A preparing stage's figures, from both samples, or from one, or why there are none."""
     if name in small.stages and name in large.stages:
-        return _extrapolate(name, small, large, whole, shard_bytes)
+        return extrapolate(name, small, large, whole, shard_bytes)
     run = small if name in small.stages else large
     if name in run.stages:
-        return _from_one(name, run, whole)
+        return from_one_sample(name, run, whole)
     told = {**small.errors, **large.errors}
     return {"stage": name, "error": told.get(name) or f"not reached: {next(iter(told.values()), 'the sample ended')}"}
 
 
-def _from_one(name: str, run: _Run, whole: float) -> dict[str, Any]:
+def from_one_sample(name: str, run: SampleRun, whole: float) -> dict[str, Any]:
     """The figures from the pace at which one sample's shards were done; memory is what it took, or more."""
     measured, times = run.stages[name], whole / max(run.text, 1.0)
     return {"stage": name, "seconds": measured.seconds + measured.work_seconds * (times - 1),
@@ -276,7 +278,7 @@ def _text_bytes(opened: Session, sample: Sample) -> tuple[float, float]:
 
 
 def _documents(opened: Session, sample: Sample) -> dict[str, float]:
-    """How many documents of the whole each stage holds something of; see `_Run`."""
+    """How many documents of the whole each stage holds something of; see `SampleRun`."""
     folder = opened.committed(INGEST)
     if folder is None:
         return {}
@@ -299,7 +301,8 @@ def has_own_ids(source: Source) -> bool:
     return source.id_field is not None or source.format == "warc" or ".warc" in source.path
 
 
-def _extrapolate(name: str, small: _Run, large: _Run, whole: float, shard_bytes: int) -> dict[str, Any]:
+def extrapolate(name: str, small: SampleRun, large: SampleRun, whole: float, shard_bytes: int) -> dict[str, Any]:
+    """The figures of two samples, drawn on to the whole: time by its text, memory by its shards, disk by its size."""
     first, second = small.stages[name], large.stages[name]
     slope = max(second.seconds - first.seconds, 0.0) / max(large.text - small.text, 1.0)
     fixed = max(second.seconds - slope * large.text, 0.0)
@@ -322,9 +325,10 @@ def _free_disk(root: Path) -> int | None:
     return shutil.disk_usage(existing).free
 
 
-def _refusals(
+def refusals(
     totals: Mapping[str, Any], available: Mapping[str, Any], documents: Mapping[str, float]
 ) -> list[str]:  # fmt: skip
+    """A sentence for everything that will not fit, with both numbers."""
     told = (shortage(STAGES[stage], number, available["memory_bytes"]) for stage, number in documents.items())
     found = [sentence for sentence in told if sentence is not None]
     if available["memory_bytes"] and totals["memory_bytes"] > available["memory_bytes"]:

@@ -151,7 +151,7 @@ def cut_histogram(counted: Mapping[str, Sequence[float]], cut: float | None, x_l
     step = max(1, -(-(last - first) // MOST_TICKS))
     axes.set_xticks(range(first, last + 1, step), labels[first : last + 1 : step])
     if cut is not None:
-        axes.axvline(_place(cut, edges), color=COLOURS[3], linewidth=1.6, label=f"cut at {cut:g}")
+        axes.axvline(place_on_bins(cut, edges), color=COLOURS[3], linewidth=1.6, label=f"cut at {cut:g}")
         figure.legend(loc="outside lower center")
     axes.set_xlabel(x_label)
     axes.set_ylabel("documents")
@@ -159,7 +159,7 @@ def cut_histogram(counted: Mapping[str, Sequence[float]], cut: float | None, x_l
     return _svg(figure)
 
 
-def _place(value: float, edges: Sequence[float]) -> float:
+def place_on_bins(value: float, edges: Sequence[float]) -> float:
     """Where a value lies on an axis whose unit is a bin; bin i + 1 begins at edge i."""
     above = next((index for index, edge in enumerate(edges) if edge > value), len(edges))
     if above in (0, len(edges)):

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.dataprep.judges.heuristics import COUNTS, SHORT_LINE_CHARACTERS, TERMINAL_MARKS, _classes, _count
+from gristmill.dataprep.judges.heuristics import COUNTS, SHORT_LINE_CHARACTERS, TERMINAL_MARKS, counts_of
 from gristmill.dataprep.judges.heuristics import heuristic_scores as score
-from gristmill.dataprep.text.kernels import text_buffers
 
 PROSE = ("The committee met on a rainy morning to talk about the repairs of the old bridge. Nobody had expected that "
          "the river would rise so early in the year, and the first proposals were withdrawn within an hour.\n") * 8
@@ -34,8 +33,7 @@ def plain_counts(text: str) -> dict[str, int]:
 
 
 def counted(texts: list[str]) -> list[dict[str, int]]:
-    data, offsets = text_buffers(pa.array(texts, pa.large_string()))
-    return [dict(zip(COUNTS, row, strict=True)) for row in _count(data, offsets, _classes()).tolist()]
+    return [dict(zip(COUNTS, row, strict=True)) for row in counts_of(pa.array(texts, pa.large_string())).tolist()]
 
 
 @settings(deadline=None, max_examples=200)

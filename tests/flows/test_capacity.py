@@ -73,6 +73,6 @@ def test_the_figures_are_those_of_the_stages_that_hold_something_of_every_docume
 def test_a_prediction_refuses_more_documents_than_fit() -> None:
     totals = {"memory_bytes": 1, "disk_bytes": 1}
     available = {"memory_bytes": 2_000_000_000, "disk_bytes": None}
-    found = predict._refusals(totals, available, {"ingest": 1e6, "tokenizer": 8e6, "mix": 8e6})
+    found = predict.refusals(totals, available, {"ingest": 1e6, "tokenizer": 8e6, "mix": 8e6})
     assert [sentence.partition(":")[0] for sentence in found] == ["mix"]
     assert "2.1 GB for 8,000,000" in found[0]

@@ -74,9 +74,9 @@ def test_a_larger_sample_contains_a_smaller_one(manifest: Manifest, tmp_path: Pa
 
 
 def test_time_grows_with_the_text_and_memory_with_the_shards_only() -> None:
-    small = predict._Run(1e6, 1e9, {}, 100_000, {"filter": Measured(3.0, 300_000_000, 1_000)}, {})
-    large = predict._Run(4e6, 1e9, {}, 400_000, {"filter": Measured(6.0, 330_000_000, 4_000)}, {})
-    row = predict._extrapolate("filter", small, large, 1e9, 16_000_000)
+    small = predict.SampleRun(1e6, 1e9, {}, 100_000, {"filter": Measured(3.0, 300_000_000, 1_000)}, {})
+    large = predict.SampleRun(4e6, 1e9, {}, 400_000, {"filter": Measured(6.0, 330_000_000, 4_000)}, {})
+    row = predict.extrapolate("filter", small, large, 1e9, 16_000_000)
     assert row["seconds"] == pytest.approx(2.0 + 1e9 * 1e-6)
     assert row["memory_bytes"] == pytest.approx(330e6 + 100 * 15.6e6)
     assert row["disk_bytes"] == pytest.approx(1e6)
@@ -84,18 +84,18 @@ def test_time_grows_with_the_text_and_memory_with_the_shards_only() -> None:
 
 def test_one_sample_is_extrapolated_by_the_pace_of_its_shards() -> None:
     """Ten seconds, of which 4 went into shards: 100 times the text takes 6 + 400 s."""
-    one = predict._Run(1e6, 1e8, {}, 100_000, {"filter": Measured(10.0, 300_000_000, 1_000, 4.0)}, {})
-    row = predict._from_one("filter", one, 1e8)
+    one = predict.SampleRun(1e6, 1e8, {}, 100_000, {"filter": Measured(10.0, 300_000_000, 1_000, 4.0)}, {})
+    row = predict.from_one_sample("filter", one, 1e8)
     assert (row["seconds"], row["memory_bytes"], row["disk_bytes"]) == (pytest.approx(406.0), 300_000_000, 100_000)
-    none = predict._Run(0.0, 0.0, {}, 0, {}, {})
-    assert predict._of_sample("filter", one, none, 1e8, 1)["from"] == "one sample"
+    none = predict.SampleRun(0.0, 0.0, {}, 0, {}, {})
+    assert predict.from_samples("filter", one, none, 1e8, 1)["from"] == "one sample"
 
 
 def test_the_work_of_a_stage_is_counted_from_shard_to_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of eight shards the first is done after 3 s and the last 7 s later: a second each; then another job."""
     times = iter([3.0, 6.0, 10.0, 20.0, 22.0])
     monkeypatch.setattr(predict.time, "monotonic", lambda: next(times))
-    watch = predict._Watch()
+    watch = predict.ShardClock()
     for job, done in (("a", 1), ("a", 4), ("a", 8), ("b", 1), ("b", 2)):
         watch.stage_event(None, {"event": "progress", "job": job, "done": done})  # type: ignore[arg-type]
     assert watch.work_seconds() == pytest.approx(8.0 + 4.0)
@@ -130,7 +130,7 @@ export: {}
 
 
 def test_a_stage_that_takes_too_long_is_interrupted() -> None:
-    with pytest.raises(predict.OutOfTimeError), predict._interrupted_at(predict.time.monotonic() + 0.01):
+    with pytest.raises(predict.OutOfTimeError), predict.interrupted_at(predict.time.monotonic() + 0.01):
         threading.Event().wait(60)
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
@@ -138,10 +138,10 @@ def test_a_stage_that_takes_too_long_is_interrupted() -> None:
 def test_what_does_not_fit_is_said_with_both_numbers() -> None:
     totals = {"seconds": 1.0, "memory_bytes": 9_000_000_000, "disk_bytes": 5_000_000}
     available = {"memory_bytes": 8_000_000_000, "disk_bytes": 1_000_000}
-    memory, disk = predict._refusals(totals, available, {})
+    memory, disk = predict.refusals(totals, available, {})
     assert "9.0 GB are needed and 8.0 GB are free" in memory
     assert "5.0 MB are needed and 1.0 MB are free" in disk
-    assert predict._refusals(totals, {"memory_bytes": 0, "disk_bytes": None}, {}) == []
+    assert predict.refusals(totals, {"memory_bytes": 0, "disk_bytes": None}, {}) == []
 
 
 def test_the_curve_is_the_banding_formula() -> None:

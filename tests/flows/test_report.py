@@ -38,7 +38,7 @@ from gristmill.flows.report.parts import (
     page,
     templates,
 )
-from gristmill.flows.report.pictures import _place, curves, cut_histogram, histogram, stacked_bars, steps
+from gristmill.flows.report.pictures import curves, cut_histogram, histogram, place_on_bins, stacked_bars, steps
 from gristmill.flows.report.run_data import cluster_sizes, with_tokens
 from gristmill.flows.report.summary import print_funnel, print_tokens
 from gristmill.flows.report.training import by_source, spikes
@@ -74,7 +74,7 @@ def test_tokens_are_estimated_by_source_before_the_last_stage_and_counted_after_
 
 
 def test_a_cut_is_drawn_where_its_value_lies_between_the_edges() -> None:
-    assert [_place(value, [0, 10, 20]) for value in (-1, 0, 5, 10, 15, 20, 99)] == [0, 1, 1.5, 2, 2.5, 4, 4]
+    assert [place_on_bins(value, [0, 10, 20]) for value in (-1, 0, 5, 10, 15, 20, 99)] == [0, 1, 1.5, 2, 2.5, 4, 4]
     assert "cut at 12" in cut_histogram({"edges": [0, 10, 20], "counts": [0, 4, 2, 0]}, 12, "words")
 
 
