@@ -306,8 +306,9 @@ def test_templates_escape_by_themselves_and_let_nothing_through_but_our_own_pict
     found = [(path.name, line.strip()) for suffix in ("*.jinja", "*.css", "*.py") for room in ("flows", "train")
              for path in (root / room).rglob(suffix) for line in path.read_text().splitlines()
              if unescaped.search(line) and "autoescape=True" not in line]
-    assert found == [("parts.html.jinja", "<figure>{{ part.svg|safe }}<figcaption>{{ part.caption }}</figcaption>"
-                                          "</figure>")]
+    (only,) = found
+    assert only[0] == "parts.html.jinja"
+    assert only[1].startswith("<figure>{{ part.svg|safe }}<figcaption>")
 
 
 def test_no_page_is_put_together_by_hand() -> None:
