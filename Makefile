@@ -7,7 +7,7 @@ LAYERS := mixtures dataprep tokenize train flows
 # A run starts many processes, and they begin sooner where what Python compiles is kept beside the sources.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all check dependencies audit clean
+.PHONY: demo test test-all deprecations check dependencies audit clean
 
 demo: .venv/installed
 	$(BIN)/gristmill run mixtures/demo.yaml
@@ -17,6 +17,11 @@ test: .venv/developing
 
 test-all: .venv/developing
 	$(BIN)/pytest -n 2 --dist loadfile
+
+# The tests of `make test`, in which a deprecation is an error unless .ci/deprecations lets it pass: whoever upgrades
+# something hears of what goes next. TESTS=tests/dataprep looks at some.
+deprecations: .venv/developing
+	$(BIN)/pytest -n 2 --dist loadfile -m "not ($(LONG))" -o filterwarnings="$$(grep -v '^#' .ci/deprecations)" $(TESTS)
 
 # Licences: none is unknown or a GPL. Left out is what a person has looked up: three packages that do not say theirs
 # (.ci/licences.yaml), one under the LGPL, and two that may be used under another licence than the GPL they name.
