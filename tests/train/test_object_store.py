@@ -215,7 +215,8 @@ def test_a_training_whose_folder_lies_in_a_store_is_killed_and_goes_on_to_the_sa
     engine = {**Engine().model_dump(mode="json"), "ranks": 1, "checkpoint_every": 2,
               "stream": {"cache_folder": str(tmp_path / "cache"), "retry_seconds": 20.0}}
     write_json(folder / "stage.json", {
-        "stage": "pretrain", "launch": "torchrun", "config": pretrain_config, "engine": engine,
+        "stage": "pretrain", "run": "gristmill.train.stages.pretrain:run", "launch": "torchrun",
+        "config": pretrain_config, "engine": engine,
         "inputs": {"tokenizer": f"s3://{BUCKET}/tokenizer", "mix": str(stored)}})
     resumed = []
     for crash in (*CRASHES, None):

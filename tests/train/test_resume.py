@@ -23,7 +23,8 @@ def write_stage(folder: Path, stage: str, inputs: dict[str, Path], config: dict[
     """Write the folder that gristmill.train.rank reads."""
     (folder / "work").mkdir(parents=True, exist_ok=True)
     (folder / "stage.json").write_text(json.dumps({
-        "stage": stage, "config": config, "inputs": {name: str(path) for name, path in inputs.items()},
+        "stage": stage, "run": f"gristmill.train.stages.{stage}:run", "config": config,
+        "inputs": {name: str(path) for name, path in inputs.items()},
         "engine": {"checkpoint_every": every, "keep_checkpoints": 2, "stream": {}}}))
 
 

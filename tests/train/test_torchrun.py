@@ -128,7 +128,8 @@ def test_a_training_over_two_nodes_learns_what_one_node_does(
     found = []
     for name, environment in (("one", {}), ("two", several)):
         write_json(tmp_path / name / "stage.json", {
-            "stage": "pretrain", "launch": "torchrun", "config": pretrain_config,
+            "stage": "pretrain", "run": "gristmill.train.stages.pretrain:run", "launch": "torchrun",
+            "config": pretrain_config,
             "engine": {**Engine().model_dump(mode="json"), "ranks": 2},
             "inputs": [{"stage": "tokenizer", "folder": str(tokenizer_folder)},
                        {"stage": "mix", "folder": str(mix_folder)}]})

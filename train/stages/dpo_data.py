@@ -20,7 +20,7 @@ from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.data.pairs import Pair, read_preferences
 from gristmill.train.data.preference_rows import write_pair_rows
-from gristmill.train.stages.trained_models import example_length
+from gristmill.train.stages.stage_inputs import example_length
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:

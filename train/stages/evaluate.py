@@ -36,7 +36,7 @@ from gristmill.train.models.llama import Llama
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.losses import sequence_logps
 from gristmill.train.parallel.world import make_deterministic
-from gristmill.train.stages.trained_models import MODEL, MODELS
+from gristmill.train.stages.stage_inputs import MODEL, MODELS
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:

@@ -30,7 +30,8 @@ from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.tensor_files import FRAMEWORK, WEIGHTS_FILE, Planned, TensorFile, write_model
 from gristmill.train.models.weights import load_model, read_shape
-from gristmill.train.stages.trained_models import MODEL, MODEL_AVERAGE, MODELS
+from gristmill.train.stages.stage_inputs import MODEL, MODELS
+from gristmill.train.stages.trained_models import MODEL_AVERAGE
 
 DTYPES = {"fp32": ("float32", torch.float32), "bf16": ("bfloat16", torch.bfloat16)}
 COST_ROWS = 256

@@ -39,14 +39,13 @@ from gristmill.train.objectives.reference_logps import (
 )
 from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.parallel.world import World, process_group
+from gristmill.train.stages.stage_inputs import open_mixture, start_of
 from gristmill.train.stages.trained_models import (
     all_tensors,
     averaged,
     causal_share,
     describe_model,
-    open_mixture,
     publish,
-    start_of,
     tuned_shape,
 )
 

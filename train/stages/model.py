@@ -20,7 +20,8 @@ from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import shape_to_json
 from gristmill.train.models.tensor_files import WEIGHTS_FILE, Planned, write_tensors
 from gristmill.train.models.weights import SHAPE_FILE, WeightsError, check_model, stored
-from gristmill.train.stages.trained_models import MODEL, describe_model
+from gristmill.train.stages.stage_inputs import MODEL
+from gristmill.train.stages.trained_models import describe_model
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:

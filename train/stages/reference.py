@@ -34,7 +34,8 @@ from gristmill.train.objectives.reference_logps import (
 )
 from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.parallel.world import World, process_group
-from gristmill.train.stages.trained_models import describe_model, start_of
+from gristmill.train.stages.stage_inputs import start_of
+from gristmill.train.stages.trained_models import describe_model
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:

@@ -44,13 +44,13 @@ from gristmill.train.objectives.reward_pairs import RewardPairs, pair_scores
 from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.parallel.world import World, process_group
 from gristmill.train.stages.export import copy_file
+from gristmill.train.stages.stage_inputs import start_of
 from gristmill.train.stages.trained_models import (
     all_tensors,
     averaged,
     causal_share,
     describe_model,
     final_measurements,
-    start_of,
     tuned_shape,
 )
 

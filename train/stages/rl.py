@@ -45,14 +45,12 @@ from gristmill.train.reinforcement.rollouts import (
     read_batch,
     take_earlier_batches,
 )
+from gristmill.train.stages.stage_inputs import MODEL, MODELS, open_mixture
 from gristmill.train.stages.trained_models import (
-    MODEL,
-    MODELS,
     all_tensors,
     averaged,
     causal_share,
     describe_model,
-    open_mixture,
     publish,
     tuned_shape,
 )

@@ -41,14 +41,13 @@ from gristmill.train.optim.elastic import ElasticWeights, fisher_diagonal
 from gristmill.train.parallel.sharding import compute_dtype, evaluating
 from gristmill.train.parallel.world import World, process_group, sum_over_ranks
 from gristmill.train.stages.sft_data import COUNTS, HELD_OUT
+from gristmill.train.stages.stage_inputs import first_model, open_mixture
 from gristmill.train.stages.teacher import kept_ids, teacher_folder
 from gristmill.train.stages.trained_models import (
     all_tensors,
     averaged,
     causal_share,
     describe_model,
-    first_model,
-    open_mixture,
     publish,
     tuned_shape,
 )

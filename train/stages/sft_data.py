@@ -42,7 +42,7 @@ from gristmill.train.data.example_rows import (
 )
 from gristmill.train.data.pairs import is_held_out
 from gristmill.train.loop.rows_read import READS, rows_read
-from gristmill.train.stages.trained_models import example_length
+from gristmill.train.stages.stage_inputs import example_length
 
 COUNTS = "counts.json"
 HELD_OUT = "held-out"

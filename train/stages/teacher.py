@@ -34,7 +34,8 @@ from gristmill.train.objectives.reference_logps import KEY
 from gristmill.train.parallel.sharding import compute_dtype, evaluating, sharded_model
 from gristmill.train.parallel.world import World, agree, process_group, sum_over_ranks
 from gristmill.train.planning.flops import flops_per_token
-from gristmill.train.stages.trained_models import MODEL, describe_model
+from gristmill.train.stages.stage_inputs import MODEL
+from gristmill.train.stages.trained_models import describe_model
 
 
 class TeacherError(ValueError):

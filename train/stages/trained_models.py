@@ -1,9 +1,7 @@
-"""The models of the training stages: which one a stage starts from, how it is described, and what is published."""
+"""The models of the training stages: how they are described, averaged and gathered, and what is published."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,49 +12,16 @@ from torch import Tensor, nn
 from gristmill.dataprep.context import Context
 from gristmill.mixtures.manifest import beyond_context
 from gristmill.mixtures.training import Training
-from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.lora import rounded_tensors
 from gristmill.train.loop.record import Record
 from gristmill.train.models.shape import Shape
-from gristmill.train.models.weights import read_shape, save_model
+from gristmill.train.models.weights import save_model
 from gristmill.train.optim.averaging import AveragedWeights
 from gristmill.train.parallel.sharding import whole_tensors
 from gristmill.train.planning.flops import flops_per_token
+from gristmill.train.stages.stage_inputs import MODEL
 
-MODEL, MODEL_AVERAGE = "model", "model-average"
-
-
-MODELS = ("model", "pretrain", "sft", "dpo", "rl")
-"""Stages that leave a model which writes text, in the order in which they train it; a run begins with one of the first
-two."""
-EXAMPLE_TOKENS = 1024
-"""Longest example where neither its section nor a mixture says how long: `max_length` of TRL's SFTConfig and
-DPOConfig."""
-
-
-def first_model(inputs: Mapping[str, Path]) -> Path:
-    """The model that a tuning starts from: the pre-trained one, or the one that was given."""
-    return (inputs["pretrain"] if "pretrain" in inputs else inputs["model"]) / MODEL
-
-
-def start_of(inputs: Mapping[str, Path]) -> Path:
-    """The model that preference optimisation starts from: the tuned one, or else the first one."""
-    return inputs["sft"] / MODEL if "sft" in inputs else first_model(inputs)
-
-
-def open_mixture(inputs: Mapping[str, Path], context: Context) -> AbstractContextManager[PackedSet | None]:
-    """The mixture, whose held-out rows a training measures; None where a run has none."""
-    return closing(PackedSet(inputs["mix"], context.stream, context.warn)) if "mix" in inputs else nullcontext(None)
-
-
-def example_length(asked: int | None, inputs: Mapping[str, Path]) -> int:
-    """Tokens per row of examples: what is asked for, else the mixture's, else the model's context up to EXAMPLE_TOKENS.
-    """
-    if asked is not None:
-        return asked
-    if "mix" in inputs:
-        return PackedSet(inputs["mix"]).sequence_length
-    return min(read_shape(first_model(inputs)).sequence_length, EXAMPLE_TOKENS)
+MODEL_AVERAGE = "model-average"
 
 
 def describe_model(shape: Shape, length: int) -> dict[str, Any]:
