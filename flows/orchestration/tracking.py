@@ -7,6 +7,7 @@ profile names; otherwise Prefect's own temporary server, whose database a later 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import urllib.error
 import urllib.request
@@ -23,6 +24,7 @@ from gristmill.flows.orchestration.server_settings import (
 LOCAL_API = "http://127.0.0.1:4200/api"
 PROBE_SECONDS = 2.0
 Tracking = Literal["server", "temporary", "none"]
+log = logging.getLogger("gristmill.tracking")
 
 DEFAULT_SETTINGS = {
     "DO_NOT_TRACK": "1",
@@ -95,3 +97,15 @@ def choose_tracking() -> tuple[Tracking, str]:
                             f"store); set {CLIENT_VARIABLE}=USER:PASSWORD")
     # Retrying an unreachable server for minutes would hold up the run for the sake of its picture.
     return "none", f"Prefect at {api} does not answer: this run is not shown there (its record is in the store)"
+
+
+def start_temporary_server() -> bool:
+    """Let Prefect start the temporary server that flows of this process will use; whether it did."""
+    from prefect.client.orchestration import get_client
+
+    try:
+        get_client(sync_client=True)
+    except Exception as error:  # noqa: BLE001 - the window may break; the work continues
+        log.warning("Prefect's temporary server did not start: %s", error)
+        return False
+    return True

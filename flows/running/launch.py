@@ -14,7 +14,7 @@ from rich.text import Text
 
 from gristmill.dataprep.files import as_path, is_local
 from gristmill.dataprep.secrets import mask_secrets, mask_text
-from gristmill.flows.orchestration.tracking import apply_default_settings, choose_tracking
+from gristmill.flows.orchestration.tracking import apply_default_settings, choose_tracking, start_temporary_server
 from gristmill.flows.report.page import write_report
 from gristmill.flows.running.run import StageFailedError
 from gristmill.flows.running.session import Session
@@ -111,6 +111,11 @@ def _run_tracked(
         # To start Prefect's temporary server takes several times as long as everything else here.
         tracking, sentence = "none", "All stages are committed: nothing is recorded in Prefect"
     console.print(Text(sentence, style="dim"))
+    if tracking == "temporary" and not start_temporary_server():
+        # On a busy machine it may not be up in time.
+        console.print(Text("Prefect's temporary server did not start: this run is not shown there (its record is in "
+                           "the store)", style="yellow"))
+        tracking = "none"
     if tracking == "none":
         return run_untracked(session, stages, force, observer)
     from gristmill.flows.orchestration.owners import mark_crashed_quietly, show_cancelled
@@ -128,13 +133,6 @@ def _run_tracked(
                 manifest=session.manifest_file, stage=stages[0], force=bool(force), **shown)))
         return as_path(cast(str, gristmill(
             manifest=session.manifest_file, until=list(session.plan)[-1], force=tuple(sorted(force)), **shown)))
-    except RuntimeError as error:
-        if tracking != "temporary" or "ephemeral" not in str(error):
-            raise
-        # On a busy machine Prefect's own server may not be up in time. Whatever the flow has made is in the store.
-        console.print(Text("Prefect's temporary server did not start in time: this run is not shown there (its record "
-                           "is in the store)", style="yellow"))
-        return run_untracked(session, stages, force, observer)
     finally:
         observer_of_caller.reset(tokens[0])
         session_of_caller.reset(tokens[1])
