@@ -14,7 +14,7 @@ from rich.console import Console
 
 from gristmill.dataprep.examples.kept_examples import survivors
 from gristmill.dataprep.replay import NotReplayableError
-from gristmill.flows.planning.predict import _Watch
+from gristmill.flows.planning.predict import ShardClock
 from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.find_documents import DocumentNotFoundError
 from gristmill.flows.questions.whatif import compare
@@ -57,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "run.yaml").write_text(MANIFEST)
-    opened(folder).runner(_Watch()).run_stage("sft_prepare")
+    opened(folder).runner(ShardClock()).run_stage("sft_prepare")
     return folder
 
 
