@@ -176,7 +176,7 @@ def judge_shard(
 ) -> tuple[Verdicts, Verdicts]:
     """The stored verdicts of a stage on a shard, and those that other bounds would give.
 
-    A document that was quarantined, or dropped for a reason that is no rule, stays dropped.
+    A document that was quarantined, or dropped for a reason that is not a rule, stays dropped.
 
     Args:
         before: the rules that the stage ran with.

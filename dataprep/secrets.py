@@ -27,13 +27,13 @@ SHORTEST_ALONE = 8
 _KEY = (r"(?:pass|passwd|password|passphrase|passcode|pwd|secret|signature|credential|auth|authorization|"
         r"(?:api|access|account|secret|private|auth)[_-]?key|connection[_-]?string)s?")
 _TOKEN = r"(?:auth|access|security|session|bearer|refresh|id|api|hf)[_-]?token"
-"""Only these: `eot_token` and `special_tokens` are no secrets of a language model."""
+"""Only these: `eot_token` and `special_tokens` are not secrets of a language model."""
 _COLON, _SLASHES = "(?::|%3A)", "(?:://|%3A%2F%2F)"
 _USER = re.compile(
     rf"{_SLASHES}(?P<found>"
     # Up to the last @ of the host's part, since a password may hold one itself.
     rf"(?:(?!%3A|%40|%2F)[^/\s@:'\"])*{_COLON}(?:(?!%2F)[^/\s'\"])*(?=@|%40)"
-    # Keys of object stores may hold a slash; a port is no password.
+    # Keys of object stores may hold a slash; a port is not a password.
     r"|[^/\s@:'\"\[]*:(?!\d{1,5}/)[^\s@'\"]*(?=@)"
     # What stands alone is a name (abfs://container@account), unless it is as long as an access token of the web.
     r"|(?<=https://)[^/\s@:'\"]{20,}(?=@)|(?<=http://)[^/\s@:'\"]{20,}(?=@))", re.IGNORECASE)

@@ -230,7 +230,7 @@ RuleSets = dict[str, dict[str, Any]]
 
 _REFINEDWEB: RuleSets = {"gopher_quality": {"dialect": "dclm"}, "gopher_repetition": {"dialect": "dclm"}}
 PRESETS: dict[str, RuleSets] = {"refinedweb": _REFINEDWEB, "dclm": _REFINEDWEB}
-"""Preset -> the rule sets, and the values of them that are no defaults.
+"""Preset -> the rule sets, and the values of them that are not defaults.
 
 RefinedWeb as DCLM has it (baselines_configs/dclm_baseline_refinedweb.yaml): its rules for whole documents are Gopher's
 with the thresholds of the paper, in DCLM's way of counting. Its rules for lines are `clean: {lines: [dclm]}`.

@@ -56,7 +56,7 @@ class LanguageId(Judging):
     are not alike: look at the report's, and give each language its own threshold.
     """
     labels: dict[str, str] = Field(default_factory=dict)
-    """What labels of the model mean that are no codes of a language: `{__label__English: en, __label__zhs: zho_Hans}`.
+    """What labels of the model mean that are not codes of a language: `{__label__English: en, __label__zhs: zho_Hans}`.
     Codes of ISO 639-1, and those of ISO 639-3 with a script, need nothing here."""
 
     @model_validator(mode="after")

@@ -249,7 +249,7 @@ def _models_at(location: Location) -> list[Any]:
             models = [STEP_SECTIONS[part]]
             continue
         field = models[0].model_fields.get(part)
-        # Where it is no key, it is the kind that says which of several models a mapping is.
+        # Where it is not a key, it is the kind that says which of several models a mapping is.
         models = models_in(field.annotation) if field is not None else [
             one for one in models if part in _kinds_of(one)] or models
     return models

@@ -124,7 +124,7 @@ def uses_own_weights(mix: Any) -> bool:
 
 
 def weighed_sources(mix: Any) -> Iterator[tuple[Location, str]]:
-    """Every name that weights are given to, and where; `alpha` alone is no source."""
+    """Every name that weights are given to, and where; `alpha` alone is not a source."""
     for location, weights in weight_maps(mix):
         if isinstance(weights, Mapping) and list(weights) != [ALPHA]:
             for name in weights:

@@ -25,7 +25,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "moe-8x7b": {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "ffn_width": 14336, "rope_theta": 1e6,
                  "tied_embeddings": False, "moe": {"experts": 8}},
 }  # fmt: skip
-"""Preset -> the keys that are no defaults.
+"""Preset -> the keys that are not defaults.
 
 1m to 30m count the weights of the layers; 125m and 350m are the depths and widths of GPT-2 small and medium (Radford et
 al. 2019) with heads of 128 channels, which fill matrix units (modded-nanogpt); 1b and 3b are Llama 3.2's (config.json

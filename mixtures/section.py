@@ -88,7 +88,7 @@ class Judging(Section):
 
 
 class OutsidePath(str):
-    """A file, glob, folder or URL that is no output of a stage.
+    """A file, glob, folder or URL that is not an output of a stage.
 
     A relative one is relative to the manifest's folder; what it names is part of a fingerprint by content, not by path.
     """

@@ -16,7 +16,7 @@ OptimizerKind = Literal["adamw", "lion", "adafactor", "sophia", "adamw8bit", "mu
 BETAS: dict[str, tuple[float, float]] = {
     "adamw": (0.9, 0.95),  # GPT-3 (Brown et al. 2020, appendix B)
     "adamw8bit": (0.9, 0.95),
-    "muon": (0.9, 0.95),  # of the AdamW that moves what is no hidden matrix
+    "muon": (0.9, 0.95),  # of the AdamW that moves what is not a hidden matrix
     "lion": (0.9, 0.99),  # Chen et al. 2023, algorithm 2
     "sophia": (0.96, 0.99),  # Liu et al. 2023, section 3.1
 }

@@ -5,7 +5,7 @@ any. Every pattern has bounded repetitions, so a matcher's cost has a bound what
 
 - `email` (place: the `@`): a local part of at most 64 bytes (RFC 5321) of letters, digits and `._%+'-`, Latin letters
   with marks included, without a dot at its ends or two in a row; and a domain name that ends in a top level of the
-  public suffix list. The reserved domains of RFC 2606 are nobody's; `git@host:path` is no mail address.
+  public suffix list. The reserved domains of RFC 2606 are nobody's; `git@host:path` is not a mail address.
 - `ip` (place: the first digit): what `ipaddress` reads as an address and calls global; IPv6 written from its first
   group of four digits on (2000::/3, all that is assigned so far). Networks (`.0` or `::` at the end) stay, and so does
   what is rather a version: four numbers that are part of a longer name, that follow a word such as `version` or
@@ -64,7 +64,7 @@ NUMBERED = (
     "clause", "paragraph", "para", "article", "art", "figure", "fig", "table", "appendix", "annex", "rule", "item",
     "oid",
 )  # fmt: skip
-"""Words that are followed by numbers with dots that are no addresses."""
+"""Words that are followed by numbers with dots that are not addresses."""
 
 _SSH = b"ssh://"
 _LATIN = rb"[\xc3-\xc9][\x80-\xbf]"  # U+00C0 to U+027F

@@ -40,7 +40,7 @@ def checked_messages(key: str, value: Any) -> list[Message]:
     """Messages in OpenAI's shape, checked and normalised.
 
     Raises:
-        ValueError: it is no list of messages; names the message and what is wrong with it.
+        ValueError: it is not a list of messages; names the message and what is wrong with it.
     """
     return [_openai_message(f"{key}, message {number}", one) for number, one in enumerate(_list(key, value), start=1)]
 
@@ -72,7 +72,7 @@ def text(key: str, value: Any) -> str:
     """A text that is not blank.
 
     Raises:
-        ValueError: it is no string, blank, or cannot be UTF-8.
+        ValueError: it is not a string, blank, or cannot be UTF-8.
     """
     if not isinstance(value, str):
         raise ValueError(f"{key} must be a string")

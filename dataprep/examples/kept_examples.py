@@ -19,7 +19,7 @@ from gristmill.dataprep.files import atomic_write, read_json
 from gristmill.mixtures.posttraining import Instructions, PreferencePairs
 
 REFUSED = "refused.jsonl"
-"""Of a stage's output: the records that are no examples, a line each with set, place and reason."""
+"""Of a stage's output: the records that are not examples, a line each with set, place and reason."""
 
 
 def set_names(paths: Sequence[str], reserved: Sequence[str] = ()) -> list[str]:
@@ -77,7 +77,7 @@ class UsableSet:
 
     Attributes:
         examples: in the order of their ids.
-        refused: records that are no examples.
+        refused: records that are not examples.
         counts: `records`, `refused`, `beyond_limit`, `refused_reasons`, and of a prepared set `prepared_dropped` (rule
             -> number) and `quarantined`.
     """

@@ -6,7 +6,7 @@ Output:
                                        the same rows in all of them
     records/part-*.parquet             the examples themselves, row by row: `id`, `set`, `record` (JSON)
     <step>/                            what each step writes of documents: annotations, clusters, matches
-    refused.jsonl                      the records that are no examples
+    refused.jsonl                      the records that are not examples
     prepared.json                      the steps in their order, and counts per set
 
 A document is called by the id of its example; where two records are equal, the second has an id of its own.
@@ -64,7 +64,7 @@ def view_text(view: str, example: Mapping[str, Any]) -> str:
         text = _text([message for message in _answers(example, both) if message["role"] == "assistant"])
     else:
         text = _text([*example.get("prompt", []), *_answers(example, both)])
-    # The same answer with the other label is no duplicate.
+    # The same answer with the other label is not a duplicate.
     return f"{text}\n\n{'desirable' if example['label'] else 'undesirable'}" if both and "label" in example else text
 
 

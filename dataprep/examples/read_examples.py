@@ -121,7 +121,7 @@ class ExamplesError(ValueError):
 
 @dataclass(frozen=True)
 class Refused:
-    """A record that is no example.
+    """A record that is not an example.
 
     Attributes:
         place: file and line, or row of a table or place in a list, from 1.

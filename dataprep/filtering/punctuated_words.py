@@ -219,7 +219,7 @@ def _begins_cannot(data: np.ndarray, begin: int) -> bool:
 
 @kernel
 def _is_single_stop(data: np.ndarray, place: int, end: int) -> bool:
-    """Whether the full stop here, which is not the first of its run, is no part of an ellipsis or of initials."""
+    """Whether the full stop here, which is not the first of its run, is not part of an ellipsis or of initials."""
     before = data[place - ONE]
     if before == FULL_STOP or _is_capital(before):
         return False

@@ -364,7 +364,7 @@ def _is_html_space(byte: int) -> bool:
 
 @kernel
 def _skip_element(data: np.ndarray, at: int, end: int, name: np.ndarray) -> int:
-    """Behind the end tag of an element whose content is no markup."""
+    """Behind the end tag of an element whose content is not markup."""
     at = _skip_tag(data, at, end)
     while at + 1 < end:
         if data[at] == 0x3C and data[at + 1] == 0x2F and _is_element(data, at + 2, end, name):

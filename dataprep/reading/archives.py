@@ -60,7 +60,7 @@ class _Member:
 class _LastHeader(tarfile.TarInfo):
     """Remembers the block that was last taken for a member's header.
 
-    tarfile ends quietly at a block that is no header; only one of zeros is the archive's end.
+    tarfile ends quietly at a block that is not a header; only one of zeros is the archive's end.
     """
 
     last = b""

@@ -185,7 +185,7 @@ class ShardWriter:
         elif isinstance(record, Ended):
             self._end(file, record)
         else:
-            raise TypeError(f"{type(record).__name__} is no result of reading")
+            raise TypeError(f"{type(record).__name__} is not a result of reading")
 
     def _keep(self, file: str, record: Record) -> None:
         locator, text = record.locator.encode("utf-8"), record.text.encode("utf-8")

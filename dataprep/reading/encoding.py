@@ -46,7 +46,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f-\x84\x86-\x9f]")
 
 
 class UndecodableError(ValueError):
-    """Bytes that are no text in the encoding, or in any that could be meant."""
+    """Bytes that are not text in the encoding, or in any that could be meant."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Decoded:
 def decode(
     content: bytes, encoding: str | None, charset: str = "", html: bool = False, errors: Errors = "strict"
 ) -> Decoded:
-    """Decode the whole content; a byte order mark is no part of the text.
+    """Decode the whole content; a byte order mark is not part of the text.
 
     Little-endian UTF-16 that begins with a NUL has the mark of UTF-32, and is taken for it.
 

@@ -56,7 +56,7 @@ def extract(
         errors: what becomes of bad bytes.
 
     Raises:
-        UndecodableError: the bytes are no text.
+        UndecodableError: the bytes are not text.
     """
     decoded = decode(content, encoding, charset, html=True, errors=errors)
     text, metadata = extractor(decoded.text, options)

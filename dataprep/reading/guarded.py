@@ -34,7 +34,7 @@ def begin() -> tuple[dict[str, Any], BinaryIO, BinaryIO]:
     settings = json.loads(sys.argv[1])
     end_with_parent(signal.SIGKILL, settings["parent"])
     requests, answers = os.fdopen(os.dup(0), "rb", buffering=READ_AHEAD_BYTES), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # what a library prints is not an answer
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     limit_resource(resource.RLIMIT_CORE, 0)
     return settings, requests, answers

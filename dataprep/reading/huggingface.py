@@ -26,7 +26,7 @@ _FRONT_MATTER = re.compile(r"\A---\s*\n(.*?)\n---\s*(\n|\Z)", re.DOTALL)
 
 
 class NoSplitError(ValueError):
-    """The folder is no dataset, or has no such split."""
+    """The folder is not a dataset, or has no such split."""
 
 
 def split_files(
@@ -41,7 +41,7 @@ def split_files(
         is_data: whether a file of the hub's layout is of a known format.
 
     Raises:
-        NoSplitError: the folder is no dataset, is damaged, or has no such split; the message says what there is.
+        NoSplitError: the folder is not a dataset, is damaged, or has no such split; the message says what there is.
     """
     if "dataset_dict.json" in names:
         splits = _parse(read, "dataset_dict.json").get("splits", [])

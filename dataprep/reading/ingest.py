@@ -1,4 +1,4 @@
-"""The first stage: reads every source into document shards, and everything that is no document into quarantine.
+"""The first stage: reads every source into document shards, and everything that is not a document into quarantine.
 
 Output: `part-<task>-<piece>.parquet` (documents), `quarantine/<task>-<piece>.parquet` where something could not be
 read, and `dropped/<task>-<piece>.parquet` where a page has no text. What a web archive holds besides pages (requests,

@@ -149,7 +149,7 @@ def _whole(item: Input) -> bytes | Rejected:
 
 
 def _read_jsonl(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected | Dropped]:
-    """One JSON object a line; lines of white space alone are no records."""
+    """One JSON object a line; lines of white space alone are not records."""
     number = 0
     try:
         for number, line in enumerate(read_lines(item.path, item.compression), start=1):

@@ -81,7 +81,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Rejected:
-    """One record that is no document, and why.
+    """One record that is not a document, and why.
 
     Attributes:
         number: of the record in its file.

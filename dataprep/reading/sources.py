@@ -114,7 +114,7 @@ def _found_remote(store: Any, root: str, infos: Mapping[str, Mapping[str, Any]])
     for location, info in infos.items():
         name = location[len(root):].lstrip("/")  # fmt: skip
         if "://" in location:
-            name = unquote(name.partition("?")[0])  # what follows is no name, and a signature at times
+            name = unquote(name.partition("?")[0])  # what follows is not a name, and a signature at times
         if info["type"] != "file" or any(part.startswith(".") for part in name.split("/")):
             continue
         stamp = next((str(info[key]) for key in _STAMP_KEYS if info.get(key) is not None), "")

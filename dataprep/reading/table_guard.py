@@ -65,7 +65,7 @@ class TableReader:
         """The rows of a file, a small valid batch at a time; in place of a row that is too long, the error.
 
         Args:
-            path: where it lies; what is no file of this machine is copied to one first.
+            path: where it lies; what is not a file of this machine is copied to one first.
             form: `parquet` or `arrow`.
             columns: names of columns, or `a.b` for the column `a`; None for all.
             scalars: also all columns that are neither nested nor bytes.

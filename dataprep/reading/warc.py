@@ -6,7 +6,7 @@ root is `html` is XHTML.
 
 Documents are the responses with a 2xx status whose type is HTML or plain text, and conversion records (the text that
 Common Crawl's WET files hold). A response that declares no type is looked at as browsers do. Requests, metadata,
-redirects, errors and pictures are no documents; they come out as Skipped.
+redirects, errors and pictures are not documents; they come out as Skipped.
 
 Crawlers wrote what they liked: header lines that end in LF alone (ClueWeb), and bodies that they had unpacked already
 beneath headers which still say gzip or chunked. Both are read.

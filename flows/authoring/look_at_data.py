@@ -112,7 +112,7 @@ def _listing(name: str, path: str) -> tuple[str, Sequence[SourceFile]]:
 
 
 def sniff(found: Sequence[Found]) -> str | None:
-    """The format of files whose names do not tell, by the first bytes of the first one; None where it is no text."""
+    """The format of files whose names do not tell, by the first bytes of the first one; None where it is not text."""
     first = min(found, key=lambda item: item.name)
     start = _beginning(as_path(first.location), split_compression(first.name)[1])[:4096]
     if start.startswith(b"PAR1"):

@@ -28,7 +28,7 @@ def set_keys(text: str, values: Mapping[Key, Any]) -> str:
         values: path of the key -> value, of what JSON can hold.
 
     Raises:
-        ManifestTextError: the section is no mapping, or uses anchors, so that the result would mean something else.
+        ManifestTextError: the section is not a mapping, or uses anchors, so that the result would mean something else.
     """
     expected = _unshared(parse_yaml(text))
     for key, value in values.items():

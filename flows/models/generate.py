@@ -17,7 +17,7 @@ from gristmill.train.generation.scheduler import PromptTooLongError, Request, Sc
 
 
 class PromptsError(ValueError):
-    """A line of a file is no prompt."""
+    """A line of a file is not a prompt."""
 
 
 @dataclass(frozen=True)

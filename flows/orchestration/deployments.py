@@ -57,7 +57,7 @@ def deployment_name(path: Path) -> str:
 def find_manifests(folder: Path) -> Iterator[Path]:
     """The manifests of a folder and of the folders right below it, the first `MOST_MANIFESTS` in the order of names.
 
-    What is no manifest is passed over, and of a wrong one it warns.
+    What is not a manifest is passed over, and of a wrong one it warns.
     """
     files = (path.relative_to(folder) for pattern in ("*.y*ml", "[!.]*/*.y*ml") for path in sorted(folder.glob(pattern))
              if path.suffix in (".yaml", ".yml"))

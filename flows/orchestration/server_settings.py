@@ -45,7 +45,7 @@ def database_environment(url: str | None) -> dict[str, str]:
     """What tells Prefect's server its database.
 
     Raises:
-        DatabaseError: it is no database that the server can use, or not written as one.
+        DatabaseError: it is not a database that the server can use, or not written as one.
     """
     if url is None:
         return {}

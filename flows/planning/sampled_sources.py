@@ -16,7 +16,7 @@ from gristmill.mixtures.sources import Source
 DOCUMENTS_OF_PYTHON = 300
 """Sources that have no files are sampled by a number of documents."""
 UNCUTTABLE = (".zip", ".tar", ".arrow", ".tgz")
-"""A part of such a file is no file of its kind: it is taken whole."""
+"""A part of such a file is not a file of its kind: it is taken whole."""
 
 
 @dataclass(frozen=True)

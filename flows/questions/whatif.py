@@ -72,7 +72,7 @@ def compare(before: Session, after: Session) -> Comparison:
     """Pair up the rules of two openings of a manifest.
 
     Raises:
-        NotReplayableError: nothing is committed yet, nothing differs, or something differs that is no threshold.
+        NotReplayableError: nothing is committed yet, nothing differs, or something differs that is not a threshold.
     """
     differing = _differing_keys(before, after)
     if examples := sorted(key for key in differing if key.split(".")[1:2] == ["prepare"]):
@@ -154,7 +154,7 @@ def _add(one: dict[str, Any], rule: Rule, verdicts: Verdicts) -> None:
     one["seen"] += len(verdicts.rows)
     one["failing"] += tally.failing
     one["only"] += tally.only
-    # What is dropped for a reason that is no threshold stays so, and a language that is not wanted has no score.
+    # What is dropped for a reason that is not a threshold stays so, and a language that is not wanted has no score.
     judged = verdicts.keep | np.any(list(failed.values()), axis=0)
     wanted = rule.label.removesuffix("_score")
     judged &= ~failed[wanted] if rule.name == LANGUAGE_SCORE and wanted in failed else True

@@ -22,7 +22,7 @@ PLAIN_SECONDS = 10.0
 
 
 def plain_console(file: TextIO | None = None, stderr: bool = False) -> Console:
-    """A console that prints every text as it is: brackets and colons of the user's are no markup.
+    """A console that prints every text as it is: brackets and colons of the user's are not markup.
 
     Args:
         file: where to print, instead of standard output.

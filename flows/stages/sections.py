@@ -37,7 +37,7 @@ def step_recipe(section: Judging, manifest: Manifest, verify: bool) -> tuple[Rec
     from gristmill.dataprep.judges.fasttext_models import is_other_model
 
     if isinstance(section, LanguageId) and not is_other_model(section.model):
-        # lid.176 is one pinned file wherever it lies, so its path is no part of the recipe.
+        # lid.176 is one pinned file wherever it lies, so its path is not part of the recipe.
         return dump(section, "model"), {"model": section.model}
     seed = {"seed": seed_of(section, manifest)} if "seed" in type(section).model_fields else {}
     config = {**dump(section), **seed}

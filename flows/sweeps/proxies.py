@@ -117,7 +117,7 @@ def own_weights(manifest: Manifest) -> Weights:
     """The manifest's weight of each source.
 
     Raises:
-        SweepError: its weights are no fixed ones.
+        SweepError: its weights are not fixed ones.
     """
     assert manifest.mix is not None
     if manifest.mix.phases:

@@ -105,7 +105,7 @@ def _tokens(ids: np.ndarray, counts: np.ndarray, tokenizer: TextTokenizer) -> li
 
 
 def token_text(number: int, tokenizer: TextTokenizer) -> str:
-    """The text of a token; bytes that are no whole characters as \\xNN."""
+    """The text of a token; bytes that are not whole characters as \\xNN."""
     spelt = tokenizer.tokenizer.id_to_token(number) or ""
     values = {character: byte for byte, character in enumerate(byte_characters())}
     if not all(character in values for character in spelt):

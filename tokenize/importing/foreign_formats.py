@@ -33,7 +33,7 @@ from gristmill.tokenize.packed_files import read_tokens
 
 Kind = Literal["megatron", "llmc", "olmo", "memmap", "mds"]
 MEGATRON_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-"""`DType` of Megatron-LM's indexed_dataset.py; 6 and 7 are floating-point numbers, which are no tokens."""
+"""`DType` of Megatron-LM's indexed_dataset.py; 6 and 7 are floating-point numbers, which are not tokens."""
 LLMC_EVALUATION_MAGIC = 20240522
 """Of multiple-choice questions: `write_evalfile` in llm.c's dev/data/data_common.py."""
 LLMC_DTYPES = {(LLMC_MAGIC, LLMC_VERSION): "<u2", (LLMC_WIDE_MAGIC, LLMC_WIDE_VERSION): "<u4"}
@@ -329,7 +329,7 @@ def _in_column(
     else:
         raise TokenFileError(f"{file.name}: its tokens are stored as {encoding!r}; `ndarray` and `bytes` are read")
     if stored.kind not in "ui" or (size % stored.itemsize).any() or (size < 0).any():
-        raise TokenFileError(f"{file.name}: its samples are no arrays of {stored.name}; set `column:` or `dtype:`")
+        raise TokenFileError(f"{file.name}: its samples are not arrays of {stored.name}; set `column:` or `dtype:`")
     return Runs(stored, begin, size // stored.itemsize, are_documents=False)
 
 
@@ -358,7 +358,7 @@ def bounds_of(runs: Runs, content: np.ndarray, end_of_text: int, document_tokens
     """The documents of a file's runs.
 
     A run that is a document is one, without the end of text behind it. Any other run is cut at every end of text:
-    nothing between two of them is no document. With `document_tokens` it is cut after every so many tokens instead.
+    an empty stretch between two of them is not one. With `document_tokens` it is cut after every so many tokens instead.
 
     Args:
         runs: see `formats.runs_of`.

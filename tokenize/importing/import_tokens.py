@@ -4,7 +4,7 @@ Output: `tokens/` holds what the stage `tokenize` writes (`part-00000.tokens.bin
 `documents/` what `ingest` does, without texts: `part-00000.parquet` says which file and which document of it each one
 is. So a mixture, its ledger, an exclusion and a trace treat both alike (`corpora.py`).
 
-An end of text is no token of a document here: the mixture puts the tokenizer's own behind each.
+An end of text is not a token of a document here: the mixture puts the tokenizer's own behind each.
 """
 
 from __future__ import annotations

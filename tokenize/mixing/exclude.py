@@ -28,7 +28,7 @@ def read_excluded(path: str) -> tuple[bytes, ...]:
     """The ids in a list: 32 hexadecimal digits a line, sorted and each once; blank lines and `#` lines are passed over.
 
     Raises:
-        MixError: a line that is no id.
+        MixError: a line that is not an id.
     """
     found = set()
     for number, line in enumerate(as_path(path).read_text(encoding="utf-8").splitlines(), start=1):

@@ -412,7 +412,7 @@ def round_table(table: Sequence[Sequence[Fraction]]) -> list[list[int]]:
     (a source) is its own, rounded down or up. A single line is rounded by the largest remainders (Hamilton), the
     first of equal ones.
 
-    Along a cycle of cells that are no whole numbers, alternately one is raised and the next is lowered, by as much as
+    Along a cycle of cells that are not whole numbers, alternately one is raised and the next is lowered, by as much as
     makes one of them whole. Such a cycle exists as long as a cell is not whole, since no line and no column can have
     only one of them: a line more makes the columns' sums whole.
 

@@ -81,7 +81,7 @@ def judge(source: str, condition: str, measured: pa.Table) -> np.ndarray:
 MET, NOT_MET, or UNKNOWN where SQL says NULL because a value was not measured.
 
     Raises:
-        MixError: the condition is not of the grammar, is no condition, or names a column that there is not.
+        MixError: the condition is not of the grammar, is not a condition, or names a column that there is not.
     """
     known, values = _evaluate(f"sources.{source}.where", condition, "BOOLEAN", measured)
     verdicts = np.full(len(measured), UNKNOWN, dtype=np.int8)
@@ -289,7 +289,7 @@ def _check_function(node: Mapping[str, Any]) -> None:
 
 
 def _check_type(node: Mapping[str, Any]) -> None:
-    """Refuse casts to what is no plain value; the name of the type is where DuckDB 1 or 2 has it."""
+    """Refuse casts to what is not a plain value; the name of the type is where DuckDB 1 or 2 has it."""
     found = (node.get("type_expr") or {}).get("type_name") or (node.get("cast_type") or {}).get("id") or "?"
     name = ALIASES.get(found.upper(), found.upper())
     if name not in ALLOWED_TYPES:

@@ -1,7 +1,7 @@
 """Frozen weights in 4 or 8 bits under adapters that are trained (QLoRA, Dettmers et al. 2023).
 
 A matrix has its values again only while it is multiplied, in the forward pass and once more in the backward pass, which
-needs no gradient of it. Rounded matrices are no parameters: every process holds all of them (an eighth or a quarter of
+needs no gradient of it. Rounded matrices are not parameters: every process holds all of them (an eighth or a quarter of
 what they are in float32), and no checkpoint does, since rounding what the training starts from gives the same bits.
 """
 

@@ -45,7 +45,7 @@ def check_index(checkpoint: Path) -> None:
     """Read the index of a checkpoint with nothing but the classes that it is made of.
 
     Raises:
-        UnsafeCheckpointError: it names anything else, or is no pickle.
+        UnsafeCheckpointError: it names anything else, or is not a pickle.
     """
     for path in sorted(checkpoint.glob("*.metadata")):
         try:

@@ -36,7 +36,7 @@ def held_out_loss(line: Mapping[str, Any]) -> float | None:
 
 
 def no_longer_improves(best: float | None, stale: int, loss: float, least: float) -> tuple[float | None, int]:
-    """The best loss and the validations since it, after one more; a loss that is NaN or Inf is no improvement."""
+    """The best loss and the validations since it, after one more; a loss that is NaN or Inf is not an improvement."""
     if math.isfinite(loss) and (best is None or loss < best - least):
         return loss, 0
     return best, stale + 1

@@ -122,7 +122,7 @@ def _preferred_kernels(device: torch.device) -> AbstractContextManager[None]:
 
 
 def _is_hopper(device: torch.device) -> bool:
-    """Asked while compiling, not traced: a question to the driver is no part of a graph."""
+    """Asked while compiling, not traced: a question to the driver is not part of a graph."""
     return device.type == "cuda" and _capability(device)[0] == HOPPER
 
 

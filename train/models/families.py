@@ -24,7 +24,7 @@ SCALINGS = {
 }  # fmt: skip
 """Kind of stretched positions -> our key -> theirs."""
 NOTES = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "truncate")
-"""Keys of rope_parameters that are no numbers of a kind; `partial_rotary_factor` and `truncate` are checked apart."""
+"""Keys of rope_parameters that are not numbers of a kind; `partial_rotary_factor` and `truncate` are checked apart."""
 
 
 class UnknownArchitectureError(ValueError):

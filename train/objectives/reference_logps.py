@@ -157,7 +157,7 @@ def certify_start(
     certificate = {"loss": measured["loss"], "margin": measured["rewards/margins"]}
     expected, most = loss_at_start(section.loss, section.beta), LARGEST_MARGIN[dtype]
     if expected is not None:
-        # What is added for the chosen answers alone is no part of the proof.
+        # What is added for the chosen answers alone is not part of the proof.
         loss = certificate["loss"] if not section.sft_weight else expected
         if not (abs(certificate["margin"]) <= most and abs(loss - expected) <= most * max(1.0, expected)):
             raise NotTheReferenceError(

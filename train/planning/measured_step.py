@@ -150,7 +150,7 @@ def uncounted() -> dict[Any, Any]:
 
     def attention_backward(gradient: Any, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> int:
         # Gradients of queries, keys, values and of the weights: twice the forward pass. What a kernel computes
-        # again (torch counts that for CUDA) is no arithmetic of the model.
+        # again (torch counts that for CUDA) is not arithmetic of the model.
         return 2 * int(sdpa_flop_count(query, key, value))
 
     def addmm(into: Any, left: Any, right: Any, *rest: Any, **named: Any) -> int:

@@ -21,7 +21,7 @@ PROBE = ({"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}
 Given = Callable[[Sequence[Prompt], Sequence[Generated]], Tensor]
 """Rewards (n,) float32 of n answers."""
 NUMBER = re.compile(r"(?:(?<![\w)])[-\u2212])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)")
-"""A decimal number, perhaps with commas between thousands; a hyphen right behind a word or digit is no sign."""
+"""A decimal number, perhaps with commas between thousands; a hyphen right behind a word or digit is not a sign."""
 
 
 class RewardModelError(ValueError):
@@ -192,7 +192,7 @@ def verifier_of(reward: AnyReward) -> Callable[[Answer], float]:
         case Format():
             return lambda answer: tagged(answer, reward)
         case ModelReward():
-            raise TypeError("a reward model is no check: `rewards_of` asks it")
+            raise TypeError("a reward model is not a check: `rewards_of` asks it")
 
 
 def _right(answer: Answer) -> str:

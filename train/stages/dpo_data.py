@@ -1,7 +1,7 @@
 """Stage `dpo_data`: preference pairs (and labelled answers) made into a packed set with loss masks, a row an answer.
 
 Output: a packed set (`tokenize/packed.py`) whose sources are the sets, with loss masks (`tokenize/loss_masks.py`) and
-the pairs' records (`train/data/preference_rows.py`); `refused.jsonl`: the records that are no pairs, and why. Needs no
+the pairs' records (`train/data/preference_rows.py`); `refused.jsonl`: the records that are not pairs, and why. Needs no
 accelerator, so that data is looked at before one is paid for. No loss, no beta, no weight and no held-out share is
 among what it depends on: other ones cost nothing here.
 """

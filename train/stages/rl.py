@@ -3,7 +3,7 @@
 Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl` as of pre-training; `prompts.txt`, the ids of the prompts that
 are trained on; `answers.parquet`, every answer that was learned from (see reinforcement/rollouts.py); `rollouts.json`:
 those of some batches, and the likeliest answers to held-out prompts before and after; with `lora` also `adapter/`,
-which PEFT loads, and `model/` is the model with that merged into it. PPO's critic is no part of the model.
+which PEFT loads, and `model/` is the model with that merged into it. PPO's critic is not part of the model.
 """
 
 from __future__ import annotations

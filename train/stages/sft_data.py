@@ -1,7 +1,7 @@
 """Stage `sft_data`: conversations, and documents of pre-training to replay, made into a packed set with loss masks.
 
 Output: a packed set (`tokenize/packed.py`) whose sources are the sets, and `replay` where it is asked for, with loss
-masks (`tokenize/loss_masks.py`); `refused.jsonl`: the records that are no examples, and why; `counts.json`: shares
+masks (`tokenize/loss_masks.py`); `refused.jsonl`: the records that are not examples, and why; `counts.json`: shares
 trained, cut and ended, for the gates in front of the training; with `holdout` also `held-out/`, a packed set of what is
 not trained on. Needs no accelerator, so
 that data is looked at, and mixed again, before one is paid for.
@@ -104,7 +104,7 @@ def read_sets(
     """Read and encode all sets of examples, or what their preparation left of them.
 
     Returns:
-        set by set: the examples to train on, those that only measure, counts, and the records that are no examples.
+        set by set: the examples to train on, those that only measure, counts, and the records that are not examples.
 
     Raises:
         gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set are quarantined than may be.
