@@ -405,7 +405,7 @@ def test_labels_that_are_no_codes_can_be_explained() -> None:
     found, _ = identify(OtherNames(), ["0", "1", "2"], section.labels)
     assert found == [("en", ""), ("zh", "Hans"), ("de", "Latn")]
     check_labels(section, OtherNames().get_labels(), "a model")
-    with pytest.raises(LanguageError, match="'__label__zhs' is no label of a model, which has __label__deu"):
+    with pytest.raises(LanguageError, match="'__label__zhs' is not a label of a model, which has __label__deu"):
         check_labels(section, ["__label__deu", "__label__English"], "a model")
 
 

@@ -112,7 +112,7 @@ def test_shots_are_solved_items_that_are_not_asked(questions: Path) -> None:
     ({"prompt": "query"}, "task t, item 1: no field 'query'; it has question, options"),
     ({"prompt": "{{query}}"}, "cannot be rendered: 'query' is undefined"),
     ({"answer": "note"}, "the answer 'n' is none of its 2 choices"),
-    ({"choices": "question"}, "is no list of at least two choices"),
+    ({"choices": "question"}, "is not a list of at least two choices"),
     ({"num_fewshot": 3}, r"has no item left to ask \(it has 3, of which 3 are shots\)"),
     ({"num_fewshot": 4}, "has 3 items, fewer than the 4 shots"),
     ({"prompt": "{{ ''.__class__.__mro__ }}"}, "unsafe"),

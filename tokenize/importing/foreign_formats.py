@@ -358,7 +358,7 @@ def bounds_of(runs: Runs, content: np.ndarray, end_of_text: int, document_tokens
     """The documents of a file's runs.
 
     A run that is a document is one, without the end of text behind it. Any other run is cut at every end of text:
-    an empty stretch between two of them is not one. With `document_tokens` it is cut after every so many tokens instead.
+    an empty stretch between two of them is not one. With `document_tokens` it is cut after that many tokens instead.
 
     Args:
         runs: see `formats.runs_of`.
