@@ -37,7 +37,7 @@ TRAINING_TAG = "gristmill-training"
 observer_of_caller: contextvars.ContextVar[Observer | None] = contextvars.ContextVar("observer", default=None)
 """The display of the terminal that called the flow, where one did."""
 session_of_caller: contextvars.ContextVar[Session | None] = contextvars.ContextVar("session", default=None)
-"""What that terminal has opened; the parameters that Prefect is told are masked."""
+"""What that terminal has opened; the parameters that Prefect gets are masked."""
 
 
 @task(cache_policy=NO_CACHE, persist_result=False, retries=0)

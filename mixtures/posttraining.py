@@ -61,7 +61,7 @@ BETA = 0.5
 
 
 class TeacherKeys(Section):
-    """What the stage `teacher` is told of `sft.distill`: all that a teacher's distributions depend on."""
+    """What the stage `teacher` gets of `sft.distill`: all that a teacher's distributions depend on."""
 
     teacher: Literal["pretrain"] | OutsidePath
     """A model's folder (config.json with its weights, ours or transformers'), whose vocabulary must be the run's own;
@@ -183,7 +183,7 @@ class ElasticConsolidation(Section):
 
 
 class SftData(Seeded):
-    """What the stage `sft_data` is told of the section `sft`: which rows of tokens are made, and what is trained."""
+    """What the stage `sft_data` gets of the section `sft`: which rows of tokens are made, and what is trained."""
 
     data: Annotated[tuple[Instructions, ...], Field(min_length=1)]
     """Where the examples are."""
@@ -228,7 +228,7 @@ class SftOptimizer(TuningOptimizer):
 
 
 class Tuning(Training):
-    """What the stage `sft` is told of the section `sft`: the training itself."""
+    """What the stage `sft` gets of the section `sft`: the training itself."""
 
     optimizer: SftOptimizer = SftOptimizer()
     """What an update is."""
@@ -267,7 +267,7 @@ class Sft(SftData, Prepared, Tuning):
 
 
 class DpoData(Section):
-    """What the stage `dpo_data` is told of the section `dpo`: which rows of tokens are made."""
+    """What the stage `dpo_data` gets of the section `dpo`: which rows of tokens are made."""
 
     data: Annotated[tuple[WeightedPairs, ...], Field(min_length=1)]
     """Where the pairs are."""
@@ -295,7 +295,7 @@ class Rounded(Section):
 
 
 class Reference(Section):
-    """What the stage `reference` is told of the section `dpo`: what log-probabilities of pairs depend on beside the
+    """What the stage `reference` gets of the section `dpo`: what log-probabilities of pairs depend on beside the
     rows."""
 
     precision: Precision = "auto"

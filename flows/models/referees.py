@@ -108,7 +108,7 @@ def _installed(modules: Sequence[str]) -> bool:
 
 
 def _theirs(folder: Path) -> tuple[Any, Any]:
-    """The model and the tokenizer as transformers loads them, which is told not to run code of the folder."""
+    """The model and the tokenizer as transformers loads them, which must not run code of the folder."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     return (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False,

@@ -110,7 +110,7 @@ def run_triggered(deployments: Sequence[Any], limit: int) -> None:
         deployments: as `make_deployments` makes them.
         limit: flow runs at the same time.
     """
-    # A parent in the background of a shell ignores it, and this process too, until it is told otherwise.
+    # A parent in the background of a shell ignores it, and this process too, until that is changed.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     path = prefect_folder() / LOCK
     path.parent.mkdir(parents=True, exist_ok=True)

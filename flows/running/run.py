@@ -160,7 +160,7 @@ class Runner:
         return Outcome(node.name, node.fingerprint, "Resumed" if resuming else "Completed", seconds, folder)
 
     def describe(self, node: Node) -> dict[str, Any]:
-        """What a stage's process is told: all that is in `stage.json`, credentials included."""
+        """What a stage's process gets: all that is in `stage.json`, credentials included."""
         return {
             **self.header(node), "launch": node.stage.launch, "run": node.stage.run, "config": dict(node.config),
             "inputs": [{"stage": name, "folder": str(self.folder(name).data)} for name in node.inputs],

@@ -30,7 +30,7 @@ class Node:
         stage: what kind of work it is.
         fingerprint: names its output.
         recipe: what of the manifest is in the fingerprint.
-        config: what its function is told.
+        config: what its function gets.
         inputs: name of a stage of the plan -> its fingerprint, in the order of the pipeline.
         edits: the stages among the inputs whose edits are applied to texts, in that order.
         called: its name where that is not the stage's: of a step of `prepare` that comes again, or has a name.

@@ -33,7 +33,7 @@ def reads_of(manifest: Manifest) -> Recipe:
 
 
 def step_recipe(section: Judging, manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe]:
-    """The recipe of a step, of documents' preparation or of examples', and what its function is told."""
+    """The recipe of a step, of documents' preparation or of examples', and what its function gets."""
     from gristmill.dataprep.judges.fasttext_models import is_other_model
 
     if isinstance(section, LanguageId) and not is_other_model(section.model):

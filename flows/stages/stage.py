@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from gristmill.mixtures.training import Training
 
 Recipe = dict[str, Any]
-"""What of a manifest can change a stage's output, as JSON; or what its function is told besides."""
+"""What of a manifest can change a stage's output, as JSON; or what its function gets besides."""
 Configure = Callable[[Manifest, bool], tuple[Recipe, Recipe] | None]
-"""(manifest, whether to hash the content of outside files) -> the recipe and what else the function is told, or None
+"""(manifest, whether to hash the content of outside files) -> the recipe and what else the function gets, or None
 where the manifest switches the stage off."""
 Needs = Callable[[Manifest], list[str]]
 """The names of what a stage reads; those that are switched off are left out."""

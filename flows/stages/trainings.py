@@ -36,7 +36,7 @@ def whole(name: str) -> Configure:
 
 
 def recipe_of(name: str, section: Any, manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe]:
-    """The recipe of a training's section, and what its function is told besides."""
+    """The recipe of a training's section, and what its function gets besides."""
     # What is prepared of examples, and counted of them, is other stages' business.
     config = {**dump(section, "prepare", "leaks"), "seed": seed_of(section, manifest)}
     # The default warm-up depends on the steps: what it comes to is named.

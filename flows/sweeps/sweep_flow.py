@@ -34,7 +34,7 @@ from gristmill.flows.sweeps.proxies import Sweep, plan_sweep, run_mixture, run_s
 
 PROXY = ProxyModel()
 sweep_of_caller: contextvars.ContextVar[Sweep | None] = contextvars.ContextVar("sweep", default=None)
-"""What the terminal that called the flow has planned; the parameters that Prefect is told are masked."""
+"""What the terminal that called the flow has planned; the parameters that Prefect gets are masked."""
 
 
 @task(name="shared stages", task_run_name="shared stages", cache_policy=NO_CACHE, persist_result=False, retries=0)

@@ -22,7 +22,7 @@ from gristmill.train.loop.rollback import plan_after, read_rollbacks
 from gristmill.train.loop.row_plan import RowPlan, plan_of
 
 READS = "reads"
-"""What a stage that asks about these rows is told of the section `pretrain`: see mixtures.training.READING_KEYS."""
+"""What a stage that asks about these rows gets of the section `pretrain`: see mixtures.training.READING_KEYS."""
 
 
 @dataclass(frozen=True)
