@@ -213,7 +213,7 @@ def contamination(facts: Facts, name: str = "decontaminate") -> Section | None:
              f"{found['contaminated_share']:.2%}"] for of, found in summary["sets"].items()]
     rows = [[match["set"], match["item"], _short(match["item_text"]), f"{match['contamination']:.0%}",
              f"{match['source']} {match['locator']}"] for match in summary.get("matches", [])[:MOST_REASONS]]
-    return Section("Evaluation text in documents", [
+    return Section("Contamination of documents", [
         Table(["set", "items", "checked", "found", "share"], sets, {1, 2, 3, 4}),
         Table(["set", "item", "its text", "of it", "document"], rows, {1, 3})])
 

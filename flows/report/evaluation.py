@@ -76,7 +76,7 @@ def leaks(facts: Facts, name: str = "evaluate") -> Section | None:
                 rows.append([task, model, f"{one['contaminated']} of {one['items']}", name,
                              *(f"{value[side]['value']:.4f}" if side in value else "-" for side in (
                                  "contaminated", "clean"))])
-    return Section("Tasks in the training set", [Table(
+    return Section("Contamination of tasks", [Table(
         ["task", "model", "items found", "metric", "on these", "on the others"], rows, {2, 4, 5},
     )]) if rows else None
 

@@ -121,7 +121,7 @@ def shares_right(summary: dict[str, Any]) -> str:
 def spikes(facts: Facts) -> Section | None:
     """Steps whose update was left out for their loss, with the documents that had the worst of it."""
     parts = [skipped_step(stage, step) for stage, found in facts.get("spikes", {}).items() for step in found]
-    return Section("Spikes", parts) if parts else None
+    return Section("Loss spikes", parts) if parts else None
 
 
 def skipped_step(stage: str, step: Mapping[str, Any]) -> Part:
@@ -148,7 +148,7 @@ def reinforcement(facts: Facts, name: str = "rl") -> Section | None:
         return None
     drift = points_of(lines, {"kl": "divergence from the start, nats per token", "entropy": "entropy, nats per token"})
     lengths = points_of(lines, {"completions/mean_length": "tokens per answer"})
-    return Section("What was learned from rewards", [
+    return Section("Reinforcement learning", [
         Table(["reward", "first step", "last step"], reward_rows(summary), {1, 2}),
         Note(held_out_note(summary)),
         Figure(curves(rewards, "step", "reward"), "Mean rewards of the answers of each logged step."),

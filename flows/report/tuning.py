@@ -105,7 +105,7 @@ def masks(facts: Facts, name: str = "sft_data") -> Section | None:
     for one in summary["samples"]:
         parts += [Note(f"{one['set']}, example {one['example']}"),
                   Text([(text, "trained" if trained else "masked") for text, trained in one["spans"]])]
-    return Section("What fine-tuning trains on", parts)
+    return Section("Fine-tuning data", parts)
 
 
 def describe_rows(facts: Facts, summary: Mapping[str, Any]) -> str:
@@ -135,7 +135,7 @@ def preferences(facts: Facts, name: str = "dpo_data") -> Section | None:
                 "nearly the same answer", "the same answer", "longer answer preferred"]
     leaks = [[one["name"], name, f"{found['items']:,}", f"{found['leaked']:,}", f"{found['texts']:,}"]
              for one in sets for name, found in (one["audit"]["leaks"] or {}).items()]
-    return Section("What the preferences are like", [
+    return Section("Preference data", [
         Table(headings, rows, set(range(1, len(headings)))),
         Table(["set", "evaluation set", "items", "leaked", "pairs that hold one"], leaks, {2, 3, 4}),
         used_pairs(facts)])
@@ -226,7 +226,7 @@ def preference_effects(facts: Facts, name: str = "dpo") -> Section | None:
         Note(f"Loss {summary.get('objective', '')}; means over pairs at the last logged step. {note}")]
     if len(lines) > 1:
         parts.append(Figure(curves(ratios, "step", "nats per token"), "dpo: log-probability against the reference"))
-    return Section("What preference optimisation moved", [*parts, *unlearned(summary.get("margins"))])
+    return Section("Preference optimisation", [*parts, *unlearned(summary.get("margins"))])
 
 
 def unlearned(margins: dict[str, Any] | None) -> list[Part]:
