@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.dataprep import decontamination, duplicates, jobs, memory, reading
-from benchmarks.dataprep.judges import FOLDS, auc, flat_model, folds
+from benchmarks.dataprep.judges import FOLDS, auc, folds
 from benchmarks.dataprep.language import accuracy, macro_f1
 from benchmarks.dataprep.reading import Score, Snippets, score
 from benchmarks.dataprep.spans import repeated_bytes, write_shards
@@ -170,14 +170,6 @@ def test_folds_are_of_about_one_size_and_do_not_depend_on_how_many_there_are() -
 
 def test_labels_and_scores_are_split_before_they_are_compared() -> None:
     assert auc([(True, "a"), (False, "b"), (True, "c")], np.array([0.9, 0.5, 0.4])) == 0.5
-
-
-def test_the_flat_model_is_whole(tmp_path: Path) -> None:
-    path = tmp_path / "m.arpa"
-    path.write_text(flat_model(["a b a", "b\n\na"], 3), encoding="utf-8")
-    model = pytest.importorskip("kenlm").Model(str(path))
-    assert model.order == 3
-    assert model.score("a b a") == -10.0  # four words of -2.5 each, all known
 
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
