@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from gristmill.mixtures.contradictions import contradictions
 from gristmill.mixtures.filter import Filter
 from gristmill.mixtures.manifest import (
     FormerName,
@@ -24,7 +25,6 @@ from gristmill.mixtures.manifest import (
     models_in,
     take_current_names,
 )
-from gristmill.mixtures.mix import mix_problems, weighed_sources
 from gristmill.mixtures.prepare import (
     NAME,
     STEP_SECTIONS,
@@ -34,10 +34,12 @@ from gristmill.mixtures.prepare import (
     wrong_step_names,
 )
 from gristmill.mixtures.section import OutsidePath
+from gristmill.mixtures.sources import Source, TokenSource
 from gristmill.mixtures.yaml_text import compose_yaml, did_you_mean, in_words, parse_yaml, why_invalid, why_unreadable
 
 KEPT_TOKEN_NAMES = ("token", "password", "secret", "api_key")
 WHOLE_FILE = "(file)"
+SOURCE_TAGS = (Source.TAG, TokenSource.TAG)
 MOST_OF_A_VALUE = 200
 """Characters of a value that an error repeats."""
 MOST_PLACES = 3
@@ -300,7 +302,7 @@ def _index(entries: list[Any], key: str) -> int:
 def _field_problem(item: Any, written: Written) -> Problem:
     location = _written_location(item["loc"], written.raw)
     if item["type"] == "extra_forbidden":
-        known = known_keys(location[:-1])
+        known = known_keys(item["loc"][:-1])
         hint = (did_you_mean(str(location[-1]), known) or _where_it_belongs(str(location[-1]), written.raw)
                 or (f"; known here: {', '.join(known)}" if known else ""))
         return written.problem(location, f"unknown key{hint}")
@@ -328,10 +330,15 @@ def _where_it_belongs(name: str, raw: Any) -> str:
 
 
 def _written_location(location: Sequence[str | int], raw: Any) -> Location:
-    """pydantic's location of an error, as the file has it (rules given as a list are a mapping to pydantic)."""
+    """pydantic's location of an error, as the file has it.
+
+    Rules given as a list are a mapping to pydantic, and it names which kind of source one is.
+    """
     written: list[str | int] = []
     at = raw
     for part in location:
+        if part in SOURCE_TAGS:
+            continue
         if isinstance(at, list) and isinstance(part, str):
             names = ((entry,) if isinstance(entry, str) else entry for entry in at)
             found = next((index for index, name in enumerate(names) if isinstance(name, tuple | dict) and part in name),
@@ -349,55 +356,16 @@ def _written_location(location: Sequence[str | int], raw: Any) -> Location:
 
 
 def _contradictions(written: Written) -> list[Problem]:
-    """What no single field can know: names that refer to nothing, stages whose input is switched off."""
-    problems: list[Problem] = []
-    raw = written.raw
-
-    def problem(location: Location, message: str) -> None:
-        problems.append(written.problem(location, message))
-
-    sources = raw.get("sources")
-    names = list(sources) if isinstance(sources, dict) else []
-    for location, message in mix_problems(raw):
-        problem(location, message)
-    for location, name in _source_references(raw):
-        if names and name not in names:
-            hint = did_you_mean(str(name), map(str, names))
-            problem(location, f"no such source: {name!r}{hint} (sources: {', '.join(map(str, names))})")
-    for stage, needed in (("mix", "tokenizer"), ("pretrain", "mix"), ("sft", "pretrain"), ("reward", "pretrain"),
-                          ("dpo", "pretrain"), ("rl", "pretrain"),
-                          ("evaluate", "pretrain"), ("export", "pretrain")):
-        if stage in raw and needed not in raw:
-            problem((stage,), f"needs a section `{needed}:` too, which is absent")
-    reward = raw.get("reward")
-    if isinstance(reward, dict) and not reward.get("data") and raw.get("dpo") is None:
-        problem(("reward",), "has no pairs to learn from: give it `data:`, or the manifest a section `dpo:`, whose "
-                             "pairs it then takes")
-    for location, message in _reinforcement_problems(raw):
-        problem(location, message)
+    """What no single field can know, and secrets, which belong nowhere in a manifest."""
+    problems = [written.problem(location, message) for location, message in contradictions(written.raw)]
     taken = [*Manifest.model_fields, *STEP_SECTIONS]
-    for index, message in wrong_step_names(written_steps(raw.get("prepare")), taken).items():
-        problem(("prepare", index, NAME), message)
-    for location in dict.fromkeys((*written.lines, *_locations(raw))):
+    for index, message in wrong_step_names(written_steps(written.raw.get("prepare")), taken).items():
+        problems.append(written.problem(("prepare", index, NAME), message))
+    for location in dict.fromkeys((*written.lines, *_locations(written.raw))):
         if location and str(location[-1]).lower() in KEPT_TOKEN_NAMES:
-            problem(location, "secrets do not belong in a manifest, which is kept with every run; use environment "
-                              "variables")
+            problems.append(written.problem(location, "secrets do not belong in a manifest, which is kept with every "
+                                                      "run; use environment variables"))
     return problems
-
-
-def _reinforcement_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
-    """A start, or a reward model, that no other section makes."""
-    section = raw.get("rl")
-    if not isinstance(section, dict):
-        return
-    start = section.get("start_from", "auto")
-    if start in ("sft", "dpo") and start not in raw:
-        yield ("rl", "start_from"), f"needs a section `{start}:` too, which is absent; `auto` takes the last there is"
-    rewards = section.get("rewards")
-    for number, reward in enumerate(rewards if isinstance(rewards, list) else []):
-        is_model = isinstance(reward, dict) and reward.get("kind") == "model"
-        if is_model and not reward.get("path") and "reward" not in raw:
-            yield ("rl", "rewards", number), "has no `path`, and there is no section `reward:` that makes such a model"
 
 
 def _locations(value: Any, at: Location = ()) -> Iterator[Location]:
@@ -409,30 +377,6 @@ def _locations(value: Any, at: Location = ()) -> Iterator[Location]:
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             yield from _locations(inner, (*at, index))
-
-
-def _source_references(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
-    steps = raw.get("prepare")
-    for index, step in enumerate(steps if isinstance(steps, list) else []):
-        for stage, config in step.items() if isinstance(step, dict) else ():
-            if not isinstance(config, dict):
-                continue
-            at: Location = ("prepare", index, stage)
-            classifier: Any = config.get("classifier")
-            classifier = classifier if isinstance(classifier, dict) else {}
-            own = config.get("rule_sources")
-            of_sets = own.items() if isinstance(own, dict) else ()
-            for place, names in (((*at, "sources"), config.get("sources")),
-                                 *(((*at, "rule_sources", rule_set), listed) for rule_set, listed in of_sets),
-                                 ((*at, "classifier", "positive"), classifier.get("positive")),
-                                 ((*at, "classifier", "negative"), classifier.get("negative"))):
-                for number, name in enumerate(names if isinstance(names, list) else []):
-                    yield (*place, number), name
-    tokenizer = raw.get("tokenizer")
-    weights = tokenizer.get("weights") if isinstance(tokenizer, dict) else None
-    for name in weights if isinstance(weights, dict) else ():
-        yield ("tokenizer", "weights", name), name
-    yield from weighed_sources(raw.get("mix"))
 
 
 def _anchor_paths(value: Any, folder: Path) -> Any:

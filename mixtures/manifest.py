@@ -16,11 +16,12 @@ from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 from gristmill.mixtures.engine import Compute, Parallel, Profile, Stream, Wandb
 from gristmill.mixtures.evaluation import Evaluate, Export
 from gristmill.mixtures.mix import Mix
+from gristmill.mixtures.model import GivenModel
 from gristmill.mixtures.posttraining import Dpo, Sft
 from gristmill.mixtures.prepare import STEP_SECTIONS, Step, name_steps
 from gristmill.mixtures.reinforcement import Reward, Rl
 from gristmill.mixtures.section import NAME_PATTERN, Positive, Section
-from gristmill.mixtures.sources import Ingest, Source
+from gristmill.mixtures.sources import AnySource, Ingest, Source, TokenSource
 from gristmill.mixtures.tokenizer import Tokenizer
 from gristmill.mixtures.training import Pretrain
 
@@ -106,11 +107,13 @@ class Manifest(Section):
     """Names the run and its folders."""
     seed: int = 0
     """What every random choice is a hash of, together with stable ids."""
-    sources: Annotated[dict[str, Source], Field(min_length=1)]
+    sources: Annotated[dict[str, AnySource], Field(min_length=1)] = {}  # noqa: RUF012 - pydantic copies it
+    """Documents, and tokens that another tool has made. None are needed where a run begins with a model."""
     ingest: Ingest = Ingest()
     prepare: tuple[SerializeAsAny[Step], ...] = ()
     """The steps that judge and edit documents, in the order in which they run; a stage may come more than once."""
     tokenizer: Tokenizer | None = None
+    model: GivenModel | None = None
     mix: Mix | None = None
     pretrain: Pretrain | None = None
     sft: Sft | None = None
@@ -135,9 +138,20 @@ class Manifest(Section):
         """The steps of `prepare` by their names, in their order."""
         return dict(zip(name_steps([(step.stage, step.name) for step in self.prepare]), self.prepare, strict=True))
 
+    @property
+    def document_sources(self) -> dict[str, Source]:
+        """The sources that are read as documents, in the manifest's order."""
+        return {name: source for name, source in self.sources.items() if isinstance(source, Source)}
 
-MODELS = ("pretrain", "sft", "dpo", "rl")
-"""Sections that make a model, in the order in which they train it."""
+    @property
+    def token_sources(self) -> dict[str, TokenSource]:
+        """The sources whose tokens another tool has made, in the manifest's order."""
+        return {name: source for name, source in self.sources.items() if isinstance(source, TokenSource)}
+
+
+MODELS = ("model", "pretrain", "sft", "dpo", "rl")
+"""Sections and stages that give a model which writes text, in the order in which they train it; a run begins with one
+of the first two."""
 
 
 def beyond_context(stage: str, length: int, trained: int) -> str:
@@ -152,9 +166,9 @@ def context_warnings(manifest: Manifest, trained: int) -> dict[str, str]:
 
     Args:
         manifest: of the whole run.
-        trained: the context of the pre-trained model.
+        trained: the context of the model that the run begins with.
     """
-    contexts, warnings = {"pretrain": trained}, {}
+    contexts, warnings = {"pretrain" if manifest.model is None else "model": trained}, {}
     for stage in ("sft", "reward", "dpo", "rl"):
         section = getattr(manifest, stage)
         if section is None:
@@ -266,4 +280,4 @@ def models_in(annotation: Any) -> list[Any]:
 
 def _kinds_of(model: Any) -> tuple[Any, ...]:
     kind = model.model_fields.get("kind")
-    return () if kind is None else get_args(kind.annotation)
+    return (getattr(model, "TAG", None),) if kind is None else get_args(kind.annotation)

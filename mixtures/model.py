@@ -108,6 +108,16 @@ class Moe(Section):
         return self
 
 
+class GivenModel(Section):
+    """A model that was trained elsewhere, to be tuned, measured or exported without `sources`, `mix` or `pretrain`.
+
+    The tokenizer and the chat template come from its folder unless the section `tokenizer` gives others."""
+
+    path: OutsidePath
+    """A folder that transformers loads, or one that `export` wrote: config.json, model.safetensors (or its shards) and
+    tokenizer.json, of a decoder that this one can run (Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE)."""
+
+
 class Model(Section):
     """A Llama-style decoder."""
 

@@ -69,9 +69,9 @@ def find_trained(session: Session, tokenizer: str | None) -> ModelFolders:
     Raises:
         ModelNotFoundError: none is committed yet, or none ever will, or the named tokenizer is not there.
     """
-    if session.manifest.pretrain is None:
-        raise ModelNotFoundError(f"{session.manifest_file} has no `pretrain:` section, so it trains no model; name a "
-                                 "model's folder, or a manifest that trains one")
+    if session.manifest.pretrain is None and session.manifest.model is None:
+        raise ModelNotFoundError(f"{session.manifest_file} has no `pretrain:` section and no `model:`, so it has no "
+                                 "model; name a model's folder, or a manifest that trains one")
     makers = [name for name, node in session.plan.items() if node.stage.makes_model]
     trained = next((folder for name in reversed(makers) if (folder := session.committed(name)) is not None), None)
     made = session.committed("tokenizer")

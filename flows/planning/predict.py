@@ -137,7 +137,7 @@ def predict(session: Session, sample_bytes: int, budget_seconds: float = BUDGET_
 
 
 def _paths(session: Session) -> list[str]:
-    return [source.path for source in session.manifest.sources.values()]
+    return [source.path for source in session.manifest.document_sources.values()]
 
 
 def _measure_both(session: Session, sample_bytes: int, deadline: float) -> tuple[SampleRun, SampleRun]:
@@ -286,7 +286,7 @@ def _documents(opened: Session, sample: Sample) -> dict[str, float]:
     here = sum(counts["kept"] for counts in sources.values())
     of_sources = {name: counts["kept"] * sample.factor(name) for name, counts in sources.items()}
     # The ids of one source are compared at a time, where they can repeat.
-    compared = [number for name, number in of_sources.items() if has_own_ids(opened.manifest.sources[name])]
+    compared = [number for name, number in of_sources.items() if has_own_ids(opened.manifest.document_sources[name])]
     whole = sum(of_sources.values())
     summaries = {name: made.manifest()["summary"] for name in opened.plan
                  if opened.plan[name].stage.judges and (made := opened.committed(name)) is not None}

@@ -52,11 +52,11 @@ def take_sample(manifest: Manifest, folder: Path, sample_bytes: int, whole_pytho
     Raises:
         gristmill.dataprep.reading.sources.SourceError: a source's path matches nothing.
     """
-    listings = {name: find_files(name, source.model_dump()).files for name, source in manifest.sources.items()}
+    listings = {name: find_files(name, source.model_dump()).files for name, source in manifest.document_sources.items()}
     in_all = {name: sum(file.size for file in files) for name, files in listings.items()}
     total = max(sum(in_all.values()), 1)
     sources, taken = {}, {}
-    for name, source in manifest.sources.items():
+    for name, source in manifest.document_sources.items():
         if not in_all[name]:
             limit = source.limit if whole_python else min(source.limit or DOCUMENTS_OF_PYTHON, DOCUMENTS_OF_PYTHON)
             sources[name], taken[name] = source.model_copy(update={"limit": limit}), 0

@@ -25,6 +25,8 @@ from gristmill.flows.questions.find_documents import (
 )
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
+from gristmill.mixtures.sources import INGEST
+from gristmill.tokenize.importing.corpora import IMPORTED, corpora, decoded_text
 
 SHOWN_NUMBERS = 8
 SHOWN_EDITS = 3
@@ -60,10 +62,11 @@ def history(session: Session, wanted: str, whole: bool = False) -> dict[str, Any
     """
     inputs = committed_inputs(session, session.plan)
     try:
-        if "ingest" not in inputs:
-            raise DocumentNotFoundError(f"nothing is ingested yet; run: {session.command('run', '--until', 'ingest')}")
+        if not corpora(inputs):
+            first = INGEST if INGEST in session.plan or IMPORTED not in session.plan else IMPORTED
+            raise DocumentNotFoundError(f"nothing is ingested yet; run: {session.command('run', '--until', first)}")
         recipes = {name: node.recipe for name, node in session.plan.items()}
-        found = judgements(recipes, inputs, *find_document(inputs, wanted), whole=whole)
+        found = judgements(recipes, *find_document(inputs, wanted), whole=whole)
     except AmbiguousDocumentError:
         raise
     except DocumentNotFoundError:
@@ -91,7 +94,7 @@ def _example_history(
         except DocumentNotFoundError:
             continue
         steps = session.plan[stage].recipe["prepare"]
-        return judgements({name: recipe for step in steps for name, recipe in step.items()}, prepared, *place,
+        return judgements({name: recipe for step in steps for name, recipe in step.items()}, *place,
                           called=f"{stage}: ", whole=whole)
     return None
 
@@ -104,16 +107,18 @@ def judgements(
 
     Args:
         recipes: stage -> its recipe.
-        inputs: `ingest` and the stages, in their order.
+        inputs: those of its corpus: `ingest` and the stages, in their order.
         shard, row: where the document is.
         called: what stands before the stages' names.
         whole: with the whole `text`, see `marked_text`.
     """
     document = read_documents(inputs, shard).slice(row, 1).to_pylist()[0]
+    is_imported = "text" not in document
+    text = decoded_text(inputs, shard, row) if is_imported else document["text"]
     found: dict[str, Any] = {
         "id": document["id"].hex(), "source": document["source"], "locator": document["locator"],
-        "metadata": document["metadata"], "characters": len(document["text"]),
-        "excerpt": document["text"][:EXCERPT_CHARS], "shard": shard, "row": row, "stages": [], "outcome": "kept",
+        "metadata": document["metadata"], "characters": len(text), "excerpt": text[:EXCERPT_CHARS],
+        "shard": shard, "row": row, "stages": [], "outcome": "kept",
     }
     edits: dict[str, Any] = {}
     for stage in annotation_stages(inputs):
@@ -129,7 +134,8 @@ def judgements(
             found["outcome"] = f"dropped by {called}{stage}: {judged['reason']}"
             break
     if whole:
-        found["text"] = marked_text(inputs, shard, row, edits)
+        found["text"] = [{"text": text, "edit": None, "stage": None}] if is_imported else marked_text(
+            inputs, shard, row, edits)
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from gristmill.dataprep.documents import ID_BYTES, read_documents, shard_names
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.plan import Plan
+from gristmill.tokenize.importing.corpora import corpus_shards
 
 SHOWN_HITS = 5
 
@@ -28,15 +29,19 @@ def committed_inputs(session: Session, plan: Plan) -> dict[str, Path]:
     return {name: folder.data for name in plan if (folder := session.committed(name)) is not None}
 
 
-def find_document(inputs: Mapping[str, Path], wanted: str) -> tuple[str, int]:
-    """The shard and row of the one document with this id, id prefix or locator."""
+Place = tuple[Mapping[str, Path], str, int]
+"""Where a document is: the inputs by which its corpus is read (`importing.corpora`), its shard and row."""
+
+
+def find_document(inputs: Mapping[str, Path], wanted: str) -> Place:
+    """The place of the one document with this id, id prefix or locator."""
     direct = _find_in_ledger(inputs, wanted)
     if direct is not None:
         return direct
-    hits: list[tuple[str, int]] = []
+    hits: list[Place] = []
     prefix = bytes.fromhex(wanted[: len(wanted) // 2 * 2]) if _is_hex(wanted) else None
-    for shard in shard_names(inputs["ingest"]):
-        table = read_documents(inputs, shard, ["id", "locator"])
+    for corpus, shard in corpus_shards(inputs):
+        table = read_documents(corpus, shard, ["id", "locator"])
         mask = pc.equal(table["locator"], wanted)
         if prefix is not None:
             ids = table["id"].cast(pa.binary())
@@ -46,29 +51,29 @@ def find_document(inputs: Mapping[str, Path], wanted: str) -> tuple[str, int]:
             # Half a byte cannot be compared in binary.
             rows = [r for r in rows if table["id"][r].as_py().hex().startswith(wanted.lower())
                     or table["locator"][r].as_py() == wanted]
-        hits += [(shard, row) for row in rows]
+        hits += [(corpus, shard, row) for row in rows]
     if not hits:
         raise DocumentNotFoundError(f"no document has the id or locator {wanted!r}; both are shown beside the samples "
                                     "of `gristmill report`: an id has 32 hexadecimal digits, a locator is FILE#NUMBER")
     if len(hits) > 1:
-        raise AmbiguousDocumentError(f"{len(hits)} documents fit {wanted!r}; give an id: {_ids(inputs, hits)}")
+        raise AmbiguousDocumentError(f"{len(hits)} documents fit {wanted!r}; give an id: {_ids(hits)}")
     return hits[0]
 
 
-def _find_in_ledger(inputs: Mapping[str, Path], wanted: str) -> tuple[str, int] | None:
+def _find_in_ledger(inputs: Mapping[str, Path], wanted: str) -> Place | None:
     """Where a tokenised document is by its whole id, without a search through the shards."""
     if "mix" not in inputs or not _is_hex(wanted) or len(wanted) != 2 * ID_BYTES:
         return None
     from gristmill.tokenize.packed import PackedSet
 
     found = PackedSet(inputs["mix"]).ledger([bytes.fromhex(wanted)]).to_pylist()
-    return (shard_names(inputs["ingest"])[found[0]["shard"]], found[0]["row"]) if found else None
+    return (*corpus_shards(inputs)[found[0]["shard"]], found[0]["row"]) if found else None
 
 
-def _ids(inputs: Mapping[str, Path], hits: list[tuple[str, int]]) -> str:
+def _ids(hits: Sequence[Place]) -> str:
     """The ids and sources of the first few hits."""
-    found = [read_documents(inputs, shard, ["id", "source"]).slice(row, 1).to_pylist()[0]
-             for shard, row in hits[:SHOWN_HITS]]
+    found = [read_documents(corpus, shard, ["id", "source"]).slice(row, 1).to_pylist()[0]
+             for corpus, shard, row in hits[:SHOWN_HITS]]
     shown = ", ".join(f"{one['id'].hex()} ({one['source']})" for one in found)
     return shown + (" ..." if len(hits) > SHOWN_HITS else "")
 

@@ -27,6 +27,7 @@ from gristmill.flows.questions.training_reads import Reading, reading_of
 from gristmill.flows.running.session import Session
 from gristmill.mixtures.load import parse_manifest
 from gristmill.mixtures.yaml_text import why_unreadable
+from gristmill.tokenize.importing.corpora import corpus_shards
 from gristmill.tokenize.origins import RECORD_ID
 
 LIST_KEYS = ("id", "locator", "url")
@@ -83,8 +84,8 @@ def find_documents(inputs: Mapping[str, Path], wanted: Sequence[str]) -> tuple[d
     places = {one for one in wanted if not _is_id(one)}
     found: dict[bytes, dict[str, Any]] = {}
     met: set[str] = set()
-    for shard in shard_names(inputs["ingest"]):
-        table = read_documents(inputs, shard, ["id", "source", "locator"])
+    for corpus, shard in corpus_shards(inputs):
+        table = read_documents(corpus, shard, ["id", "source", "locator"])
         plain = pc.replace_substring_regex(table["locator"], RECORD_ID.pattern, "")
         by_place = pa.array(sorted(places), pa.string())
         hit = pc.or_(pc.is_in(table["id"], value_set=pa.array(list(ids), pa.binary(ID_BYTES))),

@@ -49,11 +49,13 @@ def explain_plan(session: Session, force: frozenset[str] = frozenset()) -> list[
 
 
 def trained_context(manifest: Manifest) -> int:
-    """Most tokens in a row that the pre-trained model will have been trained on."""
+    """Most tokens in a row that the model which the run begins with will have been trained on."""
     length = 0 if manifest.mix is None else manifest.mix.sequence_length
-    if manifest.pretrain is None or manifest.pretrain.model.init_from is None:
+    given = manifest.model.path if manifest.model is not None else (
+        None if manifest.pretrain is None else manifest.pretrain.model.init_from)
+    if given is None:
         return length
-    config = read_json(as_path(manifest.pretrain.model.init_from) / "config.json")
+    config = read_json(as_path(given) / "config.json")
     return max(length, config.get("max_position_embeddings", config.get("sequence_length", 0)))
 
 

@@ -22,6 +22,7 @@ from gristmill.flows.stages.registry import MIX, TOKENIZE
 from gristmill.flows.stages.stage import Stage, imported
 from gristmill.flows.store.store import StageFolder
 from gristmill.mixtures.sources import INGEST
+from gristmill.tokenize.importing.corpora import corpora
 
 Facts = dict[str, Any]
 
@@ -73,7 +74,7 @@ def exported(session: Session, name: str, folder: StageFolder, facts: Facts) -> 
 def spikes_with_origins(session: Session, name: str, folder: StageFolder, facts: Facts) -> Facts:
     """The loss-spike reports of a training on the mixture, with what is known of the documents by now."""
     inputs = committed_inputs(session, session.plan)
-    if INGEST not in inputs or MIX not in inputs:
+    if MIX not in inputs or not corpora(inputs):
         return {}
     return {"spikes": {**facts["spikes"], name: with_origins(facts["spikes"][name], inputs[MIX], inputs)}}
 

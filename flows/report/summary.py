@@ -56,6 +56,8 @@ def plain_table(*columns: tuple[str, bool]) -> Table:
 
 def print_funnel(facts: Facts, console: Console) -> None:
     """Documents and bytes through the preparing stages, with the rules that dropped most."""
+    if not facts["funnel"]:
+        return
     section(console, "Documents")
     table = plain_table(("stage", False), ("read", True), ("kept", True), ("MB kept", True), ("dropped most by", False))
     for row in facts["funnel"]:

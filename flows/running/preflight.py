@@ -13,6 +13,7 @@ from gristmill.mixtures.langid import LanguageId
 from gristmill.mixtures.load import Problem, Written
 from gristmill.mixtures.manifest import Location, Manifest
 from gristmill.mixtures.section import outside_paths
+from gristmill.mixtures.sources import TokenSource
 
 
 def find_problems(manifest: Manifest, written: Written, stages: Iterable[str]) -> list[Problem]:
@@ -38,6 +39,7 @@ def _why_missing(manifest: Manifest, location: Location, path: str) -> str | Non
     from gristmill.dataprep.examples.read_examples import ExamplesError, examples_listing
     from gristmill.dataprep.judges.fasttext_models import is_other_model
     from gristmill.dataprep.reading.sources import SourceError, check, outside_files
+    from gristmill.tokenize.importing.token_files import token_files
 
     key = ".".join(map(str, location))
     if isinstance(_section_at(manifest, location), LanguageId) and not is_other_model(path):
@@ -45,7 +47,8 @@ def _why_missing(manifest: Manifest, location: Location, path: str) -> str | Non
     try:
         if location[0] == "sources":
             key = f"source {location[1]!r}"
-            check(str(location[1]), manifest.sources[str(location[1])].model_dump())
+            source = manifest.sources[str(location[1])]
+            (token_files if isinstance(source, TokenSource) else check)(str(location[1]), source.model_dump())
         elif "data" in location:
             key = "source 'examples'"
             examples_listing(path)

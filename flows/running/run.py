@@ -26,6 +26,7 @@ from gristmill.flows.store.store import StageFolder, Store, remove_tree
 from gristmill.mixtures.manifest import Engine
 from gristmill.mixtures.sources import INGEST
 from gristmill.mixtures.training import HOW_KEYS
+from gristmill.tokenize.importing.corpora import IMPORTED
 
 log = logging.getLogger("gristmill.run")
 How = Literal["Cached", "Completed", "Resumed"]
@@ -173,7 +174,7 @@ class Runner:
         if node.stage.rows != "documents":
             return {}
         folders = {name: self.folder(name) for name, one in self.plan.items()
-                   if name == INGEST or one.stage.judges}
+                   if name in (INGEST, IMPORTED) or one.stage.judges}
         return {name: str(folder.data) for name, folder in folders.items() if folder.state() == "committed"}
 
     def header(self, node: Node) -> dict[str, Any]:

@@ -117,8 +117,10 @@ def open_session(
                                 f"{', '.join(plan)}")
     if until is not None:
         order = list(STAGES)
-        last = until if until in plan else next(
-            name for name in reversed(list(plan)) if order.index(plan[name].stage.name) <= order.index(until))
+        last = until if until in plan else next((
+            name for name in reversed(list(plan)) if order.index(plan[name].stage.name) <= order.index(until)), None)
+        if last is None:
+            raise UnknownStageError(f"{manifest} has no stage {until!r}, and none before it; it has {', '.join(plan)}")
         names = list(plan)
         plan = {name: plan[name] for name in names[: names.index(last) + 1]}
     session = Session(loaded, manifest, overrides, store_at(store), store, plan)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gristmill.flows.stages.sections import step_recipe, without
-from gristmill.flows.stages.stage import Recipe, Stage, only
-from gristmill.flows.stages.trainings import whole
+from gristmill.flows.stages.stage import Recipe, Stage
+from gristmill.flows.stages.trainings import data_needs, whole
 from gristmill.mixtures.decontaminate import Decontaminate
 from gristmill.mixtures.manifest import Manifest
 
@@ -31,5 +31,10 @@ def _leaks(manifest: Manifest) -> Decontaminate | None:
     return next((step.config for step in manifest.prepare if isinstance(step.config, Decontaminate)), None)
 
 
-STAGE = Stage("dpo_data", 4, "gristmill.train.stages.dpo_data:run", configure, only("dpo_prepare", "tokenizer", "mix"),
+def needs(manifest: Manifest) -> list[str]:
+    """The pairs as they were prepared, and what says how they are encoded."""
+    return ["dpo_prepare", *data_needs(manifest)]
+
+
+STAGE = Stage("dpo_data", 4, "gristmill.train.stages.dpo_data:run", configure, needs,
               report=("gristmill.flows.report.tuning:preferences",))

@@ -13,11 +13,14 @@ NOTE_KEYS = ("licence",)
 """Keys of a source that change nothing."""
 
 
-def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe]:
-    """The sources, as they are read, and their files."""
+def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+    """The sources of documents, as they are read, and their files."""
+    if not manifest.document_sources:
+        return None
     from gristmill.dataprep.reading.sources import listing
 
-    dumped = {name: dump(source, *MIXTURE_KEYS, *NOTE_KEYS) for name, source in manifest.sources.items()}
+    dumped = {name: dump(source, *MIXTURE_KEYS, *NOTE_KEYS)
+              for name, source in manifest.document_sources.items()}
     read = {name: {key: value for key, value in source.items() if key != "path"} for name, source in dumped.items()}
     listings = {name: listing(name, source, verify=verify) for name, source in dumped.items()}
     recipe = {

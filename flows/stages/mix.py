@@ -49,7 +49,8 @@ def preflight(
 
 
 STAGE = Stage(
-    "mix", 8, "gristmill.tokenize.mixing.mix:run", configure, documents("tokenizer", "tokenize"), preflight=preflight,
+    "mix", 8, "gristmill.tokenize.mixing.mix:run", configure, documents("tokenizer", "tokenize", "import_tokens"),
+    preflight=preflight,
     memory=Memory(264, "drop more in `prepare`, or pack the sources in manifests of their own"),
     pace="a sample has too few tokens to be mixed", topics={"packed": "packed.json"},
     report=("gristmill.flows.report.mixture:mixture_section",))

@@ -101,7 +101,7 @@ def present_stages(manifest: Manifest) -> list[str]:
     found = []
     for placed in _placed(manifest):
         try:
-            if placed.name == INGEST or placed.configure(False) is not None:
+            if placed.configure(False) is not None:
                 found.append(placed.name)
         except (OSError, ValueError):  # a file that it wants is missing, which it only is where the stage is present
             found.append(placed.name)

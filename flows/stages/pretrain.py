@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from gristmill.dataprep.files import as_path
 from gristmill.flows.stages.stage import Location, Recipe, only
@@ -31,12 +30,14 @@ def preflight(
     """A model that no training can begin with."""
     assert manifest.pretrain is not None
     folder = manifest.pretrain.model.init_from
-    message = None if folder is None else _why_no_model(as_path(folder), manifest.tokenizer)
+    message = None if folder is None else why_no_model(folder, manifest.tokenizer)
     if message is not None:
         yield ("pretrain", "model", "init_from"), message
 
 
-def _why_no_model(folder: Path, tokenizer: Tokenizer | None) -> str | None:
+def why_no_model(path: str, tokenizer: Tokenizer | None) -> str | None:
+    """What keeps a model from being run here, or with a tokenizer, in a sentence; None where nothing does."""
+    folder = as_path(path)
     if not folder.exists():
         return None  # it is among the missing files
     from gristmill.train.models.weights import check_model
@@ -47,8 +48,8 @@ def _why_no_model(folder: Path, tokenizer: Tokenizer | None) -> str | None:
         return str(error)
     ids = _ids_of(tokenizer)
     if ids is not None and ids > shape.vocab_size:
-        return (f"{folder}: the model has {shape.vocab_size} ids, but tokenizer.path has {ids}; give the model's own "
-                "tokenizer as tokenizer.path")
+        return (f"{folder}: the model has {shape.vocab_size} ids, but its tokenizer has {ids}; give the model's own "
+                "tokenizer as tokenizer.path, and a chat template of its own special tokens (tokenizer.chat_template)")
     return None
 
 

@@ -3,24 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from gristmill.dataprep.files import as_path, sha256_file
+from gristmill.dataprep.files import as_path, read_json, sha256_file
 from gristmill.flows.stages.sections import dump, dump_only, name_outside_files, seed_of
 from gristmill.flows.stages.stage import Location, Memory, Recipe, Stage, documents
 from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.section import OutsidePath
+from gristmill.mixtures.tokenizer import Tokenizer
+
+TOKENIZER_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "chat_template.jinja", "tokenizer_config.json"
+"""What a model's folder says of its tokenizer, as transformers names the files."""
+
+
+def tokenizer_of(manifest: Manifest) -> Tokenizer | None:
+    """The section, with what it leaves open taken from the folder of the model that is given, if one is."""
+    section = manifest.tokenizer
+    if manifest.model is None or (section is not None and section.path is not None):
+        return section
+    section, folder = section or Tokenizer(), as_path(manifest.model.path)
+    given: dict[str, Any] = {"path": OutsidePath(folder / TOKENIZER_FILE)}
+    if section.chat_template is None and section.chat_template_path is None:
+        given |= _template_of(folder)
+    return section.model_copy(update=given)
+
+
+def _template_of(folder: Path) -> dict[str, Any]:
+    """The chat template of a model, from a file of its own or from its tokenizer's configuration; nothing if it has
+    none."""
+    if (folder / TEMPLATE_FILE).exists():
+        return {"chat_template_path": OutsidePath(folder / TEMPLATE_FILE)}
+    config = folder / TOKENIZER_CONFIG_FILE
+    template = read_json(config).get("chat_template") if config.exists() else None
+    if isinstance(template, list):  # several, by name
+        template = next((one["template"] for one in template if one.get("name") == "default"), None)
+    return {"chat_template": template} if template else {}
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     """How it is learnt, or the checksum of the one that is given."""
-    section = manifest.tokenizer
+    section = tokenizer_of(manifest)
     if section is None:
         return None
     if section.path is not None:
         chat = dump_only(section, verify, "special_tokens", "chat_template", "chat_template_path")
         return ({"external": {"sha256": sha256_file(as_path(section.path))}, **chat},
-                {"tokenizer": dump(section), "sources": list(manifest.sources), "seed": 0})
+                {"tokenizer": dump(section), "sources": list(manifest.document_sources), "seed": 0})
     dumped = dump(section, "seed", "path")
-    return {"tokenizer": name_outside_files(dumped, section, verify), "sources": list(manifest.sources),
+    return {"tokenizer": name_outside_files(dumped, section, verify), "sources": list(manifest.document_sources),
             "seed": seed_of(section, manifest)}, {"tokenizer": dumped}
 
 
@@ -31,7 +62,7 @@ def preflight(
     from gristmill.tokenize.encoding.chat_templates import CHAT_TEMPLATE
     from gristmill.tokenize.encoding.tokenizer import TokenizerError, check, read_external, read_template
 
-    section, at = manifest.tokenizer, "chat_template_path"
+    section, at = tokenizer_of(manifest), "chat_template_path"
     assert section is not None
     try:
         template = read_template(section)

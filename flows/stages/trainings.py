@@ -25,6 +25,16 @@ def model_before(name: str, manifest: Manifest) -> str:
     return next((one for one in reversed(before) if getattr(manifest, one) is not None), MODELS[0])
 
 
+def first_model(manifest: Manifest) -> str:
+    """The stage whose model a run begins with."""
+    return "pretrain" if manifest.model is None else "model"
+
+
+def data_needs(manifest: Manifest) -> list[str]:
+    """What says how examples are encoded and how long they are: the mixture, or the model where there is none."""
+    return ["tokenizer", "mix" if manifest.mix is not None else "model"]
+
+
 def whole(name: str) -> Configure:
     """The whole section of this name, with the files of its examples."""
 

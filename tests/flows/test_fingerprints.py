@@ -26,7 +26,8 @@ FILES = {
     "prose/one.txt": "Some prose.", "prose/two.txt": "Some more prose.", "code/a.py": "a = 1\n",
     "web.jsonl": '{"text": "a page"}\n', "chat.jsonl": '{"messages": []}\n', "pairs.jsonl": '{"prompt": "a"}\n',
     "prompts.jsonl": '{"prompt": "a"}\n', "eval/set.jsonl": '{"question": "what?"}\n', "words.txt": "word\n",
-    "tokenizer.json": "{}", "model/config.json": "{}", "tasks.jsonl": '{"question": "a", "answer": "b"}\n',
+    "tokenizer.json": "{}", "model/config.json": "{}", "given/config.json": "{}", "given/tokenizer.json": "{}",
+    "tokens/a.bin": "tokens", "tasks.jsonl": '{"question": "a", "answer": "b"}\n',
 }  # fmt: skip
 EVERYTHING = """
 name: everything
@@ -105,11 +106,20 @@ dpo: {data: [{path: pairs.jsonl}], steps: 2, prepare: [dedup]}
 rl: {data: [{path: prompts.jsonl}], rewards: [{kind: length, target_tokens: 9}], steps: 1}
 export: {}
 """
+ELSEWHERE = """
+name: elsewhere
+sources: {web: {tokens: "tokens/*.bin", format: memmap, dtype: uint16, weight: 0.5}, a: {path: "prose/*.txt"}}
+model: {path: given}
+mix: {tokens: 2000, sequence_length: 32}
+sft: {data: [{path: chat.jsonl}], steps: 2}
+export: {}
+"""
 DEMO_OVERRIDES = ["sources.prose.path=prose/*.txt", "sources.code.path=code/*.py", "sft.data.0.path=chat.jsonl",
                   "dpo.data.0.path=pairs.jsonl"]
 """The demo reads what the machine's own Python carries, which differs from one to the next."""
 MANIFESTS = {"everything": (EVERYTHING, []), "others": (OTHERS, []), "short": (SHORT, []),
-             "preferences": (PREFERENCES, []), "demo": (DEMO.read_text(), DEMO_OVERRIDES)}
+             "preferences": (PREFERENCES, []), "elsewhere": (ELSEWHERE, []),
+             "demo": (DEMO.read_text(), DEMO_OVERRIDES)}
 
 
 def fingerprints(folder: Path, manifest: str) -> dict[str, str]:

@@ -172,7 +172,7 @@ ANSWERS = {
     "report good.yaml --out /proc/x.html": "/proc/x.html: no such file or directory; correct the path",
     "chat absent": "absent/config.json does not exist",
     "chat bare": "bare has no tokenizer.json",
-    "chat data.yaml": "data.yaml has no `pretrain:` section, so it trains no model",
+    "chat data.yaml": "data.yaml has no `pretrain:` section and no `model:`, so it has no model",
     "chat good.yaml": "no model is trained yet; run:",
     "chat bare --temperature -1": "greater than or equal to 0",
     "chat bare --top-p 2": "less than or equal to 1",

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gristmill.dataprep.documents import shard_names
+from gristmill.dataprep.row_groups import read_rows
+from gristmill.tokenize.packed_files import DTYPES, dtype_name, read_tokens
 
 IMPORTED = "import_tokens"
 """The stage whose documents have tokens, but no text."""
@@ -25,6 +27,22 @@ def corpora(inputs: Mapping[str, Path]) -> list[dict[str, Path]]:
         imported = {"ingest": inputs[IMPORTED] / DOCUMENTS, "tokenize": inputs[IMPORTED] / TOKENS}
         found.append({**imported, **{name: inputs[name] for name in ("tokenizer", "mix") if name in inputs}})
     return found
+
+
+def decoded_text(corpus: Mapping[str, Path], shard: str, row: int) -> str:
+    """What the tokens of an imported document say.
+
+    Args:
+        corpus: the inputs of the imported ones, with `tokenizer`.
+        shard, row: where it is.
+    """
+    from gristmill.tokenize.encoding.encode import docs_name, tokens_name
+    from gristmill.tokenize.encoding.tokenizer import load
+
+    tokenizer, folder = load(corpus["tokenizer"]), corpus["tokenize"]
+    document = read_rows(folder / docs_name(shard), [row], ["offset", "tokens"]).to_pylist()[0]
+    ids = read_tokens(folder / tokens_name(shard), DTYPES[dtype_name(tokenizer.vocab_size)])
+    return tokenizer.decode(ids[document["offset"] : document["offset"] + document["tokens"]].tolist())
 
 
 def corpus_shards(inputs: Mapping[str, Path]) -> list[tuple[dict[str, Path], str]]:

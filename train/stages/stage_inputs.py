@@ -7,13 +7,11 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 
 from gristmill.dataprep.context import Context
+from gristmill.mixtures.manifest import MODELS as MODELS
 from gristmill.tokenize.packed import PackedSet
 
 MODEL = "model"
 """The folder of a stage's output that holds its model."""
-MODELS = ("model", "pretrain", "sft", "dpo", "rl")
-"""Stages that leave a model which writes text, in the order in which they train it; a run begins with one of the first
-two."""
 EXAMPLE_TOKENS = 1024
 """Longest example where neither its section nor a mixture says how long: `max_length` of TRL's SFTConfig and
 DPOConfig."""

@@ -1,0 +1,33 @@
+"""`model`: takes a model that was trained elsewhere, for the stages that tune, measure or export one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from gristmill.flows.stages.pretrain import why_no_model
+from gristmill.flows.stages.sections import dump, name_outside_files
+from gristmill.flows.stages.stage import Location, Recipe, Stage, only
+from gristmill.flows.stages.tokenizer import tokenizer_of
+from gristmill.mixtures.manifest import Manifest
+
+
+def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
+    """The files of its folder."""
+    if manifest.model is None:
+        return None
+    told = dump(manifest.model)
+    return name_outside_files(told, manifest.model, verify), told
+
+
+def preflight(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Location, str]]:  # fmt: skip
+    """A model that this decoder cannot run."""
+    assert manifest.model is not None
+    message = why_no_model(manifest.model.path, tokenizer_of(manifest))
+    if message is not None:
+        yield ("model", "path"), message
+
+
+STAGE = Stage("model", 1, "gristmill.train.stages.model:run", configure, only("tokenizer"), preflight=preflight,
+              makes_model=True)

@@ -1,0 +1,155 @@
+"""What contradicts itself between the sections of a manifest that is not valid yet: where, and a sentence.
+
+Names that refer to nothing, and sections or keys whose input no other section gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gristmill.mixtures.mix import Location, mix_problems, weighed_sources
+from gristmill.mixtures.yaml_text import did_you_mean
+
+EMPTY_SECTIONS = ("tokenizer", "evaluate", "export")
+"""Sections whose key alone asks for their defaults."""
+NEED_A_MODEL = ("sft", "reward", "dpo", "rl", "evaluate", "export")
+"""Sections that begin with a model, or look at those that there are."""
+
+
+def contradictions(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+    """What no single field can know."""
+    yield from mix_problems(raw)
+    sources = raw.get("sources")
+    names = list(sources) if isinstance(sources, dict) else []
+    for location, name in _source_references(raw):
+        if names and name not in names:
+            hint = did_you_mean(str(name), map(str, names))
+            yield location, f"no such source: {name!r}{hint} (sources: {', '.join(map(str, names))})"
+    yield from _absent_sections(raw)
+    yield from _absent_inputs(raw)
+    yield from _token_problems(raw)
+    reward = raw.get("reward")
+    if isinstance(reward, dict) and not reward.get("data") and raw.get("dpo") is None:
+        yield ("reward",), ("has no pairs to learn from: give it `data:`, or the manifest a section `dpo:`, whose "
+                            "pairs it then takes")
+    yield from _reinforcement_problems(raw)
+
+
+def _given(raw: Mapping[str, Any]) -> set[str]:
+    """The sections that there are: nothing behind a key asks for the defaults of those that EMPTY_SECTIONS names, and
+    switches any other off."""
+    return {name for name, section in raw.items() if section is not None or name in EMPTY_SECTIONS}
+
+
+def _absent_sections(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+    """Sections whose input no other section gives."""
+    given = _given(raw)
+    has_model = "model" in given
+    if not has_model and "sources" not in given:
+        yield ("sources",), "required but absent, unless a section `model:` gives a model to begin with"
+    if "prepare" in given and has_model and "sources" not in given:
+        yield ("prepare",), "needs a section `sources:` too, which is absent"
+    if "mix" in given and "sources" not in given and has_model:
+        yield ("mix",), "needs a section `sources:` too, which is absent"
+    if "mix" in given and not {"tokenizer", "model"} & given:
+        yield ("mix",), "needs a section `tokenizer:` too, which is absent"
+    if "pretrain" in given and "mix" not in given:
+        yield ("pretrain",), "needs a section `mix:` too, which is absent"
+    if "pretrain" in given and has_model:
+        yield ("model",), ("gives a model to begin with, and `pretrain:` makes one; to pre-train further, remove this "
+                           "and give its folder as pretrain.model.init_from")
+    for stage in NEED_A_MODEL:
+        if stage in given and not {"pretrain", "model"} & given:
+            yield (stage,), ("needs a model: a section `model: {path: FOLDER}` that gives one, or `pretrain:` that "
+                             "makes one; both are absent")
+
+
+def _absent_inputs(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+    """Keys that ask about a mixture or a pre-training, where the manifest has none."""
+    given = _given(raw)
+    sections = {name: section for name in NEED_A_MODEL if isinstance(section := raw.get(name), dict)}
+    sft, evaluate, rl = (sections.get(name, {}) for name in ("sft", "evaluate", "rl"))
+    distill = sft.get("distill")
+    of_pretrain = {
+        ("sft", "replay"): sft.get("replay"), ("sft", "ewc"): sft.get("ewc"),
+        ("sft", "distill", "teacher"): isinstance(distill, dict) and distill.get("teacher") == "pretrain",
+        ("evaluate", "memorisation"): evaluate.get("memorisation") is not None,
+        ("evaluate", "contamination"): evaluate.get("contamination") is not None,
+        ("rl", "start_from"): rl.get("start_from") == "pretrain",
+    }
+    if "pretrain" not in given and "model" in given:
+        for location, asks in of_pretrain.items():
+            if asks:
+                yield location, "asks for a pre-training of this manifest: it needs a section `pretrain:`, or remove it"
+        if not {"sft", "dpo", "rl"} & given and sections.get("export", {}).get("weights") == "average":
+            yield ("export", "weights"), "a model that is given has no running mean; set it to `raw`"
+    if "mix" in given:
+        return
+    for name in ("sft", "dpo", "rl"):
+        section = sections.get(name, {})
+        measures_more = name == "sft" and section.get("holdout")
+        if section.get("validate_every") is not None and not measures_more and "model" in given:
+            yield (name, "validate_every"), ("measures the held-out rows of a mixture: it needs a section `mix:`"
+                                             + (", or `sft.holdout`" if name == "sft" else "") + "; or remove it")
+
+
+def _token_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+    """Sources of tokens that nothing reads, or that are asked for text."""
+    given, sources = _given(raw), raw.get("sources")
+    of_tokens = [name for name, source in sources.items() if isinstance(source, dict) and "tokens" in source
+                 ] if isinstance(sources, dict) else []
+    if not of_tokens:
+        return
+    if "mix" not in given:
+        yield ("sources", of_tokens[0], "tokens"), "needs a section `mix:` too, which alone reads tokens"
+    tokenizer = raw.get("tokenizer")
+    has_path = isinstance(tokenizer, dict) and tokenizer.get("path") is not None
+    if "mix" in given and not has_path and "model" not in given:
+        yield ("sources", of_tokens[0], "tokens"), (
+            "was made with some tokenizer, which gives the ids their meaning: name its file as `tokenizer: {path: "
+            "tokenizer.json}`")
+    if "prepare" in given and isinstance(sources, dict) and len(of_tokens) == len(sources):
+        yield ("prepare",), "prepares documents, but all sources are of tokens; remove it, or add a source with `path:`"
+    for location, name in _source_references(raw):
+        if name in of_tokens and location[0] in ("prepare", "tokenizer"):
+            yield location, f"{name!r} is a source of tokens, which have no text; name a source with `path:`"
+
+
+def _reinforcement_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+    """A start, or a reward model, that no other section makes."""
+    section = raw.get("rl")
+    if not isinstance(section, dict):
+        return
+    start = section.get("start_from", "auto")
+    if start in ("sft", "dpo") and start not in raw:
+        yield ("rl", "start_from"), f"needs a section `{start}:` too, which is absent; `auto` takes the last there is"
+    rewards = section.get("rewards")
+    for number, reward in enumerate(rewards if isinstance(rewards, list) else []):
+        is_model = isinstance(reward, dict) and reward.get("kind") == "model"
+        if is_model and not reward.get("path") and "reward" not in raw:
+            yield ("rl", "rewards", number), "has no `path`, and there is no section `reward:` that makes such a model"
+
+
+def _source_references(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+    steps = raw.get("prepare")
+    for index, step in enumerate(steps if isinstance(steps, list) else []):
+        for stage, config in step.items() if isinstance(step, dict) else ():
+            if not isinstance(config, dict):
+                continue
+            at: Location = ("prepare", index, stage)
+            classifier: Any = config.get("classifier")
+            classifier = classifier if isinstance(classifier, dict) else {}
+            own = config.get("rule_sources")
+            of_sets = own.items() if isinstance(own, dict) else ()
+            for place, names in (((*at, "sources"), config.get("sources")),
+                                 *(((*at, "rule_sources", rule_set), listed) for rule_set, listed in of_sets),
+                                 ((*at, "classifier", "positive"), classifier.get("positive")),
+                                 ((*at, "classifier", "negative"), classifier.get("negative"))):
+                for number, name in enumerate(names if isinstance(names, list) else []):
+                    yield (*place, number), name
+    tokenizer = raw.get("tokenizer")
+    weights = tokenizer.get("weights") if isinstance(tokenizer, dict) else None
+    for name in weights if isinstance(weights, dict) else ():
+        yield ("tokenizer", "weights", name), name
+    yield from weighed_sources(raw.get("mix"))

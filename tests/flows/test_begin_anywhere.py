@@ -1,0 +1,251 @@
+"""Manifests that hold no more than what they do: each form is a whole run."""
+
+from __future__ import annotations
+
+import json
+import random
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from gristmill.flows.planning.predict import ShardClock
+from gristmill.flows.questions.explain import history
+from gristmill.flows.questions.trace import trace_step
+from gristmill.flows.running.session import Session, open_session
+from gristmill.flows.stages.plan import UnknownStageError
+from gristmill.mixtures.evaluation import Export
+from gristmill.mixtures.load import ManifestError, parse_manifest
+from gristmill.mixtures.model import Model
+from gristmill.tokenize.encoding.sample import TokenizerSample
+from gristmill.tokenize.encoding.tokenizer import load, train, write_tokenizer
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.shape import shape_of
+from gristmill.train.models.weights import drawn, load_model, save_model
+from gristmill.train.stages.export import write_folder
+from tests.tokenize.test_import_tokens import write_llmc, write_megatron
+
+VOCAB = 320
+UNMARKED = """\
+{%- for message in messages -%}{{- '<|' + message['role'] + '|>' + message['content'] + '<|end|>' -}}{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}
+"""
+"""A chat template as models come with it, without marks around the answers."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of transformers' form with its tokenizer, examples of all kinds, tokens of two tools, and documents."""
+    folder = tmp_path_factory.mktemp("anywhere")
+    words = "red blue one two sky grass rose river stone".split()
+    tokenizer = folder / "tokenizer"
+    write_tokenizer(train(TokenizerSample({"all": [" ".join(words) * 20]}, {}), VOCAB), tokenizer, UNMARKED)
+    vocab, shape = load(tokenizer).vocab_size, None
+    shape = shape_of(Model(layers=1, width=16, heads=2, kv_heads=1), vocab, 64)
+    with torch.device("meta"):
+        sizes = {name: one.shape for name, one in Llama(shape).named_parameters()}
+    save_model(folder / "trained", shape, {name: drawn(shape, 3)(name, size) for name, size in sizes.items()})
+    write_folder(folder / "trained", tokenizer, Export(), folder / "model")
+    rng = random.Random(1)
+    said = [" ".join(rng.choices(words, k=5)) for _ in range(24)]
+    for name, rows in {
+        "chats": [{"messages": [{"role": "user", "content": one}, {"role": "assistant", "content": one[::-1]}]}
+                  for one in said],
+        "pairs": [{"prompt": one, "chosen": f"{one} yes", "rejected": f"no {number}"}
+                  for number, one in enumerate(said)],
+        "prompts": [{"prompt": one} for one in said],
+        "cleaned": [{"id": f"doc-{number}", "text": f"{one}. {one}.", "metadata": {"url": f"https://a.b/{number}"}}
+                    for number, one in enumerate(said)],
+    }.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    eos = load(tokenizer).eos
+    documents = [[rng.choice([one for one in range(vocab) if one != eos]) for _ in range(rng.randint(5, 60))]
+                 for _ in range(60)]
+    write_llmc(folder / "web.bin", documents, eos)
+    write_megatron(folder / "books_text_document", [[*one, eos] for one in documents], range(61))
+    return folder
+
+
+def opened(folder: Path, text: str, until: str | None = None) -> Session:
+    file = folder / "run.yaml"
+    file.write_text(textwrap.dedent(text))
+    return open_session(str(file), [], str(folder / "store"), until, False)
+
+
+def made(session: Session) -> dict[str, dict[str, Any]]:
+    """Run every stage; its summary by stage."""
+    runner = session.runner(ShardClock())
+    for name in session.plan:
+        runner.run_stage(name)
+    return {name: session.folder(name).manifest()["summary"] for name in session.plan}
+
+
+@pytest.mark.parametrize(("text", "stages"), [
+    ("sft: {data: [{path: chats.jsonl}], steps: 1}\nexport: {}", "tokenizer model sft_data sft export"),
+    ("dpo: {data: [{path: pairs.jsonl}], steps: 1}", "tokenizer model dpo_data reference dpo"),
+    ("reward: {data: [{path: pairs.jsonl}], steps: 1}", "tokenizer model reward"),
+    ("rl: {data: [{path: prompts.jsonl}], rewards: [{kind: length, target_tokens: 9}], steps: 1}",
+     "tokenizer model rl"),
+    ("evaluate: {}", "tokenizer model evaluate"), ("export: {}", "tokenizer model export"),
+])  # fmt: skip
+def test_what_begins_with_a_model_has_no_other_stages(folder: Path, text: str, stages: str) -> None:
+    session = opened(folder, f"name: tuned\nmodel: {{path: model}}\n{text}\n")
+    assert list(session.plan) == stages.split()
+    for name, node in session.plan.items():
+        assert set(node.inputs) <= set(session.plan), name
+
+
+def test_a_tuning_of_a_given_model_is_a_whole_manifest(folder: Path) -> None:
+    """What is exported has the shape, the tokenizer and the template of the model, and other weights."""
+    session = opened(folder, """
+        name: tuned
+        model: {path: model}
+        sft: {data: [{path: chats.jsonl}], steps: 2, global_batch_size: 2, optimizer: {learning_rate: 0.01}}
+        export: {}
+        """)
+    summaries = made(session)
+    assert summaries["sft_data"]["sequence_length"] == 64  # the model's context
+    assert summaries["sft"]["last_loss"] < summaries["sft"]["first_loss"]
+    exported = session.folder("export").data
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        assert (exported / name).read_bytes() == (folder / "model" / name).read_bytes()
+    before, after = (load_model(one).state_dict() for one in (folder / "model", exported))
+    assert before.keys() == after.keys()
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_given_model_is_measured_and_exported_as_it_is(folder: Path) -> None:
+    session = opened(folder, """
+        name: as-it-is
+        model: {path: model}
+        evaluate: {prompts: [red], max_new_tokens: 4}
+        export: {}
+        """)
+    summaries = made(session)
+    assert list(summaries["evaluate"]["models"]) == ["model"]
+    assert summaries["export"]["model"] == "model"
+    before, after = (load_model(one).state_dict() for one in (folder / "model", session.folder("export").data))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "section"), [
+    ("dpo", "{data: [{path: pairs.jsonl}], steps: 1, global_batch_size: 2}"),
+    ("dpo", "{data: [{path: pairs.jsonl}], steps: 1, global_batch_size: 2, loss: kto}"),
+    ("reward", "{data: [{path: pairs.jsonl}], steps: 1, global_batch_size: 2}"),
+    ("rl", "{data: [{path: prompts.jsonl}], rewards: [{kind: length, target_tokens: 9}], steps: 1, "
+           "global_batch_size: 4, group_size: 2, max_new_tokens: 4}"),
+])  # fmt: skip
+def test_every_tuning_begins_with_a_given_model(folder: Path, stage: str, section: str) -> None:
+    summaries = made(opened(folder, f"name: tuned\nmodel: {{path: model}}\n{stage}: {section}\n"))
+    assert summaries[stage]["parameters"] == summaries["model"]["parameters"]
+
+
+def test_a_preparation_alone_is_a_whole_manifest(folder: Path) -> None:
+    """So is reading what another tool has cleaned."""
+    session = opened(folder, """
+        name: prepared
+        sources: {web: {path: cleaned.jsonl, id_field: id}}
+        prepare: [{dedup: {exact: true}}]
+        """)
+    assert list(session.plan) == ["ingest", "dedup"]
+    assert made(session)["dedup"]["counts"]["kept"] == 24
+    session = opened(folder, "name: read\nsources: {web: {path: cleaned.jsonl, id_field: id}}\n")
+    assert list(session.plan) == ["ingest"]
+    first = pq.read_table(next(session.folder("ingest").data.glob("part-*.parquet"))).to_pylist()[0]
+    assert first["locator"] == "doc-0"
+
+
+def test_tokens_of_other_tools_are_mixed_and_each_of_their_documents_is_named(folder: Path) -> None:
+    """No documents, no preparation and no tokenizer that is trained: only the file of the one that made the tokens."""
+    session = opened(folder, """
+        name: tokens
+        sources:
+          web: {tokens: web.bin, weight: 3}
+          books: {tokens: books_text_document, where: "tokens >= 10"}
+        tokenizer: {path: tokenizer/tokenizer.json}
+        mix: {tokens: 1600, sequence_length: 32, validation: 0.1}
+        pretrain: {model: {layers: 1, width: 16, heads: 2}, steps: 3, global_batch_size: 4}
+        """, until="mix")
+    assert list(session.plan) == ["tokenizer", "import_tokens", "mix"]
+    summaries = made(session)
+    assert summaries["mix"]["realised"]["books"]["share"] == pytest.approx(0.25, abs=0.02)
+    assert summaries["import_tokens"]["sources"]["books"]["formats"] == ["megatron"]
+    whole = open_session(session.manifest_file, [], str(folder / "store"), None, False)
+    read = trace_step(whole, 1)["documents"]
+    assert {one["locator"].partition("#")[0] for one in read} <= {"web.bin", "books_text_document.bin"}
+    found = history(whole, read[0]["id"], whole=True)
+    assert found["locator"] == read[0]["locator"]
+    assert 1 in found["mix"]["steps"]
+    assert history(whole, read[0]["locator"])["id"] == read[0]["id"]
+    assert "".join(piece["text"] for piece in found["text"])
+
+
+def test_documents_and_tokens_are_mixed_together(folder: Path) -> None:
+    session = opened(folder, """
+        name: both
+        sources: {own: {path: cleaned.jsonl}, web: {tokens: web.bin}}
+        prepare: [{dedup: {exact: true}}]
+        tokenizer: {path: tokenizer/tokenizer.json}
+        mix: {tokens: 320, sequence_length: 16, validation: 0.0}
+        """)
+    assert list(session.plan) == ["ingest", "dedup", "tokenizer", "tokenize", "import_tokens", "mix"]
+    realised = made(session)["mix"]["realised"]
+    assert {name: one["share"] for name, one in realised.items()} == {"own": 0.5, "web": 0.5}
+    assert history(session, "web.bin#3")["source"] == "web"
+    assert history(session, "cleaned.jsonl#3")["source"] == "own"
+
+
+MODEL = "name: a\nmodel: {path: m}\n"
+
+
+@pytest.mark.parametrize(("text", "problem"), [
+    ("name: a\n", "m.yaml:1: sources: required but absent, unless a section `model:` gives a model to begin with"),
+    ("name: a\nsources: {s: {path: p}}\nsft: {data: [{path: d}]}\n",
+     "m.yaml:3: sft: needs a model: a section `model: {path: FOLDER}` that gives one, or `pretrain:` that makes one; "
+     "both are absent"),
+    (MODEL + "mix: {tokens: 99}\n", "m.yaml:3: mix: needs a section `sources:` too, which is absent"),
+    (MODEL + "sources: {s: {path: p}}\nmix: {tokens: 999}\npretrain: {steps: 1}\n",
+     "m.yaml:2: model: gives a model to begin with, and `pretrain:` makes one; to pre-train further, remove this and "
+     "give its folder as pretrain.model.init_from"),
+    (MODEL + "sft:\n  data: [{path: d}]\n  replay: 0.1\n",
+     "m.yaml:5: sft.replay: asks for a pre-training of this manifest: it needs a section `pretrain:`, or remove it"),
+    (MODEL + "evaluate: {memorisation: {}}\n", "m.yaml:3: evaluate.memorisation: asks for a pre-training"),
+    (MODEL + "dpo: {data: [{path: d}], validate_every: 5}\n",
+     "m.yaml:3: dpo.validate_every: measures the held-out rows of a mixture: it needs a section `mix:`; or remove it"),
+    (MODEL + "rl: {data: [{path: d}], rewards: [{kind: exact}], start_from: pretrain}\n",
+     "m.yaml:3: rl.start_from: asks for a pre-training"),
+    (MODEL + "export: {weights: average}\n", "m.yaml:3: export.weights: a model that is given has no running mean"),
+    ("name: a\nsources: {s: {tokens: t.bin}}\n",
+     "m.yaml:2: sources.s.tokens: needs a section `mix:` too, which alone reads tokens"),
+    ("name: a\nsources: {s: {tokens: t.bin}}\ntokenizer: {}\nmix: {tokens: 999}\n",
+     "m.yaml:2: sources.s.tokens: was made with some tokenizer, which gives the ids their meaning: name its file as "
+     "`tokenizer: {path: tokenizer.json}`"),
+    ("name: a\nsources: {s: {tokens: t.bin}}\nprepare: [dedup]\ntokenizer: {path: t.json}\nmix: {tokens: 999}\n",
+     "m.yaml:3: prepare: prepares documents, but all sources are of tokens"),
+    ("name: a\nsources: {s: {tokens: t.bin}, d: {path: p}}\nprepare: [{filter: {sources: [s]}}]\n"
+     "tokenizer: {path: t.json}\nmix: {tokens: 999}\n",
+     "m.yaml:3: prepare[0].filter.sources[0]: 's' is a source of tokens, which have no text; name a source"),
+])  # fmt: skip
+def test_what_is_missing_is_said_with_line_and_key(text: str, problem: str) -> None:
+    with pytest.raises(ManifestError) as found:
+        parse_manifest(text, "m.yaml")
+    assert any(str(one).startswith(problem) for one in found.value.problems), str(found.value)
+
+
+def test_what_is_wrong_with_a_models_folder_is_said_before_any_work(folder: Path) -> None:
+    (folder / "other").mkdir(exist_ok=True)
+    (folder / "other" / "config.json").write_text('{"model_type": "gpt2"}')
+    (folder / "other" / "tokenizer.json").write_bytes((folder / "model" / "tokenizer.json").read_bytes())
+    with pytest.raises(ManifestError, match=r"run.yaml:3: model.path: .*nowhere does not exist"):
+        opened(folder, "name: a\n\nmodel: {path: nowhere}\nexport: {}\n")
+    with pytest.raises(ManifestError, match=r"run.yaml:2: model.path: .*model_type 'gpt2' is a model that this"):
+        opened(folder, "name: a\nmodel: {path: other}\nexport: {}\n")
+
+
+def test_a_stage_that_lies_before_all_of_a_manifest_cannot_be_its_last(folder: Path) -> None:
+    with pytest.raises(UnknownStageError, match="has no stage 'ingest', and none before it; it has tokenizer, model"):
+        opened(folder, "name: a\nmodel: {path: model}\nexport: {}\n", until="ingest")
