@@ -249,3 +249,10 @@ def test_what_is_wrong_with_a_models_folder_is_said_before_any_work(folder: Path
 def test_a_stage_that_lies_before_all_of_a_manifest_cannot_be_its_last(folder: Path) -> None:
     with pytest.raises(UnknownStageError, match="has no stage 'ingest', and none before it; it has tokenizer, model"):
         opened(folder, "name: a\nmodel: {path: model}\nexport: {}\n", until="ingest")
+
+
+def test_every_manifest_of_the_page_is_whole() -> None:
+    page = Path(__file__).parents[2] / "docs" / "begin-anywhere.md"
+    found = [block.partition("```")[0] for block in page.read_text().split("```yaml\n")[1:]]
+    names = [parse_manifest(text, "m.yaml").name for text in found]
+    assert names == ["tuned", "as-it-is", "tokens", "read", "prepared"]
