@@ -173,7 +173,7 @@ def test_weights_that_do_not_fit_their_config_are_refused(
     ("model.safetensors", b"\xff" * 64, "model.safetensors is not a safetensors file, or is damaged: "),
     ("model.safetensors.index.json", b"[1]", "model.safetensors.index.json holds no JSON object"),
     ("model.safetensors.index.json", b'{"weight_map": [1]}', "has no `weight_map` from the names of tensors to files"),
-    ("config.json", b"{", "config.json is no JSON: "),
+    ("config.json", b"{", "config.json is not JSON: "),
     ("config.json", b"[]", "config.json holds no JSON object"),
 ])
 def test_a_damaged_file_of_a_model_is_named(
