@@ -224,7 +224,7 @@ def combine_annotations(
         inputs: `ingest`, and the annotating stages in the order in which they ran.
         shard: name of the shard.
         ids: of its documents.
-        columns: what else than `keep` is read, where a table has it; EDITS are combined, of others the first counts.
+        columns: what else than `keep` is read, where a table has it; EDITS are combined, of others the last counts.
 
     Raises:
         MisalignedError: see `read_annotations`.
@@ -242,8 +242,14 @@ def combine_annotations(
         if EDITS in names:
             own = table[EDITS].combine_chunks()
             edits = own if edits is None else then(edits, own)
-        measured = {**{name: table[name] for name in names if name in columns}, **measured}
+        measured |= {name: table[name] for name in names if name in columns}
     return Combined(keep, edits, measured)
+
+
+def step_with(inputs: Mapping[str, Path], shard: str, column: str) -> str | None:
+    """The step among the inputs that has measured a column of a shard, the last one of several; None where none has."""
+    steps = (step for step in reversed(annotation_stages(inputs)) if column in column_names(inputs[step] / shard))
+    return next(steps, None)
 
 
 def column_names(path: Path) -> list[str]:

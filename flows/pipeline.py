@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextvars
 import signal
+from dataclasses import dataclass
 from typing import Any
 
 from prefect import flow, task
@@ -27,10 +28,10 @@ from gristmill.flows.orchestration.parameters import (
 )
 from gristmill.flows.orchestration.reporting import PrefectObserver, publish_refusal, publish_run
 from gristmill.flows.orchestration.routing import run_elsewhere
-from gristmill.flows.running.run import Observer, Runner
+from gristmill.flows.running.run import Observer, Runner, RunStoppedError
+from gristmill.flows.running.schedule import jobs_of, run_jobs
 from gristmill.flows.running.session import Session, open_session
-from gristmill.flows.stages.registry import LAST, STAGES
-from gristmill.flows.store.runs import RunRecord
+from gristmill.flows.stages.registry import LAST
 
 TRAINING_TAG = "gristmill-training"
 """Tag of the tasks that train. Where a server limits it (`gristmill up` does), so many of them run at a time."""
@@ -40,28 +41,48 @@ session_of_caller: contextvars.ContextVar[Session | None] = contextvars.ContextV
 """What that terminal has opened; the parameters that Prefect gets are masked."""
 
 
+@dataclass(frozen=True)
+class Carried:
+    """What the tasks of a flow work with. It is no parameter of theirs: Prefect would take it for what ties them."""
+
+    session: Session
+    runner: Runner
+    force: frozenset[str]
+
+
+carried: contextvars.ContextVar[Carried] = contextvars.ContextVar("carried")
+
+
 @task(cache_policy=NO_CACHE, persist_result=False, retries=0)
-def run_stage(runner: Runner, record: RunRecord, stage: str, force: bool) -> State:
+def run_stage(stage: str, workers: int) -> State:
     """Bring one stage to its committed output; the state is named after how it got there."""
+    own = carried.get()
     try:
-        outcome = runner.run_stage(stage, force)
-    except TerminationSignal:
-        if not is_being_cancelled():
-            raise
-        return Cancelled(message=CANCELLED)
-    record.add(outcome)
+        outcome = own.runner.run_stage(stage, stage in own.force, workers)
+    except RunStoppedError:
+        return _stopped()
     return Completed(name=outcome.how, data=outcome, message=mask_text(outcome.note or str(outcome.folder.path)))
 
 
 @task(cache_policy=NO_CACHE, persist_result=False, retries=0)
-def run_stage_elsewhere(session: Session, runner: Runner, record: RunRecord, stage: str, deployment: str,
-                        force: bool) -> State:
+def run_stage_elsewhere(stage: str, deployment: str) -> State:
     """Let a run of another deployment make a stage, and take note of what it has committed."""
-    if force or runner.folder(stage).state() != "committed":
-        run_elsewhere(session, stage, deployment, force)
-    outcome = runner.run_stage(stage)
-    record.add(outcome)
+    own = carried.get()
+    force = stage in own.force
+    try:
+        if force or own.runner.folder(stage).state() != "committed":
+            run_elsewhere(own.session, stage, deployment, force, own.runner.processes.check)
+        outcome = own.runner.run_stage(stage)
+    except RunStoppedError:
+        return _stopped()
     return Completed(name=outcome.how, data=outcome, message=mask_text(f"by {deployment}: {outcome.folder.path}"))
+
+
+def _stopped() -> State:
+    """How a task ends whose flow was ended: cancelled where that was asked for, else by the signal."""
+    if not is_being_cancelled():
+        raise TerminationSignal(signal.SIGTERM)
+    return Cancelled(message=CANCELLED)
 
 
 @flow(name="gristmill", flow_run_name="{manifest}", persist_result=False, log_prints=False)
@@ -128,19 +149,27 @@ def _open(manifest: str, overrides: tuple[str, ...], store: str, until: str, exa
 
 
 def _run(session: Session, stages: list[str], force: frozenset[str], training_deployment: str = "") -> str:
-    """Run stages as tasks, with the run's record beside them; returns the run's folder."""
+    """Run stages as tasks that wait for those whose output they read, with the run's record; returns its folder."""
     observer = PrefectObserver(observer_of_caller.get())
     runner = session.runner(observer)
     record = session.start_record()
+    carried.set(Carried(session, runner, force))
+    begun: dict[str, Any] = {}
+
+    def start(stage: str, workers: int) -> Any:
+        needed = [begun[name] for name in session.plan[stage].inputs if name in begun]
+        if training_deployment and _trains(session, stage):
+            elsewhere = _named(run_stage_elsewhere, stage, {f"stage:{stage}"})
+            begun[stage] = elsewhere.submit(stage, training_deployment, wait_for=needed)
+        else:
+            tags = {f"stage:{stage}", *([TRAINING_TAG] if _trains(session, stage) else [])}
+            begun[stage] = _named(run_stage, stage, tags).submit(stage, workers, wait_for=needed)
+        return begun[stage]
+
     try:
         with record.until_end():
-            for stage in stages:
-                if training_deployment and _trains(stage):
-                    elsewhere = _named(run_stage_elsewhere, stage, {f"stage:{stage}"})
-                    elsewhere(session, runner, record, stage, training_deployment, stage in force)
-                else:
-                    tags = {f"stage:{stage}", *([TRAINING_TAG] if _trains(stage) else [])}
-                    _named(run_stage, stage, tags)(runner, record, stage, stage in force)
+            run_jobs(jobs_of(session.plan, stages, runner.engine), runner.engine.workers, start,
+                     lambda _, future: record.add(future.result()), runner.processes.stop)
     except CancelledRun:
         # What the task was ended by; how the run ends is up to whoever has started it.
         raise TerminationSignal(signal.SIGTERM) from None
@@ -150,8 +179,8 @@ def _run(session: Session, stages: list[str], force: frozenset[str], training_de
     return str(record.folder)
 
 
-def _trains(stage: str) -> bool:
-    return STAGES[stage].launch == "torchrun"
+def _trains(session: Session, stage: str) -> bool:
+    return session.plan[stage].stage.trains
 
 
 def _named(task_: Any, stage: str, tags: set[str]) -> Any:

@@ -46,6 +46,8 @@ def artifact_key(name: str) -> str:
 class StageWindow:
     """What is shown of one stage while it runs."""
 
+    context: contextvars.Context = field(default_factory=contextvars.copy_context)
+    """Of the task that makes the stage."""
     pace: Pace | None = None
     budget: LineBudget = field(default_factory=LineBudget)
     losses: list[tuple[float, float]] = field(default_factory=list)
@@ -80,32 +82,32 @@ class PrefectObserver:
         self._inner = inner
         self._queue: queue.Queue[tuple[contextvars.Context, Callable[[], None]] | None] = queue.Queue(QUEUE_LENGTH)
         self._artifacts: dict[str, Any] = {}
-        self._window = StageWindow()
+        self._windows: dict[str, StageWindow] = {}
         self._failed = False
-        self._context = contextvars.copy_context()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
     def stage_started(self, node: Node, resuming: bool, folder: StageFolder) -> None:
         """See Observer."""
-        self._context = contextvars.copy_context()
-        self._window = StageWindow(resumed=folder if resuming else None)
+        self._windows[node.name] = StageWindow(resumed=folder if resuming else None)
         if self._inner is not None:
             self._inner.stage_started(node, resuming, folder)
-        self._say(f"{node.name}: {'resumes where it stopped' if resuming else 'starts'} ({node.fingerprint[:16]})")
+        begins = "resumes where it stopped" if resuming else "starts"
+        self._say(node.name, f"{node.name}: {begins} ({node.fingerprint[:16]})")
 
     def stage_waits(self, node: Node, owner: Mapping[str, Any]) -> None:
         """See Observer."""
         if self._inner is not None:
             self._inner.stage_waits(node, owner)
-        self._say(f"{node.name}: waits for process {owner['pid']} on {owner['host']}, which makes the same output")
+        self._say(node.name, f"{node.name}: waits for process {owner['pid']} on {owner['host']}, which makes the same "
+                             "output")
 
     def stage_event(self, node: Node, event: Event) -> None:
         """See Observer."""
         if self._inner is not None:
             self._inner.stage_event(node, event)
         if event["event"] == "warning":
-            self._say(f"{node.name}: {event['message']}", logging.WARNING)
+            self._say(node.name, f"{node.name}: {event['message']}", logging.WARNING)
         if event["event"] == "log":
             self._show_line(node.name, event["line"])
         if event["event"] == "progress":
@@ -113,13 +115,17 @@ class PrefectObserver:
 
     def stage_finished(self, node: Node, outcome: Outcome) -> None:
         """See Observer."""
-        self._context = contextvars.copy_context()
         if self._inner is not None:
             self._inner.stage_finished(node, outcome)
+        # One that was committed has never been started; what is sent now is of the task that says so.
+        self._window(node.name).context = contextvars.copy_context()
         self._say_held_back(node.name)
         note = f" ({outcome.note})" if outcome.note else ""
-        self._say(f"{node.name}: {outcome.how} in {outcome.seconds:.1f} s{note}: {outcome.folder.path}")
-        self._send(lambda: publish_card(artifact_key(f"{node.name}-card"), stage_card(outcome), node.name))
+        self._say(node.name, f"{node.name}: {outcome.how} in {outcome.seconds:.1f} s{note}: {outcome.folder.path}")
+        self._send(node.name, lambda: publish_card(artifact_key(f"{node.name}-card"), stage_card(outcome), node.name))
+
+    def _window(self, stage: str) -> StageWindow:
+        return self._windows.setdefault(stage, StageWindow())
 
     def close(self) -> None:
         """Send what is left, for a bounded time."""
@@ -131,17 +137,17 @@ class PrefectObserver:
 
     def _show_line(self, stage: str, line: str) -> None:
         """A line of the stage's log, unless there are too many."""
-        if line.strip() and self._window.budget.allows(time.monotonic()):
+        if line.strip() and self._window(stage).budget.allows(time.monotonic()):
             self._say_held_back(stage)
-            self._say(f"{stage} | {line[:LINE_CHARS]}")
+            self._say(stage, f"{stage} | {line[:LINE_CHARS]}")
 
     def _say_held_back(self, stage: str) -> None:
-        held_back = self._window.budget.take_held_back()
+        held_back = self._window(stage).budget.take_held_back()
         if held_back:
-            self._say(f"{stage} | ... {held_back} lines, which only the stage's log file has")
+            self._say(stage, f"{stage} | ... {held_back} lines, which only the stage's log file has")
 
     def _show_progress(self, stage: str, event: Event) -> None:
-        window, now = self._window, time.monotonic()
+        window, now = self._window(stage), time.monotonic()
         if window.pace is None or window.pace.job != event.get("job", ""):
             window.pace = Pace.begin(event, now)
         # A job that is called like its stage would be named twice.
@@ -152,27 +158,27 @@ class PrefectObserver:
         if finished or now - window.artifact_sent >= PROGRESS_SECONDS:
             window.artifact_sent = now
             percent = 100.0 * event["done"] / max(event["total"], 1)
-            self._send(lambda: self._send_progress(stage, percent, described))
+            self._send(stage, lambda: self._send_progress(stage, percent, described))
         if finished or now - window.line_sent >= PROGRESS_LINE_SECONDS:
             window.line_sent = now
-            self._say(f"{stage}: {described}")
+            self._say(stage, f"{stage}: {described}")
         if len(window.losses) > 1 and not finished and now - window.card_sent >= CARD_SECONDS:
             window.card_sent = now
-            self._send(lambda: publish_card(
+            self._send(stage, lambda: publish_card(
                 artifact_key(f"{stage}-card"), live_card(stage, described, window.curve()),
                 f"{stage}, while it runs"))
 
-    def _say(self, line: str, level: int = logging.INFO) -> None:
+    def _say(self, stage: str, line: str, level: int = logging.INFO) -> None:
         def send() -> None:
             from prefect.logging import get_run_logger
 
             get_run_logger().log(level, mask_text(line))
 
-        self._send(send)
+        self._send(stage, send)
 
-    def _send(self, action: Callable[[], None]) -> None:
+    def _send(self, stage: str, action: Callable[[], None]) -> None:
         try:
-            self._queue.put_nowait((self._context, action))
+            self._queue.put_nowait((self._window(stage).context, action))
         except queue.Full:
             self._complain("the queue to Prefect is full: some lines are missing there")
 

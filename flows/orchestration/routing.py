@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from gristmill.flows.running.run import StageFailedError
@@ -11,7 +12,9 @@ from gristmill.flows.running.session import Session
 POLL_SECONDS = 2.0
 
 
-def run_elsewhere(session: Session, stage: str, deployment: str, force: bool) -> None:
+def run_elsewhere(
+    session: Session, stage: str, deployment: str, force: bool, check: Callable[[], None] = lambda: None
+) -> None:
     """Start a run of a deployment of `gristmill-stage`, and wait for it.
 
     If this run is cancelled or ended, so is the other one.
@@ -21,6 +24,7 @@ def run_elsewhere(session: Session, stage: str, deployment: str, force: bool) ->
         stage: to run.
         deployment: `gristmill-stage/NAME`.
         force: rebuild it although it is committed.
+        check: raises where this run is stopped.
 
     Raises:
         StageFailedError: the deployment does not exist, or its run did not complete.
@@ -42,6 +46,7 @@ def run_elsewhere(session: Session, stage: str, deployment: str, force: bool) ->
     try:
         while state is None or not state.is_final():
             time.sleep(POLL_SECONDS)
+            check()
             with get_client(sync_client=True) as client:
                 state = client.read_flow_run(run.id).state
     finally:

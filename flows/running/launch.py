@@ -17,6 +17,7 @@ from gristmill.dataprep.secrets import mask_secrets, mask_text
 from gristmill.flows.orchestration.tracking import apply_default_settings, choose_tracking, start_temporary_server
 from gristmill.flows.report.page import write_report
 from gristmill.flows.running.run import StageFailedError
+from gristmill.flows.running.schedule import jobs_of, run_in_threads
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import LastingStream, TerminalObserver, plain_console
 from gristmill.flows.store.lease import LeaseLostError
@@ -94,8 +95,9 @@ def run_untracked(session: Session, stages: list[str], force: frozenset[str], ob
     record = session.start_record()
     try:
         with record.until_end():
-            for stage in stages:
-                record.add(runner.run_stage(stage, stage in force))
+            run_in_threads(jobs_of(session.plan, stages, runner.engine), runner.engine.workers,
+                           lambda stage, workers: runner.run_stage(stage, stage in force, workers),
+                           lambda _, outcome: record.add(outcome), runner.processes.stop)
     finally:
         write_report(session, record)
     return record.folder

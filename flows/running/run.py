@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -64,6 +66,52 @@ class Observer(Protocol):
         """The stage's output is committed."""
 
 
+class RunStoppedError(RuntimeError):
+    """A stage was ended because its run is."""
+
+
+class RunningProcesses:
+    """The processes of the stages that run, so that whoever ends a run can end them from another thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: list[StageProcess] = []
+        self._stopped = False
+
+    @contextmanager
+    def start(self, begin: Callable[[], StageProcess]) -> Iterator[StageProcess]:
+        """Start a process, which is ended at the latest when what is inside is left.
+
+        Raises:
+            RunStoppedError: the run was stopped before, or meanwhile.
+        """
+        with self._lock:
+            self.check()
+            process = begin()
+            self._running.append(process)
+        try:
+            yield process
+        finally:
+            # An interrupt of this process must not leave the group running.
+            process.stop()
+            with self._lock:
+                self._running.remove(process)
+        self.check()
+
+    def check(self) -> None:
+        """Raise RunStoppedError if the run was stopped."""
+        if self._stopped:
+            raise RunStoppedError("the run was stopped")
+
+    def stop(self) -> None:
+        """End all processes, each with the time that it has for its checkpoint; none is started from now on."""
+        with self._lock:
+            self._stopped = True
+            running = list(self._running)
+        for process in running:
+            threading.Thread(target=process.stop).start()
+
+
 @dataclass(frozen=True)
 class Runner:
     """Runs the stages of one plan in one store."""
@@ -75,15 +123,22 @@ class Runner:
     observer: Observer
     resume_command: str
     repair_command: str = REPAIR
+    processes: RunningProcesses = field(default_factory=RunningProcesses)
 
     def folder(self, stage: str) -> StageFolder:
         """The folder of a stage of the plan."""
         return self.store.folder(stage, self.name, self.plan[stage].fingerprint)
 
-    def run_stage(self, stage: str, force: bool = False) -> Outcome:
+    def run_stage(self, stage: str, force: bool = False, workers: int | None = None) -> Outcome:
         """Bring one stage to its committed output.
 
+        Args:
+            stage: its name in the plan.
+            force: make it anew although it is committed.
+            workers: how many it gets, if not all of `engine.workers`.
+
         Raises:
+            RunStoppedError: the run was stopped from another thread.
             StageFailedError: its inputs are missing, or its process failed.
             LeaseLostError: another run took the stage over while this one was paused.
         """
@@ -95,6 +150,7 @@ class Runner:
         done_before = folder.state() == "committed"
 
         def still_wanted() -> bool:
+            self.processes.check()
             return force or folder.state() != "committed"
 
         # On a forced rerun of a committed stage the owner of an old lease has released it: nobody is waited for.
@@ -110,7 +166,7 @@ class Runner:
         if replaced is not None:
             lease = replaced[1]
         try:
-            outcome = self._make(node, folder, lease)
+            outcome = self._make(node, folder, lease, workers or self.engine.workers)
         finally:
             lease.release()
         if replaced is not None:
@@ -140,12 +196,12 @@ class Runner:
         assert fresh is not None
         return StageFolder(target), fresh
 
-    def _make(self, node: Node, folder: StageFolder, lease: Lease) -> Outcome:
+    def _make(self, node: Node, folder: StageFolder, lease: Lease, workers: int) -> Outcome:
         started = time.time()
         resuming = folder.work.exists() and any(folder.work.iterdir())
         header = self.header(node)
         # Only the process has to know the credentials of an address; its next attempt gets them again.
-        written, secrets = split_secrets(self.describe(node))
+        written, secrets = split_secrets(self.describe(node, workers))
         folder.begin(written)
         self.observer.stage_started(node, resuming, folder)
         self._warn_of_memory(node)
@@ -160,13 +216,14 @@ class Runner:
         }, summary, lease.commit)
         return Outcome(node.name, node.fingerprint, "Resumed" if resuming else "Completed", seconds, folder)
 
-    def describe(self, node: Node) -> dict[str, Any]:
+    def describe(self, node: Node, workers: int | None = None) -> dict[str, Any]:
         """What a stage's process gets: all that is in `stage.json`, credentials included."""
+        engine = {**self.engine.model_dump(mode="json"), "workers": workers or self.engine.workers}
         return {
             **self.header(node), "launch": node.stage.launch, "run": node.stage.run, "config": dict(node.config),
             "inputs": [{"stage": name, "folder": str(self.folder(name).data)} for name in node.inputs],
             "trained": [name for name in node.inputs if self.plan[name].stage.trains],
-            "origins": self._origins(node), "engine": self.engine.model_dump(mode="json"),
+            "origins": self._origins(node), "engine": engine,
         }
 
     def _origins(self, node: Node) -> dict[str, str]:
@@ -194,15 +251,11 @@ class Runner:
             self.observer.stage_event(node, event)
 
         lease.check()
-        process = StageProcess(folder.path, log, take, secrets)
-        lease.on_lost = process.kill
-        lease.name_child(process.pid)
-        lease.start_heartbeat()
-        try:
+        with self.processes.start(lambda: StageProcess(folder.path, log, take, secrets)) as process:
+            lease.on_lost = process.kill
+            lease.name_child(process.pid)
+            lease.start_heartbeat()
             code = process.wait()
-        finally:
-            # An interrupt of this process must not leave the group running.
-            process.stop()
         lease.check()
         if code != 0:
             raise StageFailedError(self._failure(node, folder, code, process, log))

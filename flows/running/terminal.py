@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any, TextIO
@@ -63,29 +64,32 @@ class LastingStream:
 
 
 class TerminalObserver:
-    """Prints a run. On a terminal with a moving bar, elsewhere in plain lines."""
+    """Prints a run. On a terminal with a moving bar for each stage that runs, elsewhere in plain lines."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
-        self._job = ""
-        self._last_line = 0.0
+        self._lock = threading.Lock()
+        self._bars: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._jobs: dict[str, str] = {}
+        self._lines: dict[str, float] = {}
 
     def stage_started(self, node: Node, resuming: bool, folder: StageFolder) -> None:
         """See Observer."""
-        self._job, self._last_line = "", time.monotonic()
+        self._jobs[node.name], self._lines[node.name] = "", time.monotonic()
         if resuming:
             self._console.print(f"  {node.name}: resumes where it stopped", style="dim")
         if not self._console.is_terminal:
             return
-        self._bar = Progress(
-            TextColumn("  {task.description}", markup=False), BarColumn(bar_width=None),
-            TextColumn("{task.fields[count]}", markup=False), TimeRemainingColumn(compact=True),
-            console=self._console, transient=True, expand=True,
-        )
-        self._task = self._bar.add_task(node.name, total=None, count="")
-        self._bar.start()
+        with self._lock:
+            if self._bars is None:
+                self._bars = Progress(
+                    TextColumn("  {task.description}", markup=False), BarColumn(bar_width=None),
+                    TextColumn("{task.fields[count]}", markup=False), TimeRemainingColumn(compact=True),
+                    console=self._console, transient=True, expand=True,
+                )
+                self._bars.start()
+            self._tasks[node.name] = self._bars.add_task(node.name, total=None, count="")
 
     def stage_waits(self, node: Node, owner: Mapping[str, Any]) -> None:
         """See Observer."""
@@ -102,19 +106,22 @@ class TerminalObserver:
         what = node.name if job == node.name else f"{node.name} {job}"
         count = f"{event['done']:g}/{event['total']:g} {event['unit']}"
         details = "".join(f", {part}" for part in describe_metrics(event))
-        if self._bar is not None and self._task is not None:
-            if what != self._job:
-                self._job = what
-                self._bar.reset(self._task)
-            self._bar.update(self._task, description=what, completed=event["done"], total=event["total"],
-                             count=count + details)
-        elif time.monotonic() - self._last_line >= PLAIN_SECONDS:
-            self._last_line = time.monotonic()
+        with self._lock:
+            if self._bars is not None and node.name in self._tasks:
+                task = self._tasks[node.name]
+                if what != self._jobs[node.name]:
+                    self._jobs[node.name] = what
+                    self._bars.reset(task)
+                self._bars.update(task, description=what, completed=event["done"], total=event["total"],
+                                  count=count + details)
+                return
+        if time.monotonic() - self._lines[node.name] >= PLAIN_SECONDS:
+            self._lines[node.name] = time.monotonic()
             self._console.print(Text(f"  {what}: {count}{details}"))
 
     def stage_finished(self, node: Node, outcome: Outcome) -> None:
         """See Observer."""
-        self.stop_bar()
+        self._remove_bar(node.name)
         mark, style = MARKS[outcome.how]
         line = Text(f"{mark} ", style=style)
         line.append(f"{node.name:<10}", style="bold")
@@ -126,7 +133,19 @@ class TerminalObserver:
         self._console.print(line)
 
     def stop_bar(self) -> None:
-        """Take the bar away, whatever happened."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar, self._task = None, None
+        """Take all bars away, whatever happened."""
+        with self._lock:
+            if self._bars is not None:
+                self._bars.stop()
+            self._bars, self._tasks = None, {}
+
+    def _remove_bar(self, stage: str) -> None:
+        with self._lock:
+            task = self._tasks.pop(stage, None)
+            if self._bars is None or task is None:
+                return
+            if self._tasks:
+                self._bars.remove_task(task)
+                return
+            self._bars.stop()
+            self._bars = None

@@ -32,7 +32,7 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
 
 
 STAGE = Stage(
-    INGEST, 2, "gristmill.dataprep.reading.ingest:run", configure,
+    INGEST, 2, "gristmill.dataprep.reading.ingest:run", configure, parallel=True,
     # Of sources with an `id_field` and of web archives alone, whose ids are compared.
     memory=Memory(60, "leave `id_field` out where ids are known to differ, or read the sources in manifests of their "
                       "own", documents="own ids"),

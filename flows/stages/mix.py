@@ -50,6 +50,7 @@ def preflight(
 
 STAGE = Stage(
     "mix", 8, "gristmill.tokenize.mixing.mix:run", configure, documents("tokenizer", "tokenize", "import_tokens"),
+    parallel=True,
     preflight=preflight,
     memory=Memory(264, "drop more in `prepare`, or pack the sources in manifests of their own"),
     pace="a sample has too few tokens to be mixed", topics={"packed": "packed.json"},

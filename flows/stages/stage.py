@@ -59,6 +59,7 @@ class Stage:
         section: of a step of `prepare`, the model of its settings; other stages have a section of the manifest.
         columns: of a step, the columns that it may measure with these settings, known before it runs. A setting `min_x`
             or `max_x` bounds the column `x`: `explain` shows it, `whatif` judges by another one.
+        parallel: whether its work is cut into shards for `engine.workers`; that of a step of `prepare` always is.
         memory: what it holds of every document, if anything.
         preflight: what is wrong beforehand with what its section says: (manifest, its name there, step of `prepare` ->
             the columns that it may measure) -> places and messages.
@@ -82,6 +83,7 @@ class Stage:
     launch: Literal["process", "torchrun"] = "process"
     section: type[Judging] | None = None
     columns: Callable[[Any], Iterable[str]] = lambda section: ()
+    parallel: bool = False
     memory: Memory | None = None
     preflight: Preflight | None = None
     trained: type[Training] | None = None
@@ -98,6 +100,11 @@ class Stage:
     def judges(self) -> bool:
         """Whether it is a step of `prepare`: it annotates documents, and may stand there more than once."""
         return self.section is not None
+
+    @property
+    def uses_workers(self) -> bool:
+        """Whether it does its work on as many of `engine.workers` as it gets."""
+        return self.parallel or self.judges
 
     @property
     def trains(self) -> bool:

@@ -11,5 +11,5 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     return None if manifest.tokenizer is None or not manifest.document_sources else ({}, {})
 
 
-STAGE = Stage("tokenize", 2, "gristmill.tokenize.encoding.encode:run", configure, documents("tokenizer"),
+STAGE = Stage("tokenize", 2, "gristmill.tokenize.encoding.encode:run", configure, documents("tokenizer"), parallel=True,
               report=("gristmill.flows.report.mixture:tokenizer_section",))

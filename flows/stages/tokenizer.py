@@ -76,5 +76,5 @@ def preflight(
 
 
 STAGE = Stage(
-    "tokenizer", 3, "gristmill.tokenize.encoding.tokenizer:run", configure, documents(), preflight=preflight,
-    memory=Memory(183, "learn it from a part of the sources and give it as tokenizer.path"))
+    "tokenizer", 3, "gristmill.tokenize.encoding.tokenizer:run", configure, documents(), parallel=True,
+    preflight=preflight, memory=Memory(183, "learn it from a part of the sources and give it as tokenizer.path"))

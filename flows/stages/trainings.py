@@ -77,7 +77,7 @@ def _named(name: str, config: Recipe, section: Training, verify: bool) -> Recipe
 def prepares_examples(name: str, version: int, section: str, **shown: Any) -> Stage:
     """The stage that prepares a section's examples, where it asks for that; see `Stage`."""
     return Stage(name, version, "gristmill.dataprep.examples.prepare:run", _examples(section), of_examples=True,
-                 report=("gristmill.flows.report.tuning:preparation",), **shown)
+                 parallel=True, report=("gristmill.flows.report.tuning:preparation",), **shown)
 
 
 def _examples(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | None]:

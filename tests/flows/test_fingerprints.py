@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.flows.stages.plan import make_plan
+from gristmill.flows.stages.plan import Plan, make_plan
 from gristmill.flows.stages.registry import STAGES
 from gristmill.flows.stages.sections import step_recipe
 from gristmill.mixtures.load import load_manifest
+from gristmill.mixtures.manifest import Engine
 from gristmill.mixtures.quality import Quality
 
 GOLDEN = Path(__file__).with_name("fingerprints.json")
@@ -122,8 +123,8 @@ MANIFESTS = {"everything": (EVERYTHING, []), "others": (OTHERS, []), "short": (S
              "demo": (DEMO.read_text(), DEMO_OVERRIDES)}
 
 
-def fingerprints(folder: Path, manifest: str) -> dict[str, str]:
-    """Stage -> fingerprint, of one of the manifests over the same files in a folder."""
+def planned(folder: Path, manifest: str) -> tuple[Plan, Engine]:
+    """One of the manifests over the same files in a folder: its plan, and how its work is done."""
     for name, content in FILES.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,7 +133,13 @@ def fingerprints(folder: Path, manifest: str) -> dict[str, str]:
     text, overrides = MANIFESTS[manifest]
     file = folder / f"{manifest}.yaml"
     file.write_text(text)
-    return {name: node.fingerprint for name, node in make_plan(load_manifest(file, overrides)).items()}
+    loaded = load_manifest(file, overrides)
+    return make_plan(loaded), loaded.engine
+
+
+def fingerprints(folder: Path, manifest: str) -> dict[str, str]:
+    """Stage -> fingerprint of one of the manifests."""
+    return {name: node.fingerprint for name, node in planned(folder, manifest)[0].items()}
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS)

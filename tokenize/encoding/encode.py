@@ -29,6 +29,7 @@ from gristmill.dataprep.documents import (
     count_documents,
     read_annotations,
     read_shard,
+    step_with,
     write_table,
 )
 from gristmill.dataprep.files import as_path, atomic_write, write_json
@@ -49,8 +50,8 @@ from gristmill.tokenize.packed_files import DTYPES, dtype_name
 
 EXCERPT_CHARACTERS = 200
 REPORT_FILE = "report.json"
-LANGUAGES = "langid"
-"""The stage that says which language a document is in."""
+LANGUAGE = "language"
+"""The column that says which language a document is in."""
 DOCS_SCHEMA = pa.schema([
     ("row", pa.int64()), ("id", pa.binary(ID_BYTES)), ("source", pa.dictionary(pa.int32(), pa.string())),
     ("offset", pa.int64()), ("tokens", pa.int64()), ("bytes", pa.int64()),
@@ -170,8 +171,8 @@ def _measure(folders: Mapping[str, Path], shard: str, docs: pa.Table, texts: pa.
     count_text(*text_buffers(texts), sizes["characters"], sizes["words"])
     sources = docs["source"].cast(pa.string()).to_numpy()
     found: dict[str, Any] = {"sources": measure(sources, sizes), "languages": None}
-    if LANGUAGES in folders:
-        language = read_annotations(folders, shard, LANGUAGES, ["language"])["language"].take(docs["row"])
+    if (step := step_with(folders, shard, LANGUAGE)) is not None:
+        language = read_annotations(folders, shard, step, [LANGUAGE])[LANGUAGE].take(docs["row"])
         found["languages"] = measure(pc.fill_null(language, UNKNOWN_LANGUAGE).to_numpy(), sizes)
     return found
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.counts import Counts
-from gristmill.dataprep.documents import ID_BYTES, read_annotations, read_table, write_table
+from gristmill.dataprep.documents import ID_BYTES, read_annotations, read_table, step_with, write_table
 from gristmill.tokenize.document_sampling import drawn_below, id_words, ordered_by, word_ids
 from gristmill.tokenize.encoding.encode import docs_name
 from gristmill.tokenize.importing.corpora import corpus_shards
@@ -21,6 +21,8 @@ from gristmill.tokenize.mixing.where import MET, UNKNOWN, judge, measured_column
 from gristmill.tokenize.order import order_key
 from gristmill.tokenize.packed_files import INDEX_GROUP_ROWS, LEDGER, LEDGER_SCHEMA
 
+CLUSTER = "cluster"
+"""The column that near-duplicates share."""
 VALIDATION_KEY = order_key(0, "validation")
 """No seed of the mixture moves a document between training and validation."""
 
@@ -178,9 +180,10 @@ def _read_shard(
 
 
 def _cluster_words(inputs: Mapping[str, Path], shard: str, docs: pa.Table) -> np.ndarray:
-    if "dedup" not in inputs:
+    step = step_with(inputs, shard, CLUSTER)
+    if step is None:
         return id_words(docs["id"])
-    clusters = read_annotations(inputs, shard, "dedup", ["cluster"])["cluster"].take(docs["row"])
+    clusters = read_annotations(inputs, shard, step, [CLUSTER])[CLUSTER].take(docs["row"])
     return id_words(pc.coalesce(clusters.cast(pa.binary(ID_BYTES)), docs["id"]))
 
 

@@ -1,0 +1,143 @@
+"""Stages run as soon as what they read is made, as many at a time as there are workers, and one training at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gristmill.flows.running.run import Runner, RunStoppedError, StageFailedError
+from gristmill.flows.running.schedule import Job, jobs_of, next_jobs, run_in_threads, run_jobs
+
+
+def job(name: str, *needs: str, **others: Any) -> Job:
+    return Job(name, frozenset(needs), **others)
+
+
+def started(
+    jobs: list[Job], running: dict[str, tuple[Job, int]], done: list[str], workers: int
+) -> list[tuple[str, int]]:
+    return [(one.name, taken) for one, taken in next_jobs(jobs, running, done, workers)]
+
+
+def test_what_needs_nothing_of_each_other_runs_together() -> None:
+    jobs = [job("evaluate", "rl"), job("export", "rl"), job("rl")]
+    assert started(jobs, {}, [], 4) == [("rl", 1)]
+    assert started(jobs[:2], {}, ["rl"], 4) == [("evaluate", 1), ("export", 1)]
+    assert started(jobs[:2], {}, ["rl"], 1) == [("evaluate", 1)]
+
+
+def test_a_stage_that_works_in_parallel_gets_what_is_free() -> None:
+    wide, narrow = job("tokens", workers=4), job("pairs")
+    assert started([wide, narrow], {}, [], 4) == [("tokens", 4)]
+    assert started([wide], {"pairs": (narrow, 1)}, [], 4) == [("tokens", 3)]
+    assert started([narrow], {"tokens": (wide, 4)}, [], 4) == []
+
+
+def test_one_training_runs_at_a_time_and_begins_with_all_its_ranks() -> None:
+    one, other = job("sft", trains=True, workers=2, least=2), job("reward", trains=True, workers=2, least=2)
+    assert started([one, other], {}, [], 8) == [("sft", 2)]
+    assert started([other], {"sft": (one, 2)}, [], 8) == []
+    assert started([one], {"pairs": (job("pairs"), 1)}, [], 2) == []
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[list[Job], int]:
+    workers = draw(st.integers(1, 4))
+    jobs: list[Job] = []
+    for number in range(draw(st.integers(0, 8))):
+        needs = draw(st.sets(st.sampled_from([one.name for one in jobs]), max_size=3)) if jobs else set()
+        trains = draw(st.booleans())
+        size = draw(st.integers(1, workers))
+        jobs.append(Job(str(number), frozenset(needs), size, size if trains else 1, trains))
+    return jobs, workers
+
+
+@given(graphs())
+def test_every_job_runs_once_behind_what_it_needs_within_the_workers(graph: tuple[list[Job], int]) -> None:
+    jobs, workers = graph
+    lock, done, now = threading.Lock(), list[str](), dict[str, tuple[Job, int]]()
+    by_name = {one.name: one for one in jobs}
+
+    def run(name: str, taken: int) -> str:
+        with lock:
+            assert by_name[name].needs <= set(done)
+            now[name] = (by_name[name], taken)
+            assert sum(size for _, size in now.values()) <= workers
+            assert sum(one.trains for one, _ in now.values()) <= 1
+        with lock:
+            del now[name]
+            done.append(name)
+        return name
+
+    finished: list[str] = []
+    run_in_threads(jobs, workers, run, lambda name, _: finished.append(name), lambda: None)
+    assert sorted(finished) == sorted(by_name)
+
+
+def test_where_one_fails_those_that_run_are_finished_and_nothing_else_begins() -> None:
+    begun: dict[str, Future[str]] = {}
+    finished: list[str] = []
+
+    def start(name: str, workers: int) -> Future[str]:
+        begun[name] = Future()
+        if len(begun) == 2:
+            begun["bad"].set_exception(StageFailedError("bad: no"))
+            begun["good"].set_result("made")
+        return begun[name]
+
+    def finish(name: str, future: Future[str]) -> None:
+        future.result()
+        finished.append(name)
+
+    jobs = [job("bad"), job("good"), job("behind", "bad"), job("other", "good")]
+    with pytest.raises(StageFailedError, match="bad: no"):
+        run_jobs(jobs, 2, start, finish, lambda: None)
+    assert (sorted(begun), finished) == (["bad", "good"], ["good"])
+
+
+def test_an_interrupt_ends_what_runs_and_waits_for_its_end(
+    toy_runner: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = toy_runner(first={"n": 1}, waiting={})
+    jobs = [Job(name, frozenset()) for name in runner.plan]
+    seen: list[str] = []
+
+    def finish(name: str, outcome: Any) -> None:
+        seen.append(name)
+        raise KeyboardInterrupt  # where Ctrl-C finds the main thread
+
+    ready = threading.Event()
+    runner.observer.on_event = lambda event: ready.set() if event.get("unit") == "steps" else None  # type: ignore[attr-defined]
+
+    def run(name: str, workers: int) -> Any:
+        if name == "first":
+            ready.wait(60)
+        return runner.run_stage(name)
+
+    runner.plan["waiting"].inputs.clear()  # type: ignore[attr-defined]
+    with pytest.raises(KeyboardInterrupt):
+        run_in_threads(jobs, 2, run, finish, runner.processes.stop)
+    assert seen == ["first"]
+    assert runner.folder("waiting").state() == "unfinished"
+    with pytest.raises(RunStoppedError):
+        runner.run_stage("waiting")
+
+
+def test_a_plan_says_what_each_stage_needs_and_takes(tmp_path: Any) -> None:
+    from tests.flows.test_fingerprints import planned
+
+    plan, engine = planned(tmp_path, "everything")
+    jobs = {one.name: one for one in jobs_of(plan, list(plan), engine)}
+    assert jobs["filter"].needs == {"ingest", "clean", "langid"}
+    assert jobs["sft_prepare"].needs == frozenset()
+    assert "export" not in jobs["evaluate"].needs
+    assert "evaluate" not in jobs["export"].needs
+    assert (jobs["ingest"].workers, jobs["sft_data"].workers, jobs["pretrain"].trains) == (3, 1, True)
+    assert {one.name: one.needs for one in jobs_of(plan, ["mix", "pretrain"], engine)} == {
+        "mix": frozenset(), "pretrain": {"mix"}}
