@@ -7,6 +7,7 @@ from typing import Any
 
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.running.session import Session
+from gristmill.flows.stages.registry import MIX, PRETRAIN
 
 
 class NothingToExportError(LookupError):
@@ -32,21 +33,21 @@ def export_from(session: Session, form: str, out: str, order: str, split: str, s
     from gristmill.tokenize.packed import PackedSet
 
     inputs = committed_inputs(session, session.plan)
-    if "mix" not in inputs:
+    if MIX not in inputs:
         raise NothingToExportError(
-            f"the mixture is not packed yet; run: {session.command('run', '--until', 'mix')}")
+            f"the mixture is not packed yet; run: {session.command('run', '--until', MIX)}")
     try:
         folder: Path = as_path(out)
     except (ValueError, ImportError) as error:
         raise NothingToExportError(f"{out}: {error}; give a folder, or a URL of a kind that fsspec opens here, such as "
                                    "s3://bucket/folder") from error
-    return export_tokens(PackedSet(inputs["mix"]), folder, form, split, _seed(session, order, split), shard_tokens)
+    return export_tokens(PackedSet(inputs[MIX]), folder, form, split, _seed(session, order, split), shard_tokens)
 
 
 def _seed(session: Session, order: str, split: str) -> int | None:
     if order == "stored" or split == "validation":
         return None
-    if "pretrain" not in session.plan:
+    if PRETRAIN not in session.plan:
         raise NothingToExportError(f"{session.manifest_file} has no `pretrain:` section, whose seed gives the training "
                                    "order; use --order stored")
-    return int(session.plan["pretrain"].config["seed"])
+    return int(session.plan[PRETRAIN].config["seed"])

@@ -54,6 +54,7 @@ def whatif(
     """
     from gristmill.dataprep.replay import NotReplayableError
     from gristmill.flows.questions.whatif import compare, print_replay, print_thresholds, replay, thresholds
+    from gristmill.flows.stages.registry import TOKENIZE
 
     before, after = open_or_exit(manifest, None, store), open_or_exit(manifest, set_, store)
     try:
@@ -64,7 +65,7 @@ def whatif(
         comparison = compare(before, after)
     except NotReplayableError as error:
         fail(str(error), EXIT_USAGE)
-    tokenized = before.committed("tokenize")
+    tokenized = before.committed(TOKENIZE)
     found = replay(comparison, samples, None if tokenized is None else tokenized.data)
     print_json(found) if as_json else print_replay(found)
 

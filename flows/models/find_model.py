@@ -9,6 +9,7 @@ from pathlib import Path
 from gristmill.dataprep.context import read_inputs
 from gristmill.dataprep.files import as_path, read_json
 from gristmill.flows.running.session import Session
+from gristmill.flows.stages.registry import TOKENIZER as TOKENIZER_STAGE
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 PLACES = ("", "model", "data", "data/model")
@@ -74,7 +75,7 @@ def find_trained(session: Session, tokenizer: str | None) -> ModelFolders:
                                  "model; name a model's folder, or a manifest that trains one")
     makers = [name for name, node in session.plan.items() if node.stage.makes_model]
     trained = next((folder for name in reversed(makers) if (folder := session.committed(name)) is not None), None)
-    made = session.committed("tokenizer")
+    made = session.committed(TOKENIZER_STAGE)
     if trained is None or made is None:
         raise ModelNotFoundError(f"{session.manifest_file}: no model is trained yet; run: {session.command('run')}")
     if tokenizer is not None and not (as_path(tokenizer) / "tokenizer.json").is_file():
@@ -87,7 +88,7 @@ def _of_its_stage(folder: Path) -> Iterator[Path]:
     """The tokenizer's folder as the stage that made a model recorded it, or in the same store if that was moved."""
     for parent in list(folder.parents)[:2]:
         record = parent / "stage.json"
-        recorded = read_inputs(read_json(record)).get("tokenizer") if record.exists() else None
+        recorded = read_inputs(read_json(record)).get(TOKENIZER_STAGE) if record.exists() else None
         if recorded is not None:
             yield recorded
-            yield parent.parent.parent / "tokenizer" / recorded.parent.name / "data"
+            yield parent.parent.parent / TOKENIZER_STAGE / recorded.parent.name / "data"

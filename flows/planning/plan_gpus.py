@@ -16,6 +16,7 @@ from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.report.mixture import waste_of
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
+from gristmill.flows.stages.registry import MIX, TOKENIZER
 from gristmill.mixtures.training import Pretrain
 from gristmill.train.models.shape import Shape, shape_of
 from gristmill.train.planning.devices import (
@@ -126,7 +127,7 @@ def _vocab_size(session: Session) -> int:
     """Of the tokenizer that is committed, of the file that is named, or what is asked for."""
     section = session.manifest.tokenizer
     assert section is not None  # a mixture needs one, which the manifest has checked
-    committed = committed_inputs(session, session.plan).get("tokenizer")
+    committed = committed_inputs(session, session.plan).get(TOKENIZER)
     path: Path | None = committed / "tokenizer.json" if committed else as_path(section.path) if section.path else None
     if path is None:
         return section.vocab_size
@@ -160,7 +161,7 @@ def _scaling(shape: Shape, length: int, tokens: int) -> dict[str, Any]:
 
 def _data(session: Session, section: Pretrain, length: int) -> dict[str, Any] | None:
     """Tokens per source against what there is; None where nothing is mixed yet."""
-    folder = session.committed("mix")
+    folder = session.committed(MIX)
     if folder is None:
         return None
     summary = folder.manifest()["summary"]

@@ -9,6 +9,7 @@ from typing import Any
 from gristmill.dataprep.documents import column_names, read_documents, shard_names
 from gristmill.dataprep.replay import Rule, judge_shard, nearest, rules_of
 from gristmill.flows.running.session import Session
+from gristmill.mixtures.sources import INGEST
 
 MOST_RULES = 8
 SAMPLES = 3
@@ -21,7 +22,7 @@ Found = tuple[float, str, int, float]
 
 def stored_rules(session: Session, inputs: Mapping[str, Path]) -> dict[str, list[Rule]]:
     """The replayable rules of every committed preparing stage, in the order of the pipeline."""
-    shards = shard_names(inputs["ingest"])
+    shards = shard_names(inputs[INGEST])
     return {
         name: rules_of(step.stage, step.config, column_names(inputs[name] / shards[0]) if shards else [], name)
         for name, step in session.manifest.steps.items() if name in inputs
@@ -60,7 +61,7 @@ def rules_of_stage(found: list[tuple[int, str, Rule]], stage: str) -> list[Rule]
 
 def _sample(inputs: Mapping[str, Path], rules: Mapping[str, list[Rule]]) -> dict[str, dict[str, list[Found]]]:
     samples: dict[str, dict[str, list[Found]]] = {}
-    shards = shard_names(inputs["ingest"])
+    shards = shard_names(inputs[INGEST])
     for shard in shards[:: max(1, -(-len(shards) // MOST_SHARDS))]:
         for stage, wanted in rules.items():
             verdicts, _ = judge_shard(inputs, shard, stage, wanted, wanted)

@@ -24,6 +24,7 @@ from gristmill.flows.report.summary import plain_table, section
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.filter import Filter, GopherQuality, GopherRepetition, GopherRules, Rules
+from gristmill.mixtures.sources import INGEST
 
 EXAMPLES = 5
 BATCH_DOCUMENTS = 1000
@@ -71,15 +72,15 @@ def compare_dialects(session: Session, sample: int) -> dict[str, Any]:
 
 def _inputs_before_filter(session: Session) -> dict[str, Path]:
     committed = committed_inputs(session, session.plan)
-    inputs = {name: committed[name] for name in ["ingest"] if name in committed}
+    inputs = {name: committed[name] for name in [INGEST] if name in committed}
     if not inputs:
         raise NothingIngestedError(
-            f"ingest is not committed, so there are no documents; run: {session.command('run', '--until', 'ingest')}"
+            f"ingest is not committed, so there are no documents; run: {session.command('run', '--until', INGEST)}"
         )
-    for step in session.manifest.prepare:
-        if step.stage == "filter" or step.stage not in committed:
+    for name, step in session.manifest.steps.items():
+        if isinstance(step.config, Filter) or name not in committed:
             break
-        inputs[step.stage] = committed[step.stage]
+        inputs[name] = committed[name]
     return inputs
 
 
@@ -103,7 +104,7 @@ def _spoken(rules: GopherRules, dialect: str) -> dict[str, Any]:
 def _sample_limit(inputs: Mapping[str, Path], sample: int) -> tuple[int, int]:
     """The largest key of a sample of the smallest, and how many documents there are."""
     parts = [np.zeros(0, np.uint64)]
-    for shard in shard_names(inputs["ingest"]):
+    for shard in shard_names(inputs[INGEST]):
         read = read_shard(inputs, shard, ["id"])
         parts.append(_keys(read.documents["id"].take(pa.array(read.rows))))
     keys = np.concatenate(parts)
@@ -118,7 +119,7 @@ def _keys(ids: pa.ChunkedArray) -> np.ndarray:
 
 
 def _sampled_rows(inputs: Mapping[str, Path], limit: int) -> Iterator[pa.Table]:
-    for shard in shard_names(inputs["ingest"]):
+    for shard in shard_names(inputs[INGEST]):
         read = read_shard(inputs, shard, ["id", "locator", "text", "language"])
         rows = read.documents.take(pa.array(read.rows))
         rows = rows.filter(pa.array(_keys(rows["id"]) <= np.uint64(limit)))

@@ -27,6 +27,7 @@ from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.sources import INGEST
 from gristmill.tokenize.importing.corpora import IMPORTED, corpora, decoded_text
+from gristmill.flows.stages.registry import MIX
 
 SHOWN_NUMBERS = 8
 SHOWN_EDITS = 3
@@ -74,8 +75,8 @@ def history(session: Session, wanted: str, whole: bool = False) -> dict[str, Any
         if example is None:
             raise
         return example
-    if found["outcome"] == "kept" and "mix" in inputs:
-        found["mix"] = places_in_mix(session, inputs["mix"], found["source"], bytes.fromhex(found["id"]))
+    if found["outcome"] == "kept" and MIX in inputs:
+        found[MIX] = places_in_mix(session, inputs[MIX], found["source"], bytes.fromhex(found["id"]))
     return found
 
 
@@ -163,7 +164,7 @@ def marked_text(inputs: Mapping[str, Path], shard: str, row: int, edits: Mapping
     Returns:
         pieces in their order: `text`, `stage` (None for what nobody touched), and `edit`: `removed`, `added` or None.
     """
-    original = read_documents({"ingest": inputs["ingest"]}, shard, ["text"])["text"][row].as_py().encode()
+    original = read_documents({INGEST: inputs[INGEST]}, shard, ["text"])["text"][row].as_py().encode()
     pieces = [_Piece(original)]
     for stage, of_stage in edits.items():
         # From the end, so that the places of those before stay what they were.
@@ -315,8 +316,8 @@ def print_history(found: Mapping[str, Any]) -> None:
         table.add_row(judged["stage"], Text(mark, style=style))
         for line in describe_values(judged):
             table.add_row("", Text(line, style="dim"))
-    for line in describe_use(found.get("mix")):
-        table.add_row("mix", line)
+    for line in describe_use(found.get(MIX)):
+        table.add_row(MIX, line)
     table.add_row("outcome", found["outcome"])
     console.print(table)
     if "text" in found:

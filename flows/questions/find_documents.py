@@ -12,6 +12,8 @@ from gristmill.dataprep.documents import ID_BYTES, read_documents, shard_names
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.plan import Plan
 from gristmill.tokenize.importing.corpora import corpus_shards
+from gristmill.flows.stages.registry import MIX
+from gristmill.mixtures.sources import INGEST
 
 SHOWN_HITS = 5
 
@@ -62,11 +64,11 @@ def find_document(inputs: Mapping[str, Path], wanted: str) -> Place:
 
 def _find_in_ledger(inputs: Mapping[str, Path], wanted: str) -> Place | None:
     """Where a tokenised document is by its whole id, without a search through the shards."""
-    if "mix" not in inputs or not _is_hex(wanted) or len(wanted) != 2 * ID_BYTES:
+    if MIX not in inputs or not _is_hex(wanted) or len(wanted) != 2 * ID_BYTES:
         return None
     from gristmill.tokenize.packed import PackedSet
 
-    found = PackedSet(inputs["mix"]).ledger([bytes.fromhex(wanted)]).to_pylist()
+    found = PackedSet(inputs[MIX]).ledger([bytes.fromhex(wanted)]).to_pylist()
     return (*corpus_shards(inputs)[found[0]["shard"]], found[0]["row"]) if found else None
 
 
@@ -86,7 +88,7 @@ def locators_of(inputs: Mapping[str, Path], ids: set[bytes]) -> dict[bytes, str]
     """The locators of some documents."""
     wanted = pa.array(sorted(ids), pa.binary(ID_BYTES))
     found: dict[bytes, str] = {}
-    for shard in shard_names(inputs["ingest"]):
+    for shard in shard_names(inputs[INGEST]):
         table = read_documents(inputs, shard, ["id", "locator"])
         hits = table.filter(pc.is_in(table["id"], value_set=wanted))
         found.update(zip(hits["id"].to_pylist(), hits["locator"].to_pylist(), strict=True))

@@ -18,20 +18,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.dataprep.documents import ID_BYTES, read_documents, read_table, shard_names
+from gristmill.dataprep.documents import ID_BYTES, annotation_stages, read_documents, read_table, shard_names
+from gristmill.dataprep.examples.kept_examples import CLUSTERS
 from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.row_groups import read_matching
 from gristmill.flows.authoring.manifest_text import set_keys
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.questions.training_reads import Reading, reading_of
 from gristmill.flows.running.session import Session
+from gristmill.flows.stages.registry import MIX, PRETRAIN
 from gristmill.mixtures.load import parse_manifest
+from gristmill.mixtures.sources import INGEST
 from gristmill.mixtures.yaml_text import why_unreadable
 from gristmill.tokenize.importing.corpora import corpus_shards
 from gristmill.tokenize.origins import RECORD_ID
 
 LIST_KEYS = ("id", "locator", "url")
-MODELS = ("sft", "reward", "dpo", "rl", "evaluate", "export")
 
 
 class TakedownError(ValueError):
@@ -102,15 +104,21 @@ def _is_id(text: str) -> bool:
 
 def near_duplicates(inputs: Mapping[str, Path], documents: Iterable[bytes]) -> set[bytes]:
     """The duplicates in the documents' clusters, and what `dedup` kept in their places."""
-    if "dedup" not in inputs:
-        return set()
-    own = set(documents)
+    own, found = set(documents), set[bytes]()
+    for step in annotation_stages(inputs):
+        if (inputs[step] / CLUSTERS).exists():
+            found |= _of_clusters(inputs, step, own)
+    return found - own
+
+
+def _of_clusters(inputs: Mapping[str, Path], step: str, own: set[bytes]) -> set[bytes]:
+    """Who is in the clusters of some documents, those documents too, as one step has found them."""
     clusters: set[bytes] = set()
-    for shard in shard_names(inputs["ingest"]):
-        found = read_matching_ids(inputs["dedup"] / shard, own)
+    for shard in shard_names(inputs[INGEST]):
+        found = read_matching_ids(inputs[step] / shard, own)
         clusters |= {one for one in found["cluster"].to_pylist() if one is not None}
-    twins = read_matching(inputs["dedup"] / "clusters.parquet", "cluster", list(clusters), ["survivor", "member"])
-    return {one for column in twins.columns for one in column.to_pylist() if one is not None} - own
+    twins = read_matching(inputs[step] / CLUSTERS, "cluster", list(clusters), ["survivor", "member"])
+    return {one for column in twins.columns for one in column.to_pylist() if one is not None}
 
 
 def read_matching_ids(path: Path, documents: set[bytes]) -> pa.Table:
@@ -171,8 +179,16 @@ def _state_of_training(session: Session, reading: Reading, first: int | None) ->
         "first_step": first, "steps_done": done, "trained": tainted,
         "checkpoints": {"clean": clean, "affected": [step for step in checkpoints if step not in clean]},
         "last_clean": max(clean, default=None),
-        "models": [name for name in ("pretrain", *MODELS) if session.committed(name) is not None] if tainted else [],
+        "models": [name for name in _after_training(session) if session.committed(name) is not None] if tainted else [],
     }
+
+
+def _after_training(session: Session) -> list[str]:
+    """Pre-training, and all stages that read what it made, however indirectly."""
+    found = [PRETRAIN]
+    for name, node in session.plan.items():
+        found += [name] if set(found) & set(node.inputs) else []
+    return found
 
 
 def write_takedown(session: Session, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,9 +209,9 @@ def write_takedown(session: Session, found: Mapping[str, Any]) -> dict[str, Any]
     earlier = set() if before is None else {line.strip() for line in Path(before).read_text().splitlines()}
     ids = sorted({*found["excluded"], *(line for line in earlier if line and not line.startswith("#"))})
     checkpoint = None if found["last_clean"] is None else keep_checkpoint(session, found["last_clean"])
-    values: dict[tuple[str, ...], Any] = {("mix", "exclude"): listed.name}
+    values: dict[tuple[str, ...], Any] = {(MIX, "exclude"): listed.name}
     if checkpoint is not None:
-        values["pretrain", "continue_from"] = str(checkpoint)
+        values[PRETRAIN, "continue_from"] = str(checkpoint)
     text = set_keys(file.read_text(encoding="utf-8"), values)
     _write(listed, "".join(f"{one}\n" for one in ids))
     parse_manifest(text, str(manifest))
@@ -207,7 +223,7 @@ def write_takedown(session: Session, found: Mapping[str, Any]) -> dict[str, Any]
 def keep_checkpoint(session: Session, step: int) -> Path:
     """Put a checkpoint where no training deletes it; its files are the same ones where the file system allows."""
     source = reading_of(session).folder.work / "checkpoints" / f"step-{step:08d}"
-    target = session.store.root / "takedown" / session.plan["pretrain"].fingerprint[:16] / source.name
+    target = session.store.root / "takedown" / session.plan[PRETRAIN].fingerprint[:16] / source.name
     if not (target / "complete.json").exists():
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(source, target, copy_function=_link, ignore=shutil.ignore_patterns("complete.json"))

@@ -21,7 +21,7 @@ from gristmill.flows.questions.training_reads import (
     reading_of_folder,
 )
 from gristmill.flows.running.session import Session, open_session
-from gristmill.flows.stages.registry import PRETRAIN
+from gristmill.flows.stages.registry import MIX, PRETRAIN
 from gristmill.flows.store.store import read_runs
 from gristmill.tokenize.origins import describe_documents
 from gristmill.train.loop.row_plan import extend_digest
@@ -109,7 +109,7 @@ def trace_document(session: Session, wanted: str) -> dict[str, Any]:
     if examples is not None:
         return examples
     found = history(session, wanted)
-    mix = found.get("mix")
+    mix = found.get(MIX)
     traced: dict[str, Any] = {
         "kind": "document", **{key: found[key] for key in ("id", "source", "locator", "shard", "row", "outcome")},
         "steps": [], "checkpoints_after": [],

@@ -50,8 +50,8 @@ STAGES: dict[str, Stage] = {}
 
 LAST = export.STAGE.name
 """The last stage of all."""
-TOKENIZE, MIX, PRETRAIN = tokenize.STAGE.name, mix.STAGE.name, pretrain.STAGE.name
-"""Those that whole pages are about: the tokens of all documents, the packed set, and the training on it."""
+TOKENIZER, TOKENIZE, MIX, PRETRAIN = (module.STAGE.name for module in (tokenizer, tokenize, mix, pretrain))
+"""Those that whole pages are about: the tokenizer, the tokens of all documents, the packed set, the training on it."""
 
 
 class StageNameError(ValueError):

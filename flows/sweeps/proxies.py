@@ -13,15 +13,16 @@ from gristmill.dataprep.files import read_json
 from gristmill.flows.running.run import Observer, StageFailedError
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.stages.plan import Plan
+from gristmill.flows.stages.registry import MIX, PRETRAIN, TOKENIZE
 from gristmill.flows.sweeps.grid import SweepError, Weights, mixtures_of, normalised, read_grid
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed_files import MANIFEST
 from gristmill.train.loop.row_plan import plan_of
 
-SHARED_UNTIL = "tokenize"
+SHARED_UNTIL = TOKENIZE
 """The last stage that is the same for all mixtures."""
-MIXTURE = "mix"
+MIXTURE = MIX
 """The stage that differs; what it holds out is looked at before anything is trained."""
 PROXY_MODEL = {"layers": 2, "width": 128, "heads": 4}
 """Small enough for a CPU; what it measures is which mixture is better, not how good a model gets."""
@@ -56,8 +57,8 @@ class Sweep:
     def proxy(self, number: int, seed: int) -> Session:
         """The run of one mixture with one seed: what its pre-training needs, and no data of later trainings."""
         overrides = [*self.overrides, *weight_overrides(self.mixtures[number]), f"pretrain.seed={seed}"]
-        session = open_session(self.manifest_file, overrides, self.store, until="pretrain", exactly=True)
-        needed = _needed(session.plan, "pretrain")
+        session = open_session(self.manifest_file, overrides, self.store, until=PRETRAIN, exactly=True)
+        needed = _needed(session.plan, PRETRAIN)
         return replace(session, plan={name: node for name, node in session.plan.items() if name in needed})
 
 
@@ -168,9 +169,9 @@ def run_mixture(sweep: Sweep, number: int, observer: Observer) -> dict[str, Any]
             # A mixture that its sources cannot fill is a result: the others go on, and the report names it.
             return {**found, "error": str(error)}
         found["validation"] = {name: entry["sha256"] for name, entry in held_out_by(session).items()}
-        measured = session.folder("pretrain").manifest()["summary"].get("validation", {})
+        measured = session.folder(PRETRAIN).manifest()["summary"].get("validation", {})
         bits = {name: values["bits_per_byte"] for name, values in measured.items() if "bits_per_byte" in values}
-        found["proxies"].append({"seed": seed, "fingerprint": session.plan["pretrain"].fingerprint,
+        found["proxies"].append({"seed": seed, "fingerprint": session.plan[PRETRAIN].fingerprint,
                                  "bits_per_byte": bits})
     return found
 

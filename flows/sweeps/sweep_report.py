@@ -15,6 +15,7 @@ from gristmill.flows.questions.trace_tables import new_table
 from gristmill.flows.report.parts import Figure, Part, Section, Table, page
 from gristmill.flows.report.pictures import predicted_and_measured, stacked_bars
 from gristmill.flows.running.terminal import plain_console
+from gristmill.flows.stages.registry import MIX
 from gristmill.mixtures.load import load_manifest, parse_manifest
 
 
@@ -45,7 +46,7 @@ def suggested_text(manifest_file: str, weights: Mapping[str, float]) -> str:
     text = Path(manifest_file).read_text(encoding="utf-8")
     mix = load_manifest(manifest_file).mix
     if mix is not None and mix.weights is not None:
-        return set_keys(text, {("mix", "weights"): dict(weights)})
+        return set_keys(text, {(MIX, "weights"): dict(weights)})
     return set_keys(text, {("sources", name, "weight"): weight for name, weight in weights.items()})
 
 

@@ -16,7 +16,6 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import numpy as np
 import pytest

@@ -18,7 +18,7 @@ def test_the_live_curve_of_a_resumed_training_begins_with_its_first_attempt(
 ) -> None:
     cards: list[str] = []
     monkeypatch.setattr(reporting, "publish_card", lambda key, markdown, description: cards.append(markdown))
-    monkeypatch.setattr(PrefectObserver, "_send", lambda self, action: action())
+    monkeypatch.setattr(PrefectObserver, "_send", lambda self, stage, action: action())
     monkeypatch.setattr(PrefectObserver, "_send_progress", lambda self, *of: None)
     monkeypatch.setattr(PrefectObserver, "_say", lambda self, *of: None)
     monkeypatch.setattr(reporting, "CARD_SECONDS", 0.0)

@@ -1,0 +1,108 @@
+"""A stage is known in one place: no other file lists stages, or asks which one it has before it.
+
+What a stage's own function calls its inputs (`inputs["mix"]`) is part of that function; sections of the manifest have
+names of their own, which are those of the stages that they switch on.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from gristmill.flows.stages.registry import STAGES
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+NAMES = frozenset(STAGES)
+WORDS = frozenset({"quality", "reward", "reference", "clean", "filter", "sft", "dpo"})
+"""Names that are words of the field, too: columns, kinds of examples, parts of a table. Where one stands alone it tells
+nothing of stages."""
+ALLOWED = {
+    "mixtures/load.py": "sections that need one another: what a manifest lacks is said of its keys",
+    "mixtures/manifest.py": "sections of the manifest, and the models that they make, in their order",
+    "mixtures/reinforcement.py": "values of the key rl.start_from",
+    "train/stages/trained_models.py": "models among the inputs of evaluate, export and rl, the last one first",
+    "train/stages/teacher.py": "a value of the key sft.distill.teacher",
+    "train/stages/evaluate.py": "accuracy on pairs is measured of the model that learned from them alone",
+    "tokenize/importing/corpora.py": "gives imported tokens to mix under the names of its inputs",
+    "dataprep/examples/prepare.py": "steps that judge examples too, and where their functions are",
+    "dataprep/examples/kept_examples.py": "folders below one stage's own output, called after its steps",
+    "flows/report/documents.py": "each section of the page is about one stage, whose summary it reads",
+    "flows/report/evaluation.py": "each section of the page is about one stage, whose summary it reads",
+    "flows/report/mixture.py": "each section of the page is about one stage, whose summary it reads",
+    "flows/report/summary.py": "each section of the page is about one stage, whose summary it reads",
+    "flows/report/training.py": "each section of the page is about one stage, whose summary it reads",
+    "flows/report/tuning.py": "each section of the page is about one stage, whose summary it reads",
+    "flows/orchestration/cards.py": "the pictures of the page's sections, in the browser's card",
+}
+"""Files that may name stages, and why."""
+
+
+def files(*layers: str) -> Iterator[tuple[str, ast.Module]]:
+    for layer in layers:
+        for path in sorted((ROOT / layer).rglob("*.py")):
+            name = str(path.relative_to(ROOT))
+            if not name.startswith("flows/stages/"):
+                yield name, ast.parse(path.read_text())
+
+
+def is_name(node: ast.AST | None, names: frozenset[str] = NAMES) -> bool:
+    return isinstance(node, ast.Constant) and node.value in names
+
+
+def lists_of_stages(tree: ast.Module) -> Iterator[int]:
+    """Lines of tuples, lists, sets, mappings and Literals with two stages and more, one of them no mere word."""
+    for node in ast.walk(tree):
+        parts = node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else (
+            node.keys if isinstance(node, ast.Dict) else [])
+        if sum(map(is_name, parts)) > 1 and any(is_name(part, NAMES - WORDS) for part in parts):
+            yield node.lineno
+
+
+def questions_of_stages(tree: ast.Module) -> Iterator[int]:
+    """Lines where something is compared with a stage's name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and any(isinstance(one, ast.Eq | ast.NotEq) for one in node.ops) and any(
+                is_name(part, NAMES - WORDS) for part in (node.left, *node.comparators)):
+            yield node.lineno
+
+
+def names_of_stages(tree: ast.Module) -> Iterator[int]:
+    """Lines where a stage is named that is no mere word."""
+    keys = {id(key) for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys}
+    for node in ast.walk(tree):
+        if is_name(node, NAMES - WORDS) and id(node) not in keys:
+            yield node.lineno
+
+
+def test_no_file_lists_stages_or_asks_which_one_it_has_before_it() -> None:
+    found = {name for name, tree in files("mixtures", "dataprep", "tokenize", "train", "flows")
+             if [*lists_of_stages(tree), *questions_of_stages(tree)]}
+    assert found - ALLOWED.keys() == set()
+
+
+def test_whatever_is_about_all_stages_names_none() -> None:
+    found = {name: sorted(set(names_of_stages(tree))) for name, tree in files("flows") if name not in ALLOWED}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_every_exception_is_needed() -> None:
+    trees = dict(files("mixtures", "dataprep", "tokenize", "train", "flows"))
+    named = {name for name, tree in trees.items() if any(is_name(node) for node in ast.walk(tree))}
+    assert ALLOWED.keys() - named == set()
+
+
+def test_flows_that_read_a_manifest_know_the_steps_that_may_stand_in_it() -> None:
+    """The models of `prepare` are registered by the stages: who validates manifests without them would know no step."""
+    from tests.test_architecture import imported, module_name
+
+    known = {module_name(path): set(imported(path)) for path in (ROOT / "flows").rglob("*.py")}
+    registry, reading = "gristmill.flows.stages.registry", {
+        f"gristmill.mixtures.load.{name}" for name in ("load_manifest", "open_manifest", "parse_manifest")}
+
+    def reaches(module: str, seen: set[str]) -> bool:
+        seen.add(module)
+        below = known.get(module, set())
+        return registry in below or any(reaches(one, seen) for one in below if one in known and one not in seen)
+
+    assert [module for module, names in known.items() if names & reading and not reaches(module, set())] == []
