@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gristmill.flows.facts import gather_facts
-from gristmill.flows.questions.explain import journey
+from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.status import stage_states
 from gristmill.flows.questions.whatif import compare, thresholds
 from gristmill.flows.questions.whatif import replay as replay_with
@@ -120,8 +120,8 @@ def test_a_made_up_stage_is_run_skipped_listed_explained_replayed_and_reported(
     assert "shouting/max_capital_share" in page
     assert "capital_share" in page
 
-    found = journey(session, "web.jsonl#2")
-    assert found["fate"] == "dropped by shouting: shouting/max_capital_share"
+    found = history(session, "web.jsonl#2")
+    assert found["outcome"] == "dropped by shouting: shouting/max_capital_share"
     (verdict,) = found["stages"]
     assert (verdict["threshold"], verdict["values"]) == (0.6, {"capital_share": 1.0})
 

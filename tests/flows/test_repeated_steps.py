@@ -10,7 +10,7 @@ import pytest
 from gristmill.dataprep.duplicates.survivors import qualified
 from gristmill.flows.facts import gather_facts
 from gristmill.flows.questions.compare import stages_of
-from gristmill.flows.questions.explain import journey
+from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.status import stage_states
 from gristmill.flows.questions.whatif import compare, replay, thresholds
 from gristmill.flows.report.page import render_report
@@ -80,10 +80,10 @@ def test_the_funnel_the_status_and_the_report_tell_the_steps_apart(twice: Path) 
 
 
 def test_a_document_is_explained_step_by_step_with_the_threshold_of_the_very_step(twice: Path) -> None:
-    found = journey(opened(twice), "web.jsonl#2")
+    found = history(opened(twice), "web.jsonl#2")
     assert [(one["stage"], one["keep"], one.get("threshold")) for one in found["stages"]] == [
         ("filter", True, None), ("dedup", True, None), ("clean", True, None), ("filter-2", False, 8)]
-    assert found["fate"] == "dropped by filter-2: gopher_quality/min_words"
+    assert found["outcome"] == "dropped by filter-2: gopher_quality/min_words"
 
 
 def test_what_if_moves_the_threshold_of_one_step_alone(twice: Path) -> None:
