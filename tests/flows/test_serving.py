@@ -11,7 +11,8 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -100,6 +101,13 @@ def task_states(api: str, flow_run: str) -> dict[str, str]:
     return {run["name"]: run["state_name"] for run in runs}
 
 
+def parents(runs: list[tuple[str, str, Mapping[str, Any]]]) -> dict[str, dict[str, list[str]]]:
+    """Name of a task -> what Prefect draws as its parents, by how it knows them; `runs` are (id, name, task_inputs)."""
+    names = {uuid.UUID(one): name for one, name, _ in runs}
+    return {name: {key: [names[uuid.UUID(given["id"])] for given in of_key] for key, of_key in inputs.items() if of_key}
+            for _, name, inputs in runs}
+
+
 @pytest.mark.slow
 def test_deployments_run_what_the_api_triggers_with_other_parameters(
     server: str, project: Path, environment: dict[str, str]
@@ -146,6 +154,9 @@ def test_a_run_from_the_command_line_shows_up_in_a_running_server(
         assert newest["state_type"] == "COMPLETED"
         assert task_states(server, newest["id"]) == {"ingest": how, "filter": how}
         runs.append(newest["id"])
+        tasks = call(server, "/task_runs/filter", {"flow_runs": {"id": {"any_": [newest["id"]]}}})
+        assert parents([(task["id"], task["name"], task["task_inputs"]) for task in tasks]) == {
+            "ingest": {}, "filter": {"wait_for": ["ingest"]}}
     cards = call(server, "/artifacts/filter", {
         "artifacts": {"key": {"any_": ["filter-card"]}, "flow_run_id": {"any_": runs}}})
     assert "dropped: gopher_quality/min_words | 1" in cards[0]["data"]
@@ -162,8 +173,12 @@ def test_without_a_server_the_run_is_recorded_for_a_later_one_but_no_credentials
     assert run.stderr == ""
     with sqlite3.connect(Path(environment["PREFECT_HOME"]) / "prefect.db") as database:
         states = dict(database.execute("select name, state_name from task_run").fetchall())
+        tasks = database.execute("select id, name, task_inputs from task_run").fetchall()
         ((parameters,),) = database.execute("select parameters from flow_run").fetchall()
     assert states == {"ingest": "Completed", "filter": "Completed"}
+    # The edges are the true ones: a stage is drawn behind those that it reads, and nothing else ties them.
+    assert parents([(one, name, json.loads(inputs)) for one, name, inputs in tasks]) == {
+        "ingest": {}, "filter": {"wait_for": ["ingest"]}}
     assert json.loads(parameters)["overrides"] == ["sources.notes.licence=https://***@example.org/licence"]
     kept = [path for folder in ("prefect", "s") for path in (project.parent / folder).rglob("*") if path.is_file()]
     assert [path for path in kept if b"hunter2" in path.read_bytes()] == []
