@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.flows.facts import gather_facts
 from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.status import stage_states
+from gristmill.flows.questions.what_changed import explain_plan
 from gristmill.flows.questions.whatif import compare, thresholds
 from gristmill.flows.questions.whatif import replay as replay_with
 from gristmill.flows.report.page import render_report
+from gristmill.flows.report.run_data import gather_facts
 from gristmill.flows.running.launch import launch
 from gristmill.flows.running.session import Session, open_session
-from gristmill.flows.running.what_changed import explain_plan
 from gristmill.flows.stages import registry
 from gristmill.mixtures.load import ManifestError
 
