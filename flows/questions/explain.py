@@ -25,9 +25,9 @@ from gristmill.flows.questions.find_documents import (
 )
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
+from gristmill.flows.stages.registry import MIX
 from gristmill.mixtures.sources import INGEST
 from gristmill.tokenize.importing.corpora import IMPORTED, corpora, decoded_text
-from gristmill.flows.stages.registry import MIX
 
 SHOWN_NUMBERS = 8
 SHOWN_EDITS = 3

@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 from gristmill.dataprep.documents import ID_BYTES, read_documents, shard_names
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.plan import Plan
-from gristmill.tokenize.importing.corpora import corpus_shards
 from gristmill.flows.stages.registry import MIX
 from gristmill.mixtures.sources import INGEST
+from gristmill.tokenize.importing.corpora import corpus_shards
 
 SHOWN_HITS = 5
 
