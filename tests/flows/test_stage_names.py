@@ -14,11 +14,11 @@ from gristmill.flows.stages.registry import STAGES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NAMES = frozenset(STAGES)
-WORDS = frozenset({"quality", "reward", "reference", "clean", "filter", "sft", "dpo"})
+WORDS = frozenset({"quality", "reward", "reference", "clean", "filter", "sft", "dpo", "model"})
 """Names that are words of the field, too: columns, kinds of examples, parts of a table. Where one stands alone it tells
 nothing of stages."""
 ALLOWED = {
-    "mixtures/load.py": "sections that need one another: what a manifest lacks is said of its keys",
+    "mixtures/contradictions.py": "sections that need one another: what a manifest lacks is said of its keys",
     "mixtures/manifest.py": "sections of the manifest, and the models that they make, in their order",
     "mixtures/reinforcement.py": "values of the key rl.start_from",
     "train/stages/stage_inputs.py": "models among the inputs of evaluate, export and rl, the last one first",
