@@ -80,7 +80,7 @@ def test_a_kept_record_has_its_keys_in_their_order_so_that_it_encodes_to_the_row
     (kept,) = rows.records()
     row = rows.packed.read(np.array([0]))[0]
     assert '{"to": "Bern", "from": "Aarau"}' in chat.decode(row.tolist(), special=True)
-    write_holdout(tmp_path / "holdout.jsonl", [kept], np.zeros((1, 2)), 120)
+    write_holdout(tmp_path / "holdout.jsonl", [kept], "reference", np.zeros((1, 2)), sequence_length=120)
     for one in (kept, json.loads((tmp_path / "holdout.jsonl").read_text())):
         ids = chat.encode([*one["prompt"], *one["chosen"]]).ids
         assert row[: len(ids)].tolist() == ids.tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,6 +133,11 @@ def is_held_out(example: Mapping[str, Any], share: float, seed: int) -> bool:
     return content_key(seed, prompt, HASH_BITS) < share * 2**HASH_BITS
 
 
+def are_held_out(examples: Iterable[Mapping[str, Any]], share: float, seed: int) -> np.ndarray:
+    """As `is_held_out`, of n examples: (n,) bool."""
+    return np.array([is_held_out(example, share, seed) for example in examples], dtype=bool)
+
+
 def padded_pairs(pairs: Sequence[Pair], pad: int, length: int) -> tuple[Tensor, Tensor]:
     """Ids and targets of n pairs, (2n, t) each: all chosen answers, then all rejected ones."""
     from gristmill.train.objectives.losses import next_tokens  # here: who only makes the rows needs no torch
@@ -237,13 +242,19 @@ def added(of_pairs: Mapping[str, Any], of_answers: Mapping[str, Any]) -> dict[st
             value + of_answers[name] for name, value in of_pairs.items()}
 
 
-def write_holdout(path: Path, records: Sequence[Mapping[str, Any]], reference: np.ndarray, length: int) -> None:
-    """Write the held-out pairs as JSON lines.
+def write_holdout(
+    path: Path, records: Sequence[Mapping[str, Any]], name: str, values: np.ndarray, **also: int
+) -> None:
+    """Write n held-out pairs as JSON lines, each with what was found of its two answers.
 
-    Each has `reference_chosen` and `reference_rejected`, and the `sequence_length` that its conversations were cut to.
+    Args:
+        path: where to.
+        records: the pairs.
+        name: of what was found: a line has `NAME_chosen` and `NAME_rejected`.
+        values: (n, 2), chosen first.
+        also: what every line has besides.
     """
     with atomic_write(path) as sink:
-        for pair, (chosen, rejected) in zip(records, reference.tolist(), strict=True):
-            line = {**pair, "reference_chosen": chosen, "reference_rejected": rejected,
-                    "sequence_length": length}
+        for pair, (chosen, rejected) in zip(records, values.tolist(), strict=True):
+            line = {**pair, f"{name}_chosen": chosen, f"{name}_rejected": rejected, **also}
             sink.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")

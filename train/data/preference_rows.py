@@ -33,9 +33,15 @@ from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.order import Order, sources_of_rows
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.data.conversation_tokens import PAD_MULTIPLE, Chat, Conversation, NothingToTrainError
+from gristmill.train.data.conversation_tokens import (
+    PAD_MULTIPLE,
+    Chat,
+    Conversation,
+    NothingToTrainError,
+    write_example_ids,
+)
 from gristmill.train.data.example_rows import Piece, copies, piece_of, quotas, write_ordered_rows
-from gristmill.train.data.pairs import Answer, Pair, is_held_out
+from gristmill.train.data.pairs import Answer, Pair, are_held_out
 from gristmill.train.loop.objective import mean_of_trained
 
 if TYPE_CHECKING:
@@ -267,10 +273,23 @@ def held_out_mask(records: Sequence[Mapping[str, Any]], section: Dpo, seed: int)
     Raises:
         NothingToTrainError: all of them are.
     """
-    held_out = np.array([is_held_out(record, section.holdout, seed) for record in records], dtype=bool)
+    held_out = are_held_out(records, section.holdout, seed)
     if held_out.all():
         raise NothingToTrainError(f"dpo: all {len(records)} pairs are held out; lower dpo.holdout ({section.holdout}) "
                                   "or add pairs with other prompts")
+    return held_out
+
+
+def held_out_answers(rows: AnswerRows, section: Dpo, seed: int) -> np.ndarray:
+    """Which of A answers are held out, (A,) bool: by prompt, as pairs are.
+
+    Raises:
+        NothingToTrainError: all of them are.
+    """
+    held_out: np.ndarray = are_held_out(rows.records, section.holdout, seed)[rows.examples]
+    if held_out.all():
+        raise NothingToTrainError(f"dpo: all {len(rows)} answers are held out; lower dpo.holdout ({section.holdout}) "
+                                  "or add answers to other prompts")
     return held_out
 
 
@@ -347,6 +366,11 @@ def merged(draws: Sequence[np.ndarray]) -> np.ndarray:
     for number, drawn in enumerate(draws):
         pairs[set_of == number] = drawn
     return pairs
+
+
+def write_drawn_ids(folder: Path, rows: PairRows | AnswerRows, draws: Sequence[np.ndarray]) -> None:
+    """Write which example each row of a training is (see `write_example_ids`)."""
+    write_example_ids(folder, [rows.ids[number] for number in merged(draws)], [len(drawn) for drawn in draws])
 
 
 def describe_draws(

@@ -19,6 +19,7 @@ from gristmill.train.loop.objective import Objective
 from gristmill.train.loop.prefetch import read_batch
 from gristmill.train.loop.row_plan import micro_batches, plan_of
 from gristmill.train.models.weights import WEIGHTS_FILE
+from gristmill.train.objectives.kto_objective import Desirability
 from gristmill.train.objectives.losses import sequence_logps
 from gristmill.train.objectives.preference_losses import loss_at_start
 from gristmill.train.objectives.preference_objective import Preferences
@@ -112,9 +113,7 @@ def read_answer_reference(folder: Path, key: dict[str, Any]) -> np.ndarray:
     Raises:
         StaleReferenceError: they depend on something else; the message names what differs.
     """
-    check_key(folder, key)
-    table = read_table(folder / TABLE, columns=["logp", "mismatched"])
-    return np.stack([table[name].to_numpy() for name in ("logp", "mismatched")], axis=1)
+    return _read_table(folder, key, ["logp", "mismatched"])
 
 
 def read_reference(folder: Path, key: dict[str, Any]) -> np.ndarray:
@@ -123,9 +122,13 @@ def read_reference(folder: Path, key: dict[str, Any]) -> np.ndarray:
     Raises:
         StaleReferenceError: they depend on something else; the message names what differs.
     """
+    return _read_table(folder, key, ["chosen", "rejected"])
+
+
+def _read_table(folder: Path, key: dict[str, Any], columns: list[str]) -> np.ndarray:
     check_key(folder, key)
-    table = read_table(folder / TABLE, columns=["chosen", "rejected"])
-    return np.stack([table[name].to_numpy() for name in ("chosen", "rejected")], axis=1)
+    table = read_table(folder / TABLE, columns=columns)
+    return np.stack([table[name].to_numpy() for name in columns], axis=1)
 
 
 def check_key(folder: Path, key: dict[str, Any]) -> None:
@@ -164,6 +167,27 @@ def certify_start(
                 f"dpo: before the first step the margin is {certificate['margin']:.6f} and the loss {loss:.6f}, not 0 "
                 f"and {expected:.6f} (tolerance {most}): the reference log-probabilities are of another model; run "
                 "again with `--force reference`")
+    return certificate
+
+
+def certify_answers(
+    model: nn.Module, objective: Desirability, section: Dpo, dtype: torch.dtype, world: World
+) -> dict[str, float]:
+    """As `certify_start`, of single answers: rewards and KL are zero on the first batch.
+
+    Raises:
+        NotTheReferenceError: they are not.
+    """
+    objective.take_baseline(model, plan_of(section, objective.sequence_length).rows(objective.order, 0))
+    measured = measured_at_start(model, objective, section, world)
+    rewards = [measured[name] for name in ("rewards/chosen", "rewards/rejected") if name in measured]
+    certificate = {"loss": measured["loss"], "kl": measured["kl"], "largest_reward": max(map(abs, rewards))}
+    most = LARGEST_MARGIN[dtype]
+    if certificate["largest_reward"] > most or certificate["kl"] > most / section.beta:
+        raise NotTheReferenceError(
+            f"dpo: before the first step the mean reward is up to {certificate['largest_reward']:.6f} and the KL "
+            f"{certificate['kl']:.6f}, not 0 (tolerance {most}): the reference log-probabilities are of another model; "
+            "run again with `--force reference`")
     return certificate
 
 

@@ -19,9 +19,7 @@ import numpy as np
 from gristmill.dataprep.context import Context
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.adapters.lora import adapted_flops_per_token, describe_rounding, tuned_model
-from gristmill.train.adapters.peft_files import settle_adapters
-from gristmill.train.data.conversation_tokens import write_example_ids
+from gristmill.train.adapters.lora import adapted_flops_per_token, tuned_model
 from gristmill.train.data.pairs import HOLDOUT, gained_more, more_likely, reward_accuracy, write_holdout
 from gristmill.train.data.preference_rows import (
     PairRows,
@@ -29,13 +27,11 @@ from gristmill.train.data.preference_rows import (
     describe_draws,
     draw_pairs,
     held_out_mask,
-    merged,
+    write_drawn_ids,
 )
-from gristmill.train.evaluation.held_out import Validation, read_token_bytes
 from gristmill.train.evaluation.intervals import share_with_interval
-from gristmill.train.loop.loop import Job, train
+from gristmill.train.loop.loop import train
 from gristmill.train.loop.resuming import measured_once
-from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.objectives.margins import (
     MARGINS,
@@ -46,21 +42,13 @@ from gristmill.train.objectives.margins import (
     write_margins,
 )
 from gristmill.train.objectives.preference_objective import Preferences
+from gristmill.train.objectives.proofs import CERTIFICATE
 from gristmill.train.objectives.reference_logps import certify_start, key_of, pair_logps, read_reference, rounding_of
 from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.parallel.world import process_group
 from gristmill.train.stages.kto import optimise
-from gristmill.train.stages.stage_inputs import open_mixture, start_of
-from gristmill.train.stages.trained_models import (
-    all_tensors,
-    averaged,
-    causal_share,
-    describe_model,
-    publish,
-    tuned_shape,
-)
-
-CERTIFICATE = "step-0.json"
+from gristmill.train.stages.stage_inputs import open_mixture, open_rows, start_of
+from gristmill.train.stages.trained_models import describe_model, publish_tuned, tuned_shape, tuning_job
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
@@ -80,7 +68,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     start = start_of(inputs)
     with closing(PackedSet(inputs["dpo_data"])) as data:
         check_pairs(data)
-    with closing(PackedSet(inputs["dpo_data"], context.stream, context.warn)) as data, \
+    with open_rows(inputs["dpo_data"], context) as data, \
             open_mixture(inputs, context) as packed, \
             process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
         rows, length = PairRows(data), data.sequence_length
@@ -94,28 +82,23 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         flops = adapted_flops_per_token(shape, length, section.lora)
         objective = Preferences(rows, draws, reference, section, seed, flops, world.device, context.warn)
         if world.is_first:
-            write_example_ids(out, [rows.ids[pair] for pair in merged(draws)], [len(drawn) for drawn in draws])
+            write_drawn_ids(out, rows, draws)
         certificate = measured_once(context.work / CERTIFICATE, world, partial(
             certify_start, model, objective, section, dtype, world))
-        average = averaged(model, section)
-        record, summary = train(Job(
-            section=section, objective=objective, model=model, world=world, context=context, average=average,
-            peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length, flops),
-            after_step=Validation(section.validate_every, section.steps, packed, model, average,
-                                  read_token_bytes(inputs["tokenizer"], world.device), world)))
+        job = tuning_job(section, objective, model, shape, inputs, packed, world, context)
+        record, summary = train(job)
         measured = measured_again(rows.ids, is_out, section.measured_pairs)
         logps = pair_logps(model, rows, measured, section.micro_batch_size, world)
         before, after, held_out = reference[is_out], logps[is_out[measured]], np.flatnonzero(is_out)
-        tensors = all_tensors(model, average)
-        summary |= describe_rounding(model, section.lora)
+        summary |= publish_tuned(job, section.lora, shape, start, out, record)
         if record is not None:
-            summary |= publish(out, shape, settle_adapters(out, tensors, section.lora, start), record)
             summary["chosen_decline"] = decline_of(record.lines())
             rewards = pair_rewards(logps, reference[measured], rows.scored_tokens[measured], section)
             summary["margins"] = write_margins(
                 out / MARGINS, pair_margins(rows, data.sources, measured, rewards, is_out),
                 {rows.ids[pair]: records[pair] for pair in measured})
-            write_holdout(out / HOLDOUT, [records[pair] for pair in held_out], before, length)
+            write_holdout(out / HOLDOUT, [records[pair] for pair in held_out], "reference", before,
+                          sequence_length=length)
     return {
         **summary, **describe_model(shape, length), "sequence_length": length,
         "sets": describe_draws(rows, data.sources, draws, is_out), "beta": section.beta, "objective": section.loss,

@@ -7,7 +7,6 @@ section asks for them or a step was skipped `model-average/` and `autopsies/`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +30,7 @@ from gristmill.train.models.weights import TensorOf, WeightsError, drawn, read_s
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
 from gristmill.train.parallel.world import process_group
+from gristmill.train.stages.stage_inputs import open_rows
 from gristmill.train.stages.trained_models import (
     all_tensors,
     averaged,
@@ -48,7 +48,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """
     section = Pretrain.model_validate(config)
     seed = section.key_seed
-    with closing(PackedSet(inputs["mix"], context.stream, context.warn)) as packed:
+    with open_rows(inputs["mix"], context) as packed:
         check_stages(packed, section)
         shape, tensor_of = starting_model(section.model, packed, seed)
         length = packed.sequence_length

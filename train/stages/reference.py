@@ -9,7 +9,6 @@ alone the rows are answers, with `logp`, and `mismatched`, that of an answer to 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from gristmill.train.objectives.reference_logps import (
 )
 from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.parallel.world import World, process_group
-from gristmill.train.stages.stage_inputs import start_of
+from gristmill.train.stages.stage_inputs import open_rows, start_of
 from gristmill.train.stages.trained_models import describe_model
 
 
@@ -46,7 +45,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """
     section = Reference.model_validate(config)
     start = start_of(inputs)
-    with closing(PackedSet(inputs["dpo_data"], context.stream, context.warn)) as packed:
+    with open_rows(inputs["dpo_data"], context) as packed:
         if not section.answers:
             check_pairs(packed)
         return score(packed, start, section, out, context)

@@ -8,7 +8,6 @@ scores higher (see objectives/margins.py); where an average is kept `model-avera
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from torch import nn
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.examples.kept_examples import set_names
 from gristmill.dataprep.examples.preferences import warnings_of
-from gristmill.dataprep.files import atomic_write
 from gristmill.mixtures.posttraining import Lora
 from gristmill.mixtures.reinforcement import Reward
 from gristmill.train.adapters.lora import adapted_flops_per_token, describe_rounding, merged, tuned_model
@@ -32,7 +30,7 @@ from gristmill.train.data.conversation_tokens import (
     NothingToTrainError,
     write_example_ids,
 )
-from gristmill.train.data.pairs import Pair, is_held_out, read_pairs
+from gristmill.train.data.pairs import HOLDOUT, Pair, are_held_out, read_pairs, write_holdout
 from gristmill.train.evaluation.intervals import share_with_interval
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.throughput import peak_flops
@@ -54,7 +52,6 @@ from gristmill.train.stages.trained_models import (
     tuned_shape,
 )
 
-HOLDOUT = "holdout.jsonl"
 TOKENIZER_FILES = (TOKENIZER_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE)
 
 
@@ -106,7 +103,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                     copy_file(inputs["tokenizer"] / file, out / name / file)
             record.publish(out)
             summary |= final_measurements(record.lines())
-            write_holdout(out / HOLDOUT, held_out, scored)
+            write_holdout(out / HOLDOUT, [pair.example for pair in held_out], "score", scored)
             summary["margins"] = write_margins(
                 out / MARGINS, score_margins([ids[pair] for pair in measured], [usable[pair][1] for pair in measured],
                                              is_out[measured], scores),
@@ -127,7 +124,7 @@ def held_out_pairs(pairs: Sequence[Pair], section: Reward, read: int) -> np.ndar
     Raises:
         NothingToTrainError: none is left to train on.
     """
-    is_out = np.array([is_held_out(pair.example, section.holdout, section.key_seed) for pair in pairs], dtype=bool)
+    is_out = are_held_out((pair.example for pair in pairs), section.holdout, section.key_seed)
     if is_out.all():
         raise NothingToTrainError(
             f"reward: of {read} pairs {read - len(pairs)} are longer than reward.sequence_length and {len(pairs)} are "
@@ -179,11 +176,3 @@ def judged(pairs: Sequence[Pair], scored: np.ndarray) -> dict[str, Any]:
         "margin": float((found[:, 0] - found[:, 1]).mean()) if len(pairs) else None,
         "mean": float(found.mean()) if len(pairs) else None, "deviation": float(found.std()) if len(pairs) else None,
     }
-
-
-def write_holdout(path: Path, pairs: Sequence[Pair], scored: np.ndarray) -> None:
-    """Write the held-out pairs as JSON lines with `score_chosen` and `score_rejected`."""
-    with atomic_write(path) as sink:
-        for pair, (chosen, rejected) in zip(pairs, scored.tolist(), strict=True):
-            line = {**pair.example, "score_chosen": chosen, "score_rejected": rejected}
-            sink.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")

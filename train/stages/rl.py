@@ -9,27 +9,23 @@ which PEFT loads, and `model/` is the model with that merged into it. PPO's crit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import as_path, write_json
 from gristmill.mixtures.reinforcement import Rl, name_of
 from gristmill.tokenize.order import Order
-from gristmill.train.adapters.lora import adapted_flops_per_token, describe_rounding, tuned_model
-from gristmill.train.adapters.peft_files import settle_adapters
+from gristmill.train.adapters.lora import adapted_flops_per_token, tuned_model
 from gristmill.train.data.conversation_tokens import Chat
-from gristmill.train.evaluation.held_out import Validation, read_token_bytes
 from gristmill.train.evaluation.intervals import paired_difference
-from gristmill.train.loop.loop import Job, train
+from gristmill.train.loop.loop import train
 from gristmill.train.loop.resuming import measured_once
-from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import read_shape, stored
-from gristmill.train.optim.averaging import AveragedWeights
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
 from gristmill.train.parallel.world import process_group
 from gristmill.train.reinforcement.actor import Actor, Sampler
@@ -46,14 +42,7 @@ from gristmill.train.reinforcement.rollouts import (
     take_earlier_batches,
 )
 from gristmill.train.stages.stage_inputs import MODEL, MODELS, open_mixture
-from gristmill.train.stages.trained_models import (
-    all_tensors,
-    averaged,
-    causal_share,
-    describe_model,
-    publish,
-    tuned_shape,
-)
+from gristmill.train.stages.trained_models import describe_model, publish_tuned, tuned_shape, tuning_job
 
 ROLLOUTS, PROMPTS = "rollouts.json", "prompts.txt"
 SHOWN_GROUPS = 4
@@ -98,21 +87,14 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             Sampler(model, shape, section.lora, dtype, section.generation_rows, world),
             rewards_of(section.rewards, inputs, chat, shape.vocab_size, world.device, section.micro_batch_size),
             Rollouts(section, length, chat.pad), chat, world, context.work / BATCHES)
-        flops = adapted_flops_per_token(shape, length, section.lora)
-        average = averaged(model, section)
         before = answers_before(actor, held_out, context.work / "before.json")
-        record, summary = train(Job(
-            section=section, objective=Reinforcement(actor, length, flops), model=model, world=world, context=context,
-            average=average, peak_flops=peak_flops(world.device, dtype),
-            causal_share=causal_share(shape, length, flops),
-            after_step=Validation(section.validate_every, section.steps, packed, model, average,
-                                  read_token_bytes(inputs["tokenizer"], world.device), world),
-            before_step=lambda step, rows: actor.before_step(step), state={"rollouts": actor.rollouts}))
+        objective = Reinforcement(actor, length, adapted_flops_per_token(shape, length, section.lora))
+        job = replace(tuning_job(section, objective, model, shape, inputs, packed, world, context),
+                      before_step=lambda step, rows: actor.before_step(step), state={"rollouts": actor.rollouts})
+        record, summary = train(job)
         after = actor.measure(held_out)
-        tensors = policies(model, average)
-        summary |= describe_rounding(model, section.lora)
+        summary |= publish_tuned(job, section.lora, shape, start, out, record, is_extra=is_critic)
         if record is not None:
-            summary |= publish(out, shape, settle_adapters(out, tensors, section.lora, start), record)
             summary |= rewards_at_both_ends(record.lines(), section)
             gather_batches(context.work / BATCHES, batches_of(section), out / ANSWERS)
             write_json(out / ROLLOUTS, {"batches": shown_batches(out, section), "before": before, "after": after})
@@ -143,12 +125,6 @@ def row_length(section: Rl, shape: Shape) -> int:
 def answers_before(actor: Actor, held_out: Sequence[Prompt], file: Path) -> list[dict[str, Any]]:
     """The start model's likeliest answers to held-out prompts; a resumed training has them already."""
     return measured_once(file, actor.world, lambda: actor.measure(held_out))
-
-
-def policies(model: nn.Module, average: AveragedWeights | None) -> dict[str, dict[str, Tensor]]:
-    """Whole weights by the folder that they go to, without a critic."""
-    return {folder: {name: tensor for name, tensor in tensors.items() if not is_critic(name)}
-            for folder, tensors in all_tensors(model, average).items()}
 
 
 def batches_of(section: Rl) -> int:

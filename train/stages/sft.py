@@ -8,7 +8,8 @@ PEFT loads, and `model/` is the model with that merged into it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,15 @@ from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import read_json, write_json
 from gristmill.mixtures.posttraining import Distill, ElasticConsolidation, Tuning
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.adapters.lora import adapted_flops_per_token, describe_rounding, tuned_model
-from gristmill.train.adapters.peft_files import settle_adapters
+from gristmill.train.adapters.lora import adapted_flops_per_token, tuned_model
 from gristmill.train.data.conversation_tokens import Chat, write_example_ids
-from gristmill.train.evaluation.held_out import Validation, read_token_bytes
+from gristmill.train.evaluation.held_out import read_token_bytes
 from gristmill.train.loop.bad_steps import decoder
-from gristmill.train.loop.loop import Job, train
+from gristmill.train.loop.loop import train
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.resuming import measured_once
 from gristmill.train.loop.row_plan import micro_batches
 from gristmill.train.loop.rows_read import READS, RowsRead, rows_read
-from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.objectives.assistant_turns import AssistantTurns
@@ -41,16 +40,9 @@ from gristmill.train.optim.elastic import ElasticWeights, fisher_diagonal
 from gristmill.train.parallel.sharding import compute_dtype, evaluating
 from gristmill.train.parallel.world import World, process_group, sum_over_ranks
 from gristmill.train.stages.sft_data import COUNTS, HELD_OUT
-from gristmill.train.stages.stage_inputs import first_model, open_mixture
+from gristmill.train.stages.stage_inputs import first_model, open_mixture, open_rows
 from gristmill.train.stages.teacher import kept_ids, teacher_folder
-from gristmill.train.stages.trained_models import (
-    all_tensors,
-    averaged,
-    causal_share,
-    describe_model,
-    publish,
-    tuned_shape,
-)
+from gristmill.train.stages.trained_models import describe_model, publish_tuned, tuned_shape, tuning_job
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
@@ -62,7 +54,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """
     section = Tuning.model_validate({key: value for key, value in config.items() if key != READS})
     start = first_model(inputs)
-    with ExitStack() as stack, closing(PackedSet(inputs["sft_data"], context.stream, context.warn)) as rows, \
+    with ExitStack() as stack, open_rows(inputs["sft_data"], context) as rows, \
             open_mixture(inputs, context) as packed, \
             process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
         length, dtype = rows.sequence_length, compute_dtype(section.precision, world.device)
@@ -81,24 +73,18 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         elastic = None if section.ewc is None or packed is None else held_by_pretraining(
             model, section.ewc, NextToken(packed, config[READS]["seed"], token_bytes, shape),
             rows_read(packed, config[READS], inputs["pretrain"]))
-        average = averaged(model, section)
-        measures: list[Callable[[int], dict[str, Any] | None]] = [Validation(
-            section.validate_every, section.steps, packed, model, average, token_bytes, world)]
+        job = tuning_job(section, taught, model, shape, inputs, packed, world, context)
+        measures = [job.after_step]
         if (inputs["sft_data"] / HELD_OUT).exists():
-            kept = stack.enter_context(closing(PackedSet(inputs["sft_data"] / HELD_OUT, context.stream, context.warn)))
+            kept = stack.enter_context(open_rows(inputs["sft_data"] / HELD_OUT, context))
             measures.append(HeldOutTurns(section.validate_every, section.steps, AssistantTurns(
                 kept, section.key_seed, token_bytes, flops), section.micro_batch_size, model, world))
-        job = Job(section=section, objective=taught, model=model, world=world, context=context,
-                  peak_flops=peak_flops(world.device, dtype), causal_share=causal_share(shape, length, flops),
-                  average=average, elastic=elastic, decode=decoder(inputs["tokenizer"]),
-                  reading_threads=reading_threads(rows.local, world.device),
-                  after_step=measuring(*measures))
-        record, summary = train(job)
-        tensors = all_tensors(model, average)
-        summary |= describe_rounding(model, section.lora)
+        record, summary = train(replace(
+            job, elastic=elastic, decode=decoder(inputs["tokenizer"]), after_step=measuring(*measures),
+            reading_threads=reading_threads(rows.local, world.device)))
+        summary |= publish_tuned(job, section.lora, shape, start, out, record)
         if record is not None:
             write_json(out / CERTIFICATE, certificate)
-            summary |= publish(out, shape, settle_adapters(out, tensors, section.lora, start), record)
             summary["held_out"] = next((line["held_out"] for line in reversed(record.lines()) if "held_out" in line),
                                        None)
     return {**summary, **describe_model(shape, length), "sequence_length": length, "rows": rows.rows,

@@ -29,7 +29,12 @@ def start_of(inputs: Mapping[str, Path]) -> Path:
 
 def open_mixture(inputs: Mapping[str, Path], context: Context) -> AbstractContextManager[PackedSet | None]:
     """The mixture, whose held-out rows a training measures; None where a run has none."""
-    return closing(PackedSet(inputs["mix"], context.stream, context.warn)) if "mix" in inputs else nullcontext(None)
+    return open_rows(inputs["mix"], context) if "mix" in inputs else nullcontext(None)
+
+
+def open_rows(folder: Path, context: Context) -> closing[PackedSet]:
+    """A packed set, read as the stage reads its rows; closed where its block ends."""
+    return closing(PackedSet(folder, context.stream, context.warn))
 
 
 def example_length(asked: int | None, inputs: Mapping[str, Path]) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from torch import Tensor
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import as_path, write_json
 from gristmill.mixtures.posttraining import Teach, TeacherKeys
-from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import TOKENIZER_FILE, Chat
 from gristmill.train.evaluation.held_out import read_token_bytes
 from gristmill.train.loop.row_plan import micro_batches
@@ -34,7 +32,7 @@ from gristmill.train.objectives.reference_logps import KEY
 from gristmill.train.parallel.sharding import compute_dtype, evaluating, sharded_model
 from gristmill.train.parallel.world import World, agree, process_group, sum_over_ranks
 from gristmill.train.planning.flops import flops_per_token
-from gristmill.train.stages.stage_inputs import MODEL
+from gristmill.train.stages.stage_inputs import MODEL, open_rows
 from gristmill.train.stages.trained_models import describe_model
 
 
@@ -52,7 +50,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     folder, chat = teacher_folder(section, inputs), Chat(inputs["tokenizer"])
     shape = read_shape(folder)
     check_vocabulary(folder, shape, chat)
-    with closing(PackedSet(inputs["sft_data"], context.stream, context.warn)) as packed, \
+    with open_rows(inputs["sft_data"], context) as packed, \
             process_group(context.parallel, pipelined=False) as world:
         if world.is_first and shape.sequence_length < packed.sequence_length:
             context.warn(f"sft.distill.teacher {folder} was trained on rows of {shape.sequence_length} tokens, but "

@@ -1,7 +1,8 @@
-"""The models of the training stages: how they are described, averaged and gathered, and what is published."""
+"""The models of the training stages: how they are described, averaged, tuned and gathered, and what is published."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,22 @@ from torch import Tensor, nn
 
 from gristmill.dataprep.context import Context
 from gristmill.mixtures.manifest import beyond_context
+from gristmill.mixtures.posttraining import Dpo, Lora, Tuning
+from gristmill.mixtures.reinforcement import Rl
 from gristmill.mixtures.training import Training
-from gristmill.train.adapters.lora import rounded_tensors
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.adapters.lora import describe_rounding, rounded_tensors
+from gristmill.train.adapters.peft_files import settle_adapters
+from gristmill.train.evaluation.held_out import Validation, read_token_bytes
+from gristmill.train.loop.job import Job
+from gristmill.train.loop.objective import Objective
 from gristmill.train.loop.record import Record
+from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import save_model
 from gristmill.train.optim.averaging import AveragedWeights
-from gristmill.train.parallel.sharding import whole_tensors
+from gristmill.train.parallel.sharding import compute_dtype, whole_tensors
+from gristmill.train.parallel.world import World
 from gristmill.train.planning.flops import flops_per_token
 from gristmill.train.stages.stage_inputs import MODEL
 
@@ -58,6 +68,30 @@ def averaged(model: nn.Module, section: Training) -> AveragedWeights | None:
     return None if section.average is None else AveragedWeights(model, section.average, section.steps)
 
 
+def tuning_job(
+    section: Tuning | Dpo | Rl, objective: Objective, model: nn.Module, shape: Shape, inputs: Mapping[str, Path],
+    packed: PackedSet | None, world: World, context: Context,
+) -> Job:
+    """The training of a model that exists already, which measures the mixture's held-out rows between steps.
+
+    Args:
+        section: of the stage; says whether a running mean of the weights is kept.
+        objective: what is read, and the loss.
+        model: sharded.
+        shape: of its decoder.
+        inputs: of the stage, among them the tokenizer.
+        packed: the mixture, if there is one.
+        world, context: where and how it trains.
+    """
+    average = averaged(model, section)
+    return Job(
+        section=section, objective=objective, model=model, world=world, context=context, average=average,
+        peak_flops=peak_flops(world.device, compute_dtype(section.precision, world.device)),
+        causal_share=causal_share(shape, objective.sequence_length, objective.flops_per_token),
+        after_step=Validation(section.validate_every, section.steps, packed, model, average,
+                              read_token_bytes(inputs["tokenizer"], world.device), world))
+
+
 def all_tensors(model: nn.Module, average: AveragedWeights | None) -> dict[str, dict[str, Tensor]]:
     """Whole master weights by the folder that they go to, on the first rank; every rank calls this together.
 
@@ -78,6 +112,32 @@ def publish(out: Path, shape: Shape, tensors: dict[str, dict[str, Tensor]], reco
         save_model(out / name, shape, weights)
     record.publish(out)
     return final_measurements(record.lines())
+
+
+def publish_tuned(
+    job: Job, lora: Lora | None, shape: Shape, start: Path, out: Path, record: Record | None,
+    is_extra: Callable[[str], bool] = lambda name: False,
+) -> dict[str, Any]:
+    """Write a tuned model, its average, adapters and record; every rank calls this together.
+
+    Args:
+        job: the training, which is over.
+        lora: its adapters, which are merged into the models.
+        shape: of the decoder.
+        start: the folder of the model that was tuned.
+        out: the stage's data folder.
+        record: on the first rank, which writes.
+        is_extra: tells by their names parameters that are no part of what is published.
+
+    Returns:
+        for the summary: how frozen weights were held, and on the first rank the last measurements.
+    """
+    tensors = {folder: {name: tensor for name, tensor in weights.items() if not is_extra(name)}
+               for folder, weights in all_tensors(job.model, job.average).items()}
+    told = describe_rounding(job.model, lora)
+    if record is None:
+        return told
+    return told | publish(out, shape, settle_adapters(out, tensors, lora, start), record)
 
 
 def final_measurements(lines: list[dict[str, Any]]) -> dict[str, Any]:
