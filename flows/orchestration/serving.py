@@ -278,9 +278,10 @@ def where_the_password_is(password: str) -> str:
 
 def start_child(role: str, number: int, environment: dict[str, str], output: int | None,
                 arguments: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-    """Start this module as `server PORT` or `deployments LIMIT MANIFEST...`, in a session of its own."""
+    """Start this module as `server PORT PARENT` or `deployments LIMIT PARENT MANIFEST...`, in a session of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "gristmill.flows.orchestration.serving", role, str(number), *arguments],
+        [sys.executable, "-m", "gristmill.flows.orchestration.serving", role, str(number), str(os.getpid()),
+         *arguments],
         stdin=subprocess.DEVNULL, stdout=output, env={**os.environ, **environment}, start_new_session=True,
     )
 
@@ -320,9 +321,9 @@ def wait_for_answer(api: str, children: list[subprocess.Popen[bytes]], stopping:
     return not stopping.is_set()
 
 
-def main(role: str, number: int, manifests: Sequence[str] = ()) -> None:
-    """What the children of `up` do, until they or their parent end."""
-    end_with_parent(signal.SIGTERM)
+def main(role: str, number: int, parent: int, manifests: Sequence[str] = ()) -> None:
+    """What the children of `up` do, until they or their parent end, which may have ended already."""
+    end_with_parent(signal.SIGTERM, parent)
     if role == "deployments":
         serve_deployments(number, manifests)
         return
@@ -331,4 +332,4 @@ def main(role: str, number: int, manifests: Sequence[str] = ()) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

@@ -20,9 +20,16 @@ from typing import Any
 
 import pytest
 
+from gristmill.flows.orchestration import serving
 from gristmill.flows.orchestration.deployments import ManifestOnOffer, find_manifests, make_deployments
 from gristmill.flows.orchestration.server_settings import password_file, server_password
-from gristmill.flows.orchestration.serving import OpenServerError, check_password, serve_deployments
+from gristmill.flows.orchestration.serving import (
+    NoServerError,
+    OpenServerError,
+    Supervised,
+    check_password,
+    serve_deployments,
+)
 from tests.servers import DEADLINE_SECONDS, call_prefect, free_port, free_ports, kept_password, prefect_home, wait_for
 
 PASSWORD = "tests:of serving"
@@ -232,6 +239,28 @@ def test_up_starts_a_server_with_the_deployments_shares_it_and_takes_it_down_aga
         assert "Traceback" not in text
     with sqlite3.connect(tmp_path / "prefect" / "prefect.db") as database:
         assert dict(database.execute("select name, paused from deployment").fetchall()) == dict.fromkeys(names, 1)
+
+
+def test_a_child_of_up_whose_parent_ended_before_it_looked_ends_too() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", ""])
+    parent.wait()
+    child = subprocess.run([sys.executable, "-m", "gristmill.flows.orchestration.serving", "server", str(free_port()),
+                            str(parent.pid)], timeout=DEADLINE_SECONDS)
+    assert child.returncode == -signal.SIGTERM
+
+
+def test_a_child_of_up_that_ends_by_itself_is_started_again_and_given_up_where_that_does_not_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(serving, "RESTART_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(serving, "start_child",
+                        lambda *_: subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]))
+    child = Supervised("server", 4200, {}, None)
+
+    with pytest.raises(NoServerError, match=r"ended with code 3; start again with: gristmill up"):
+        wait_for(child.look, "giving it up")
+
+    assert capsys.readouterr().out == "server ended with code 3; starting it again\n" * 2
 
 
 def test_serving_without_a_server_says_how_to_start_one(environment: dict[str, str]) -> None:
