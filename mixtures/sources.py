@@ -55,7 +55,7 @@ class DocumentFiles(Section):
     """What happens to a record with the id (`id_field`, or a WARC record's) and the text of one before, in the order of
     the files: `keep_first` drops it (`ingest/repeated`), `fail` ends the stage."""
     metadata_fields: tuple[str, ...] | None = None
-    """Keys kept as metadata; all scalar ones if absent."""
+    """Keys kept as metadata, `a.b` for one inside another; all top-level keys with a single value if absent."""
     encoding: str | None = None
     """A codec of Python, or `auto`: the byte order mark, the encoding that the page or its server declares, UTF-8,
     the guess of a detector, the first that decodes every byte. Absent: `auto` for web pages, UTF-8 for everything
