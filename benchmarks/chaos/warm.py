@@ -24,6 +24,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import thread as futures
 from contextlib import suppress
 from functools import cache, partial
 from typing import Any, NoReturn
@@ -167,11 +168,12 @@ def _module_of(command: Any) -> str | None:
 
 
 def _forget_parent(kept: Collection[int]) -> None:
-    """Leave behind what an `exec` would: signal handlers, open descriptors, what is to be done at the end.
+    """Leave behind what an `exec` would: signal handlers, open descriptors, threads, what is to be done at the end.
 
     A descriptor's number stays taken, by nothing: objects of the parent that still name it can close no other file.
     """
     atexit._clear()
+    futures._threads_queues.clear()  # type: ignore[attr-defined]
     gc.freeze()
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
