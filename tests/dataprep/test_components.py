@@ -93,7 +93,7 @@ def test_labels_do_not_depend_on_the_partitions(
     pairs = pairs[pairs[:, 0] != pairs[:, 1]]
     context = make_context("work")
     starts = np.array([0, 50, 120, 200])
-    plan = DedupPlan({}, Dedup(), [], Numbering(["a", "b", "c"], starts, 3), 4, context.work, tmp_path / "out")
+    plan = DedupPlan({}, {}, Dedup(), [], Numbering(["a", "b", "c"], starts, 3), 4, context.work, tmp_path / "out")
     for task, part in zip(plan.partitions(), np.array_split(generator.permutation(pairs), 4), strict=True):
         write_partitions(plan.path("links", task.name), pairs_table(part), np.zeros(len(part), np.int64), 1)
     rounds = find_components(plan, plan.partitions(), num_partitions, context)
