@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import sys
@@ -17,6 +18,7 @@ from gristmill.flows.store.runs import RunRecord
 from gristmill.flows.store.store import StageFolder, Store, store_at
 from gristmill.mixtures.load import ManifestError, open_manifest
 from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.prepare import STEP_NAME_PATTERN
 from gristmill.mixtures.yaml_text import did_you_mean
 
 
@@ -99,6 +101,8 @@ def open_session(
         gristmill.flows.store.store.StoreLocationError: there can be no store at that place.
     """
     remember_secrets(overrides)
+    if until is not None and not re.match(STEP_NAME_PATTERN, until):  # the manifest and the stage were interchanged
+        raise UnknownStageError(f"no such stage: {until!r}; stages are {', '.join(STAGES)}")
     loaded, written = open_manifest(manifest, overrides)
     remember_secrets(loaded.model_dump(mode="json"))
     known = [*STAGES, *(name for name in loaded.steps if name not in STAGES)]
