@@ -193,7 +193,7 @@ def test_up_ends_at_once_with_the_databases_sentence(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(("url", "told"), [
     ("mysql://me:hunter2@host/db", "beginning with mysql:// is not known"),
-    ("me:hunter2@host/db", "this is no URL"),
+    ("me:hunter2@host/db", "this is not a URL"),
     ("postgresql://me:hunter2@x@host/db", "%40"),
     ("postgresql://me:hunter2/x@host/db", "%2F"),
     ("postgresql://me:hunter2?x@host/db", "%3F"),

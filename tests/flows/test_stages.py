@@ -155,6 +155,7 @@ def test_another_language_model_is_part_of_the_recipe_by_its_content(tmp_path: P
     assert changed_by(override)[0] == "langid"
     before = opened(override).plan["langid"]
     model.write_bytes(b"another one")
+    opened.cache_clear()
     after = opened(override).plan["langid"]
     assert before.fingerprint != after.fingerprint
     assert after.config["model"] == str(model)  # the stage is told where it lies

@@ -236,7 +236,7 @@ def test_a_proxy_makes_no_data_of_later_trainings(tmp_path: Path) -> None:
 TRACKED = """\
 import sys
 from pathlib import Path
-from gristmill.flows.sweeps import launch, pipeline, proxies
+from gristmill.flows.sweeps import proxies, sweep_flow
 
 def shared(sweep, observer):
     print("shared stages ran")
@@ -247,9 +247,9 @@ def mixture(sweep, number, observer):
 
 if __name__ == "__main__":
     manifest, grid, store = sys.argv[1:]
-    pipeline.run_shared, pipeline.run_mixture = shared, mixture
+    sweep_flow.run_shared, sweep_flow.run_mixture = shared, mixture
     sweep = proxies.plan_sweep(manifest, Path(grid), 10, 1, {}, [], store)
-    found = launch.launch_sweep(sweep, Path(grid), 10, {}, [], tracked=True)
+    found = sweep_flow.launch_sweep(sweep, Path(grid), 10, {}, [], tracked=True)
     print([one["weights"] for one in found] == list(sweep.mixtures), [one.get("error") for one in found])
 """
 

@@ -142,7 +142,7 @@ def test_a_prompt_that_is_too_long_or_refused_is_an_error_of_its_line(stage: Pat
 
 
 @pytest.mark.parametrize(("line", "sentence"), [
-    ("{", "line 1: no JSON"), ('{"text": "a"}', "needs either `prompt`"), ('{"prompt": 3}', "`prompt` must be text")])
+    ("{", "line 1: not JSON"), ('{"text": "a"}', "needs either `prompt`"), ('{"prompt": 3}', "`prompt` must be text")])
 def test_a_line_that_is_no_prompt_is_named(stage: Path, tmp_path: Path, line: str, sentence: str) -> None:
     (tmp_path / "prompts.jsonl").write_text(line + "\n")
     done = CliRunner().invoke(app, ["generate", str(stage), str(tmp_path / "prompts.jsonl")])
