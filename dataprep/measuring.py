@@ -72,7 +72,7 @@ def _concatenate(arrays: list[Any]) -> Any:
     return pa.concat_arrays(arrays) if isinstance(arrays[0], pa.Array) else np.concatenate(arrays)
 
 
-def spread(values: np.ndarray | pa.Array, errors: list[str | None]) -> pa.Array:
+def spread(values: np.ndarray | pa.Array, errors: Sequence[str | None]) -> pa.Array:
     """A measured column with a null for every text that raised, and for NaN, which stands for "does not apply"."""
     good = np.array([error is None for error in errors], bool)
     positions = np.cumsum(good) - 1
@@ -113,17 +113,12 @@ class JudgedTexts:
         halves = np.frombuffer(b"".join(ids.to_pylist()), ">u8").astype(np.uint64).reshape(-1, 2)
         return halves[:, 0].copy(), halves[:, 1].copy()
 
-    def spread(self, values: pa.Array) -> pa.Array:
-        """One value per readable text as one per judged row, null where the text cannot be read."""
-        readable = np.array([error is None for error in self.errors], bool)
-        return values.take(pa.array(np.cumsum(readable) - 1, mask=~readable))
-
     def annotate(
         self, reasons: Sequence[str | None], measures: Mapping[str, pa.Array]
     ) -> tuple[pa.Table, Counts]:
         """The annotation table and its counts; `reasons` and `measures` have one value per readable text."""
-        columns = {name: self.spread(values) for name, values in measures.items()}
-        spread_reasons = self.spread(pa.array(reasons, pa.string()))
+        columns = {name: spread(values, self.errors) for name, values in measures.items()}
+        spread_reasons = spread(pa.array(reasons, pa.string()), self.errors)
         return annotate(self.documents, self.rows, self.judged, spread_reasons, columns, self.errors)
 
 

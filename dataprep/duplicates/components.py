@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.duplicates.dedup_index import DedupPlan, tasks_of
-from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
+from gristmill.dataprep.duplicates.dedup_index import DedupPlan
+from gristmill.dataprep.jobs.engine import Done, Task, partition_tasks, run_tasks
 from gristmill.dataprep.shuffle import open_batches, read_partition, write_partitions
 from gristmill.dataprep.text.kernels import kernel
 
@@ -130,7 +130,7 @@ def find_components(plan: DedupPlan, links: Sequence[Task], num_partitions: int,
     Returns:
         the rounds that it took.
     """
-    tasks = tasks_of(num_partitions)
+    tasks = partition_tasks(num_partitions)
     names = [task.name for task in links]
     run_tasks("forest", tasks, partial(contract, plan=plan, links=names, num_partitions=num_partitions), context)
     source, rounds = "forest", 0

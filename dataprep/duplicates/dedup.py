@@ -40,7 +40,6 @@ from gristmill.dataprep.duplicates.dedup_index import (
     DedupPlan,
     import_shard,
     open_index,
-    tasks_of,
     write_header,
     write_index_shard,
 )
@@ -56,7 +55,7 @@ from gristmill.dataprep.duplicates.survivors import (
     write_twins,
 )
 from gristmill.dataprep.files import as_path
-from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
+from gristmill.dataprep.jobs.engine import Done, Task, partition_tasks, run_tasks, shard_tasks
 from gristmill.dataprep.measuring import merge_annotations
 from gristmill.dataprep.shuffle import count_partitions
 from gristmill.mixtures.dedup import Dedup
@@ -102,7 +101,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     sketched = run_tasks("sketch", sketch_tasks(plan), partial(sketch, plan=plan), context)
     found = run_tasks("candidates", plan.partitions(), partial(find_candidates, plan=plan), context)
     verified = run_tasks("verify", plan.partitions(), partial(verify, plan=plan), context)
-    tasks = tasks_of(count_star_partitions(sum(result["linked"] for result in verified)))
+    tasks = partition_tasks(count_star_partitions(sum(result["linked"] for result in verified)))
     rounds = find_components(plan, plan.partitions(), len(tasks), context)
     run_tasks("members", shards, partial(gather_members, plan=plan, keys=keys, tasks=tasks), context)
     decided = run_tasks("decide", tasks, partial(decide, plan=plan, keys=keys, tasks=tasks), context)

@@ -26,7 +26,7 @@ from gristmill.dataprep.document_numbers import Numbering
 from gristmill.dataprep.documents import ID_BYTES, ROW_GROUP_ROWS, read_table
 from gristmill.dataprep.duplicates.sketches import load_columns, read_sketches, sketch_batch, unpack_sketches
 from gristmill.dataprep.files import as_path, atomic_write, canonical_json, read_json, write_json
-from gristmill.dataprep.jobs.engine import Task
+from gristmill.dataprep.jobs.engine import Task, partition_tasks
 from gristmill.dataprep.shuffle import read_partition
 from gristmill.mixtures.dedup import Dedup
 
@@ -177,12 +177,7 @@ class DedupPlan:
 
     def partitions(self) -> list[Task]:
         """One task per partition of the keys, and of the pairs."""
-        return tasks_of(self.num_partitions)
-
-
-def tasks_of(num_partitions: int) -> list[Task]:
-    """One task per partition."""
-    return [Task(f"{number:05d}", {"partition": number}) for number in range(num_partitions)]
+        return partition_tasks(self.num_partitions)
 
 
 MATCH_SCHEMA = pa.schema(

@@ -60,6 +60,11 @@ Process = Callable[[Task], Done]
 """A task's function. It must be importable by name or picklable: other machines may run it."""
 
 
+def partition_tasks(num_partitions: int) -> list[Task]:
+    """One task per partition of a shuffle; the payload has its number as `partition`."""
+    return [Task(f"{number:05d}", {"partition": number}) for number in range(num_partitions)]
+
+
 def shard_tasks(ingest: Path) -> list[Task]:
     """One task per document shard of a committed ingest, in their order: its name, `shard` (its number), its size."""
     return [

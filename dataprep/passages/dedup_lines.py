@@ -28,7 +28,7 @@ from gristmill.dataprep.counts import balance
 from gristmill.dataprep.document_numbers import Numbering, number_documents, text_bytes
 from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.edits import EDITS, cuts_array
-from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
+from gristmill.dataprep.jobs.engine import Done, Task, partition_tasks, run_tasks, shard_tasks
 from gristmill.dataprep.measuring import JudgedTexts, merge_annotations, read_judged
 from gristmill.dataprep.shuffle import (
     count_partitions,
@@ -231,7 +231,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     plan = LinesPlan(merge_annotations(inputs, context), section, numbering, num_partitions, context.work, out)
     shards = shard_tasks(inputs["ingest"])
     sent = run_tasks("lines", shards, partial(send_units, plan=plan), context)
-    partitions = [Task(f"{number:05d}", {"partition": number}) for number in range(plan.num_partitions)]
+    partitions = partition_tasks(plan.num_partitions)
     found = run_tasks("repeated", partitions, partial(find_repeated, plan=plan), context)
     top = sorted((row for result in found for row in result["top"]), key=lambda row: (-row["documents"], row["key"]))
     applying = [replace(task, payload={**task.payload, "show": top[:MOST_REPEATED]}) for task in shards]

@@ -36,7 +36,7 @@ from gristmill.dataprep.counts import balance
 from gristmill.dataprep.document_numbers import Numbering, number_documents, text_bytes
 from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.edits import EDITS, cuts_array
-from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
+from gristmill.dataprep.jobs.engine import Done, Task, partition_tasks, run_tasks, shard_tasks
 from gristmill.dataprep.measuring import JudgedTexts, merge_annotations, read_judged
 from gristmill.dataprep.passages.windows import Windows, are_copies, cut_copies, find_anchors, find_windows, near
 from gristmill.dataprep.shuffle import (
@@ -73,7 +73,7 @@ class SubstringsPlan:
 
     def partitions(self) -> list[Task]:
         """One task per partition."""
-        return [Task(f"{number:05d}", {"partition": number}) for number in range(self.num_partitions)]
+        return partition_tasks(self.num_partitions)
 
     def read(self, task: Task) -> tuple[JudgedTexts, np.ndarray]:
         """The texts of a shard, and the number of the document of each."""

@@ -29,7 +29,8 @@ def reads_of(manifest: Manifest) -> Recipe:
     section = manifest.pretrain
     if section is None:
         return {}
-    return {"reads": {**{key: dump(section)[key] for key in READING_KEYS}, "seed": seed_of(section, manifest)}}
+    settings = dump(section)
+    return {"reads": {**{key: settings[key] for key in READING_KEYS}, "seed": seed_of(section, manifest)}}
 
 
 def step_recipe(section: Judging, manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe]:

@@ -22,7 +22,8 @@ from gristmill.dataprep.duplicates.components import (
     pairs_table,
     small_star,
 )
-from gristmill.dataprep.duplicates.dedup_index import DedupPlan, tasks_of
+from gristmill.dataprep.duplicates.dedup_index import DedupPlan
+from gristmill.dataprep.jobs.engine import partition_tasks
 from gristmill.dataprep.shuffle import write_partitions
 from gristmill.mixtures.dedup import Dedup
 
@@ -98,7 +99,7 @@ def test_labels_do_not_depend_on_the_partitions(
         write_partitions(plan.path("links", task.name), pairs_table(part), np.zeros(len(part), np.int64), 1)
     rounds = find_components(plan, plan.partitions(), num_partitions, context)
     assert (rounds == 0) == (num_partitions == 1)
-    tasks = tasks_of(num_partitions)
+    tasks = partition_tasks(num_partitions)
     per_shard = [labels_of(plan, shard, tasks) for shard in range(3)]
     for shard, labels in enumerate(per_shard):
         assert ((labels[:, 0] >= starts[shard]) & (labels[:, 0] < starts[shard + 1])).all()
