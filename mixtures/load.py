@@ -25,6 +25,7 @@ from gristmill.mixtures.manifest import (
     models_in,
     take_current_names,
 )
+from gristmill.mixtures.own_code import OwnCodeError, OwnFunction, own_functions, take_code
 from gristmill.mixtures.prepare import (
     NAME,
     STEP_SECTIONS,
@@ -149,8 +150,20 @@ def _parse(text: str, file: str, overrides: Sequence[str]) -> tuple[Manifest, Wr
     problems += _contradictions(written)
     if problems or manifest is None:
         raise ManifestError(problems)
-    anchored: Manifest = _anchor_paths(manifest, Path(file).resolve().parent)
+    folder = Path(file).resolve().parent
+    problems = list(_own_code_problems(manifest, folder, written))
+    if problems:
+        raise ManifestError(problems)
+    anchored: Manifest = _anchor_paths(manifest, folder)
     return anchored, written
+
+
+def _own_code_problems(manifest: Manifest, folder: Path, written: Written) -> Iterator[Problem]:
+    for location, own in own_functions(manifest):
+        try:
+            take_code(own, folder)
+        except OwnCodeError as error:
+            yield written.problem(location, str(error))
 
 
 def _key_lines(node: yaml.Node, at: Location = ()) -> Iterator[tuple[Location, int]]:
@@ -380,7 +393,12 @@ def _locations(value: Any, at: Location = ()) -> Iterator[Location]:
 
 
 def _anchor_paths(value: Any, folder: Path) -> Any:
-    """Make relative outside paths absolute: they are relative to the manifest's folder, wherever the command ran."""
+    """Make relative outside paths absolute: they are relative to the manifest's folder, wherever the command ran.
+
+    Code of the user's is taken from there too.
+    """
+    if isinstance(value, OwnFunction):
+        return take_code(value, folder)
     if isinstance(value, OutsidePath):
         return value if "://" in value or Path(value).is_absolute() else OutsidePath(folder / value)
     if isinstance(value, BaseModel):

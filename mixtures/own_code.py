@@ -1,0 +1,311 @@
+"""Code of the user's in a manifest: `use: ./steps.py:keep_recipes`, a file beside it, or `use: acme.filters:keep`.
+
+A manifest takes such code by value when it is read, without running it: the source of the function's file and of the
+files beside it that it imports, or the name and version of an installed distribution. So the code is a part of every
+recipe, which is hashed, stored and handed to workers; what runs, runs `dataprep/own_functions.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.machinery
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+from gristmill.mixtures.section import Section
+from gristmill.mixtures.yaml_text import did_you_mean
+
+FILE_FORM = "./FILE.py:NAME"
+MODULE_FORM = "PACKAGE.MODULE:NAME"
+_WRITTEN = re.compile(r"^(?P<path>.+):(?P<name>[A-Za-z_]\w*)$")
+_MODULE = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
+
+
+class OwnCodeError(ValueError):
+    """Code of the user's that cannot be had, or does not do what its place asks for; names the file and the line."""
+
+
+@dataclass(frozen=True)
+class OwnFunction:
+    """A function, or a class, that a user has written.
+
+    Attributes:
+        written: as the manifest has it.
+        module: the module that defines it; of a file its name without `.py`.
+        name: what it is called there.
+        files: name -> source, of the function's file and of those in its folder that it imports. Empty where it is
+            installed.
+        distribution: `acme 1.2` where it is installed, by which it is known then.
+    """
+
+    written: str
+    module: str = ""
+    name: str = ""
+    files: Mapping[str, str] = field(default_factory=dict, hash=False)
+    distribution: str = ""
+
+    @property
+    def taken(self) -> bool:
+        """Whether the code has been taken by value; before that only its name is known."""
+        return bool(self.files or self.distribution)
+
+    @property
+    def reference(self) -> str:
+        """`steps:keep_recipes`: what it is called wherever it lies."""
+        return f"{self.module}:{self.name}"
+
+    @cached_property
+    def sha256(self) -> str:
+        """64 hexadecimal digits that name the code."""
+        return hashlib.sha256(json.dumps(self.by_value(), sort_keys=True).encode()).hexdigest()
+
+    def by_value(self) -> dict[str, Any]:
+        """What recipes hold of it; whatever folder it lies in."""
+        return {"function": self.reference, "files": dict(self.files), "distribution": self.distribution}
+
+    @property
+    def file(self) -> str:
+        """`steps.py`: what its file is called in messages; of an installed one the module."""
+        return f"{self.module}.py" if self.files else self.module
+
+    def definition(self) -> ast.FunctionDef | ast.ClassDef | None:
+        """Where its source is at hand and its file defines it by `def` or `class`, that definition."""
+        if self.file not in self.files:
+            return None
+        found = _named(ast.parse(self.files[self.file]), self.name)
+        return found if isinstance(found, ast.FunctionDef | ast.ClassDef) else None
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls._validate, serialization=core_schema.plain_serializer_function_ser_schema(cls._serialize))
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"type": "string", "pattern": _WRITTEN.pattern}
+
+    @classmethod
+    def _validate(cls, value: Any) -> OwnFunction:
+        if isinstance(value, OwnFunction):
+            return value
+        if isinstance(value, Mapping):  # by value, as recipes and workers have it
+            module, _, name = str(value["function"]).partition(":")
+            return cls(value["function"], module, name, value["files"], value["distribution"])
+        written = _WRITTEN.match(value) if isinstance(value, str) else None
+        if written is None:
+            raise ValueError(f"a function is written {FILE_FORM} (a file beside the manifest) or {MODULE_FORM} "
+                             "(installed)")
+        path = written["path"]
+        if "://" in path:
+            raise ValueError("code is taken from files beside the manifest and from installed packages only; download "
+                             f"it, read it, and write {FILE_FORM}")
+        if not path.endswith(".py") and not _MODULE.match(path):
+            raise ValueError(f"{path!r} is neither a file that ends in .py nor a module; write {FILE_FORM} or "
+                             f"{MODULE_FORM}")
+        return cls(value)
+
+    def _serialize(self) -> Any:
+        return self.by_value() if self.taken else self.written
+
+
+class Own(Section):
+    """A point at which code of the user's may stand: `{use: ./steps.py:keep_recipes, with: {word: xyzzy}}`."""
+
+    use: OwnFunction
+    """`./FILE.py:NAME`, a file beside the manifest, or `PACKAGE.MODULE:NAME`, installed."""
+    # `with` is a word of Python's own, so that a class cannot declare it in the usual way.
+    __annotations__["with"] = "dict[str, Any]"
+    vars()["with"] = Field(default_factory=dict, description="Further arguments of the function, by name.")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the function is given by name."""
+        options: dict[str, Any] = getattr(self, "with")
+        return options
+
+
+def own_functions(value: Any, at: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], OwnFunction]]:
+    """Yield all code of the user's inside a section or a manifest, with its location."""
+    if isinstance(value, OwnFunction):
+        yield at, value
+    elif isinstance(value, Section):
+        for name in type(value).model_fields:
+            yield from own_functions(getattr(value, name), (*at, name))
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from own_functions(inner, (*at, name))
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from own_functions(inner, (*at, index))
+
+
+def take_code(own: OwnFunction, folder: Path) -> OwnFunction:
+    """The function with its code by value. Nothing of it is run.
+
+    Args:
+        own: as it was written.
+        folder: the manifest's; files are relative to it.
+
+    Raises:
+        OwnCodeError: the file, its function or the module is not there, or the file is not Python. Whether an
+            installed module has the function shows when it is loaded: many make their names as they are imported.
+    """
+    if own.taken:
+        return own
+    path, _, name = own.written.rpartition(":")
+    return _of_file(own.written, folder / path, name) if path.endswith(".py") else _installed(own.written, path, name)
+
+
+def _of_file(written: str, file: Path, name: str) -> OwnFunction:
+    files: dict[str, str] = {}
+    _take_file(file.parent, file.name, files)
+    _check_named(files[file.name], file.name, name)
+    return OwnFunction(written, file.stem, name, files)
+
+
+def _take_file(folder: Path, file: str, files: dict[str, str]) -> None:
+    """Take a file, and those in the same folder, or below it, that it imports."""
+    files[file] = _read(folder / file)
+    for imported in sorted(imported_modules(_parse(files[file], file), file)):
+        parts = imported.split(".")
+        for end in range(1, len(parts) + 1):
+            found = next((path for path in module_files(".".join(parts[:end])) if (folder / path).is_file()), None)
+            if found is None:
+                break
+            if found not in files:
+                _take_file(folder, found, files)
+
+
+def module_files(module: str) -> tuple[str, str]:
+    """The two files that may define a module: `a/b.py` and `a/b/__init__.py`."""
+    stem = module.replace(".", "/")
+    return f"{stem}.py", f"{stem}/__init__.py"
+
+
+def package_of(file: str) -> str:
+    """What relative imports in a file are relative to: "" for one at the top."""
+    return ".".join(file.split("/")[:-1])
+
+
+def absolute_module(name: str, file: str, level: int) -> str:
+    """The module that an import statement in a file names; `level` is its number of leading dots."""
+    if not level:
+        return name
+    package = package_of(file).split(".")
+    return ".".join(part for part in [*package[: len(package) - level + 1], name] if part)
+
+
+def imported_modules(tree: ast.Module, file: str) -> Iterator[str]:
+    """The modules that a file's import statements may mean, wherever they stand in it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = absolute_module(node.module or "", file, node.level)
+            names = [alias.name for alias in node.names if alias.name != "*"]
+            yield from (part for part in [base, *(f"{base}.{name}" if base else name for name in names)] if part)
+
+
+def _installed(written: str, module: str, name: str) -> OwnFunction:
+    file = _find_module(module)
+    if file is None:
+        raise OwnCodeError(f"there is no module {module!r} in this environment; install it, or name a file beside the "
+                           f"manifest: {FILE_FORM}")
+    return OwnFunction(written, module, name, {}, _distribution(module, file))
+
+
+def installed_distribution(module: str) -> str | None:
+    """Name and version of what a module of this environment belongs to; None where there is no such module."""
+    file = _find_module(module)
+    return None if file is None else _distribution(module, file)
+
+
+def _find_module(module: str) -> Path | None:
+    """The file of a module, found without running any code of its packages."""
+    found: Path | None = None
+    search: list[str] | None = None
+    for end in range(1, module.count(".") + 2):
+        dotted = ".".join(module.split(".")[:end])
+        spec = _spec(dotted, search)
+        if spec is None:
+            return None
+        found = Path(spec.origin) if spec.origin else None
+        search = list(spec.submodule_search_locations or [])
+    return found
+
+
+def _spec(module: str, search: list[str] | None) -> importlib.machinery.ModuleSpec | None:
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        spec: importlib.machinery.ModuleSpec | None = find(module, search) if find else None
+        if spec is not None:
+            return spec
+    return None
+
+
+def _distribution(module: str, file: Path) -> str:
+    """Name and version of what a module belongs to; of one that can be edited in place the hash of its file besides."""
+    names = metadata.packages_distributions().get(module.partition(".")[0], [])
+    digest = f"sha256 {hashlib.sha256(file.read_bytes()).hexdigest()}"
+    if not names:
+        return digest
+    found = metadata.distribution(names[0])
+    shown = f"{found.metadata['Name']} {found.version}"
+    editable = json.loads(found.read_text("direct_url.json") or "{}").get("dir_info", {}).get("editable", False)
+    return f"{shown} {digest}" if editable else shown
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        near = sorted(path.name for path in file.parent.glob("*.py")) if file.parent.is_dir() else []
+        raise OwnCodeError(f"there is no file {file.name} in {file.parent}{did_you_mean(file.name, near)}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise OwnCodeError(f"{file}: cannot be read: {error}") from error
+
+
+def _parse(source: str, file: str) -> ast.Module:
+    try:
+        return ast.parse(source)
+    except SyntaxError as error:
+        raise OwnCodeError(f"{file}, line {error.lineno}: not valid Python: {error.msg}") from error
+
+
+def _check_named(source: str, file: str, name: str) -> None:
+    tree = _parse(source, file)
+    if _named(tree, name) is None and not any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
+                                              for node in tree.body):
+        defined = [node.name for node in tree.body
+                   if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")]
+        raise OwnCodeError(f"{file} defines no {name!r}{did_you_mean(name, defined)}"
+                           + (f"; it defines {', '.join(defined)}" if defined else ""))
+
+
+def _named(tree: ast.Module, name: str) -> ast.stmt | None:
+    """The statement of a module that gives a name its meaning, the last one of several."""
+    found: ast.stmt | None = None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if node.name == name and node in tree.body:
+                found = node
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+                found = node
+        elif isinstance(node, ast.Import | ast.ImportFrom) and any(
+                (alias.asname or alias.name) == name for alias in node.names):
+            found = node
+    return found
