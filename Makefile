@@ -7,7 +7,7 @@ LAYERS := mixtures dataprep tokenize train flows
 # A run starts many processes, and they begin sooner where what Python compiles is kept beside the sources.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all deprecations check dependencies audit clean
+.PHONY: demo test test-all deprecations check dependencies audit clean build/typecheck
 
 demo: .venv/installed
 	$(BIN)/gristmill run mixtures/demo.yaml
@@ -29,7 +29,7 @@ LICENCES := build/audit/bin/pip-licenses --python $(BIN)/python --with-system
 LOOKED_UP := cuda-toolkit kenlm torchao chardet text-unidecode tld
 check: .venv/developing build/typecheck build/audit/installed
 	$(BIN)/ruff check .
-	MYPYPATH=build/typecheck $(BIN)/mypy $(LAYERS:%=-p gristmill.%) -p benchmarks
+	MYPYPATH=build/typecheck $(BIN)/mypy -p gristmill -p benchmarks
 	$(BIN)/python -m pip check
 	$(LICENCES) --partial-match --fail-on "UNKNOWN;GPL;General Public License" --ignore-packages $(LOOKED_UP) > /dev/null
 	$(LICENCES) --format json > build/licences.json
@@ -62,14 +62,12 @@ build/audit/installed: .ci/tools.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
-# The repository is the package: the type checker sees it as `gristmill` through a link, and the benchmarks beside it.
-build/typecheck: build/typecheck/gristmill build/typecheck/benchmarks
-build/typecheck/gristmill:
-	mkdir -p $(@D)
-	ln -sfn ../.. $@
-build/typecheck/benchmarks:
-	mkdir -p $(@D)
-	ln -sfn ../../benchmarks $@
+# The type checker sees the folders of the package as an installed one has them, through links, and the benchmarks beside.
+build/typecheck:
+	rm -rf $@
+	mkdir -p $@/gristmill
+	ln -s $(LAYERS:%=../../../%) $(patsubst %,../../../%,$(wildcard gristmill/*.py)) $@/gristmill/
+	ln -s ../../benchmarks $@/
 
 clean:
 	rm -rf .venv build gristmill.egg-info gristmill-store

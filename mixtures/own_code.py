@@ -242,7 +242,8 @@ def _find_module(module: str) -> Path | None:
         if spec is None:
             return None
         found = Path(spec.origin) if spec.origin else None
-        search = list(spec.submodule_search_locations or [])
+        # A package that is imported already may have other folders by now.
+        search = list(getattr(sys.modules.get(dotted), "__path__", spec.submodule_search_locations) or [])
     return found
 
 

@@ -10,11 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LAYERS = ("mixtures", "dataprep", "tokenize", "train", "flows")
+LAYERS = ("mixtures", "dataprep", "tokenize", "train", "flows", "gristmill")
+"""From the lowest to the highest; the last one is what the package itself offers, and has no modules besides."""
 MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
+VERSION = "gristmill.__version__"
+"""What every layer may have of the highest one."""
 DESCRIPTIONS = (ROOT / "mixtures", ROOT / "flows" / "stages")
 CROWDED = {"mixtures": 21, "flows/stages": 32}
 """Folders that want rooms, and how many files they have: the numbers only fall."""
+
+
+HEAVY = {"torch", "apache_beam", "prefect", "numba", "pyarrow", "matplotlib", "pydantic", "numpy"}
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -30,12 +36,27 @@ def layer_of(path: Path) -> str:
 
 
 def module_name(path: Path) -> str:
-    return ".".join(("gristmill", *path.relative_to(ROOT).with_suffix("").parts))
+    parts = path.relative_to(ROOT / "gristmill" if layer_of(path) == "gristmill" else ROOT).with_suffix("").parts
+    return ".".join(("gristmill", *parts)).removesuffix(".__init__")
+
+
+def imported_layer(name: str) -> str | None:
+    """The layer that a name of the package belongs to; None of all others."""
+    first, _, rest = name.partition(".")
+    if first != "gristmill" or name == VERSION:
+        return None
+    layer = rest.partition(".")[0]
+    return layer if layer in LAYERS else "gristmill"
 
 
 def test_imports_never_go_upwards() -> None:
-    upwards = [(str(path.relative_to(ROOT)), name) for path in MODULES for name in imported(path)
-               if name.startswith("gristmill.") and LAYERS.index(name.split(".")[1]) > LAYERS.index(layer_of(path))]
+    upwards = []
+    for path in MODULES:
+        names = set(imported(path))
+        # `from gristmill import x` names the package besides, whose own names these are.
+        names -= {"gristmill"} if any(name.startswith("gristmill.") for name in names) else set()
+        upwards += [(str(path.relative_to(ROOT)), name) for name in sorted(names)
+                    if (layer := imported_layer(name)) and LAYERS.index(layer) > LAYERS.index(layer_of(path))]
     assert upwards == []
 
 
@@ -65,11 +86,16 @@ def test_a_name_is_that_of_one_file() -> None:
     assert {name for name, number in names.items() if number > 1} == set()
 
 
-def test_no_folder_is_a_regular_package_so_that_none_shadows_the_standard_library() -> None:
-    assert [path for layer in LAYERS for path in (ROOT / layer).rglob("__init__.py")] == []
+def test_only_the_package_itself_is_a_regular_one_so_that_no_folder_shadows_the_standard_library() -> None:
+    found = [path.relative_to(ROOT) for layer in LAYERS for path in (ROOT / layer).rglob("__init__.py")]
+    assert found == [Path("gristmill", "__init__.py")]
     code = "import tokenize; tokenize.open; print(tokenize.__file__)"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not run.stdout.startswith(str(ROOT / "tokenize"))
+
+
+def test_the_package_has_no_modules_but_its_names_and_the_command_line() -> None:
+    assert sorted(path.name for path in MODULES if layer_of(path) == "gristmill") == ["__init__.py", "__main__.py"]
 
 
 def modules_loaded_by(code: str) -> set[str]:
@@ -82,7 +108,13 @@ def modules_loaded_by(code: str) -> set[str]:
 
 def test_help_loads_nothing_heavy() -> None:
     loaded = modules_loaded_by("import gristmill.flows.cli.main")
-    assert loaded & {"torch", "apache_beam", "prefect", "numba", "pyarrow", "matplotlib", "pydantic", "numpy"} == set()
+    assert loaded & HEAVY == set()
+
+
+def test_the_package_loads_nothing_that_is_not_asked_for() -> None:
+    loaded = modules_loaded_by("import gristmill; gristmill.__version__; dir(gristmill)")
+    assert {name for name in loaded if name.startswith("gristmill.")} == set()
+    assert loaded & HEAVY == set()
 
 
 def test_preparing_modules_do_not_load_torch() -> None:

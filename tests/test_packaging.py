@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
+import gristmill
 from tests.test_architecture import LAYERS, ROOT
 
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
@@ -16,20 +21,55 @@ def product_files() -> list[Path]:
             if path.is_file() and path.suffix not in (".pyc", ".nbc", ".nbi")]
 
 
+def package_of(folder: Path) -> str:
+    return ".".join(folder.parts if folder.parts[0] == "gristmill" else ("gristmill", *folder.parts))
+
+
 def test_every_folder_with_modules_is_a_package_and_nothing_else_is() -> None:
-    found = {".".join(("gristmill", *file.parent.parts)) for file in product_files() if file.suffix == ".py"}
-    assert SETUPTOOLS["package-dir"] == {"gristmill": "."}
+    found = {package_of(file.parent) for file in product_files() if file.suffix == ".py"}
+    assert SETUPTOOLS["package-dir"] == {package_of(Path(layer)): layer for layer in LAYERS}
     assert sorted(SETUPTOOLS["packages"]) == sorted(found)
 
 
 def test_files_that_are_no_modules_are_package_data() -> None:
-    patterns = [f"{layer}/{pattern}" for layer in LAYERS for pattern in SETUPTOOLS["package-data"]["*"]]
-    patterns += [f"{package.removeprefix('gristmill.').replace('.', '/')}/{pattern}"
-                 for package, of_one in SETUPTOOLS["package-data"].items() if package != "*" for pattern in of_one]
+    patterns = [f"{package.removeprefix('gristmill.').replace('.', '/')}/{pattern}"
+                for package, of_one in SETUPTOOLS["package-data"].items() for pattern in of_one]
     others = {file for file in product_files() if file.suffix != ".py"}
     assert others - {path.relative_to(ROOT) for pattern in patterns for path in ROOT.glob(pattern)} == set()
 
 
 def test_types_and_licence_go_with_the_package() -> None:
-    assert [layer for layer in LAYERS if not (ROOT / layer / "py.typed").is_file()] == []
+    assert (ROOT / "gristmill" / "py.typed").is_file()
     assert "Apache License" in (ROOT / "LICENSE").read_text()
+
+
+def in_a_new_process(code: str, cwd: Path, **variables: str) -> str:
+    """What Python prints, without what this environment has installed of gristmill: only the standard library."""
+    done = subprocess.run([sys.executable, "-S", *code.split(" ", 1)], cwd=cwd, capture_output=True, text=True,
+                          check=True, env={**os.environ, **variables})
+    return done.stdout.strip()
+
+
+def test_a_checkout_that_is_not_installed_has_the_package_and_what_lies_beside_it(tmp_path: Path) -> None:
+    code = "-c import gristmill, gristmill.dataprep.seeds as seeds; print(gristmill.__version__, seeds.__file__)"
+    version, file = in_a_new_process(code, tmp_path, PYTHONPATH=str(ROOT)).split()
+    assert (version, Path(file)) == (gristmill.__version__, ROOT / "dataprep" / "seeds.py")
+
+
+def test_an_installed_package_looks_only_inside_itself(tmp_path: Path) -> None:
+    """Beside it lie other people's packages, some of which may be called `train` or `flows`."""
+    for file in product_files():
+        target = tmp_path / Path(*package_of(file.parent).split(".")) / file.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, target)
+    (tmp_path / "flows").mkdir()
+    code = "-c import gristmill, gristmill.flows; print(*gristmill.__path__, *gristmill.flows.__path__)"
+    assert in_a_new_process(code, ROOT.parent, PYTHONPATH=str(tmp_path)).split() == [
+        str(tmp_path / "gristmill"), str(tmp_path / "gristmill" / "flows")]
+
+
+def test_python_dash_m_is_the_command_line_and_both_tell_the_version(tmp_path: Path) -> None:
+    for command in (["-m", "gristmill"], ["-m", "gristmill.flows.cli.main"]):
+        done = subprocess.run([sys.executable, *command, "--version"], cwd=tmp_path, capture_output=True, text=True,
+                              check=True)
+        assert done.stdout == f"gristmill {gristmill.__version__}\n"

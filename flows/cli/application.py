@@ -72,6 +72,22 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, rich_markup_mode=None,
 )
 
+
+def show_version(wanted: bool) -> None:
+    """Print the version and exit."""
+    if wanted:
+        from gristmill import __version__
+
+        typer.echo(f"gristmill {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(version: Annotated[bool, typer.Option(
+    "--version", help="Show the version and exit.", callback=show_version, is_eager=True)] = False) -> None:
+    """What comes before a command."""
+
+
 ManifestArgument = Annotated[str, typer.Argument(
     metavar="MANIFEST", help="The YAML manifest.", autocompletion=complete_manifest)]
 SetOption = Annotated[list[str] | None, typer.Option(
