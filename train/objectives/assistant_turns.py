@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.data.conversation_tokens import PAD_MULTIPLE
+from gristmill.train.data.trained_rows import read_turns
 from gristmill.train.evaluation.held_out import loss_metrics
 from gristmill.train.loop.objective import UNTRAINED, Measured, mean_of_trained
 from gristmill.train.loop.prefetch import pinned
@@ -91,13 +91,9 @@ class AssistantTurns:
         """Read a micro-batch, no longer than it needs to be; for no rows any one, with no weight."""
         # An empty micro-batch computes too: its passes are collective operations.
         real, rows = bool(len(rows)), rows if len(rows) else np.zeros(1, dtype=np.int64)
-        boundaries = self.packed.boundaries(rows)
-        t = min(self.sequence_length, -(-int(boundaries.filled().max()) // PAD_MULTIPLE) * PAD_MULTIPLE)
-        ids, trained = self.packed.read(rows)[:, :t], self.masks.read(rows)[:, :t]
-        positions = None
-        if np.diff(boundaries.offsets).max() > 2:  # a row of one piece has its start and its end
-            positions = pinned(torch.from_numpy(boundaries.positions(self.sequence_length)[:, :t].copy()))
-        return Turns(pinned(torch.from_numpy(ids.copy())), pinned(torch.from_numpy(trained.copy())),
+        read = read_turns(self.packed, self.masks, rows)
+        positions = None if read.positions is None else pinned(torch.from_numpy(read.positions))
+        return Turns(pinned(torch.from_numpy(read.ids)), pinned(torch.from_numpy(read.trained)),
                      pinned(torch.from_numpy(self.packed.source_of(rows))), positions, real)
 
     def loss(self, model: nn.Module, batch: Turns, scale: float | Tensor, draw: int | None = None) -> Measured:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.tokenize.packed import PackedSet
+from gristmill.train.data.trained_rows import document_positions, filled_tokens, predicted_tokens
 from gristmill.train.evaluation.held_out import loss_metrics
 from gristmill.train.loop.objective import UNTRAINED, Measured, mean_of_trained
 from gristmill.train.loop.prefetch import pinned, read_pinned
@@ -75,7 +76,7 @@ class NextToken:
 
     def weight(self, rows: np.ndarray, cuts: int = 1) -> float:
         """Predicted tokens: the first one of a row has nothing to be predicted from, and padding does not count."""
-        return float(np.maximum(self._filled(rows, cuts) - 1, 0).sum())
+        return float(predicted_tokens(self.packed, rows, cuts))
 
     def num_tokens(self, rows: np.ndarray) -> int:
         """All tokens of the rows, padding too: the model computes on them."""
@@ -89,18 +90,9 @@ class NextToken:
         tokens, sources = read_pinned(self.packed, rows).view(-1, length), np.repeat(self.packed.source_of(rows), cuts)
         positions = None
         if self._shape.document_mask:
-            # A piece that was cut starts over with its row.
-            found = np.minimum(self.packed.positions(rows).reshape(-1, length), np.arange(length, dtype=np.int32))
-            positions = pinned(torch.from_numpy(found))
+            positions = pinned(torch.from_numpy(document_positions(self.packed, rows, cuts)))
         return Rows(tokens, pinned(torch.from_numpy(sources)),
-                    pinned(torch.from_numpy(self._filled(rows, cuts))), positions, real, cuts)
-
-    def _filled(self, rows: np.ndarray, cuts: int) -> np.ndarray:
-        """Tokens of documents in each row, after it was cut (int64, shape (n cuts,))."""
-        length = self.sequence_length // cuts
-        filled = self.packed.boundaries(rows).filled()[:, None] - np.arange(cuts) * length
-        cut: np.ndarray = np.clip(filled, 0, length).ravel()
-        return cut
+                    pinned(torch.from_numpy(filled_tokens(self.packed, rows, cuts))), positions, real, cuts)
 
     def loss(self, model: nn.Module, batch: Rows, scale: float | Tensor, draw: int | None = None) -> Measured:
         """See objective.Objective.

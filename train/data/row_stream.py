@@ -1,0 +1,453 @@
+"""The rows of a packed set as a stream for any training loop: in the order, and with the resume, of our own.
+
+    positions   0 1 2 3 4 5 6 7 ...     the keyed order of `tokenize/order.py`, epoch after epoch
+    batch b     positions [b B, (b+1) B), the same rows for every number of processes
+    rank r      of w processes: every w-th row of a batch from its r-th on, as `loop.row_plan.micro_batches` deals them
+
+So the state is one integer, the first position that is not read yet: another number of processes, and batches of
+another size, can take it up. A loader's worker k of n reads batches k, k + n, ... of its rank, which the loader hands
+out by turns: what comes out is the same with workers and without.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset, default_collate, get_worker_info
+
+from gristmill.dataprep.files import as_path, read_json
+from gristmill.mixtures.engine import Stream
+from gristmill.mixtures.posttraining import Dpo
+from gristmill.tokenize.loss_masks import LossMasks, mask_name
+from gristmill.tokenize.order import Order
+from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.streaming.read_ahead import ReadAhead
+from gristmill.train.data.preference_rows import EXAMPLES, Drawn, PairRows, check_pairs, draw_pairs, held_out_mask
+from gristmill.train.data.trained_rows import TrainedRows, predicted_tokens, read_documents, read_turns
+from gristmill.train.loop.prefetch import reading_threads
+from gristmill.train.loop.resuming import OtherRowsError
+from gristmill.train.loop.row_plan import micro_batches
+from gristmill.train.objectives.losses import IGNORED, next_tokens
+
+Layout = Literal["transformers", "torchtitan"]
+ROWS_AT_A_TIME = 16
+"""Of one rank, where rows are asked for one by one: reading several together costs little more than reading one."""
+NO_END = 1 << 62
+PROVENANCE = "provenance"
+RUN = "run.json"
+"""What the folder of a run has: its stages with their folders, and its manifest."""
+
+
+class StreamError(ValueError):
+    """A stream was asked for what it cannot be."""
+
+
+class _Kind(Protocol):
+    """What the rows of one kind of packed set are: documents, conversations, or preference pairs.
+
+    Attributes:
+        packed: the rows.
+        order: what is read at each position.
+        fingerprint: of what is read.
+    """
+
+    packed: PackedSet
+    order: Order
+    fingerprint: str
+
+    def batch(self, rows: np.ndarray, layout: Layout, trim: bool) -> Any:
+        """The tensors of some rows (int64, shape (n,)); `trim`: without the padding that all of them have."""
+
+    def provenance(self, rows: np.ndarray) -> list[dict[str, Any]]:
+        """Where each of some rows is from."""
+
+    def trained(self, rows: np.ndarray) -> int:
+        """Tokens that have a loss in some rows; of pairs, how many these are."""
+
+
+class _Documents:
+    def __init__(self, packed: PackedSet, seed: int, document_mask: bool) -> None:
+        self.packed, self.order, self.fingerprint = packed, packed.order(seed), packed.fingerprint
+        self._document_mask = document_mask
+
+    def batch(self, rows: np.ndarray, layout: Layout, trim: bool) -> Any:
+        return laid_out(read_documents(self.packed, rows, self._document_mask), layout)
+
+    def provenance(self, rows: np.ndarray) -> list[dict[str, Any]]:
+        return described(self.packed, rows)
+
+    def trained(self, rows: np.ndarray) -> int:
+        return predicted_tokens(self.packed, rows)
+
+
+class _Turns:
+    def __init__(self, packed: PackedSet, seed: int) -> None:
+        self.packed, self.order, self._masks = packed, packed.order(seed), LossMasks(packed)
+        self.fingerprint = self._masks.fingerprint
+
+    def batch(self, rows: np.ndarray, layout: Layout, trim: bool) -> Any:
+        read = read_turns(self.packed, self._masks, rows, trim)
+        if read.positions is None:  # every batch has the same names, whatever its rows hold
+            places = np.broadcast_to(np.arange(read.ids.shape[1], dtype=np.int32), read.ids.shape)
+            read = TrainedRows(read.ids, read.trained, places)
+        return laid_out(read, layout)
+
+    def provenance(self, rows: np.ndarray) -> list[dict[str, Any]]:
+        return described(self.packed, rows)
+
+    def trained(self, rows: np.ndarray) -> int:
+        return int(self._masks.trained_per_row[rows].sum())
+
+
+class _Pairs:
+    def __init__(self, packed: PackedSet, seed: int, section: Mapping[str, Any] | None) -> None:
+        check_pairs(packed)
+        self.packed, self._pairs = packed, PairRows(packed)
+        sets = [np.flatnonzero(self._pairs.sets == number) for number in range(len(packed.sources))]
+        if section is not None:
+            told = Dpo.model_validate(section)
+            sets = draw_pairs(self._pairs, held_out_mask(self._pairs.records(), told, seed), told, seed)
+        self._drawn = Drawn(self._pairs, sets, seed)
+        self.order, self.fingerprint = self._drawn.order, self._drawn.fingerprint
+
+    def batch(self, rows: np.ndarray, layout: Layout, trim: bool) -> Any:
+        ids, targets = self._pairs.read(self._drawn.numbers[rows])
+        labels = torch.cat((targets.new_full((len(targets), 1), IGNORED), targets[:, :-1]), dim=1)
+        (chosen, rejected), (of_chosen, of_rejected) = ids.chunk(2), labels.chunk(2)
+        return {"chosen_input_ids": chosen, "chosen_labels": of_chosen,
+                "rejected_input_ids": rejected, "rejected_labels": of_rejected}
+
+    def provenance(self, rows: np.ndarray) -> list[dict[str, Any]]:
+        return [{"row": int(self._pairs.first[pair]), "source": self.packed.sources[self._pairs.sets[pair]],
+                 "example": self._pairs.ids[pair]} for pair in self._drawn.numbers[rows].tolist()]
+
+    def trained(self, rows: np.ndarray) -> int:
+        return len(rows)
+
+
+def laid_out(read: TrainedRows, layout: Layout) -> Any:
+    """Rows as a trainer wants them.
+
+    `transformers`: `input_ids`, `labels` (n, t) int64, which the model shifts, IGNORED where nothing is trained, and
+    `position_ids` where documents are told apart. `torchtitan`: ({`input`, `positions`}, labels), labels shifted.
+    """
+    ids, trained = torch.from_numpy(read.ids), torch.from_numpy(read.trained)
+    positions = None if read.positions is None else torch.from_numpy(padding_apart(read.positions))
+    if layout == "torchtitan":
+        return {"input": ids, **({} if positions is None else {"positions": positions})}, next_tokens(ids, trained)
+    return {"input_ids": ids, "labels": ids.masked_fill(~trained, IGNORED),
+            **({} if positions is None else {"position_ids": positions})}
+
+
+def padding_apart(positions: np.ndarray) -> np.ndarray:
+    """Positions (n, t) as int64, padding counted from 0 as if it were a document of its own: none is negative."""
+    filled = (positions >= 0).sum(axis=1, keepdims=True)
+    return np.where(positions >= 0, positions, np.arange(positions.shape[1]) - filled).astype(np.int64)
+
+
+def described(packed: PackedSet, rows: np.ndarray) -> list[dict[str, Any]]:
+    """Of each of some rows `row`, `source`, and `documents`: id, start, length, offset and copy of each piece."""
+    found: dict[int, list[dict[str, Any]]] = {row: [] for row in rows.tolist()}
+    for piece in packed.pieces(np.unique(rows)).to_pylist():
+        found[piece["row"]].append({"id": piece["id"].hex(), **{
+            name: piece[name] for name in ("start", "length", "offset", "copy")}})
+    return [{"row": row, "source": packed.sources[source], "documents": found[row]}
+            for row, source in zip(rows.tolist(), packed.source_of(rows).tolist(), strict=True)]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """How far one process has come: `batches` of its own behind a position, and `rows` of the next one."""
+
+    position: int = 0
+    batches: int = 0
+    rows: int = 0
+    worker: int = 0
+    workers: int = 1
+
+
+def stream(
+    run_or_folder: Any, *, stage: Literal["mix", "sft_data", "dpo_data"] = "mix", rank: int = 0, world_size: int = 1,
+    batch_size: int | None = None, each: Literal["batch", "row"] | None = None, seed: int | None = None,
+    epochs: int | None = None, layout: Layout = "transformers", document_mask: bool | None = None,
+    provenance: bool = False, reading: Stream | Mapping[str, Any] | None = None,
+) -> RowStream:
+    """The rows that a training of ours would read, in its order, for any other training loop.
+
+    Args:
+        run_or_folder: a `Run`, the folder of a run (it has `run.json`), or the folder or URL of a packed set.
+        stage: whose rows, where it is a run: a mixture's, or those of fine-tuning conversations or preference pairs.
+        rank: which share of each batch, 0 to world_size - 1.
+        world_size: into how many shares batches are dealt out. A trainer that deals them out itself, as that of
+            transformers does, wants all rows: leave out both.
+        batch_size: rows of a batch on all ranks together (`global_batch_size` of our trainings): a rank's share is this
+            over world_size. Left out, rows come one by one.
+        each: "batch": yields batches, for a loop, or a loader with batch_size=None. "row": yields the rows of batches
+            one by one, for a loader that makes batches of batch_size / world_size rows.
+        seed: of the order; of the run's training if absent, 0 for a folder.
+        epochs: ends after so many, with the last whole batch; without it epochs follow one another without end. A set
+            with phases is read once.
+        layout: "transformers": a dict of `input_ids`, `labels` (the model shifts them) and, where documents are told
+            apart, `position_ids`. "torchtitan": ({"input", "positions"}, labels), labels shifted already. What has no
+            loss is -100. Preference pairs: `chosen_input_ids`, `chosen_labels`, and the same of `rejected`.
+        document_mask: whether positions begin anew with each document of a mixture, which is what masks attention
+            between documents; as the run's model has it if absent, else false. Fine-tuning rows always do.
+        provenance: adds `provenance` to batches (a list) and rows: row, source, and documents with their places.
+        reading: keys of `engine.stream`, for a set in an object store; the run's if absent.
+
+    Raises:
+        StreamError: settings that do not fit each other, or the set; or the run has no such stage.
+        gristmill.tokenize.packed_files.PackedSetError: the folder holds no packed set.
+    """
+    folder, manifest = _resolved(run_or_folder, stage)
+    section: Mapping[str, Any] = manifest.get({"mix": "pretrain", "sft_data": "sft", "dpo_data": "dpo"}[stage]) or {}
+    if seed is None:
+        seed = section.get("seed", manifest.get("seed", 0))
+    if document_mask is None:
+        document_mask = bool(section.get("model", {}).get("document_mask", False))
+    if reading is None:
+        reading = manifest.get("engine", {}).get("stream", {})
+    return RowStream(
+        folder, rank=rank, world_size=world_size, batch_size=batch_size, each=each, seed=seed, epochs=epochs,
+        layout=layout, document_mask=document_mask, provenance=provenance, reading=Stream.model_validate(reading),
+        dpo=section if stage == "dpo_data" and section else None)
+
+
+def _resolved(run_or_folder: Any, stage: str) -> tuple[str, Mapping[str, Any]]:
+    """The folder of a packed set, and the manifest that it was made by, empty where that is not known."""
+    if hasattr(run_or_folder, "manifest"):
+        manifest = run_or_folder.manifest
+        told = manifest if isinstance(manifest, Mapping) else manifest.model_dump(mode="json", exclude_none=True)
+        return str(run_or_folder.folder(stage)), told
+    folder = as_path(run_or_folder)
+    if not (folder / RUN).exists():
+        return str(folder), {}
+    record = read_json(folder / RUN)
+    made = record["stages"].get(stage, {}).get("folder")
+    if made is None:
+        raise StreamError(f"{folder / RUN}: this run has no output of {stage}; it has "
+                          f"{', '.join(name for name, one in record['stages'].items() if 'folder' in one) or 'none'}")
+    return str(as_path(made) / "data"), record["manifest"]
+
+
+class RowStream(IterableDataset[Any]):
+    """Batches, or rows, of a packed set; made by `gristmill.stream`, which says what the settings mean.
+
+    One iterator at a time: each begins at the first row, or once where `load_state_dict` or `seek` has put it.
+
+    Raises:
+        StreamError: settings that do not fit each other, or the set.
+        gristmill.tokenize.packed_files.PackedSetError: the folder holds no packed set.
+    """
+
+    def __init__(
+        self, folder: str | Path, *, rank: int = 0, world_size: int = 1, batch_size: int | None = None,
+        each: Literal["batch", "row"] | None = None, seed: int = 0, epochs: int | None = None,
+        layout: Layout = "transformers", document_mask: bool = False, provenance: bool = False,
+        reading: Stream | None = None, dpo: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.folder, self.rank, self.world_size, self.batch_size = str(folder), rank, world_size, batch_size
+        self.each: Literal["batch", "row"] = each or ("row" if batch_size is None else "batch")
+        self.seed, self.epochs, self.layout, self._provenance = seed, epochs, layout, provenance
+        self._document_mask, self._reading, self._dpo = document_mask, reading or Stream(), dpo
+        self._place, self._due = _Place(), False
+        self._opened: _Kind | None = None
+        self._process = 0
+        _check(self)
+        if isinstance(self.kind, _Pairs) and (self.each == "row" or layout == "torchtitan"):
+            raise StreamError(f"{folder} holds preference pairs, which come in batches for transformers: give "
+                              "batch_size, and neither each=\"row\" nor layout=\"torchtitan\"")
+        self.kind.order.check_reads((epochs or 1) * self.kind.order.total)
+
+    @property
+    def kind(self) -> _Kind:
+        """The packed set, opened in this process."""
+        # Threads and connections to a store do not survive a fork.
+        if self._opened is None or (self._process != os.getpid() and not self._opened.packed.local):
+            self._opened, self._process = _open(self), os.getpid()
+        return self._opened
+
+    @property
+    def fingerprint(self) -> str:
+        """Of what is read: two streams with the same fingerprint and seed are the same."""
+        return self.kind.fingerprint
+
+    @property
+    def end(self) -> int:
+        """The position behind the last whole batch; NO_END where epochs follow one another without end."""
+        order = self.kind.order
+        epochs = 1 if order.has_phases and self.epochs is None else self.epochs
+        step = self.batch_size or self.world_size
+        return NO_END if epochs is None else epochs * order.total // step * step
+
+    def rows(self, batch: int) -> np.ndarray:
+        """The numbers of the rows (int64) of a batch, counted from 0, on all ranks, in the order of their positions."""
+        if self.batch_size is None:
+            raise StreamError("a stream without batch_size has no batches; give one")
+        return self.kind.order.span(batch * self.batch_size, self.batch_size)
+
+    def provenance(self, rows: np.ndarray) -> list[dict[str, Any]]:
+        """Of rows by number: `row`, `source`, and `documents` (`id`, `start`, `length` in the row, `offset` in the
+        document, `copy`); of pairs `example` instead. `gristmill explain MANIFEST ID` tells the rest of a document."""
+        return self.kind.provenance(np.asarray(rows, dtype=np.int64))
+
+    def trained_tokens(self, batch: int) -> int:
+        """Tokens of a batch, counted from 0, that have a loss, on all ranks: what our loop divides its summed loss by.
+
+        Of preference pairs, how many there are.
+        """
+        return self.kind.trained(self.rows(batch))
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the iterator has come, and what it reads; JSON."""
+        place = self._place
+        if place.workers == 1:
+            position = place.position + place.batches * self._step + place.rows * self.world_size
+            place = _Place(position)
+        return {**place.__dict__, "batch_size": self._step, "world_size": self.world_size, "seed": self.seed,
+                "fingerprint": self.fingerprint}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iterator continue there.
+
+        Raises:
+            OtherRowsError: the state is of another set, another seed, or of a loader's worker with other batches.
+        """
+        for name, here in (("fingerprint", self.fingerprint), ("seed", self.seed)):
+            if state[name] != here:
+                raise OtherRowsError(f"{self.folder}: the state has read rows by {name} {state[name]}, but this stream "
+                                     f"has {name} {here}: resuming would skip some rows and repeat others")
+        batches = (state["batch_size"], state["world_size"])
+        if state["workers"] > 1 and batches != (self._step, self.world_size):
+            raise OtherRowsError(
+                f"{self.folder}: a loader's worker has read batches of {batches[0]} rows on {batches[1]} ranks, but "
+                f"these are of {self._step} on {self.world_size}; let a new loader begin with seek(rows read so far)")
+        self._place = _Place(*(state[name] for name in ("position", "batches", "rows", "worker", "workers")))
+        self._due = True
+
+    def seek(self, position: int) -> None:
+        """Let the next iterator begin behind so many rows, of all ranks: `steps * batch_size` after so many steps."""
+        if position < 0:
+            raise StreamError(f"seek: rows that were read are not {position}, but 0 or more")
+        self._place, self._due = _Place(position), True
+
+    def close(self) -> None:
+        """Let go of a store's connections and of the cache's files; a local set has nothing to close."""
+        if self._opened is not None:
+            self._opened.packed.close()
+            self._opened = None
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        if workers > 1 and self.batch_size is None:
+            raise StreamError(f"{workers} workers of a loader share the batches of a stream among them: give the "
+                              "stream batch_size (rows per batch of the loader, times world_size)")
+        before = self._place if self._due else _Place()
+        if before.workers > 1 and (before.worker, before.workers) != (worker, workers):
+            raise OtherRowsError(
+                f"the state of worker {before.worker} of {before.workers} cannot be taken up by worker {worker} of "
+                f"{workers}; use as many workers, or seek(rows read so far)")
+        self._place = _Place(before.position, before.batches, before.rows, worker, workers)
+        self._due = False
+        return self._batches(self._place)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    @staticmethod
+    def collate(rows: Sequence[Any]) -> Any:
+        """Rows of a stream as a batch, with their provenance in a list: what torch's own collating cannot join."""
+        if not isinstance(rows[0], dict) or PROVENANCE not in rows[0]:
+            return default_collate(list(rows))
+        told = [row[PROVENANCE] for row in rows]
+        tensors = [{name: value for name, value in row.items() if name != PROVENANCE} for row in rows]
+        return {**default_collate(tensors), PROVENANCE: told}
+
+    @property
+    def _step(self) -> int:
+        """Positions that are read together, on all ranks."""
+        return self.batch_size or ROWS_AT_A_TIME * self.world_size
+
+    def _batches(self, place: _Place) -> Iterator[Any]:
+        left = max(self.end - place.position, 0)
+        batches = -(-left // self._step)  # the last is short only where there is no batch size
+        own = max(-(-(batches - place.worker) // place.workers), 0)
+        device = torch.device("cuda" if torch.cuda.is_available() and place.workers == 1 else "cpu")
+        threads = reading_threads(self.kind.packed.local, device)
+
+        def read(number: int) -> list[Any]:
+            return self._read(place.position + (place.worker + number * place.workers) * self._step)
+
+        with closing(ReadAhead(read, own, self._reading.read_ahead_steps, threads)) as ahead:
+            for number in range(place.batches, own):
+                parts = ahead.take(number)
+                for done in range(place.rows if number == place.batches else 0, len(parts)):
+                    whole = done + 1 == len(parts)
+                    self._place = _Place(place.position, number + whole, 0 if whole else done + 1, place.worker,
+                                         place.workers)
+                    yield parts[done]
+
+    def _read(self, first: int) -> list[Any]:
+        """What this rank gets of the positions of one batch: one batch, or its rows."""
+        rows = self.kind.order.span(first, min(self._step, self.end - first))
+        (own,) = micro_batches(rows, self.rank, self.world_size, -(-len(rows) // self.world_size))
+        batch = self.kind.batch(own, self.layout, trim=self.each == "batch")
+        told = self.kind.provenance(own) if self._provenance else []
+        if self.each == "batch":
+            return [{**batch, PROVENANCE: told} if told else batch]
+        return [{**_one(batch, place), PROVENANCE: told[place]} if told else _one(batch, place)
+                for place in range(len(own))]
+
+
+def _one(batch: Any, place: int) -> Any:
+    """One row of a batch, whatever it is nested in."""
+    if isinstance(batch, Tensor):
+        return batch[place]
+    if isinstance(batch, tuple):
+        return tuple(_one(part, place) for part in batch)
+    return {name: _one(part, place) for name, part in batch.items()}
+
+
+def _open(stream: RowStream) -> _Kind:
+    packed = PackedSet(stream.folder, stream._reading)
+    if (packed.folder / EXAMPLES).exists():
+        return _Pairs(packed, stream.seed, stream._dpo)
+    shards = packed.manifest["train"]["shards"]
+    if shards and mask_name(shards[0]["file"]) in shards[0].get("beside", {}):
+        return _Turns(packed, stream.seed)
+    return _Documents(packed, stream.seed, stream._document_mask)
+
+
+def _check(stream: RowStream) -> None:
+    """See that the settings fit each other.
+
+    Raises:
+        StreamError: they do not.
+    """
+    rank, size, batch = stream.rank, stream.world_size, stream.batch_size
+    if size < 1 or not 0 <= rank < size:
+        raise StreamError(f"rank {rank} of world_size {size}: ranks are 0 to world_size - 1")
+    if batch is None and stream.each == "batch":
+        raise StreamError("each=\"batch\" needs batch_size: the rows of a batch on all ranks together")
+    if batch is not None and batch < size:
+        raise StreamError(f"batch_size {batch} is the rows of all {size} ranks together: give {size} or more")
+    if batch is not None and stream.each == "row" and batch % size:
+        raise StreamError(f"each=\"row\": batch_size {batch} must be a multiple of world_size {size}, so that every "
+                          "rank's loader makes batches of as many rows")
+    if stream.epochs is not None and stream.epochs < 1:
+        raise StreamError(f"epochs must be 1 or more, not {stream.epochs}; leave it out to read without end")
+    if stream.layout not in ("transformers", "torchtitan"):
+        raise StreamError(f"layout must be transformers or torchtitan, not {stream.layout!r}")
+    if stream.layout == "torchtitan" and stream._provenance:
+        raise StreamError("layout=\"torchtitan\" hands all it gets to the model, so it carries no provenance: ask "
+                          "stream.provenance(stream.rows(batch)) beside it")

@@ -1,0 +1,80 @@
+"""What a training computes on: of each row its tokens, which of them have a loss, and where its documents begin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gristmill.tokenize.loss_masks import LossMasks
+from gristmill.tokenize.packed import PackedSet
+from gristmill.train.data.conversation_tokens import PAD_MULTIPLE
+
+
+@dataclass(frozen=True)
+class TrainedRows:
+    """Some rows in host memory.
+
+    Attributes:
+        ids: (n, t) int64.
+        trained: (n, t) bool, which tokens are predicted from those before them; the first of a row never is.
+        positions: (n, t) int32, each token's number within its document, negative behind the last one; None where a
+            row is one document to the model.
+    """
+
+    ids: np.ndarray
+    trained: np.ndarray
+    positions: np.ndarray | None
+
+
+def filled_tokens(packed: PackedSet, rows: np.ndarray, cuts: int = 1) -> np.ndarray:
+    """Tokens of documents in each row, after it was cut into `cuts` shorter ones (int64, shape (n cuts,))."""
+    length = packed.sequence_length // cuts
+    filled = packed.boundaries(rows).filled()[:, None] - np.arange(cuts) * length
+    cut: np.ndarray = np.clip(filled, 0, length).ravel()
+    return cut
+
+
+def predicted_tokens(packed: PackedSet, rows: np.ndarray, cuts: int = 1) -> int:
+    """Tokens with a loss in rows of a mixture: all but padding, and the first of each row."""
+    return int(np.maximum(filled_tokens(packed, rows, cuts) - 1, 0).sum())
+
+
+def document_positions(packed: PackedSet, rows: np.ndarray, cuts: int = 1) -> np.ndarray:
+    """Each token's number within its document (int32, shape (n cuts, L / cuts)), negative where it has none.
+
+    A document that was cut starts over with its row.
+    """
+    length = packed.sequence_length // cuts
+    positions: np.ndarray = np.minimum(packed.positions(rows).reshape(-1, length), np.arange(length, dtype=np.int32))
+    return positions
+
+
+def read_documents(packed: PackedSet, rows: np.ndarray, document_mask: bool) -> TrainedRows:
+    """Rows of a mixture: all tokens but padding have a loss.
+
+    Args:
+        packed: the set.
+        rows: int64 of shape (n,).
+        document_mask: whether tokens see their own document only.
+    """
+    trained = np.arange(packed.sequence_length) < filled_tokens(packed, rows)[:, None]
+    return TrainedRows(packed.read(rows), trained, document_positions(packed, rows) if document_mask else None)
+
+
+def read_turns(packed: PackedSet, masks: LossMasks, rows: np.ndarray, trim: bool = True) -> TrainedRows:
+    """Rows of examples; positions only where one of the rows holds several.
+
+    Args:
+        packed: the set.
+        masks: which of its tokens have a loss.
+        rows: int64 of shape (n,), at least one.
+        trim: leave out the padding that all of them have, but for what fills t up to a multiple of PAD_MULTIPLE.
+    """
+    boundaries, t = packed.boundaries(rows), packed.sequence_length
+    if trim:
+        t = min(t, -(-int(boundaries.filled().max()) // PAD_MULTIPLE) * PAD_MULTIPLE)
+    positions = None
+    if np.diff(boundaries.offsets).max() > 2:  # a row of one piece has its start and its end
+        positions = boundaries.positions(packed.sequence_length)[:, :t].copy()
+    return TrainedRows(packed.read(rows)[:, :t].copy(), masks.read(rows)[:, :t].copy(), positions)
