@@ -30,6 +30,8 @@ from gristmill.mixtures.sources import INGEST
 ID_BYTES = 16
 ROW_GROUP_ROWS = 2000
 QUARANTINE_REASON = "quarantine"
+JUDGEMENT_COLUMNS = ("id", "keep", "reason", "error")
+"""What every annotation table has; all else in it was measured, or is `edits`."""
 MERGED = "merged"
 """Stands among a stage's inputs for all annotating stages before it (`measuring.merge_annotations`)."""
 

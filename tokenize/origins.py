@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gristmill.dataprep.documents import MisalignedError, annotation_stages, column_names
+from gristmill.dataprep.corpus import url_of
+from gristmill.dataprep.documents import JUDGEMENT_COLUMNS, MisalignedError, annotation_stages, column_names
+from gristmill.dataprep.edits import EDITS
 from gristmill.dataprep.judges.scorers import SCORES
 from gristmill.dataprep.row_groups import integers, read_rows
 from gristmill.mixtures.sources import INGEST
 from gristmill.tokenize.importing.corpora import corpus_shards
 from gristmill.tokenize.packed import PackedSet
 
-JUDGEMENTS = ("id", "keep", "reason", "error", "edits")
 CLUSTER_COLUMNS = ("cluster", "cluster_size")
 LANGUAGE = "language"
-RECORD_ID = re.compile(r"#[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")
-"""Of a WARC record, which stands behind the address in the locator of a page."""
-URL_KEYS = ("url", "URL", "uri")
 KNOWN = ("url", "locator", "language", "quality", "cluster", "cluster_size")
 """What of a document's description stands in a loss-spike report: where it is from, and how it was judged."""
 
@@ -87,15 +83,12 @@ def _describe_shard(inputs: Mapping[str, Path], shard: str, rows: Sequence[int])
 
 def _measured(path: Path, rows: Sequence[int], only: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """What an annotation table says of some rows, without what is null."""
-    names = [name for name in column_names(path) if name not in JUDGEMENTS and (only is None or name in only)]
+    names = [name for name in column_names(path)
+             if name not in (*JUDGEMENT_COLUMNS, EDITS) and (only is None or name in only)]
     return [{name: value.hex() if isinstance(value, bytes) else value for name, value in row.items()
              if value is not None} for row in read_rows(path, rows, names).to_pylist()]
 
 
 def _address(document: Mapping[str, Any]) -> dict[str, str]:
-    """The URL that a document came from, where its locator or its metadata has one."""
-    metadata = json.loads(document["metadata"] or "{}")
-    url = next((metadata[key] for key in URL_KEYS if isinstance(metadata.get(key), str)), None)
-    if url is None and "://" in document["locator"]:
-        url = RECORD_ID.sub("", document["locator"])
+    url = url_of(document["locator"], document["metadata"])
     return {} if url is None else {"url": url}

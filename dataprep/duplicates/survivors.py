@@ -16,7 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.dataprep.documents import ROW_GROUP_ROWS, annotation_stages, read_annotations, read_documents
+from gristmill.dataprep.documents import (
+    JUDGEMENT_COLUMNS,
+    ROW_GROUP_ROWS,
+    annotation_stages,
+    read_annotations,
+    read_documents,
+)
 from gristmill.dataprep.duplicates.clusters import (
     KeepKey,
     best_first,
@@ -36,7 +42,6 @@ from gristmill.mixtures.prepare import column_prefix
 DOCUMENT_COLUMNS = ("id", "source", "locator")
 LENGTH = "length"
 """Code points of the text."""
-JUDGEMENTS = ("id", "keep", "reason", "error")
 
 
 def measured_columns(inputs: Mapping[str, Path]) -> dict[str, tuple[str, str]]:
@@ -45,7 +50,7 @@ def measured_columns(inputs: Mapping[str, Path]) -> dict[str, tuple[str, str]]:
     for step in annotation_stages(inputs):
         for path in sorted(inputs[step].glob("part-*.parquet"))[:1]:
             with path.open("rb") as stream:
-                columns[step] = [name for name in pq.read_schema(stream).names if name not in JUDGEMENTS]
+                columns[step] = [name for name in pq.read_schema(stream).names if name not in JUDGEMENT_COLUMNS]
     return qualified(columns)
 
 

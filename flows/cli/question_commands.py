@@ -79,7 +79,8 @@ def dialects(
     set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
 ) -> None:
     """Show what the Gopher rules keep by each project's definitions, and documents on which they disagree."""
-    from gristmill.flows.questions.dialects import NothingIngestedError, compare_dialects, print_dialects
+    from gristmill.flows.questions.dialects import compare_dialects, print_dialects
+    from gristmill.flows.questions.find_documents import NothingIngestedError
 
     session = open_or_exit(manifest, set_, store)
     try:

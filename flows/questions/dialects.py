@@ -6,6 +6,7 @@ Measured on documents that the committed stages before `filter` kept (all commit
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from rich.text import Text
 from gristmill.dataprep.documents import read_shard, shard_names
 from gristmill.dataprep.filtering import gopher
 from gristmill.dataprep.thresholds import bounded_statistics, failures
-from gristmill.flows.questions.find_documents import committed_inputs
+from gristmill.flows.questions.find_documents import NothingIngestedError, committed_corpus
 from gristmill.flows.report.summary import plain_table, section
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
@@ -29,10 +30,6 @@ from gristmill.mixtures.sources import INGEST
 EXAMPLES = 5
 BATCH_DOCUMENTS = 1000
 SETS = ("gopher_quality", "gopher_repetition")
-
-
-class NothingIngestedError(ValueError):
-    """There are no committed documents to measure."""
 
 
 @dataclass
@@ -71,17 +68,9 @@ def compare_dialects(session: Session, sample: int) -> dict[str, Any]:
 
 
 def _inputs_before_filter(session: Session) -> dict[str, Path]:
-    committed = committed_inputs(session, session.plan)
-    inputs = {name: committed[name] for name in [INGEST] if name in committed}
-    if not inputs:
-        raise NothingIngestedError(
-            f"ingest is not committed, so there are no documents; run: {session.command('run', '--until', INGEST)}"
-        )
-    for name, step in session.manifest.steps.items():
-        if isinstance(step.config, Filter) or name not in committed:
-            break
-        inputs[name] = committed[name]
-    return inputs
+    steps, committed = session.manifest.steps, committed_corpus(session).inputs
+    before = itertools.takewhile(lambda name: name == INGEST or not isinstance(steps[name].config, Filter), committed)
+    return {name: committed[name] for name in before}
 
 
 def _sections(session: Session) -> dict[str, Rules]:

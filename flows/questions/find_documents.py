@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.dataprep.corpus import Corpus
 from gristmill.dataprep.documents import ID_BYTES, read_documents, shard_names
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.plan import Plan
@@ -22,6 +24,10 @@ class DocumentNotFoundError(LookupError):
     """No document, or more than one, fits what was asked for."""
 
 
+class NothingIngestedError(ValueError):
+    """There are no committed documents to ask about."""
+
+
 class AmbiguousDocumentError(DocumentNotFoundError):
     """More than one document fits what was asked for."""
 
@@ -29,6 +35,24 @@ class AmbiguousDocumentError(DocumentNotFoundError):
 def committed_inputs(session: Session, plan: Plan) -> dict[str, Path]:
     """Stage -> data folder, of the committed stages of a plan."""
     return {name: folder.data for name in plan if (folder := session.committed(name)) is not None}
+
+
+def committed_corpus(session: Session) -> Corpus:
+    """The documents of a manifest, as its committed steps have left them: up to the first one that is not committed.
+
+    Raises:
+        NothingIngestedError: there are none yet.
+    """
+    committed = committed_inputs(session, session.plan)
+    if INGEST not in committed:
+        if INGEST not in session.plan:
+            raise NothingIngestedError(f"{session.manifest_file} has no source of documents, only of tokens")
+        raise NothingIngestedError(
+            f"ingest is not committed, so there are no documents; run: {session.command('run', '--until', INGEST)}")
+    steps = itertools.takewhile(committed.__contains__, session.manifest.steps)
+    licences = {name: source.licence for name, source in session.manifest.document_sources.items()
+                if source.licence is not None}
+    return Corpus({name: committed[name] for name in (INGEST, *steps)}, licences)
 
 
 Place = tuple[Mapping[str, Path], str, int]

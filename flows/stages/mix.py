@@ -36,8 +36,9 @@ def preflight(
                    for key in ("where", "epochs") if (expression := getattr(section, key)) is not None]
     if not expressions:
         return
+    from gristmill.dataprep.expressions import OF_TOKENS, names_of
     from gristmill.tokenize.mixing.quotas import MixError
-    from gristmill.tokenize.mixing.where import OF_TOKENS, check_names, names_of
+    from gristmill.tokenize.mixing.where import check_names
 
     names = [*OF_TOKENS, *(name for columns in names_of(measured).values() for name in columns.values())]
     for location, expression in expressions:

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.documents import column_names, shard_names
+from gristmill.dataprep.documents import JUDGEMENT_COLUMNS, column_names, shard_names
 from gristmill.flows.stages.registry import STAGES, measured_by
 from gristmill.flows.stages.stage import imported
 from gristmill.mixtures.prepare import STEP_SECTIONS, Step
-from gristmill.tokenize.mixing.where import JUDGEMENT_COLUMNS
 
 PROSE = "The river carried its silt slowly toward the quiet sea while old stories were told by those who stayed. "
 ITEM = "which of these seven rivers carried the most silt toward the quiet northern sea in that long year of floods"

@@ -7,9 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from gristmill.dataprep.expressions import FUNCTIONS
 from gristmill.mixtures.sources import Source
 from gristmill.tokenize.mixing.quotas import MixError
-from gristmill.tokenize.mixing.where import FUNCTIONS, MET, NOT_MET, UNKNOWN, check_names, judge
+from gristmill.tokenize.mixing.where import MET, NOT_MET, UNKNOWN, check_names, judge
 
 MEASURED = pa.table({"quality": pa.array([0.2, None, 0.9]), "tokens": pa.array([5, 6, 7])})
 

@@ -1,33 +1,22 @@
 """The expressions of a source (`where`, `epochs`): which documents the mixture may take, and how often each.
 
-They are a part of DuckDB's SQL over what was measured of a document, looked at as DuckDB parses it. The mixture's
-fingerprint has the text of an expression, so an expression must be a function of the document's own columns: no clock,
-no chance, no other rows, no files. Allowed is what is listed here, and nothing else.
+What they may consist of says `dataprep/expressions.py`.
 """
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.documents import annotation_stages, read_annotations, read_documents
-from gristmill.mixtures.prepare import column_prefix
+from gristmill.dataprep.documents import JUDGEMENT_COLUMNS, annotation_stages, read_annotations, read_documents
+from gristmill.dataprep.expressions import OF_TOKENS, ExpressionError, NotAllowedError, check, evaluate, names_of
 from gristmill.tokenize.document_sampling import draw, word_ids
 from gristmill.tokenize.mixing.quotas import MixError
 
-JUDGEMENT_COLUMNS = ("id", "keep", "reason", "error")
-OF_TOKENS = ("tokens", "bytes")
 MET, NOT_MET, UNKNOWN = 1, 0, -1
-CONFINED = {"threads": 1, "enable_external_access": False, "python_enable_replacements": False,
-            "autoinstall_known_extensions": False, "autoload_known_extensions": False}
-"""A database that reaches no file, no network, no extension and no variable of this program; once it is locked, no
-expression can change that (https://duckdb.org/docs/stable/operations_manual/securing_duckdb/overview)."""
 MAX_REPEATS = 1000
 """Far more than is of use (Muennighoff et al. 2023, section 5: after 40 repetitions nothing is learned): a mistake."""
 
@@ -54,31 +43,16 @@ def measured_columns(inputs: Mapping[str, Path], shard: str, docs: pa.Table) -> 
     return pa.table(columns)
 
 
-def names_of(measured: Mapping[str, Collection[str]]) -> dict[str, dict[str, str]]:
-    """What expressions call the columns: of several steps that measure one, each has its own, called `<step>_<column>`.
-
-    Args:
-        measured: name of a step -> its columns.
-
-    Returns:
-        step -> column -> name.
-    """
-    uses = Counter([*OF_TOKENS, *(column for columns in measured.values() for column in columns)])
-    return {step: {column: column if uses[column] == 1 else f"{column_prefix(step)}_{column}" for column in columns}
-            for step, columns in measured.items()}
-
-
 def judge(source: str, condition: str, measured: pa.Table) -> np.ndarray:
     """Evaluate a source's condition.
 
     Args:
         source: its name, for the error.
-        condition: SQL over the columns of `measured`, of the part that GRAMMAR says.
+        condition: SQL over the columns of `measured`, of the part that `expressions.GRAMMAR` says.
         measured: see `measured_columns`.
 
     Returns:
-        int8 per row: OF_TOKENS = ("tokens", "bytes")
-MET, NOT_MET, or UNKNOWN where SQL says NULL because a value was not measured.
+        int8 per row: MET, NOT_MET, or UNKNOWN where SQL says NULL because a value was not measured.
 
     Raises:
         MixError: the condition is not of the grammar, is not a condition, or names a column that there is not.
@@ -96,7 +70,7 @@ def repeat(source: str, expression: str, measured: pa.Table, words: np.ndarray, 
 
     Args:
         source: its name, for the error.
-        expression: SQL over the columns of `measured`, of the part that GRAMMAR says.
+        expression: SQL over the columns of `measured`, of the part that `expressions.GRAMMAR` says.
         measured: see `measured_columns`.
         words: (n, 2) id words of the same documents (`document_sampling.id_words`).
         key: 64 bits of the draws.
@@ -125,172 +99,14 @@ def check_names(key: str, expression: str, names: Collection[str]) -> None:
 
     What else may be wrong with it depends on the values and is left to `judge` and `repeat`.
     """
-    nothing = pa.table({name: pa.nulls(0, pa.float64()) for name in names})
     try:
-        _evaluate(key, expression, "VARCHAR", nothing)
-    except MixError as error:
-        if isinstance(error.__cause__, NotAllowedError):
-            raise
+        check(expression, names)
+    except NotAllowedError as error:
+        raise MixError(f"{key}: {error}") from error
 
 
 def _evaluate(key: str, expression: str, kind: str, measured: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Which rows have a value (bool), and the values, of an SQL type; no file and no network can be reached."""
-    import duckdb
-
-    with duckdb.connect(config=CONFINED) as connection:
-        for name, function in (("min", "least"), ("max", "greatest")):
-            # DuckDB's own are aggregates; its least() passes over NULL, which would make up a value.
-            connection.execute(f"CREATE MACRO {name}(a, b) AS CASE WHEN a IS NULL OR b IS NULL THEN NULL "
-                               f"ELSE {function}(a, b) END")
-        connection.execute("SET lock_configuration = true")
-        try:
-            check_grammar(connection, expression, measured.column_names)
-        except NotAllowedError as error:
-            raise _wrong(key, expression, str(error), measured) from error
-        rows = pa.array(np.arange(len(measured)))
-        connection.register("documents", measured.append_column("gristmill_row", rows))
-        try:
-            # The line break ends a comment in the expression before the bracket is closed.
-            found = connection.execute(
-                f"SELECT gristmill_row, CAST((\n{expression}\n) AS {kind}) FROM documents"
-            ).fetchnumpy()
-        except duckdb.Error as error:
-            raise _wrong(key, expression, str(error).splitlines()[0], measured) from error
-    return _in_order(*found.values())
-
-
-def _wrong(key: str, expression: str, reason: str, measured: pa.Table) -> MixError:
-    return MixError(f"{key}: {expression!r}: {reason} (columns: {', '.join(sorted(measured.column_names))})")
-
-
-def _in_order(rows: Any, values: Any) -> tuple[np.ndarray, np.ndarray]:
-    order = np.argsort(np.asarray(rows), kind="stable")
-    return ~np.ma.getmaskarray(values)[order], np.asarray(np.ma.getdata(values))[order]
-
-
-OPERATORS = ("+", "-", "*", "/", "//", "%", "**", "^", "||", "~~", "!~~", "~~*", "!~~*", "~~~", "like_escape",
-             "not_like_escape", "ilike_escape", "not_ilike_escape")
-"""Arithmetic, concatenation, and LIKE, ILIKE and GLOB as DuckDB calls them."""
-FUNCTIONS = {
-    "numbers": ("abs", "ceil", "ceiling", "exp", "floor", "greatest", "isfinite", "isinf", "isnan", "least", "ln",
-                "log", "log10", "log2", "max", "min", "pow", "power", "round", "sign", "sqrt", "trunc"),
-    "texts": ("concat", "contains", "ends_with", "hex", "left", "length", "lower", "ltrim", "position", "prefix",
-              "regexp_full_match", "regexp_matches", "replace", "right", "rtrim", "starts_with", "strlen", "strpos",
-              "substr", "substring", "suffix", "trim", "upper"),
-    "either": ("if", "ifnull", "nullif"),
-}
-"""Pure functions of a row (https://duckdb.org/docs/stable/sql/functions/overview)."""
-ALLOWED_FUNCTIONS = frozenset([*OPERATORS, *(name for names in FUNCTIONS.values() for name in names)])
-OF_TWO = ("min", "max")
-"""With one argument these are aggregates, over other documents."""
-ALLOWED_CLASSES = frozenset(["COLUMN_REF", "CONSTANT", "COMPARISON", "CONJUNCTION", "BETWEEN", "CASE", "CAST", "TYPE",
-                             "FUNCTION", "OPERATOR"])
-ALLOWED_OPERATORS = frozenset(["OPERATOR_NOT", "OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL", "OPERATOR_COALESCE",
-                               "COMPARE_IN", "COMPARE_NOT_IN"])
-ALLOWED_TYPES = frozenset(["BOOLEAN", "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT",
-                           "UINTEGER", "UBIGINT", "FLOAT", "DOUBLE", "VARCHAR"])
-"""Types that a value may be cast to: never times, which would depend on a time zone."""
-NAMES_OF_CLASSES = {"SUBQUERY": "a sub-query", "WINDOW": "a window function", "STAR": "*", "LAMBDA": "a lambda",
-                    "PARAMETER": "a parameter", "POSITIONAL_REFERENCE": "a column's number", "DEFAULT": "DEFAULT",
-                    "COLLATE": "COLLATE"}
-ALIASES = {"INT": "INTEGER", "REAL": "FLOAT", "TEXT": "VARCHAR", "STRING": "VARCHAR", "BOOL": "BOOLEAN",
-           "LONG": "BIGINT", "FLOAT4": "FLOAT", "FLOAT8": "DOUBLE", "INT4": "INTEGER", "INT8": "BIGINT"}
-GRAMMAR = ("columns, constants, comparison, arithmetic, AND, OR, NOT, IN, BETWEEN, LIKE, CASE, IS NULL, COALESCE, CAST "
-           "to a number, text or truth value, and the functions "
-           + ", ".join(sorted(name for names in FUNCTIONS.values() for name in names)))
-"""What there is, in words."""
-
-
-class NotAllowedError(ValueError):
-    """An expression is no SQL, or consists of more than the grammar has; the message says of what."""
-
-
-def check_grammar(connection: Any, expression: str, columns: Collection[str]) -> None:
-    """Raise NotAllowedError where an expression is not a function of a row's columns.
-
-    Args:
-        connection: of DuckDB, which parses and runs nothing.
-        expression: SQL.
-        columns: names of the columns that there are.
-    """
-    parsed = _parse(connection, expression)
-    selected = parsed.pop("select_list")
-    plain = _parse(connection, "1")
-    del plain["select_list"]
-    if len(selected) != 1 or parsed != plain:
-        raise NotAllowedError("it is more than one expression; allowed is one condition or one number")
-    known = {name.lower() for name in columns}
-    for node in _expressions(selected):
-        _check_node(node, known)
-
-
-def _parse(connection: Any, expression: str) -> dict[str, Any]:
-    """The statement `SELECT (expression)` as DuckDB parses it, without places in its text."""
-    # The line break ends a comment in the expression before the bracket is closed.
-    found = connection.execute("SELECT json_serialize_sql(?)", [f"SELECT (\n{expression}\n)"]).fetchall()
-    tree = json.loads(found[0][0])
-    if tree.get("error"):
-        raise NotAllowedError(str(tree["error_message"]).splitlines()[0])
-    if len(tree["statements"]) != 1:
-        raise NotAllowedError("it is more than one statement; allowed is one condition or one number")
-    node: dict[str, Any] = _without_places(tree["statements"][0]["node"])
-    return node
-
-
-def _without_places(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_places(inner) for key, inner in value.items() if not key.startswith("query_location")}
-    return [_without_places(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _expressions(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Every expression below a part of the tree, outer ones first."""
-    if isinstance(value, Mapping):
-        if "class" in value:
-            yield value
-        for inner in value.values():
-            yield from _expressions(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _expressions(inner)
-
-
-def _check_node(node: Mapping[str, Any], columns: Collection[str]) -> None:
-    kind, what = node["class"], node["type"]
-    if kind == "FUNCTION":
-        _check_function(node)
-    elif kind == "COLUMN_REF":
-        name = ".".join(node["column_names"])
-        if name.lower() not in columns:
-            raise NotAllowedError(f"there is no column {name!r}")
-    elif kind == "CAST":
-        _check_type(node)
-    elif kind not in ALLOWED_CLASSES or (kind == "OPERATOR" and what not in ALLOWED_OPERATORS):
-        named = NAMES_OF_CLASSES.get(kind, what.lower())
-        raise NotAllowedError(f"{named} is not allowed{_called(node)}; an expression looks at one document alone; "
-                              f"allowed are {GRAMMAR}")
-
-
-def _called(node: Mapping[str, Any]) -> str:
-    """The name of a window function."""
-    return f" ({node['function_name']})" if node.get("function_name") else ""
-
-
-def _check_function(node: Mapping[str, Any]) -> None:
-    name = node["function_name"].lower()
-    if name not in ALLOWED_FUNCTIONS or node.get("schema") or node.get("catalog"):
-        raise NotAllowedError(f"the function {name} is not allowed; an expression looks at one document alone; allowed "
-                              f"are {GRAMMAR}")
-    if node.get("distinct") or node.get("filter") or (node.get("order_bys") or {}).get("orders"):
-        raise NotAllowedError(f"{name} has DISTINCT, FILTER or ORDER BY, which are for several documents")
-    arguments = node.get("arguments") or node.get("children") or []
-    if name in OF_TWO and len(arguments) != len(OF_TWO):
-        raise NotAllowedError(f"{name} takes two values of one document, and has {len(arguments)}")
-
-
-def _check_type(node: Mapping[str, Any]) -> None:
-    """Refuse casts to what is not a plain value; the name of the type is where DuckDB 1 or 2 has it."""
-    found = (node.get("type_expr") or {}).get("type_name") or (node.get("cast_type") or {}).get("id") or "?"
-    name = ALIASES.get(found.upper(), found.upper())
-    if name not in ALLOWED_TYPES:
-        raise NotAllowedError(f"a cast to {name} is not allowed; allowed are {', '.join(sorted(ALLOWED_TYPES))}")
+    try:
+        return evaluate(expression, kind, measured)
+    except ExpressionError as error:
+        raise MixError(f"{key}: {error}") from error
