@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.dataprep.corpus import RECORD_ID
 from gristmill.dataprep.documents import ID_BYTES, annotation_stages, read_documents, read_table, shard_names
 from gristmill.dataprep.examples.kept_examples import CLUSTERS
 from gristmill.dataprep.files import atomic_write
@@ -31,7 +32,6 @@ from gristmill.mixtures.load import parse_manifest
 from gristmill.mixtures.sources import INGEST
 from gristmill.mixtures.yaml_text import why_unreadable
 from gristmill.tokenize.importing.corpora import corpus_shards
-from gristmill.tokenize.origins import RECORD_ID
 
 LIST_KEYS = ("id", "locator", "url")
 
