@@ -120,3 +120,10 @@ def test_the_package_loads_nothing_that_is_not_asked_for() -> None:
 def test_preparing_modules_do_not_load_torch() -> None:
     names = ", ".join(module_name(path) for path in MODULES if layer_of(path) == "dataprep")
     assert "torch" not in modules_loaded_by(f"import {names}")
+
+
+def test_questions_do_not_load_torch() -> None:
+    """It would take longer than the answer."""
+    names = ", ".join(module_name(path) for path in MODULES if path.parent.name == "questions")
+    assert "trace" in names
+    assert "torch" not in modules_loaded_by(f"import {names}")

@@ -24,8 +24,8 @@ from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.rollback import plan_after, read_rollbacks
 from gristmill.train.loop.row_plan import RowPlan, plan_of
+from gristmill.train.reinforcement.kept_answers import read_batch
 from gristmill.train.reinforcement.prompts import PromptPlan, prompt_plan_of
-from gristmill.train.reinforcement.rollouts import read_batch
 
 EXAMPLE_IDS, PROMPT_IDS = "examples.txt", "prompts.txt"
 """What a fine-tuning stage calls the list of its examples, row by row, and reinforcement learning that of its
@@ -185,7 +185,7 @@ def answers_of_step(reading: Reading, step: int, share: int = 0, shares: int = 1
         share, shares: only those of this process, of so many that share the step's answers.
 
     Returns:
-        what `train/reinforcement/rollouts.py` keeps of each.
+        what `train/reinforcement/kept_answers.py` keeps of each.
     """
     section = reading.section
     assert isinstance(section, Rl)

@@ -26,8 +26,8 @@ from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import LEDGER, LEDGER_SCHEMA
 from gristmill.tokenize.packed_writing import write_packed_set
 from gristmill.train.loop.row_plan import RowPlan, extend_digest, plan_of
+from gristmill.train.reinforcement.kept_answers import gather_batches, keep_batch
 from gristmill.train.reinforcement.prompts import prompt_plan_of
-from gristmill.train.reinforcement.rollouts import gather_batches, keep_batch
 
 TOKENIZER = {"vocab_size": 1000, "eos": 0, "pad": 1, "sha256": "0" * 64}
 ROWS = np.arange(40 * 8).reshape(40, 8)

@@ -34,6 +34,7 @@ from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import Shape
 from gristmill.train.parallel.sharding import evaluating, gathered
 from gristmill.train.parallel.world import World, sum_over_ranks
+from gristmill.train.reinforcement.kept_answers import keep_batch
 from gristmill.train.reinforcement.policy import is_critic, opinion_of
 from gristmill.train.reinforcement.policy_gradient import (
     generalised_advantages,
@@ -46,7 +47,7 @@ from gristmill.train.reinforcement.policy_gradient import (
 )
 from gristmill.train.reinforcement.prompts import Prompt
 from gristmill.train.reinforcement.rewards import text_of
-from gristmill.train.reinforcement.rollouts import Generated, Rollouts, keep_batch
+from gristmill.train.reinforcement.rollouts import Generated, Rollouts
 
 LAYER_PARTS = 3
 """Of a parameter's name, up to its layer: `model.layers.0`."""

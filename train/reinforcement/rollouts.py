@@ -6,31 +6,22 @@ gave them is gone by then.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from gristmill.dataprep.documents import open_parquet, write_table
-from gristmill.dataprep.files import atomic_write, read_json
+from gristmill.dataprep.files import read_json
 from gristmill.mixtures.reinforcement import Rl
 from gristmill.train.data.conversation_tokens import PAD_MULTIPLE
 from gristmill.train.loop.checkpoints import MARKER, PREFIX, is_complete
+from gristmill.train.reinforcement.kept_answers import batch_name, keep_batch, read_batch
 
 NO_BATCH = -1
 """In place of a batch's number, before the first."""
-ANSWERS = "answers.parquet"
-"""Of all batches, in the stage's output."""
-TOKEN_COLUMNS = ("prompt_ids", "answer_ids", "logps", "reference_logps", "advantages")
-"""Lists, which are not read with the rest."""
-BATCHES = "answers"
-"""The folder of the batches so far, beside the checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +110,7 @@ class Rollouts:
             self.ended[row] = answer.ended
 
     def tokens_of_answers(self, has_reference: bool) -> Iterator[dict[str, list[float] | None]]:
-        """What kept.TOKEN_COLUMNS name, of each answer."""
+        """What `kept_answers.TOKEN_COLUMNS` name, of each answer."""
         for row, (size, length) in enumerate(zip(self.sizes.tolist(), self.lengths.tolist(), strict=True)):
             yield {"prompt_ids": self.ids[row, :size].tolist(),
                    "answer_ids": self.ids[row, size : size + length].tolist(),
@@ -152,42 +143,6 @@ class Rollouts:
         return [getattr(self, name)[chosen, :width].to(device, non_blocking=True) for name in names]
 
 
-def schema_of(names: Sequence[str]) -> pa.Schema:
-    """The columns, in the order of a batch's answers, those to one prompt side by side.
-
-    `id` of the prompt, `prompt` (its last turn), `answer`, `right` (null where no reward asks for it), `ended`,
-    `tokens` (with the one that ends it), `reward` (all, weighted), `rewards` (each without its weight), `advantage`
-    (the mean of its tokens').
-
-    And what losses are recomputed from (TOKEN_COLUMNS): `prompt_ids`, `answer_ids`, and of each of the answer's tokens
-    `logps` under the policy that drew it and `reference_logps` (null without a tie to a reference), both at the
-    temperature of the drawing, and `advantages`.
-    """
-    return pa.schema({
-        "id": pa.string(), "prompt": pa.string(), "answer": pa.string(), "right": pa.string(), "ended": pa.bool_(),
-        "tokens": pa.int32(), "reward": pa.float32(),
-        "rewards": pa.struct([(name, pa.float32()) for name in names]), "advantage": pa.float32(),
-        **{name: pa.list_(pa.int32() if name.endswith("ids") else pa.float32()) for name in TOKEN_COLUMNS}})
-
-
-def keep_batch(folder: Path, batch: int, answers: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
-    """Write a batch's answers; a training that draws it again writes the same."""
-    write_table(folder / _name(batch), pa.Table.from_pylist(list(answers), schema_of(names)))
-
-
-def gather_batches(folder: Path, batches: int, out: Path) -> None:
-    """Write all batches into one table."""
-    with atomic_write(out) as sink:
-        writer: pq.ParquetWriter | None = None
-        for batch in range(batches):
-            with open_parquet(folder / _name(batch)) as file:
-                table = file.read(use_threads=False)
-            writer = writer or pq.ParquetWriter(sink, table.schema, compression="zstd")
-            writer.write_table(table, row_group_size=max(1, len(table)))
-        if writer is not None:
-            writer.close()
-
-
 def take_earlier_batches(folder: Path, checkpoint: Path, updates_per_batch: int) -> None:
     """Copy the batches that the training of a checkpoint has learned from up to it, unless they are there.
 
@@ -198,38 +153,10 @@ def take_earlier_batches(folder: Path, checkpoint: Path, updates_per_batch: int)
         return  # The loop refuses it with the reason.
     stage = checkpoint.parents[2]
     for batch in range(-(-int(read_json(checkpoint / MARKER)["step"]) // updates_per_batch)):
-        if (folder / _name(batch)).exists():
+        if (folder / batch_name(batch)).exists():
             continue
         answers = read_batch([stage / "data", stage / "work"], batch, with_tokens=True)
         if answers is None:
             raise FileNotFoundError(f"rl.continue_from: the answers that the training of {checkpoint} learned from are "
                                     f"not in {stage}; name the checkpoint where that training has saved it")
         keep_batch(folder, batch, answers, list(answers[0]["rewards"]))
-
-
-def read_batch(folders: Iterable[Path], batch: int, with_tokens: bool = False) -> list[dict[str, Any]] | None:
-    """A batch's answers from the first of some folders that knows it, a finished stage's or an unfinished one's.
-
-    Args:
-        folders: to look in.
-        batch: its number, from 0.
-        with_tokens: whether TOKEN_COLUMNS are wanted too.
-    """
-    for folder in folders:
-        if (folder / ANSWERS).exists():
-            with open_parquet(folder / ANSWERS) as file:
-                return _rows(file.read_row_group(batch, use_threads=False), with_tokens)
-        if (folder / BATCHES / _name(batch)).exists():
-            with open_parquet(folder / BATCHES / _name(batch)) as file:
-                return _rows(file.read(use_threads=False), with_tokens)
-    return None
-
-
-def _rows(table: pa.Table, with_tokens: bool) -> list[dict[str, Any]]:
-    left_out = set() if with_tokens else {*TOKEN_COLUMNS}
-    rows: list[dict[str, Any]] = table.select([name for name in table.column_names if name not in left_out]).to_pylist()
-    return rows
-
-
-def _name(batch: int) -> str:
-    return f"batch-{batch:08d}.parquet"

@@ -29,18 +29,12 @@ from gristmill.train.models.weights import read_shape, stored
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
 from gristmill.train.parallel.world import process_group
 from gristmill.train.reinforcement.actor import Actor, Sampler
+from gristmill.train.reinforcement.kept_answers import ANSWERS, BATCHES, gather_batches, read_batch
 from gristmill.train.reinforcement.policy import add_critic, is_critic
 from gristmill.train.reinforcement.policy_objective import Reinforcement
 from gristmill.train.reinforcement.prompts import Prompt, read_prompts, split, write_prompt_ids
 from gristmill.train.reinforcement.rewards import rewards_of
-from gristmill.train.reinforcement.rollouts import (
-    ANSWERS,
-    BATCHES,
-    Rollouts,
-    gather_batches,
-    read_batch,
-    take_earlier_batches,
-)
+from gristmill.train.reinforcement.rollouts import Rollouts, take_earlier_batches
 from gristmill.train.stages.stage_inputs import MODEL, MODELS, open_mixture
 from gristmill.train.stages.trained_models import describe_model, publish_tuned, tuned_shape, tuning_job
 
