@@ -26,11 +26,11 @@ from gristmill.dataprep.judges.langid import best_match, wanted_languages
 from gristmill.dataprep.judges.language_codes import Language
 from gristmill.dataprep.judges.ranking import Cuts, group_names, kept_by_rank, rank_documents
 from gristmill.dataprep.judges.scorers import SCORES
-from gristmill.mixtures.decontaminate import Decontaminate
-from gristmill.mixtures.filter import Filter
-from gristmill.mixtures.langid import LanguageId
-from gristmill.mixtures.quality import Quality
 from gristmill.mixtures.section import Judging
+from gristmill.mixtures.steps.decontaminate import Decontaminate
+from gristmill.mixtures.steps.filter import Filter
+from gristmill.mixtures.steps.langid import LanguageId
+from gristmill.mixtures.steps.quality import Quality
 
 JUDGEMENT_COLUMNS = ("keep", "reason")
 SOURCE = "source"

@@ -12,7 +12,6 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from gristmill.mixtures.contradictions import contradictions
-from gristmill.mixtures.filter import Filter
 from gristmill.mixtures.manifest import (
     FormerName,
     Location,
@@ -36,6 +35,7 @@ from gristmill.mixtures.prepare import (
 )
 from gristmill.mixtures.section import OutsidePath
 from gristmill.mixtures.sources import Source, TokenSource
+from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.yaml_text import compose_yaml, did_you_mean, in_words, parse_yaml, why_invalid, why_unreadable
 
 KEPT_TOKEN_NAMES = ("token", "password", "secret", "api_key")

@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from gristmill.mixtures.decontaminate import Decontaminate
 from gristmill.mixtures.prepare import Prepared
 from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section, Seeded
+from gristmill.mixtures.steps.decontaminate import Decontaminate
 from gristmill.mixtures.training import Precision, Training, TuningOptimizer
 
 LinearLayer = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

@@ -19,11 +19,11 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails
 
-from gristmill.mixtures.decontaminate import Decontaminate
-from gristmill.mixtures.dedup import Dedup
-from gristmill.mixtures.filter import Filter
-from gristmill.mixtures.langid import LanguageId
 from gristmill.mixtures.section import Judging, Section
+from gristmill.mixtures.steps.decontaminate import Decontaminate
+from gristmill.mixtures.steps.dedup import Dedup
+from gristmill.mixtures.steps.filter import Filter
+from gristmill.mixtures.steps.langid import LanguageId
 
 NAME = "name"
 STEP_NAME_PATTERN = r"^[a-z][a-z0-9_-]*$"

@@ -25,7 +25,7 @@ from gristmill.dataprep.cleaning.clean import clean_texts
 from gristmill.dataprep.cleaning.masking import mask
 from gristmill.dataprep.cleaning.pii import KINDS
 from gristmill.dataprep.edits import EDITS, apply_edits
-from gristmill.mixtures.clean import Clean, Mask, PiiKind
+from gristmill.mixtures.steps.clean import Clean, Mask, PiiKind
 
 SEED = 20
 PER_SPELLING = 200

@@ -28,7 +28,7 @@ from gristmill.dataprep.passages.contamination import find_matches, is_over
 from gristmill.dataprep.passages.evaluation_sets import forms, read_items
 from gristmill.dataprep.passages.ngram_index import build_index, count_documents, find_ngrams
 from gristmill.dataprep.reading.compression import read_lines
-from gristmill.mixtures.decontaminate import Decontaminate
+from gristmill.mixtures.steps.decontaminate import Decontaminate
 
 BOOKS = "text/books.jsonl.zst"
 CLEAN = (BOOKS, "text/peps.jsonl.zst", "text/18f_posts.jsonl.zst", "text/openlogic_tex.jsonl.zst",

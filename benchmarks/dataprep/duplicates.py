@@ -35,7 +35,7 @@ from gristmill.dataprep.duplicates import dedup
 from gristmill.dataprep.duplicates.links import candidate_pairs
 from gristmill.dataprep.duplicates.minhash import band_keys, signatures
 from gristmill.dataprep.duplicates.shingles import shingle_sets, similarities
-from gristmill.mixtures.dedup import MinHash
+from gristmill.mixtures.steps.dedup import MinHash
 
 SECTION = MinHash()
 PERMUTATIONS = SECTION.bands * SECTION.rows

@@ -40,10 +40,10 @@ from gristmill.dataprep.judges import langid
 from gristmill.dataprep.judges.fasttext_models import MODEL_SHA256, ModelError, find_model
 from gristmill.dataprep.reading import ingest
 from gristmill.dataprep.reading.sources import find_files
-from gristmill.mixtures.dedup import Dedup
-from gristmill.mixtures.filter import Filter
-from gristmill.mixtures.langid import LanguageId
 from gristmill.mixtures.sources import Ingest, Source
+from gristmill.mixtures.steps.dedup import Dedup
+from gristmill.mixtures.steps.filter import Filter
+from gristmill.mixtures.steps.langid import LanguageId
 
 WORKERS = 2
 FILES = 96

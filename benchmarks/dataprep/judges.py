@@ -39,8 +39,8 @@ from gristmill.dataprep.judges.ngram_tables import score_texts as ngram_scores
 from gristmill.dataprep.judges.perplexity import load_scores, normalise, perplexities
 from gristmill.dataprep.judges.quality import area_under_curve, best_cut, measure_cut
 from gristmill.dataprep.text.hashing import fmix64
-from gristmill.mixtures.langid import LanguageId
-from gristmill.mixtures.quality import Classifier
+from gristmill.mixtures.steps.langid import LanguageId
+from gristmill.mixtures.steps.quality import Classifier
 
 Labelled = Sequence[tuple[bool, str]]
 """(whether good, text) of each document."""

@@ -21,7 +21,7 @@ from benchmarks.measuring import Row, row
 from gristmill.dataprep.judges.fasttext_models import MODEL_NAME, MODEL_SHA256, find_model, load_model
 from gristmill.dataprep.judges.langid import identify, view
 from gristmill.dataprep.judges.language_codes import parse_label, short_code
-from gristmill.mixtures.langid import LanguageId
+from gristmill.mixtures.steps.langid import LanguageId
 
 LIKE_THE_MODEL = {"nob": "no", "als": "sq", "nds": "nds"}
 """Codes for which lid.176, trained on Wikipedia, has a name of its own: its `als` is Alemannic, `no` is Bokmål."""

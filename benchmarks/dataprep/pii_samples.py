@@ -14,7 +14,7 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
 from gristmill.dataprep.cleaning.pii import IBAN_LENGTHS, luhn
-from gristmill.mixtures.clean import PiiKind
+from gristmill.mixtures.steps.clean import PiiKind
 
 Draw = Callable[[random.Random], str]
 

@@ -22,7 +22,7 @@ from benchmarks.measuring import Row, row
 from gristmill.dataprep.filtering import gopher
 from gristmill.dataprep.filtering.rule_sets import measure
 from gristmill.dataprep.thresholds import failures, first_failures
-from gristmill.mixtures.filter import GopherQuality, GopherRepetition, Rules
+from gristmill.mixtures.steps.filter import GopherQuality, GopherRepetition, Rules
 
 PROSE_BYTES = 20_000_000
 DOCUMENT_BYTES = 5000

@@ -27,7 +27,7 @@ from gristmill.dataprep.passages import dedup_substrings as repeated_windows
 from gristmill.dataprep.passages.dedup_lines import find_units
 from gristmill.dataprep.passages.dedup_substrings import SubstringsPlan, apply
 from gristmill.dataprep.passages.ngram_index import build_index, find_ngrams
-from gristmill.mixtures.dedup import DedupSubstrings
+from gristmill.mixtures.steps.dedup import DedupSubstrings
 
 DOCUMENTS = 2000
 PASSAGE_DOCUMENTS = 6000

@@ -1,7 +1,8 @@
 """The stage `clean`: edits that make text better instead of dropping it.
 
-The steps and their order are those of `mixtures/clean.py`; each is a function from texts to edits, and what the stage
-writes down is all of them as one. Of every rule it writes how often it was applied to a document (`clean_<rule>`).
+The steps and their order are those of `mixtures/steps/clean.py`; each is a function from texts to edits, and what the
+stage writes down is all of them as one. Of every rule it writes how often it was applied to a document
+(`clean_<rule>`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from gristmill.dataprep.measuring import measure_texts, spread
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import find_words
 from gristmill.dataprep.text.unicode_tables import code_point_flags
-from gristmill.mixtures.clean import Clean
+from gristmill.mixtures.steps.clean import Clean
 
 EMPTY = "clean/empty"
 REMOVED = "clean/max_removed_word_ratio"
@@ -62,7 +63,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Args:
         inputs: `ingest`, and the annotating stages that ran before.
-        config: the manifest's `clean` section (`mixtures.clean.Clean`).
+        config: the manifest's `clean` section (`mixtures.steps.clean.Clean`).
 
     Returns:
         `counts`; `edits`: per rule in how many `documents` it was applied, how many `times`, and to how many `bytes`

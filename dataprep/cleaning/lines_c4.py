@@ -35,7 +35,7 @@ from gristmill.dataprep.cleaning.line_pieces import (
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import strip
 from gristmill.dataprep.text.unicode_tables import SPACE, code_point_flags, decode, lower_case
-from gristmill.mixtures.clean import C4Lines
+from gristmill.mixtures.steps.clean import C4Lines
 
 POLICY_PHRASES = (
     "terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies",

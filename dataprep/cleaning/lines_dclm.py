@@ -43,7 +43,7 @@ from gristmill.dataprep.edits import apply_edits, cuts_array, then
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import NEWLINE, skip_to_newlines, strip
 from gristmill.dataprep.text.unicode_tables import SPACE, WORD, code_point_flags, decode, lower_case
-from gristmill.mixtures.clean import DclmLines
+from gristmill.mixtures.steps.clean import DclmLines
 
 COUNTED = (
     "likes", "shares", "comments", "retweets", "reposts", "quotes", "bookmarks", "upvotes", "downvotes", "downloads",

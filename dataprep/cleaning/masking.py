@@ -23,7 +23,7 @@ import pyarrow as pa
 from gristmill.dataprep.cleaning.pii import KINDS, Match, card, digits_of, email, find_anchors, iban, ip, phone
 from gristmill.dataprep.edits import Edit, edits_array
 from gristmill.dataprep.text.kernels import text_buffers
-from gristmill.mixtures.clean import Mask, PiiKind
+from gristmill.mixtures.steps.clean import Mask, PiiKind
 
 MATCHERS: Mapping[PiiKind, Match] = {"email": email, "iban": iban, "card": card, "ip": ip, "phone": phone}
 DOCUMENTATION_NETWORKS = ("192.0.2", "198.51.100", "203.0.113")

@@ -42,7 +42,7 @@ import numpy as np
 
 from gristmill.dataprep.cleaning.line_pieces import new_rows, push
 from gristmill.dataprep.text.kernels import kernel
-from gristmill.mixtures.clean import PiiKind
+from gristmill.mixtures.steps.clean import PiiKind
 
 Span = tuple[int, int]
 """Bytes `begin` up to `end` of a text."""

@@ -58,7 +58,7 @@ from gristmill.dataprep.files import as_path
 from gristmill.dataprep.jobs.engine import Done, Task, partition_tasks, run_tasks, shard_tasks
 from gristmill.dataprep.measuring import merge_annotations
 from gristmill.dataprep.shuffle import count_partitions
-from gristmill.mixtures.dedup import Dedup
+from gristmill.mixtures.steps.dedup import Dedup
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Args:
         inputs: `ingest`, and the annotating stages that ran before.
-        config: the manifest's `dedup` section (`mixtures.dedup.Dedup`).
+        config: the manifest's `dedup` section (`mixtures.steps.dedup.Dedup`).
 
     Returns:
         `counts`, `clusters` (survivors that stand for two documents or more), `largest_clusters` of these,

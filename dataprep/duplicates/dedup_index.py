@@ -28,7 +28,7 @@ from gristmill.dataprep.duplicates.sketches import load_columns, read_sketches, 
 from gristmill.dataprep.files import as_path, atomic_write, canonical_json, read_json, write_json
 from gristmill.dataprep.jobs.engine import Task, partition_tasks
 from gristmill.dataprep.shuffle import read_partition
-from gristmill.mixtures.dedup import Dedup
+from gristmill.mixtures.steps.dedup import Dedup
 
 FOLDER, HEADER = "index", "index.json"
 VERSION = 1

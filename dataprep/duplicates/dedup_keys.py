@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from gristmill.dataprep.duplicates.sketches import Sketches
 from gristmill.dataprep.shuffle import write_partitions
-from gristmill.mixtures.dedup import Dedup
+from gristmill.mixtures.steps.dedup import Dedup
 
 BYTES_PER_KEY = 24
 

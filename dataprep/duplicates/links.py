@@ -26,7 +26,7 @@ from gristmill.dataprep.duplicates.shingles import similarities
 from gristmill.dataprep.duplicates.sketches import load_columns, load_sketches, read_sketches
 from gristmill.dataprep.jobs.engine import Done, Task
 from gristmill.dataprep.shuffle import read_partition, write_partitions
-from gristmill.mixtures.dedup import Dedup
+from gristmill.mixtures.steps.dedup import Dedup
 
 LARGEST_BUCKET = 64
 """Different texts of a bucket of which all pairs are compared: 2,016 pairs."""

@@ -25,7 +25,7 @@ from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.measuring import BATCH_ROWS, measure_texts
 from gristmill.dataprep.shuffle import open_batches
 from gristmill.dataprep.text.kernels import text_buffers
-from gristmill.mixtures.dedup import Dedup, MinHash
+from gristmill.mixtures.steps.dedup import Dedup, MinHash
 
 DIGEST_BYTES = 16
 NO_DIGEST = bytes(DIGEST_BYTES)

@@ -23,7 +23,7 @@ from gristmill.dataprep.filtering.rule_sets import columns_read, configured_sets
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.measuring import measure_texts, spread
 from gristmill.dataprep.thresholds import count_failures, failures, first_failures
-from gristmill.mixtures.filter import Filter
+from gristmill.mixtures.steps.filter import Filter
 
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:

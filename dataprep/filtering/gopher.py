@@ -37,7 +37,7 @@ from gristmill.dataprep.filtering.gopher_words import Texts, cut_words, stop_wor
 from gristmill.dataprep.filtering.repetition import DUPLICATE_NGRAMS, TOP_NGRAMS
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.dataprep.text.unicode_tables import code_point_flags, lower_case
-from gristmill.mixtures.filter import Dialect, GopherRules, Rules
+from gristmill.mixtures.steps.filter import Dialect, GopherRules, Rules
 
 QUALITY_STATISTICS = (
     "words", "mean_word_length", "symbol_word_ratio", "bullet_line_ratio", "ellipsis_line_ratio", "alpha_word_ratio",

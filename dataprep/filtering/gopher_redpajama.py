@@ -47,7 +47,7 @@ from gristmill.dataprep.filtering.word_cuts import whitespace_words
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.dataprep.text.spans import strip
 from gristmill.dataprep.text.unicode_tables import LATIN, lower_case
-from gristmill.mixtures.filter import GopherRules
+from gristmill.mixtures.steps.filter import GopherRules
 
 BULLETS = np.array([ord(mark) for mark in "•‣▶◀◦■□▪▫–"], np.uint32)
 DOTS, ELLIPSIS = np.frombuffer(b"...", np.uint8), np.frombuffer("…".encode(), np.uint8)

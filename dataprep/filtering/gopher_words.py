@@ -32,7 +32,7 @@ from gristmill.dataprep.text.eight_bytes import count_byte, equal_to
 from gristmill.dataprep.text.hashing import first_bytes, load64
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.dataprep.text.unicode_tables import code_point_flags, decode
-from gristmill.mixtures.filter import GopherRules
+from gristmill.mixtures.steps.filter import GopherRules
 
 PLACES = 128
 """Places of a language's table of short stop words: more than twice as many as it has of them."""

@@ -1,8 +1,8 @@
 """The rule sets that the stage `filter` knows: the columns that each measures, and how.
 
-To add one: a section with its thresholds as a field of `mixtures.filter.Rules`, and an entry of the same name here.
-A field `min_x` or `max_x` of the section bounds the column `x` (see `dataprep/thresholds.py`); every other field is an
-option, which the function that measures may look at. Columns are numbers, and no two sets share a name.
+To add one: a section with its thresholds as a field of `mixtures.steps.filter.Rules`, and an entry of the same name
+here. A field `min_x` or `max_x` of the section bounds the column `x` (see `dataprep/thresholds.py`); every other field
+is an option, which the function that measures may look at. Columns are numbers, and no two sets share a name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gristmill.dataprep.filtering import (
     rules_urls,
     rules_words,
 )
-from gristmill.mixtures.filter import Rules
+from gristmill.mixtures.steps.filter import Rules
 
 Edges = Sequence[float]
 Columns = Mapping[str, np.ndarray]

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.mixtures.quality import Classifier
+from gristmill.mixtures.steps.quality import Classifier
 
 LABEL_PREFIX = "__label__"
 POSITIVE, NEGATIVE = "positive", "negative"

@@ -22,7 +22,7 @@ from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLo
 from gristmill.dataprep.reading.readers import read_records
 from gristmill.dataprep.reading.records import Page, Reading, Record, Rejected
 from gristmill.dataprep.reading.sources import SourceFile, find_files
-from gristmill.mixtures.quality import Classifier, Quality
+from gristmill.mixtures.steps.quality import Classifier, Quality
 
 LABELS = re.compile(r"^(?:__label__\S+\s+)+")
 

@@ -29,7 +29,7 @@ from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.judges.fasttext_models import find_model, load_model
 from gristmill.dataprep.judges.language_codes import Language, parse_label
 from gristmill.dataprep.measuring import measure_texts, spread
-from gristmill.mixtures.langid import LanguageId
+from gristmill.mixtures.steps.langid import LanguageId
 
 LANGUAGES_NAMED = 3
 """A document's column names so many languages, the most frequent ones."""

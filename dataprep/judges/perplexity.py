@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gristmill.dataprep.files import as_path, is_local
 from gristmill.dataprep.judges.ngram_tables import NgramTables, make_tables, read_entries, score_texts
@@ -23,8 +22,6 @@ from gristmill.dataprep.text.kernels import kernel, text_buffers
 
 NGRAM_FILES = ("ngram-0.parquet", "ngram-1.parquet")
 """The models that are trained here, each on one half of the documents."""
-WORD = r"[^\t-\r ]+"
-"""What KenLM calls a word."""
 Normalisation = Literal["ccnet", "lower", "none"]
 LogScores = Callable[[pa.Array], tuple[np.ndarray, np.ndarray]]
 """n texts -> their log10 probabilities (float64), and words with ends of lines that these are of (int64)."""
@@ -156,8 +153,9 @@ def _load_kenlm(path: str, sha256: str) -> Any:
 
 def _score_with_kenlm(model: Any, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     logs, ends = np.zeros(len(texts)), np.zeros(len(texts), np.int64)
-    for row, text in enumerate(texts.to_pylist()):
-        # Of bytes only ASCII white space separates words, for Python and for KenLM.
-        lines = [line for line in text.encode("utf-8").split(b"\n") if line.strip()]
-        logs[row], ends[row] = sum(model.score(line, bos=True, eos=True) for line in lines), len(lines)
-    return logs, ends + pc.count_substring_regex(texts, WORD).to_numpy()
+    score = model.score
+    for row, text in enumerate(texts.cast(pa.large_binary()).to_pylist()):
+        # Of bytes only ASCII white space separates words, for Python and for KenLM, which puts <s> and </s> around.
+        scores = [score(line) for line in text.split(b"\n") if line and not line.isspace()]
+        logs[row], ends[row] = sum(scores), len(scores) + len(text.split())
+    return logs, ends

@@ -32,7 +32,7 @@ from gristmill.dataprep.judges.ranking import ALL, Cuts, describe_cuts, kept_by_
 from gristmill.dataprep.judges.scorers import SCORES, ModelFiles, make_measure
 from gristmill.dataprep.measuring import measure_texts, merge_annotations, spread
 from gristmill.dataprep.thresholds import count_failures, failures, first_failures
-from gristmill.mixtures.quality import SCORE_OF_THRESHOLD, THRESHOLDS, Quality, QualityThresholds
+from gristmill.mixtures.steps.quality import SCORE_OF_THRESHOLD, THRESHOLDS, Quality, QualityThresholds
 
 
 def area_under_curve(positive: np.ndarray, negative: np.ndarray) -> float:
@@ -100,7 +100,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Args:
         inputs: `ingest`, and the annotating stages that ran before.
-        config: the manifest's `quality` section (`mixtures.quality.Quality`), its `seed` set.
+        config: the manifest's `quality` section (`mixtures.steps.quality.Quality`), its `seed` set.
 
     Returns:
         `counts`; `rules`: per threshold how many documents fail it, and fail only it; `scores`: column -> its

@@ -29,7 +29,7 @@ from gristmill.dataprep.judges.ngram_tables import write_entries
 from gristmill.dataprep.judges.perplexity import NGRAM_FILES, halves, load_scores, normalise
 from gristmill.dataprep.judges.scorers import Measure, ModelFiles, load_language_model, make_measure
 from gristmill.dataprep.measuring import measure_texts
-from gristmill.mixtures.quality import Classifier, Quality
+from gristmill.mixtures.steps.quality import Classifier, Quality
 
 CLASSIFIER_FILE = "model.bin"
 HELD_OUT_FILE = "held_out.parquet"

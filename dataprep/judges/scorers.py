@@ -22,7 +22,7 @@ from gristmill.dataprep.judges.perplexity import (
     perplexities,
     score_by_other_half,
 )
-from gristmill.mixtures.quality import Perplexity, Quality
+from gristmill.mixtures.steps.quality import Perplexity, Quality
 
 Measure = Callable[[pa.Array], Mapping[str, np.ndarray]]
 """A function from n texts to columns of n values."""

@@ -14,7 +14,7 @@ import pyarrow as pa
 from gristmill.dataprep.passages.evaluation_sets import read_parts
 from gristmill.dataprep.passages.ngram_index import Hits, NgramIndex, build_index, count_documents, covered, find_ngrams
 from gristmill.dataprep.shuffle import group_starts, sort_rows, spread_groups
-from gristmill.mixtures.decontaminate import Decontaminate
+from gristmill.mixtures.steps.decontaminate import Decontaminate
 
 MOST_COPIES = 1000
 """Further copies of one n-gram in one text are not looked at: they change no share, and could fill the memory."""

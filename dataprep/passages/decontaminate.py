@@ -36,7 +36,7 @@ from gristmill.dataprep.passages.ngram_index import (
 )
 from gristmill.dataprep.shuffle import concat_mapped, open_batches, sort_rows, write_partitions
 from gristmill.dataprep.thresholds import first_failures
-from gristmill.mixtures.decontaminate import Decontaminate
+from gristmill.mixtures.steps.decontaminate import Decontaminate
 
 MATCHES_FILE = "matches.parquet"
 MATCH_SCHEMA = pa.schema(
@@ -170,7 +170,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Args:
         inputs: `ingest`, and the annotating stages that ran before.
-        config: the manifest's `decontaminate` section (`mixtures.decontaminate.Decontaminate`).
+        config: the manifest's `decontaminate` section (`mixtures.steps.decontaminate.Decontaminate`).
 
     Returns:
         `counts`; `sets`: per evaluation set `items`, `checked`, `too_short`, `contaminated` and

@@ -43,7 +43,7 @@ from gristmill.dataprep.text.hashing import fmix64
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import NEWLINE, find_segments
 from gristmill.dataprep.text.unicode_tables import SPACE, code_point_flags, decode, lower_case
-from gristmill.mixtures.dedup import DedupLines
+from gristmill.mixtures.steps.dedup import DedupLines
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, as in hashing.py
 _OTHER_ODD = np.uint64(0xC2B2AE3D27D4EB4F)  # xxHash's second 64-bit prime (Collet, BSD)

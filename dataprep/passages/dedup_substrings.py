@@ -48,7 +48,7 @@ from gristmill.dataprep.shuffle import (
     spread_groups,
     write_partitions,
 )
-from gristmill.mixtures.dedup import DedupSubstrings
+from gristmill.mixtures.steps.dedup import DedupSubstrings
 
 
 @dataclass(frozen=True)

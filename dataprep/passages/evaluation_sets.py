@@ -18,7 +18,7 @@ from gristmill.dataprep.files import as_path
 from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, read_whole, split_compression
 from gristmill.dataprep.reading.sources import outside_files
 from gristmill.dataprep.reading.tables import table_rows
-from gristmill.mixtures.decontaminate import EvaluationSet
+from gristmill.mixtures.steps.decontaminate import EvaluationSet
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 TEXT = "text"

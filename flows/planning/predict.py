@@ -35,8 +35,8 @@ from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.plan import Node, make_plan
 from gristmill.flows.stages.registry import STAGES
 from gristmill.flows.store.store import StageFolder, Store
-from gristmill.mixtures.dedup import Dedup, MinHash
 from gristmill.mixtures.sources import INGEST, Source
+from gristmill.mixtures.steps.dedup import Dedup, MinHash
 
 LARGER = 4
 """The second sample is so many times the first."""

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 
 from gristmill.flows.stages.registry import STAGES, measured_by
 from gristmill.flows.stages.stage import Stage
-from gristmill.mixtures.langid import LanguageId
 from gristmill.mixtures.load import Problem, Written
 from gristmill.mixtures.manifest import Location, Manifest
 from gristmill.mixtures.section import outside_paths
 from gristmill.mixtures.sources import TokenSource
+from gristmill.mixtures.steps.langid import LanguageId
 
 
 def find_problems(manifest: Manifest, written: Written, stages: Iterable[str]) -> list[Problem]:

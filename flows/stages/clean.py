@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gristmill.flows.stages.stage import Stage
-from gristmill.mixtures.clean import Clean
+from gristmill.mixtures.steps.clean import Clean
 
 
 def columns(section: Clean) -> Iterable[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gristmill.flows.stages.stage import Stage
-from gristmill.mixtures.decontaminate import Decontaminate
+from gristmill.mixtures.steps.decontaminate import Decontaminate
 
 STAGE = Stage(
     "decontaminate", 2, "gristmill.dataprep.passages.decontaminate:run", section=Decontaminate,

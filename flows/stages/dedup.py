@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from gristmill.flows.stages.stage import Location, Stage
-from gristmill.mixtures.dedup import Dedup
 from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.steps.dedup import Dedup
 
 
 def preflight(

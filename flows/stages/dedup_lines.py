@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gristmill.flows.stages.stage import Stage
-from gristmill.mixtures.dedup import DedupLines
+from gristmill.mixtures.steps.dedup import DedupLines
 
 STAGE = Stage(
     "dedup_lines", 1, "gristmill.dataprep.passages.dedup_lines:run", section=DedupLines,

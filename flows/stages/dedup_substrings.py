@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gristmill.flows.stages.stage import Stage
-from gristmill.mixtures.dedup import DedupSubstrings
+from gristmill.mixtures.steps.dedup import DedupSubstrings
 
 STAGE = Stage(
     "dedup_substrings", 1, "gristmill.dataprep.passages.dedup_substrings:run", section=DedupSubstrings,

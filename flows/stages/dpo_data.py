@@ -5,8 +5,8 @@ from __future__ import annotations
 from gristmill.flows.stages.sections import step_recipe, without
 from gristmill.flows.stages.stage import Recipe, Stage
 from gristmill.flows.stages.trainings import data_needs, whole
-from gristmill.mixtures.decontaminate import Decontaminate
 from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.steps.decontaminate import Decontaminate
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gristmill.flows.stages.stage import Stage
-from gristmill.mixtures.filter import Filter
+from gristmill.mixtures.steps.filter import Filter
 
 
 def columns(section: Filter) -> Iterable[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gristmill.flows.stages.stage import Stage
-from gristmill.mixtures.langid import LanguageId
+from gristmill.mixtures.steps.langid import LanguageId
 
 
 def columns(section: LanguageId) -> Iterable[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gristmill.flows.stages.stage import Stage
-from gristmill.mixtures.quality import Quality
+from gristmill.mixtures.steps.quality import Quality
 
 STAGE = Stage(
     "quality", 4, "gristmill.dataprep.judges.quality:run", section=Quality,

@@ -6,10 +6,10 @@ from copy import deepcopy
 from typing import Any
 
 from gristmill.flows.stages.stage import Recipe
-from gristmill.mixtures.langid import LanguageId
 from gristmill.mixtures.manifest import Manifest
-from gristmill.mixtures.quality import Quality
 from gristmill.mixtures.section import RECIPE, Judging, Section, outside_paths
+from gristmill.mixtures.steps.langid import LanguageId
+from gristmill.mixtures.steps.quality import Quality
 
 
 def dump(section: Section, *leave_out: str) -> Recipe:

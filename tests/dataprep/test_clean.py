@@ -17,7 +17,7 @@ from gristmill.dataprep.cleaning.clean import clean_texts
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import read_documents, read_table, shard_names
 from gristmill.dataprep.edits import EDITS, apply_edits
-from gristmill.mixtures.clean import Clean
+from gristmill.mixtures.steps.clean import Clean
 
 EVERYTHING = {
     "fix_unicode": True, "normalise": "NFC", "lines": ["c4", {"dclm": {"counters": False}}], "max_newlines": 2,

@@ -25,7 +25,7 @@ from gristmill.dataprep.duplicates.components import (
 from gristmill.dataprep.duplicates.dedup_index import DedupPlan
 from gristmill.dataprep.jobs.engine import partition_tasks
 from gristmill.dataprep.shuffle import write_partitions
-from gristmill.mixtures.dedup import Dedup
+from gristmill.mixtures.steps.dedup import Dedup
 
 numbers = st.integers(0, 30)
 graphs = st.lists(st.tuples(numbers, numbers).filter(lambda pair: pair[0] != pair[1]), max_size=40).map(

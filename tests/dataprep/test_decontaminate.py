@@ -17,7 +17,7 @@ from gristmill.dataprep.counts import check_conservation
 from gristmill.dataprep.documents import document_id, read_documents, write_table
 from gristmill.dataprep.passages import decontaminate
 from gristmill.dataprep.replay import judge_shard, rules_of
-from gristmill.mixtures.decontaminate import Decontaminate
+from gristmill.mixtures.steps.decontaminate import Decontaminate
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 Document = tuple[str, str, str]

@@ -16,8 +16,8 @@ from gristmill.dataprep.counts import check_conservation
 from gristmill.dataprep.documents import document_id
 from gristmill.dataprep.duplicates import dedup
 from gristmill.dataprep.duplicates.dedup_index import IndexMismatchError
-from gristmill.mixtures.dedup import Dedup
 from gristmill.mixtures.section import outside_paths
+from gristmill.mixtures.steps.dedup import Dedup
 
 Document = tuple[str, str, str]
 

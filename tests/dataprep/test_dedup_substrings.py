@@ -24,7 +24,7 @@ from gristmill.dataprep.passages import dedup_substrings
 from gristmill.dataprep.passages import windows as copies
 from gristmill.dataprep.passages.windows import find_anchors, find_windows, near
 from gristmill.dataprep.shuffle import open_batches
-from gristmill.mixtures.dedup import DedupSubstrings
+from gristmill.mixtures.steps.dedup import DedupSubstrings
 
 Document = tuple[str, str, str]
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from gristmill.dataprep.passages.evaluation_sets import EvaluationSetError, read_parts
 from gristmill.dataprep.reading.sources import SourceError
-from gristmill.mixtures.decontaminate import Decontaminate, EvaluationSet
+from gristmill.mixtures.steps.decontaminate import Decontaminate, EvaluationSet
 
 ITEMS = [{"question": "Who was it?", "answer": "Nobody.", "options": ["a", "b"], "year": 1999},
          {"question": "Where?", "answer": None, "options": ["c"], "year": 2000}]

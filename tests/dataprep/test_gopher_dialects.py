@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gristmill.dataprep.filtering import gopher, word_cuts
 from gristmill.dataprep.thresholds import failures
-from gristmill.mixtures.filter import GopherQuality, GopherRepetition, GopherRules, Rules
+from gristmill.mixtures.steps.filter import GopherQuality, GopherRepetition, GopherRules, Rules
 from tests.dataprep import gopher_reference
 
 PIECES = [

@@ -37,7 +37,7 @@ from gristmill.dataprep.judges.langid import (
     without_cuts,
 )
 from gristmill.dataprep.judges.language_codes import Language, parse_label
-from gristmill.mixtures.langid import LanguageId
+from gristmill.mixtures.steps.langid import LanguageId
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "langid"
 MODEL = SHARED / "lid176" / "lid.176.ftz"

@@ -19,7 +19,7 @@ from gristmill.dataprep.cleaning.lines_c4 import POLICY_PHRASES, c4_lines
 from gristmill.dataprep.cleaning.lines_dclm import COUNTED, dclm_lines
 from gristmill.dataprep.edits import apply_edits
 from gristmill.dataprep.text.unicode_tables import CODE_POINTS
-from gristmill.mixtures.clean import C4Lines, DclmLines
+from gristmill.mixtures.steps.clean import C4Lines, DclmLines
 
 Counted = dict[str, int]
 POSTS = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "text" / "18f_posts.jsonl.zst"

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from gristmill.dataprep.cleaning.masking import find_pii, mask, placeholder
 from gristmill.dataprep.cleaning.pii import CARD_PREFIXES, IBAN_LENGTHS, KINDS
 from gristmill.dataprep.edits import apply_edits
-from gristmill.mixtures.clean import Clean, Mask, PiiKind
+from gristmill.mixtures.steps.clean import Clean, Mask, PiiKind
 
 ALL = Mask(kinds=KINDS)
 TAGS = Mask(kinds=KINDS, style="tag")

@@ -31,7 +31,7 @@ from gristmill.dataprep.judges.perplexity import (
     normalise,
     perplexities,
 )
-from gristmill.mixtures.quality import Quality
+from gristmill.mixtures.steps.quality import Quality
 
 Gram = tuple[str, ...]
 WORDS = "the a cat dog sat ran on mat big red".split()

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.dataprep.cleaning import as_lines, clean_with_datatrove, clean_with_us, found_by_us, score
 from benchmarks.dataprep.pii_samples import NEGATIVES, POSITIVES, sentences
 from gristmill.dataprep.cleaning.pii import KINDS
-from gristmill.mixtures.clean import PiiKind
+from gristmill.mixtures.steps.clean import PiiKind
 
 SAMPLES = sentences(7, 30)
 

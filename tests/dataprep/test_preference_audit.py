@@ -8,7 +8,7 @@ from benchmarks.checkout import data_folder
 from gristmill.dataprep.examples.preferences import audit, warnings_of
 from gristmill.dataprep.examples.read_examples import read_set
 from gristmill.dataprep.passages.contamination import leaks_into
-from gristmill.mixtures.decontaminate import Decontaminate
+from gristmill.mixtures.steps.decontaminate import Decontaminate
 
 
 def pair(prompt: str, chosen: str, rejected: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from gristmill.dataprep.judges.classifier import ClassifierError, as_line, epoch
 from gristmill.dataprep.judges.fasttext_models import load_model
 from gristmill.dataprep.judges.labelled_examples import QualityError, choose_examples, draw, open_pool, split_draws
 from gristmill.dataprep.judges.quality import area_under_curve
-from gristmill.mixtures.quality import Classifier, Quality
+from gristmill.mixtures.steps.quality import Classifier, Quality
 
 SECTION = {"positive": ["books"], "negative": ["ads"], "epochs": 5, "dimensions": 8, "buckets": 1000, "holdout": 0.25}
 SETTINGS = Classifier.model_validate(SECTION)

@@ -14,9 +14,9 @@ import pytest
 from gristmill.dataprep.documents import annotate, read_documents, write_table
 from gristmill.dataprep.filtering import filter as filter_stage
 from gristmill.dataprep.replay import Rule, Verdicts, judge_shard, nearest, rules_of
-from gristmill.mixtures.decontaminate import Decontaminate
-from gristmill.mixtures.filter import Filter
-from gristmill.mixtures.langid import LanguageId
+from gristmill.mixtures.steps.decontaminate import Decontaminate
+from gristmill.mixtures.steps.filter import Filter
+from gristmill.mixtures.steps.langid import LanguageId
 
 SHARD = "part-00000.parquet"
 WORDS = "the river of and stone table under morning to letter garden with #tag 17 a-very-long-compound-word".split()

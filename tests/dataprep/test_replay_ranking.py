@@ -14,8 +14,8 @@ from gristmill.dataprep.documents import column_names, read_annotations, shard_n
 from gristmill.dataprep.filtering import filter as filter_stage
 from gristmill.dataprep.judges import quality
 from gristmill.dataprep.replay import Rule, judge_shard, keep_top_rule, nearest, rules_of
-from gristmill.mixtures.filter import Filter
-from gristmill.mixtures.quality import Quality
+from gristmill.mixtures.steps.filter import Filter
+from gristmill.mixtures.steps.quality import Quality
 
 SEED = 5
 WORDS = "the river of and stone table under morning to letter garden with #tag 17 a-very-long-compound-word".split()

@@ -18,7 +18,7 @@ from gristmill.flows.stages.registry import STAGES
 from gristmill.flows.stages.sections import step_recipe
 from gristmill.mixtures.load import load_manifest
 from gristmill.mixtures.manifest import Engine
-from gristmill.mixtures.quality import Quality
+from gristmill.mixtures.steps.quality import Quality
 
 GOLDEN = Path(__file__).with_name("fingerprints.json")
 DEMO = Path(__file__).resolve().parent.parent.parent / "mixtures" / "demo.yaml"

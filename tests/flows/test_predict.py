@@ -18,9 +18,9 @@ from gristmill.flows.planning import predict
 from gristmill.flows.planning.predict import Measured, lsh_curve
 from gristmill.flows.planning.sampled_sources import take_sample
 from gristmill.flows.running.session import open_session
-from gristmill.mixtures.dedup import MinHash
 from gristmill.mixtures.load import load_manifest
 from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.steps.dedup import MinHash
 
 SENTENCE = "The river and the mountain have to be seen with that light of the morning. "
 

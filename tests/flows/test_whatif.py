@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, write_table
 from gristmill.dataprep.replay import rules_of
 from gristmill.flows.questions.whatif import print_thresholds, thresholds
-from gristmill.mixtures.filter import Filter
+from gristmill.mixtures.steps.filter import Filter
 
 SECTION = Filter.model_validate({"rules": [{"gopher_quality": {"min_words": 50, "max_mean_word_length": 10.0}}]})
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gristmill.mixtures.filter import Filter, Rules
 from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.steps.filter import Filter, Rules
 
 
 def rules(value: Any) -> dict[str, Any]:

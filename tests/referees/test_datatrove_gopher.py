@@ -15,7 +15,7 @@ import pytest
 from gristmill.dataprep.filtering import gopher
 from gristmill.dataprep.text.unicode_tables import CONTENT, code_point_flags
 from gristmill.dataprep.thresholds import failures
-from gristmill.mixtures.filter import GopherQuality, GopherRepetition
+from gristmill.mixtures.steps.filter import GopherQuality, GopherRepetition
 from tests.dataprep import word_cuts_reference
 
 DATA = Path("../shared/data")

@@ -120,7 +120,7 @@ def test_the_stage_measures_and_cuts_by_the_model(exported: Path, tmp_path: Path
 
 def test_preparing_loads_torch_for_no_other_score() -> None:
     code = ("import sys; from gristmill.dataprep.judges import quality, scorers; "
-            "from gristmill.mixtures.quality import Quality; "
+            "from gristmill.mixtures.steps.quality import Quality; "
             "scorers.make_measure(Quality(heuristics=True), {}); print('torch' in sys.modules)")  # fmt: skip
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"

@@ -18,8 +18,8 @@ from gristmill.dataprep.examples.read_examples import Refused
 from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.passages.contamination import leaks_into
 from gristmill.dataprep.seeds import content_key
-from gristmill.mixtures.decontaminate import Decontaminate
 from gristmill.mixtures.posttraining import PreferencePairs
+from gristmill.mixtures.steps.decontaminate import Decontaminate
 from gristmill.train.data.conversation_tokens import (
     SHOWN_REASONS,
     Chat,
