@@ -9,13 +9,11 @@ every read, `keep`, `reason`, `error`, every value that was measured and, where 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -393,11 +391,3 @@ def _add_group(counts: Counts, reason: str | None, number: int, size: int, size_
 
 def _empty_counts() -> Counts:
     return {"read": 0, "kept": 0, "dropped": {}, "quarantined": 0, "bytes_read": 0, "bytes_kept": 0}
-
-
-_METADATA_ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, default=str)
-
-
-def metadata_json(values: Mapping[str, Any]) -> str:
-    """Metadata as the JSON string that a document carries."""
-    return _METADATA_ENCODER.encode(values) if values else "{}"

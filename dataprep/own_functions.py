@@ -94,11 +94,9 @@ def _check_call(own: Own, function: Callable[..., Any], given: Sequence[str]) ->
     try:
         signature.bind(*given, **own.options)
     except TypeError as error:
-        definition = own.use.definition()
-        place = f"{own.use.file}, line {definition.lineno}" if definition else own.use.file
         options = f" and with: {', '.join(own.options)}" if own.options else ""
-        raise OwnCodeError(f"{place}: {own.use.name}{signature} cannot be called with ({', '.join(given)}){options}: "
-                           f"{error}") from error
+        raise OwnCodeError(f"{own.use.place}: {own.use.name}{signature} cannot be called with "
+                           f"({', '.join(given)}){options}: {error}") from error
 
 
 def _load_module(own: OwnFunction) -> ModuleType:

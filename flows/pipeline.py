@@ -139,7 +139,7 @@ def _open(manifest: str, overrides: tuple[str, ...], store: str, until: str, exa
         return opened
     try:
         refuse_secrets({"overrides": list(overrides), "store": store})
-        return open_session(manifest, list(overrides), store or None, until=until, exactly=exactly)
+        return open_session(manifest, list(overrides), store or None, until=until, exactly=exactly, allow_code=True)
     except Exception as error:
         told = without_secrets(error)
         publish_refusal(manifest, told)

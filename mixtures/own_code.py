@@ -80,6 +80,12 @@ class OwnFunction:
         """`steps.py`: what its file is called in messages; of an installed one the module."""
         return f"{self.module}.py" if self.files else self.module
 
+    @property
+    def place(self) -> str:
+        """`steps.py, line 3`: where it is defined, as far as that is known."""
+        found = self.definition()
+        return self.file if found is None else f"{self.file}, line {found.lineno}"
+
     def definition(self) -> ast.FunctionDef | ast.ClassDef | None:
         """Where its source is at hand and its file defines it by `def` or `class`, that definition."""
         if self.file not in self.files:

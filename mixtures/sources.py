@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
+from gristmill.mixtures.own_code import Own
 from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section
 
 INGEST = "ingest"
@@ -30,13 +31,35 @@ class ExtractOptions(Section):
     """Keep the targets of links."""
 
 
+class OwnReader(Own):
+    """A function that reads a file: `read(path)` or `read(stream)` yields its records; see docs/own-readers.md."""
+
+    time_limit_seconds: PositiveFloat = 60.0
+    """Processor time that one record may take; one that takes more costs the rest of its file. A function that sleeps
+    instead ends at six times that."""
+
+
+class OwnListing(Own):
+    """A function that lists a source's files: their paths or URLs, in an order that never changes."""
+
+    time_limit_seconds: PositiveFloat = 600.0
+    """Processor time that the listing may take; waiting, six times that."""
+
+
 class DocumentFiles(Section):
     """Where a source's documents are and how they are read."""
 
     path: OutsidePath
     """A file, a glob, a folder, an fsspec URL of one of these, `python-docs://` or `python-stdlib://`. The members of a
     tar (`.tar`, `.tgz`, `.tar.gz`, `.tar.zst`, `.tar.bz2`, `.tar.xz`) or zip archive are read like a folder's files.
-    Files may be compressed: `.gz`, `.zst`, `.bz2`, `.xz`, `.lz4`."""
+    Files may be compressed: `.gz`, `.zst`, `.bz2`, `.xz`, `.lz4`. With `list`: what relative paths of the listing are
+    relative to, the manifest's folder if absent."""
+    list: OwnListing | None = None
+    """A function of yours that lists the files, instead of all that `path` names. It runs when the manifest is planned,
+    since the files are part of the fingerprint; commands that only look at a manifest run it after `gristmill run` or
+    `plan --allow-code` has allowed that code."""
+    read: OwnReader | None = None
+    """A function of yours that reads a file, instead of a `format`. What it yields is treated like lines of JSONL."""
     format: Format = "auto"
     """`auto` decides by file extension. `csv` is tab-separated in files called `.tsv`. `warc` covers WET and ARC
     files too: the 2xx responses of HTML or plain text, and conversion records, are documents; all else is counted as
@@ -75,6 +98,13 @@ class DocumentFiles(Section):
     """Read at most this many documents. They are the first of the sorted listing, so a source with a limit is read by
     one worker, file after file."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _listed_from_the_folder(cls, value: Any) -> Any:
+        """A listing needs no `path`: it may name files anywhere."""
+        is_listed = isinstance(value, dict) and value.get("list") is not None
+        return {"path": ".", **value} if is_listed else value
+
     @field_validator("encoding")
     @classmethod
     def _is_an_encoding(cls, value: str | None) -> str | None:
@@ -90,6 +120,10 @@ class DocumentFiles(Section):
     def _only_what_applies(self) -> Self:
         if self.split is not None and self.format != "hf":
             raise ValueError("`split` belongs to `format: hf`; remove it or set the format")
+        if self.read is not None and self.format != "auto":
+            raise ValueError(f"`read` and `format: {self.format}` both say how files are read; leave one out")
+        if self.list is not None and self.format == "hf":
+            raise ValueError("`format: hf` lists the files of a folder itself; remove `list`")
         if self.extract_options.favor == "precision" and self.extract != "trafilatura":
             raise ValueError("only trafilatura can favor precision; add `extract: trafilatura`")
         return self

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import ConservationError
-from gristmill.dataprep.documents import DOCUMENT_SCHEMA, ID_BYTES, metadata_json, write_table
+from gristmill.dataprep.documents import DOCUMENT_SCHEMA, ID_BYTES, write_table
 from gristmill.dataprep.examples.conversations import said
 from gristmill.dataprep.examples.kept_examples import (
     DOCUMENTS,
@@ -39,6 +39,7 @@ from gristmill.dataprep.examples.kept_examples import (
 )
 from gristmill.dataprep.examples.read_examples import Example, ExamplesError, ExampleSet, Kind, read_set
 from gristmill.dataprep.files import write_json
+from gristmill.dataprep.reading.records import metadata_json
 from gristmill.mixtures.posttraining import Instructions, PreferencePairs
 from gristmill.mixtures.prepare import ExampleStep
 

@@ -10,8 +10,10 @@ file, or a source with a `limit`, is one task that fills several shards.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +29,17 @@ from gristmill.dataprep.reading.document_shards import (
     estimate_losses,
 )
 from gristmill.dataprep.reading.extraction_guard import Guard, Limits, extract_pages
+from gristmill.dataprep.reading.own_sources import OwnProcess
 from gristmill.dataprep.reading.readers import read_file
-from gristmill.dataprep.reading.records import Reading
+from gristmill.dataprep.reading.records import Read, Reading
 from gristmill.dataprep.reading.repeats import Repeats, drop_repeats, refuse_repeats, shards_of
 from gristmill.dataprep.reading.sources import SourceError, SourceFile, SourceListing, find_files
 from gristmill.dataprep.reading.table_guard import TableReader
-from gristmill.mixtures.sources import Ingest, Source
+from gristmill.mixtures.own_code import OwnCodeError
+from gristmill.mixtures.sources import Ingest, OwnReader, Source
 
+TRIED_RECORDS = 100
+"""Records of its first file by which a reader of the user's is compared with itself."""
 SHOWN_CAUSES = 5
 """Causes that the warning about a source which is mostly skipped names."""
 DEFAULT_EXTRACTOR = "resiliparse"
@@ -74,12 +80,14 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     listings = {name: find_files(name, source.model_dump()) for name, source in sources.items()}
     for name, listing in listings.items():
         check_unchanged(name, listing, planned[name])
+    unsteady = list(try_readers(sources, listings))
     tasks = plan(sources, listings, section.shard_bytes)
     process = partial(ingest_task, str(out), section)
     results = run_tasks("read", tasks, process, context, holds_gil=True)
     _check_every_source(sources, results)
     losses = estimate_losses(results)
-    warnings = [*_ignored_files(listings), *(warning for result in results for warning in result["warnings"]),
+    warnings = [*unsteady, *_ignored_files(listings),
+                *(warning for result in results for warning in result["warnings"]),
                 *_mostly_skipped(sources, results), *_replaced(sources, results),
                 *_too_long(sources, results, section.max_document_bytes),
                 *map(describe_loss, losses[:SHOWN_DAMAGED])]
@@ -120,17 +128,19 @@ def check_unchanged(name: str, listing: SourceListing, planned: Sequence[Mapping
         if before[path]["size"] != now[path].size or not (hashed or before[path]["stamp"] == now[path].stamp):
             changed.append(path)
     if changed:
-        raise ChangedInputError(
-            f"source {name!r}: {len(changed)} files changed since the run was planned, first {min(changed)}; run again"
-        )
+        again = f", or mend {listing.by} if it lists others at every call" if listing.by else ""
+        raise ChangedInputError(f"source {name!r}: {len(changed)} files changed since the run was planned, first "
+                                f"{min(changed)}; run again{again}")
+    if listing.by and list(before) != list(now):
+        raise ChangedInputError(f"source {name!r}: {listing.by} lists its files in another order than when the run "
+                                "was planned; let it sort them")
 
 
 def plan(sources: Mapping[str, Source], listings: Mapping[str, SourceListing], shard_bytes: int) -> list[Task]:
     """Cut the listings into tasks, in the order of the names of sources and files; a pure function of both."""
     tasks: list[Task] = []
     for name, source in sorted(sources.items()):
-        reading = Reading(source.text_field, source.id_field, source.metadata_fields, source.encoding, source.extract,
-                          source.encoding_errors)
+        reading = reading_of(source)
         for files in _groups(listings[name].files, shard_bytes, whole=source.limit is not None):
             payload = {
                 "source": name,
@@ -138,9 +148,16 @@ def plan(sources: Mapping[str, Source], listings: Mapping[str, SourceListing], s
                 "reading": asdict(reading),
                 "extract_options": source.extract_options.model_dump(),
                 "limit": source.limit,
+                **({"read": source.read.model_dump(mode="json")} if source.read else {}),
             }
             tasks.append(Task(f"{len(tasks):05d}", payload, sum(file.size for file in files)))
     return tasks
+
+
+def reading_of(source: Source) -> Reading:
+    """How a source's records are read."""
+    return Reading(source.text_field, source.id_field, source.metadata_fields, source.encoding, source.extract,
+                   source.encoding_errors)
 
 
 def _groups(files: Sequence[SourceFile], shard_bytes: int, whole: bool) -> Iterator[list[SourceFile]]:
@@ -164,10 +181,11 @@ def ingest_task(out: str, section: Ingest, task: Task) -> Done:
     warnings = []
     limits = Limits(section.extract_seconds, section.extract_memory_bytes)
     extractor = Guard(reading.extract or DEFAULT_EXTRACTOR, task.payload["extract_options"], limits)
-    with extractor as guard, TableReader() as tables:
+    with extractor as guard, TableReader() as tables, _own_reader(task.payload) as own:
         for file in (SourceFile(**entry) for entry in task.payload["files"]):
             before, skipped = writer.read, writer.skipped.total()
-            for record in extract_pages(read_file(file, reading, tables), guard, reading):
+            records = read_file(file, reading, tables) if own is None else own_records(own, file, reading)
+            for record in extract_pages(records, guard, reading):
                 writer.add(file.name, record)
                 if writer.kept == task.payload["limit"]:
                     break
@@ -191,6 +209,35 @@ def ingest_task(out: str, section: Ingest, task: Task) -> Done:
         "damaged": [asdict(file) for file in writer.damaged],
     }
     return Done(writer.files, result)
+
+
+def _own_reader(payload: Mapping[str, Any]) -> AbstractContextManager[OwnProcess | None]:
+    return OwnProcess(OwnReader.model_validate(payload["read"])) if "read" in payload else nullcontext()
+
+
+def own_records(own: OwnProcess, file: SourceFile, reading: Reading) -> Iterator[Read]:
+    """What a reader of the user's makes of a file."""
+    return own.records(file.name, file.location, file.compression, file.size, reading)
+
+
+def try_readers(sources: Mapping[str, Source], listings: Mapping[str, SourceListing]) -> Iterator[str]:
+    """Call every reader of the user's twice on its first file, and yield a warning where it gives something else then.
+
+    Raises:
+        SourceError: it cannot be loaded or called, or gives no records.
+    """
+    for name, source in sources.items():
+        if source.read is None:
+            continue
+        file, reading = listings[name].files[0], reading_of(source)
+        try:
+            with OwnProcess(source.read) as once, OwnProcess(source.read) as again:
+                first, second = (list(islice(own_records(own, file, reading), TRIED_RECORDS)) for own in (once, again))
+        except OwnCodeError as error:
+            raise SourceError(f"source {name!r}: read: {error}") from error
+        if first != second:
+            yield (f"source {name!r}: {source.read.use.reference} is not deterministic: called twice on {file.name}, "
+                   "it gives other records; runs of this manifest will differ")
 
 
 def _check_every_source(sources: Mapping[str, Source], results: Sequence[Mapping[str, Any]]) -> None:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from gristmill.dataprep.documents import metadata_json
 from gristmill.dataprep.reading.compression import Metered, Openable
 from gristmill.dataprep.reading.encoding import AUTO, UTF8, Decoded, Errors, UndecodableError, decode
 
 EXCERPT_CHARACTERS = 200
 EMPTY = "extract/empty"
 """Reason for which a page without text is dropped: on the web they are common, and no mistake of anybody's."""
+
+
+_METADATA_ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, default=str)
+"""Made once: `json.dumps` makes one for every record."""
+
+
+def metadata_json(values: Mapping[str, Any]) -> str:
+    """Metadata as the JSON string that a document carries."""
+    return _METADATA_ENCODER.encode(values) if values else "{}"
 
 
 @dataclass(frozen=True)

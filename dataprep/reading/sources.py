@@ -19,7 +19,10 @@ from urllib.parse import unquote
 from gristmill.dataprep.files import as_path, sha256_file
 from gristmill.dataprep.reading.compression import split_compression
 from gristmill.dataprep.reading.huggingface import DEFAULT_SPLIT, NoSplitError, split_files
+from gristmill.dataprep.reading.own_sources import OwnProcess
 from gristmill.dataprep.reading.pythondocs import is_python_source, python_listing, python_parts
+from gristmill.mixtures.own_code import OwnCodeError
+from gristmill.mixtures.sources import OwnListing
 
 _STAMP_KEYS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created")
 
@@ -141,6 +144,8 @@ ARCHIVES = ("tar", "zip")
 _DATASET_FORMATS = ("parquet", "arrow", "jsonl", "csv")
 _WITHOUT_COMPRESSION = ("parquet", "arrow", "zip")
 _FORMAT_OF = {extension: name for name, extensions in FORMATS.items() for extension in extensions}
+OWN = "own"
+"""The format of files that a function of the user's reads."""
 HASHED_BYTES = 64 << 20
 """Outside files below this size are named by their content."""
 
@@ -158,7 +163,7 @@ class SourceFile:
         location: where it lies now (a local path or URL).
         size: bytes as stored.
         stamp: modification time in ns, etag, or what else changes with the content.
-        format: a key of FORMATS, or `python`.
+        format: a key of FORMATS, `python`, or OWN.
         compression: one of compression.COMPRESSIONS, or empty.
         members: of an archive: the format that the source asks for, or `auto`.
     """
@@ -179,14 +184,18 @@ class SourceListing:
     files: Sequence[SourceFile]
     ignored: Mapping[str, int] = field(default_factory=dict)
     """Number of files of a folder that are not read, by extension."""
+    by: str = ""
+    """The function of the user's that listed them."""
 
 
 def listing(name: str, source: Mapping[str, Any], verify: bool = False) -> list[dict[str, Any]]:
     """List what fingerprints a source: `path` (relative), `size` (bytes), `stamp`, sorted by path.
 
+    A listing of the user's has its own order.
+
     Args:
         name: the source's name, for messages.
-        source: its section of the manifest; only `path`, `format` and `split` are looked at.
+        source: its section of the manifest; only what says which files it has is looked at.
         verify: take SHA-256 of the contents as stamps, instead of modification times or etags.
 
     Raises:
@@ -260,7 +269,7 @@ def check(name: str, source: Mapping[str, Any]) -> None:
 
 
 def find_files(name: str, source: Mapping[str, Any]) -> SourceListing:
-    """Find the inputs of a source, sorted by name.
+    """Find the inputs of a source, sorted by name; those of a listing of the user's in its order.
 
     A folder is searched at any depth for files of the source's format (`auto`: for all known extensions; `text`:
     for all files; `hf`: for the files of a split). A glob and a file name what they match.
@@ -268,7 +277,11 @@ def find_files(name: str, source: Mapping[str, Any]) -> SourceListing:
     Raises:
         SourceError: the path matches nothing, `auto` cannot tell a file's format, or an `hf` folder has no such split.
     """
-    path, asked = source["path"], source.get("format", "auto")
+    path, asked = source["path"], OWN if source.get("read") else source.get("format", "auto")
+    if source.get("list"):
+        own = OwnListing.model_validate(source["list"])
+        files = [_source_file(name, item, asked, "") for item in _listed(name, own, path)]
+        return SourceListing(files, by=own.use.reference)
     if is_python_source(path):
         return SourceListing([SourceFile(part, path, 0, "", "python", "") for part in python_parts(path)])
     if "://" in path and "::" in path:
@@ -286,6 +299,46 @@ def find_files(name: str, source: Mapping[str, Any]) -> SourceListing:
     explicit = split_compression(PurePosixPath(path).name)[0] if kind == "glob" else ""
     files = [_source_file(name, item, asked, explicit) for item in sorted(wanted, key=lambda item: item.name)]
     return SourceListing(files, dict(sorted(ignored.items())))
+
+
+def _listed(name: str, own: OwnListing, base: str) -> list[Found]:
+    """The files that a function of the user's lists; paths are relative to `base`.
+
+    Raises:
+        SourceError: it cannot be called or gives no paths, one that is not there, or one twice.
+    """
+    try:
+        with OwnProcess(own) as process:
+            found = [_entry(name, entry, base) for entry in process.files(base)]
+    except OwnCodeError as error:
+        raise SourceError(f"source {name!r}: list: {error}") from error
+    if not found:
+        raise SourceError(f"source {name!r}: list: {own.use.reference} lists no files")
+    names = Counter(item.name for item in found)
+    if twice := next((file for file, number in names.items() if number > 1), None):
+        raise SourceError(f"source {name!r}: list: {own.use.reference} lists {twice} twice; list it once, or give "
+                          "each a `name` of its own")
+    return found
+
+
+def _entry(name: str, entry: Mapping[str, Any], base: str) -> Found:
+    """A listed file; one with a URL and a size is not looked at."""
+    path = entry["path"]
+    location = path if "://" in path or os.path.isabs(path) else f"{base.rstrip('/')}/{path}"
+    called = entry.get("name") or _name_below(location, base)
+    if "://" in location and "size" in entry:
+        return Found(called, location, entry["size"], "")
+    kind, found = find_at(f"source {name!r}: list", location)
+    if kind != "file":
+        raise SourceError(f"source {name!r}: list: {location} is " + (
+            "not there" if kind == "missing" else f"a {kind}; list its files"))
+    return Found(called, found[0].location, found[0].size, found[0].stamp)
+
+
+def _name_below(location: str, base: str) -> str:
+    """What a listed file is called: its path below `base`, or all of it; without a URL's scheme and query."""
+    below = location.removeprefix(base.rstrip("/") + "/").rpartition("://")[2].lstrip("/")
+    return unquote(below.partition("?")[0]) if "://" in location else below
 
 
 def _dataset(name: str, path: str, kind: str, found: Sequence[Found], split: str) -> SourceListing:
@@ -331,11 +384,13 @@ def _nothing(kind: str, path: str, asked: str, ignored: Mapping[str, int]) -> st
 
 def _is_wanted(name: str, asked: str) -> bool:
     known = _FORMAT_OF.get(split_compression(name)[0])
-    return asked == "text" or (known is not None if asked == "auto" else known == asked)
+    return asked in ("text", OWN) or (known is not None if asked == "auto" else known == asked)
 
 
 def _source_file(name: str, item: Found, asked: str, explicit: str) -> SourceFile:
-    extension, compression = split_compression(item.name)
+    # A listing may call a file otherwise, and what follows a URL's path is a query.
+    extension, compression = split_compression(
+        item.location.partition("?")[0] if "://" in item.location else item.location)
     known = _FORMAT_OF.get(extension)
     if asked == "auto" and known is None and extension and extension == explicit:
         known = "text"  # a glob that spells the extension out means these files
@@ -347,7 +402,7 @@ def _source_file(name: str, item: Found, asked: str, explicit: str) -> SourceFil
             f"set `format:` to text, jsonl, csv, parquet, arrow, html or warc (known extensions: {known_ones})"
         )
     members = ""
-    if known in ARCHIVES:
+    if known in ARCHIVES and asked != OWN:
         if asked in ("parquet", "arrow"):
             raise SourceError(f"source {name!r}: {item.name}: {asked} files are not read out of archives; unpack it")
         chosen, members = known, asked

@@ -100,7 +100,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts
 
 def open_or_exit(
     manifest: str, overrides: list[str] | None, store: str | None, until: str | None = None, exactly: bool = False,
-    verify_inputs: bool = False,
+    verify_inputs: bool = False, allow_code: bool = False,
 ) -> Session:
     """Open a manifest, or print everything that is wrong with it and exit with code 2."""
     from gristmill.dataprep.examples.read_examples import ExamplesError
@@ -111,7 +111,7 @@ def open_or_exit(
     from gristmill.mixtures.load import ManifestError
 
     try:
-        return open_session(manifest, overrides or [], store, until, exactly, verify_inputs)
+        return open_session(manifest, overrides or [], store, until, exactly, verify_inputs, allow_code)
     except ManifestError as error:
         many = len(error.problems)
         typer.echo(mask_text(str(error)), err=True)

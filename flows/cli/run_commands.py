@@ -49,7 +49,8 @@ def run(
     from gristmill.mixtures.yaml_text import did_you_mean
 
     settings = [*(set_ or []), *(["engine.deterministic=true"] if deterministic else [])]
-    session = open_or_exit(manifest, settings, store, until=until, exactly=True, verify_inputs=verify_inputs)
+    session = open_or_exit(manifest, settings, store, until=until, exactly=True, verify_inputs=verify_inputs,
+                           allow_code=not dry_run)
     unknown = [name for name in force or [] if name not in session.plan]
     if unknown:
         fail(f"--force {unknown[0]}: this run has no such stage{did_you_mean(unknown[0], session.plan) or ';'} "
@@ -77,7 +78,7 @@ def stage(
     """Run one stage; the stages before it must be committed."""
     from gristmill.flows.running.launch import launch
 
-    session = open_or_exit(manifest, set_, store, until=name, exactly=True)
+    session = open_or_exit(manifest, set_, store, until=name, exactly=True, allow_code=True)
     raise typer.Exit(launch(session, [name], frozenset([name] if force else []), tracked=not no_ui, summarise=False))
 
 
@@ -85,6 +86,8 @@ def stage(
 def plan(
     context: typer.Context,
     manifest: ManifestArgument, set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+    allow_code: Annotated[bool, typer.Option(
+        "--allow-code", help="Let listings of sources run that are code of the manifest's.")] = False,
     predict: Annotated[bool, typer.Option(
         "--predict", help="Run a small sample, and say what time, memory and disk each stage needs.")] = False,
     sample_mb: Annotated[float, typer.Option(metavar="X", help="Size of that sample, in MB of input.", min=0.1)] = 16.0,
@@ -111,7 +114,7 @@ def plan(
         refuse_without(context, "--gpus", ("gpu", "mfu", "peak_tflops", "memory_gb", "prices", "measure"))
     if not predict:
         refuse_without(context, "--predict", ("sample_mb", "sample_seconds"))
-    session = open_or_exit(manifest, set_, store)
+    session = open_or_exit(manifest, set_, store, allow_code=allow_code)
     if gpus is not None:
         from gristmill.flows.planning.plan_gpus import (
             GpuChoice,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.dataprep.files import as_path
-from gristmill.dataprep.reading.sources import SourceFile, find_files
+from gristmill.dataprep.reading.sources import OWN, SourceFile, find_files
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.section import OutsidePath
 from gristmill.mixtures.sources import Source
@@ -69,7 +69,7 @@ def take_sample(manifest: Manifest, folder: Path, sample_bytes: int, whole_pytho
 
 
 def _over_copies(source: Source, folder: Path) -> Source:
-    return source.model_copy(update={"path": OutsidePath(folder / "**" / "*"), "limit": None})
+    return source.model_copy(update={"path": OutsidePath(folder / "**" / "*"), "list": None, "limit": None})
 
 
 def _copy(files: Sequence[SourceFile], folder: Path, budget: int) -> int:
@@ -84,9 +84,9 @@ def _copy(files: Sequence[SourceFile], folder: Path, budget: int) -> int:
 
 def _copy_part(file: SourceFile, target: Path, budget: int) -> int:
     target.parent.mkdir(parents=True, exist_ok=True)
-    if file.size > budget and file.name.endswith(".parquet"):
+    if file.size > budget and file.format == "parquet":
         return _copy_rows(file, target, budget)
-    wanted = file.size if file.name.endswith(UNCUTTABLE) else min(file.size, budget)
+    wanted = file.size if file.format == OWN or file.name.endswith(UNCUTTABLE) else min(file.size, budget)
     with as_path(file.location).open("rb") as stream, target.open("wb") as sink:
         copied = 0
         while copied < wanted and (chunk := stream.read(min(1 << 20, wanted - copied))):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.dataprep.secrets import remember_secrets
+from gristmill.flows.running.allowed_code import refused_listings
 from gristmill.flows.running.preflight import find_problems, missing_files
 from gristmill.flows.running.run import Observer, Runner
 from gristmill.flows.stages.plan import Plan, UnknownStageError, make_plan, present_stages
@@ -84,6 +85,7 @@ def open_session(
     until: str | None = None,
     exactly: bool = False,
     verify_inputs: bool = False,
+    allow_code: bool = False,
 ) -> Session:
     """Validate a manifest and plan it.
 
@@ -94,9 +96,11 @@ def open_session(
         until: the last stage wanted. One that the manifest leaves out stands for the last one before it.
         exactly: whether a stage that the manifest leaves out is an error.
         verify_inputs: hash the content of outside files.
+        allow_code: let listings run that users wrote, now and in this store from now on; who runs a manifest does.
 
     Raises:
-        gristmill.mixtures.load.ManifestError: the manifest is wrong, or a file that it names is missing or unusable.
+        gristmill.mixtures.load.ManifestError: the manifest is wrong, a file that it names is missing or unusable, or
+            nobody has allowed its listing.
         UnknownStageError: there is no such stage.
         gristmill.flows.store.store.StoreLocationError: there can be no store at that place.
     """
@@ -109,6 +113,9 @@ def open_session(
     if until is not None and until not in known:
         raise UnknownStageError(f"no such stage: {until!r}{did_you_mean(until, known) or ';'} stages are "
                                 f"{', '.join(known)}")
+    opened = store_at(store)
+    if refused := refused_listings(loaded, written, opened, allow_code):
+        raise ManifestError(refused)
     try:
         plan = make_plan(loaded, verify_inputs)
     except (OSError, ValueError) as error:
@@ -127,7 +134,7 @@ def open_session(
             raise UnknownStageError(f"{manifest} has no stage {until!r}, and none before it; it has {', '.join(plan)}")
         names = list(plan)
         plan = {name: plan[name] for name in names[: names.index(last) + 1]}
-    session = Session(loaded, manifest, overrides, store_at(store), store, plan)
+    session = Session(loaded, manifest, overrides, opened, store, plan)
     to_make = [name for name, node in plan.items() if node.stage.preflight and session.committed(name) is None]
     problems = find_problems(loaded, written, to_make)
     if problems:

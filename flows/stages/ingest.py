@@ -11,6 +11,8 @@ MIXTURE_KEYS = ("weight", "max_epochs", "min_tokens", "max_tokens", "where", "ep
 """Keys of a source that only the mixture reads; all others belong to its reading."""
 NOTE_KEYS = ("licence",)
 """Keys of a source that change nothing."""
+OWN_KEYS = ("list", "read")
+"""Keys of a source that recipes have where they are given."""
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
@@ -19,7 +21,7 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
         return None
     from gristmill.dataprep.reading.sources import listing
 
-    dumped = {name: dump(source, *MIXTURE_KEYS, *NOTE_KEYS)
+    dumped = {name: dump(source, *MIXTURE_KEYS, *NOTE_KEYS, *(key for key in OWN_KEYS if getattr(source, key) is None))
               for name, source in manifest.document_sources.items()}
     read = {name: {key: value for key, value in source.items() if key != "path"} for name, source in dumped.items()}
     listings = {name: listing(name, source, verify=verify) for name, source in dumped.items()}

@@ -20,10 +20,11 @@ import pyarrow as pa
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import balance
-from gristmill.dataprep.documents import ID_BYTES, hash_document, metadata_json, read_table, write_table
+from gristmill.dataprep.documents import ID_BYTES, hash_document, read_table, write_table
 from gristmill.dataprep.files import as_path, atomic_write
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
 from gristmill.dataprep.reading.ingest import ChangedInputError
+from gristmill.dataprep.reading.records import metadata_json
 from gristmill.mixtures.section import Judging
 from gristmill.mixtures.sources import TokenSource
 from gristmill.tokenize.encoding.encode import DOCS_SCHEMA, docs_name, tokens_name
