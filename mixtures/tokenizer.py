@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from gristmill.mixtures.own_code import Own
 from gristmill.mixtures.section import OutsidePath, Positive, Seeded
 
 BYTES, OWN_SPECIAL_TOKENS = 256, 6
@@ -30,6 +31,10 @@ class Tokenizer(Seeded):
     `{% endgeneration %}`. A template with the roles as special tokens if absent."""
     chat_template_path: OutsidePath | None = None
     """A file that holds the template."""
+    chat_formatter: Own | None = None
+    """A function of yours that writes conversations, instead of a template: it takes the messages, and gives pairs of
+    text and whether the assistant speaks. Tuning, evaluation, `chat` and `serve-model` use it; an exported model cannot
+    carry it, and says so. See docs/own-readers.md."""
     sample_bytes: Positive = 50_000_000
     """Text that the merges are learnt from."""
     weights: dict[str, Annotated[float, Field(ge=0.0)]] | None = None
@@ -41,6 +46,8 @@ class Tokenizer(Seeded):
     def _check(self) -> Tokenizer:
         if self.chat_template is not None and self.chat_template_path is not None:
             raise ValueError("chat_template and chat_template_path both give a template; leave one out")
+        if self.chat_formatter is not None and (self.chat_template, self.chat_template_path) != (None, None):
+            raise ValueError("chat_formatter and a chat template both say how conversations are written; leave one out")
         if self.path is not None and self.pretokenizer != "gpt2":
             raise ValueError(f"pretokenizer {self.pretokenizer} is for a tokenizer that is trained here; the file of "
                              "path has its own")

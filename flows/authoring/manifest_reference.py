@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 import gristmill.flows.stages.registry  # noqa: F401 - lets the steps of `prepare` stand in the schema
 from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.own_code import OwnFunction
 from gristmill.mixtures.prepare import Step, step_fields
 from gristmill.mixtures.section import OutsidePath
 
@@ -115,7 +116,8 @@ def _one_kind(part: Any) -> str:
         return f"mapping of names to {_kind(get_args(part)[1])}"
     if isinstance(part, type) and issubclass(part, BaseModel):
         return "section"
-    names = {OutsidePath: "path", str: "text", int: "whole number", float: "number", bool: "true or false", Any: "any"}
+    names = {OutsidePath: "path", OwnFunction: "function", str: "text", int: "whole number", float: "number",
+             bool: "true or false", Any: "any"}
     return names.get(part, str(part))
 
 

@@ -10,6 +10,7 @@ from gristmill.dataprep.context import read_inputs
 from gristmill.dataprep.files import as_path, read_json
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import TOKENIZER as TOKENIZER_STAGE
+from gristmill.tokenize.encoding.chat_formatters import FORMATTER_FILE
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 PLACES = ("", "model", "data", "data/model")
@@ -56,12 +57,26 @@ def find_model(model: str, tokenizer: str | None) -> ModelFolders:
         chosen = as_path(tokenizer)
         if not (chosen / TOKENIZER).exists():
             raise ModelNotFoundError(f"{chosen} has no {TOKENIZER}")
-        return ModelFolders(folder, chosen)
+        return ModelFolders(folder, _without_code(chosen))
     for candidate in (folder, *_of_its_stage(folder)):
         if (candidate / TOKENIZER).exists():
-            return ModelFolders(folder, candidate)
+            return ModelFolders(folder, _without_code(candidate))
     raise ModelNotFoundError(f"{folder} has no {TOKENIZER}, and no stage is recorded that made it; give the folder of "
                              "its tokenizer with --tokenizer")
+
+
+def _without_code(tokenizer: Path) -> Path:
+    """A tokenizer's folder, unless it holds code: a folder may be anybody's, a manifest names the code that it runs.
+
+    Raises:
+        ModelNotFoundError: a function writes its conversations.
+    """
+    if (tokenizer / FORMATTER_FILE).exists():
+        function = read_json(tokenizer / FORMATTER_FILE)["use"]["function"]
+        raise ModelNotFoundError(f"{tokenizer}: a function writes the conversations of this model ({function}), and "
+                                 "code runs only where a manifest names it; give the manifest instead of the folder, "
+                                 "or export the model")
+    return tokenizer
 
 
 def find_trained(session: Session, tokenizer: str | None) -> ModelFolders:
@@ -81,7 +96,8 @@ def find_trained(session: Session, tokenizer: str | None) -> ModelFolders:
     if tokenizer is not None and not (as_path(tokenizer) / "tokenizer.json").is_file():
         raise ModelNotFoundError(f"{tokenizer} has no tokenizer.json; give the folder that holds one, or leave "
                                  "--tokenizer out for the model's own")
-    return ModelFolders(trained.data / "model", made.data if tokenizer is None else as_path(tokenizer))
+    return ModelFolders(trained.data / "model", made.data if tokenizer is None else
+                        _without_code(as_path(tokenizer)))
 
 
 def _of_its_stage(folder: Path) -> Iterator[Path]:

@@ -24,7 +24,7 @@ def tokenizer_of(manifest: Manifest) -> Tokenizer | None:
         return section
     section, folder = section or Tokenizer(), as_path(manifest.model.path)
     given: dict[str, Any] = {"path": OutsidePath(folder / TOKENIZER_FILE)}
-    if section.chat_template is None and section.chat_template_path is None:
+    if section.chat_template is None and section.chat_template_path is None and section.chat_formatter is None:
         given |= _template_of(folder)
     return section.model_copy(update=given)
 
@@ -46,11 +46,13 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     section = tokenizer_of(manifest)
     if section is None:
         return None
+    of_code = [] if section.chat_formatter is None else ["chat_formatter"]
+    """Recipes have it where it is given."""
     if section.path is not None:
-        chat = dump_only(section, verify, "special_tokens", "chat_template", "chat_template_path")
+        chat = dump_only(section, verify, "special_tokens", "chat_template", "chat_template_path", *of_code)
         return ({"external": {"sha256": sha256_file(as_path(section.path))}, **chat},
                 {"tokenizer": dump(section), "sources": list(manifest.document_sources), "seed": 0})
-    dumped = dump(section, "seed", "path")
+    dumped = dump(section, "seed", "path", *(() if of_code else ("chat_formatter",)))
     return {"tokenizer": name_outside_files(dumped, section, verify), "sources": list(manifest.document_sources),
             "seed": seed_of(section, manifest)}, {"tokenizer": dumped}
 
@@ -68,9 +70,11 @@ def preflight(
         template = read_template(section)
         at = "path"
         if section.path is not None and as_path(section.path).is_file():
-            tokenizer = read_external(as_path(section.path), section.special_tokens, template is not None)
+            has_own = template is not None or section.chat_formatter is not None
+            tokenizer = read_external(as_path(section.path), section.special_tokens, has_own)
             at = "chat_template"
-            check(tokenizer, template or CHAT_TEMPLATE)
+            if section.chat_formatter is None:  # code of the user's is not run before the stage is
+                check(tokenizer, template or CHAT_TEMPLATE)
     except TokenizerError as error:
         yield (STAGE.name, at), str(error).removeprefix(f"{STAGE.name}.{at}: ")
 

@@ -174,12 +174,26 @@ def check_template(text: str, special_tokens: Collection[str], **names: Any) -> 
         raise TemplateRefusedError(f"it cannot be rendered: {line}{error.message}") from error
     except Exception as error:  # Jinja runs arbitrary expressions, which fail with Python's own errors
         raise TemplateRefusedError(f"it cannot be rendered: {type(error).__name__}: {error}") from error
+    refuse_untrainable(segments, prompt, special_tokens, "it does not mark what the assistant says, and changes what "
+                       "stands before an answer when more follows: put each answer and the end of its turn between "
+                       "{% generation %} and {% endgeneration %}")
+
+
+def refuse_untrainable(
+    segments: Sequence[tuple[str, bool]], prompt: str, special_tokens: Collection[str], unmarked: str
+) -> None:
+    """Raise TemplateRefusedError where PROBE is written in a way that could not be trained.
+
+    Args:
+        segments: PROBE as it is written.
+        prompt: what is written of it up to its last answer, to ask for one.
+        special_tokens: those of the tokenizer.
+        unmarked: what to say where not every answer is marked.
+    """
     whole, answers = "".join(part for part, _ in segments), [part for part, generated in segments if generated]
     if len(answers) != 2 or any(message["content"] not in answer for message, answer in zip(
             PROBE[2::2], answers, strict=True)):
-        raise TemplateRefusedError("it does not mark what the assistant says, and changes what stands before an answer "
-                                   "when more follows: put each answer and the end of its turn between "
-                                   "{% generation %} and {% endgeneration %}")
+        raise TemplateRefusedError(unmarked)
     if lost := [message["role"] for message in PROBE if message["content"] not in whole]:
         raise TemplateRefusedError(f"it leaves out the text of the {lost[0]}")
     if not whole.startswith(prompt):

@@ -1,7 +1,8 @@
 """The stage `tokenizer`: a byte-level BPE learnt from a sample of the documents, or any tokenizer.json.
 
-Output: tokenizer.json, tokenizer_config.json, chat_template.jinja (what transformers' AutoTokenizer loads) and
-token_bytes.npy (uint16 per id: how many UTF-8 bytes of text the token stands for, 0 for special tokens).
+Output: tokenizer.json, tokenizer_config.json, chat_template.jinja (what transformers' AutoTokenizer loads; where a
+function of the user's writes conversations, chat_formatter.json instead, its code by value) and token_bytes.npy
+(uint16 per id: how many UTF-8 bytes of text the token stands for, 0 for special tokens).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import numpy as np
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import as_path, atomic_write, sha256_file, write_json
 from gristmill.mixtures import tokenizer as sections
+from gristmill.mixtures.own_code import Own
+from gristmill.tokenize.encoding.chat_formatters import FORMATTER_FILE, check_formatter
 from gristmill.tokenize.encoding.chat_templates import (
     CHAT_TEMPLATE,
     END_OF_TEXT,
@@ -90,19 +93,19 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """
     section = sections.Tokenizer.model_validate(config["tokenizer"])
     os.environ.setdefault("RAYON_NUM_THREADS", str(context.workers))
-    template = read_template(section)
+    chat = section.chat_formatter or read_template(section)
     if section.path is not None:
-        tokenizer = read_external(as_path(section.path), section.special_tokens, own_template=template is not None)
-        check(tokenizer, template or CHAT_TEMPLATE)
+        tokenizer = read_external(as_path(section.path), section.special_tokens, own_template=chat is not None)
+        check(tokenizer, chat or CHAT_TEMPLATE)
     sample = TokenizerSample({}, {}) if "ingest" not in inputs else draw_sample(
         inputs, config["sources"], section.sample_bytes, section.weights, config["seed"])
     if section.path is None:
         tokenizer = train(sample, section.vocab_size, section.pretokenizer, section.special_tokens)
-        check(tokenizer, template or CHAT_TEMPLATE)
+        check(tokenizer, chat or CHAT_TEMPLATE)
         if tokenizer.get_vocab_size() < section.vocab_size:
             context.warn(f"the sample holds only {tokenizer.get_vocab_size()} of the {section.vocab_size} tokens asked "
                          "for; the vocabulary is smaller than tokenizer.vocab_size, which changes nothing else")
-    write_tokenizer(tokenizer, out, template or CHAT_TEMPLATE)
+    write_tokenizer(tokenizer, out, chat or CHAT_TEMPLATE)
     loaded = load(out)
     measured = [text for texts in sample.measure.values() for text in texts]
     changed = sum(loaded.decode(encoding.ids) != text
@@ -134,31 +137,39 @@ def read_template(section: sections.Tokenizer) -> str | None:
                              f"{error}") from error
 
 
-def check(tokenizer: Tokenizer, template: str) -> None:
-    """Whether conversations can be written with a template and a tokenizer.
+def check(tokenizer: Tokenizer, chat: str | Own) -> None:
+    """Whether conversations can be written with a template, or a function of the user's, and a tokenizer.
 
     Raises:
         TokenizerError: not so.
     """
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    if isinstance(chat, Own):
+        try:
+            return check_formatter(chat, special)
+        except TemplateRefusedError as error:
+            raise TokenizerError(f"tokenizer.chat_formatter: {error}") from error
     eos = first_known(tokenizer, END_OF_TEXT_NAMES)
     names = {"eos_token": eos, "pad_token": first_known(tokenizer, PAD_NAMES) or eos}
     try:
-        check_template(template, special, **names)
+        check_template(chat, special, **names)
     except TemplateRefusedError as error:
         raise TokenizerError(f"tokenizer.chat_template: {error}") from error
 
 
-def write_tokenizer(tokenizer: Tokenizer, out: Path, template: str = CHAT_TEMPLATE) -> None:
-    """Write the four files of the stage."""
+def write_tokenizer(tokenizer: Tokenizer, out: Path, chat: str | Own = CHAT_TEMPLATE) -> None:
+    """Write the four files of the stage; `chat` is a template, or a function of the user's."""
     eos = first_known(tokenizer, END_OF_TEXT_NAMES)
     pad = first_known(tokenizer, PAD_NAMES) or eos
     write_json(out / "tokenizer_config.json", {
         "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eos, "pad_token": pad,
         "model_max_length": UNBOUNDED_LENGTH, "clean_up_tokenization_spaces": False,
     })
-    with atomic_write(out / "chat_template.jinja") as sink:
-        sink.write(template.encode())
+    if isinstance(chat, Own):
+        write_json(out / FORMATTER_FILE, chat.model_dump(mode="json"))
+    else:
+        with atomic_write(out / "chat_template.jinja") as sink:
+            sink.write(chat.encode())
     with atomic_write(out / "token_bytes.npy") as sink:
         np.save(sink, count_token_bytes(tokenizer))
     with atomic_write(out / TOKENIZER_FILE) as sink:

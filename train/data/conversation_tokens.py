@@ -1,8 +1,9 @@
 """Conversations as tokens: rendered by the chat template, encoded, which tokens are trained, and what had to be cut.
 
-The template is Jinja, as transformers reads it; `{% generation %}` marks enclose what the assistant generates. Each
-segment between two marks is encoded on its own, so that a trained token never reaches across the mark, and a prompt
-has the same ids in training and in generation.
+The template is Jinja, as transformers reads it; `{% generation %}` marks enclose what the assistant generates. In its
+place may be a function of the user's, which marks that itself (`chat_formatters.py`). Each segment between two marks
+is encoded on its own, so that a trained token never reaches across the mark, and a prompt has the same ids in training
+and in generation.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import jinja2
 import numpy as np
 
 from gristmill.dataprep.files import atomic_write, read_json, sha256_file, write_json
+from gristmill.mixtures.own_code import OwnCodeError
+from gristmill.tokenize.encoding.chat_formatters import FORMATTER_FILE, read_formatter
 from gristmill.tokenize.encoding.chat_templates import (
     CLOSE,
     END_OF_TURN,
@@ -57,30 +60,40 @@ class Tokens:
 
 
 class Chat:
-    """A tokenizer with a chat template.
+    """A tokenizer with a chat template, or with a function of the user's that writes conversations.
 
     Args:
         folder: output of the tokenizer stage.
 
     Raises:
-        ChatError: there is no chat template, or it marks nothing as generated.
+        ChatError: there is neither, or the function cannot be loaded.
     """
 
     def __init__(self, folder: Path) -> None:
         from tokenizers import Tokenizer
 
         self.folder = folder
-        if not (folder / TEMPLATE_FILE).exists():
+        try:
+            self._formatter = read_formatter(folder)
+        except OwnCodeError as error:
+            raise ChatError(f"tokenizer.chat_formatter: {error}") from error
+        if self._formatter is None and not (folder / TEMPLATE_FILE).exists():
             raise ChatError(f"{folder}: no {TEMPLATE_FILE}; a tokenizer without a chat template cannot be tuned on "
                             "conversations: remove `sft:` and `dpo:`, or use a trained tokenizer")
         self.tokenizer = Tokenizer.from_str((folder / TOKENIZER_FILE).read_text(encoding="utf-8"))
         self._config: dict[str, Any] = read_json(folder / TOKENIZER_CONFIG_FILE)
-        self._template = compile_template((folder / TEMPLATE_FILE).read_text(encoding="utf-8"))
+        self._file = folder / (TEMPLATE_FILE if self._formatter is None else FORMATTER_FILE)
+        self._template = None if self._formatter else compile_template(self._file.read_text(encoding="utf-8"))
 
     @property
     def digest(self) -> str:
         """Names what conversations are rendered and encoded with."""
-        return sha256_file(self.folder / TEMPLATE_FILE) + sha256_file(self.folder / TOKENIZER_FILE)
+        return sha256_file(self._file) + sha256_file(self.folder / TOKENIZER_FILE)
+
+    @property
+    def formatter(self) -> str | None:
+        """The function of the user's that writes conversations; None where a template does."""
+        return None if self._formatter is None else self._formatter.name
 
     @cached_property
     def pad(self) -> int:
@@ -117,11 +130,10 @@ class Chat:
             if found := self._special.search(text):
                 raise ChatError(f"content holds {found.group()!r}, which is a special token")
         try:
-            segments = render_segments(self._template, messages, prompt, tools=list(tools) or None,
-                                       **self._named_tokens)
+            segments = self._rendered(messages, prompt, tools)
         # A template may add what a message has not to a text, or fail as any other expression.
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-            raise ChatError(f"{self.folder / TEMPLATE_FILE}: {error}") from error
+            raise ChatError(f"{self.formatter or self._file}: {error}") from error
         self._check_tools(segments, messages, called, tools)
         return segments
 
@@ -139,6 +151,14 @@ class Chat:
             turns += [turn if generated else 0] * len(encoded)
         return Tokens(np.array(ids, dtype=np.int64), np.array(turns, dtype=np.int64))
 
+    def _rendered(
+        self, messages: Sequence[Message], prompt: bool, tools: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[str, bool]]:
+        if self._formatter is not None:
+            return self._formatter.segments(messages, prompt, tools)
+        assert self._template is not None
+        return render_segments(self._template, messages, prompt, tools=list(tools) or None, **self._named_tokens)
+
     def _check_tools(
         self, segments: Sequence[tuple[str, bool]], messages: Sequence[Message],
         called: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]],
@@ -151,7 +171,7 @@ class Chat:
         for what, text in wanted:
             # Templates may write an answer as JSON or trimmed; its first word is in both.
             if text and text.split()[0] not in whole:
-                raise ChatError(f"{self.folder / TEMPLATE_FILE} leaves out {what} {text[:SHOWN_CHARACTERS]!r}")
+                raise ChatError(f"{self.formatter or self._file} leaves out {what} {text[:SHOWN_CHARACTERS]!r}")
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
         """Text of some ids, special tokens left out or shown."""

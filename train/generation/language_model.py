@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gristmill.tokenize.encoding.chat_formatters import FORMATTER_FILE
 from gristmill.train.data.conversation_tokens import TEMPLATE_FILE, Chat, ChatError, Message
 from gristmill.train.evaluation.answering import open_reader
 from gristmill.train.models.llama import Llama
@@ -74,7 +75,8 @@ def open_language_model(folder: Path, tokenizer: Path) -> LanguageModel:
 
     model = load_model(folder, "cuda" if torch.cuda.is_available() else "cpu")
     reader = open_reader(model, tokenizer)
-    chat = Chat(tokenizer) if (tokenizer / TEMPLATE_FILE).exists() else None
+    has_chat = any((tokenizer / file).exists() for file in (TEMPLATE_FILE, FORMATTER_FILE))
+    chat = Chat(tokenizer) if has_chat else None
     highest = max([reader.prefix, *(chat.stops if chat else ())])
     if highest >= model.shape.vocab_size:
         raise VocabularyError(f"{tokenizer} has the id {highest}, the model in {folder} only {model.shape.vocab_size} "

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import lru_cache, partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch import Tensor
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import atomic_write, write_json
 from gristmill.mixtures.evaluation import Export
+from gristmill.tokenize.encoding.chat_templates import PROBE
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Chat
 from gristmill.train.evaluation.held_out import ROWS_PER_FORWARD, metrics_of, score_rows
@@ -46,9 +48,13 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     stage = next(name for name in reversed(MODELS) if name in inputs)
     source, tokenizer = weights_folder(inputs[stage], stage, section), inputs["tokenizer"]
     shape, parameters, size = write_folder(source, tokenizer, section, out)
+    chat = Chat(tokenizer)
+    if chat.formatter is not None:
+        context.warn(f"the exported model has no chat template: {chat.formatter} writes its conversations, and a "
+                     "folder for transformers cannot carry code; the model card shows a conversation as it was trained")
     precision = f"{section.dtype}, matrices of layers in int8" if section.int8 else section.dtype
     with atomic_write(out / "README.md") as sink:
-        sink.write(model_card(lineage, stage, shape, parameters, precision).encode())
+        sink.write(model_card(lineage, stage, shape, parameters, precision, formatted(chat)).encode())
     cost = {"int8": int8_cost(source, out, inputs.get("mix"))} if section.int8 else {}
     return {"model": stage, "parameters": parameters, "dtype": section.dtype, "vocab_size": shape.vocab_size,
             "bytes": size, **cost}
@@ -80,7 +86,7 @@ def write_folder(source: Path, tokenizer: Path, section: Export, out: Path) -> t
     write_json(out / "config.json", config)
     write_json(out / "generation_config.json", {"eos_token_id": eos, "pad_token_id": chat.pad})
     size = write_model(out, groups, section.max_shard_bytes, metadata)
-    for file in (TOKENIZER_FILE, TEMPLATE_FILE):
+    for file in (TOKENIZER_FILE, TEMPLATE_FILE) if chat.formatter is None else (TOKENIZER_FILE,):
         copy_file(tokenizer / file, out / file)
     tokenizer_config = json.loads((tokenizer / TOKENIZER_CONFIG_FILE).read_bytes())
     write_json(out / TOKENIZER_CONFIG_FILE, {**tokenizer_config, "model_max_length": shape.sequence_length})
@@ -154,7 +160,21 @@ def copy_file(source: Path, target: Path) -> None:
         sink.write(source.read_bytes())
 
 
-def model_card(lineage: Mapping[str, Any], stage: str, shape: Shape, parameters: int, dtype: str) -> str:
+def formatted(chat: Chat) -> list[str]:
+    """Lines of the card about conversations that a function of the user's writes; none where a template does."""
+    if chat.formatter is None:
+        return []
+    written = "".join(text for text, _ in chat.segments(PROBE))
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", written)), default=0))
+    return ["## Conversations", "", "This folder has no chat template: the model was tuned on conversations that a "
+            f"Python function wrote (`{chat.formatter}`), which transformers cannot carry. Write them in the same way "
+            "before you encode them; this is one:", "", f"{fence}text", written, fence, ""]
+
+
+def model_card(
+    lineage: Mapping[str, Any], stage: str, shape: Shape, parameters: int, dtype: str,
+    conversations: Sequence[str] = (),
+) -> str:
     """The README of the exported folder: what the model is, what it was made from, how to load it."""
     name = lineage.get("name", "gristmill model")
     rows = [f"| {source} | {facts.get('weight', '')} | {facts.get('licence') or 'not stated'} |"
@@ -168,6 +188,6 @@ def model_card(lineage: Mapping[str, Any], stage: str, shape: Shape, parameters:
         "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", "",
         'model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")',
         'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")', "```", "",
-        *sources, "## Lineage", "", "```json", json.dumps(lineage, indent=1, ensure_ascii=False, sort_keys=True),
-        "```", "",
+        *conversations, *sources, "## Lineage", "", "```json",
+        json.dumps(lineage, indent=1, ensure_ascii=False, sort_keys=True), "```", "",
     ])

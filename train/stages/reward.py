@@ -99,7 +99,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             for name, weights in tensors.items():
                 save_reward_model(out / name, shape, weights if section.lora is None else merged(weights, section.lora),
                                   sorted(chat.stops), chat.pad)
-                for file in TOKENIZER_FILES:
+                for file in (one for one in TOKENIZER_FILES if (inputs["tokenizer"] / one).exists()):
                     copy_file(inputs["tokenizer"] / file, out / name / file)
             record.publish(out)
             summary |= final_measurements(record.lines())

@@ -1,0 +1,48 @@
+"""Every example of docs/own-readers.md runs, and prints what the page says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "own-readers.md"
+FILE = re.compile(r"`([\w./]+)`:\n\n```\w+\n(.*?)```", re.DOTALL)
+COMMANDS = re.compile(r"```console\n(.*?)```", re.DOTALL)
+
+
+def gristmill(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "gristmill.flows.cli.main", *line.split()[1:]], cwd=folder,
+                          capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("page")
+    for name, content in FILE.findall(PAGE.read_text()):
+        (found / name).parent.mkdir(parents=True, exist_ok=True)
+        (found / name).write_text(content)
+    return found
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_do_what_it_says(folder: Path) -> None:
+    commands = [part for block in COMMANDS.findall(PAGE.read_text()) for part in block.split("$ ")[1:]]
+    assert len(commands) >= 4
+    for command in commands:
+        line, _, shown = command.partition("\n")
+        ran = gristmill(line, folder)
+        assert shown.strip() in ran.stdout + ran.stderr
+        assert ran.returncode == (2 if shown else 0), ran.stdout + ran.stderr
+
+
+def test_the_quarantine_holds_what_the_page_says(folder: Path) -> None:
+    import pyarrow.parquet as pq
+
+    (said,) = re.findall(r"the third is in quarantine: `(.*?)`", PAGE.read_text())
+    gristmill("gristmill run cards.yaml --until ingest --no-ui", folder)
+    (table,) = folder.glob("gristmill-store/ingest/cards--*/data/quarantine/*.parquet")
+    assert pq.read_table(table)["error"].to_pylist() == [said]

@@ -1,0 +1,128 @@
+"""What plans and folders do with code of the user's in sources and chat formats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.files import write_json
+from gristmill.flows.models.find_model import ModelNotFoundError, find_model
+from gristmill.flows.running.session import Session, open_session
+from gristmill.mixtures.load import ManifestError
+from gristmill.mixtures.model import Model
+from gristmill.mixtures.own_code import Own, OwnFunction, take_code
+from gristmill.tokenize.encoding.sample import TokenizerSample
+from gristmill.tokenize.encoding.tokenizer import train, write_tokenizer
+from gristmill.train.models.llama import Llama
+from gristmill.train.models.shape import shape_of
+from gristmill.train.models.weights import drawn, save_model
+from gristmill.train.stages import export
+
+MANIFEST = """name: own
+sources:
+  cards:
+    list: {use: ./own.py:files, with: {ending: txt}}
+    read: {use: ./own.py:read}
+"""
+CODE = """import beside
+def files(path, ending):
+    (path / "ran").touch()
+    return [f"a.{ending}"]
+def read(path):
+    yield {"text": beside.TEXT}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in {"m.yaml": MANIFEST, "own.py": CODE, "beside.py": "TEXT = 'x'\n", "a.txt": "a"}.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def opened(folder: Path, *overrides: str, allow: bool = False) -> Session:
+    return open_session(str(folder / "m.yaml"), list(overrides), str(folder / "store"), allow_code=allow)
+
+
+def test_a_listing_runs_only_after_somebody_has_allowed_it(folder: Path) -> None:
+    with pytest.raises(ManifestError, match=r"m.yaml:4: sources.cards.list: planning would run own:files "
+                                            r"\(own.py: 6 lines, beside.py: 1 lines\)"):
+        opened(folder)
+    assert not (folder / "ran").exists()
+    before = opened(folder, allow=True).plan["ingest"].fingerprint
+    assert (folder / "ran").exists()
+    assert opened(folder).plan["ingest"].fingerprint == before
+    with pytest.raises(ManifestError, match="planning would run own:files"):
+        opened(folder, "sources.cards.list.with={ending: md}")
+    (folder / "own.py").write_text(CODE.replace("touch()", "unlink()"))
+    with pytest.raises(ManifestError, match="planning would run own:files"):
+        opened(folder)
+
+
+def test_the_fingerprint_changes_with_the_code_its_options_and_the_listing_alone(folder: Path) -> None:
+    def fingerprint(*overrides: str) -> str:
+        return opened(folder, *overrides, allow=True).plan["ingest"].fingerprint
+
+    before = fingerprint()
+    (folder / "other.py").write_text("# no part of it")
+    assert fingerprint("engine.workers=1") == before
+    (folder / "b.md").write_text("b")
+    found = {before, fingerprint("sources.cards.read.with={least: 1}")}
+    (folder / "beside.py").write_text("TEXT = 'y'\n")
+    found.add(fingerprint())
+    (folder / "a.txt").write_text("longer")
+    found.add(fingerprint())
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize(("setting", "says"), [
+    ("sources.cards.format=jsonl", "`read` and `format: jsonl` both say how files are read"),
+    ("sources.cards.read.use=./own.py:raed", "own.py defines no 'raed', did you mean 'read'?"),
+    ("sources.cards.read.use=https://example.org/own.py:read", "code is taken from files beside the manifest"),
+    ("tokenizer={chat_formatter: {use: ./own.py:read}, chat_template: x}", "both say how conversations are written"),
+])
+def test_a_wrong_key_is_named_with_its_place(folder: Path, setting: str, says: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        opened(folder, setting, allow=True)
+    assert says in str(caught.value)
+    assert not (folder / "ran").exists()
+
+
+@pytest.fixture
+def tuned(tmp_path: Path) -> Path:
+    """The folder of a training whose conversations a function wrote."""
+    stage, tokenizer = tmp_path / "store" / "sft" / "tiny--12", tmp_path / "store" / "tokenizer" / "tiny--34" / "data"
+    (tmp_path / "chat.py").write_text(
+        "def write(messages):\n    for one in messages:\n        yield one['role'] + ': ', False\n"
+        "        yield one['content'] + '<|end|>', one['role'] == 'assistant'\n        yield '\\n', False\n")
+    own = Own(use=take_code(OwnFunction("./chat.py:write"), tmp_path))
+    write_tokenizer(train(TokenizerSample({"all": ["red blue one two sky " * 20]}, {}), 300), tokenizer, own)
+    shape = shape_of(Model(layers=1, width=32, heads=4, kv_heads=2), 300, 32)
+    with torch.device("meta"):
+        parameters = {name: one.shape for name, one in Llama(shape).named_parameters()}
+    save_model(stage / "data" / "model", shape, {name: drawn(shape, 0)(name, size)
+                                                 for name, size in parameters.items()})
+    write_json(stage / "stage.json", {"inputs": {"tokenizer": str(tokenizer)}})
+    return stage
+
+
+def test_an_exported_model_says_that_it_cannot_carry_the_function(tuned: Path, tmp_path: Path) -> None:
+    events: list[dict[str, object]] = []
+    tokenizer = tuned.parent.parent / "tokenizer" / "tiny--34" / "data"
+    out = tmp_path / "exported"
+    export.run({"tokenizer": tokenizer, "sft": tuned / "data"}, {}, out, Context(work=tmp_path, emit=events.append))
+    assert not (out / "chat_template.jinja").exists()
+    assert not list(out.glob("*formatter*"))
+    (warning,) = [str(event["message"]) for event in events if event["event"] == "warning"]
+    assert "has no chat template: chat:write writes its conversations" in warning
+    card = (out / "README.md").read_text()
+    assert "system: Probe of the system.<|end|>\nuser: First probe of the user.<|end|>\nassistant: First" in card
+    assert find_model(str(out), None).tokenizer == out
+
+
+def test_a_folder_that_holds_code_is_refused_where_no_manifest_names_it(tuned: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"chat:write\), and code runs only where a manifest names it"):
+        find_model(str(tuned), None)

@@ -1,0 +1,113 @@
+"""A function of the user's writes conversations: the same in training, in evaluation and where a model is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gristmill.mixtures.own_code import Own, OwnFunction, take_code
+from gristmill.tokenize.encoding.chat_formatters import Formatter
+from gristmill.tokenize.encoding.sample import TokenizerSample
+from gristmill.tokenize.encoding.tokenizer import TokenizerError, check, train, write_tokenizer
+from gristmill.train.data.conversation_tokens import Chat, ChatError, decoded_mask, prepare_conversations
+from gristmill.train.data.pairs import prepare_pairs
+
+FORMAT = '''
+def write(messages, end="<|end|>"):
+    for message in messages:
+        speaks = message["role"] == "assistant"
+        yield f"{message['role'].upper()}: ", False
+        yield message["content"], speaks
+        yield end, speaks
+        yield "\\n", False
+        message["content"] = "changed"
+'''
+TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"},
+         {"role": "assistant", "content": "So."}, {"role": "user", "content": "Sure?"},
+         {"role": "assistant", "content": "Yes."}]
+
+
+def own(folder: Path, source: str = FORMAT, **options: Any) -> Own:
+    (folder / "chat.py").write_text(source)
+    return Own(**{"use": take_code(OwnFunction("./chat.py:write"), folder), "with": options})
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return train(TokenizerSample({"prose": ["Why is it so? Sure, be brief. Yes. USER: ASSISTANT: SYSTEM:"]}, {}), 300)
+
+
+@pytest.fixture
+def chat(tmp_path: Path, tokenizer: Any) -> Chat:
+    write_tokenizer(tokenizer, tmp_path, own(tmp_path))
+    (tmp_path / "chat.py").unlink()
+    return Chat(tmp_path)
+
+
+def test_exactly_what_the_function_marks_is_trained(chat: Chat) -> None:
+    (one,), counts = prepare_conversations([{"id": "a", "messages": TURNS}], chat, 1000)
+    assert decoded_mask(chat, one) == [
+        ("SYSTEM: Be brief.<|end|>\nUSER: Why?<|end|>\nASSISTANT: ", False), ("So.<|end|>", True),
+        ("\nUSER: Sure?<|end|>\nASSISTANT: ", False), ("Yes.<|end|>", True), ("\n", False)]
+    assert counts["end_of_turn_share"] == 1.0
+    assert TURNS[0]["content"] == "Be brief."
+    (last,), _ = prepare_conversations([{"id": "a", "messages": TURNS}], chat, 1000, "last")
+    assert [text for text, trained in decoded_mask(chat, last) if trained] == ["Yes.<|end|>"]
+    example = {"id": "a", "prompt": TURNS[:4], "chosen": TURNS[4:], "rejected": TURNS[2:3]}
+    (pair,), _ = prepare_pairs([example], chat, 99)
+    assert [text for text, trained in decoded_mask(chat, pair.rejected) if trained] == ["So.<|end|>"]
+
+
+def test_a_model_is_asked_as_it_was_trained(chat: Chat) -> None:
+    prompt, whole = chat.encode(TURNS[:2], prompt=True), chat.encode(TURNS[:3])
+    assert prompt.ids.tolist() == whole.ids[: len(prompt.ids)].tolist()
+    assert whole.turns[len(prompt.ids)] == 1
+    assert chat.stops >= {chat.tokenizer.token_to_id("<|end|>")}
+
+
+def test_a_special_token_in_a_content_and_a_tool_that_is_left_out_are_refused(chat: Chat) -> None:
+    with pytest.raises(ChatError, match="content holds"):
+        chat.encode([{"role": "user", "content": "<|end|>"}])
+    with pytest.raises(ChatError, match="chat:write leaves out the tool 'weather'"):
+        chat.encode(TURNS, tools=[{"type": "function", "function": {"name": "weather"}}])
+
+
+def test_tools_are_given_to_a_function_that_asks_for_them(tmp_path: Path) -> None:
+    formatter = Formatter(own(tmp_path, "def write(messages, tools=None):\n    return [(str(tools), False)]\n"))
+    assert formatter.segments(TURNS[:2], tools=[{"name": "weather"}]) == [("[{'name': 'weather'}]", False)]
+    assert formatter.segments(TURNS[:2]) == [("None", False)]
+
+
+@pytest.mark.parametrize(("source", "says"), [
+    ("def write(messages):\n    return 'text'", r"chat.py, line 1: write gives 't' \(str\) where a segment belongs"),
+    ("def write(messages):\n    return [('a', 1)]", "where a segment belongs; give pairs of text and True"),
+    ("def write(messages):\n    return [('a', False)]", "write marks 0 answers in a conversation with 2"),
+    ("def write(messages):\n    return [(m['text'], False) for m in messages]", r"KeyError: 'text' \(chat.py, line "),
+    ("def write(): ...", r"chat.py, line 1: write\(\) cannot be called with \(messages\)"),
+    ("def write(messages):\n    return [x for m in messages for x in (('<|odd|>', False),\n"
+     "        (m['content'], m['role'] == 'assistant'))]", r"writes <\|odd\|>, which the tokenizer has no"),
+    ("def write(messages):\n    return [x for m in messages for x in (('u:', False), (m['role'],\n"
+     "        m['role'] == 'assistant'))]", "write does not mark all that the assistant says"),
+    ("def write(messages):\n    return [x for m in messages[1:] for x in (('u:', False), (m['content'],\n"
+     "        m['role'] == 'assistant'))]", "it leaves out the text of the system"),
+    ("import os\ndef write(messages):\n    return [x for m in messages for x in ((os.urandom(4).hex(), False),\n"
+     "        (m['content'], m['role'] == 'assistant'))]", "writes the same conversation in two ways"),
+])
+def test_a_function_that_conversations_cannot_be_trained_with_is_refused(
+    tmp_path: Path, tokenizer: Any, source: str, says: str
+) -> None:
+    with pytest.raises(TokenizerError, match=f"tokenizer.chat_formatter: .*{says}"):
+        check(tokenizer, own(tmp_path, source))
+
+
+def test_what_it_raises_on_a_conversation_costs_that_example_alone(tmp_path: Path, tokenizer: Any) -> None:
+    source = FORMAT.replace("        speaks =", "        if 'shout' in message['content']:\n"
+                            "            raise ValueError('no shouting')\n        speaks =")
+    write_tokenizer(tokenizer, tmp_path, own(tmp_path, source))
+    shouted = [{"role": "user", "content": "shout"}, TURNS[2]]
+    examples = [{"id": "a", "messages": TURNS}, {"id": "b", "messages": shouted}]
+    used, counts = prepare_conversations(examples, Chat(tmp_path), 1000)
+    assert (len(used), counts["unrenderable"]) == (1, 1)
+    assert list(counts["unrenderable_reasons"]) == ["chat:write: ValueError: no shouting (chat.py, line 5)"]

@@ -1,0 +1,124 @@
+"""Conversations written by a function of the user's, in place of a chat template: `format(messages)` gives segments.
+
+A segment is (text, whether the assistant generates it). What invites the model to speak is what the function writes in
+front of an answer, whatever that says: so a model is asked in exactly the way in which it was trained.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from gristmill.dataprep.files import read_json
+from gristmill.dataprep.own_functions import blame, load_function, load_own
+from gristmill.mixtures.own_code import Own, OwnCodeError
+from gristmill.tokenize.encoding.chat_templates import PROBE, TemplateRefusedError, refuse_untrainable
+
+FORMATTER_FILE = "chat_formatter.json"
+"""Of a tokenizer's folder, in place of a chat template: the code, by value."""
+Segments = list[tuple[str, bool]]
+
+
+class FormatterError(ValueError):
+    """A function cannot write a conversation, or gives something else than segments."""
+
+
+class Formatter:
+    """A function of the user's that writes conversations.
+
+    Raises:
+        gristmill.mixtures.own_code.OwnCodeError: it cannot be loaded, or called with messages.
+    """
+
+    def __init__(self, own: Own) -> None:
+        self._own = own
+        self._takes_tools = "tools" in _parameters(own)
+        self._call = load_own(own, "messages", *(["tools"] if self._takes_tools else []))
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages."""
+        return self._own.use.reference
+
+    def segments(
+        self, messages: Sequence[Mapping[str, Any]], prompt: bool = False, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Segments:
+        """Write a conversation: (text, whether the assistant generates it), in order; no empty ones.
+
+        Args:
+            messages: `role` and `content` each.
+            prompt: end with what invites the assistant to speak.
+            tools: given to a function with a parameter `tools`.
+
+        Raises:
+            FormatterError: the function raises, or gives no segments, or not one for each answer.
+        """
+        asked = [*messages, *PROBE[-1:]] if prompt else list(messages)
+        given = [[copy.deepcopy(one) for one in asked],
+                 *([copy.deepcopy(list(tools)) or None] if self._takes_tools else [])]
+        try:
+            written = self._call(*given)
+            pairs = list(written) if isinstance(written, Iterable) else [written]
+        except Exception as error:
+            raise FormatterError(" ".join(blame(self._own.use, error).split())) from error
+        merged = _merged([self._checked(pair) for pair in pairs])
+        answers, speaks = sum(generated for _, generated in merged), sum(one["role"] == "assistant" for one in asked)
+        if answers != speaks:
+            raise FormatterError(f"{self._own.use.place}: {self._own.use.name} marks {answers} answers in a "
+                                 f"conversation with {speaks}; mark each answer and its end of turn, and put text "
+                                 "that is not marked between two")
+        return merged[: max(place for place, (_, generated) in enumerate(merged) if generated)] if prompt else merged
+
+    def _checked(self, pair: Any) -> tuple[str, bool]:
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], str) or not isinstance(
+                pair[1], bool):
+            raise FormatterError(f"{self._own.use.place}: {self._own.use.name} gives {str(pair)[:40]!r} "
+                                 f"({type(pair).__name__}) where a segment belongs; give pairs of text and True where "
+                                 "the assistant speaks, else False")
+        return pair[0], pair[1]
+
+
+def _merged(pairs: Sequence[tuple[str, bool]]) -> Segments:
+    """Neighbours of one kind joined, without empty ones: what is encoded together."""
+    return [("".join(text for text, _ in group), generated)
+            for generated, group in groupby((pair for pair in pairs if pair[0]), key=lambda pair: pair[1])]
+
+
+def _parameters(own: Own) -> Collection[str]:
+    try:
+        return inspect.signature(load_function(own.use)).parameters
+    except (TypeError, ValueError):  # of a built-in one nothing is known
+        return ()
+
+
+def read_formatter(folder: Path) -> Formatter | None:
+    """The function that writes the conversations of a tokenizer, where it is not a template that does.
+
+    Raises:
+        gristmill.mixtures.own_code.OwnCodeError: it cannot be loaded.
+    """
+    path = folder / FORMATTER_FILE
+    return Formatter(Own.model_validate(read_json(path))) if path.exists() else None
+
+
+def check_formatter(own: Own, special_tokens: Collection[str]) -> None:
+    """Write a conversation twice, and refuse what could not be trained.
+
+    Raises:
+        TemplateRefusedError: as of templates; or it writes the same conversation in two ways.
+    """
+    try:
+        formatter = Formatter(own)
+        segments, again = (formatter.segments(PROBE) for _ in range(2))
+        prompt = "".join(text for text, _ in formatter.segments(PROBE[:-1], prompt=True))
+    except (OwnCodeError, FormatterError) as error:
+        raise TemplateRefusedError(str(error)) from error
+    if segments != again:
+        raise TemplateRefusedError(f"{own.use.place}: {own.use.name} writes the same conversation in two ways; a "
+                                   "prompt must be the same in training and in generation")
+    refuse_untrainable(segments, prompt, special_tokens, f"{own.use.place}: {own.use.name} does not mark all that "
+                       "the assistant says; give True with each answer and the end of its turn")
