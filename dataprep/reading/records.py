@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from gristmill.dataprep.reading.compression import Metered, Openable
+from gristmill.dataprep.reading.compression import Openable
 from gristmill.dataprep.reading.encoding import AUTO, UTF8, Decoded, Errors, UndecodableError, decode
 
 EXCERPT_CHARACTERS = 200
@@ -156,7 +156,13 @@ Read = Record | Page | Rejected | Dropped | Skipped | Ended
 """Everything that a reader yields."""
 
 
-def with_end(records: Iterator[Read], stored_bytes: int, meter: Metered | None, part: str = "") -> Iterator[Read]:
+class Meter(Protocol):
+    """What knows how much of a file was read."""
+
+    read_bytes: int
+
+
+def with_end(records: Iterator[Read], stored_bytes: int, meter: Meter | None, part: str = "") -> Iterator[Read]:
     """What a file or a member gives, and behind it an Ended.
 
     Args:
