@@ -84,11 +84,13 @@ WARMUP_STEPS = 20
 """Of a training that is long enough: the rate rises over a tenth of shorter ones (the share of alignment-handbook's
 recipes, warmup_ratio 0.1)."""
 
+ScheduleKind = Literal["wsd", "cosine", "linear", "constant", "inverse_sqrt", "polynomial", "one_cycle"]
+
 
 class Schedule(Section):
     """Learning rate as a function of the step."""
 
-    kind: Literal["wsd", "cosine", "linear", "constant", "inverse_sqrt", "polynomial", "one_cycle"] = "wsd"
+    kind: ScheduleKind = "wsd"
     """`wsd`: warm-up, stable, decay (Hu et al. 2024); `cosine`, `linear`, `polynomial`: decay from the warm-up on;
     `inverse_sqrt`: falls as the root of the warm-up over the step (Vaswani et al. 2017); `one_cycle`: rises and falls
     along cosines, and ends far below where it began (Smith & Topin 2019); `constant`."""

@@ -11,13 +11,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = ("mixtures", "dataprep", "tokenize", "train", "flows", "gristmill")
-"""From the lowest to the highest; the last one is what the package itself offers, and has no modules besides."""
+"""From the lowest to the highest; the last one is what the package itself offers, and defines nothing besides."""
 MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
 VERSION = "gristmill.__version__"
 """What every layer may have of the highest one."""
 DESCRIPTIONS = (ROOT / "mixtures", ROOT / "mixtures" / "steps", ROOT / "flows" / "stages")
 ONE_EACH = "flows/stages"
 """The folder with a file per stage, which is found by the stage's name."""
+OFFERED = [ROOT / "gristmill" / name for name in ("losses.py", "training.py")]
+"""What the package offers beside the names of its own: groups of names, each called as users think of it."""
 
 
 HEAVY = {"torch", "apache_beam", "prefect", "numba", "pyarrow", "matplotlib", "pydantic", "numpy"}
@@ -82,7 +84,7 @@ def test_no_file_has_more_than_five_hundred_lines() -> None:
 
 def test_a_name_is_that_of_one_file() -> None:
     """Beside the file that does its work, a stage and a section have one in which they are described."""
-    names = Counter(path.stem for path in MODULES if path.parent not in DESCRIPTIONS)
+    names = Counter(path.stem for path in MODULES if path.parent not in DESCRIPTIONS and path not in OFFERED)
     assert {name for name, number in names.items() if number > 1} == set()
 
 
@@ -95,7 +97,16 @@ def test_only_the_package_itself_is_a_regular_one_so_that_no_folder_shadows_the_
 
 
 def test_the_package_has_no_modules_but_its_names_and_the_command_line() -> None:
-    assert sorted(path.name for path in MODULES if layer_of(path) == "gristmill") == ["__init__.py", "__main__.py"]
+    """Public names that belong together have a module; it only imports them, and lists them in `__all__`."""
+    assert sorted(path.name for path in MODULES if layer_of(path) == "gristmill") == [
+        "__init__.py", "__main__.py", *(path.name for path in OFFERED)]
+    for path in OFFERED:
+        tree = ast.parse(path.read_text())
+        names = [alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom)
+                 and node.module != "__future__" for alias in node.names]
+        (listed,) = (ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign))
+        assert (sorted(names), len(tree.body)) == (listed, 2 + sum(
+            isinstance(node, ast.ImportFrom) for node in tree.body))
 
 
 def modules_loaded_by(code: str) -> set[str]:

@@ -161,3 +161,10 @@ def by_bin(bins: np.ndarray, first: np.ndarray) -> np.ndarray:
         order[free[bins[item]]] = item
         free[bins[item]] += 1
     return order
+
+
+def best_fit_rows(lengths: np.ndarray, capacity: int) -> list[np.ndarray]:
+    """Which items lie in each bin of `best_fit_decreasing`, in their order: their numbers (int32), bin after bin."""
+    bins, used = best_fit_decreasing(np.asarray(lengths, dtype=np.int32), capacity)
+    first = np.concatenate([[0], np.cumsum(np.bincount(bins, minlength=used))]).astype(np.int64)
+    return np.split(by_bin(bins, first), first[1:-1])

@@ -19,7 +19,7 @@ import pyarrow as pa
 from gristmill.dataprep.files import write_json
 from gristmill.dataprep.seeds import seeded_bytes
 from gristmill.tokenize.loss_masks import mask_name, write_mask
-from gristmill.tokenize.mixing.best_fit import best_fit_decreasing, by_bin
+from gristmill.tokenize.mixing.best_fit import best_fit_rows
 from gristmill.tokenize.order import sources_of_rows
 from gristmill.tokenize.packed_files import (
     DTYPES,
@@ -65,10 +65,8 @@ def packed_rows(pieces: Sequence[Piece], length: int, best_fit: bool) -> list[Ro
     """Rows of at most `length` tokens that hold every piece once: several in a row, or one in each."""
     if not best_fit:
         return [[piece] for piece in pieces]
-    bins, used = best_fit_decreasing(np.array([len(piece.ids) for piece in pieces], dtype=np.int32), length)
-    first = np.concatenate([[0], np.cumsum(np.bincount(bins, minlength=used))]).astype(np.int64)
-    order = by_bin(bins, first)
-    return [[pieces[place] for place in order[first[row] : first[row + 1]]] for row in range(used)]
+    rows = best_fit_rows(np.array([len(piece.ids) for piece in pieces]), length) if pieces else []
+    return [[pieces[place] for place in row] for row in rows]
 
 
 def replayed_rows(trained: RowsRead, count: int) -> list[Row]:

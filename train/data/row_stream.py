@@ -223,19 +223,18 @@ def stream(
 
 def _resolved(run_or_folder: Any, stage: str) -> tuple[str, Mapping[str, Any]]:
     """The folder of a packed set, and the manifest that it was made by, empty where that is not known."""
-    if hasattr(run_or_folder, "manifest"):
-        manifest = run_or_folder.manifest
-        told = manifest if isinstance(manifest, Mapping) else manifest.model_dump(mode="json", exclude_none=True)
-        return str(run_or_folder.folder(stage)), told
+    if hasattr(run_or_folder, "folder") and hasattr(run_or_folder, "path"):
+        return str(run_or_folder.folder(stage)), read_json(run_or_folder.path / RUN)["manifest"]
     folder = as_path(run_or_folder)
     if not (folder / RUN).exists():
         return str(folder), {}
     record = read_json(folder / RUN)
-    made = record["stages"].get(stage, {}).get("folder")
-    if made is None:
-        raise StreamError(f"{folder / RUN}: this run has no output of {stage}; it has "
-                          f"{', '.join(name for name, one in record['stages'].items() if 'folder' in one) or 'none'}")
-    return str(as_path(made) / "data"), record["manifest"]
+    made = {name: as_path(one["folder"]) for name, one in record["stages"].items() if "folder" in one}
+    if stage not in made:
+        raise StreamError(f"{folder / RUN}: this run has no output of {stage}; it has {', '.join(made) or 'none'}")
+    # A store may have been moved, or copied, since.
+    beside = folder.parent.parent / stage / made[stage].name
+    return str((beside if beside.exists() else made[stage]) / "data"), record["manifest"]
 
 
 class RowStream(IterableDataset[Any]):

@@ -42,6 +42,9 @@ def kto_loss(
         desirable: (n,) bool.
         baseline: z, a scalar without gradient.
         beta, desirable_weight, undesirable_weight: see `mixtures.posttraining.Dpo`.
+
+    >>> kto_loss(torch.tensor([1.0, 1.0]), torch.tensor([True, False]), torch.tensor(1.0), 0.1, 1.0, 1.0).tolist()
+    [0.5, 0.5]
     """
     apart = torch.where(desirable, gains - baseline, baseline - gains)
     weights = torch.where(desirable, desirable_weight, undesirable_weight)
@@ -49,7 +52,11 @@ def kto_loss(
 
 
 def baseline_of(mismatched_gains: Tensor) -> Tensor:
-    """z from the gains (n,) of answers to other prompts: their mean, and zero where that is negative."""
+    """z from the gains (n,) of answers to other prompts: their mean, and zero where that is negative.
+
+    >>> baseline_of(torch.tensor([1.0, 4.0])).item()
+    2.5
+    """
     return mismatched_gains.detach().mean().clamp(min=0.0)
 
 

@@ -39,6 +39,16 @@ class PairLogps:
     rejected_tokens: Tensor
 
     @property
+    def sums(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(c, r, c0, r0)."""
+        return self.chosen, self.rejected, self.reference_chosen, self.reference_rejected
+
+    @property
+    def tokens(self) -> tuple[Tensor, Tensor]:
+        """(|c|, |r|)."""
+        return self.chosen_tokens, self.rejected_tokens
+
+    @property
     def gains(self) -> tuple[Tensor, Tensor]:
         """(c - c0, r - r0): what the policy has gained over the reference, in nats."""
         return self.chosen - self.reference_chosen, self.rejected - self.reference_rejected
@@ -88,70 +98,128 @@ def preference_loss(
     return losses, chosen, rejected
 
 
-def sigmoid(logps: PairLogps, settings: LossSettings) -> Tensor:
-    """-log sigma(beta delta): DPO (Rafailov et al. 2023, equation 7)."""
-    chosen, rejected = logps.gains
-    return -F.logsigmoid(settings.beta * (chosen - rejected))
+def dpo_loss(
+    chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, beta: float = 0.1,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """-log sigma(beta delta): DPO (Rafailov et al. 2023, equation 7).
 
+    With labels that are wrong with probability e: -(1 - e) log sigma(beta delta) - e log sigma(-beta delta),
+    conservative DPO (Mitchell 2023, "A note on DPO with noisy preferences").
 
-def cdpo(logps: PairLogps, settings: LossSettings) -> Tensor:
-    """Labels that are wrong with probability e: -(1 - e) log sigma(beta delta) - e log sigma(-beta delta).
+    Args:
+        chosen, rejected: (n,) float32, log-probabilities of the answers under the policy, summed over their tokens.
+        reference_chosen, reference_rejected: (n,), the same under the frozen reference.
+        beta: the strength of the tie to the reference.
+        label_smoothing: e.
 
-    Conservative DPO (Mitchell 2023, "A note on DPO with noisy preferences").
+    Returns:
+        the loss of each pair, (n,).
+
+    >>> loss = dpo_loss(*map(torch.tensor, ([-10.0], [-23.0], [-12.0], [-20.0])))
+    >>> f"{loss.item():.6f}"  # ln(1 + e^-0.5): the margin is 5 nats
+    '0.474077'
     """
-    chosen, rejected = logps.gains
-    margin, wrong = settings.beta * (chosen - rejected), settings.label_smoothing
-    return -(1 - wrong) * F.logsigmoid(margin) - wrong * F.logsigmoid(-margin)
+    margin = beta * ((chosen - reference_chosen) - (rejected - reference_rejected))
+    if not label_smoothing:
+        return -F.logsigmoid(margin)
+    return -(1 - label_smoothing) * F.logsigmoid(margin) - label_smoothing * F.logsigmoid(-margin)
 
 
-def robust(logps: PairLogps, settings: LossSettings) -> Tensor:
-    """The same noise, without bias: (-(1 - e) log sigma(beta delta) + e log sigma(-beta delta)) / (1 - 2 e).
+def robust_dpo_loss(
+    chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, beta: float = 0.1,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """(-(1 - e) log sigma(beta delta) + e log sigma(-beta delta)) / (1 - 2 e): as `dpo_loss`, without bias.
 
-    Robust DPO (Chowdhury, Kini & Natarajan 2024, equation 12).
+    Robust DPO (Chowdhury, Kini & Natarajan 2024, equation 12). Arguments as of `dpo_loss`.
+
+    >>> loss = robust_dpo_loss(*map(torch.tensor, ([-10.0], [-23.0], [-12.0], [-20.0])), label_smoothing=0.1)
+    >>> f"{loss.item():.6f}"
+    '0.411577'
     """
-    chosen, rejected = logps.gains
-    margin, wrong = settings.beta * (chosen - rejected), settings.label_smoothing
+    margin = beta * ((chosen - reference_chosen) - (rejected - reference_rejected))
+    wrong = label_smoothing
     return (-(1 - wrong) * F.logsigmoid(margin) + wrong * F.logsigmoid(-margin)) / (1 - 2 * wrong)
 
 
-def hinge(logps: PairLogps, settings: LossSettings) -> Tensor:
-    """max(0, 1 - beta delta): RSO's loss (Liu et al. 2023; SLiC, Zhao et al. 2023)."""
-    chosen, rejected = logps.gains
-    return torch.relu(1 - settings.beta * (chosen - rejected))
+def hinge_loss(
+    chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, beta: float = 0.1
+) -> Tensor:
+    """max(0, 1 - beta delta): RSO's loss (Liu et al. 2023; SLiC, Zhao et al. 2023). Arguments as of `dpo_loss`.
 
-
-def ipo(logps: PairLogps, settings: LossSettings) -> Tensor:
-    """((c - c0) / |c| - (r - r0) / |r| - 1 / (2 beta))^2: IPO over means of tokens.
-
-    Azar et al. 2023, equation 17, by the convention that its authors confirmed for TRL (issue 1265 there).
+    >>> hinge_loss(*map(torch.tensor, ([-10.0], [-23.0], [-12.0], [-20.0]))).item()
+    0.5
     """
-    chosen, rejected = logps.gains
-    return (chosen / logps.chosen_tokens - rejected / logps.rejected_tokens - 1 / (2 * settings.beta)) ** 2
+    return torch.relu(1 - beta * ((chosen - reference_chosen) - (rejected - reference_rejected)))
 
 
-def ipo_sum(logps: PairLogps, settings: LossSettings) -> Tensor:
-    """(delta - 1 / (2 beta))^2: IPO over sums, as the paper writes it and the first DPO code computes it."""
-    chosen, rejected = logps.gains
-    return (chosen - rejected - 1 / (2 * settings.beta)) ** 2
+def ipo_loss(
+    chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, beta: float = 0.1,
+    chosen_tokens: Tensor | None = None, rejected_tokens: Tensor | None = None,
+) -> Tensor:
+    """((c - c0) / |c| - (r - r0) / |r| - 1 / (2 beta))^2: IPO (Azar et al. 2023, equation 17).
+
+    Arguments as of `dpo_loss`. Over means of tokens by the convention that its authors confirmed for TRL (issue 1265
+    there); without the numbers of tokens, (n,) each, over sums: as the paper writes it and the first DPO code computes.
+
+    >>> ipo_loss(*map(torch.tensor, ([-10.0], [-23.0], [-12.0], [-19.0]))).item()  # (6 - 5)^2
+    1.0
+    """
+    of_chosen, of_rejected = chosen - reference_chosen, rejected - reference_rejected
+    if chosen_tokens is not None and rejected_tokens is not None:
+        of_chosen, of_rejected = of_chosen / chosen_tokens, of_rejected / rejected_tokens
+    return (of_chosen - of_rejected - 1 / (2 * beta)) ** 2
 
 
-def sigmoid_norm(logps: PairLogps, settings: LossSettings) -> Tensor:
-    """-log sigma(beta ((c - c0) / |c| - (r - r0) / |r|)): DPO per token (Tulu 3, Lambert et al. 2024, equation 6)."""
-    chosen, rejected = logps.gains
-    return -F.logsigmoid(settings.beta * (chosen / logps.chosen_tokens - rejected / logps.rejected_tokens))
+def normalised_dpo_loss(
+    chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, chosen_tokens: Tensor,
+    rejected_tokens: Tensor, beta: float = 0.1,
+) -> Tensor:
+    """-log sigma(beta ((c - c0) / |c| - (r - r0) / |r|)): DPO per token (Tulu 3, Lambert et al. 2024, equation 6).
+
+    Arguments as of `dpo_loss`, with the numbers of tokens of the answers, (n,) each.
+
+    >>> loss = normalised_dpo_loss(*map(torch.tensor, ([-10.0], [-23.0], [-12.0], [-20.0], [4.0], [6.0])))
+    >>> f"{loss.item():.6f}"  # ln(1 + e^-0.1)
+    '0.644397'
+    """
+    of_chosen, of_rejected = chosen - reference_chosen, rejected - reference_rejected
+    return -F.logsigmoid(beta * (of_chosen / chosen_tokens - of_rejected / rejected_tokens))
 
 
-def simpo(logps: PairLogps, settings: LossSettings) -> Tensor:
-    """-log sigma(beta (c / |c| - r / |r|) - gamma), gamma = ratio * beta (Meng, Xia & Chen 2024, equation 6)."""
-    chosen, rejected = logps.means
-    return -F.logsigmoid(settings.beta * (chosen - rejected - settings.gamma_ratio))
+def simpo_loss(
+    chosen: Tensor, rejected: Tensor, chosen_tokens: Tensor, rejected_tokens: Tensor, beta: float = 0.1,
+    gamma_ratio: float = 0.5,
+) -> Tensor:
+    """-log sigma(beta (c / |c| - r / |r|) - gamma), gamma = ratio * beta (Meng, Xia & Chen 2024, equation 6).
+
+    Args:
+        chosen, rejected: (n,) float32, log-probabilities of the answers, summed over their tokens; no reference.
+        chosen_tokens, rejected_tokens: (n,), how many these are.
+        beta, gamma_ratio: as in the equation; the authors take beta from 2 to 10.
+
+    >>> loss = simpo_loss(*map(torch.tensor, ([-10.0], [-23.0], [4.0], [6.0])))
+    >>> f"{loss.item():.6f}"
+    '0.652348'
+    """
+    return -F.logsigmoid(beta * (chosen / chosen_tokens - rejected / rejected_tokens - gamma_ratio))
 
 
-def orpo(logps: PairLogps, settings: LossSettings) -> Tensor:
-    """-c / |c| - lambda log sigma(log odds(c) - log odds(r)), odds of the mean token (Hong, Lee & Thorne 2024, 4.2)."""
-    chosen, rejected = logps.means
-    odds = (chosen - rejected) - (_log_one_minus_exp(chosen) - _log_one_minus_exp(rejected))
-    return -chosen - settings.odds_weight * F.logsigmoid(odds)
+def orpo_loss(
+    chosen: Tensor, rejected: Tensor, chosen_tokens: Tensor, rejected_tokens: Tensor, odds_weight: float = 0.1
+) -> Tensor:
+    """-c / |c| - lambda log sigma(log odds(c) - log odds(r)), odds of the mean token (Hong, Lee & Thorne 2024, 4.2).
+
+    Arguments as of `simpo_loss`; `odds_weight` is lambda.
+
+    >>> loss = orpo_loss(*map(torch.tensor, ([-10.0], [-23.0], [4.0], [6.0])))
+    >>> f"{loss.item():.6f}"
+    '2.522099'
+    """
+    better, worse = chosen / chosen_tokens, rejected / rejected_tokens
+    odds = (better - worse) - (_log_one_minus_exp(better) - _log_one_minus_exp(worse))
+    return -better - odds_weight * F.logsigmoid(odds)
 
 
 def loss_at_start(kind: PreferenceLoss, beta: float) -> float | None:
@@ -172,6 +240,15 @@ def _log_one_minus_exp(x: Tensor) -> Tensor:
 
 
 LOSSES: dict[PreferenceLoss, Callable[[PairLogps, LossSettings], Tensor]] = {
-    "sigmoid": sigmoid, "cdpo": cdpo, "robust": robust, "hinge": hinge, "ipo": ipo, "ipo_sum": ipo_sum,
-    "sigmoid_norm": sigmoid_norm, "simpo": simpo, "orpo": orpo,
+    "sigmoid": lambda pairs, told: dpo_loss(*pairs.sums, told.beta),
+    "cdpo": lambda pairs, told: dpo_loss(*pairs.sums, told.beta, told.label_smoothing),
+    "robust": lambda pairs, told: robust_dpo_loss(*pairs.sums, told.beta, told.label_smoothing),
+    "hinge": lambda pairs, told: hinge_loss(*pairs.sums, told.beta),
+    "ipo": lambda pairs, told: ipo_loss(*pairs.sums, told.beta, *pairs.tokens),
+    "ipo_sum": lambda pairs, told: ipo_loss(*pairs.sums, told.beta),
+    "sigmoid_norm": lambda pairs, told: normalised_dpo_loss(*pairs.sums, *pairs.tokens, told.beta),
+    "simpo": lambda pairs, told: simpo_loss(
+        pairs.chosen, pairs.rejected, *pairs.tokens, told.beta, told.gamma_ratio),
+    "orpo": lambda pairs, told: orpo_loss(pairs.chosen, pairs.rejected, *pairs.tokens, told.odds_weight),
 }
+"""What a manifest calls each of them."""

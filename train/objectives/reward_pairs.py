@@ -33,6 +33,9 @@ def reward_loss(chosen: Tensor, rejected: Tensor, margin: float = 0.0, center_we
         chosen, rejected: (n,) float32, scores.
         margin: in units of scores.
         center_weight: of the term that keeps scores around zero.
+
+    >>> f"{reward_loss(torch.tensor([0.0]), torch.tensor([0.0])).item():.4f}"  # ln 2
+    '0.6931'
     """
     return -F.logsigmoid(chosen - rejected - margin) + center_weight * (chosen + rejected) ** 2
 

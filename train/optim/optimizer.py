@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.training import SMALL_MOMENTS, Optimizer
+from gristmill.mixtures.training import SMALL_MOMENTS, Optimizer, OptimizerKind
 from gristmill.train.optim.adafactor import Adafactor
 from gristmill.train.optim.lion import Lion
 from gristmill.train.optim.offload import STEP, host_zeros_like, is_on_host, keep_on_host, one_by_one
@@ -41,6 +41,34 @@ def make_optimizers(model: nn.Module, section: Optimizer, offload: bool = False)
         for optimizer in optimizers:
             keep_on_host(optimizer)
     return optimizers
+
+
+def optimizers_by_name(
+    model: nn.Module, kind: OptimizerKind = "adamw", *, learning_rate: float = 1e-3, **settings: Any
+) -> list[torch.optim.Optimizer]:
+    """What updates a model's trained parameters: one optimizer of PyTorch's kind, or Muon and AdamW side by side.
+
+    Matrices decay, gains and biases do not. Step all of them, and scale their learning rates alike.
+
+    Args:
+        model: plain, or with its parameters spread by FSDP. Muon takes matrices inside `layers` (as the models of
+            transformers and ours call them), and leaves the rest to AdamW.
+        kind: adamw, muon, lion, adafactor or adamw8bit (which needs torchao). Sophia needs labels that the model draws:
+            `train_loop` has it.
+        learning_rate: at the peak of a schedule.
+        settings: keys of `optimizer` in the manifest, such as betas, weight_decay, momentum.
+
+    Raises:
+        pydantic.ValidationError: names a setting that is wrong or unknown.
+        ValueError: kind is sophia.
+
+    >>> model = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(4, 4)]), "head": nn.Linear(4, 8)})
+    >>> [type(one).__name__ for one in optimizers_by_name(model, "muon", learning_rate=0.02)]
+    ['Muon', 'AdamW']
+    """
+    if kind == "sophia":
+        raise ValueError("sophia estimates curvature from labels that the model draws, which only train_loop does")
+    return make_optimizers(model, Optimizer.model_validate({"kind": kind, "learning_rate": learning_rate, **settings}))
 
 
 def _optimizers_of(model: nn.Module, section: Optimizer, zeros_like: ZerosLike) -> list[torch.optim.Optimizer]:

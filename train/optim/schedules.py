@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import assert_never
+from collections.abc import Callable
+from typing import Any, assert_never
 
-from gristmill.mixtures.training import Schedule
+from gristmill.mixtures.training import Schedule, ScheduleKind
 
 
 def learning_rate(schedule: Schedule, peak: float, step: int, steps: int, step_tokens: int = 0) -> float:
@@ -30,6 +31,31 @@ def learning_rate(schedule: Schedule, peak: float, step: int, steps: int, step_t
     if step <= warmup:
         return peak * step / warmup
     return peak * _after_warmup(schedule, step, steps, warmup)
+
+
+def schedule(kind: ScheduleKind = "wsd", *, steps: int, **settings: Any) -> Callable[[int], float]:
+    """The share of the highest learning rate that each step of a training has, as a function of the step.
+
+    The function takes the steps that are done, from 0, as `torch.optim.lr_scheduler.LambdaLR` gives them; behind the
+    last step it stays as it is there. It holds no state, so that resuming needs none.
+
+    Args:
+        kind: wsd, cosine, linear, constant, inverse_sqrt, polynomial or one_cycle.
+        steps: of the whole training.
+        settings: keys of `schedule` in the manifest, such as warmup_steps, decay_fraction, final_fraction; all have
+            defaults.
+
+    Raises:
+        pydantic.ValidationError: names a setting that is wrong or unknown.
+
+    >>> share = schedule("wsd", steps=10, warmup_steps=2, decay_fraction=0.4)
+    >>> [share(done) for done in range(11)]
+    [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+    """
+    section = Schedule.model_validate({"kind": kind, **settings})
+    if section.warmup_tokens is not None:
+        raise ValueError("schedule: a step's tokens are not known here; give warmup_steps in place of warmup_tokens")
+    return lambda done: learning_rate(section, 1.0, min(done, steps - 1) + 1, steps)
 
 
 def warmup_steps(schedule: Schedule, steps: int, step_tokens: int) -> int:

@@ -32,6 +32,9 @@ def group_advantages(rewards: Tensor, group_size: int, scale: Scale) -> Tensor:
         rewards: (n,), the answers to a prompt side by side.
         group_size: g.
         scale: by the deviation of the group, of the whole batch, or by nothing.
+
+    >>> group_advantages(torch.tensor([1.0, 0.0, 0.5, 0.5]), 2, "none").tolist()
+    [0.5, -0.5, 0.0, 0.0]
     """
     groups = rewards.view(-1, group_size)
     advantages = (groups - groups.mean(dim=1, keepdim=True)).flatten()
@@ -79,7 +82,12 @@ def generalised_advantages(
 
     Returns:
         A_t = sum over k of (gamma lambda)^k (r_{t+k} + gamma V_{t+k+1} - V_{t+k}), and A_t + V_t, which the critic is
-        to learn; 0 where the mask is.
+        to learn; 0 where the mask is not.
+
+    >>> rewards, values = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.25]])
+    >>> advantages, returns = generalised_advantages(rewards, values, torch.tensor([[True, True]]), 1.0, 1.0)
+    >>> advantages.tolist(), returns.tolist()
+    ([[0.5, 0.75]], [[1.0, 1.0]])
     """
     real = mask.to(values.dtype)
     rewards, values = rewards * real, values * real
@@ -113,6 +121,10 @@ def surrogate_loss(
 
     Returns:
         the loss, and (bool) where the clipped term is the smaller one: there the gradient is zero.
+
+    >>> loss, clipped = surrogate_loss(torch.tensor([0.5]), torch.tensor([0.0]), torch.tensor([1.0]), clip=0.2)
+    >>> f"{loss.item():.1f}", clipped.item()
+    ('-1.2', True)
     """
     ratio = (logps - old).exp()
     plain = ratio * advantages
@@ -128,6 +140,9 @@ def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float | None)
         returns: what they should have been.
         clip: how far an estimate may move from the old one and still lower the loss (OpenAI baselines, ppo2); not
             limited if None.
+
+    >>> value_loss(torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([3.0]), clip=0.5).item()  # (0.5 - 3)^2 / 2
+    3.125
     """
     error = (values - returns).square()
     if clip is not None:
@@ -141,6 +156,9 @@ def kl_estimate(logps: Tensor, reference: Tensor, kind: KlEstimator) -> Tensor:
 
     k1 = x: unbiased, of large variance, may be negative. k2 = x^2 / 2: biased, never negative; its gradient is that of
     the divergence. k3 = exp(-x) - 1 + x: unbiased and never negative.
+
+    >>> f"{kl_estimate(torch.tensor([0.5]), torch.tensor([0.0]), 'k3').item():.6f}"
+    '0.106531'
     """
     x = logps - reference
     match kind:
@@ -171,6 +189,9 @@ def token_weights(mask: Tensor, kind: Normalisation, most_tokens: int) -> Tensor
             `token`: the mean over all tokens (DAPO, Yu et al. 2025, equation 8); `constant`: tokens out of
             `most_tokens` per answer (Dr. GRPO, Liu et al. 2025, section 3.2).
         most_tokens: that an answer may have.
+
+    >>> token_weights(torch.tensor([[True, True], [True, False]]), "sequence", 2).tolist()
+    [[0.5, 0.5], [1.0, 0.0]]
     """
     mask = mask.float()
     match kind:

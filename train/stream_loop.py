@@ -1,0 +1,198 @@
+"""The training loop alone: any PyTorch model, trained on a stream of rows, with the loop's checkpoints and record."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gristmill.dataprep.context import Context
+from gristmill.mixtures.engine import Parallel
+from gristmill.mixtures.training import Training
+from gristmill.train.data.row_stream import RowStream
+from gristmill.train.loop.job import Job
+from gristmill.train.loop.loop import train
+from gristmill.train.loop.objective import UNTRAINED, Measured, mean_of_trained
+from gristmill.train.loop.prefetch import reading_threads
+from gristmill.train.objectives.losses import IGNORED
+from gristmill.train.parallel.world import World, make_world, process_group, single_process
+
+TokenLosses = Callable[[nn.Module, Any], Tensor]
+"""From a model and a batch to its losses: (n, t) float32, each at the place of its label, 0 where there is none; of
+preference pairs (n,)."""
+
+
+def next_token_losses(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Cross-entropy of a causal model of transformers, (n, t) float32: each loss at the place of its label.
+
+    Args:
+        model: returns an object with `logits` (n, t, v), or these alone, for `input_ids` and perhaps `position_ids`.
+        batch: of a stream.
+    """
+    inputs = {name: batch[name] for name in ("input_ids", "position_ids") if name in batch}
+    found = model(**inputs)
+    logits, labels = getattr(found, "logits", found), batch["labels"]
+    nll = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), reduction="none",
+                          ignore_index=IGNORED)
+    return F.pad(nll.view(len(labels), -1), (1, 0))
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A micro-batch in host memory; `real`: whether it counts."""
+
+    batch: Any
+    real: bool
+
+
+class _StreamObjective:
+    """A stream's rows with a loss of the caller's (see objective.Objective); the sums are the total loss alone."""
+
+    sums_length = 1
+
+    def __init__(self, rows: RowStream, losses: TokenLosses, parameters: int, device: torch.device) -> None:
+        self._rows, self._losses, self._device = rows, losses, device
+        self.order, self.fingerprint = rows.kind.order, rows.fingerprint
+        self.sequence_length = rows.kind.packed.sequence_length
+        self.flops_per_token = 6.0 * parameters  # Kaplan et al. 2020, table 1, without attention
+
+    def weight(self, rows: np.ndarray, cuts: int = 1) -> float:
+        return float(self._rows.kind.trained(rows))
+
+    def num_tokens(self, rows: np.ndarray) -> int:
+        return len(rows) * self.sequence_length
+
+    def prepare(self, rows: np.ndarray, cuts: int = 1) -> _Read:
+        # An empty micro-batch computes too: its passes are collective operations.
+        chosen = rows if len(rows) else np.zeros(1, dtype=np.int64)
+        return _Read(self._rows.kind.batch(chosen, self._rows.layout, trim=True), bool(len(rows)))
+
+    def loss(self, model: nn.Module, batch: _Read, scale: float | Tensor, draw: int | None = None) -> Measured:
+        placed = _placed(batch.batch, self._device)
+        losses = self._losses(model, placed) * float(batch.real)
+        total = losses.sum()
+        counted = placed["labels"] != IGNORED if isinstance(placed, dict) and "labels" in placed else None
+        apart = losses.detach() if counted is None or counted.shape != losses.shape else torch.where(
+            counted, losses.detach(), UNTRAINED)
+        return Measured(total * scale, total.detach().double()[None], apart.view(len(losses), -1))
+
+    def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
+        return {"loss": sums[0] / weight}
+
+    def describe(self, rows: np.ndarray) -> dict[str, Any]:
+        return {"read": self._rows.provenance(rows)}
+
+    def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
+        """Every document or pair of some rows, with the mean loss of its tokens."""
+        found = []
+        for told, losses in zip(self._rows.provenance(rows), row_losses, strict=True):
+            place = {"row": told["row"], "source": told["source"]}
+            if "example" in told:
+                found.append({"id": told["example"], "loss": mean_of_trained(losses), **place})
+            found += [{"id": one["id"], "start": one["start"], "tokens": one["length"], **place,
+                       "loss": mean_of_trained(losses[one["start"] : one["start"] + one["length"]])}
+                      for one in told.get("documents", ())]
+        return found
+
+
+def train_loop(
+    model: nn.Module, rows: RowStream, *, steps: int, folder: str | Path, losses: TokenLosses = next_token_losses,
+    optimizer: Mapping[str, Any] | None = None, schedule: Mapping[str, Any] | None = None,
+    micro_batch_size: int | None = None, checkpoint_every: int = 100, log_every: int = 10,
+    after_step: Callable[[int], dict[str, Any] | None] = lambda step: None, **settings: Any,
+) -> dict[str, Any]:
+    """Train a model in place with the loop of our trainings: what it has read, and when it stopped, changes nothing.
+
+    Called again with the same folder, it continues from the newest checkpoint there, and ends with the same weights as
+    if it had not been stopped. SIGTERM saves a checkpoint. A step whose loss or gradient is NaN, or whose loss is far
+    above the last ones, is skipped, and what it had read is written to `folder/autopsies`.
+
+    Args:
+        model: float32 weights on the device where it computes; under torchrun spread by FSDP (`fully_shard`).
+        rows: a stream with a batch_size, the rows of a step over all ranks; the loop deals them out, so its rank and
+            world_size are left out. Its order begins at the first row.
+        steps: of the whole training.
+        folder: where checkpoints, metrics.jsonl and TensorBoard's files are kept.
+        losses: from the model and a batch to the loss of each token, or of each preference pair.
+        optimizer, schedule: keys of these sections of the manifest: {"kind": "muon", "learning_rate": 0.02}.
+        micro_batch_size: most rows of a forward pass on one rank; all of a rank's if absent.
+        checkpoint_every, log_every: steps between checkpoints, and between lines of metrics.
+        after_step: called after each step (from 1); what it returns is logged as a line of that step.
+        settings: further keys that all trainings have in the manifest, such as spikes.
+
+    Returns:
+        steps, tokens, skipped_steps, rows_digest, and `metrics`: the lines of metrics.jsonl.
+
+    Raises:
+        ValueError: the stream has no batch_size, or is a rank's share; or the model is where no training computes.
+        pydantic.ValidationError: names a setting that is wrong or unknown.
+        gristmill.train.loop.stopping.StoppedError: SIGTERM came; the state is saved.
+        gristmill.train.loop.loop.OtherRowsError: the checkpoint has read other rows.
+    """
+    if rows.batch_size is None or rows.world_size > 1:
+        raise ValueError("train_loop deals batches out itself: give the stream batch_size (rows of a step on all "
+                         "ranks), and neither rank nor world_size")
+    section = Training.model_validate({
+        "steps": steps, "global_batch_size": rows.batch_size, "micro_batch_size": micro_batch_size or rows.batch_size,
+        "optimizer": dict(optimizer or {}), "schedule": dict(schedule or {}), "log_every": log_every, "seed": rows.seed,
+        **settings})
+    work = Path(folder)
+    work.mkdir(parents=True, exist_ok=True)
+    with _world() as world:
+        device = next(model.parameters()).device
+        if device.type != world.device.type:
+            raise ValueError(f"the model is on {device}, but this machine's trainings compute on {world.device}: move "
+                             "it there, or set CUDA_VISIBLE_DEVICES to nothing")
+        parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        objective = _StreamObjective(rows, losses, parameters, device)
+        objective.order.check_reads(steps * rows.batch_size)
+        record, summary = train(Job(
+            section=section, objective=objective, model=model, world=world, after_step=after_step,
+            context=Context(work, "train_loop", checkpoint_every=checkpoint_every, emit=_quiet),
+            reading_threads=reading_threads(rows.kind.packed.local, device)))
+    return {**summary, "metrics": record.lines() if record is not None else []}
+
+
+@contextmanager
+def _world() -> Iterator[World]:
+    """The group that there is, or that torchrun started, or a group of one; all is afterwards as it was before."""
+    if dist.is_initialized():
+        yield make_world(Parallel(), torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    variables = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
+    try:
+        with process_group() if dist.is_torchelastic_launched() else single_process() as world:
+            yield world
+    finally:
+        if dist.is_initialized() and dist.get_world_size() == 1:  # after an error
+            dist.destroy_process_group()
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        for name, value in variables.items():  # what comes after may look whether it was launched by torchrun
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _quiet(event: dict[str, Any]) -> None:
+    """Progress is in metrics.jsonl; what a person should read is a warning."""
+    if event["event"] == "warning":
+        warnings.warn(event["message"], stacklevel=2)
+
+
+def _placed(batch: Any, device: torch.device) -> Any:
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, tuple):
+        return tuple(_placed(part, device) for part in batch)
+    return {name: _placed(part, device) for name, part in batch.items()}
