@@ -16,11 +16,16 @@ from typing import Any
 __version__ = "0.1.0"
 """The version of the distribution, which is built from this line."""
 
-_PLACES: dict[str, str] = {}
+_PLACES: dict[str, str] = {"stream": "gristmill.train.data.row_stream"}
 """Public name -> the module that defines it."""
+_GROUPS = ("losses", "training")
+"""Modules of this package that offer names which belong together; what those have in `__all__` is public too."""
 
 __all__ = [
     "__version__",
+    "losses",
+    "stream",
+    "training",
 ]
 
 if not (Path(__file__).parent / "flows").is_dir():
@@ -29,6 +34,8 @@ if not (Path(__file__).parent / "flows").is_dir():
 
 
 def __getattr__(name: str) -> Any:
+    if name in _GROUPS:
+        return import_module(f"{__name__}.{name}")
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_PLACES[name]), name)

@@ -1,0 +1,113 @@
+"""The examples of docs/stream.md run, one after the other, and give what the page says."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import gristmill
+
+pytest.importorskip("transformers")
+pytest.importorskip("torchdata")
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "stream.md"
+
+
+def stand_in_for_torchtitan() -> ModuleType:
+    """The interface of torchtitan 0.3's `components/dataloader.py`, as far as a loader of one's own needs it."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    class ParallelAwareDataloader(StatefulDataLoader):
+        @dataclass(kw_only=True, slots=True)
+        class Config:
+            dataset: str = ""
+            dataset_path: str | None = None
+            num_workers: int = 0
+
+        def __init__(self, dataset: Any, dp_rank: int, dp_world_size: int, **settings: Any) -> None:
+            self.ranks = (dp_rank, dp_world_size)
+            super().__init__(dataset, **settings)
+
+    module = ModuleType("torchtitan.components.dataloader")
+    module.ParallelAwareDataloader = ParallelAwareDataloader  # type: ignore[attr-defined]
+    return module
+
+
+@pytest.fixture(scope="module")
+def shown(mix_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the names of the page stand for after all its examples, with a packed set in the folder `packed`."""
+    folder, names = tmp_path_factory.mktemp("page"), {"__name__": "page"}
+    shutil.copytree(mix_folder, folder / "packed")
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name in ("torchtitan", "torchtitan.components"):
+            patch.setitem(sys.modules, name, ModuleType(name))
+        patch.setitem(sys.modules, "torchtitan.components.dataloader", stand_in_for_torchtitan())
+        patch.setitem(sys.modules, "page", ModuleType("page"))
+        for number, block in enumerate(blocks):
+            exec(compile(block, f"{PAGE.name}, example {number + 1}", "exec"), names)
+    assert len(blocks) == PAGE.read_text().count("```python") >= 6
+    return {**names, "folder": folder}
+
+
+def batches(shown: dict[str, Any], **settings: Any) -> list[Any]:
+    """The first ten batches of the page's set."""
+    return list(gristmill.stream(shown["folder"] / "packed", batch_size=8, seed=1, epochs=1, **settings))
+
+
+def test_a_stream_resumed_on_more_ranks_reads_the_rest_of_the_order(shown: dict[str, Any]) -> None:
+    whole = batches(shown)
+    assert torch.equal(shown["second"]["input_ids"], whole[1]["input_ids"][1::2])
+    assert torch.equal(shown["third"]["input_ids"], whole[2]["input_ids"][3::4])
+
+
+def test_a_loader_with_workers_is_resumed_behind_what_it_has_given(shown: dict[str, Any]) -> None:
+    whole = batches(shown)
+    assert [torch.equal(one["labels"], two["labels"]) for one, two in zip(shown["seen"], whole, strict=False)] == [
+        True] * 3
+    assert torch.equal(shown["fourth"]["input_ids"], whole[3]["input_ids"])
+
+
+def losses(trainer: Any) -> list[float]:
+    return [line["loss"] for line in trainer.state.log_history if "loss" in line]
+
+
+def test_the_trainer_of_transformers_resumes_in_the_middle_with_the_losses_of_one_that_ran_through(
+    shown: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, resumed = losses(shown["whole"]), losses(shown["resumed"])
+    assert len(whole) == len(resumed) == 6
+    assert resumed == whole
+    assert whole[-1] < whole[0]
+    assert all(torch.equal(one, two) for one, two in zip(
+        shown["whole"].model.parameters(), shown["resumed"].model.parameters(), strict=True))
+    # Without `seek` the Trainer reads again what it has read, and drops it.
+    monkeypatch.chdir(shown["folder"])
+    slow = shown["make_trainer"]("whole")
+    slow.args.ignore_data_skip = False
+    slow.train(resume_from_checkpoint="whole/checkpoint-3")
+    assert losses(slow) == whole
+
+
+def test_the_trainer_reads_the_rows_of_our_order(shown: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(shown["folder"])
+    trainer = shown["make_trainer"]("untrained")
+    expected = torch.cat([batch["input_ids"] for batch in batches(shown)])
+    read = [batch["input_ids"] for batch, _ in zip(trainer.get_train_dataloader(), range(20), strict=False)]
+    assert torch.equal(torch.cat(read)[: len(expected)], expected)
+
+
+def test_the_loader_for_torchtitan_gives_input_positions_and_shifted_labels(shown: dict[str, Any]) -> None:
+    inputs, labels, whole = shown["inputs"], shown["labels"], batches(shown)
+    assert sorted(inputs) == ["input", "positions"]
+    assert torch.equal(inputs["input"], whole[0]["input_ids"][0::2])
+    assert torch.equal(labels[:, :-1], whole[0]["labels"][0::2][:, 1:])
+    assert shown["loader"].ranks == (0, 2)
