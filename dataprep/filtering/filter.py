@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from gristmill.dataprep.documents import (
 from gristmill.dataprep.filtering.rule_sets import columns_read, configured_sets, edges, measure
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.measuring import measure_texts, spread
+from gristmill.dataprep.replay import Rule, bounds_of
 from gristmill.dataprep.thresholds import count_failures, failures, first_failures
 from gristmill.mixtures.steps.filter import Filter
 
@@ -83,3 +84,9 @@ def filter_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any],
     }  # fmt: skip
     result = {"counts": counts, "rules": count_failures(failed), "histograms_by_source": shapes}
     return Done([out / task.name], result)
+
+
+def rules(stage: str, section: Filter, measured_columns: Collection[str]) -> Iterator[Rule]:
+    """The thresholds of the rule sets that are chosen, for replaying."""
+    for name, thresholds in configured_sets(section.rules).items():
+        yield from bounds_of(thresholds, f"{stage}.rules.{name}", name)

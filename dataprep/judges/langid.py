@@ -10,7 +10,8 @@ are named. The thresholds' use follows CCNet (Wenzek et al. 2020) and FineWeb (P
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.judges.fasttext_models import find_model, load_model
 from gristmill.dataprep.judges.language_codes import Language, parse_label
 from gristmill.dataprep.measuring import measure_texts, spread
+from gristmill.dataprep.replay import Columns, Rule, bounds
 from gristmill.mixtures.steps.langid import LanguageId
 
 LANGUAGES_NAMED = 3
@@ -347,3 +349,30 @@ def check_languages(wanted: Wanted, labels: Sequence[str], model: str) -> None:
                 f"langid.keep: {code!r} is not a language of {model}, which knows {len(codes)}; "
                 + (f"did you mean {hint}?" if hint else "see the model's own list")
             )
+
+
+def rules(stage: str, section: LanguageId, measured_columns: Collection[str]) -> Iterator[Rule]:
+    """The languages that are wanted, with their scores, and the share of their lines; for replaying."""
+    wanted = wanted_languages(section)
+    reads = ("language", "script") if "script" in measured_columns else ("language",)
+
+    def least_scores(columns: Columns) -> np.ndarray:
+        """The score that each document's language needs: NaN where it is not wanted, or where nothing is known."""
+        codes = columns["language"]
+        scripts = columns.get("script", np.full(len(codes), None, object))
+        found = [None if code is None else best_match(Language(code, script or ""), wanted)
+                 for code, script in zip(codes, scripts, strict=True)]
+        return np.array([math.nan if score is None else score for score in found], np.float64)
+
+    def unwanted(columns: Columns) -> np.ndarray:
+        known = np.array([code is not None for code in columns["language"]], bool)
+        return known & np.isnan(least_scores(columns))
+
+    def unsure(columns: Columns) -> np.ndarray:
+        return columns["language_score"] < least_scores(columns)
+
+    threshold = section.keep if isinstance(section.keep, dict) else section.threshold
+    yield Rule("language", f"{stage}.keep", "language", section.keep, unwanted, reads)
+    yield Rule("language_score", f"{stage}.threshold", "language_score", threshold, unsure, (*reads, "language_score"),
+               unless="language")
+    yield from bounds(stage, section, measured_columns)

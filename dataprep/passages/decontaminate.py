@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from gristmill.dataprep.passages.ngram_index import (
     read_index,
     write_index,
 )
+from gristmill.dataprep.replay import Rule, bound, bounds
 from gristmill.dataprep.shuffle import concat_mapped, open_batches, sort_rows, write_partitions
 from gristmill.dataprep.thresholds import first_failures
 from gristmill.mixtures.steps.decontaminate import Decontaminate
@@ -291,3 +292,12 @@ def _write_columns(path: Path, columns: Mapping[str, np.ndarray]) -> None:
 def _read_columns(path: Path) -> dict[str, np.ndarray]:
     table = open_batches(path).read_all()
     return {name: table[name].to_numpy() for name in table.column_names}
+
+
+def rules(stage: str, section: Decontaminate, measured_columns: Collection[str]) -> Iterator[Rule]:
+    """The bounds, for replaying. With `excise` all but one decide what is cut: no stored value says what is left."""
+    if section.action == "drop":
+        yield from bounds(stage, section, measured_columns)
+    else:
+        name = "min_left_words"
+        yield bound(f"{stage}/{name}", f"{stage}.{name}", "left_words", section.min_left_words, at_most=False)

@@ -9,6 +9,8 @@ from typing import Any
 from gristmill.dataprep.documents import column_names, read_documents, shard_names
 from gristmill.dataprep.replay import Rule, judge_shard, nearest, rules_of
 from gristmill.flows.running.session import Session
+from gristmill.flows.stages.registry import STAGES
+from gristmill.flows.stages.stage import imported
 from gristmill.mixtures.sources import INGEST
 
 MOST_RULES = 8
@@ -24,7 +26,8 @@ def stored_rules(session: Session, inputs: Mapping[str, Path]) -> dict[str, list
     """The replayable rules of every committed preparing stage, in the order of the pipeline."""
     shards = shard_names(inputs[INGEST])
     return {
-        name: rules_of(step.stage, step.config, column_names(inputs[name] / shards[0]) if shards else [], name)
+        name: rules_of(imported(STAGES[step.stage].rules), step.stage, step.config,
+                       column_names(inputs[name] / shards[0]) if shards else [], name)
         for name, step in session.manifest.steps.items() if name in inputs
     }  # fmt: skip
 

@@ -21,19 +21,18 @@ from rich.text import Text
 
 from gristmill.dataprep.documents import annotation_stages, column_names, read_documents, read_table, shard_names
 from gristmill.dataprep.replay import (
-    LANGUAGE_SCORE,
     NotReplayableError,
     Rule,
     Tally,
     Verdicts,
     judge_shard,
-    keep_top_rule,
     nearest,
 )
 from gristmill.flows.questions.cut_samples import Found, merge_nearest, show, stored_rules
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
+from gristmill.flows.stages.stage import imported
 from gristmill.mixtures.load import short_key
 from gristmill.mixtures.sources import INGEST
 
@@ -137,16 +136,11 @@ def _threshold(rule: Rule) -> dict[str, Any]:
     if isinstance(rule.bound, int | float) and rule.bound:
         size = NEIGHBOUR * abs(rule.bound)
         step = max(round(size), 1) if isinstance(rule.bound, int) else float(f"{size:.1g}")
-        sign = 1 if _is_most(rule) else -1
+        sign = 1 if rule.at_most else -1
         sides = {name: {"bound": round(rule.bound + direction * step, 10), "failing": 0}
                  for name, direction in (("looser", sign), ("stricter", -sign))}
     return {"rule": rule.label, "key": short_key(rule.key), "bound": rule.bound, "seen": 0,
             "failing": 0, "only": 0, **sides}
-
-
-def _is_most(rule: Rule) -> bool:
-    """Whether a bound is the largest value that passes, not the smallest."""
-    return rule.key.rpartition(".")[2].startswith("max_")
 
 
 def _add(one: dict[str, Any], rule: Rule, verdicts: Verdicts) -> None:
@@ -154,21 +148,20 @@ def _add(one: dict[str, Any], rule: Rule, verdicts: Verdicts) -> None:
     one["seen"] += len(verdicts.rows)
     one["failing"] += tally.failing
     one["only"] += tally.only
-    # What is dropped for a reason that is not a threshold stays so, and a language that is not wanted has no score.
+    # What is dropped for a reason that is not a threshold stays so.
     judged = verdicts.keep | np.any(list(failed.values()), axis=0)
-    wanted = rule.label.removesuffix("_score")
-    judged &= ~failed[wanted] if rule.name == LANGUAGE_SCORE and wanted in failed else True
+    judged &= ~failed[rule.of_step(rule.unless)] if rule.unless else True
     for side in ("looser", "stricter"):
         if one[side] is not None:
             values, bound = verdicts.columns[rule.statistic], one[side]["bound"]
-            fails = values > bound if _is_most(rule) else values < bound
+            fails = values > bound if rule.at_most else values < bound
             one[side]["failing"] += int((fails & judged).sum())
 
 
 def _replayable(
     session: Session, inputs: Mapping[str, Path], ran: Mapping[str, list[Rule]] | None
 ) -> dict[str, list[Rule]]:
-    """The replayable rules of every preparing stage, `keep_top` included: it is found from the stages before it.
+    """The replayable rules of every preparing stage; a ranking is found from what the stages before it leave.
 
     Args:
         ran: the rules that the stages ran with; None: the very ones of this session.
@@ -176,9 +169,11 @@ def _replayable(
     rules = stored_rules(session, inputs)
     shards = shard_names(inputs[INGEST])
     for stage, step in session.manifest.steps.items() if shards else ():
+        if (find := session.plan[stage].stage.ranking) is None:
+            continue
         seed = session.plan[stage].config.get("seed", 0)
         columns = column_names(inputs[stage] / shards[0])
-        ranking = keep_top_rule(inputs, stage, step.config, seed, ran or rules, rules, columns)
+        ranking = imported(find)(inputs, stage, step.config, seed, ran or rules, rules, columns)
         rules[stage] += [] if ranking is None else [ranking]
     return rules
 

@@ -13,7 +13,6 @@ from gristmill.mixtures.load import Problem, Written
 from gristmill.mixtures.manifest import Location, Manifest
 from gristmill.mixtures.section import outside_paths
 from gristmill.mixtures.sources import TokenSource
-from gristmill.mixtures.steps.langid import LanguageId
 
 
 def find_problems(manifest: Manifest, written: Written, stages: Iterable[str]) -> list[Problem]:
@@ -37,12 +36,11 @@ def missing_files(manifest: Manifest, written: Written) -> list[Problem]:
 
 def _why_missing(manifest: Manifest, location: Location, path: str) -> str | None:
     from gristmill.dataprep.examples.read_examples import ExamplesError, examples_listing
-    from gristmill.dataprep.judges.fasttext_models import is_other_model
     from gristmill.dataprep.reading.sources import SourceError, check, outside_files
     from gristmill.tokenize.importing.token_files import token_files
 
     key = ".".join(map(str, location))
-    if isinstance(_section_at(manifest, location), LanguageId) and not is_other_model(path):
+    if "prepare" in location and _is_left_out(manifest, location):
         return None
     try:
         if location[0] == "sources":
@@ -57,6 +55,12 @@ def _why_missing(manifest: Manifest, location: Location, path: str) -> str | Non
     except (SourceError, ExamplesError) as error:
         return str(error).removeprefix(f"{key}: ")
     return None
+
+
+def _is_left_out(manifest: Manifest, location: Location) -> bool:
+    """Whether the stage of a step, `prepare[0].langid.model`, says that nothing need be there."""
+    at = location.index("prepare") + 2
+    return location[at + 1] in STAGES[str(location[at])].leaves_out(_section_at(manifest, location[: at + 2]))
 
 
 def _section_at(manifest: Manifest, location: Location) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gristmill.flows.stages import decontaminate
 from gristmill.flows.stages.sections import step_recipe, without
 from gristmill.flows.stages.stage import Recipe, Stage
 from gristmill.flows.stages.trainings import data_needs, whole
@@ -18,7 +19,7 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
         return None
     recipe, told = ({key: part[key] for key in DpoData.model_fields if key in part} for part in dpo)
     leaks = _leaks(manifest)
-    named, config = (None, None) if leaks is None else step_recipe(leaks, manifest, verify)
+    named, config = (None, None) if leaks is None else step_recipe(decontaminate.STAGE, leaks, manifest, verify)
     # How often a set is read is none of this stage's.
     return ({**recipe, "data": [without(item, "weight") for item in recipe["data"]], "leaks": named},
             {**told, "data": [without(item, "weight") for item in told["data"]], "leaks": config})

@@ -16,4 +16,5 @@ def columns(section: Filter) -> Iterable[str]:
 
 
 STAGE = Stage("filter", 2, "gristmill.dataprep.filtering.filter:run", section=Filter, columns=columns,
+              rules="gristmill.dataprep.filtering.filter:rules",
               report=("gristmill.flows.report.document_sections:lengths",))

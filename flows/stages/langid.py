@@ -14,6 +14,14 @@ def columns(section: LanguageId) -> Iterable[str]:
     return ["language", "language_score", "script", *(lines if section.lines else []), "edits"]
 
 
+def leaves_out(section: LanguageId) -> Iterable[str]:
+    """The path of lid.176, which is one pinned file wherever it lies."""
+    from gristmill.dataprep.judges.fasttext_models import is_other_model
+
+    return () if is_other_model(section.model) else ("model",)
+
+
 STAGE = Stage(
-    "langid", 2, "gristmill.dataprep.judges.langid:run", section=LanguageId, columns=columns,
+    "langid", 2, "gristmill.dataprep.judges.langid:run", section=LanguageId, columns=columns, leaves_out=leaves_out,
+    rules="gristmill.dataprep.judges.langid:rules",
     report=("gristmill.flows.report.document_sections:languages",))

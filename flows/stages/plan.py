@@ -144,7 +144,8 @@ def _listed(manifest: Manifest) -> Iterator[_Placed]:
             continue
         before = [INGEST]
         for name, step in manifest.steps.items():
-            yield _Placed(name, STAGES[step.stage], tuple(before), partial(step_recipe, step.config, manifest),
+            of_step = STAGES[step.stage]
+            yield _Placed(name, of_step, tuple(before), partial(step_recipe, of_step, step.config, manifest),
                           step.config)
             before.append(name)
 

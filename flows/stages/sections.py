@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
-from gristmill.flows.stages.stage import Recipe
+from gristmill.flows.stages.stage import Recipe, Stage
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.section import RECIPE, Judging, Section, outside_paths
-from gristmill.mixtures.steps.langid import LanguageId
-from gristmill.mixtures.steps.quality import Quality
 
 
 def dump(section: Section, *leave_out: str) -> Recipe:
@@ -33,27 +32,22 @@ def reads_of(manifest: Manifest) -> Recipe:
     return {"reads": {**{key: settings[key] for key in READING_KEYS}, "seed": seed_of(section, manifest)}}
 
 
-def step_recipe(section: Judging, manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe]:
+def step_recipe(stage: Stage, section: Judging, manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe]:
     """The recipe of a step, of documents' preparation or of examples', and what its function gets."""
-    from gristmill.dataprep.judges.fasttext_models import is_other_model
-
-    if isinstance(section, LanguageId) and not is_other_model(section.model):
-        # lid.176 is one pinned file wherever it lies, so its path is not part of the recipe.
-        return dump(section, "model"), {"model": section.model}
     seed = {"seed": seed_of(section, manifest)} if "seed" in type(section).model_fields else {}
     config = {**dump(section), **seed}
-    recipe = name_outside_files(config, section, verify)
-    if isinstance(section, Quality) and section.perplexity is not None and section.perplexity.kenlm is not None:
-        recipe["perplexity"]["scored_by"] = "kenlm"  # an ARPA file's scores differed before, by rounding
-    return recipe, config
+    left_out = tuple(stage.leaves_out(section))
+    return stage.recipe(section, name_outside_files(without(config, *left_out), section, verify, left_out)), config
 
 
-def name_outside_files(recipe: Recipe, section: Section, verify: bool) -> Recipe:
-    """The recipe with every outside path replaced by what identifies the files that it names."""
+def name_outside_files(recipe: Recipe, section: Section, verify: bool, left_out: Sequence[str] = ()) -> Recipe:
+    """The recipe with every outside path, but those left out, replaced by what identifies the files that it names."""
     from gristmill.dataprep.reading.sources import outside_listing
 
     named: Recipe = deepcopy(recipe)
     for location, path in outside_paths(section):
+        if location[0] in left_out:
+            continue
         *parents, last = location
         at: Any = named
         for part in parents:

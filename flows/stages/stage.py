@@ -59,6 +59,11 @@ class Stage:
         section: of a step of `prepare`, the model of its settings; other stages have a section of the manifest.
         columns: of a step, the columns that it may measure with these settings, known before it runs. A setting `min_x`
             or `max_x` bounds the column `x`: `explain` shows it, `whatif` judges by another one.
+        leaves_out: of a step, settings that name a file which is the same wherever it lies: they are no part of its
+            recipe, and nothing need be there beforehand.
+        recipe: of a step, what its recipe says: (settings, these as JSON with outside files by what identifies them).
+        rules: of a step, `module:function` of those that `whatif` can try with other bounds; `rules_of` in
+            dataprep/replay.py says what it gets. `ranking`: the same of one that compares documents with each other.
         parallel: whether its work is cut into shards for `engine.workers`; that of a step of `prepare` always is.
         memory: what it holds of every document, if anything.
         preflight: what is wrong beforehand with what its section says: (manifest, its name there, step of `prepare` ->
@@ -83,6 +88,10 @@ class Stage:
     launch: Literal["process", "torchrun"] = "process"
     section: type[Judging] | None = None
     columns: Callable[[Any], Iterable[str]] = lambda section: ()
+    leaves_out: Callable[[Any], Iterable[str]] = lambda section: ()
+    recipe: Callable[[Any, Recipe], Recipe] = lambda section, named: named
+    rules: str = "gristmill.dataprep.replay:bounds"
+    ranking: str | None = None
     parallel: bool = False
     memory: Memory | None = None
     preflight: Preflight | None = None

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from gristmill.flows.stages import decontaminate, dedup, filter, langid
 from gristmill.flows.stages.sections import dump, name_outside_files, seed_of, step_recipe, without
 from gristmill.flows.stages.stage import Configure, Needs, Recipe, Stage
 from gristmill.mixtures.manifest import MODELS, Manifest
 from gristmill.mixtures.training import Training
 
 PACE = "its pace is the device's and the model's: gristmill plan MANIFEST --gpus N --measure 3 tells"
+
+
+JUDGES = {module.STAGE.name: module.STAGE for module in (filter, dedup, langid, decontaminate)}
+"""The steps that judge examples too."""
 
 
 def training(name: str, version: int, configure: Configure, needs: Needs, **shown: Any) -> Stage:
@@ -87,7 +92,8 @@ def _examples(name: str) -> Callable[[Manifest, bool], tuple[Recipe, Recipe] | N
         if found is None or not section.prepare:
             return None
         recipe, told = ([without(item, "weight", "train_on") for item in part["data"]] for part in found)
-        steps = [(step.stage, step.judged, *step_recipe(step.config, manifest, verify)) for step in section.prepare]
+        steps = [(step.stage, step.judged, *step_recipe(JUDGES[step.stage], step.config, manifest, verify))
+                 for step in section.prepare]
         return ({"kind": name, "data": recipe,
                  "prepare": [{stage: named, "judge": judged} for stage, judged, named, _ in steps]},
                 {"data": told, "prepare": [{stage: {**named, **config}, "judge": judged}

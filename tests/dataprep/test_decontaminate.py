@@ -232,7 +232,7 @@ def test_verdicts_can_be_replayed(write_ingest: Callable, make_context: Callable
     documents = list(corpus().values())
     inputs, _ = run(write_ingest, make_context, tmp_path, "all", [documents])
     before, after = (
-        rules_of("decontaminate", Decontaminate.model_validate({"against": ["x"], **changed}),
+        rules_of(decontaminate.rules, "decontaminate", Decontaminate.model_validate({"against": ["x"], **changed}),
                  ["contamination", "contamination_words"])
         for changed in ({}, {"max_contamination": 0.7})
     )
@@ -252,7 +252,8 @@ def test_of_excised_documents_only_what_is_left_can_be_judged_again(
     inputs, _ = run(write_ingest, make_context, tmp_path, "all", [list(corpus().values())], config)
     columns = pq.read_table(inputs["decontaminate"] / "part-00000.parquet").column_names
     before, after = (
-        rules_of("decontaminate", Decontaminate.model_validate({"against": ["x"], **config, **changed}), columns)
+        rules_of(decontaminate.rules, "decontaminate",
+                 Decontaminate.model_validate({"against": ["x"], **config, **changed}), columns)
         for changed in ({}, {"min_left_words": 1000})
     )
     assert [rule.key for rule in before] == ["decontaminate.min_left_words"]

@@ -13,6 +13,8 @@ import pytest
 
 from gristmill.dataprep.documents import annotate, read_documents, write_table
 from gristmill.dataprep.filtering import filter as filter_stage
+from gristmill.dataprep.judges import langid
+from gristmill.dataprep.passages import decontaminate
 from gristmill.dataprep.replay import Rule, Verdicts, judge_shard, nearest, rules_of
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 from gristmill.mixtures.steps.filter import Filter
@@ -45,8 +47,8 @@ def test_other_bounds_replayed_equal_other_bounds_run(
     truth = run_filter({"ingest": ingest}, after, tmp_path / "truth", make_context)
     inputs = {"ingest": ingest, "filter": tmp_path / "stored"}
     columns = stored.column_names
-    old, new = judge_shard(
-        inputs, SHARD, "filter", rules_of("filter", before, columns), rules_of("filter", after, columns))
+    rules = [rules_of(filter_stage.rules, "filter", section, columns) for section in (before, after)]
+    old, new = judge_shard(inputs, SHARD, "filter", *rules)
     assert old.keep.tolist() == stored["keep"].to_pylist()
     assert new.keep.tolist() == truth["keep"].to_pylist()
     assert old.keep.tolist() != new.keep.tolist()
@@ -70,7 +72,7 @@ def test_what_is_quarantined_or_dropped_for_another_reason_stays_so_and_unseen_r
     write_table(tmp_path / "langid" / SHARD, table)
     before, after = (LanguageId.model_validate({"threshold": bound}) for bound in (0.65, 0.3))
     inputs = {"ingest": ingest, "langid": tmp_path / "langid"}
-    rules = [rules_of("langid", section, table.column_names) for section in (before, after)]
+    rules = [rules_of(langid.rules, "langid", section, table.column_names) for section in (before, after)]
     old, new = judge_shard(inputs, SHARD, "langid", *rules)
     assert old.rows.tolist() == [0, 1, 2, 3]
     assert old.keep.tolist() == [True, False, False, False]
@@ -80,7 +82,7 @@ def test_what_is_quarantined_or_dropped_for_another_reason_stays_so_and_unseen_r
 
 def test_rules_without_a_measured_statistic_are_no_rules() -> None:
     section = Filter.model_validate({"rules": ["gopher_quality"]})
-    names = [rule.name for rule in rules_of("filter", section, ["words", "stop_words"])]
+    names = [rule.name for rule in rules_of(filter_stage.rules, "filter", section, ["words", "stop_words"])]
     assert names == ["gopher_quality/min_words", "gopher_quality/max_words", "gopher_quality/min_stop_words"]
 
 
@@ -94,7 +96,7 @@ def test_the_samples_are_the_documents_next_to_the_cut_on_either_side() -> None:
 
 def test_languages_are_judged_by_their_own_thresholds() -> None:
     section = LanguageId.model_validate({"keep": {"en": 0.6, "de": 0.9}})
-    unwanted, unsure = rules_of("langid", section, ["language", "language_score"])
+    unwanted, unsure = rules_of(langid.rules, "langid", section, ["language", "language_score"])
     columns = {"language": np.array(["en", "de", "fr", "de", None], object),
                "language_score": np.array([0.7, 0.7, 0.99, 0.95, np.nan])}
     assert unwanted.fails(columns).tolist() == [False, False, True, False, False]
@@ -106,6 +108,6 @@ def test_bounds_that_decide_what_is_cut_out_are_not_replayed() -> None:
     columns = ["contamination", "contamination_words"]
     against = {"against": ["eval.jsonl"]}
     drop, excise = (Decontaminate.model_validate({**against, "action": action}) for action in ("drop", "excise"))
-    assert [rule.name for rule in rules_of("decontaminate", drop, columns)] == [
+    assert [rule.name for rule in rules_of(decontaminate.rules, "decontaminate", drop, columns)] == [
         "decontaminate/max_contamination", "decontaminate/max_contamination_words"]
-    assert rules_of("decontaminate", excise, columns) == []
+    assert rules_of(decontaminate.rules, "decontaminate", excise, columns) == []

@@ -162,5 +162,5 @@ def test_a_given_ngram_model_is_scored_by_kenlm_and_its_recipe_says_so(tmp_path:
     recipes = []
     for ngrams in ({"kenlm": str(tmp_path / "m.arpa")}, {"ngram": {"sources": ["a"]}}):
         section = Quality.model_validate({"perplexity": ngrams})
-        recipes.append(step_recipe(section, load_manifest(str(DEMO)), False)[0]["perplexity"])
+        recipes.append(step_recipe(STAGES["quality"], section, load_manifest(str(DEMO)), False)[0]["perplexity"])
     assert [one.get("scored_by") for one in recipes] == ["kenlm", None]

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, write_table
+from gristmill.dataprep.filtering import filter as filter_stage
 from gristmill.dataprep.replay import rules_of
 from gristmill.flows.questions.whatif import print_thresholds, thresholds
 from gristmill.mixtures.steps.filter import Filter
@@ -37,7 +38,7 @@ def listed(folder: Path, shards: list[list[tuple[int, float]]]) -> dict[str, dic
         name = f"part-{number:05d}.parquet"
         write_table(inputs["ingest"] / name, documents)
         write_table(inputs["filter"] / name, annotate(documents, judged, judged, reasons, measures)[0])
-    rules = rules_of("filter", SECTION, ["words", "mean_word_length"])
+    rules = rules_of(filter_stage.rules, "filter", SECTION, ["words", "mean_word_length"])
     with patch("gristmill.flows.questions.whatif._measured", return_value=inputs), \
             patch("gristmill.flows.questions.whatif.stored_rules", return_value={"filter": rules}):
         return {one["key"]: one for one in thresholds(None)}  # type: ignore[arg-type]
