@@ -26,7 +26,7 @@ from gristmill.flows.orchestration.parameters import (
     refuse_secrets,
     without_secrets,
 )
-from gristmill.flows.orchestration.reporting import PrefectObserver, publish_refusal, publish_run
+from gristmill.flows.orchestration.reporting import PrefectObserver, publish_refusal, publish_run, warn_of_renamed
 from gristmill.flows.orchestration.routing import run_elsewhere
 from gristmill.flows.running.run import Observer, Runner, RunStoppedError
 from gristmill.flows.running.schedule import jobs_of, run_jobs
@@ -150,6 +150,7 @@ def _open(manifest: str, overrides: tuple[str, ...], store: str, until: str, exa
 
 def _run(session: Session, stages: list[str], force: frozenset[str], training_deployment: str = "") -> str:
     """Run stages as tasks that wait for those whose output they read, with the run's record; returns its folder."""
+    warn_of_renamed(session)
     observer = PrefectObserver(observer_of_caller.get())
     runner = session.runner(observer)
     record = session.start_record()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,12 +77,14 @@ class Written:
         raw: its content, with the settings.
         lines: 1-based line of every key and list item.
         settings: what each setting replaces -> its key, as it was given.
+        renamed: what was warned of: keys under their former names.
     """
 
     file: str
     raw: Any
     lines: Mapping[Location, int]
     settings: Mapping[Location, str]
+    renamed: Sequence[str] = ()
 
     def problem(self, location: Sequence[str | int], message: str) -> Problem:
         """A mistake at a key, named as it stands in the file or in a setting."""
@@ -136,12 +138,15 @@ def _parse(text: str, file: str, overrides: Sequence[str]) -> tuple[Manifest, Wr
     if not isinstance(raw, dict):
         raise ManifestError([Problem(file, 1, WHOLE_FILE, "a manifest is a mapping that starts with `name:`")])
     lines = {} if node is None else {current_place(at): line for at, line in _key_lines(node)}
-    problems = _renamed((Problem(file, lines.get(found.new, 1), dotted(found.old), str(found)), found)
-                        for found in take_current_names(raw))
-    wrong, settings = _apply_overrides(raw, overrides)
-    problems += wrong
+    renamed = [(Problem(file, lines.get(found.new, 1), dotted(found.old), str(found)), found)
+               for found in take_current_names(raw)]
+    problems, settings, of_settings = _apply_overrides(raw, overrides)
+    renamed += of_settings
+    problems += [problem for problem, name in renamed if name.is_twice]
     problems += _duplicate_keys(node, file)
-    written = Written(file, raw, lines, settings)
+    written = Written(file, raw, lines, settings, [str(problem) for problem, name in renamed if not name.is_twice])
+    for told in written.renamed:
+        warnings.warn(told, RenamedKeyWarning, stacklevel=2)
     manifest: Manifest | None = None
     try:
         manifest = Manifest.model_validate(raw)
@@ -198,9 +203,15 @@ def _duplicate_keys(node: yaml.Node | None, file: str, at: Location = ()) -> Ite
             yield from _duplicate_keys(value, file, (*at, index))
 
 
-def _apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> tuple[list[Problem], dict[Location, str]]:
-    """Replace what the overrides name; returns what is wrong with them, and what each of them replaced."""
-    problems, settings = [], {}
+Renamed = tuple[Problem, FormerName]
+"""Where a key stands under its former name: what to say of it, and which one it is."""
+
+
+def _apply_overrides(
+    raw: dict[str, Any], overrides: Sequence[str]
+) -> tuple[list[Problem], dict[Location, str], list[Renamed]]:
+    """Replace what the overrides name; returns what is wrong with them, what each of them replaced, former names."""
+    problems, settings, renamed = [], {}, []
     for override in overrides:
         key, equals, value = override.partition("=")
 
@@ -222,24 +233,13 @@ def _apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> tuple[lis
             at += _put(target, last, new)
             settings[at] = key
             former = [FormerName(given, place, False)] if place != given else []
-            problems.extend(_renamed((Problem(f"--set {key}", 0, key, f"{dotted(found.old)} {found}"), found)
-                                     for found in (*former, *take_current_names(new, at))))
+            renamed += [(Problem(f"--set {key}", 0, key, f"{dotted(found.old)} {found}"), found)
+                        for found in (*former, *take_current_names(new, at))]
         except yaml.YAMLError as error:
             wrong(f"{shortened(value)} is not valid YAML: {why_invalid(error)[1]}")
         except LookupError as error:
             wrong(f"cannot be overridden: {error.args[0]}")
-    return problems, settings
-
-
-def _renamed(found: Iterable[tuple[Problem, FormerName]]) -> list[Problem]:
-    """Warn of keys under their former names; returns those that are given under both."""
-    wrong = []
-    for problem, name in found:
-        if name.is_twice:
-            wrong.append(problem)
-        else:
-            warnings.warn(str(problem), RenamedKeyWarning, stacklevel=2)
-    return wrong
+    return problems, settings, renamed
 
 
 def _put(target: Any, key: str, value: Any) -> Location:

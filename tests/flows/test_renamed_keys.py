@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from pathlib import Path
 
 import pytest
 
 from gristmill.flows.cli import main
+from gristmill.flows.orchestration.reporting import warn_of_renamed
 from gristmill.flows.questions.compare import keyed_manifest
+from gristmill.flows.running.session import open_session
 from gristmill.flows.stages.plan import make_plan
 from gristmill.flows.stages.sections import dump
 from gristmill.mixtures.load import ManifestError, parse_manifest
@@ -110,6 +113,20 @@ def test_a_key_under_both_names_is_a_mistake_at_its_line() -> None:
 
 def test_manifests_of_earlier_runs_are_compared_under_todays_names() -> None:
     assert keyed_manifest({"mix": {"short": "error"}}) == {"mix": {"on_shortfall": "error"}}
+
+
+def test_the_log_of_a_flow_run_has_the_warnings_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "m.yaml").write_text("name: old\nsources: {a: {path: a.txt}}\ntokenizer: {vocab_size: 300}\n"
+                                   "mix: {tokens: 4000, short: error}\n")
+    with pytest.warns(RenamedKeyWarning):
+        session = open_session(str(folder / "m.yaml"), ["mix.stages=[]"], str(folder / "store"))
+    monkeypatch.setattr("prefect.logging.get_run_logger", lambda: logging.getLogger("of the run"))
+    warn_of_renamed(session)
+    assert [one.message.partition(";")[0] for one in caplog.records if one.name == "of the run"] == [
+        f"{folder / 'm.yaml'}:4: mix.short: is now called mix.on_shortfall",
+        "--set mix.stages: mix.stages is now called mix.phases"]
 
 
 def test_the_command_line_shows_the_warning_without_a_place_in_our_code() -> None:
