@@ -70,6 +70,11 @@ def count_partitions(total_bytes: int) -> int:
     return min(max(-(-total_bytes // PARTITION_BYTES), FEWEST_PARTITIONS), MOST_PARTITIONS)
 
 
+def task_file(work: Path, job: str, name: str) -> Path:
+    """The Arrow file that a task of a job leaves in its stage's work folder."""
+    return work / job / f"{name}.arrow"
+
+
 def write_partitions(path: Path, rows: pa.Table, partitions: np.ndarray, num_partitions: int) -> None:
     """Write rows to their partitions, in their order.
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.duplicates.dedup_index import DedupPlan
 from gristmill.dataprep.jobs.engine import Done, Task, partition_tasks, run_tasks
-from gristmill.dataprep.shuffle import open_batches, read_partition, write_partitions
+from gristmill.dataprep.shuffle import open_batches, read_partition, task_file, write_partitions
 from gristmill.dataprep.text.kernels import kernel
 
 
@@ -152,7 +152,7 @@ def find_components(plan: DedupPlan, links: Sequence[Task], num_partitions: int,
 def contract(task: Task, plan: DedupPlan, links: Sequence[str], num_partitions: int) -> Done:
     """Contract the links of some files to a forest; each edge goes to the partitions of both its ends."""
     own = links[task.payload["partition"] :: num_partitions]
-    parts = [pairs_array(open_batches(plan.path("links", name)).read_all()) for name in own]
+    parts = [pairs_array(open_batches(task_file(plan.work, "links", name)).read_all()) for name in own]
     edges = forest(np.concatenate([np.empty((0, 2), np.int64), *parts]))
     return Done([_write(plan, "forest", task, _both_ways(edges), num_partitions)])
 
@@ -175,14 +175,14 @@ def label(task: Task, plan: DedupPlan, source: str, tasks: Sequence[Task]) -> Do
     edges = edges[edges[:, 0] > edges[:, 1]]
     roots = np.unique(edges[:, 1])
     labels = np.concatenate([edges, np.stack([roots, roots], axis=1)])
-    path = plan.path("labels", task.name)
+    path = task_file(plan.work, "labels", task.name)
     write_partitions(path, pairs_table(labels), plan.numbering.shards_of(labels[:, 0]), plan.numbering.num_new_shards)
     return Done([path])
 
 
 def labels_of(plan: DedupPlan, shard: int, tasks: Sequence[Task]) -> np.ndarray:
     """The labels of one shard's documents: int64 of shape (n, 2), ascending."""
-    table = read_partition([plan.path("labels", task.name) for task in tasks], shard)
+    table = read_partition([task_file(plan.work, "labels", task.name) for task in tasks], shard)
     return np.unique(pairs_array(table), axis=0)
 
 
@@ -201,11 +201,11 @@ def _both_ways(edges: np.ndarray) -> np.ndarray:
 
 
 def _write(plan: DedupPlan, job: str, task: Task, edges: np.ndarray, num_partitions: int) -> Path:
-    path = plan.path(job, task.name)
+    path = task_file(plan.work, job, task.name)
     write_partitions(path, pairs_table(edges), edges[:, 0] % num_partitions, num_partitions)
     return path
 
 
 def _read(plan: DedupPlan, source: str, task: Task, tasks: Sequence[Task]) -> np.ndarray:
-    files = [plan.path(source, other.name) for other in tasks]
+    files = [task_file(plan.work, source, other.name) for other in tasks]
     return pairs_array(read_partition(files, task.payload["partition"]))

@@ -27,7 +27,7 @@ from gristmill.dataprep.documents import ID_BYTES, ROW_GROUP_ROWS, read_table
 from gristmill.dataprep.duplicates.sketches import load_columns, read_sketches, sketch_batch, unpack_sketches
 from gristmill.dataprep.files import as_path, atomic_write, canonical_json, read_json, write_json
 from gristmill.dataprep.jobs.engine import Task, partition_tasks
-from gristmill.dataprep.shuffle import read_partition
+from gristmill.dataprep.shuffle import read_partition, task_file
 from gristmill.mixtures.steps.dedup import Dedup
 
 FOLDER, HEADER = "index", "index.json"
@@ -164,10 +164,6 @@ class DedupPlan:
     work: Path
     out: Path
 
-    def path(self, job: str, name: str) -> Path:
-        """The Arrow file that a task of a job leaves in the work folder."""
-        return self.work / job / f"{name}.arrow"
-
     def index_of(self, documents: np.ndarray) -> np.ndarray:
         """Which of `indexes` holds each of some older documents: int64, positions."""
         sizes = [len(index.files) for index in self.indexes]
@@ -221,7 +217,7 @@ def best_matches(plan: DedupPlan, shard: int) -> pa.Table:
     """
     if not plan.indexes:
         return MATCH_SCHEMA.empty_table()
-    found = read_partition([plan.path("matches", task.name) for task in plan.partitions()], shard)
+    found = read_partition([task_file(plan.work, "matches", task.name) for task in plan.partitions()], shard)
     if not len(found):
         return MATCH_SCHEMA.empty_table()
     older, place = np.unique(found["right"].to_numpy(), return_inverse=True)

@@ -25,7 +25,7 @@ from gristmill.dataprep.duplicates.dedup_keys import keys_path
 from gristmill.dataprep.duplicates.shingles import similarities
 from gristmill.dataprep.duplicates.sketches import load_columns, load_sketches, read_sketches
 from gristmill.dataprep.jobs.engine import Done, Task
-from gristmill.dataprep.shuffle import read_partition, write_partitions
+from gristmill.dataprep.shuffle import read_partition, task_file, write_partitions
 from gristmill.mixtures.steps.dedup import Dedup
 
 LARGEST_BUCKET = 64
@@ -165,7 +165,7 @@ def find_candidates(task: Task, plan: DedupPlan) -> Done:
         keys = keys.take(pa.array(shared_keys(keys["key"].to_numpy())))
         key, document, text = (keys[name].to_numpy() for name in ("key", "document", "text"))
         found = candidate_pairs(key, document, text, rank_ids(plan, document), plan.numbering.num_new)
-    path = plan.path("pairs", task.name)
+    path = task_file(plan.work, "pairs", task.name)
     partitions = found.pairs[:, 0] * plan.num_partitions // max(plan.numbering.num_new, 1)
     write_partitions(path, pairs_table(found.pairs), partitions, plan.num_partitions)
     return Done([path], {"oversized": len(found.oversized), "largest": describe_buckets(plan, found.oversized)})
@@ -199,12 +199,12 @@ def verify(task: Task, plan: DedupPlan) -> Done:
 
     Matches go to the shards of the new documents, with the kind of likeness and the similarity.
     """
-    files = [plan.path("pairs", other.name) for other in plan.partitions()]
+    files = [task_file(plan.work, "pairs", other.name) for other in plan.partitions()]
     pairs = distinct_pairs(pairs_array(read_partition(files, task.payload["partition"])))
     found = compare(plan, pairs)
     holds = found.kind < CHAINED_KIND
     within = pairs[:, 1] < plan.numbering.num_new
-    paths = [plan.path("links", task.name), plan.path("matches", task.name)]
+    paths = [task_file(plan.work, "links", task.name), task_file(plan.work, "matches", task.name)]
     links = pairs[holds & within]
     write_partitions(paths[0], pairs_table(links), np.zeros(len(links), np.int64), 1)
     matches = _matches(pairs, found, within)

@@ -36,7 +36,7 @@ from gristmill.dataprep.duplicates.links import AGAINST_REASONS, CHAINED_KIND, R
 from gristmill.dataprep.duplicates.sketches import load_columns
 from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.jobs.engine import Done, Task
-from gristmill.dataprep.shuffle import read_partition, write_partitions
+from gristmill.dataprep.shuffle import read_partition, task_file, write_partitions
 from gristmill.mixtures.prepare import column_prefix
 
 DOCUMENT_COLUMNS = ("id", "source", "locator")
@@ -152,7 +152,7 @@ def gather_members(task: Task, plan: DedupPlan, keys: Sequence[KeepKey], tasks: 
             **{name: matches[name].take(take) for name in MATCH_SCHEMA.names if name != "document"},
         }
     )  # fmt: skip
-    path = plan.path("members", task.name)
+    path = task_file(plan.work, "members", task.name)
     write_partitions(path, members, components % len(tasks), len(tasks))
     return Done([path])
 
@@ -166,12 +166,12 @@ def decide(task: Task, plan: DedupPlan, keys: Sequence[KeepKey], tasks: Sequence
         `clusters` (how many survivors stand for two documents or more), `largest_clusters` of these, and `uncompared`
         documents of clusters that are too large.
     """
-    files = [plan.path("members", shard) for shard in plan.numbering.new_shards]
+    files = [task_file(plan.work, "members", shard) for shard in plan.numbering.new_shards]
     members = read_partition(files, task.payload["partition"])
     members = members.take(pa.array(np.argsort(members["document"].to_numpy())))
     decisions, survivors, uncompared = _decide(plan, members, keys)
     shards = plan.numbering.shards_of(decisions["document"].to_numpy())
-    paths = [plan.path("decisions", task.name), plan.path("twins", task.name)]
+    paths = [task_file(plan.work, "decisions", task.name), task_file(plan.work, "twins", task.name)]
     write_partitions(paths[0], decisions, shards, plan.numbering.num_new_shards)
     twins = decisions.filter(decisions["reason"].is_valid()).select(TWIN_COLUMNS)
     write_partitions(paths[1], twins, _ranges(twins["cluster"], len(tasks)), len(tasks))
@@ -264,7 +264,7 @@ def _as_clusters(survivors: pa.Table) -> list[dict[str, Any]]:
 def decisions_of(plan: DedupPlan, shard: str, tasks: Sequence[Task]) -> tuple[pa.Table, np.ndarray]:
     """The decisions about a shard's documents, and their row numbers in it (int64, ascending)."""
     place = plan.numbering.shards.index(shard)
-    decisions = read_partition([plan.path("decisions", task.name) for task in tasks], place)
+    decisions = read_partition([task_file(plan.work, "decisions", task.name) for task in tasks], place)
     decisions = decisions.sort_by("document")
     return decisions, decisions["document"].to_numpy() - plan.numbering.starts[place]
 
@@ -292,7 +292,7 @@ def _write_groups(writer: pq.ParquetWriter, rows: pa.Table) -> None:
 
 
 def _twins_in_order(plan: DedupPlan, tasks: Sequence[Task]) -> Iterator[pa.Table]:
-    files = [plan.path("twins", task.name) for task in tasks]
+    files = [task_file(plan.work, "twins", task.name) for task in tasks]
     for task in tasks:
         twins = read_partition(files, task.payload["partition"])
         yield twins.sort_by([("cluster", "ascending"), ("member", "ascending")])

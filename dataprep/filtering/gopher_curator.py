@@ -64,7 +64,7 @@ def measure(
         begin, end = texts.offsets[text], texts.offsets[text + 1]
         starts, ends, chars, seen = text_words(texts, text)
         lines, line_ends = split_segments(data, begin, end, EACH_NEWLINE)
-        lines, line_ends = drop_blank(data, lines, line_ends, texts.flags)
+        lines, line_ends = drop_blank(data, lines, line_ends, texts.flags, False)
         if len(quality):
             row = quality[text]
             occurrences, _ = find_stop_words(data, starts, ends, chars, stop_words, text, lower[:0])

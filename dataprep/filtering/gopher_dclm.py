@@ -38,11 +38,11 @@ from gristmill.dataprep.filtering.gopher_words import (
 from gristmill.dataprep.filtering.lines_and_sentences import (
     EACH_NEWLINE,
     EACH_TWO_NEWLINES,
+    drop_blank,
     ends_with,
     segment_chars,
     split_segments,
     starts_with,
-    strip_segments,
 )
 from gristmill.dataprep.filtering.repetition import (
     LONGEST_NGRAM,
@@ -76,7 +76,7 @@ def measure(
         begin, end = texts.offsets[text], texts.offsets[text + 1]
         starts, ends, chars, seen = text_words(texts, text)
         lines, line_ends = split_segments(data, begin, end, EACH_NEWLINE)
-        lines, line_ends = strip_segments(data, lines, line_ends, texts.flags)
+        lines, line_ends = drop_blank(data, lines, line_ends, texts.flags, True)
         if len(quality):
             row = quality[text]
             occurrences, _ = find_stop_words(data, starts, ends, chars, stop_words, text, lower)
@@ -97,7 +97,7 @@ def measure(
             row = repetition[text]
             row[0], row[1] = _copies(data, lines, line_ends)
             paragraphs, paragraph_ends = split_segments(data, begin, end, EACH_TWO_NEWLINES)
-            paragraphs, paragraph_ends = strip_segments(data, paragraphs, paragraph_ends, texts.flags)
+            paragraphs, paragraph_ends = drop_blank(data, paragraphs, paragraph_ends, texts.flags, True)
             row[2], row[3] = _copies(data, paragraphs, paragraph_ends)
             ngram_shares(data, starts, ends, chars, texts.per_word[text], True, row[4:])
 

@@ -245,31 +245,17 @@ def _boundary_bytes(data: np.ndarray, at: int, end: int) -> int:
 
 
 @kernel
-def strip_segments(
-    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, flags: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Strip every segment of whitespace at both ends, as `str.strip()` has it; those with nothing left go."""
-    kept_starts, kept_ends = np.empty_like(starts), np.empty_like(ends)
-    count = 0
-    for segment in range(len(starts)):
-        first, last = strip(data, starts[segment], ends[segment], flags)
-        if first < last:
-            kept_starts[count], kept_ends[count] = first, last
-            count += 1
-    return kept_starts[:count], kept_ends[:count]
-
-
-@kernel
 def drop_blank(
-    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, flags: np.ndarray
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, flags: np.ndarray, stripped: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The segments that have anything but whitespace, as they are."""
+    """The segments that have anything but whitespace: as they are, or as `str.strip()` leaves them."""
     kept_starts, kept_ends = np.empty_like(starts), np.empty_like(ends)
     count = 0
     for segment in range(len(starts)):
         first, last = strip(data, starts[segment], ends[segment], flags)
         if first < last:
-            kept_starts[count], kept_ends[count] = starts[segment], ends[segment]
+            kept_starts[count] = first if stripped else starts[segment]
+            kept_ends[count] = last if stripped else ends[segment]
             count += 1
     return kept_starts[:count], kept_ends[:count]
 

@@ -35,7 +35,7 @@ from gristmill.dataprep.passages.ngram_index import (
     write_index,
 )
 from gristmill.dataprep.replay import Rule, bound, bounds
-from gristmill.dataprep.shuffle import concat_mapped, open_batches, sort_rows, write_partitions
+from gristmill.dataprep.shuffle import concat_mapped, open_batches, sort_rows, task_file, write_partitions
 from gristmill.dataprep.thresholds import first_failures
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 
@@ -155,10 +155,6 @@ class DecontaminationPlan:
     work: Path
     out: Path
 
-    def path(self, job: str, name: str) -> Path:
-        """The Arrow file that a task of a job leaves in the work folder."""
-        return self.work / job / f"{name}.arrow"
-
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
     """Find evaluation items in the documents kept so far.
@@ -187,16 +183,16 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     plan = DecontaminationPlan(merge_annotations(inputs, context), section, context.work, out)
     parts, items = read_parts(section.against)
     index = build_index(pa.array([part.text for part in parts], pa.large_string()), section.ngram, section.min_words)
-    write_index(plan.path("index", "ngrams"), index)
-    write_parts_table(plan.path("index", "parts"), parts)
+    write_index(task_file(plan.work, "index", "ngrams"), index)
+    write_parts_table(task_file(plan.work, "index", "parts"), parts)
     tasks = shard_tasks(inputs["ingest"])
     run_tasks("scan", tasks, partial(scan, plan=plan), context)
-    frequent = count_documents_with([plan.path("counts", task.name) for task in tasks], index.num_ngrams)
+    frequent = count_documents_with([task_file(plan.work, "counts", task.name) for task in tasks], index.num_ngrams)
     frequent = frequent > section.max_document_frequency
-    _write_columns(plan.path("index", "frequent"), {"frequent": frequent})
+    _write_columns(task_file(plan.work, "index", "frequent"), {"frequent": frequent})
     done = run_tasks("apply", tasks, partial(apply, plan=plan), context)
     counts = balance(done, section.max_quarantined, context.stage, errors=out)
-    matches = write_matches(out / MATCHES_FILE, [plan.path("matches", task.name) for task in tasks])
+    matches = write_matches(out / MATCHES_FILE, [task_file(plan.work, "matches", task.name) for task in tasks])
     return {
         "counts": counts,
         "sets": report_sets(parts, items, index.counted_words, matches),
@@ -211,9 +207,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 def scan(task: Task, plan: DecontaminationPlan) -> Done:
     """Find the n-grams of the index in one shard."""
     texts = read_judged(plan.inputs, task.name, plan.section.sources)
-    hits = find_ngrams(texts.texts, read_index(plan.path("index", "ngrams")))
+    hits = find_ngrams(texts.texts, read_index(task_file(plan.work, "index", "ngrams")))
     ngrams, documents = count_documents(hits)
-    files = [plan.path("hits", task.name), plan.path("counts", task.name)]
+    files = [task_file(plan.work, "hits", task.name), task_file(plan.work, "counts", task.name)]
     _write_columns(files[0], hits._asdict())
     _write_columns(files[1], {"ngram": ngrams, "documents": documents})
     return Done(files)
@@ -231,11 +227,11 @@ def count_documents_with(files: Sequence[Path], num_ngrams: int) -> np.ndarray:
 def apply(task: Task, plan: DecontaminationPlan) -> Done:
     """Write the annotations and the matches of one shard."""
     texts = read_judged(plan.inputs, task.name, plan.section.sources)
-    hits = Hits(**_read_columns(plan.path("hits", task.name)))
-    frequent = _read_columns(plan.path("index", "frequent"))["frequent"]
-    index = read_index(plan.path("index", "ngrams"))
+    hits = Hits(**_read_columns(task_file(plan.work, "hits", task.name)))
+    frequent = _read_columns(task_file(plan.work, "index", "frequent"))["frequent"]
+    index = read_index(task_file(plan.work, "index", "ngrams"))
     matches, runs = find_matches(hits, index, frequent, plan.section.certain_coverage)
-    parts = read_parts_table(plan.path("index", "parts"))
+    parts = read_parts_table(task_file(plan.work, "index", "parts"))
     over = is_over(matches, plan.section)
     measures = _measure(matches, len(texts.good), parts)
     failed = {
@@ -253,7 +249,7 @@ def apply(task: Task, plan: DecontaminationPlan) -> Done:
         failed = {f"{STAGE}/min_left_words": ~uncut & (left < plan.section.min_left_words)}
     table, counts = texts.annotate(first_failures(failed, len(texts.good)), measures)
     write_table(plan.out / task.name, table)
-    found = plan.path("matches", task.name)
+    found = task_file(plan.work, "matches", task.name)
     rows = match_table(texts, matches, runs, over, parts)
     write_partitions(found, rows, np.zeros(len(rows), np.int64), 1)
     return Done([plan.out / task.name, found], {"counts": counts, "bytes_cut": bytes_cut})

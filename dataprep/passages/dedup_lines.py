@@ -37,6 +37,7 @@ from gristmill.dataprep.shuffle import (
     read_partition,
     sort_rows,
     spread_groups,
+    task_file,
     write_partitions,
 )
 from gristmill.dataprep.text.hashing import fmix64
@@ -199,10 +200,6 @@ class LinesPlan:
     work: Path
     out: Path
 
-    def path(self, job: str, name: str) -> Path:
-        """The Arrow file that a task of a job leaves in the work folder."""
-        return self.work / job / f"{name}.arrow"
-
 
 def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
     """Cut repeated units out of the documents kept so far, all but one copy of each (or all).
@@ -272,7 +269,7 @@ def send_units(task: Task, plan: LinesPlan) -> Done:
     table = {name: pa.array(column[starts]) for name, column in rows.items()}
     table["documents"] = pa.array(np.add.reduceat(own, starts) if len(starts) else starts)
     partitions = (table["high"].to_numpy() >> np.uint64(32)).astype(np.int64) % plan.num_partitions
-    path = plan.path("units", task.name)
+    path = task_file(plan.work, "units", task.name)
     write_partitions(path, pa.table(table), partitions, plan.num_partitions)
     return Done([path], {"units": len(order), "shuffled": len(starts)})
 
@@ -282,7 +279,7 @@ def find_repeated(task: Task, plan: LinesPlan) -> Done:
     shards = len(plan.numbering.shards)
     if not shards:
         return Done([], {"repeated": 0, "top": []})
-    files = [plan.path("units", shard) for shard in plan.numbering.shards]
+    files = [task_file(plan.work, "units", shard) for shard in plan.numbering.shards]
     table = read_partition(files, task.payload["partition"])
     rows = {name: table[name].to_numpy() for name in table.column_names}
     order = sort_rows(*(rows[name] for name in (*KEY, *CLAIM)))
@@ -298,7 +295,7 @@ def find_repeated(task: Task, plan: LinesPlan) -> Done:
         "keeper": pa.array(rows["document"][starts][group[chosen]]),
     })  # fmt: skip
     shard_of = np.searchsorted(plan.numbering.starts, rows["document"][chosen], side="right") - 1
-    path = plan.path("replies", task.name)
+    path = task_file(plan.work, "replies", task.name)
     write_partitions(path, reply, shard_of, shards)
     numbers = np.flatnonzero(repeated)
     largest = numbers[sort_rows(-documents[numbers], rows["high"][starts[numbers]])][:MOST_REPEATED]
@@ -354,7 +351,7 @@ def _take_part(units: Units, section: DedupLines) -> np.ndarray:
 
 def _keepers(task: Task, plan: LinesPlan, units: Units) -> np.ndarray:
     """The number of the document that keeps each unit, -1 where a unit is not repeated."""
-    files = [plan.path("replies", f"{number:05d}") for number in range(plan.num_partitions)]
+    files = [task_file(plan.work, "replies", f"{number:05d}") for number in range(plan.num_partitions)]
     reply = read_partition(files, task.payload["shard"])
     high, low, keeper = (reply[name].to_numpy() for name in ("high", "low", "keeper"))
     order = sort_rows(high, low)

@@ -46,6 +46,7 @@ from gristmill.dataprep.shuffle import (
     read_partition,
     sort_rows,
     spread_groups,
+    task_file,
     write_partitions,
 )
 from gristmill.mixtures.steps.dedup import DedupSubstrings
@@ -61,10 +62,6 @@ class SubstringsPlan:
     num_partitions: int
     work: Path
     out: Path
-
-    def path(self, job: str, name: str) -> Path:
-        """The Arrow file that a task of a job leaves in the work folder."""
-        return self.work / job / f"{name}.arrow"
 
     @property
     def spread(self) -> int:
@@ -82,25 +79,25 @@ class SubstringsPlan:
 
     def send(self, job: str, shard: str, rows: dict[str, np.ndarray]) -> Path:
         """Write a shard's rows to the partitions of their `hash`."""
-        path = self.path(job, shard)
+        path = task_file(self.work, job, shard)
         partitions = (rows["hash"] >> np.uint64(32)).astype(np.int64) % self.num_partitions
         write_partitions(path, _table(rows), partitions, self.num_partitions)
         return path
 
     def receive(self, job: str, partition: int) -> dict[str, np.ndarray]:
         """The rows that all shards sent to a partition; at least one shard."""
-        table = read_partition([self.path(job, shard) for shard in self.numbering.shards], partition)
+        table = read_partition([task_file(self.work, job, shard) for shard in self.numbering.shards], partition)
         return {name: table[name].to_numpy() for name in table.column_names}
 
     def reply(self, job: str, partition: str, rows: dict[str, np.ndarray], shards: np.ndarray) -> Path:
         """Write a partition's rows for the shards that they answer."""
-        path = self.path(job, partition)
+        path = task_file(self.work, job, partition)
         write_partitions(path, _table(rows), shards, len(self.numbering.shards))
         return path
 
     def replies(self, job: str, shard: int) -> dict[str, np.ndarray]:
         """The rows that all partitions answered to a shard, by their hash."""
-        table = read_partition([self.path(job, task.name) for task in self.partitions()], shard)
+        table = read_partition([task_file(self.work, job, task.name) for task in self.partitions()], shard)
         order = np.argsort(table["hash"].to_numpy(), kind="stable")
         return {name: table[name].to_numpy()[order] for name in table.column_names}
 
@@ -193,7 +190,7 @@ def lend(task: Task, plan: SubstringsPlan) -> Done:
     first = plan.replies("repeated_windows", task.payload["shard"])["first_document"]
     lenders = np.flatnonzero(np.isin(numbers, first))
     table = pa.table({"document": pa.array(numbers[lenders]), "text": texts.texts.take(pa.array(lenders))})
-    path = plan.path("lent", task.name)
+    path = task_file(plan.work, "lent", task.name)
     write_partitions(path, table, np.zeros(len(table), np.int64), 1)
     return Done([path])
 
@@ -207,7 +204,7 @@ def borrow(plan: SubstringsPlan, shard: int, documents: np.ndarray) -> tuple[pa.
     Returns:
         the distinct texts; and for each document its place among them.
     """
-    batch = open_batches(plan.path("lent", plan.numbering.shards[shard])).get_batch(0)
+    batch = open_batches(task_file(plan.work, "lent", plan.numbering.shards[shard])).get_batch(0)
     distinct, place = np.unique(documents, return_inverse=True)
     rows = np.searchsorted(batch["document"].to_numpy(), distinct)
     return batch["text"].take(pa.array(rows)), place

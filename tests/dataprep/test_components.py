@@ -24,7 +24,7 @@ from gristmill.dataprep.duplicates.components import (
 )
 from gristmill.dataprep.duplicates.dedup_index import DedupPlan
 from gristmill.dataprep.jobs.engine import partition_tasks
-from gristmill.dataprep.shuffle import write_partitions
+from gristmill.dataprep.shuffle import task_file, write_partitions
 from gristmill.mixtures.steps.dedup import Dedup
 
 numbers = st.integers(0, 30)
@@ -96,7 +96,7 @@ def test_labels_do_not_depend_on_the_partitions(
     starts = np.array([0, 50, 120, 200])
     plan = DedupPlan({}, {}, Dedup(), [], Numbering(["a", "b", "c"], starts, 3), 4, context.work, tmp_path / "out")
     for task, part in zip(plan.partitions(), np.array_split(generator.permutation(pairs), 4), strict=True):
-        write_partitions(plan.path("links", task.name), pairs_table(part), np.zeros(len(part), np.int64), 1)
+        write_partitions(task_file(plan.work, "links", task.name), pairs_table(part), np.zeros(len(part), np.int64), 1)
     rounds = find_components(plan, plan.partitions(), num_partitions, context)
     assert (rounds == 0) == (num_partitions == 1)
     tasks = partition_tasks(num_partitions)
