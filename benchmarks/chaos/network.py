@@ -11,16 +11,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeVar
 
 FAIL_EVERY = 7
 """One in so many requests is spoilt, by turns with an error 503 and with a connection that is cut."""
+INTERNAL_ERROR = b"<Error><Code>InternalError</Code></Error>"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_REGION": "us-east-1",
                "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
 
 
 class Network(ThreadingHTTPServer):
-    """Hands requests on to a server of this machine.
+    """Hands requests on to a server of this machine; `fault` says which of them are spoilt, and how.
 
     Attributes:
         delay_seconds: how long each request waits.
@@ -36,16 +37,19 @@ class Network(ThreadingHTTPServer):
         self.upstream, self.requests = upstream, 0
         self.delay_seconds, self.is_faulty = 0.0, False
         self.away_from: int | None = None
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
+        self.done = threading.Event()
 
     @property
     def address(self) -> str:
         """Its URL."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
-    def fault(self) -> str | None:
-        """What happens to the next request: `cut`, `503` or nothing."""
-        with self._lock:
+    def fault(self, method: str, path: str) -> str | None:
+        """What happens to the next request: `cut` (the connection), `hang`, `short` or `flip` (the answer), the number
+        of an HTTP status, or nothing.
+        """
+        with self.lock:
             self.requests += 1
             if self.away_from is not None and self.requests >= self.away_from:
                 return "cut"
@@ -63,14 +67,22 @@ class Handler(BaseHTTPRequestHandler):
     def handle_request(self) -> None:
         """Hand a request on, or spoil it."""
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        fault = self.server.fault()
+        fault = self.server.fault(self.command, self.path)
         time.sleep(self.server.delay_seconds)
         if fault == "cut":
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.close_connection = True
             self.connection.close()
             return
-        status, headers, content = (503, [], b"") if fault == "503" else self._ask(body)
+        if fault == "hang":
+            self.server.done.wait(60)
+            self.close_connection = True
+            return
+        status, headers, content = self._ask(body) if fault is None or not fault.isdecimal() else (
+            int(fault), [], b"" if self.command == "HEAD" else INTERNAL_ERROR)
+        if fault == "flip":
+            middle = len(content) // 2
+            content = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
         self.send_response(status)
         for name, value in headers:
             if name.lower() not in ("content-length", "transfer-encoding", "connection", "date", "server"):
@@ -78,6 +90,8 @@ class Handler(BaseHTTPRequestHandler):
         length = next((value for name, value in headers if name.lower() == "content-length"), str(len(content)))
         self.send_header("Content-Length", length if self.command == "HEAD" else str(len(content)))
         self.end_headers()
+        if fault == "short":
+            content, self.close_connection = content[: len(content) // 2], True
         self.wfile.write(content)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = handle_request
@@ -95,15 +109,19 @@ class Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
+SomeNetwork = TypeVar("SomeNetwork", bound=Network)
+
+
 @contextmanager
-def network(upstream: int) -> Iterator[Network]:
-    """A network in front of a port of this machine."""
-    with Network(upstream) as found:
-        threading.Thread(target=found.serve_forever, daemon=True).start()
+def serving(network: SomeNetwork) -> Iterator[SomeNetwork]:
+    """A network that answers."""
+    with network:
+        threading.Thread(target=network.serve_forever, daemon=True).start()
         try:
-            yield found
+            yield network
         finally:
-            found.shutdown()
+            network.done.set()
+            network.shutdown()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.chaos.fuse import burn_at
 from benchmarks.chaos.kills import still_running
-from benchmarks.chaos.network import CREDENTIALS, Network, network, object_store, silent_server, unused_address
+from benchmarks.chaos.network import CREDENTIALS, Network, object_store, serving, silent_server, unused_address
 from benchmarks.chaos.prefect_server import POLL_SECONDS, prefect_server
 from benchmarks.chaos.surroundings import Scene
 from benchmarks.chaos.undisturbed import RUN_SECONDS, finish, gristmill, start
@@ -20,14 +20,14 @@ DELAY_SECONDS = 0.02
 
 def slow_and_failing_store(scene: Scene) -> list[str]:
     """Make the first stages in an object store whose every answer takes its time, and some of which fail."""
-    with object_store(BUCKET) as port, network(port) as between:
+    with object_store(BUCKET) as port, serving(Network(port)) as between:
         between.delay_seconds, between.is_faulty = DELAY_SECONDS, True
         return [*_make(scene, between), *_compare(scene, between)]
 
 
 def store_goes_away(scene: Scene) -> list[str]:
     """Let the object store go away in the midst of the first stages, and come back for the same command."""
-    with object_store(BUCKET) as port, network(port) as between:
+    with object_store(BUCKET) as port, serving(Network(port)) as between:
         between.away_from = 10 + int(scene.place("away") * 200)
         done = gristmill(_arguments(scene), _environment(between))
         wrong = [] if done.returncode == 1 else [f"ended with code {done.returncode} instead of 1"]

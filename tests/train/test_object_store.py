@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
-import socket
-import struct
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.chaos.network import CREDENTIALS, Network, object_store, serving
 from gristmill.dataprep.files import as_path, create_exclusively, read_json, write_json
 from gristmill.mixtures.engine import Stream
 from gristmill.mixtures.manifest import Engine
@@ -35,124 +31,56 @@ from gristmill.train.rank import write_error
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")
 BUCKET = "tokens"
-FAULTS = ("500", "reset", "short", "flip", "hang")
+FAULTS = ("500", "cut", "short", "flip", "hang")
 """What happens to requests for tokens and checksums, by turns, and every other one is let through."""
 
 
-class FaultyNetwork(ThreadingHTTPServer):
-    """Hands requests on to a server, and spoils GETs of objects while `faulty` is set."""
-
-    daemon_threads = True
+class FaultyNetwork(Network):
+    """Spoils GETs of objects while `is_faulty` is set, and kills a training before one request."""
 
     def __init__(self, port: int) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.upstream, self.faulty, self.away = port, False, False
+        super().__init__(port)
+        self.away = False
         self.kill_before: tuple[str, str] | None = None
         self.kill: Callable[[], None] = lambda: None
-        self.requests: list[tuple[str, str]] = []
+        self.asked: list[tuple[str, str]] = []
         self.spoilt: list[str] = []
-        self.gets = 0
-        self.lock = threading.Lock()
-        self.done = threading.Event()
 
-    def next_fault(self, method: str, path: str) -> str | None:
+    def fault(self, method: str, path: str) -> str | None:
         """What happens to this request."""
-        self.requests.append((method, path.partition("?")[0]))
+        self.asked.append((method, path.partition("?")[0]))
         if self.kill_before is not None and method == self.kill_before[0] and path.endswith(self.kill_before[1]):
             self.kill_before = None
             self.kill()
-            return "reset"
+            return "cut"
         if self.away:
-            return "reset"
-        if method != "GET" or not self.faulty or not path.partition("?")[0].endswith((".bin", ".sums", ".cu")):
+            return "cut"
+        if method != "GET" or not self.is_faulty or not path.partition("?")[0].endswith((".bin", ".sums", ".cu")):
             return None
         with self.lock:
-            self.gets += 1
-            if self.gets % 2:
+            self.requests += 1
+            if self.requests % 2:
                 return None
             self.spoilt.append(FAULTS[len(self.spoilt) % len(FAULTS)])
             return self.spoilt[-1]
 
 
-class Handler(BaseHTTPRequestHandler):
-    """One connection of a client."""
-
-    protocol_version = "HTTP/1.1"
-    server: FaultyNetwork
-
-    def handle_request(self) -> None:
-        """Hand on, or fail."""
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        fault = self.server.next_fault(self.command, self.path)
-        if fault == "reset":
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.connection.close()
-            self.close_connection = True
-            return
-        if fault == "hang":
-            self.server.done.wait(60)
-            self.close_connection = True
-            return
-        status, headers, content = self.ask(body)
-        if fault == "500":
-            status, headers, content = 500, [], b"<Error><Code>InternalError</Code></Error>"
-        if fault == "flip":
-            middle = len(content) // 2
-            content = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
-        self.send_response(status)
-        for name, value in headers:
-            if name.lower() not in ("content-length", "transfer-encoding", "connection", "date", "server"):
-                self.send_header(name, value)
-        length = len(content)
-        if self.command == "HEAD":
-            length = next((int(value) for name, value in headers if name.lower() == "content-length"), 0)
-        self.send_header("Content-Length", str(length))
-        self.end_headers()
-        if fault == "short":
-            content, self.close_connection = content[: len(content) // 2], True
-        self.wfile.write(content)
-
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = handle_request
-
-    def ask(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
-        """The server's own answer."""
-        upstream = http.client.HTTPConnection("127.0.0.1", self.server.upstream, timeout=30)
-        try:
-            upstream.request(self.command, self.path, body, dict(self.headers))
-            response = upstream.getresponse()
-            return response.status, response.getheaders(), response.read()
-        finally:
-            upstream.close()
-
-    def log_message(self, *arguments: Any) -> None:
-        """Say nothing."""
-
-
 @pytest.fixture(scope="module")
 def moto_port() -> Iterator[int]:
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    yield server.get_host_and_port()[1]
-    server.stop()
+    with object_store(BUCKET) as port:
+        yield port
 
 
 @pytest.fixture
 def network(moto_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyNetwork]:
     import s3fs
 
-    with FaultyNetwork(moto_port) as found:
-        threading.Thread(target=found.serve_forever, daemon=True).start()
-        for name, value in {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_REGION": "us-east-1",
-                            "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
-                            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{found.server_address[1]}"}.items():
+    with serving(FaultyNetwork(moto_port)) as found:
+        for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": found.address}.items():
             monkeypatch.setenv(name, value)
         s3fs.S3FileSystem.clear_instance_cache()
         yield found
-        found.done.set()
-        found.shutdown()
-        s3fs.S3FileSystem.clear_instance_cache()
+    s3fs.S3FileSystem.clear_instance_cache()
 
 
 @pytest.fixture
@@ -172,7 +100,7 @@ def test_a_training_from_a_failing_store_learns_what_it_learns_from_the_disk(
     config = {**pretrain_config, "steps": 4}
     run_stage("pretrain", {"tokenizer": tokenizer_folder, "mix": mix_folder}, config, tmp_path / "disk")
     expected = (tmp_path / "disk" / "data" / "model" / "model.safetensors").read_bytes()
-    network.faulty = True
+    network.is_faulty = True
     for name, cache_bytes in (("rows", 0), ("shards", 1 << 20)):
         stream = Stream(cache_folder=str(tmp_path / "cache" / name), cache_bytes=cache_bytes, timeout_seconds=0.5,
                         read_ahead_steps=2)
@@ -220,12 +148,12 @@ def test_a_training_whose_folder_lies_in_a_store_is_killed_and_goes_on_to_the_sa
         "inputs": {"tokenizer": f"s3://{BUCKET}/tokenizer", "mix": str(stored)}})
     resumed = []
     for crash in (*CRASHES, None):
-        network.kill_before, network.requests = crash, []
+        network.kill_before, network.asked = crash, []
         attempt = subprocess.Popen([sys.executable, "-m", "gristmill.flows.running.execute", str(folder)],
                                    start_new_session=True)
         network.kill = partial(os.killpg, attempt.pid, signal.SIGKILL)
         assert attempt.wait(timeout=300) == (0 if crash is None else -signal.SIGKILL), crash
-        fetched = [path for method, path in network.requests if method == "GET" and "/step-" in path]
+        fetched = [path for method, path in network.asked if method == "GET" and "/step-" in path]
         resumed.append(max((int(path.partition("/step-")[2][:8]) for path in fetched), default=0))
     assert resumed == [0, 4, 8, 10], "each attempt fetches what the one before had sent, whole or not"
     files = ("model/model.safetensors", "model/config.json", "skipped_steps.jsonl")
