@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 CHUNK_BYTES = 1 << 20
 TEMPORARY_MARK = ".tmp-"
 OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl")
-"""Protocols whose libraries keep listings of folders for good unless they are told not to. What another process wrote
+"""Protocols whose libraries keep listings of folders for good by default. What another process wrote
 (a lease, a commit) would not be seen."""
 
 REPAIR = "gristmill verify MANIFEST --repair"
@@ -90,7 +90,7 @@ def create_exclusively(path: Path, content: bytes) -> bool:
     """Create a file if and only if nobody has; return whether this call did.
 
     The content is complete the moment the name exists: it is written aside and linked. On an object store it should be
-    the caller's own: a request whose answer was lost is sent again, and what is found then is told by its content.
+    the caller's own: a request whose answer was lost is sent again, and what is found then is known by its content.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if not is_local(path):

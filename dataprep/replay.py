@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ from gristmill.mixtures.section import Judging
 JUDGEMENT_COLUMNS = ("keep", "reason")
 SOURCE = "source"
 Columns = Mapping[str, np.ndarray]
+Side = Literal["min", "max"]
 
 
 class NotReplayableError(ValueError):
@@ -41,7 +42,7 @@ class Rule:
         fails: columns (float64, NaN where there is no value; text as objects) -> bool; a missing value never fails.
         reads: all columns that it looks at; `source` and `id` are those of the documents.
         margins: how far each document is from the cut, where that is not the distance to `bound`.
-        at_most: whether a number as the bound is the largest value that passes, not the smallest.
+        side: whether a number as the bound is the least value that passes, or the largest.
         unless: the name of a rule of the same step; what fails that one cannot fail this one.
         step: the step's name, where that is not its stage's.
     """
@@ -53,7 +54,7 @@ class Rule:
     fails: Callable[[Columns], np.ndarray]
     reads: tuple[str, ...]
     margins: Callable[[Columns], np.ndarray] | None = None
-    at_most: bool = False
+    side: Side = "min"
     unless: str = ""
     step: str = ""
 
@@ -95,8 +96,7 @@ class Verdicts:
 
 Find = Callable[[str, Any, Collection[str]], Iterator[Rule]]
 """(name of the stage, settings of a step, columns that it measured) -> its rules, in the order in which they are tried:
-`bounds`, or one that is beside the stage's work and named in its description (`rules` of `flows.stages.stage.Stage`).
-"""
+`rules` of this file, or of the stage's own, which its description names (`flows.stages.stage.Stage`)."""
 
 
 def rules_of(
@@ -117,28 +117,28 @@ def rules_of(
     return [replace(rule, key=f"{step}.{rule.key.partition('.')[2]}", step=step) for rule in found]
 
 
-def bounds(stage: str, section: Judging, measured_columns: Collection[str]) -> Iterator[Rule]:
+def rules(stage: str, section: Judging, measured_columns: Collection[str]) -> Iterator[Rule]:
     """What every setting `min_x` or `max_x` says of the column `x`."""
-    yield from bounds_of(section, stage, stage)
+    yield from threshold_rules(section, stage, stage)
 
 
-def bounds_of(section: Any, key: str, prefix: str) -> Iterator[Rule]:
+def threshold_rules(section: Any, key: str, prefix: str) -> Iterator[Rule]:
     """The same of any section: its key in the manifest, and what stands before `/min_x` in the reasons."""
     for name in type(section).model_fields:
         side, _, statistic = name.partition("_")
-        value = getattr(section, name)
-        if side in ("min", "max") and isinstance(value, int | float):
-            yield bound(f"{prefix}/{name}", f"{key}.{name}", statistic, value, at_most=side == "max")
+        bound = getattr(section, name)
+        if side in ("min", "max") and isinstance(bound, int | float):
+            yield threshold_rule(f"{prefix}/{name}", f"{key}.{name}", cast(Side, side), statistic, bound)
 
 
-def bound(name: str, key: str, column: str, value: float, at_most: bool) -> Rule:
-    """The rule that a column has at most, or at least, this value."""
+def threshold_rule(name: str, key: str, side: Side, statistic: str, bound: float) -> Rule:
+    """The rule that a statistic is at least (`min`) or at most (`max`) so much."""
 
     def fails(columns: Columns) -> np.ndarray:
-        failed: np.ndarray = columns[column] > value if at_most else columns[column] < value
+        failed: np.ndarray = columns[statistic] < bound if side == "min" else columns[statistic] > bound
         return failed
 
-    return Rule(name, key, column, value, fails, (column,), at_most=at_most)
+    return Rule(name, key, statistic, bound, fails, (statistic,), side=side)
 
 
 def judge_shard(

@@ -144,7 +144,7 @@ def mask_secrets(value: Any, name: str = "") -> Any:
 def split_secrets(value: Any) -> tuple[Any, str | None]:
     """What may be written down of a value, and the rest, as `restore_secrets` finds it in `VARIABLE`; None for nothing.
 
-    The rest is remembered: what the process that is told of it prints comes back to this one.
+    The rest is remembered, since the process that gets it prints into this one's output.
 
     Args:
         value: what JSON can hold.

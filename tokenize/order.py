@@ -2,7 +2,7 @@
 
 Rows belong to sources; source s has n_s of the R rows. Its row j has the virtual time (2j + 1) / (2 n_s), and the
 rows of all sources are merged by virtual time (ties: the source named first). So each source's rows lie evenly over
-the whole, and among the first n rows source s has n n_s / R of them, give or take
+the whole, and among the first n rows source s has n n_s / R of them, within
 
     (1 - n_s / R) / 2  +  (n_s / R) (S - 1) / 2          for S sources,
 

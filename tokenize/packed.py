@@ -1,6 +1,6 @@
 """A packed set, opened for reading: its rows, where their documents begin and end, and who they came from.
 
-What files it consists of is told in `packed_files.py`.
+`packed_files.py` says which files it consists of.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class PackedSet:
         folder: of the set.
         stream: how rows are read from an object store, and the size of the cache; without it nothing but rows,
             checksums and boundaries is fetched.
-        warn: told when a store fails.
+        warn: called when a store fails.
 
     Attributes:
         manifest: packed.json.

@@ -43,7 +43,7 @@ class Shards:
         sequence_length: tokens per row, L.
         dtype: of the files.
         stream: see PackedSet.
-        warn: told when a store fails.
+        warn: called when a store fails.
 
     Attributes:
         ends: int64 of shape (shards,), the first row behind each shard.

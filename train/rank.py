@@ -91,7 +91,7 @@ def write_error(folder: Path, error: Exception) -> None:
         else:
             write_json(path, content)
     except OSError as trouble:
-        # A full disk, perhaps: the parent process has been told.
+        # A full disk, perhaps: the parent process knows already.
         print(f"gristmill: {path} cannot be written: {trouble}", file=sys.stderr)
 
 

@@ -41,7 +41,7 @@ def killed(rank: int, number: int) -> str:
 
 
 def run(options: list[str]) -> None:
-    """Run torchrun; a rank that was killed could tell nobody, so that is told here.
+    """Run torchrun; a rank that was killed could not report it, so this does.
 
     Raises:
         torch.distributed.elastic.multiprocessing.errors.ChildFailedError: a rank has failed.

@@ -61,7 +61,7 @@ FAULTS = (
           servers.slow_and_failing_store),
     Fault("the object store goes away", "code 1 and the reason; later the same command resumes it",
           servers.store_goes_away),
-    Fault("the Prefect server is away, or silent", "the run says so, and goes on to its end",
+    Fault("the Prefect server is away, or silent", "the run says so, and continues to its end",
           servers.no_prefect_server),
     Fault("the Prefect server is killed, and comes back", "the run continues to its end, and the server hears of it",
           servers.prefect_server_dies),

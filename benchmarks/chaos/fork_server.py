@@ -29,7 +29,7 @@ class ForkServer:
     """A running fork server.
 
     Args:
-        module: its inside, which is told the descriptor of a socket and serves it with `Server`.
+        module: its inside, which gets the descriptor of a socket and serves it with `Server`.
         environment: what its environment has beside that of this process.
     """
 

@@ -53,7 +53,7 @@ class Kill:
         return [stage for stage in workers if launched in (None, STAGES[stage].launch)]
 
 
-# Stages whose work lies with Beam workers, which are processes where the engine is told so.
+# Stages whose work lies with Beam workers, which are processes where the engine's settings say so.
 BEAM_STAGES = ("clean", "filter", "dedup", "dedup_lines", "dedup_substrings", "langid", "decontaminate", "tokenize")
 KILLS = (
     Kill("SIGKILL of the flow", "its stage ends with it; the same command resumes it", "kill the flow", "any", (-9,)),

@@ -30,7 +30,7 @@ FREE_FOLDERS = ("lease", "logs", "work/tensorboard")
 RUN_SECONDS = 900
 """After so long a run of one stage hangs, also on a machine that others keep busy."""
 WHOLE_RUN_SECONDS = 3600
-"""The same of a run of all stages, each process of which is started anew."""
+"""The same of a run of all stages, each process of which imports everything itself."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 A stage of the tiny manifest works for a fraction of a second, and imports for several. Here every process of a run is
 one of its own as always, with its own number, session, output and environment, and signals end it as always; only
-where it would begin with `python -m MODULE`, it is forked from the one that starts it and goes on with MODULE. Every
+where it would begin with `python -m MODULE`, it is forked from the one that starts it and runs MODULE. Every
 other program (fastText's training, whose memory must be zero when it begins) is started as it is.
 
 `python -m benchmarks.chaos.warm SOCKET` is the fork server's inside; `start` is for those outside.
@@ -91,7 +91,7 @@ def _prepare_numba() -> None:
 
 
 class Popen(subprocess.Popen[Any]):
-    """A process that is forked and goes on with its module, where its command is one of those of a run."""
+    """A process that is forked and runs its module, where its command is one of those of a run."""
 
     def __init__(self, args: Any, *more: Any, **options: Any) -> None:
         if _module_of(args) is not None:
@@ -153,7 +153,7 @@ def _become_flow(request: Request) -> NoReturn:
 
 
 def _execute(real: Callable[[str, Sequence[str]], None], path: str, command: Sequence[str]) -> None:
-    """Instead of `os.execv`: the same process goes on with another module."""
+    """Instead of `os.execv`: the same process runs another module."""
     if _module_of(command) is None:
         real(path, command)
     become(command, None)

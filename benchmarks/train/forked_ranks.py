@@ -1,6 +1,6 @@
 """The processes of a small training, forked from one that has loaded everything: a fraction of torchrun's time.
 
-torchrun starts every process anew, and each spends seconds on loading what they all need. That is nothing beside a
+Each process that torchrun starts spends seconds on loading what they all need. That is nothing beside a
 real training, and more than all the rest beside one of three steps.
 """
 

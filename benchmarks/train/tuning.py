@@ -178,7 +178,7 @@ def prefer(folder: Path, batches: Sequence[tuple[Tensor, Tensor]]) -> list[float
 
 
 def trl_settings(folder: Path, per_update: int) -> dict[str, Any]:
-    """What both of TRL's trainers are told."""
+    """The settings of both of TRL's trainers."""
     return {"output_dir": str(folder / "trl"), "use_cpu": True, "bf16": False, "report_to": "none", "seed": 0,
             "gradient_checkpointing": False, "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1000,
             "max_steps": WARMUPS + UPDATES, "per_device_train_batch_size": per_update, "learning_rate": RATE,

@@ -246,7 +246,7 @@ def _phrase_verdict(
 def _continues(
     data: np.ndarray, pieces: np.ndarray, piece: int, at: int, lower: np.ndarray, phrase: np.ndarray
 ) -> bool:
-    """Whether the lower case of a line of pieces goes on with an ASCII phrase from this byte of this piece."""
+    """Whether the lower case of a line of pieces continues with an ASCII phrase at this byte of this piece."""
     for wanted in phrase:
         while at == pieces[piece, END]:
             piece += 1

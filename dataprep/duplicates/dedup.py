@@ -52,7 +52,7 @@ from gristmill.dataprep.duplicates.survivors import (
     decisions_of,
     gather_members,
     largest_clusters,
-    write_twins,
+    write_duplicates,
 )
 from gristmill.dataprep.files import as_path
 from gristmill.dataprep.jobs.engine import Done, Task, partition_tasks, run_tasks, shard_tasks
@@ -71,7 +71,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     texts), `against_index` and `against_locator` (of the older document). The last four are null for survivors, all
     of them where a document was not judged (another source) or raised an error. Also
 
-    - `clusters.parquet`, one row per duplicate: `survivors.TWIN_COLUMNS`;
+    - `clusters.parquet`, one row per duplicate: `survivors.DUPLICATE_COLUMNS`;
     - `index/`, where the section asks for it: see `dedup_index`.
 
     A document that matches an older one (`against`) never survives, whatever its cluster; but only what matches an
@@ -109,7 +109,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     applied = run_tasks("apply", applying, partial(apply, plan=plan, tasks=tasks), context)
     counts = balance(applied, section.max_quarantined, context.stage, errors=out)
     _warn_of_uncompared(sum(result["uncompared"] for result in decided), context)
-    write_twins(plan, tasks)
+    write_duplicates(plan, tasks)
     buckets = [bucket for result in found for bucket in result["largest"]]
     return {
         "counts": counts,

@@ -34,7 +34,7 @@ def write_keys(path: Path, documents: np.ndarray, sketches: Sketches, section: D
 def key_table(documents: np.ndarray, sketches: Sketches, section: Dedup) -> pa.Table:
     """Rows (key, document, text) of all keys that the section asks for.
 
-    `text` is half of the digest by which documents of one bucket are told apart: of the text or, for the keys of
+    `text` is half of the digest by which documents of one bucket are distinguished: of the text or, for the keys of
     URLs, of the URL. A text without shingles has no band keys, a document without a URL no key for it.
     """
     everything = np.arange(len(documents))

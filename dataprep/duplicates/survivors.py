@@ -124,7 +124,7 @@ LINKED_BY = np.array(["exact", "url", "minhash", "chain"])
 """How a member is like its survivor, by the positions of `links.REASONS`."""
 MATCHED = "against"
 """Column of the members: 1 where a document matches an older one and cannot survive, else 0."""
-TWIN_COLUMNS = [
+DUPLICATE_COLUMNS = [
     "cluster", "survivor", "survivor_locator", "member", "member_locator", "jaccard", "linked_by", "against_index",
     "decided_by", "survivor_value", "member_value",
 ]  # fmt: skip
@@ -160,7 +160,7 @@ def gather_members(task: Task, plan: DedupPlan, keys: Sequence[KeepKey], tasks: 
 def decide(task: Task, plan: DedupPlan, keys: Sequence[KeepKey], tasks: Sequence[Task]) -> Done:
     """Choose the survivors of every cluster of one partition.
 
-    Leaves the decisions by shard, and the twin table by the range of the cluster's id.
+    Leaves the decisions by shard, and the table of duplicates by the range of the cluster's id.
 
     Returns:
         `clusters` (how many survivors stand for two documents or more), `largest_clusters` of these, and `uncompared`
@@ -173,8 +173,8 @@ def decide(task: Task, plan: DedupPlan, keys: Sequence[KeepKey], tasks: Sequence
     shards = plan.numbering.shards_of(decisions["document"].to_numpy())
     paths = [task_file(plan.work, "decisions", task.name), task_file(plan.work, "twins", task.name)]
     write_partitions(paths[0], decisions, shards, plan.numbering.num_new_shards)
-    twins = decisions.filter(decisions["reason"].is_valid()).select(TWIN_COLUMNS)
-    write_partitions(paths[1], twins, _ranges(twins["cluster"], len(tasks)), len(tasks))
+    duplicates = decisions.filter(decisions["reason"].is_valid()).select(DUPLICATE_COLUMNS)
+    write_partitions(paths[1], duplicates, _ranges(duplicates["cluster"], len(tasks)), len(tasks))
     own = decisions.filter(pa.array(survivors & (decisions["size"].to_numpy() > 1)))
     return Done(paths, {"clusters": len(own), "largest_clusters": largest_clusters(_as_clusters(own)),
                         "uncompared": uncompared})
@@ -204,7 +204,7 @@ def _decide(plan: DedupPlan, members: pa.Table, keys: Sequence[KeepKey]) -> tupl
     places = pa.array(survivor, mask=kept)
     mask = pa.array(matched)
 
-    def of_twin(own: pa.ChunkedArray, older: pa.ChunkedArray) -> pa.ChunkedArray:
+    def of_survivor(own: pa.ChunkedArray, older: pa.ChunkedArray) -> pa.ChunkedArray:
         return pc.if_else(mask, older, own.take(places))
 
     decisions = {
@@ -212,8 +212,8 @@ def _decide(plan: DedupPlan, members: pa.Table, keys: Sequence[KeepKey]) -> tupl
         "cluster": chosen["cluster"],
         "size": chosen["size"],
         "reason": pa.array(reasons, pa.string(), mask=kept),
-        "survivor": of_twin(values["id"], members["match_id"]),
-        "survivor_locator": of_twin(members["locator"], members["match_locator"]),
+        "survivor": of_survivor(values["id"], members["match_id"]),
+        "survivor_locator": of_survivor(members["locator"], members["match_locator"]),
         "member": values["id"],
         "member_locator": members["locator"],
         "jaccard": pa.array(jaccard, mask=kept | np.isnan(jaccard)),
@@ -269,10 +269,10 @@ def decisions_of(plan: DedupPlan, shard: str, tasks: Sequence[Task]) -> tuple[pa
     return decisions, decisions["document"].to_numpy() - plan.numbering.starts[place]
 
 
-def write_twins(plan: DedupPlan, tasks: Sequence[Task]) -> None:
+def write_duplicates(plan: DedupPlan, tasks: Sequence[Task]) -> None:
     """Write `clusters.parquet`: one row per duplicate, by cluster and id; one range of ids is in memory at a time."""
     path = plan.out / "clusters.parquet"
-    parts = _twins_in_order(plan, tasks)
+    parts = _duplicates_in_order(plan, tasks)
     first = next(parts)
     with atomic_write(path) as sink, pq.ParquetWriter(
             sink, first.schema, compression="zstd", write_page_checksum=True) as writer:
@@ -291,11 +291,11 @@ def _write_groups(writer: pq.ParquetWriter, rows: pa.Table) -> None:
         writer.write_table(rows.slice(begin, ROW_GROUP_ROWS).combine_chunks())
 
 
-def _twins_in_order(plan: DedupPlan, tasks: Sequence[Task]) -> Iterator[pa.Table]:
+def _duplicates_in_order(plan: DedupPlan, tasks: Sequence[Task]) -> Iterator[pa.Table]:
     files = [task_file(plan.work, "twins", task.name) for task in tasks]
     for task in tasks:
-        twins = read_partition(files, task.payload["partition"])
-        yield twins.sort_by([("cluster", "ascending"), ("member", "ascending")])
+        duplicates = read_partition(files, task.payload["partition"])
+        yield duplicates.sort_by([("cluster", "ascending"), ("member", "ascending")])
 
 
 def _ranges(ids: pa.ChunkedArray, num_ranges: int) -> np.ndarray:

@@ -10,7 +10,7 @@ of a message is left out.
     completion    prompt and completion (or response), texts or messages
     instruction   instruction and output, and perhaps input, system and history (Alpaca's; LLaMA-Factory's history)
 
-Which one a row has is told by its keys, in this order, unless a manifest names it.
+A row's keys say which one it has, in this order, unless a manifest names it.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@
                   pair, but one answer that is desirable or not (KTO); or messages (conversations) whose last one is
                   that answer, or instruction and output
 
-Tools that a row describes (tools) are part of its prompt. Which form a row has is told by its keys, unless a manifest
+Tools that a row describes (tools) are part of its prompt. A row's keys say which form it has, unless a manifest
 names it.
 
 Duplicates weigh a pair twice; contradictions (the same two answers, preferred the other way round) cancel out; and

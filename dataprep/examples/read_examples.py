@@ -4,7 +4,7 @@
     any of SFT    what comes before the last answer is the prompt; that answer is the right one, unless a row has an
                   `answer`
 
-Which one a row has is told by its keys, unless a manifest names it.
+A row's keys say which one it has, unless a manifest names it.
 
 An SFT example is `{"id", "messages"}`, a DPO example `{"id", "prompt", "chosen", "rejected"}`, a prompt alone
 (`examples.py`) `{"id", "prompt"}`, with `answer` where it has one; each with `tools` where it describes

@@ -22,7 +22,7 @@ from gristmill.dataprep.documents import (
 from gristmill.dataprep.filtering.rule_sets import columns_read, configured_sets, edges, measure
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.measuring import measure_texts, spread
-from gristmill.dataprep.replay import Rule, bounds_of
+from gristmill.dataprep.replay import Rule, threshold_rules
 from gristmill.dataprep.thresholds import count_failures, failures, first_failures
 from gristmill.mixtures.steps.filter import Filter
 
@@ -89,4 +89,4 @@ def filter_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any],
 def rules(stage: str, section: Filter, measured_columns: Collection[str]) -> Iterator[Rule]:
     """The thresholds of the rule sets that are chosen, for replaying."""
     for name, thresholds in configured_sets(section.rules).items():
-        yield from bounds_of(thresholds, f"{stage}.rules.{name}", name)
+        yield from threshold_rules(thresholds, f"{stage}.rules.{name}", name)

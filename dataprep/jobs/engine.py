@@ -157,7 +157,7 @@ def finish_task(task: Task, process: Process, records: Path) -> dict[str, Any]:
 
 
 def do_task(process: Process, records: str, name: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-    """What a worker does with a task, of which it is told names; returns what is to be counted.
+    """What a worker does with a task: it gets names only, and returns what is to be counted.
 
     What the task raises is noted, and no further task is begun: to a runner it is a task that had no output.
     """

@@ -4,7 +4,7 @@ Threads serve functions that let other threads run. Worker processes are forked 
 (`multiprocessing`), which imports what they need once for all jobs of a process (`preloaded.py`). They end with the
 process that asked for them, whatever ends that, and leave Ctrl-C to it.
 
-Each worker process has a line to the parent, over which it is told tasks and answers, and a pipe for what it prints.
+Each worker process has a line to the parent, over which it gets tasks and answers, and a pipe for what it prints.
 A line that ends without an answer is that of a worker that died, and is seen at once. (The process pool of
 `concurrent.futures` learns of it when some other worker has finished its task, and not how the worker ended.)
 """
@@ -81,7 +81,7 @@ def in_processes(workers: int, work: Work, elements: Sequence[Element]) -> Itera
 
 
 def start_fork_server(work: Work) -> None:
-    """Let the fork server begin to import what workers need, unless it runs; it goes on meanwhile."""
+    """Let the fork server begin to import what workers need, unless it runs already; returns at once."""
     multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOADED, *modules_of(work)])
     multiprocessing.forkserver.ensure_running()
 

@@ -30,7 +30,7 @@ from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.judges.fasttext_models import find_model, load_model
 from gristmill.dataprep.judges.language_codes import Language, parse_label
 from gristmill.dataprep.measuring import measure_texts, spread
-from gristmill.dataprep.replay import Columns, Rule, bounds
+from gristmill.dataprep.replay import Columns, Rule, threshold_rules
 from gristmill.mixtures.steps.langid import LanguageId
 
 LANGUAGES_NAMED = 3
@@ -375,4 +375,4 @@ def rules(stage: str, section: LanguageId, measured_columns: Collection[str]) ->
     yield Rule("language", f"{stage}.keep", "language", section.keep, unwanted, reads)
     yield Rule("language_score", f"{stage}.threshold", "language_score", threshold, unsure, (*reads, "language_score"),
                unless="language")
-    yield from bounds(stage, section, measured_columns)
+    yield from threshold_rules(section, stage, stage)

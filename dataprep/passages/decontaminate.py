@@ -34,7 +34,7 @@ from gristmill.dataprep.passages.ngram_index import (
     read_index,
     write_index,
 )
-from gristmill.dataprep.replay import Rule, bound, bounds
+from gristmill.dataprep.replay import Rule, threshold_rule, threshold_rules
 from gristmill.dataprep.shuffle import concat_mapped, open_batches, sort_rows, task_file, write_partitions
 from gristmill.dataprep.thresholds import first_failures
 from gristmill.mixtures.steps.decontaminate import Decontaminate
@@ -293,7 +293,7 @@ def _read_columns(path: Path) -> dict[str, np.ndarray]:
 def rules(stage: str, section: Decontaminate, measured_columns: Collection[str]) -> Iterator[Rule]:
     """The bounds, for replaying. With `excise` all but one decide what is cut: no stored value says what is left."""
     if section.action == "drop":
-        yield from bounds(stage, section, measured_columns)
+        yield from threshold_rules(section, stage, stage)
     else:
         name = "min_left_words"
-        yield bound(f"{stage}/{name}", f"{stage}.{name}", "left_words", section.min_left_words, at_most=False)
+        yield threshold_rule(f"{stage}/{name}", f"{stage}.{name}", "min", "left_words", section.min_left_words)

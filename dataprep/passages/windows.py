@@ -157,8 +157,8 @@ def are_copies(
 ) -> np.ndarray:  # fmt: skip
     """Which spans have the bytes of the spans that they are said to be copies of.
 
-    Time is linear in the bytes that the spans cover, if they are sorted by `text` and `begins`: where a span goes on
-    where the one before it was, only what is new is compared.
+    Time is linear in the bytes that the spans cover, if they are sorted by `text` and `begins`: where a span
+    overlaps the one before it, only what is new is compared.
 
     Args:
         texts: the texts of the spans; text, begins, ends: int64 of shape (n,).

@@ -89,7 +89,7 @@ def read_tar(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
                     cast(Any, archive).members.clear()  # which would hold the headers of all members
         except (tarfile.TarError, ValueError, OverflowError) as damage:
             error = f"the tar archive is damaged: {one_line(damage)}"
-        while stream.read(READ_BYTES):  # what comes behind the end is padding, but its damage is told
+        while stream.read(READ_BYTES):  # padding behind the end, whose damage counts too
             continue
         if not error and (len(Header.last) < tarfile.BLOCKSIZE or Header.last.strip(b"\0")):
             error = "the tar archive is damaged or cut off: it has no end mark"

@@ -127,7 +127,7 @@ def _split(text: str) -> list[str]:
 
 
 def _rows(lines: _Lines, delimiter: str) -> Iterator[list[str] | _Broken]:
-    """The rows, or what is wrong with one; a new parser goes on behind it, at the next line."""
+    """The rows, or what is wrong with one; a new parser continues at the next line."""
     while True:
         before = lines.number
         try:

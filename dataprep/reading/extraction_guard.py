@@ -2,7 +2,7 @@
 itself.
 
 The process works while its parent reads ahead: up to a window of pages is on its way, and answers come back in order.
-Where it dies, the first page without an answer was the cause; a new process goes on behind it. Since a process that
+Where it dies, the first page without an answer was the cause; a new process continues behind it. Since a process that
 has seen many pages may fail where a fresh one would not, a page that crashes or lacks memory is tried again in a
 fresh one: what comes out of a page depends on that page alone.
 """

@@ -1,7 +1,7 @@
 """A process for work that a bad input may crash, hang or have eat memory: how it is started and spoken to.
 
-Either side sends frames: a length (8 bytes, little-endian) and as many bytes. The process is told what it is for in
-its one argument, JSON, and ends with its parent and where its requests do. It limits its own memory, and its processor
+Either side sends frames: a length (8 bytes, little-endian) and as many bytes. The process learns what it is for from
+its one argument, JSON. It ends with its parent, or when its requests do. It limits its own memory, and its processor
 time by an ITIMER_PROF per answer, whose signal ends it.
 """
 

@@ -59,7 +59,7 @@ from gristmill.dataprep.reading.warc import read_warc
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 UNEXPECTED_MARK = "Unexpected UTF-8 BOM (decode using utf-8-sig): line 1 column 1 (char 0)"
 _DECODER = json.JSONDecoder(parse_constant=str)
-"""Made once: `json.loads` makes one for every record where it is told about constants."""
+"""Made once: with `parse_constant`, `json.loads` makes one for every record."""
 
 
 def read_records(file: SourceFile, reading: Reading) -> Iterator[Read]:

@@ -128,8 +128,8 @@ def _pieces(batch: pa.RecordBatch, most_bytes: int) -> Iterator[pa.RecordBatch]:
 
 
 def _check(batch: pa.RecordBatch) -> None:
-    """Raise ArrowInvalid where an offset, an index or a length is wrong. Strings need not be UTF-8: that is told of
-    the row."""
+    """Raise ArrowInvalid where an offset, an index or a length is wrong. Strings need not be UTF-8: that is an
+    error of the row."""
     try:
         batch.validate(full=True)
     except pa.ArrowInvalid:

@@ -286,7 +286,7 @@ def _without(block: bytes, dropped: Collection[str]) -> bytes:
 
 
 def _parse_http(block: bytes, auto_decode: Literal["none", "all"]) -> Any:
-    """The block as a record of its own: where fastwarc cannot parse it, the file's iteration must go on."""
+    """The block as a record of its own: where fastwarc cannot parse it, the file's iteration must continue."""
     from fastwarc.warc import WarcRecord
 
     headers = (

@@ -1,6 +1,6 @@
 """Looking at eight bytes at once, as one 64-bit number (its lowest byte is the first), without a branch per byte.
 
-What is found is told by the high bits of the bytes. A byte below 0x80 is at least `low` where adding 0x80 - low sets
+The high bits of the bytes say what was found. A byte below 0x80 is at least `low` where adding 0x80 - low sets
 its high bit; no such sum carries over into the next byte (Knuth, The Art of Computer Programming, volume 4A, 7.1.3).
 """
 

@@ -1,7 +1,7 @@
 """`@kernel` compiles functions of arrays with numba; Arrow string columns as the arrays that such functions read.
 
 numba's own cache looks only at the file of the function that is called, not at those of the functions that it
-calls: after an update it would go on running the old ones. So the folder of the cache is named after the content of
+calls: after an update it would still run the old ones. So the folder of the cache is named after the content of
 all kernel sources.
 """
 

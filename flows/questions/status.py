@@ -252,7 +252,7 @@ def read_log(log: Path, lines: int | None, follow: bool) -> Iterator[str]:
     Args:
         log: the file of an attempt.
         lines: begin with the last so many lines; with all if None.
-        follow: go on with what is written from now on, until the attempt has ended.
+        follow: then with what is written from now on, until the attempt has ended.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     with log.open("rb") as stream:

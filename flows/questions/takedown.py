@@ -1,6 +1,6 @@
 """Taking documents down: what holds them, which checkpoints know them, and a manifest that continues without them.
 
-The new manifest mixes the same rows, those with such a document emptied and left out (`mix.exclude`), and goes on from
+The new manifest mixes the same rows, those with such a document emptied and left out (`mix.exclude`), and resumes from
 the last checkpoint whose training has read none of them (`pretrain.continue_from`). So the model that it trains is the
 one that would have come of the same set without these rows from the first step on.
 """
@@ -117,8 +117,8 @@ def _of_clusters(inputs: Mapping[str, Path], step: str, own: set[bytes]) -> set[
     for shard in shard_names(inputs[INGEST]):
         found = read_matching_ids(inputs[step] / shard, own)
         clusters |= {one for one in found["cluster"].to_pylist() if one is not None}
-    twins = read_matching(inputs[step] / CLUSTERS, "cluster", list(clusters), ["survivor", "member"])
-    return {one for column in twins.columns for one in column.to_pylist() if one is not None}
+    members = read_matching(inputs[step] / CLUSTERS, "cluster", list(clusters), ["survivor", "member"])
+    return {one for column in members.columns for one in column.to_pylist() if one is not None}
 
 
 def read_matching_ids(path: Path, documents: set[bytes]) -> pa.Table:
@@ -150,8 +150,8 @@ def assess(session: Session, wanted: Sequence[str], with_duplicates: bool) -> di
     found, not_found = find_documents(inputs, wanted)
     if not found:
         raise TakedownError(f"none of the {len(wanted)} documents is there: {', '.join(wanted[:3])} ...")
-    twins = near_duplicates(inputs, found)
-    others, _ = find_documents(inputs, [one.hex() for one in twins])
+    near = near_duplicates(inputs, found)
+    others, _ = find_documents(inputs, [one.hex() for one in near])
     excluded = {**found, **(others if with_duplicates else {})}
     rows = np.unique(reading.packed.rows_of_documents(list(excluded))["row"].to_numpy())
     held_out = {source: np.unique(reading.packed.validation_rows_of_documents(source, list(excluded))["row"].to_numpy())

@@ -136,7 +136,7 @@ def _threshold(rule: Rule) -> dict[str, Any]:
     if isinstance(rule.bound, int | float) and rule.bound:
         size = NEIGHBOUR * abs(rule.bound)
         step = max(round(size), 1) if isinstance(rule.bound, int) else float(f"{size:.1g}")
-        sign = 1 if rule.at_most else -1
+        sign = 1 if rule.side == "max" else -1
         sides = {name: {"bound": round(rule.bound + direction * step, 10), "failing": 0}
                  for name, direction in (("looser", sign), ("stricter", -sign))}
     return {"rule": rule.label, "key": short_key(rule.key), "bound": rule.bound, "seen": 0,
@@ -154,7 +154,7 @@ def _add(one: dict[str, Any], rule: Rule, verdicts: Verdicts) -> None:
     for side in ("looser", "stricter"):
         if one[side] is not None:
             values, bound = verdicts.columns[rule.statistic], one[side]["bound"]
-            fails = values > bound if rule.at_most else values < bound
+            fails = values > bound if rule.side == "max" else values < bound
             one[side]["failing"] += int((fails & judged).sum())
 
 

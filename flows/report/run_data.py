@@ -49,8 +49,8 @@ def gather_facts(session: Session) -> Facts:
                      if session.plan[name].stage.trained is not None},
     }
     facts["spikes"] = {name: spike_reports(folders[name]) for name in facts["training"]}
-    facts["twins"] = {name: least_alike(folder.data) for name, folder in folders.items()
-                      if session.plan[name].stage.of_examples}
+    facts["near_duplicates"] = {name: least_alike(folder.data) for name, folder in folders.items()
+                                if session.plan[name].stage.of_examples}
     if INGEST in folders:
         facts["cuts"] = describe_cuts(session, committed_inputs(session, session.plan), summaries)
     for name, folder in folders.items():

@@ -152,7 +152,7 @@ def print_losses(facts: Facts, console: Console) -> None:
 
 
 def print_samples(facts: Facts, console: Console) -> None:
-    """One sample per model: how the pre-trained one goes on, what the tuned ones answer; then more."""
+    """One sample per model: how the pre-trained one continues, what the tuned ones answer; then more."""
     chosen = some_samples(facts)
     if chosen:
         section(console, "Samples")

@@ -21,7 +21,7 @@ def preparation(facts: Facts, name: str) -> Section:
     """What was dropped of examples before they were made into rows: the sets, the steps, what of evaluation sets was
     found and where, and the least alike of near-duplicates.
     """
-    summary, twins = facts["summaries"][name], facts.get("twins", {}).get(name, [])
+    summary, pairs = facts["summaries"][name], facts.get("near_duplicates", {}).get(name, [])
     sets = [[one["name"], *(f"{number:,}" for number in set_numbers(one))] for one in summary["sets"]]
     steps = [[one["stage"], judged(one["judges"]), *step_numbers(one["counts"])] for one in summary["steps"]]
     leaks = [[name, f"{found['items']:,}", f"{found['checked']:,}", f"{found['contaminated']:,}"]
@@ -30,7 +30,7 @@ def preparation(facts: Facts, name: str) -> Section:
         Table(["set", *SET_HEADINGS], sets, set(range(1, 1 + len(SET_HEADINGS)))),
         Table(["step", "judges", "read", "kept", "dropped most by"], steps, {2, 3}),
         Table(["evaluation set", "items", "long enough", "found in examples"], leaks, {1, 2, 3}),
-        *found_in_examples(summary), *near_duplicates(twins)])
+        *found_in_examples(summary), *near_duplicates(pairs)])
 
 
 def found_in_examples(summary: Mapping[str, Any]) -> list[Part]:
@@ -42,10 +42,10 @@ def found_in_examples(summary: Mapping[str, Any]) -> list[Part]:
         Table(["evaluation set", "item", "its text", "of it", "example"], rows, {1, 3})])] if rows else []
 
 
-def near_duplicates(twins: Sequence[Mapping[str, Any]]) -> list[Part]:
+def near_duplicates(pairs: Sequence[Mapping[str, Any]]) -> list[Part]:
     """Dropped examples beside those that were kept in their place, where the two are least alike."""
     rows = [[f"{one['jaccard']:.2f}", one["dropped"], one["dropped_text"], one["kept"], one["kept_text"]]
-            for one in twins]
+            for one in pairs]
     return [Details("Near-duplicates, the least similar first", [
         Table(["likeness", "dropped", "its text", "kept", "its text"], rows, {0})])] if rows else []
 
@@ -128,7 +128,7 @@ def preferences(facts: Facts, name: str = "dpo_data") -> Section | None:
     if not sets:
         return None
     rows = [[one["name"], f"{one['records']:,}", f"{one['refused']:,}", dropped_before(one), *(
-        f"{one['audit'][key]:,}" for key in ("pairs", "prompts", "duplicates", "contradictions", "near_identical",
+        f"{one['audit'][key]:,}" for key in ("pairs", "prompts", "duplicates", "contradictions", "near_duplicates",
                                              "same_answers")),
              "" if one["audit"]["longer_chosen"] is None else f"{one['audit']['longer_chosen']:.1%}"] for one in sets]
     headings = ["set", "records", "quarantined", "dropped before", "pairs", "prompts", "duplicates", "contradictions",

@@ -134,7 +134,7 @@ class Runner:
 
         Args:
             stage: its name in the plan.
-            force: make it anew although it is committed.
+            force: rebuild it although it is committed.
             workers: how many it gets, if not all of `engine.workers`.
 
         Raises:

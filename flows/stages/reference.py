@@ -13,7 +13,7 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     if section is None:
         return None
     # The size of a forward pass is how the work is done. What a loss makes of the numbers is none of this stage's.
-    # Single answers are another work than pairs; no other loss is told apart.
+    # Single answers are other work than pairs; all other losses share one recipe.
     told: Recipe = {"answers": True} if section.loss == "kto" else {}
     if section.lora is not None and section.lora.base is not None:
         told["rounded"] = {"base": section.lora.base, "targets": section.lora.targets}

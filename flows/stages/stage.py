@@ -90,7 +90,7 @@ class Stage:
     columns: Callable[[Any], Iterable[str]] = lambda section: ()
     leaves_out: Callable[[Any], Iterable[str]] = lambda section: ()
     recipe: Callable[[Any, Recipe], Recipe] = lambda section, named: named
-    rules: str = "gristmill.dataprep.replay:bounds"
+    rules: str = "gristmill.dataprep.replay:rules"
     ranking: str | None = None
     parallel: bool = False
     memory: Memory | None = None

@@ -182,9 +182,9 @@ def is_alive(owner: dict[str, Any]) -> bool:
 
 
 def is_gone(owner: dict[str, Any]) -> bool:
-    """Whether a process has surely or most likely ended, for those who are shown it; leases take no likelihood.
+    """Whether a process has ended, or most likely has. For display only: leases ask for certainty.
 
-    One of this machine before it was started anew has; of one on another machine, or in another container, nothing is
+    One from before this machine's last start has ended. Of one on another machine, or in another container, nothing is
     known.
     """
     mine = identity(os.getpid())

@@ -77,7 +77,7 @@ KEPT_WORK = ("tensorboard",)
 KEPT_LIST = "kept.json"
 """A stage's own list of what else stays: paths below work/."""
 LAST_WORK = ("result.json", KEPT_LIST)
-"""Files of work/ that are removed last and in this order, so that a killed cleaning goes on with the same list."""
+"""Files of work/ that are removed last and in this order, so that a killed cleaning resumes with the same list."""
 
 
 class CorruptError(RuntimeError):

@@ -166,7 +166,7 @@ def run_mixture(sweep: Sweep, number: int, observer: Observer) -> dict[str, Any]
         try:
             _run(session, observer, SHARED_UNTIL, sweep.target)
         except StageFailedError as error:
-            # A mixture that its sources cannot fill is a result: the others go on, and the report names it.
+            # A mixture that its sources cannot fill is a result: the others continue, and the report names it.
             return {**found, "error": str(error)}
         found["validation"] = {name: entry["sha256"] for name, entry in held_out_by(session).items()}
         measured = session.folder(PRETRAIN).manifest()["summary"].get("validation", {})

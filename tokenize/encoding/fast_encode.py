@@ -180,7 +180,7 @@ def encode_texts(
         merges: how others are merged.
         out: uint16 or uint32, receives the ids; longer by two than there are bytes.
         ends: int64 of shape (n,), receives where the ids of each text end in `out`.
-        state: int64, the text, the byte and the place in `out` to go on from; updated.
+        state: int64, the text, the byte and the place in `out` to continue from; updated.
 
     Returns:
         DONE, or -1 - code point whose class is to be learnt before the next call.

@@ -363,7 +363,7 @@ def bounds_of(runs: Runs, content: np.ndarray, end_of_text: int, document_tokens
     Args:
         runs: see `formats.runs_of`.
         content: the file's bytes.
-        end_of_text: the id that documents are told apart by.
+        end_of_text: the id that documents end with.
         document_tokens: see above.
     """
     if runs.are_documents:

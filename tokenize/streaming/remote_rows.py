@@ -53,7 +53,7 @@ class RemoteRows:
         sequence_length: tokens per row.
         dtype: of the tokens.
         stream: cache, connections and patience.
-        warn: told when the store fails, at most once a minute.
+        warn: called when the store fails, at most once a minute.
     """
 
     def __init__(

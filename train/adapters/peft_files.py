@@ -44,7 +44,7 @@ def base_name(start: Path) -> str:
 
 
 def adapter_config(lora: Lora, tensors: Mapping[str, Tensor], base: str | None) -> dict[str, Any]:
-    """What PEFT is told. It knows no key for a rounded base, which the README beside it speaks of."""
+    """The settings for PEFT. It knows no key for a rounded base, which the README beside it speaks of."""
     layers = {name.removesuffix(f".{DOWN}").rpartition(".")[2] for name in tensors if name.endswith(DOWN)}
     return {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": lora.rank,
             "lora_alpha": lora.alpha, "use_rslora": lora.rslora, "use_dora": lora.dora, "lora_dropout": 0.0,

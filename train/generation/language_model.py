@@ -44,7 +44,7 @@ class LanguageModel:
         return frozenset({self.end}) if self.chat is None else self.chat.stops | {self.end}
 
     def text_prompt(self, text: str) -> tuple[int, ...]:
-        """The ids of a text to go on from."""
+        """The ids of a text to continue."""
         return tuple(self.encode(text) or [self.end])
 
     def chat_prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:

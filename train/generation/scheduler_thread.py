@@ -58,7 +58,7 @@ class Engine:
             self._wake.notify()
 
     def close(self) -> None:
-        """End the thread; requests that still run are told."""
+        """End the thread; requests that still run get an error."""
         with self._wake:
             self._ended = self._ended or EngineStoppedError("the server is being stopped")
             self._wake.notify()

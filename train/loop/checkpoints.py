@@ -3,7 +3,7 @@
     checkpoints/step-00000100/    what torch.distributed.checkpoint writes; loads at any world size
         complete.json             the step, the loop's plain state, and every other file's size and SHA-256
 
-A save returns when the state is copied; writing goes on in a thread while the training does, and is joined before the
+A save returns when the state is copied; a thread writes while the training continues, and is joined before the
 next save, before a load and at the end. A checkpoint without its marker, or whose files are not those that the marker
 names, is torn: it is ignored, and removed when the training resumes. Contents are compared with their checksums before
 they are loaded; where they differ the next older checkpoint is taken. The marker is removed first when an old

@@ -79,7 +79,7 @@ class Mirror:
         here: the folder of this machine, as `work_here` has made it.
         folder: the one in the store.
         stream: how long to try where the store fails.
-        warn: told when the store fails, at most once a minute.
+        warn: called when the store fails, at most once a minute.
     """
 
     def __init__(self, here: Path, folder: Path, stream: Stream, warn: Callable[[str], None]) -> None:

@@ -120,7 +120,7 @@ def check_rows(saved: str | None, now: str, folder: Path) -> None:
 
 
 class ContinueError(RuntimeError):
-    """A training cannot continue from the checkpoint that it was told to."""
+    """A training cannot continue from the checkpoint that its settings name."""
 
 
 def take_over(checkpoint: str, job: Job) -> None:

@@ -60,7 +60,7 @@ def write_exclusion(folder: Path) -> None:
 
 
 def forget_after(folder: Path, step: int, rollbacks: int = 0) -> None:
-    """Remove what a training that goes on from `step`, after so many rollbacks, makes again."""
+    """Remove what a training that resumes from `step`, after so many rollbacks, writes again."""
     if not folder.exists():
         return
     for path in folder.glob("step-*.*"):

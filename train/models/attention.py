@@ -39,7 +39,7 @@ Visible = Any
 def document_numbers(positions: Tensor) -> Tensor:
     """Which document of its row each token belongs to, (n, t) int64, from its position in the document (n, t).
 
-    A document begins wherever positions do not go on by one. Padding, whose positions are negative, is one of its own.
+    A document begins where positions do not increase by one. Padding, whose positions are negative, is one of its own.
     """
     before, here = positions[:, :-1], positions[:, 1:]
     starts = torch.ones_like(positions)

@@ -330,7 +330,7 @@ def padded_length(length: int, size: int) -> int:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A split tensor, gathered; every process goes on to compute the same with it, so its gradient counts once."""
+    """A split tensor, gathered; every process computes the same with it, so its gradient counts once."""
     from torch.distributed.tensor import DTensor, Replicate
 
     assert isinstance(tensor, DTensor)

@@ -1,4 +1,4 @@
-"""The objective of supervised fine-tuning: the trained tokens of packed conversations, told apart by set."""
+"""The objective of supervised fine-tuning: the trained tokens of packed conversations, measured per set."""
 
 from __future__ import annotations
 

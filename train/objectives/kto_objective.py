@@ -97,7 +97,7 @@ class Desirability:
         seed: of the order.
         flops_per_token: model arithmetic of a step, per token of the answers' conversations.
         world: the processes.
-        warn: told when desirable answers keep falling.
+        warn: called when desirable answers keep becoming less likely.
     """
 
     sums_length = 12

@@ -173,7 +173,7 @@ class DeclineAlarm:
     """Warns once when chosen answers keep falling.
 
     Args:
-        warn: told what is happening and what helps.
+        warn: called with what is happening and what helps.
     """
 
     def __init__(self, warn: Callable[[str], None]) -> None:

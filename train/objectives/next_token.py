@@ -1,4 +1,4 @@
-"""The objective of pre-training: the next token of every row of a packed set, told apart by source.
+"""The objective of pre-training: the next token of every row of a packed set, measured per source.
 
 Padding behind a row's documents is never trained on nor counted. It is known by the boundaries that lie beside the
 rows, never by its id, which a document may hold too.

@@ -61,7 +61,7 @@ class PairLogps:
 
 @dataclass(frozen=True)
 class LossSettings:
-    """What a loss is told beside the log-probabilities; see `mixtures.posttraining.Dpo`."""
+    """What a loss gets beside the log-probabilities; see `mixtures.posttraining.Dpo`."""
 
     beta: float
     label_smoothing: float = 0.0

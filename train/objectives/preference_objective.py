@@ -47,7 +47,7 @@ class Preferences:
         seed: of the order.
         flops_per_token: model arithmetic.
         device: where the policy computes.
-        warn: told when chosen answers keep falling.
+        warn: called when chosen answers keep becoming less likely.
     """
 
     sums_length = 10

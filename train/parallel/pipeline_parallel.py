@@ -2,7 +2,7 @@
 
 The schedule is torch.distributed.pipelining's (Narayanan et al. 2019). All processes of a pipeline read the same
 micro-batches, so that only hidden states travel. An objective calls its model in the middle of `loss`: every stage asks
-it once what it would call the model with, and the last stage lets it go on with the hidden states that arrived.
+it once what it would call the model with, and the last stage continues it with the hidden states that arrived.
 Parameters keep the names that they have in the whole model, so that checkpoints are those of any other form.
 """
 

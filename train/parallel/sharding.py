@@ -91,7 +91,7 @@ def sharded_model(
 
 
 def assert_master_weights(model: nn.Module) -> None:
-    """Refuse to go on with parameters that are not float32 master weights, and shares of them where FSDP has the model.
+    """Refuse parameters that are not float32 master weights, or that are whole where FSDP has the model.
 
     Raises:
         RuntimeError: a parameter is of another dtype, or whole though its model is sharded or there are several
@@ -109,7 +109,7 @@ def assert_master_weights(model: nn.Module) -> None:
 
 
 def assert_compute_dtype(module: nn.Module, dtype: torch.dtype) -> None:
-    """On the first forward pass of a module, refuse to go on if it does not multiply in `dtype`.
+    """On the first forward pass of a module, raise an error if it does not multiply in `dtype`.
 
     Looks at its parameters and at its first argument, if that is floating-point, after FSDP made them ready, and
     outside of compiled code.

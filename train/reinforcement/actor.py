@@ -220,14 +220,14 @@ class Sampler:
     ) -> None:
         self._model, self._lora, self._rows, self._world = model, lora, rows, world
         with torch.device("meta"):
-            twin = Llama(shape).to(dtype)
-        self._twin = twin.to_empty(device=world.device).eval().requires_grad_(False)
+            copy = Llama(shape).to(dtype)
+        self._copy = copy.to_empty(device=world.device).eval().requires_grad_(False)
 
     def answer(self, requests: Sequence[Request]) -> list[Generated]:
         """An answer to each request, the same on every rank; every rank calls this together, with the same requests."""
         self._refresh()
         own = range(self._world.data_rank, len(requests), self._world.data_size)
-        drawn = drawn_by(Scheduler(self._twin, self._rows), [requests[number] for number in own])
+        drawn = drawn_by(Scheduler(self._copy, self._rows), [requests[number] for number in own])
         everybody: list[tuple[int, list[Generated]]] = [(self._world.data_rank, drawn)]
         if self._world.size > 1:
             gathered: list[tuple[int, list[Generated]]] = [(0, [])] * self._world.size
@@ -241,7 +241,7 @@ class Sampler:
     @torch.no_grad()
     def _refresh(self) -> None:
         """Copy the weights, a layer at a time."""
-        own = dict(self._twin.named_parameters())
+        own = dict(self._copy.named_parameters())
         for _, layer in groupby(_whole(self._model), key=lambda item: item[0].split(".")[:LAYER_PARTS]):
             tensors = dict(layer)
             for name, tensor in (tensors if self._lora is None else merged(tensors, self._lora)).items():

@@ -1,7 +1,7 @@
 """A batch of answers with all that updates learn from them, as tensors that lie in checkpoints.
 
-A training that is killed between two updates of one batch goes on with the very answers that it had: the model that
-gave them is gone by then.
+A training that is killed between two updates of one batch resumes with the same answers: the model that
+gave them no longer exists.
 """
 
 from __future__ import annotations
