@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 
 from gristmill.dataprep.counts import ConservationError
 from gristmill.dataprep.documents import ID_BYTES, kept_rows, read_table, shard_names
-from gristmill.dataprep.examples.read_examples import Example, Kind, Refused, read_set
+from gristmill.dataprep.examples.read_examples import Example, Kind, Quarantined, read_set
 from gristmill.dataprep.files import atomic_write, read_json
 from gristmill.mixtures.posttraining import Instructions, PreferencePairs
 
-REFUSED = "refused.jsonl"
+QUARANTINED = "refused.jsonl"
 """Of a stage's output: the records that are not examples, a line each with set, place and reason."""
 
 
@@ -56,10 +56,10 @@ def check_records(where: str, counts: Mapping[str, Any]) -> None:
                                 "nothing was committed")
 
 
-def write_refused(path: Path, refused: Iterable[tuple[str, Sequence[Refused]]]) -> None:
+def write_quarantined(path: Path, quarantined: Iterable[tuple[str, Sequence[Quarantined]]]) -> None:
     """Write the quarantined records of all sets, given as (name of the set, its quarantined records)."""
     with atomic_write(path) as sink:
-        for of_set, records in refused:
+        for of_set, records in quarantined:
             for one in records:
                 line = {"set": of_set, "place": one.place, "reason": one.reason}
                 sink.write(json.dumps(line, ensure_ascii=False, sort_keys=True).encode() + b"\n")
@@ -77,13 +77,13 @@ class UsableSet:
 
     Attributes:
         examples: in the order of their ids.
-        refused: records that are not examples.
+        quarantined: records that are not examples.
         counts: `records`, `refused`, `beyond_limit`, `refused_reasons`, and of a prepared set `prepared_dropped` (rule
             -> number) and `quarantined`.
     """
 
     examples: Sequence[Example]
-    refused: Sequence[Refused]
+    quarantined: Sequence[Quarantined]
     counts: dict[str, Any]
 
 
@@ -104,12 +104,12 @@ def usable_sets(
     if prepared is None:
         for one in data:
             read = read_set(one.path, kind, one.format, one.limit, one.max_quarantined)
-            yield UsableSet(read.examples, read.refused, read.counts())
+            yield UsableSet(read.examples, read.quarantined, read.counts())
         return
-    refused: dict[str, list[Refused]] = {}
-    for line in (prepared / REFUSED).read_text(encoding="utf-8").splitlines():
+    quarantined: dict[str, list[Quarantined]] = {}
+    for line in (prepared / QUARANTINED).read_text(encoding="utf-8").splitlines():
         one_line = json.loads(line)
-        refused.setdefault(one_line["set"], []).append(Refused(one_line["place"], one_line["reason"]))
+        quarantined.setdefault(one_line["set"], []).append(Quarantined(one_line["place"], one_line["reason"]))
     kept = survivors(prepared)
     for found in read_json(prepared / PREPARED)["sets"]:
         counts = {key: found[key] for key in ("records", "refused", "beyond_limit", "refused_reasons", "quarantined")}
@@ -118,7 +118,7 @@ def usable_sets(
         if len(examples) != found["kept"]:
             raise ConservationError(f"{prepared}: {len(examples)} examples of {found['name']} are left, but its counts "
                                     f"say {found['kept']}; run the stage again")
-        yield UsableSet(examples, refused.get(found["name"], []), counts)
+        yield UsableSet(examples, quarantined.get(found["name"], []), counts)
 
 
 def prepared_inputs(prepared: Path) -> dict[str, Path]:

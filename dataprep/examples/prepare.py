@@ -31,11 +31,11 @@ from gristmill.dataprep.examples.conversations import said
 from gristmill.dataprep.examples.kept_examples import (
     DOCUMENTS,
     PREPARED,
+    QUARANTINED,
     RECORDS,
     RECORDS_SCHEMA,
-    REFUSED,
     set_names,
-    write_refused,
+    write_quarantined,
 )
 from gristmill.dataprep.examples.read_examples import Example, ExamplesError, ExampleSet, Kind, read_set
 from gristmill.dataprep.files import write_json
@@ -114,7 +114,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     names = set_names([one.path for one in data])
     check_sources(kind, steps, names)
     read = [read_set(one.path, kind, one.format, one.limit, one.max_quarantined) for one in data]
-    write_refused(out / REFUSED, ((name, found.refused) for name, found in zip(names, read, strict=True)))
+    write_quarantined(out / QUARANTINED, ((name, found.quarantined) for name, found in zip(names, read, strict=True)))
     views = [view_of(step, kind) for step in steps]
     write_documents(out, dict(zip(names, read, strict=True)), sorted(set(views)))
     summaries = list(run_steps(steps, views, out, context))

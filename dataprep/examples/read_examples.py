@@ -105,7 +105,7 @@ def _answer(key: str, value: Any) -> str | None:
     raise ValueError(f"{key} must be a text or a number, not {value!r}")
 
 
-__all__ = ["Example", "ExampleSet", "ExamplesError", "Kind", "Message", "Refused", "read_examples", "read_set"]
+__all__ = ["Example", "ExampleSet", "ExamplesError", "Kind", "Message", "Quarantined", "read_examples", "read_set"]
 SHOWN_REASONS, SHOWN_PLACES = 10, 4
 VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
 """What differs between two reasons of one kind: values, and numbers."""
@@ -120,7 +120,7 @@ class ExamplesError(ValueError):
 
 
 @dataclass(frozen=True)
-class Refused:
+class Quarantined:
     """A record that is not an example.
 
     Attributes:
@@ -152,20 +152,20 @@ class ExampleSet:
     Attributes:
         examples: in the order of their ids.
         origins: of each of them.
-        refused: in the order of the files.
+        quarantined: in the order of the files.
         records: how many were looked at.
     """
 
     examples: Sequence[Example]
     origins: Sequence[Origin]
-    refused: Sequence[Refused]
+    quarantined: Sequence[Quarantined]
     records: int
 
     def counts(self) -> dict[str, Any]:
         """`records`, `refused` with the most frequent reasons, and `beyond_limit`; the rest are examples."""
-        reasons = Counter(one.reason for one in self.refused)
-        return {"records": self.records, "refused": len(self.refused),
-                "beyond_limit": self.records - len(self.refused) - len(self.examples),
+        reasons = Counter(one.reason for one in self.quarantined)
+        return {"records": self.records, "refused": len(self.quarantined),
+                "beyond_limit": self.records - len(self.quarantined) - len(self.examples),
                 "refused_reasons": dict(reasons.most_common(SHOWN_REASONS))}
 
 
@@ -194,26 +194,26 @@ def read_set(
     """
     if path == DOCS:
         contents = [(content, Origin(f"{path}{number}")) for number, content in enumerate(_made(kind), start=1)]
-        refused = list[Refused]()
+        quarantined = list[Quarantined]()
     else:
-        contents, refused = _read_files(path, _form_of(kind, form, answer))
-    records = len(contents) + len(refused)
+        contents, quarantined = _read_files(path, _form_of(kind, form, answer))
+    records = len(contents) + len(quarantined)
     if not records:
         raise ExamplesError(f"{path}: holds no examples")
-    if len(refused) > max_quarantined * records or not contents:
+    if len(quarantined) > max_quarantined * records or not contents:
         raise ExamplesError(
-            f"{path}: {len(refused)} of {records} records are no {kind} examples; correct or remove them, or raise "
-            f"max_quarantined from {max_quarantined}:\n  " + "\n  ".join(_by_reason(refused)))
+            f"{path}: {len(quarantined)} of {records} records are no {kind} examples; correct or remove them, or raise "
+            f"max_quarantined from {max_quarantined}:\n  " + "\n  ".join(_by_reason(quarantined)))
     found = [({"id": example_id(content), **content}, origin) for content, origin in contents]
     found.sort(key=lambda item: item[0]["id"])
     kept = found[:limit]
-    return ExampleSet([example for example, _ in kept], [origin for _, origin in kept], refused, records)
+    return ExampleSet([example for example, _ in kept], [origin for _, origin in kept], quarantined, records)
 
 
-def _by_reason(refused: Sequence[Refused]) -> Iterator[str]:
+def _by_reason(quarantined: Sequence[Quarantined]) -> Iterator[str]:
     """A line for each kind of reason, the most frequent first; reasons that differ in a value only are one kind."""
-    kinds: dict[str, list[Refused]] = {}
-    for one in refused:
+    kinds: dict[str, list[Quarantined]] = {}
+    for one in quarantined:
         kinds.setdefault(VALUES.sub("", one.reason), []).append(one)
     for alike in sorted(kinds.values(), key=len, reverse=True)[:SHOWN_REASONS]:
         places = ", ".join(one.place for one in alike[1:SHOWN_PLACES])
@@ -271,9 +271,9 @@ def _files(path: str) -> list[SourceFile]:
     return [found[name] for name in sorted(found)]
 
 
-def _read_files(path: str, form: Form) -> tuple[list[tuple[Example, Origin]], list[Refused]]:
+def _read_files(path: str, form: Form) -> tuple[list[tuple[Example, Origin]], list[Quarantined]]:
     found: list[tuple[Example, Origin]] = []
-    refused: list[Refused] = []
+    quarantined: list[Quarantined] = []
     for file in _files(path):
         for number, row in _rows(file):
             try:
@@ -283,8 +283,8 @@ def _read_files(path: str, form: Form) -> tuple[list[tuple[Example, Origin]], li
                 raise ExamplesError(f"{file.name}:{number}: {error}; the number of records lost after it is unknown: "
                                     "replace the file") from error
             except ValueError as error:
-                refused.append(Refused(f"{file.name}:{number}", str(error)))
-    return found, refused
+                quarantined.append(Quarantined(f"{file.name}:{number}", str(error)))
+    return found, quarantined
 
 
 def _example(row: Any, form: Form) -> tuple[Example, str | None]:

@@ -23,7 +23,7 @@ LZ4_BYTES = 256
 """Decoded bytes per step of LZ4."""
 READ_BYTES = 1 << 20
 MAX_RECORD_BYTES = 256 << 20
-"""Longest record that is read; a longer one is refused, so that no input can fill the memory."""
+"""Longest record that is read; a longer one is quarantined, so that no input can fill the memory."""
 
 
 class CorruptFileError(ValueError):

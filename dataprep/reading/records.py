@@ -184,7 +184,7 @@ def with_end(records: Iterator[Read], stored_bytes: int, meter: Meter | None, pa
 def make_record(
     number: int, locator: str, text: str, metadata: Mapping[str, Any], replaced: int = 0
 ) -> Record | Rejected | Dropped:
-    """A document, or why it cannot be one: it is dropped without text, refused with what UTF-8 cannot hold."""
+    """A document, or why it cannot be one: it is dropped without text, quarantined with what UTF-8 cannot hold."""
     if not text:
         return Dropped(number, EMPTY, locator)
     record = Record(number, locator, text, metadata_json(metadata), replaced)

@@ -222,7 +222,7 @@ def test_a_share_of_refused_records_may_be_allowed_and_none_is_lost(tmp_path: Pa
     rows = [{"prompt": f"q{number}", "completion": "a"} for number in range(8)]
     path = write(tmp_path / "a.jsonl", [*rows, {"text": "x"}, {"text": "y"}])
     found = read_set(path, "sft", limit=5, max_quarantined=0.2)
-    assert [one.place for one in found.refused] == ["a.jsonl:9", "a.jsonl:10"]
+    assert [one.place for one in found.quarantined] == ["a.jsonl:9", "a.jsonl:10"]
     counts = found.counts()
     assert (counts["records"], counts["refused"], counts["beyond_limit"]) == (10, 2, 3)
     assert counts["records"] == len(found.examples) + counts["refused"] + counts["beyond_limit"]
@@ -408,7 +408,7 @@ def test_what_is_wrong_with_a_preference_is_said(tmp_path: Path, row: Any, reaso
 )
 def test_real_sets_are_read_whole(file: str, kind: Any, records: int, refused: int) -> None:
     found = read_set(str(data_folder() / file), kind, max_quarantined=0.01)
-    assert (found.records, len(found.refused), len(found.examples)) == (records, refused, records - refused)
+    assert (found.records, len(found.quarantined), len(found.examples)) == (records, refused, records - refused)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.parquet"])

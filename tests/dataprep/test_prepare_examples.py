@@ -109,8 +109,8 @@ def test_survivors_are_the_examples_as_they_were_read(
     first, second = usable_sets(data, "sft", tmp_path / "out")
     assert (first.examples, second.examples) == (left["first"], left["second"])
     assert first.counts["prepared_dropped"]["exact_duplicate"] == 1
-    assert [one.place for one in first.refused] == ["first.jsonl:6"]
-    assert second.refused == []
+    assert [one.place for one in first.quarantined] == ["first.jsonl:6"]
+    assert second.quarantined == []
 
 
 def test_no_step_that_drops_leaves_what_is_read_without_any(

@@ -56,7 +56,7 @@ def test_prompts_are_read_counted_and_named_like_other_examples(tmp_path: Path) 
     path.write_text("".join(json.dumps(row) + "\n" for row in ({"prompt": "a"}, {"prompt": "b"}, {"other": "c"})))
     found = read_set(str(path), "prompts", max_quarantined=0.5)
     assert {one["prompt"][0]["content"] for one in found.examples} == {"a", "b"}
-    assert (found.records, len(found.refused)) == (3, 1)
+    assert (found.records, len(found.quarantined)) == (3, 1)
     assert [one["id"] for one in found.examples] == sorted(one["id"] for one in found.examples)
     documented = read_examples("python-docs://", "prompts", limit=3)
     assert all(set(one) == {"id", "prompt", "answer"} for one in documented)

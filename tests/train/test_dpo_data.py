@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.examples.kept_examples import REFUSED
+from gristmill.dataprep.examples.kept_examples import QUARANTINED
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import Chat, Conversation, NothingToTrainError
@@ -101,7 +101,7 @@ def test_every_record_is_used_dropped_or_refused_and_what_the_audit_finds_is_cou
     parts = ("refused", "beyond_limit", "unrenderable", "dropped", "used")
     assert [found[key] for key in parts] == [2, 0, 1, 1, 3]
     assert found["records"] == sum(found[key] for key in parts) == 7
-    refused = list(map(json.loads, (tmp_path / "data" / REFUSED).read_text().splitlines()))
+    refused = list(map(json.loads, (tmp_path / "data" / QUARANTINED).read_text().splitlines()))
     assert [(one["place"], one["set"]) for one in refused] == [("set.jsonl:6", "set"), ("set.jsonl:7", "set")]
     audit = found["audit"]
     assert {key: audit[key] for key in ("pairs", "duplicates", "contradictions", "same_answers")} == {

@@ -12,7 +12,7 @@ import pytest
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.counts import ConservationError
 from gristmill.dataprep.examples import prepare
-from gristmill.dataprep.examples.kept_examples import REFUSED, check_records, set_names
+from gristmill.dataprep.examples.kept_examples import QUARANTINED, check_records, set_names
 from gristmill.dataprep.examples.read_examples import read_examples
 from gristmill.mixtures.posttraining import Sft
 from gristmill.mixtures.prepare import ExampleStep
@@ -86,7 +86,7 @@ def test_every_record_is_used_dropped_or_refused_with_its_reason(
     (found,) = run_stage("sft_data", inputs, {"data": [{"path": str(path), "max_quarantined": 0.2}]}, tmp_path)["sets"]
     assert [found[key] for key in ("records", "refused", "unrenderable", "dropped", "used")] == [5, 1, 1, 1, 2]
     assert found["records"] == sum(found[key] for key in ("refused", "unrenderable", "dropped", "used", "beyond_limit"))
-    (line,) = map(json.loads, (tmp_path / "data" / REFUSED).read_text().splitlines())
+    (line,) = map(json.loads, (tmp_path / "data" / QUARANTINED).read_text().splitlines())
     assert line["place"] == "set.jsonl:3"
     assert line["reason"].startswith("no known form: its keys are text")
 

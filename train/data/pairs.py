@@ -14,7 +14,7 @@ import numpy as np
 from gristmill.dataprep.examples.kept_examples import check_records, usable_sets
 from gristmill.dataprep.examples.preferences import SAME, audit
 from gristmill.dataprep.examples.prepare import view_text
-from gristmill.dataprep.examples.read_examples import Refused
+from gristmill.dataprep.examples.read_examples import Quarantined
 from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.passages.contamination import leaks_into
 from gristmill.dataprep.seeds import content_key
@@ -74,19 +74,19 @@ def prepare_answers(
 ) -> tuple[list[Answer], dict[str, Any]]:
     """Encode labelled examples; arguments and counts as of `prepare_pairs`."""
     used: list[Answer] = []
-    refused: list[str] = []
+    unrenderable: list[str] = []
     for example in examples:
         earlier_turns = sum(message["role"] == "assistant" for message in example["prompt"])
         try:
             tokens = chat.encode([*example["prompt"], *example["completion"]], tools=example.get("tools", ()))
         except ChatError as error:
-            refused.append(str(error))
+            unrenderable.append(str(error))
             continue
         if (found := conversation(tokens, earlier_turns + 1, length, example["id"])) is not None:
             used.append(Answer(example, found))
-    return used, {"examples": len(examples), "unrenderable": len(refused),
-                  "unrenderable_reasons": dict(Counter(refused).most_common(SHOWN_REASONS)),
-                  "dropped": len(examples) - len(used) - len(refused), "used": len(used),
+    return used, {"examples": len(examples), "unrenderable": len(unrenderable),
+                  "unrenderable_reasons": dict(Counter(unrenderable).most_common(SHOWN_REASONS)),
+                  "dropped": len(examples) - len(used) - len(unrenderable), "used": len(used),
                   "truncated": sum(one.conversation.truncated for one in used)}
 
 
@@ -105,7 +105,7 @@ def prepare_pairs(
         unrenderable (with the reasons).
     """
     used: list[Pair] = []
-    refused: list[str] = []
+    unrenderable: list[str] = []
     dropped = 0
     for example in examples:
         earlier_turns = sum(message["role"] == "assistant" for message in example["prompt"])
@@ -115,15 +115,15 @@ def prepare_pairs(
                              earlier_turns + 1, length, example["id"])
                 for name in ("chosen", "rejected"))
         except ChatError as error:
-            refused.append(str(error))
+            unrenderable.append(str(error))
             continue
         if chosen is None or rejected is None:
             dropped += 1
         else:
             used.append(Pair(example, chosen, rejected))
     truncated = sum(pair.chosen.truncated or pair.rejected.truncated for pair in used)
-    return used, {"examples": len(examples), "unrenderable": len(refused),
-                  "unrenderable_reasons": dict(Counter(refused).most_common(SHOWN_REASONS)),
+    return used, {"examples": len(examples), "unrenderable": len(unrenderable),
+                  "unrenderable_reasons": dict(Counter(unrenderable).most_common(SHOWN_REASONS)),
                   "dropped": dropped, "used": len(used), "truncated": truncated}
 
 
@@ -174,24 +174,24 @@ class NoPairsError(ValueError):
 def read_pairs(
     data: Sequence[PreferencePairs], chat: Chat, length: int, prepared: Path | None = None,
     leaks: Decontaminate | None = None,
-) -> tuple[list[list[Pair]], list[dict[str, Any]], list[Sequence[Refused]]]:
+) -> tuple[list[list[Pair]], list[dict[str, Any]], list[Sequence[Quarantined]]]:
     """Read and encode all sets, which are of pairs; see `read_preferences`.
 
     Raises:
         NoPairsError: a set has an answer that is labelled and no pair.
     """
-    found, counts, refused = read_preferences(data, chat, length, prepared, leaks)
+    found, counts, quarantined = read_preferences(data, chat, length, prepared, leaks)
     for one, of_set in zip(data, found, strict=True):
         if labelled := sum(isinstance(item, Answer) for item in of_set):
             raise NoPairsError(f"preferences {one.path}: {labelled} of its examples are single answers with a label, "
                                "of which only dpo.loss kto learns; give pairs, or another set")
-    return [[item for item in of_set if isinstance(item, Pair)] for of_set in found], counts, refused
+    return [[item for item in of_set if isinstance(item, Pair)] for of_set in found], counts, quarantined
 
 
 def read_preferences(
     data: Sequence[PreferencePairs], chat: Chat, length: int, prepared: Path | None = None,
     leaks: Decontaminate | None = None,
-) -> tuple[list[list[Pair | Answer]], list[dict[str, Any]], list[Sequence[Refused]]]:
+) -> tuple[list[list[Pair | Answer]], list[dict[str, Any]], list[Sequence[Quarantined]]]:
     """Read and encode all sets of pairs and of labelled answers, or what their preparation left of them.
 
     Args:
@@ -212,7 +212,7 @@ def read_preferences(
     """
     sets: list[list[Pair | Answer]] = []
     counts: list[dict[str, Any]] = []
-    refused: list[Sequence[Refused]] = []
+    quarantined: list[Sequence[Quarantined]] = []
     for one, read in zip(data, usable_sets(data, "dpo", prepared), strict=True):
         pairs, of_pairs = prepare_pairs([item for item in read.examples if "chosen" in item], chat, length)
         answers, of_answers = prepare_answers([item for item in read.examples if "label" in item], chat, length)
@@ -224,15 +224,15 @@ def read_preferences(
                 f"{counted['unrenderable_reasons']}); raise sequence_length or look at the data")
         sets.append([*pairs, *answers])
         audited = {**audit([item for item in read.examples if "chosen" in item]),
-                   "same_answers": sum(item.reason == SAME for item in read.refused),
+                   "same_answers": sum(item.reason == SAME for item in read.quarantined),
                    "leaks": None if leaks is None else leaks_into(
                        [view_text("conversation", example) for example in read.examples], leaks)}
         labels = [item.example["label"] for item in answers]
         counts.append({"path": one.path, **read.counts, **counted, "desirable": sum(labels),
                        "undesirable": len(labels) - sum(labels), "audit": audited})
         check_records(f"preferences: {one.path}", counts[-1])
-        refused.append(read.refused)
-    return sets, counts, refused
+        quarantined.append(read.quarantined)
+    return sets, counts, quarantined
 
 
 def added(of_pairs: Mapping[str, Any], of_answers: Mapping[str, Any]) -> dict[str, Any]:

@@ -94,20 +94,20 @@ def prepare_prompts(
 ) -> tuple[list[Prompt], dict[str, Any]]:
     """Encode prompts; returns those of at most `longest` tokens, and counts (see `read_prompts`)."""
     used: list[Prompt] = []
-    refused: list[str] = []
+    unrenderable: list[str] = []
     dropped = 0
     for example in examples:
         try:
             ids = chat.encode(example["prompt"], prompt=True, tools=example.get("tools", ())).ids
         except ChatError as error:
-            refused.append(str(error))
+            unrenderable.append(str(error))
             continue
         if len(ids) > longest:
             dropped += 1
         else:
             used.append(Prompt(example, tuple(ids.tolist())))
-    return used, {"examples": len(examples), "unrenderable": len(refused),
-                  "unrenderable_reasons": dict(Counter(refused).most_common(SHOWN_REASONS)), "dropped": dropped}
+    return used, {"examples": len(examples), "unrenderable": len(unrenderable),
+                  "unrenderable_reasons": dict(Counter(unrenderable).most_common(SHOWN_REASONS)), "dropped": dropped}
 
 
 def split(prompts: Sequence[Prompt], share: float, limit: int, seed: int) -> tuple[list[Prompt], list[Prompt]]:

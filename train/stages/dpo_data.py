@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.examples.kept_examples import REFUSED, set_names, write_refused
+from gristmill.dataprep.examples.kept_examples import QUARANTINED, set_names, write_quarantined
 from gristmill.dataprep.examples.preferences import warnings_of
 from gristmill.mixtures.posttraining import DpoData
 from gristmill.tokenize.encoding.tokenizer import load
@@ -34,8 +34,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     chat, tokenizer = Chat(inputs["tokenizer"]), load(inputs["tokenizer"]).described()
     length = example_length(section.sequence_length, inputs)
     names = set_names([one.path for one in section.data])
-    found, sets, refused = read_preferences(section.data, chat, length, inputs.get("dpo_prepare"), section.leaks)
-    write_refused(out / REFUSED, zip(names, refused, strict=True))
+    found, sets, quarantined = read_preferences(section.data, chat, length, inputs.get("dpo_prepare"), section.leaks)
+    write_quarantined(out / QUARANTINED, zip(names, quarantined, strict=True))
     for name, one in zip(names, sets, strict=True):
         for warning in warnings_of(name, one["audit"]):
             context.warn(warning)

@@ -17,8 +17,14 @@ from typing import Any
 import numpy as np
 
 from gristmill.dataprep.context import Context
-from gristmill.dataprep.examples.kept_examples import REFUSED, check_records, set_names, usable_sets, write_refused
-from gristmill.dataprep.examples.read_examples import Refused
+from gristmill.dataprep.examples.kept_examples import (
+    QUARANTINED,
+    check_records,
+    set_names,
+    usable_sets,
+    write_quarantined,
+)
+from gristmill.dataprep.examples.read_examples import Quarantined
 from gristmill.dataprep.files import write_json
 from gristmill.mixtures.posttraining import SftData
 from gristmill.tokenize.encoding.tokenizer import load
@@ -72,8 +78,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         raise ReplayError(f"sft.replay: the mixture's rows have {mix.sequence_length} tokens, but sft.sequence_length "
                           f"is {length}; make them equal, or replay nothing")
     names = set_names([one.path for one in section.data], [REPLAY])
-    found, held_out, sets, refused = read_sets(section, chat, length, inputs.get("sft_prepare"))
-    write_refused(out / REFUSED, zip(names, refused, strict=True))
+    found, held_out, sets, quarantined = read_sets(section, chat, length, inputs.get("sft_prepare"))
+    write_quarantined(out / QUARANTINED, zip(names, quarantined, strict=True))
     drawn = weighted(found, [one.weight for one in section.data], sets, seed)
     rows = {name: packed_rows([piece_of(one) for one in of_set], length, section.packing == "best_fit")
             for name, of_set in zip(names, drawn, strict=True)}
@@ -100,7 +106,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
 def read_sets(
     section: SftData, chat: Chat, length: int, prepared: Path | None = None
-) -> tuple[list[list[Conversation]], list[list[Conversation]], list[dict[str, Any]], list[Sequence[Refused]]]:
+) -> tuple[list[list[Conversation]], list[list[Conversation]], list[dict[str, Any]], list[Sequence[Quarantined]]]:
     """Read and encode all sets of examples, or what their preparation left of them.
 
     Returns:
@@ -113,7 +119,7 @@ def read_sets(
     sets: list[list[Conversation]] = []
     held_out: list[list[Conversation]] = []
     counts: list[dict[str, Any]] = []
-    refused: list[Sequence[Refused]] = []
+    quarantined: list[Sequence[Quarantined]] = []
     for one, read in zip(section.data, usable_sets(section.data, "sft", prepared), strict=True):
         found, counted = prepare_conversations(read.examples, chat, length, one.train_on)
         if not found:
@@ -130,8 +136,8 @@ def read_sets(
             raise NothingToTrainError(f"sft data {one.path}: all of its {len(found)} examples are held out; lower "
                                       f"sft.holdout ({section.holdout}) or remove the set")
         check_records(f"sft_data: {one.path}", counts[-1])
-        refused.append(read.refused)
-    return sets, held_out, counts, refused
+        quarantined.append(read.quarantined)
+    return sets, held_out, counts, quarantined
 
 
 def asked(example: Mapping[str, Any]) -> list[Mapping[str, Any]]:
