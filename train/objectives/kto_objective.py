@@ -20,11 +20,10 @@ from gristmill.mixtures.posttraining import Dpo
 from gristmill.train.data.preference_rows import AnswerRows, Drawn
 from gristmill.train.loop.objective import Measured
 from gristmill.train.loop.prefetch import pinned
-from gristmill.train.loop.row_plan import micro_batches
 from gristmill.train.objectives.losses import IGNORED, sequence_logps
 from gristmill.train.objectives.margins import DeclineAlarm
-from gristmill.train.parallel.sharding import evaluating
-from gristmill.train.parallel.world import World, sum_over_ranks
+from gristmill.train.parallel.sharding import measured_by_all
+from gristmill.train.parallel.world import World
 
 KINDS = ("chosen", "rejected")
 """What desirable and undesirable answers are called in metrics, by the names of TRL."""
@@ -181,15 +180,11 @@ def answer_logps(
         world: the processes.
         mismatched: of their partners' answers to their prompts instead.
     """
-    found = torch.zeros(len(answers), dtype=torch.float32, device=world.device)
-    with evaluating(model):
-        for part in micro_batches(np.arange(len(answers)), world.data_rank, world.data_size, micro_batch_size):
-            # An empty share still takes part in the collectives of the forward pass.
-            read = answers[part] if len(part) else np.zeros(1, dtype=np.int64)
-            ids, targets = (tensor.to(world.device) for tensor in (
-                rows.read_mismatched(read) if mismatched else rows.read(read)))
-            logps = model(ids, partial(sequence_logps, targets=targets))
-            if len(part):
-                found[torch.from_numpy(part).to(world.device)] = logps
-    summed: np.ndarray = sum_over_ranks(found, world).cpu().numpy()
-    return summed
+    def measure(numbers: np.ndarray) -> Tensor:
+        read = answers[numbers]
+        ids, targets = (tensor.to(world.device) for tensor in (
+            rows.read_mismatched(read) if mismatched else rows.read(read)))
+        logps: Tensor = model(ids, partial(sequence_logps, targets=targets))
+        return logps[:, None]
+
+    return measured_by_all(model, len(answers), 1, micro_batch_size, world, measure)[:, 0]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gristmill.dataprep.documents import read_table, write_table
 from gristmill.dataprep.files import read_json, sha256_file, write_json
@@ -17,13 +17,13 @@ from gristmill.mixtures.posttraining import Dpo, Rounded
 from gristmill.train.data.preference_rows import AnswerRows, PairRows
 from gristmill.train.loop.objective import Objective
 from gristmill.train.loop.prefetch import read_batch
-from gristmill.train.loop.row_plan import micro_batches, plan_of
+from gristmill.train.loop.row_plan import plan_of
 from gristmill.train.models.weights import WEIGHTS_FILE
 from gristmill.train.objectives.kto_objective import Desirability
 from gristmill.train.objectives.losses import sequence_logps
 from gristmill.train.objectives.preference_losses import loss_at_start
 from gristmill.train.objectives.preference_objective import Preferences
-from gristmill.train.parallel.sharding import evaluating
+from gristmill.train.parallel.sharding import evaluating, measured_by_all
 from gristmill.train.parallel.world import World, sum_over_ranks
 
 TABLE, KEY = "reference.parquet", "key.json"
@@ -73,17 +73,12 @@ def pair_logps(model: nn.Module, rows: PairRows, pairs: np.ndarray, micro_batch_
         micro_batch_size: pairs per forward pass on one rank, at the most.
         world: the processes.
     """
-    found = torch.zeros(len(pairs), 2, dtype=torch.float32, device=world.device)
-    with evaluating(model):
-        for part in micro_batches(np.arange(len(pairs)), world.data_rank, world.data_size, micro_batch_size):
-            # An empty share still takes part in the collectives of the forward pass.
-            read = pairs[part] if len(part) else np.zeros(1, dtype=np.int64)
-            ids, targets = (tensor.to(world.device) for tensor in rows.read(read))
-            logps = model(ids, partial(sequence_logps, targets=targets)).view(2, -1).T
-            if len(part):
-                found[torch.from_numpy(part).to(world.device)] = logps
-    summed: np.ndarray = sum_over_ranks(found, world).cpu().numpy()
-    return summed
+    def measure(numbers: np.ndarray) -> Tensor:
+        ids, targets = (tensor.to(world.device) for tensor in rows.read(pairs[numbers]))
+        logps: Tensor = model(ids, partial(sequence_logps, targets=targets))
+        return logps.view(2, -1).T
+
+    return measured_by_all(model, len(pairs), 2, micro_batch_size, world, measure)
 
 
 def write_reference(folder: Path, key: dict[str, Any], rows: PairRows, logps: np.ndarray) -> None:

@@ -17,10 +17,9 @@ from gristmill.train.data.conversation_tokens import fingerprint_of, padded
 from gristmill.train.data.pairs import Pair
 from gristmill.train.loop.objective import Measured, mean_of_trained
 from gristmill.train.loop.prefetch import pinned
-from gristmill.train.loop.row_plan import micro_batches
 from gristmill.train.models.reward_model import scores
-from gristmill.train.parallel.sharding import evaluating
-from gristmill.train.parallel.world import World, sum_over_ranks
+from gristmill.train.parallel.sharding import measured_by_all
+from gristmill.train.parallel.world import World
 
 
 def reward_loss(chosen: Tensor, rejected: Tensor, margin: float = 0.0, center_weight: float = 0.0) -> Tensor:
@@ -129,13 +128,8 @@ def pair_scores(
     model: nn.Module, pairs: Sequence[Pair], pad: int, length: int, micro_batch_size: int, world: World
 ) -> np.ndarray:
     """Scores of both answers of all pairs: (n, 2) float32, chosen first, the same on every rank."""
-    found = torch.zeros(len(pairs), 2, dtype=torch.float32, device=world.device)
-    with evaluating(model):
-        for part in micro_batches(np.arange(len(pairs)), world.data_rank, world.data_size, micro_batch_size):
-            # An empty share still takes part in the collectives of the forward pass.
-            chosen = [pairs[row] for row in (part if len(part) else [0])]
-            scored = scores(model, answer_ids(chosen, pad, length).to(world.device), pad).view(2, -1).T
-            if len(part):
-                found[torch.from_numpy(part).to(world.device)] = scored
-    summed: np.ndarray = sum_over_ranks(found, world).cpu().numpy()
-    return summed
+    def measure(numbers: np.ndarray) -> Tensor:
+        ids = answer_ids([pairs[number] for number in numbers], pad, length).to(world.device)
+        return scores(model, ids, pad).view(2, -1).T
+
+    return measured_by_all(model, len(pairs), 2, micro_batch_size, world, measure)

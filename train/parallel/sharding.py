@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from gristmill.mixtures.engine import Compute
+from gristmill.train.loop.row_plan import micro_batches
 from gristmill.train.models.shape import Shape
 from gristmill.train.models.weights import TensorOf
-from gristmill.train.parallel.world import World
+from gristmill.train.parallel.world import World, sum_over_ranks
 
 if TYPE_CHECKING:
     from gristmill.train.models.llama import Llama
@@ -142,6 +144,31 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def measured_by_all(
+    model: nn.Module, number: int, columns: int, micro_batch_size: int, world: World,
+    measure: Callable[[np.ndarray], Tensor],
+) -> np.ndarray:
+    """What a model makes of n examples, (n, columns) float32, the same on every rank; each measures its share of them.
+
+    Args:
+        model: on every rank.
+        number: n.
+        columns: values per example.
+        micro_batch_size: examples per forward pass on one rank, at the most.
+        world: the processes.
+        measure: numbers of some examples (int64) -> their values, (len, columns).
+    """
+    found = torch.zeros(number, columns, dtype=torch.float32, device=world.device)
+    with evaluating(model):
+        for part in micro_batches(np.arange(number), world.data_rank, world.data_size, micro_batch_size):
+            # An empty share still takes part in the collectives of the forward pass.
+            values = measure(part if len(part) else np.zeros(1, dtype=np.int64))
+            if len(part):
+                found[torch.from_numpy(part).to(world.device)] = values
+    summed: np.ndarray = sum_over_ranks(found, world).cpu().numpy()
+    return summed
 
 
 def whole_tensors(model: nn.Module) -> dict[str, Tensor]:
