@@ -128,7 +128,7 @@ def preferences(facts: Facts, name: str = "dpo_data") -> Section | None:
     if not sets:
         return None
     rows = [[one["name"], f"{one['records']:,}", f"{one['refused']:,}", dropped_before(one), *(
-        f"{one['audit'][key]:,}" for key in ("pairs", "prompts", "duplicates", "contradictions", "near_duplicates",
+        f"{one['audit'][key]:,}" for key in ("pairs", "prompts", "duplicates", "contradictions", "near_identical",
                                              "same_answers")),
              "" if one["audit"]["longer_chosen"] is None else f"{one['audit']['longer_chosen']:.1%}"] for one in sets]
     headings = ["set", "records", "quarantined", "dropped before", "pairs", "prompts", "duplicates", "contradictions",
