@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from gristmill.flows.stages.stage import Stage
 from gristmill.mixtures.steps.langid import LanguageId
@@ -14,7 +14,7 @@ def columns(section: LanguageId) -> Iterable[str]:
     return ["language", "language_score", "script", *(lines if section.lines else []), "edits"]
 
 
-def leaves_out(section: LanguageId) -> Iterable[str]:
+def leaves_out(section: LanguageId) -> Collection[str]:
     """The path of lid.176, which is one pinned file wherever it lies."""
     from gristmill.dataprep.judges.fasttext_models import is_other_model
 

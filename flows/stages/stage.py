@@ -7,7 +7,7 @@ instead of the last two. All else has a default that is right for a stage which 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -88,7 +88,7 @@ class Stage:
     launch: Literal["process", "torchrun"] = "process"
     section: type[Judging] | None = None
     columns: Callable[[Any], Iterable[str]] = lambda section: ()
-    leaves_out: Callable[[Any], Iterable[str]] = lambda section: ()
+    leaves_out: Callable[[Any], Collection[str]] = lambda section: ()
     recipe: Callable[[Any, Recipe], Recipe] = lambda section, named: named
     rules: str = "gristmill.dataprep.replay:rules"
     ranking: str | None = None
