@@ -13,7 +13,8 @@ import linecache
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
 from types import ModuleType
@@ -47,7 +48,7 @@ def load_own(own: Own, *given: str) -> Callable[..., Any]:
         OwnCodeError: the code cannot be loaded, or cannot be called with these arguments and options.
     """
     function = load_function(own.use)
-    _check_call(own, function, given)
+    check_call(own.use, function, given, own.options)
 
     def call(*arguments: Any) -> Any:
         return function(*arguments, **own.options)
@@ -85,18 +86,58 @@ def blame(own: OwnFunction, error: BaseException) -> str:
     return f"{said} ({files[own_lines[-1].filename]}, line {own_lines[-1].lineno})"
 
 
-def _check_call(own: Own, function: Callable[..., Any], given: Sequence[str]) -> None:
-    """Raise where the function does not take what it would be called with."""
+@contextmanager
+def blaming(own: OwnFunction) -> Iterator[None]:
+    """A block that runs code of the user's.
+
+    Raises:
+        OwnCodeError: names what that code raised, its file and its line.
+    """
+    try:
+        yield
+    except OwnCodeError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise OwnCodeError(f"{own.reference} failed: {blame(own, error)}") from error
+
+
+def check_call(
+    own: OwnFunction, function: Callable[..., Any], given: Sequence[str], options: Mapping[str, Any], method: str = ""
+) -> None:
+    """See that a function, or a method of a class, can be called.
+
+    Args:
+        own: the function or the class, for the message.
+        function: what would be called.
+        given: names of the arguments by place.
+        options: those by name.
+        method: the method's name, if it is one.
+
+    Raises:
+        OwnCodeError: it takes other arguments.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # of a built-in one nothing is known
         return
     try:
-        signature.bind(*given, **own.options)
+        signature.bind(*given, **options)
     except TypeError as error:
-        options = f" and with: {', '.join(own.options)}" if own.options else ""
-        raise OwnCodeError(f"{own.use.place}: {own.use.name}{signature} cannot be called with "
-                           f"({', '.join(given)}){options}: {error}") from error
+        by_name = f"{' and with' if given else ''}: {', '.join(options)}" if options else ""
+        name = f"{own.name}.{method}" if method else own.name
+        by_place = f" ({', '.join(given)})" if given else ""
+        raise OwnCodeError(f"{own.place}: {name}{signature} cannot be called with{by_place}{by_name}: "
+                           f"{error}") from error
+
+
+def taken_by_name(function: Callable[..., Any], names: Sequence[str]) -> list[str]:
+    """Those of some arguments that a function takes by name; all where nothing is known of it."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return list(names)
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    return [name for name in names if takes_all or name in parameters]
 
 
 def _load_module(own: OwnFunction) -> ModuleType:

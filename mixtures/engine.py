@@ -30,8 +30,8 @@ class Compute(Section):
 
     offload_optimizer: bool = False
     """Keep the optimizer's moments in (page-locked) host memory: each parameter's come to the GPU for its update and go
-    back, 16 bytes per parameter and step over PCI Express for AdamW. Adafactor's and adamw8bit's, which are small, stay
-    on the GPU. A training resumes from its checkpoints with and without."""
+    back, 16 bytes per parameter and step over PCI Express for AdamW. Adafactor's and adamw8bit's, which are small, and
+    those of an optimizer of your own stay on the GPU. A training resumes from its checkpoints with and without."""
 
     @model_validator(mode="after")
     def _budget_is_compiled(self) -> Compute:

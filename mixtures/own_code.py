@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
@@ -65,6 +65,11 @@ class OwnFunction:
     def reference(self) -> str:
         """`steps:keep_recipes`: what it is called wherever it lies."""
         return f"{self.module}:{self.name}"
+
+    @property
+    def called(self) -> str:
+        """`keep_recipes`: the function's own name, whether or not the code has been taken."""
+        return self.name or self.written.rpartition(":")[2]
 
     @cached_property
     def sha256(self) -> str:
@@ -140,6 +145,47 @@ class Own(Section):
         """What the function is given by name."""
         options: dict[str, Any] = getattr(self, "with")
         return options
+
+
+class BuiltInOrOwn(Section):
+    """A part that may be code of the user's in place of one of the built-in kinds."""
+
+    use: Annotated[OwnFunction | None, Field(exclude_if=lambda value: value is None)] = None
+    """Code of your own in place of a kind: `./FILE.py:NAME`, a file beside the manifest, or `PACKAGE.MODULE:NAME`,
+    installed. Examples are in docs/own-training.md."""
+    __annotations__["with"] = "dict[str, Any]"
+    vars()["with"] = Field(default_factory=dict, exclude_if=lambda value: not value,
+                           description="Its options, by name.")
+
+    @property
+    def own(self) -> Own | None:
+        """The user's code with its options, if it takes the place of a kind."""
+        return None if self.use is None else Own.model_validate({"use": self.use, "with": getattr(self, "with")})
+
+    @model_validator(mode="after")
+    def _has_options_of_something(self) -> Self:
+        if self.use is None and getattr(self, "with"):
+            raise ValueError("`with` holds the options of code of your own: name it under `use`, or remove `with`")
+        return self
+
+    def unused_beside_own(self, *used: str) -> list[str]:
+        """The keys that have another value than their defaults although code of the user's takes no notice of them.
+
+        Args:
+            used: those that it does take notice of.
+        """
+        fields = type(self).model_fields
+        return [] if self.use is None else [
+            name for name, field in fields.items() if name not in ("use", "with", *used)
+            and getattr(self, name) != field.get_default(call_default_factory=True)]
+
+
+OWN_TAG, NAME_TAG = "(own)", "(name)"
+
+
+def own_or_name(value: Any) -> str:
+    """Which of two a value is where either the name of something built in may stand, or code of the user's."""
+    return OWN_TAG if isinstance(value, Mapping | Own) else NAME_TAG
 
 
 def own_functions(value: Any, at: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], OwnFunction]]:

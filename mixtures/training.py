@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from gristmill.mixtures.evaluation import Task
 from gristmill.mixtures.model import Model
+from gristmill.mixtures.own_code import BuiltInOrOwn, Own
 from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section, Seeded
 
 OptimizerKind = Literal["adamw", "lion", "adafactor", "sophia", "adamw8bit", "muon"]
@@ -24,10 +25,11 @@ BETAS: dict[str, tuple[float, float]] = {
 
 
 SMALL_MOMENTS: tuple[OptimizerKind, ...] = ("adafactor", "adamw8bit")
-"""Kinds that keep so little that `engine.compute.offload_optimizer` leaves it on the device."""
+"""Kinds that keep so little that `engine.compute.offload_optimizer` leaves it on the device, as it does what optimizers
+of the user's keep."""
 
 
-class Optimizer(Section):
+class Optimizer(BuiltInOrOwn):
     """What an update is. Weight decay is decoupled (Loshchilov & Hutter 2019) and on matrices only, for every kind."""
 
     kind: OptimizerKind = "adamw"
@@ -67,6 +69,17 @@ class Optimizer(Section):
             raise ValueError("optimizer.betas means nothing to adafactor, whose decay follows the step; remove it")
         return self
 
+    @model_validator(mode="after")
+    def _own_has_its_options(self) -> Self:
+        unused = self.unused_beside_own("learning_rate", "clip", "clip_norm", "clip_factor")
+        if unused:
+            raise ValueError(f"optimizer.{unused[0]} means nothing to an optimizer of your own; give it as an option, "
+                             "under `with`, or remove it")
+        if "lr" in getattr(self, "with"):
+            raise ValueError("optimizer.with.lr: the learning rate is optimizer.learning_rate, which the schedule "
+                             "follows; remove it from `with`")
+        return self
+
     @property
     def decays(self) -> tuple[float, float]:
         """The betas that are used: the manifest's, or the kind's own."""
@@ -87,7 +100,7 @@ recipes, warmup_ratio 0.1)."""
 ScheduleKind = Literal["wsd", "cosine", "linear", "constant", "inverse_sqrt", "polynomial", "one_cycle"]
 
 
-class Schedule(Section):
+class Schedule(BuiltInOrOwn):
     """Learning rate as a function of the step."""
 
     kind: ScheduleKind = "wsd"
@@ -111,6 +124,13 @@ class Schedule(Section):
     """Where one cycle begins, as a share of the peak (PyTorch's OneCycleLR: 1/25)."""
     final_fraction: Fraction = 0.0
     """Learning rate at the end, as a share of the peak; the inverse root and `constant` have none."""
+
+    @model_validator(mode="after")
+    def _own_has_its_options(self) -> Self:
+        if unused := self.unused_beside_own():
+            raise ValueError(f"schedule.{unused[0]} means nothing to a schedule of your own; give it as an option, "
+                             "under `with`, or remove it")
+        return self
 
     def warmup_of(self, steps: int) -> int:
         """Steps of the warm-up in a training of so many, where it is not given in tokens."""
@@ -138,6 +158,10 @@ HOW_KEYS = ("micro_batch_size", "log_every", "validate_every", "evaluate_every",
             "generation_rows", "samples_every")
 """Keys of a training that say how it computes, or what is measured on the way: they change no weight but by rounding,
 so they are in no fingerprint, and a training that is resumed may have others."""
+
+
+MEASURING_KEYS = ("log_every", "validate_every", "evaluate_every", "noise_scale_every")
+"""Those of them that say what callbacks see, and when."""
 
 
 class Spikes(Section):
@@ -179,6 +203,17 @@ class EarlyStopping(Section):
     """How much lower than the best so far a loss must be to count as better, in nats per token."""
 
 
+CallbackEvent = Literal["after_step", "after_validation", "on_checkpoint"]
+
+
+class Callback(Own):
+    """Code that watches a training and may end it: a function of one event, or a class with a method for each event
+    that it wants. It sees metrics, and neither data nor weights. Examples are in docs/own-training.md."""
+
+    on: CallbackEvent | None = None
+    """Of a function, when it is called: `after_step` if absent. A class says it by its methods."""
+
+
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 """Names of compute dtypes."""
 
@@ -218,15 +253,19 @@ class Training(Seeded):
     taken that it has not read yet (`mix.exclude`, `gristmill takedown`). It is an error unless that training began with
     the same model and has read exactly what the first steps of this one would."""
 
+    callbacks: Annotated[tuple[Callback, ...], Field(exclude_if=lambda value: not value)] = ()
+    """Code of your own that watches the training, and may end it before its last step."""
+
     @property
     def how(self) -> dict[str, Any]:
         """The keys of HOW_KEYS that this training has, with their defaults.
 
-        Validations are no mere measurements where they end the training.
+        Measurements are more than that where they may end the training.
         """
-        stops = getattr(self, "early_stopping", None) is not None
+        stopping = ("validate_every",) if getattr(self, "early_stopping", None) is not None else ()
+        deciding = MEASURING_KEYS if self.callbacks else stopping
         return {key: field.default for key, field in type(self).model_fields.items()
-                if key in HOW_KEYS and not (stops and key == "validate_every")}
+                if key in HOW_KEYS and key not in deciding}
 
 
 class BatchStage(Section):

@@ -18,8 +18,8 @@ from gristmill.mixtures.training import HOW_KEYS
 
 CONTINUABLE = ("steps", "schedule.", "optimizer.learning_rate", "optimizer.betas", "optimizer.eps",
                "optimizer.weight_decay", "optimizer.momentum", "optimizer.hessian_every", "optimizer.gamma",
-               "optimizer.clip", "spikes.sigma", "z_loss", "early_stopping", "tasks", "beta", "continue_from",
-               *HOW_KEYS)
+               "optimizer.clip", "spikes.sigma", "z_loss", "early_stopping", "callbacks", "tasks", "beta",
+               "continue_from", *HOW_KEYS)
 """Keys of a training that may change on the way: what was read, and what a checkpoint holds, depends on none."""
 MOST_CHANGES = 4
 LONGEST_VALUE = 60

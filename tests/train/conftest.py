@@ -166,3 +166,38 @@ def run_stage(one_process: None) -> RunStage:
         return {**made, **summary}
 
     return run
+
+
+class StageConfig:
+    """What a stage gets of a manifest with some sections, whose files lie in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __call__(self, stage: str, **sections: Any) -> dict[str, Any]:
+        """Its settings, as a process of its own reads them."""
+        found: dict[str, Any] = json.loads(json.dumps(dict(self._node(stage, sections).config)))
+        return found
+
+    def recipe(self, stage: str, **sections: Any) -> dict[str, Any]:
+        """Those of them that are in its fingerprint."""
+        return dict(self._node(stage, sections).recipe)
+
+    def _node(self, stage: str, sections: dict[str, Any]) -> Any:
+        import yaml
+
+        from gristmill.flows.stages.plan import make_plan
+        from gristmill.mixtures.load import load_manifest
+
+        (self._folder / "a.txt").write_text("Some prose.")
+        manifest = self._folder / "own.yaml"
+        manifest.write_text(yaml.safe_dump({
+            "name": "own", "sources": {"a": {"path": "a.txt"}}, "tokenizer": {"vocab_size": 300},
+            "mix": {"tokens": 2000, "sequence_length": 32}, "pretrain": {"steps": 2}, **sections}))
+        return make_plan(load_manifest(manifest))[stage]
+
+
+@pytest.fixture
+def stage_config(tmp_path: Path) -> StageConfig:
+    """Settings of stages, as manifests beside the files of a test give them."""
+    return StageConfig(tmp_path)

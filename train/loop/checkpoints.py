@@ -106,7 +106,7 @@ class Checkpoints:
         write = partial(async_save, async_stager=self._stager) if all(
             map(has_plain_state, self._optimizers)) else save
         with own_errors(target):
-            written = write(self._state(tensors), checkpoint_id=target, process_group=self._group)
+            written = write(self._state(tensors, self._with_moments()), checkpoint_id=target, process_group=self._group)
         self._pending = self._thread.submit(self._commit, written, target, step, state)
 
     def join(self) -> None:
@@ -153,14 +153,18 @@ class Checkpoints:
         target = step_folder(self.folder, step)
         check_index(target)
         saved = FileSystemReader(target).read_metadata().state_dict_metadata
+        optimizers = self._optimizers if any(key.startswith("optimizer.") for key in saved) else []
         state = self._state({name: part for name, part in tensors.items() if name not in MEASURING
-                             or any(key.startswith(f"loop.{name}.") for key in saved)})
+                             or any(key.startswith(f"loop.{name}.") for key in saved)}, optimizers)
         with own_errors():
             dcp.load(state, checkpoint_id=target, planner=SafePlanner())  # type: ignore[attr-defined]
         # All tensors were filled in place. Moments on the host stay as they are: PyTorch would take them to the device.
-        set_state_dict(self._model, [one for one in self._optimizers if not is_on_host(one)],
+        set_state_dict(self._model, [one for one in optimizers if not is_on_host(one)],
                        model_state_dict=state["model"], optim_state_dict=state["optimizer"],
                        options=StateDictOptions(strict=True))
+        if not optimizers:
+            for one in self._optimizers:
+                one.state.clear()
         marker = agree(read_json(target / MARKER) if self._world.is_first else None, self._world)
         found: dict[str, Any] = marker["state"]
         return found
@@ -171,11 +175,15 @@ class Checkpoints:
             if unwanted(step, read_json(step_folder(self.folder, step) / MARKER)["state"]):
                 remove_checkpoint(step_folder(self.folder, step))
 
-    def _state(self, tensors: dict[str, Any]) -> dict[str, Any]:
+    def _with_moments(self) -> list[torch.optim.Optimizer]:
+        """The optimizers that have moments: of one without any PyTorch would make some by a step that counts."""
+        return [one for one in self._optimizers if any(one.state.values())]
+
+    def _state(self, tensors: dict[str, Any], optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import get_state_dict
 
-        wait_until_back(self._optimizers)
-        weights, moments = get_state_dict(self._model, self._optimizers)
+        wait_until_back(optimizers)
+        weights, moments = get_state_dict(self._model, optimizers)
         return {"model": weights, "optimizer": moments, "loop": tensors}
 
     def _commit(self, written: Any, target: Path, step: int, state: dict[str, Any]) -> None:

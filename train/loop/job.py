@@ -89,6 +89,8 @@ def _step_tokens(job: Job) -> int:
 def warn_of_long_warmup(job: Job) -> None:
     """Tell of a learning rate that rises for most of the training."""
     schedule, steps = job.section.schedule, job.section.steps
+    if schedule.use is not None:
+        return
     rising = min(warmup_steps(schedule, steps, _step_tokens(job)), steps)
     if schedule.kind != "one_cycle" and 2 * rising > steps:
         job.context.warn(f"{job.context.stage}: the learning rate rises for {rising} of the {steps} steps "

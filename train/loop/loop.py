@@ -9,13 +9,15 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gristmill.dataprep.files import write_json
-from gristmill.mixtures.training import LOOK_EVERY_STEPS
+from gristmill.mixtures.own_code import OwnCodeError
+from gristmill.mixtures.training import LOOK_EVERY_STEPS, CallbackEvent
 from gristmill.train.loop.checkpoints import CHECKPOINTS, complete_steps, step_folder
 from gristmill.train.loop.job import Job as Job
 from gristmill.train.loop.job import warn_of_long_warmup
@@ -25,8 +27,7 @@ from gristmill.train.loop.resuming import Attempt, take_over
 from gristmill.train.loop.resuming import OtherRowsError as OtherRowsError
 from gristmill.train.loop.rollback import describe_rollback, is_given_up, write_rollbacks
 from gristmill.train.loop.spikes import Streak, rollback_step
-from gristmill.train.loop.state import LoopState
-from gristmill.train.loop.step import one_step
+from gristmill.train.loop.step import metrics_of_step, one_step
 from gristmill.train.loop.stopping import StoppedError, held_out_loss, no_longer_improves, stop_requested
 from gristmill.train.loop.throughput import Clock, peak_memory_bytes
 from gristmill.train.parallel.sharding import assert_master_weights
@@ -40,8 +41,8 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
     """Train from the newest checkpoint, or from the start, to the last step.
 
     Returns:
-        the record (on the first rank), and a summary: steps, tokens, skipped steps, rows_digest, rollbacks, and
-        whether it stopped early.
+        the record (on the first rank), and a summary: steps, tokens, skipped steps, rows_digest, rollbacks,
+        whether it stopped early, and where a callback has ended it `stopped_by`: its name, the step and the reason.
 
     Raises:
         StoppedError: SIGTERM came; the state is saved.
@@ -56,8 +57,8 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
     warn_of_long_warmup(job)
     attempt = Attempt(job)
     progress = attempt.progress
-    stopped_early = _has_stopped(job, progress)
-    with collecting_between_steps() as collect_garbage:
+    stopped_early = _has_stopped(attempt)
+    with collecting_between_steps() as collect_garbage, _keeping_checkpoints(attempt):
         while progress.step < job.section.steps and not stopped_early:
             # A rollback changes what the coming steps read: they are read ahead again.
             stopped_early = _train_until_rollback(attempt, collect_garbage)
@@ -70,7 +71,7 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
     return attempt.record, {
         "steps": progress.step, "tokens": progress.tokens, "skipped_steps": progress.skipped,
         "rows_digest": progress.digest, "rollbacks": attempt.rollbacks, "stopped_early": stopped_early,
-        "peak_memory_bytes": peak_memory_bytes(job.world.device, job.world)}
+        **_stopped_by(attempt), "peak_memory_bytes": peak_memory_bytes(job.world.device, job.world)}
 
 
 def keep_permanent(work: Path, permanent_every: int | None) -> None:
@@ -88,10 +89,13 @@ def _train_until_rollback(attempt: Attempt, collect_garbage: Callable[[int], Non
         while progress.step < job.section.steps:
             batch = batches.take(progress.step)
             job.before_step(progress.step, batch.rows)
-            one_step(attempt, batch, batches)
+            seen, line = one_step(attempt, batch, batches)
             attempt.profiler.after(progress.step)
             collect_garbage(progress.step)
-            if _validate(attempt):
+            _tell(attempt, "after_step", partial(metrics_of_step, job, seen, progress.tokens, line))
+            _validate(attempt)
+            if _has_stopped(attempt):
+                _save_where_stopped(attempt)
                 return True
             if progress.step % LOOK_EVERY_STEPS == 0:
                 attempt.look()
@@ -102,22 +106,55 @@ def _train_until_rollback(attempt: Attempt, collect_garbage: Callable[[int], Non
     return False
 
 
-def _validate(attempt: Attempt) -> bool:
-    """Log what the job says after a step; returns whether the training ends for it."""
+@contextmanager
+def _keeping_checkpoints(attempt: Attempt) -> Iterator[None]:
+    """Where code of the user's ends the training, complete the checkpoint that is being written first."""
+    try:
+        yield
+    except OwnCodeError:
+        attempt.checkpoints.close()
+        raise
+
+
+def _validate(attempt: Attempt) -> None:
+    """Log what the job says after a step, and keep in mind whether it is better than before."""
     job, progress = attempt.job, attempt.progress
-    line = job.after_step(progress.step)
+    line = None if progress.stopped is not None else job.after_step(progress.step)
     if line is None:
-        return False
+        return
     if attempt.record is not None:
         attempt.record.metrics({"step": progress.step, **line})
-    if job.early_stopping is not None and (loss := held_out_loss(line)) is not None:
+    loss = held_out_loss(line)
+    if job.early_stopping is not None and loss is not None:
         progress.best, progress.stale = no_longer_improves(progress.best, progress.stale, loss,
                                                            job.early_stopping.min_delta)
-    return _has_stopped(job, progress)
+    _tell(attempt, "after_validation", lambda: {
+        "step": progress.step, "steps": job.section.steps, "validation_loss": loss, **line})
 
 
-def _has_stopped(job: Job, progress: LoopState) -> bool:
-    return job.early_stopping is not None and progress.stale >= job.early_stopping.patience
+def _has_stopped(attempt: Attempt) -> bool:
+    """Whether the training is over, by its early stopping or by a callback."""
+    early_stopping, progress = attempt.job.early_stopping, attempt.progress
+    return attempt.callbacks.asked_for(progress.stopped) or (
+        early_stopping is not None and progress.stale >= early_stopping.patience)
+
+
+def _tell(attempt: Attempt, event: CallbackEvent, metrics: Callable[[], dict[str, Any]]) -> None:
+    """Tell callbacks of an event, and keep in mind what they say to it."""
+    stopped = attempt.callbacks.tell(event, metrics)
+    if stopped is None:
+        return
+    attempt.progress.stopped = stopped
+    job = attempt.job
+    job.context.warn(f"{job.context.stage}: {stopped['callback']} ended the training after step {stopped['step']} of "
+                     f"{job.section.steps}: {stopped['reason']}")
+
+
+def _stopped_by(attempt: Attempt) -> dict[str, Any]:
+    stopped = attempt.progress.stopped
+    if stopped is None or not attempt.callbacks.asked_for(stopped):
+        return {}
+    return {"stopped_by": {key: stopped[key] for key in ("callback", "step", "reason")}}
 
 
 def _go_back(attempt: Attempt, first_bad_step: int) -> None:
@@ -131,8 +168,8 @@ def _go_back(attempt: Attempt, first_bad_step: int) -> None:
         # From here on the rollback has happened: a kill before the rest of it is done changes nothing.
         write_rollbacks(job.context.work, attempt.rollbacks)
         attempt.checkpoints.remove(lambda step, state: is_given_up(step, state, attempt.rollbacks))
-    progress.restore(target, attempt.checkpoints.load(target, progress.tensors()))
-    progress.rollbacks, progress.streak = len(attempt.rollbacks), Streak()
+    attempt.restore(target, attempt.checkpoints.load(target, progress.tensors()))
+    progress.streak = Streak()
     attempt.clock = Clock()
     if attempt.record is not None:
         attempt.record.go_back(line)
@@ -151,11 +188,27 @@ def _save_where_due(attempt: Attempt) -> None:
     due = progress.step % job.context.checkpoint_every == 0 or (
         spikes.rollback_after is not None and progress.step % spikes.rollback_steps == 0)
     if progress.step < job.section.steps and (stopping or due):
-        attempt.look()
-        attempt.save()
+        _save(attempt)
     if stopping:
         attempt.checkpoints.close()
         raise StoppedError(f"asked to stop after step {progress.step}")
+
+
+def _save_where_stopped(attempt: Attempt) -> None:
+    """Save a checkpoint where a callback has ended the training, which can be continued from there."""
+    if attempt.progress.stopped is not None and attempt.progress.step < attempt.job.section.steps:
+        _save(attempt)
+
+
+def _save(attempt: Attempt) -> None:
+    """Save a checkpoint; a callback that wants it is told once it is complete."""
+    attempt.look()
+    attempt.save()
+    if attempt.callbacks.wants("on_checkpoint"):
+        attempt.checkpoints.join()
+        step, folder = attempt.progress.step, attempt.checkpoints.folder
+        _tell(attempt, "on_checkpoint", lambda: {
+            "step": step, "steps": attempt.job.section.steps, "path": str(step_folder(folder, step))})
 
 
 @contextmanager

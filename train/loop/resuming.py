@@ -12,6 +12,7 @@ import torch
 
 from gristmill.dataprep.files import as_path, is_local, read_json, write_json
 from gristmill.train.loop.bad_steps import look_at_device
+from gristmill.train.loop.callbacks import Callbacks
 from gristmill.train.loop.checkpoints import (
     CHECKPOINTS,
     MARKER,
@@ -38,6 +39,8 @@ from gristmill.train.parallel.world import World, agree
 
 BEGAN_WITH = "began_with"
 """Under this name a checkpoint says which models its training began with: stage -> fingerprint."""
+CALLBACKS = "callbacks"
+"""Under this name it has what callbacks keep."""
 Found = TypeVar("Found")
 
 
@@ -51,6 +54,7 @@ class Attempt:
     def __init__(self, job: Job) -> None:
         section, context, device = job.section, job.context, job.world.device
         self.job = job
+        self.callbacks = Callbacks(section.callbacks, job.world)
         self.save_seconds = 0.0  # how long checkpoints held the training up since the last logged step
         self.optimizers = make_optimizers(job.model, section.optimizer, context.compute.offload_optimizer)
         self.loss_scale = LossScale(device) if section.precision == "fp16" else None
@@ -87,8 +91,14 @@ class Attempt:
         started = time.perf_counter()
         self.checkpoints.save(self.progress.step, self.progress.tensors(),
                               self.progress.plain(self.job.objective.fingerprint)
-                              | {BEGAN_WITH: dict(self.job.context.began_with)})
+                              | {BEGAN_WITH: dict(self.job.context.began_with), CALLBACKS: self.callbacks.state()})
         self.save_seconds += time.perf_counter() - started
+
+    def restore(self, step: int, plain: dict[str, Any]) -> None:
+        """Go to a checkpoint's state; the tensors are there already."""
+        self.progress.restore(step, plain)
+        self.progress.rollbacks = len(self.rollbacks)
+        self.callbacks.load(plain.get(CALLBACKS, {}))
 
     def look(self) -> None:
         """Ask the device which steps were bad."""
@@ -103,8 +113,7 @@ class Attempt:
             raise not_loaded(error, self.job) from error
         if found is not None:
             check_rows(found[1].get("rows_of"), self.job.objective.fingerprint, self.checkpoints.folder)
-            self.progress.restore(*found)
-            self.progress.rollbacks = len(self.rollbacks)
+            self.restore(*found)
 
 
 def check_rows(saved: str | None, now: str, folder: Path) -> None:

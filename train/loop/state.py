@@ -57,6 +57,7 @@ class LoopState:
         streak: of bad steps.
         rollbacks: how many there were.
         best, stale: the best held-out loss, and validations since.
+        stopped: which callback has ended the training, and why (see callbacks.Callbacks.tell).
         seen: the steps since the last look at the device.
     """
 
@@ -72,6 +73,7 @@ class LoopState:
     rollbacks: int = 0
     best: float | None = None
     stale: int = 0
+    stopped: dict[str, Any] | None = None
     seen: list[Seen] = field(default_factory=list)
 
     def tensors(self) -> dict[str, Any]:
@@ -83,7 +85,7 @@ class LoopState:
         """The part of the state that is JSON, with the name of what the rows are of."""
         return {"digest": self.digest, "tokens": self.tokens, "skipped": self.skipped, "overflows": self.overflows,
                 "streak": [self.streak.length, self.streak.due], "rollbacks": self.rollbacks, "best": self.best,
-                "stale": self.stale, "rows_of": fingerprint}
+                "stale": self.stale, "stopped": self.stopped, "rows_of": fingerprint}
 
     def restore(self, step: int, plain: Mapping[str, Any]) -> None:
         """Go to a checkpoint's state; the tensors are there already."""
@@ -91,4 +93,5 @@ class LoopState:
         self.skipped, self.overflows = plain["skipped"], plain["overflows"]
         self.streak, self.rollbacks = Streak(*plain["streak"]), plain["rollbacks"]
         self.best, self.stale = plain["best"], plain["stale"]
+        self.stopped = plain.get("stopped")  # which checkpoints of earlier versions lack
         self.seen.clear()

@@ -12,9 +12,10 @@ from torch.distributed.fsdp import FSDPModule
 
 from gristmill.tokenize.streaming.read_ahead import ReadAhead
 from gristmill.train.loop.bad_steps import finite
-from gristmill.train.loop.job import is_logged, scheduled_rate
+from gristmill.train.loop.job import Job, is_logged, scheduled_rate
 from gristmill.train.loop.objective import Objective
 from gristmill.train.loop.prefetch import Batch
+from gristmill.train.loop.record import TIMINGS
 from gristmill.train.loop.resuming import Attempt
 from gristmill.train.loop.row_plan import extend_digest, micro_batches
 from gristmill.train.loop.spikes import judge, remember_loss
@@ -28,8 +29,12 @@ from gristmill.train.parallel.pipeline_parallel import PipelineError, PipelineSt
 from gristmill.train.parallel.world import World, sum_over_ranks
 
 
-def one_step(attempt: Attempt, batch: Batch, batches: ReadAhead[Batch]) -> None:
-    """Compute a batch's gradients, update the weights unless the step is a bad one, and log it where that is due."""
+def one_step(attempt: Attempt, batch: Batch, batches: ReadAhead[Batch]) -> tuple[Seen, dict[str, Any] | None]:
+    """Compute a batch's gradients, update the weights unless the step is a bad one, and log it where that is due.
+
+    Returns:
+        what is known of the step on the device, and the line of metrics, on the first rank where there is one.
+    """
     job, progress, section = attempt.job, attempt.progress, attempt.job.section
     step, logged = progress.step + 1, is_logged(section, progress.step + 1)
     _estimate_curvature(attempt, batch, step)
@@ -51,11 +56,27 @@ def one_step(attempt: Attempt, batch: Batch, batches: ReadAhead[Batch]) -> None:
     remember_loss(progress.window, loss, step)
     progress.step = step
     progress.sums += torch.where(bad, 0.0, torch.cat((sums.new_tensor([batch.weight]), sums)))
-    progress.seen.append(Seen(step, bad, overflow, loss, norm, mean, deviation, row_losses))
+    seen = Seen(step, bad, overflow, loss, norm, mean, deviation, row_losses)
+    progress.seen.append(seen)
     progress.digest = extend_digest(progress.digest, batch.rows)
     progress.tokens += job.objective.num_tokens(batch.rows)
-    if size is not None:
-        _log(attempt, {"grad_norm": norm, **penalty, **size.norms()}, batches)
+    return seen, None if size is None else _log(attempt, {"grad_norm": norm, **penalty, **size.norms()}, batches)
+
+
+def metrics_of_step(job: Job, seen: Seen, tokens: int, line: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What callbacks see after a step; waits for the device.
+
+    Args:
+        job: the training.
+        seen: the step.
+        tokens: read so far.
+        line: of the metrics, where the step is logged: they see what cannot differ between two runs.
+    """
+    return {
+        "step": seen.step, "steps": job.section.steps, "loss": seen.loss.item(), "grad_norm": seen.norm.item(),
+        "learning_rate": scheduled_rate(job, seen.step), "tokens": tokens,
+        "skipped": bool((seen.bad | seen.overflow).item()),
+        "logged": None if line is None else {key: value for key, value in line.items() if key not in TIMINGS}}
 
 
 def _gradients(attempt: Attempt, batch: Batch, step: int) -> tuple[Tensor, list[Tensor], Tensor | None]:
@@ -87,8 +108,8 @@ def _estimate_curvature(attempt: Attempt, batch: Batch, step: int) -> None:
             optimizer.estimate(batch.weight)
 
 
-def _log(attempt: Attempt, norms: Mapping[str, Tensor], batches: ReadAhead[Batch]) -> None:
-    """Write a line of metrics, and report progress; every rank calls this together."""
+def _log(attempt: Attempt, norms: Mapping[str, Tensor], batches: ReadAhead[Batch]) -> dict[str, Any] | None:
+    """Write a line of metrics, and report progress; every rank calls this together, the first one gets the line."""
     job, progress, section = attempt.job, attempt.progress, attempt.job.section
     measured_norms = {name: finite(norm) for name, norm in norms.items()}
     attempt.look()
@@ -99,7 +120,7 @@ def _log(attempt: Attempt, norms: Mapping[str, Tensor], batches: ReadAhead[Batch
     memory, rate = peak_memory_bytes(job.world.device, job.world), clock.rate(progress.tokens)
     clock.restart(progress.tokens, progress.step, batches.waited_seconds)
     if attempt.record is None:
-        return
+        return None
     measured = job.objective.report(sums, weight) if weight > 0 else {}
     speed = {} if rate is None else {
         **speed_metrics(rate, job.objective.flops_per_token, job.objective.flops_per_token * job.causal_share,
@@ -109,15 +130,17 @@ def _log(attempt: Attempt, norms: Mapping[str, Tensor], batches: ReadAhead[Batch
     noise = {} if attempt.noise_scale is None else attempt.noise_scale.report()
     saving = {"checkpoint_seconds": round(attempt.save_seconds, 6)} if attempt.save_seconds else {}
     attempt.save_seconds = 0.0
-    attempt.record.metrics({
+    line = {
         "step": progress.step, **measured, **measured_norms, **scaling, **noise,
         "learning_rate": scheduled_rate(job, progress.step), "tokens": progress.tokens,
         "skipped_steps": progress.skipped, "rows_digest": progress.digest, **speed, **saving,
         "peak_memory_bytes": memory,
-    })
+    }
+    attempt.record.metrics(line)
     extra = {name: value for name, value in (
         ("loss", measured.get("loss")), ("tokens", progress.tokens), ("tokens_per_second", rate)) if value is not None}
     job.context.progress(progress.step, section.steps, "steps", **extra)
+    return line
 
 
 def accumulate_gradients(

@@ -13,6 +13,7 @@ from gristmill.mixtures.training import SMALL_MOMENTS, Optimizer, OptimizerKind
 from gristmill.train.optim.adafactor import Adafactor
 from gristmill.train.optim.lion import Lion
 from gristmill.train.optim.offload import STEP, host_zeros_like, is_on_host, keep_on_host, one_by_one
+from gristmill.train.optim.own_optimizer import own_code_of, own_optimizer, step_own
 from gristmill.train.optim.sharded import local
 from gristmill.train.optim.sophia import Sophia
 
@@ -34,7 +35,11 @@ def make_optimizers(model: nn.Module, section: Optimizer, offload: bool = False)
 
     Raises:
         ModuleNotFoundError: `adamw8bit` where torchao is not installed.
+        OwnCodeError: an optimizer of the user's cannot be made, or is none.
     """
+    if section.own is not None:
+        trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        return [own_optimizer(section.own, trained, section.learning_rate)]
     offload = offload and section.kind not in SMALL_MOMENTS
     optimizers = _optimizers_of(model, section, host_zeros_like if offload else torch.zeros_like)
     if offload:
@@ -107,6 +112,10 @@ def update(optimizers: Sequence[torch.optim.Optimizer], learning_rate: float, ba
 
 
 def _step_unless(bad: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    code = own_code_of(optimizer)
+    if code is not None:
+        step_own(code, optimizer, bad)
+        return
     if isinstance(optimizer, torch.optim.AdamW):
         # The flag that PyTorch's gradient scaler uses.
         optimizer.grad_scale, optimizer.found_inf = None, bad.float()  # type: ignore[attr-defined]
@@ -122,7 +131,7 @@ def _step_unless(bad: Tensor, optimizer: torch.optim.Optimizer) -> None:
 
 def has_plain_state(optimizer: torch.optim.Optimizer) -> bool:
     """Whether all moments are ordinary tensors, none of them quantised."""
-    values = (value for parameter in _parameters(optimizer) for value in optimizer.state[parameter].values())
+    values = (value for state in optimizer.state.values() for value in state.values())
     return all(_is_plain(local(value)) for value in values if isinstance(value, Tensor))
 
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any, assert_never
 
+from gristmill.dataprep.own_functions import blaming, load_own
+from gristmill.mixtures.own_code import Own, OwnCodeError
 from gristmill.mixtures.training import Schedule, ScheduleKind
 
 
@@ -22,9 +24,12 @@ def learning_rate(schedule: Schedule, peak: float, step: int, steps: int, step_t
 
     Raises:
         ValueError: the step is outside the training, or a warm-up in tokens does not know a step's tokens.
+        OwnCodeError: a schedule of the user's fails, or gives no share of the peak.
     """
     if not 1 <= step <= steps:
         raise ValueError(f"step {step} is not one of 1 to {steps}")
+    if schedule.own is not None:
+        return peak * own_share(schedule.own, step, steps)
     if schedule.kind == "one_cycle":
         return peak * _one_cycle(schedule, step, steps)
     warmup = min(warmup_steps(schedule, steps, step_tokens), steps)
@@ -56,6 +61,26 @@ def schedule(kind: ScheduleKind = "wsd", *, steps: int, **settings: Any) -> Call
     if section.warmup_tokens is not None:
         raise ValueError("schedule: a step's tokens are not known here; give warmup_steps in place of warmup_tokens")
     return lambda done: learning_rate(section, 1.0, min(done, steps - 1) + 1, steps)
+
+
+def own_share(own: Own, step: int, steps: int) -> float:
+    """Share of the peak that a function of the user's gives for a step, counted from 1.
+
+    It is asked twice: every rank asks it, a resumed training asks it again, and all must hear the same.
+
+    Raises:
+        OwnCodeError: it fails, or gives no finite number from 0 on, or two of them.
+    """
+    function, place = load_own(own, "step", "steps"), f"{own.use.place}: {own.use.name}({step}, {steps})"
+    with blaming(own.use):
+        first, again = function(step, steps), function(step, steps)
+    if isinstance(first, bool) or not isinstance(first, int | float) or not math.isfinite(first) or first < 0:
+        raise OwnCodeError(f"{place} returned {first!r}; return the share of optimizer.learning_rate that this step "
+                           "has, a finite number from 0 on")
+    if again != first:
+        raise OwnCodeError(f"{place} returned {first!r} and then {again!r}; the same step must have the same share, on "
+                           "every rank and when a training is resumed")
+    return float(first)
 
 
 def warmup_steps(schedule: Schedule, steps: int, step_tokens: int) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from gristmill.mixtures.engine import Parallel
+from gristmill.mixtures.own_code import OwnCodeError
+
+Found = TypeVar("Found")
 
 STORE_FILE = "GRISTMILL_STORE_FILE"
 """The variable that names the file by which the ranks of one machine find each other (see torchrun.py)."""
@@ -164,6 +167,26 @@ def agree(value: Any, world: World) -> Any:
     box = [value]
     dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
     return box[0]
+
+
+def on_first(act: Callable[[], Found], world: World) -> Found:
+    """What code of the user's does on the first rank, told to every rank.
+
+    Raises:
+        OwnCodeError: on every rank, where the first one has raised it.
+    """
+    found: Found | None = None
+    error: OwnCodeError | None = None
+    if world.is_first:
+        try:
+            found = act()
+        except OwnCodeError as raised:
+            error = raised
+    told, message = agree((found, None if error is None else str(error)), world)
+    if message is not None:
+        raise OwnCodeError(message) from error
+    result: Found = told
+    return result
 
 
 def any_rank(flag: bool, world: World) -> bool:

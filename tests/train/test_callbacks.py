@@ -1,0 +1,201 @@
+"""Callbacks of a training: what they see, how they end it, and what becomes of those that are wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gristmill.mixtures.load import ManifestError
+from gristmill.train.loop import loop
+from tests.train.test_resume import finish, torchrun, write_stage
+
+WATCH = """
+import json
+class Watch:
+    def __init__(self, path, stop=None):
+        self.path, self.stop = path, stop
+    def tell(self, event, metrics):
+        found = {k: v for k, v in metrics.items() if isinstance(v, (int, float, str, type(None)))}
+        with open(self.path, "a") as sink:
+            sink.write(json.dumps({"event": event, **found}) + chr(10))
+    def after_step(self, metrics):
+        self.tell("step", metrics)
+        if metrics["step"] == self.stop:
+            return "enough of it"
+    def after_validation(self, metrics):
+        self.tell("validation", metrics)
+    def on_checkpoint(self, metrics):
+        self.tell("checkpoint", metrics)
+"""
+COUNT = """
+class Count:
+    def __init__(self): self.seen = 0
+    def after_step(self, metrics):
+        self.seen += 1
+        if self.seen == 9: return "seen nine"
+    def state_dict(self): return {"seen": self.seen}
+    def load_state_dict(self, state): self.seen = state["seen"]
+"""
+
+
+@pytest.fixture
+def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
+    return {"tokenizer": tokenizer_folder, "mix": mix_folder}
+
+
+@pytest.fixture
+def with_callback(stage_config: Any, pretrain_config: dict[str, Any], tmp_path: Path) -> Any:
+    """The settings of a pre-training with one callback from hooks.py: (source, name, options, ...) -> settings."""
+
+    def configured(source: str, name: str, options: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+        (tmp_path / "hooks.py").write_text(source)
+        callback = {"use": f"./hooks.py:{name}", "with": options or {}, **more}
+        found: dict[str, Any] = stage_config("pretrain", pretrain={**pretrain_config, "callbacks": [callback]})
+        return found
+
+    return configured
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_callback_sees_every_step_validation_and_checkpoint_and_ends_the_training(
+    run_stage: Any, with_callback: Any, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    config = with_callback(WATCH, "Watch", {"path": str(tmp_path / "seen"), "stop": 7})
+    shutil.rmtree(tmp_path / "manifest", ignore_errors=True)
+    (tmp_path / "hooks.py").unlink()  # the stage has it by value
+    told: list[dict[str, Any]] = []
+    summary = run_stage("pretrain", inputs, config, tmp_path / "run", checkpoint_every=4, emit=told.append)
+    assert (summary["steps"], summary["stopped_early"]) == (7, True)
+    assert summary["stopped_by"] == {"callback": "hooks:Watch", "step": 7, "reason": "enough of it"}
+    seen = lines(tmp_path / "seen")
+    assert [(one["event"], one["step"]) for one in seen] == [
+        *(("step", step) for step in (1, 2, 3, 4)), ("checkpoint", 4), *(("step", step) for step in (5, 6)),
+        ("validation", 6), ("step", 7), ("checkpoint", 7)]
+    assert [Path(one["path"]).name for one in seen if one["event"] == "checkpoint"] == ["step-00000004",
+                                                                                       "step-00000007"]
+    recorded = {one["step"]: one for one in lines(tmp_path / "run" / "data" / "metrics.jsonl") if "loss" in one}
+    assert sorted(recorded) == list(range(1, 8))
+    for one in seen:
+        if one["event"] == "step":  # of a single step, where every step is logged
+            assert one["loss"] == pytest.approx(recorded[one["step"]]["loss"], rel=1e-6)
+            assert one["learning_rate"] == recorded[one["step"]]["learning_rate"]
+            assert one["grad_norm"] == pytest.approx(recorded[one["step"]]["grad_norm"], rel=1e-6)
+            assert one["tokens"] == recorded[one["step"]]["tokens"]
+    measured = summary["validation"]
+    total = sum(one["tokens"] for one in measured.values())
+    (validated,) = (one for one in seen if one["event"] == "validation")
+    assert validated["validation_loss"] == pytest.approx(
+        sum(one["loss"] * one["tokens"] for one in measured.values()) / total)
+    assert [one["message"] for one in told if one["event"] == "warning"] == [
+        "pretrain: hooks:Watch ended the training after step 7 of 12: enough of it"]
+
+
+def test_a_training_that_only_is_watched_has_the_bits_of_one_that_is_not(
+    run_stage: Any, with_callback: Any, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    config = with_callback(WATCH, "Watch", {"path": str(tmp_path / "seen")})
+    run_stage("pretrain", inputs, config, tmp_path / "watched")
+    summary = run_stage("pretrain", inputs, {**config, "callbacks": []}, tmp_path / "alone")
+    assert "stopped_by" not in summary
+    weights = Path("data", "model", "model.safetensors")
+    assert (tmp_path / "watched" / weights).read_bytes() == (tmp_path / "alone" / weights).read_bytes()
+
+
+def test_a_callback_that_keeps_its_state_stops_a_resumed_training_where_it_would_have_stopped(
+    run_stage: Any, with_callback: Any, inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = with_callback(COUNT, "Count")
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "stop_requested", lambda: True)
+        for _ in range(3):
+            with pytest.raises(loop.StoppedError):
+                run_stage("pretrain", inputs, config, tmp_path / "run")
+            torch.distributed.destroy_process_group()
+    summary = run_stage("pretrain", inputs, config, tmp_path / "run")
+    assert summary["stopped_by"] == {"callback": "hooks:Count", "step": 9, "reason": "seen nine"}
+    again = run_stage("pretrain", inputs, config, tmp_path / "run")  # killed behind the stop, before the commit
+    assert (again["steps"], again["stopped_by"]) == (9, summary["stopped_by"])
+
+
+def test_a_training_that_was_stopped_continues_with_another_callback(
+    run_stage: Any, with_callback: Any, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    run_stage("pretrain", inputs, with_callback(COUNT, "Count"), tmp_path / "first")
+    config = with_callback(COUNT.replace("9", "11"), "Count")
+    config["continue_from"] = str(tmp_path / "first" / "work" / "checkpoints" / "step-00000009")
+    assert run_stage("pretrain", inputs, config, tmp_path / "second")["steps"] == 12
+
+
+STOP = "def stop(metrics, at):\n    if metrics['step'] == at: return 'here'\n"
+
+
+def test_two_ranks_stop_at_the_same_step(with_callback: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
+    config = with_callback(STOP, "stop", {"at": 5})
+    write_stage(tmp_path / "two", "pretrain", inputs, config, every=4)
+    with torchrun(tmp_path / "two", 2) as process:
+        assert finish(process) == 0, (tmp_path / "two" / "log").read_text()
+    summary = json.loads((tmp_path / "two" / "work" / "result.json").read_text())
+    assert (summary["steps"], summary["stopped_by"]["reason"], summary["world_size"]) == (5, "here", 2)
+
+
+def test_what_a_callback_raises_on_one_of_two_ranks_ends_both_with_its_sentence(
+    with_callback: Any, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    config = with_callback("def stop(metrics):\n    if metrics['step'] == 6: metrics['nothing']\n", "stop")
+    write_stage(tmp_path / "two", "pretrain", inputs, config, every=4)
+    with torchrun(tmp_path / "two", 2) as process:
+        assert finish(process) != 0
+    said = json.loads((tmp_path / "two" / "work" / "error.json").read_text())["message"]
+    assert said == "hooks:stop failed: KeyError: 'nothing' (hooks.py, line 2)"
+    assert (tmp_path / "two" / "work" / "checkpoints" / "step-00000004" / "complete.json").exists()
+
+
+@pytest.mark.parametrize(("source", "options", "says"), [
+    ("def stop(metrics): ...", {"at": 3}, r"hooks.py, line 1: stop\(metrics\) cannot be called with \(metrics\) and"),
+    ("def stop(): ...", {}, r"hooks.py, line 1: stop\(\) cannot be called with \(metrics\)"),
+    ("\nclass stop:\n    pass", {}, r"hooks.py, line 2: stop has none of the methods after_step, after_validation"),
+    ("class stop:\n    def after_step(self): ...", {}, r"stop.after_step\(\) cannot be called with \(metrics\)"),
+    ("class stop:\n    def __init__(self):\n        1 / 0\n    def after_step(self, m): ...", {},
+     r"hooks:stop failed: ZeroDivisionError: division by zero \(hooks.py, line 3\)"),
+    ("raise RuntimeError('no')", {}, r"hooks.py defines no 'stop'"),
+    ("def stop(metrics): return True", {}, r"line 1: stop returned True after step; return None to go on, or a text"),
+    ("def stop(metrics): metrics['loss'] = 0", {}, r"TypeError: 'mappingproxy' object does not .* \(hooks.py, line 1"),
+    ("def stop(metrics): metrics['logged']['loss'] = 0", {}, "TypeError: 'mappingproxy' object does not"),
+    ("import sys\ndef stop(metrics): sys.exit(3)", {}, r"hooks:stop failed: SystemExit: 3 \(hooks.py, line 2\)"),
+    ("class stop:\n    def on_checkpoint(self, metrics): return 'enough'", {},
+     r"stop returned 'enough' on a checkpoint, but how often one is saved may not change a result"),
+    ("class stop:\n    def after_step(self, m): ...\n    def state_dict(self): return {1, 2}\n"
+     "    def load_state_dict(self, s): ...", {}, r"stop.state_dict returned is not JSON: Object of type set"),
+])
+def test_a_wrong_callback_ends_the_training_with_a_sentence(
+    run_stage: Any, with_callback: Any, inputs: dict[str, Path], tmp_path: Path, source: str, options: dict[str, Any],
+    says: str,
+) -> None:
+    with pytest.raises((ValueError, ManifestError), match=says):
+        run_stage("pretrain", inputs, with_callback(source, "stop", options), tmp_path / "run")
+
+
+def test_a_callback_is_in_the_recipe_with_what_it_is_shown_and_absent_from_those_without(
+    with_callback: Any, stage_config: Any, pretrain_config: dict[str, Any]
+) -> None:
+    first = with_callback(STOP, "stop", {"at": 5})
+    assert first["callbacks"] == [{
+        "use": {"function": "hooks:stop", "files": {"hooks.py": STOP}, "distribution": ""}, "with": {"at": 5},
+        "on": None}]
+    assert "callbacks" not in stage_config("pretrain", pretrain=pretrain_config)
+    recipe = stage_config.recipe
+    assert recipe("pretrain", pretrain={**pretrain_config, "log_every": 3}) == recipe(
+        "pretrain", pretrain={**pretrain_config, "log_every": 4})
+    watched = {**pretrain_config, "callbacks": [{"use": "./hooks.py:stop", "with": {"at": 5}}]}
+    assert recipe("pretrain", pretrain={**watched, "log_every": 3}) != recipe(
+        "pretrain", pretrain={**watched, "log_every": 4})
+    assert recipe("pretrain", pretrain={**watched, "micro_batch_size": 3}) == recipe(
+        "pretrain", pretrain={**watched, "micro_batch_size": 4})

@@ -1,0 +1,207 @@
+"""Optimizers and schedules of the user's: what they are given, that they resume exactly, and what wrong ones hear."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gristmill.mixtures.load import ManifestError
+from gristmill.mixtures.own_code import OwnFunction, take_code
+from gristmill.mixtures.training import Optimizer
+from gristmill.train.loop import loop
+from gristmill.train.optim.optimizer import make_optimizers, update
+from tests.train.test_resume import finish, torchrun, write_stage
+
+ADAM = """
+import torch
+class MyAdam(torch.optim.Optimizer):
+    def __init__(self, params, lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0):
+        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["count"], state["m"], state["v"] = 0, torch.zeros_like(p), torch.zeros_like(p)
+                state["count"] += 1
+                (b1, b2), n = group["betas"], state["count"]
+                state["m"].lerp_(p.grad, 1 - b1)
+                state["v"].mul_(b2).addcmul_(p.grad, p.grad, value=1 - b2)
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.addcdiv_(state["m"], (state["v"] / (1 - b2**n)).sqrt().add_(group["eps"]),
+                           value=-group["lr"] / (1 - b1**n))
+def sgd(params, momentum=0.0):
+    return torch.optim.SGD(params, momentum=momentum)
+"""
+
+
+@pytest.fixture
+def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
+    return {"tokenizer": tokenizer_folder, "mix": mix_folder}
+
+
+@pytest.fixture
+def configured(stage_config: Any, pretrain_config: dict[str, Any], tmp_path: Path) -> Any:
+    """Settings of a pre-training with code of own.py: (source, section) -> settings."""
+
+    def settings(source: str, **section: Any) -> dict[str, Any]:
+        (tmp_path / "own.py").write_text(source)
+        found: dict[str, Any] = stage_config("pretrain", pretrain={**pretrain_config, **section})
+        return found
+
+    return settings
+
+
+def own(name: str, **section: Any) -> dict[str, Any]:
+    return {"use": f"./own.py:{name}", **section}
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "data" / "model" / "model.safetensors")
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in found if "loss" in line]
+
+
+MY_ADAM = own("MyAdam", learning_rate=0.01, **{"with": {"weight_decay": 0.1}})
+
+
+def test_adamw_written_anew_trains_as_the_built_in_one(
+    run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    run_stage("pretrain", inputs, configured(ADAM, optimizer=MY_ADAM), tmp_path / "own")
+    run_stage("pretrain", inputs, configured(ADAM), tmp_path / "built-in")
+    ours, theirs = lines(tmp_path / "own"), lines(tmp_path / "built-in")
+    assert [line["learning_rate"] for line in ours] == [line["learning_rate"] for line in theirs]
+    assert [line["loss"] for line in ours] == pytest.approx([line["loss"] for line in theirs], abs=1e-4)
+
+
+@pytest.mark.parametrize("section", [
+    MY_ADAM, own("sgd", learning_rate=0.5), own("sgd", learning_rate=0.1, **{"with": {"momentum": 0.9}})])
+def test_an_optimizer_resumes_to_the_same_bits(
+    run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    section: dict[str, Any],
+) -> None:
+    config = configured(ADAM, optimizer=section)
+    run_stage("pretrain", inputs, config, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "stop_requested", lambda: True)
+        for _ in range(3):
+            with pytest.raises(loop.StoppedError):
+                run_stage("pretrain", inputs, config, tmp_path / "cut")
+            torch.distributed.destroy_process_group()
+    run_stage("pretrain", inputs, config, tmp_path / "cut")
+    whole, cut = weights_of(tmp_path / "whole"), weights_of(tmp_path / "cut")
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+    assert lines(tmp_path / "whole")[-1]["loss"] < lines(tmp_path / "whole")[0]["loss"] - 0.05
+
+
+def test_a_bad_step_changes_neither_weights_nor_what_the_optimizer_keeps(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(ADAM)
+    section = Optimizer(use=take_code(OwnFunction("./own.py:MyAdam"), tmp_path), learning_rate=0.1)
+    model = torch.nn.Linear(3, 2)
+    (optimizer,) = make_optimizers(model, section)
+    weights: list[torch.Tensor] = []
+    for bad in (True, False, True, False):
+        model(torch.ones(1, 3)).sum().backward()
+        update([optimizer], 0.1, torch.tensor(bad))
+        weights.append(model.weight.detach().clone())
+        if len(weights) == 1:
+            assert not optimizer.state
+    assert torch.equal(weights[1], weights[2])
+    assert not torch.equal(weights[2], weights[3])
+    assert [state["count"] for state in optimizer.state.values()] == [2, 2]
+
+
+def test_a_training_that_goes_back_to_its_beginning_begins_with_a_fresh_optimizer(
+    run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    """The checkpoint of step 0, which is there to go back to, holds no moments."""
+    config = configured(ADAM, optimizer=MY_ADAM, spikes={"rollback_after": 2, "rollback_steps": 40})
+    run_stage("pretrain", inputs, config, tmp_path / "with-points")
+    run_stage("pretrain", inputs, configured(ADAM, optimizer=MY_ADAM), tmp_path / "without")
+    first, second = weights_of(tmp_path / "with-points"), weights_of(tmp_path / "without")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_two_ranks_with_shares_of_the_parameters_learn_the_same(
+    run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    config = configured(ADAM, optimizer=MY_ADAM)
+    run_stage("pretrain", inputs, config, tmp_path / "one")
+    write_stage(tmp_path / "two", "pretrain", inputs, config, every=4)
+    with torchrun(tmp_path / "two", 2) as process:
+        assert finish(process) == 0, (tmp_path / "two" / "log").read_text()
+    ours, theirs = lines(tmp_path / "two"), lines(tmp_path / "one")
+    assert [line["loss"] for line in ours] == pytest.approx([line["loss"] for line in theirs], abs=1e-4)
+
+
+BASE = "import torch\nclass Opt(torch.optim.Optimizer):\n    def __init__(self, params): super().__init__(params, {})\n"
+
+
+@pytest.mark.parametrize(("source", "section", "says"), [
+    ("class Opt: ...", {}, r"own.py, line 1: Opt\(\) cannot be called with \(params\)"),
+    ("def Opt(params): return params", {}, "own.py, line 1: Opt returned list; return a torch.optim.Optimizer"),
+    ("import torch\ndef Opt(params): return torch.optim.SGD(params[:1])", {},
+     "own.py, line 2: the optimizer of Opt leaves out model.layers.0.input_layernorm.weight, which is trained"),
+    ("import torch\ndef Opt(params, x): return torch.optim.SGD(params)", {}, "missing a required argument: 'x'"),
+    ("import torch\ndef Opt(params):\n    raise KeyError('beta')", {},
+     r"own:Opt failed: KeyError: 'beta' \(own.py, line 3\)"),
+    (BASE + "    def step(self): ...", {}, r"own.py, line 2: Opt.step\(\) cannot be called with: closure"),
+    (BASE + "    def step(self, closure=None): 1 / 0", {}, r"own:Opt failed: ZeroDivisionError: .* \(own.py, line 4\)"),
+    ("def Opt(params): ...", {"weight_decay": 0.3}, "optimizer.weight_decay means nothing to an optimizer of your own"),
+    ("def Opt(params): ...", {"with": {"lr": 0.3}}, "optimizer.with.lr: the learning rate is optimizer.learning_rate"),
+])
+def test_a_wrong_optimizer_ends_the_stage_with_a_sentence(
+    run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path, source: str, section: dict[str, Any],
+    says: str,
+) -> None:
+    with pytest.raises((ValueError, ManifestError), match=says):
+        run_stage("pretrain", inputs, configured(source, optimizer=own("Opt", **section)), tmp_path / "run")
+
+
+def test_options_without_code_are_refused(configured: Any) -> None:
+    with pytest.raises(ManifestError, match="`with` holds the options of code of your own: name it under `use`"):
+        configured("", schedule={"with": {"teeth": 3}})
+
+
+def test_a_schedule_sets_the_learning_rate_of_every_step(
+    run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    config = configured("def line(step, steps, low): return low + (1 - low) * step / steps\n", steps=8,
+                        schedule=own("line", **{"with": {"low": 0.5}}))
+    assert "warmup_steps" not in config["schedule"] or config["schedule"]["warmup_steps"] is None
+    run_stage("pretrain", inputs, config, tmp_path / "run")
+    rates = [line["learning_rate"] for line in lines(tmp_path / "run")]
+    assert rates == pytest.approx([0.01 * (0.5 + 0.5 * step / 8) for step in range(1, 9)])
+
+
+@pytest.mark.parametrize(("source", "says"), [
+    ("def f(step): return 1.0", r"own.py, line 1: f\(step\) cannot be called with \(step, steps\)"),
+    ("def f(step, steps): return float('nan')", r"own.py, line 1: f\(1, 12\) returned nan; return the share of"),
+    ("def f(step, steps): return 2.0 - step", r"own.py, line 1: f\(3, 12\) returned -1.0"),
+    ("def f(step, steps): return None", r"f\(1, 12\) returned None"),
+    ("def f(step, steps):\n    return 1 / (step - 5)**2", r"own:f failed: ZeroDivisionError: .* \(own.py, line 2\)"),
+    ("import random\ndef f(step, steps): return random.random()",
+     r"f\(1, 12\) returned 0\.\d+ and then 0\.\d+; the same step must have the same share"),
+])
+def test_a_wrong_schedule_ends_the_stage_with_a_sentence_and_loses_no_checkpoint(
+    run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path, source: str, says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        run_stage("pretrain", inputs, configured(source, schedule=own("f")), tmp_path / "run", checkpoint_every=4)
+    saved = [path.parent.name for path in (tmp_path / "run" / "work" / "checkpoints").glob("*/complete.json")]
+    assert saved == (["step-00000004"] if "step - 5" in source else [])
+
+
+def test_other_keys_of_a_schedule_are_refused_beside_code(configured: Any) -> None:
+    with pytest.raises(ManifestError, match=r"schedule.warmup_steps means nothing to a schedule of your own"):
+        configured("def f(step, steps): ...", schedule=own("f", warmup_steps=3))
