@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from gristmill.mixtures.own_code import Own
 from gristmill.mixtures.posttraining import Examples, Lora, PreferencePairs
 from gristmill.mixtures.section import NAME_PATTERN, Fraction, OutsidePath, Positive, PositiveFloat, Section
 from gristmill.mixtures.training import Spikes, Training, TuningOptimizer
+
+ANSWER, MESSAGES = "answer", "messages"
+"""What rewards of one's own call a prompt's right answer, and its turns."""
 
 
 class AnswerReward(Section):
     """What all rewards have in common. An answer's reward is the sum of all of them, each times its weight."""
 
     name: Annotated[str, Field(pattern=NAME_PATTERN)] | None = None
-    """What the metrics call it; its kind if absent. No two may have the same."""
+    """What the metrics call it; its kind if absent, or its function. No two may have the same."""
     weight: float = 1.0
     """What it is multiplied with; below zero it punishes."""
 
@@ -103,11 +108,33 @@ class ModelReward(AnswerReward):
     `reward` if absent."""
 
 
-AnyReward = Annotated[Exact | Contains | Number | Regex | Length | Format | ModelReward, Field(discriminator="kind")]
+class OwnReward(AnswerReward, Own):
+    """What a function of your own gives: `use: ./rewards.py:polite`, in place of a kind.
+
+    It is called with `prompts` and `completions`, lists of texts, and gives a list of numbers (as in TRL). Examples are
+    in docs/own-training.md."""
+
+    kind: Literal["own"] = "own"
+    """Need not be given beside `use`."""
+    columns: tuple[str, ...] = ()
+    """Keys of the prompts' records that it gets besides, a list of values each; `answer` is the right answer,
+    `messages` the whole prompt."""
+
+
+def _kind_of_own(value: Any) -> Any:
+    """Rewards of one's own need not say that they are."""
+    return {"kind": "own", **value} if isinstance(value, Mapping) and "use" in value else value
+
+
+AnyReward = Annotated[
+    Annotated[Exact | Contains | Number | Regex | Length | Format | ModelReward | OwnReward,
+              Field(discriminator="kind")], BeforeValidator(_kind_of_own)]
 
 
 def name_of(reward: AnswerReward) -> str:
     """What the metrics call a reward."""
+    if reward.name is None and isinstance(reward, OwnReward):
+        return reward.use.called
     return reward.name or str(reward.kind)  # type: ignore[attr-defined]
 
 
@@ -120,7 +147,15 @@ def wants_answer(reward: AnswerReward) -> bool:
             return reward.text is None
         case Regex():
             return reward.captures_answer
+        case OwnReward():
+            return ANSWER in reward.columns
     return False
+
+
+def columns_of(rewards: Sequence[AnswerReward]) -> tuple[str, ...]:
+    """The keys of prompts' records that rewards want, but for those that every prompt has under a name of our own."""
+    wanted = [name for one in rewards if isinstance(one, OwnReward) for name in one.columns]
+    return tuple(name for name in dict.fromkeys(wanted) if name not in (ANSWER, MESSAGES))
 
 
 class RewardOptimizer(TuningOptimizer):

@@ -51,16 +51,19 @@ ANSWER = "answer"
 Row = Mapping[str, Any]
 
 
-def prompt_example(row: Row, form: str = "auto", answer: str = ANSWER) -> dict[str, Any]:
+def prompt_example(
+    row: Row, form: str = "auto", answer: str = ANSWER, columns: Sequence[str] = ()
+) -> dict[str, Any]:
     """Bring a row into the shape of a prompt: `prompt`, messages that await an answer, and perhaps `answer`, a text.
 
     Args:
         row: as it was read.
         form: `prompts`, one of SFT_FORMS, or `auto`.
         answer: the key of the right answer.
+        columns: further keys, whose values are kept under `columns`.
 
     Raises:
-        ValueError: it is of no known form, or not of the one that is asked for; says why.
+        ValueError: it is of no known form, or not of the one that is asked for, or lacks one of the columns; says why.
     """
     form = prompt_form_of(row) if form == "auto" else form
     messages = _alone(row) if form == "prompts" else SFT_FORMS[form](row)
@@ -72,7 +75,21 @@ def prompt_example(row: Row, form: str = "auto", answer: str = ANSWER) -> dict[s
         raise ValueError("there is no message in front of the answer")
     check_answered("the prompt", [*messages, {"role": "assistant", "content": "..."}])
     tools = checked_tools(row.get("tools"))
-    return {"prompt": messages, **({} if right is None else {ANSWER: right}), **({"tools": tools} if tools else {})}
+    return {"prompt": messages, **({} if right is None else {ANSWER: right}), **({"tools": tools} if tools else {}),
+            **({"columns": _columns(row, columns)} if columns else {})}
+
+
+def _columns(row: Row, columns: Sequence[str]) -> dict[str, Any]:
+    missing = [name for name in columns if name not in row]
+    if missing:
+        raise ValueError(f"has no {missing[0]!r}, which rl.rewards names among its columns; its keys are "
+                         f"{', '.join(row)}")
+    found = {name: row[name] for name in columns}
+    try:
+        canonical_json(found)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"columns of rl.rewards hold what JSON cannot: {error}") from error
+    return found
 
 
 def prompt_form_of(row: Row) -> str:
@@ -176,7 +193,7 @@ def read_examples(path: str, kind: Kind, limit: int | None = None) -> list[Examp
 
 def read_set(
     path: str, kind: Kind, form: str = "auto", limit: int | None = None, max_quarantined: float = 0.0,
-    answer: str = "answer",
+    answer: str = "answer", columns: Sequence[str] = (),
 ) -> ExampleSet:
     """Read all examples of a file, glob, folder, URL or `python-docs://`.
 
@@ -187,16 +204,18 @@ def read_set(
         limit: keep the first so many, in the order of the ids.
         max_quarantined: share of the records that may be quarantined.
         answer: of prompts, the key of the right answer.
+        columns: of prompts, further keys to keep.
 
     Raises:
         ExamplesError: there are none, or too many are quarantined (lists these by reason), or a file ends early or is
             damaged.
     """
     if path == DOCS:
-        contents = [(content, Origin(f"{path}{number}")) for number, content in enumerate(_made(kind), start=1)]
+        contents = [(content, Origin(f"{path}{number}"))
+                    for number, content in enumerate(_made(kind, columns), start=1)]
         quarantined = list[Quarantined]()
     else:
-        contents, quarantined = _read_files(path, _form_of(kind, form, answer))
+        contents, quarantined = _read_files(path, _form_of(kind, form, answer, columns))
     records = len(contents) + len(quarantined)
     if not records:
         raise ExamplesError(f"{path}: holds no examples")
@@ -223,20 +242,20 @@ def _by_reason(quarantined: Sequence[Quarantined]) -> Iterator[str]:
         yield f"and {len(kinds) - SHOWN_REASONS} other reasons"
 
 
-def _made(kind: Kind) -> list[Example]:
+def _made(kind: Kind, columns: Sequence[str]) -> list[Example]:
     """What Python's own documentation gives."""
     if kind == "prompts":
-        return [prompt_example(one) for one in questions()]
+        return [prompt_example(one, columns=columns) for one in questions()]
     return list(questions() if kind == "sft" else preferences())
 
 
-def _form_of(kind: Kind, form: str, answer: str) -> Form:
+def _form_of(kind: Kind, form: str, answer: str, columns: Sequence[str]) -> Form:
     match kind:
         case "sft":
             return partial(sft_example, form=form)
         case "dpo":
             return partial(dpo_example, form=form)
-    return partial(prompt_example, form=form, answer=answer)
+    return partial(prompt_example, form=form, answer=answer, columns=columns)
 
 
 def examples_listing(path: str) -> list[dict[str, Any]]:

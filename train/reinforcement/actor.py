@@ -64,7 +64,7 @@ class Actor:
         model: the policy, sharded.
         reference: the frozen model, sharded; None where the policy without adapters is it, or none is needed.
         sampler: draws from the policy.
-        reward: (prompts, answers) -> (n, k).
+        reward: (prompts, answers) -> (n, k) float32 on the CPU, every rank together (see rewards.rewards_of).
         rollouts: filled.
         chat: tokenizer and template.
         world: the processes.
@@ -98,7 +98,7 @@ class Actor:
             sampling_of(section.temperature, section.key_seed, batch, prompt.example["id"], place)
             for place, prompt in enumerate(chosen)])
         rollouts.put(prompts, [prompt.ids for prompt in chosen], answers)
-        rollouts.rewards.copy_(self.rewarded(chosen, answers))
+        rollouts.rewards.copy_(self.reward(chosen, answers))
         weights = torch.tensor([reward.weight for reward in section.rewards])
         rollouts.totals.copy_(rollouts.rewards @ weights)
         self._ask_models()
@@ -127,13 +127,6 @@ class Actor:
         self.drawn_tokens += sum(len(answer.tokens) for answer in answers)
         return answers
 
-    def rewarded(self, prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
-        """All rewards of n answers, (n, k) float32 on the CPU; every rank works out its share."""
-        own = slice(self.world.data_rank, None, self.world.data_size)
-        found = torch.zeros(len(answers), len(self.section.rewards), device=self.world.device)
-        found[own] = self.reward(prompts[own], answers[own]).to(found.device)
-        return sum_over_ranks(found, self.world).cpu()
-
     def shown(
         self, prompts: Sequence[Prompt], answers: Sequence[Generated], rewards: Tensor, totals: Tensor
     ) -> list[dict[str, Any]]:
@@ -147,7 +140,7 @@ class Actor:
     def measure(self, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
         """The policy's likeliest answer to each prompt with its rewards, as in `shown`."""
         answers = self.draw(prompts, [Sampling()] * len(prompts))
-        rewards = self.rewarded(prompts, answers)
+        rewards = self.reward(prompts, answers)
         totals = rewards @ torch.tensor([reward.weight for reward in self.section.rewards])
         return self.shown(prompts, answers, rewards, totals)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from gristmill.dataprep.examples.read_examples import read_set
 from gristmill.dataprep.files import atomic_write, canonical_json
-from gristmill.mixtures.reinforcement import AnswerReward, Prompts, Rl, name_of, wants_answer
+from gristmill.mixtures.reinforcement import AnswerReward, Prompts, Rl, columns_of, name_of, wants_answer
 from gristmill.train.data.conversation_tokens import SHOWN_REASONS, Chat, ChatError, NothingToTrainError
 from gristmill.train.data.pairs import is_held_out
 from gristmill.train.loop.row_plan import RowOrder
@@ -28,7 +28,7 @@ class Prompt:
     """What is to be answered.
 
     Attributes:
-        example: what it was made from: id, prompt (messages), and perhaps answer and tools.
+        example: what it was made from: id, prompt (messages), and perhaps answer, tools and columns.
         ids: of the conversation, up to where the assistant speaks.
     """
 
@@ -63,7 +63,8 @@ def read_prompts(
     found: dict[str, Prompt] = {}
     sets = []
     for one in data:
-        read = read_set(one.path, "prompts", one.format, one.limit, one.max_quarantined, one.answer)
+        read = read_set(one.path, "prompts", one.format, one.limit, one.max_quarantined, one.answer,
+                        columns_of(rewards))
         check_answers(one.path, read.examples, rewards, one.answer)
         prompts, counts = prepare_prompts(read.examples, chat, longest)
         if not prompts:

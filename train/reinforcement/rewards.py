@@ -1,18 +1,35 @@
-"""What answers are rewarded with: the built-in checks, and reward models."""
+"""What answers are rewarded with: the built-in checks, reward models, and functions of the user's."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gristmill.dataprep.files import as_path
-from gristmill.mixtures.reinforcement import AnyReward, Contains, Exact, Format, Length, ModelReward, Number, Regex
+from gristmill.dataprep.own_functions import blaming, check_call, load_function, taken_by_name
+from gristmill.mixtures.own_code import OwnCodeError, OwnFunction
+from gristmill.mixtures.reinforcement import (
+    ANSWER,
+    MESSAGES,
+    AnyReward,
+    Contains,
+    Exact,
+    Format,
+    Length,
+    ModelReward,
+    Number,
+    OwnReward,
+    Regex,
+)
 from gristmill.train.data.conversation_tokens import Chat
+from gristmill.train.parallel.world import World, on_first, sum_over_ranks
 from gristmill.train.reinforcement.prompts import Prompt
 from gristmill.train.reinforcement.rollouts import Generated
 
@@ -20,6 +37,8 @@ PROBE = ({"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}
 """A conversation that shows what the template writes behind the end of an answer."""
 Given = Callable[[Sequence[Prompt], Sequence[Generated]], Tensor]
 """Rewards (n,) float32 of n answers."""
+EXCERPT = 100
+"""Characters of an answer in a message."""
 NUMBER = re.compile(r"(?:(?<![\w)])[-\u2212])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)")
 """A decimal number, perhaps with commas between thousands; a hyphen right behind a word or digit is not a sign."""
 
@@ -34,25 +53,93 @@ def text_of(chat: Chat, answer: Generated) -> str:
 
 
 def rewards_of(
-    section: Sequence[AnyReward], inputs: Mapping[str, Path], chat: Chat, vocab_size: int, device: torch.device,
-    rows: int,
-) -> Callable[[Sequence[Prompt], Sequence[Generated]], Tensor]:
-    """What gives answers (n) all their rewards, (n, k) float32 on the CPU, without weights.
+    section: Sequence[AnyReward], inputs: Mapping[str, Path], chat: Chat, vocab_size: int, world: World, rows: int
+) -> Given:
+    """What gives answers (n) all their rewards, (n, k) float32 on the CPU, without weights; called on all ranks.
 
     Args:
         section: which rewards.
         inputs: of the stage, among them the stage `reward` if it is there.
         chat: tokenizer and template.
         vocab_size: of the policy.
-        device: where reward models compute.
+        world: the processes; reward models compute on their devices.
         rows: answers per forward pass of a reward model.
 
     Raises:
         RewardModelError: a reward model is asked for, but there is none, or it knows other ids.
+        OwnCodeError: a function of the user's cannot be loaded or called.
     """
-    parts = [_by_model(_reward_folder(one, inputs), chat, vocab_size, device, rows) if isinstance(one, ModelReward)
-             else _by_check(one, chat) for one in section]
+    def part_of(one: AnyReward) -> Given:
+        if isinstance(one, OwnReward):
+            return _on_first(_by_own(one, chat), world)
+        if isinstance(one, ModelReward):
+            return _shared(_by_model(_reward_folder(one, inputs), chat, vocab_size, world.device, rows), world)
+        return _shared(_by_check(one, chat), world)
+
+    parts = [part_of(one) for one in section]
     return lambda prompts, answers: torch.stack([part(prompts, answers) for part in parts], dim=1)
+
+
+def _shared(given: Given, world: World) -> Given:
+    """The same of all answers, of which every rank works out its share."""
+    def whole(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
+        own = slice(world.data_rank, None, world.data_size)
+        found = torch.zeros(len(answers), device=world.device)
+        found[own] = given(prompts[own], answers[own]).to(found.device)
+        return sum_over_ranks(found, world).cpu()
+
+    return whole
+
+
+def _on_first(given: Given, world: World) -> Given:
+    """The same, worked out on the first rank: a function that compares answers sees all of them, however many ranks."""
+    return lambda prompts, answers: on_first(lambda: given(prompts, answers), world)
+
+
+def _by_own(reward: OwnReward, chat: Chat) -> Given:
+    """What a function of the user's gives.
+
+    Raises:
+        OwnCodeError: it cannot be called with what it is given.
+    """
+    own, function = reward.use, load_function(reward.use)
+    takes = taken_by_name(function, ("prompts", "completions"))
+    check_call(own, function, (), {**dict.fromkeys((*takes, *reward.columns)), **reward.options})
+
+    def given(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
+        if not answers:
+            return torch.zeros(0)
+        texts = {"prompts": [prompt.example["prompt"][-1]["content"] for prompt in prompts],
+                 "completions": [text_of(chat, answer) for answer in answers]}
+        columns = {name: [_column(prompt, name) for prompt in prompts] for name in reward.columns}
+        with blaming(own):
+            found = function(**{name: texts[name] for name in takes}, **columns, **reward.options)
+            values = list(found) if isinstance(found, Iterable) and not isinstance(found, str) else found
+        if not isinstance(values, list) or len(values) != len(answers):
+            said = f"{len(values)} rewards" if isinstance(values, list) else f"{type(found).__name__}"
+            raise OwnCodeError(f"{own.place}: {own.name} returned {said} for {len(answers)} completions; return a list "
+                               "with a number for each")
+        return torch.tensor([_number(own, value, texts["completions"][place]) for place, value in enumerate(values)],
+                            dtype=torch.float32)
+
+    return given
+
+
+def _column(prompt: Prompt, name: str) -> Any:
+    if name == ANSWER:
+        return prompt.answer
+    return prompt.example["prompt"] if name == MESSAGES else prompt.example["columns"][name]
+
+
+def _number(own: OwnFunction, value: Any, completion: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise OwnCodeError(f"{own.place}: {own.name} returned {value!r} for the completion {completion[:EXCERPT]!r}; "
+                           "return a finite number")
+    return number
 
 
 def _by_check(reward: AnyReward, chat: Chat) -> Given:
@@ -176,7 +263,7 @@ def verifier_of(reward: AnyReward) -> Callable[[Answer], float]:
     """The check that a section asks for.
 
     Raises:
-        TypeError: it is a model, which is none.
+        TypeError: it is a model or a function of the user's, which is none.
     """
     match reward:
         case Exact():
@@ -191,8 +278,8 @@ def verifier_of(reward: AnyReward) -> Callable[[Answer], float]:
             return lambda answer: length(answer, reward)
         case Format():
             return lambda answer: tagged(answer, reward)
-        case ModelReward():
-            raise TypeError("a reward model is not a check: `rewards_of` asks it")
+        case ModelReward() | OwnReward():
+            raise TypeError(f"{reward.kind} is not a check: `rewards_of` asks it")
 
 
 def _right(answer: Answer) -> str:

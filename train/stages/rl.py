@@ -79,7 +79,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             sharded_model(shape, stored(start), world, dtype, context.compute).requires_grad_(False)
             if needs_reference else None,
             Sampler(model, shape, section.lora, dtype, section.generation_rows, world),
-            rewards_of(section.rewards, inputs, chat, shape.vocab_size, world.device, section.micro_batch_size),
+            rewards_of(section.rewards, inputs, chat, shape.vocab_size, world, section.micro_batch_size),
             Rollouts(section, length, chat.pad), chat, world, context.work / BATCHES)
         before = answers_before(actor, held_out, context.work / "before.json")
         objective = Reinforcement(actor, length, adapted_flops_per_token(shape, length, section.lora))

@@ -1,0 +1,118 @@
+"""Rewards of `rl` that are functions of the user's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from gristmill.mixtures.load import ManifestError
+from gristmill.mixtures.reinforcement import Rl
+from tests.train.test_resume import finish, torchrun, write_stage
+
+WORDS = ("json", "text", "file", "name", "list", "code", "line", "type", "value", "error", "module", "class")
+
+
+@pytest.fixture
+def start(run_stage: Any, tokenizer_folder: Path, mix_folder: Path, tmp_path: Path, pretrain_config: Any) -> Any:
+    """What the stage reads; the model that it begins with has learnt nothing yet."""
+    inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
+    run_stage("pretrain", inputs, {**pretrain_config, "steps": 1}, tmp_path / "start")
+    return {**inputs, "pretrain": tmp_path / "start" / "data"}
+
+
+@pytest.fixture
+def with_rewards(stage_config: Any, tmp_path: Path) -> Any:
+    """The settings of `rl` with some rewards of rewards.py: (source, rewards) -> settings."""
+
+    def configured(source: str, *rewards: dict[str, Any]) -> dict[str, Any]:
+        (tmp_path / "rewards.py").write_text(source)
+        (tmp_path / "prompts.jsonl").write_text("".join(
+            json.dumps({"prompt": f"Say {word}", "answer": word, "size": len(word)}) + "\n" for word in WORDS))
+        found: dict[str, Any] = stage_config("rl", rl={
+            "data": [{"path": "prompts.jsonl"}], "rewards": list(rewards), "group_size": 4, "global_batch_size": 8,
+            "micro_batch_size": 4, "max_new_tokens": 4, "steps": 3, "log_every": 1, "seed": 5, "holdout": 0.2,
+            "optimizer": {"learning_rate": 0.02}, "schedule": {"warmup_steps": 1, "kind": "constant"}})
+        return found
+
+    return configured
+
+
+def answers(folder: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(folder / "data" / "answers.parquet").to_pylist()
+    return rows
+
+
+GIVEN = """
+def count(completions, letter): return [c.count(letter) for c in completions]
+def told(prompts, completions, answer, size, messages, factor, **others):
+    assert len(set(map(len, (prompts, completions, answer, size, messages)))) == 1 and not others
+    assert all(p == m[-1]["content"] == "Say " + a for p, m, a in zip(prompts, messages, answer))
+    return [factor * s for s in size]
+"""
+COUNT = {"use": "./rewards.py:count", "with": {"letter": "e"}}
+TOLD = {"use": "./rewards.py:told", "with": {"factor": 10}, "columns": ["answer", "size", "messages"], "weight": 0.5,
+        "name": "sizes"}
+
+
+def test_answers_are_rewarded_by_what_the_function_returns(
+    run_stage: Any, start: Any, with_rewards: Any, tmp_path: Path
+) -> None:
+    config = with_rewards(GIVEN, COUNT, TOLD, {"kind": "contains", "text": "a"})
+    (tmp_path / "rewards.py").unlink()
+    summary = run_stage("rl", start, config, tmp_path / "rl")
+    found = answers(tmp_path / "rl")
+    assert len(found) == 3 * 8
+    for one in found:
+        letters, size = one["answer"].count("e"), 10.0 * len(one["right"])
+        assert one["rewards"] == {"count": letters, "sizes": size, "contains": float("a" in one["answer"])}
+        assert one["reward"] == pytest.approx(letters + 0.5 * size + float("a" in one["answer"]))
+    assert summary["first_rewards"]["rewards/sizes"] == pytest.approx(
+        sum(one["rewards"]["sizes"] for one in found[:8]) / 8)
+
+
+def test_a_reward_that_compares_answers_gives_the_same_on_one_rank_and_on_two(
+    run_stage: Any, start: Any, with_rewards: Any, tmp_path: Path
+) -> None:
+    source = "def rare(completions): return [float(completions.index(c)) for c in completions]\n"
+    config = {**with_rewards(source, {"use": "./rewards.py:rare"}), "steps": 1}
+    run_stage("rl", start, config, tmp_path / "one")
+    write_stage(tmp_path / "two", "rl", start, config, every=100)
+    with torchrun(tmp_path / "two", 2) as process:
+        assert finish(process) == 0, (tmp_path / "two" / "log").read_text()
+    one, two = answers(tmp_path / "one"), answers(tmp_path / "two")
+    assert [row["rewards"] for row in one] == [row["rewards"] for row in two]
+    assert max(row["reward"] for row in one) > 1.0
+
+
+@pytest.mark.parametrize(("source", "reward", "says"), [
+    ("def f(completions): return [1.0]", {},
+     "rewards.py, line 1: f returned 1 rewards for 8 completions; return a list with a number for each"),
+    ("def f(completions): return 1.0", {}, r"f returned float for \d+ completions"),
+    ("def f(completions): return [float('nan')] * len(completions)", {}, "f returned nan for the completion '"),
+    ("def f(completions): return [None] * len(completions)", {}, "f returned None for the completion '"),
+    ("\n\ndef f(completions):\n    return [int(c) for c in completions]", {},
+     r"rewards:f failed: ValueError: invalid literal for int\(\) .* \(rewards.py, line 4\)"),
+    ("def f(completions, size): ...", {},
+     r"rewards.py, line 1: f\(completions, size\) cannot be called with: completions: missing a required"),
+    ("def f(completions): ...", {"columns": ["size"]}, "got an unexpected keyword argument 'size'"),
+    ("def f(completions, colour): ...", {"columns": ["colour"]},
+     "has no 'colour', which rl.rewards names among its columns; its keys are prompt, answer, size"),
+    ("def f(completions): ...", {"kind": "exact"}, "unknown key"),
+])
+def test_a_wrong_reward_ends_the_stage_with_a_sentence(
+    run_stage: Any, start: Any, with_rewards: Any, tmp_path: Path, source: str, reward: dict[str, Any], says: str
+) -> None:
+    with pytest.raises((ValueError, ManifestError), match=says):
+        run_stage("rl", start, with_rewards(source, {"use": "./rewards.py:f", **reward}), tmp_path / "rl")
+
+
+def test_a_function_is_called_like_its_name_and_two_of_one_name_are_refused() -> None:
+    data = {"data": [{"path": "a.jsonl"}], "steps": 1}
+    twice = [{"use": "./a.py:f"}, {"use": "./b.py:f"}]
+    with pytest.raises(ValueError, match="two are called f; give each a `name`"):
+        Rl(**data, rewards=twice)
+    assert [one.kind for one in Rl(**data, rewards=[twice[0], {**twice[1], "name": "g"}]).rewards] == ["own", "own"]
