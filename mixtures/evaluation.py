@@ -5,12 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
+from gristmill.mixtures.own_code import NAME_TAG, OWN_TAG, Own, own_or_name
 from gristmill.mixtures.section import NAME_PATTERN, OutsidePath, Positive, Section, Seeded
 
 GENERATION_METRICS = ("exact_match", "contains", "f1", "bleu", "chrf", "rouge1", "rouge2", "rougeL")
 GenerationMetric = Literal["exact_match", "contains", "f1", "bleu", "chrf", "rouge1", "rouge2", "rougeL"]
+
+
+class OwnMetric(Own):
+    """A metric of your own: a function of `predictions` and `references` that gives a number, or one for each item.
+    Examples are in docs/own-training.md."""
+
+    name: Annotated[str, Field(pattern=NAME_PATTERN)] | None = None
+    """What the results call it; its function's name if absent."""
+
+    @property
+    def called(self) -> str:
+        """What the results call it."""
+        return self.name or self.use.called
+
+
+Metric = Annotated[Annotated[GenerationMetric, Tag(NAME_TAG)] | Annotated[OwnMetric, Tag(OWN_TAG)],
+                   Discriminator(own_or_name)]
 
 
 class Task(Section):
@@ -52,14 +70,35 @@ class Task(Section):
     """Another file to take them from."""
     fewshot_delimiter: str = "\n\n"
     """Between solved items."""
-    metrics: tuple[GenerationMetric, ...] = ("exact_match",)
-    """For `generate`: `bleu` and `chrf` by sacrebleu over the corpus, `rouge*` by rouge-score, `f1` over words."""
+    metrics: tuple[Metric, ...] = ("exact_match",)
+    """For `generate`: `bleu` and `chrf` by sacrebleu over the corpus, `rouge*` by rouge-score, `f1` over words, and
+    functions of your own, `{use: ./metrics.py:mine}`."""
     stop: tuple[str, ...] = ("\n",)
     """For `generate`: texts that end what the model writes."""
     max_new_tokens: Positive = 64
     """For `generate`: longest answer."""
     limit: Positive | None = None
     """Ask at most this many items, the first ones."""
+
+    @property
+    def own_metrics(self) -> tuple[OwnMetric, ...]:
+        """Those of the metrics that are functions of the user's."""
+        return tuple(one for one in self.metrics if isinstance(one, OwnMetric))
+
+    @property
+    def built_in_metrics(self) -> tuple[GenerationMetric, ...]:
+        """The others."""
+        return tuple(one for one in self.metrics if not isinstance(one, OwnMetric))
+
+    @model_validator(mode="after")
+    def _own_metrics_are_asked(self) -> Task:
+        names = [*self.built_in_metrics, *(one.called for one in self.own_metrics)]
+        if self.own_metrics and self.kind != "generate":
+            raise ValueError(f"metrics: {self.own_metrics[0].called} compares texts that a model writes, but the task "
+                             f"is of kind {self.kind}; make it one of kind generate")
+        if self.own_metrics and (twice := sorted({name for name in names if names.count(name) > 1})):
+            raise ValueError(f"metrics: two are called {twice[0]}; give one of them a `name` of its own")
+        return self
 
     @model_validator(mode="after")
     def _fits_the_kind(self) -> Task:

@@ -24,7 +24,7 @@ from gristmill.mixtures.manifest import (
     models_in,
     take_current_names,
 )
-from gristmill.mixtures.own_code import OwnCodeError, OwnFunction, own_functions, take_code
+from gristmill.mixtures.own_code import NAME_TAG, OWN_TAG, OwnCodeError, OwnFunction, own_functions, take_code
 from gristmill.mixtures.prepare import (
     NAME,
     STEP_SECTIONS,
@@ -40,7 +40,8 @@ from gristmill.mixtures.yaml_text import compose_yaml, did_you_mean, in_words, p
 
 KEPT_TOKEN_NAMES = ("token", "password", "secret", "api_key")
 WHOLE_FILE = "(file)"
-SOURCE_TAGS = (Source.TAG, TokenSource.TAG)
+TAGS = (Source.TAG, TokenSource.TAG, OWN_TAG, NAME_TAG)
+"""What pydantic puts into the place of an error to say which of several forms a value has."""
 MOST_OF_A_VALUE = 200
 """Characters of a value that an error repeats."""
 MOST_PLACES = 3
@@ -159,7 +160,7 @@ def _parse(text: str, file: str, overrides: Sequence[str]) -> tuple[Manifest, Wr
     problems = list(_own_code_problems(manifest, folder, written))
     if problems:
         raise ManifestError(problems)
-    anchored: Manifest = _anchor_paths(manifest, folder)
+    anchored: Manifest = anchor(manifest, folder)
     return anchored, written
 
 
@@ -350,7 +351,7 @@ def _written_location(location: Sequence[str | int], raw: Any) -> Location:
     written: list[str | int] = []
     at = raw
     for part in location:
-        if part in SOURCE_TAGS:
+        if part in TAGS:
             continue
         if isinstance(at, list) and isinstance(part, str):
             names = ((entry,) if isinstance(entry, str) else entry for entry in at)
@@ -392,10 +393,13 @@ def _locations(value: Any, at: Location = ()) -> Iterator[Location]:
             yield from _locations(inner, (*at, index))
 
 
-def _anchor_paths(value: Any, folder: Path) -> Any:
+def anchor(value: Any, folder: Path) -> Any:
     """Make relative outside paths absolute: they are relative to the manifest's folder, wherever the command ran.
 
     Code of the user's is taken from there too.
+
+    Raises:
+        OwnCodeError: that is not there.
     """
     if isinstance(value, OwnFunction):
         return take_code(value, folder)
@@ -403,11 +407,11 @@ def _anchor_paths(value: Any, folder: Path) -> Any:
         return value if "://" in value or Path(value).is_absolute() else OutsidePath(folder / value)
     if isinstance(value, BaseModel):
         fields = {name: getattr(value, name) for name in type(value).model_fields}
-        anchored = {name: _anchor_paths(inner, folder) for name, inner in fields.items()}
+        anchored = {name: anchor(inner, folder) for name, inner in fields.items()}
         changed = {name: inner for name, inner in anchored.items() if inner is not fields[name]}
         return value.model_copy(update=changed) if changed else value
     if isinstance(value, dict):
-        return {name: _anchor_paths(inner, folder) for name, inner in value.items()}
+        return {name: anchor(inner, folder) for name, inner in value.items()}
     if isinstance(value, tuple):
-        return tuple(_anchor_paths(inner, folder) for inner in value)
+        return tuple(anchor(inner, folder) for inner in value)
     return value

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
+from gristmill.mixtures.own_code import NAME_TAG, OWN_TAG, Own, own_or_name
 from gristmill.mixtures.prepare import Prepared
 from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section, Seeded
 from gristmill.mixtures.steps.decontaminate import Decontaminate
@@ -105,6 +106,8 @@ class Teach(TeacherKeys):
 
 PreferenceLoss = Literal[
     "sigmoid", "cdpo", "robust", "hinge", "ipo", "ipo_sum", "sigmoid_norm", "simpo", "orpo", "kto"]
+LossOfPairs = Annotated[Annotated[PreferenceLoss, Tag(NAME_TAG)] | Annotated[Own, Tag(OWN_TAG)],
+                        Discriminator(own_or_name)]
 
 
 class Examples(Section):
@@ -318,12 +321,12 @@ class DpoOptimizer(TuningOptimizer):
 class Dpo(DpoData, Prepared, Training):
     """Direct preference optimisation (Rafailov et al. 2023) and its relatives."""
 
-    loss: PreferenceLoss = "sigmoid"
+    loss: LossOfPairs = "sigmoid"
     """`sigmoid`: DPO; `cdpo`, `robust`: for labels that are wrong with the probability `label_smoothing`; `hinge`:
     SLiC's; `ipo`: over means of tokens, `ipo_sum`: over sums; `sigmoid_norm`: DPO over means of tokens; `simpo`,
     `orpo`: without a reference; `kto`: of single answers that are desirable or not (Ethayarajh et al. 2024), into which
     pairs are split: a batch is then of answers. The definitions are in train/objectives/preference_losses.py and
-    kto.py."""
+    kto.py. Or a function of your own, `{use: ./losses.py:mine, with: {...}}`: see docs/own-training.md."""
     beta: PositiveFloat = 0.1
     """Strength of the tie to the reference model."""
     label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.0
@@ -360,18 +363,23 @@ class Dpo(DpoData, Prepared, Training):
                              "model draws: a loss over pairs has none; choose another kind")
         return self
 
+    @property
+    def loss_name(self) -> str:
+        """What messages and summaries call the loss."""
+        return self.loss.use.called if isinstance(self.loss, Own) else self.loss
+
     @model_validator(mode="after")
     def _smoothing_is_used(self) -> Dpo:
         if self.label_smoothing and self.loss not in ("cdpo", "robust"):
-            raise ValueError(f"label_smoothing means nothing to the loss {self.loss}; choose cdpo or robust, or remove "
-                             "it")
+            raise ValueError(f"label_smoothing means nothing to the loss {self.loss_name}; choose cdpo or robust, or "
+                             "remove it")
         return self
 
     @model_validator(mode="after")
     def _kinds_are_weighed_by_kto(self) -> Dpo:
         if self.loss != "kto" and (self.desirable_weight, self.undesirable_weight) != (1.0, 1.0):
-            raise ValueError(f"desirable_weight and undesirable_weight mean nothing to the loss {self.loss}; choose "
-                             "kto, or remove them")
+            raise ValueError(f"desirable_weight and undesirable_weight mean nothing to the loss {self.loss_name}; "
+                             "choose kto, or remove them")
         if self.loss == "kto" and self.sft_weight:
             raise ValueError("sft_weight is for losses over pairs, not for kto; remove it, or raise desirable_weight")
         return self

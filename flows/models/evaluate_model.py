@@ -14,7 +14,9 @@ from gristmill.dataprep.files import as_path
 from gristmill.flows.report.evaluation import metric_values
 from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.evaluation import Evaluate, Task
-from gristmill.mixtures.section import OutsidePath, Section
+from gristmill.mixtures.load import anchor
+from gristmill.mixtures.own_code import OwnCodeError
+from gristmill.mixtures.section import Section
 from gristmill.mixtures.yaml_text import YamlFileError, problems_of, read_yaml
 
 
@@ -45,9 +47,10 @@ def read_task_file(path: Path) -> tuple[Task, ...]:
         raise EvaluationError(str(error)) from error
     except ValidationError as error:
         raise EvaluationError(f"{path}: {problems_of(error)}") from error
-    return tuple(task.model_copy(update={
-        "path": _anchored(path, task.path),
-        "fewshot_path": None if task.fewshot_path is None else _anchored(path, task.fewshot_path)}) for task in tasks)
+    try:
+        return tuple(anchor(task, path.resolve().parent) for task in tasks)
+    except OwnCodeError as error:
+        raise EvaluationError(f"{path}: {error}") from error
 
 
 def evaluate_folder(model: str, tokenizer: str | None, tasks: tuple[Task, ...], seed: int) -> dict[str, Any]:
@@ -106,9 +109,3 @@ def print_evaluation(found: Mapping[str, Mapping[str, Any]]) -> None:
     for task, summary in found.items():
         for sample in summary.get("samples", ())[:2]:
             console.print(Text(f"{task}: {sample['prompt'][-120:]!r} -> {sample['answer']!r}", style="dim"))
-
-
-def _anchored(file: Path, path: str) -> OutsidePath:
-    if "://" in path or Path(path).is_absolute():
-        return OutsidePath(path)
-    return OutsidePath(file.resolve().parent / path)

@@ -23,6 +23,7 @@ from gristmill.train.evaluation.metrics import (
     cloze_metrics,
     corpus_metrics,
     generation_metrics,
+    own_metric,
     rolling_columns,
 )
 from gristmill.train.evaluation.tasks import Item, TaskError, read_task
@@ -156,8 +157,15 @@ def _generate(reader: Reader, task: Task, items: Sequence[Item], seed: int, boot
         found = generate(reader.model, [prompts[number] for number in batch], task.max_new_tokens, stops)
         for number, ids in zip(batch, found, strict=True):
             answers[number] = until(reader.decode(ids), task.stop)
-    per_item = generation_metrics(task.metrics, items, answers)
-    corpus = {name: {"value": value} for name, value in corpus_metrics(task.metrics, items, answers).items()}
+    per_item = generation_metrics(task.built_in_metrics, items, answers)
+    over_all = corpus_metrics(task.built_in_metrics, items, answers)
+    for metric in task.own_metrics:
+        measured = own_metric(metric, items, answers)
+        if isinstance(measured, float):
+            over_all[metric.called] = measured
+        else:
+            per_item[metric.called] = measured
+    corpus = {name: {"value": value} for name, value in over_all.items()}
     samples = [{"prompt": item.context[-400:], "answer": answer, "reference": item.answers[0]}
                for item, answer in list(zip(items, answers, strict=True))[:5]]
     means = _means(per_item, seed, bootstrap_samples)

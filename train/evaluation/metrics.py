@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from gristmill.dataprep.own_functions import blaming, load_own
+from gristmill.mixtures.evaluation import OwnMetric
+from gristmill.mixtures.own_code import OwnCodeError
 from gristmill.train.evaluation.likelihood import Score
 from gristmill.train.evaluation.tasks import Item
 
@@ -96,6 +99,26 @@ def corpus_metrics(names: Sequence[str], items: Sequence[Item], answers: Sequenc
     references = [[(item.answers + item.answers[:1] * most)[place] for item in items] for place in range(most)]
     scorers: dict[str, Any] = {"bleu": sacrebleu.corpus_bleu, "chrf": sacrebleu.corpus_chrf}
     return {name: float(scorers[name](list(answers), references).score) for name in wanted}
+
+
+def own_metric(metric: OwnMetric, items: Sequence[Item], answers: Sequence[str]) -> np.ndarray | float:
+    """What a function of the user's gives: (n,) values per item, or one number over all.
+
+    Raises:
+        OwnCodeError: it fails, or gives something else, or what is no finite number.
+    """
+    own, function = metric.use, load_own(metric, "predictions", "references")
+    with blaming(own):
+        found = function(list(answers), [list(item.answers) for item in items])
+        values = np.asarray(found, dtype=np.float64)
+    if values.shape not in ((), (len(items),)):
+        raise OwnCodeError(f"{own.place}: {own.name} returned values of shape {values.shape} for {len(items)} items; "
+                           "return a number, or a list with one for each item")
+    if not np.isfinite(values).all():
+        where = "" if not values.shape else f" for item {int(np.flatnonzero(~np.isfinite(values))[0]) + 1}"
+        raise OwnCodeError(f"{own.place}: {own.name} returned {values[~np.isfinite(values)][0]}{where}; return finite "
+                           "numbers")
+    return values if values.shape else float(values)
 
 
 def _exact(answer: str, reference: str) -> float:

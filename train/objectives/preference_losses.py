@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gristmill.dataprep.own_functions import blaming, load_own
+from gristmill.mixtures.own_code import Own, OwnCodeError
 from gristmill.mixtures.posttraining import Dpo, PreferenceLoss
 
 REFERENCE_FREE = ("simpo", "orpo")
@@ -76,26 +78,49 @@ class LossSettings:
 
 
 def preference_loss(
-    kind: PreferenceLoss, logps: PairLogps, settings: LossSettings
+    kind: PreferenceLoss | Own, logps: PairLogps, settings: LossSettings
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The loss of each pair.
 
     Args:
-        kind: which one; the functions below say where each comes from.
+        kind: which one; the functions below say where each comes from. Or the user's own.
         logps: of n pairs.
         settings: beta and what some losses need beside it.
 
     Returns:
         losses (n,), and the implicit rewards of chosen and rejected answers (n,) each, without gradient: beta times
         what was gained over the reference, or for losses without one beta times the log-probability per token.
+
+    Raises:
+        OwnCodeError: the user's own fails, or does not give a loss for each pair.
     """
-    losses = LOSSES[kind](logps, settings)
+    losses = own_losses(kind, logps) if isinstance(kind, Own) else LOSSES[kind](logps, settings)
     if settings.sft_weight:
         # Per sequence, then over pairs: RPO's term (Pang et al. 2024, equation 1).
         losses = losses - settings.sft_weight * logps.means[0]
     gained = logps.means if kind in REFERENCE_FREE else logps.gains
     chosen, rejected = (settings.beta * part.detach() for part in gained)
     return losses, chosen, rejected
+
+
+def own_losses(own: Own, logps: PairLogps) -> Tensor:
+    """The losses (n,) that a function of the user's gives.
+
+    Raises:
+        OwnCodeError: it fails, or what it returns is something else, or nothing that can be learned from.
+    """
+    function = load_own(own, "chosen_logps", "rejected_logps", "ref_chosen_logps", "ref_rejected_logps")
+    with blaming(own.use):
+        found = function(logps.chosen, logps.rejected, logps.reference_chosen, logps.reference_rejected)
+    wanted = f"return a tensor of {len(logps.chosen)} losses, one for each pair"
+    if not isinstance(found, Tensor) or not found.is_floating_point():
+        raise OwnCodeError(f"{own.use.place}: {own.use.name} returned {type(found).__name__}; {wanted}")
+    if found.shape != logps.chosen.shape:
+        raise OwnCodeError(f"{own.use.place}: {own.use.name} returned a tensor of shape {tuple(found.shape)}; {wanted}")
+    if logps.chosen.requires_grad and not found.requires_grad:
+        raise OwnCodeError(f"{own.use.place}: what {own.use.name} returned has no gradient; compute it from "
+                           "chosen_logps and rejected_logps by torch, without detaching them")
+    return found
 
 
 def dpo_loss(
@@ -222,9 +247,9 @@ def orpo_loss(
     return -better - odds_weight * F.logsigmoid(odds)
 
 
-def loss_at_start(kind: PreferenceLoss, beta: float) -> float | None:
+def loss_at_start(kind: PreferenceLoss | Own, beta: float) -> float | None:
     """What a loss with a reference is where the policy still is that reference; None for the others."""
-    if kind in REFERENCE_FREE:
+    if isinstance(kind, Own) or kind in REFERENCE_FREE:
         return None
     special = {"hinge": 1.0, "ipo": 1 / (4 * beta**2), "ipo_sum": 1 / (4 * beta**2)}
     return special.get(kind, math.log(2.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from gristmill.dataprep.documents import read_table, write_table
 from gristmill.dataprep.files import read_json, sha256_file, write_json
+from gristmill.mixtures.own_code import Own, OwnCodeError
 from gristmill.mixtures.posttraining import Dpo, Rounded
 from gristmill.train.data.preference_rows import AnswerRows, PairRows
 from gristmill.train.loop.objective import Objective
@@ -150,10 +152,16 @@ def certify_start(
 
     Raises:
         NotTheReferenceError: they are not.
+        OwnCodeError: the loss is the user's own, and not finite.
     """
     measured = measured_at_start(model, objective, section, world)
     certificate = {"loss": measured["loss"], "margin": measured["rewards/margins"]}
     expected, most = loss_at_start(section.loss, section.beta), LARGEST_MARGIN[dtype]
+    if isinstance(section.loss, Own):
+        if not math.isfinite(certificate["loss"]):
+            raise OwnCodeError(f"{section.loss.use.place}: {section.loss_name} gives the loss {certificate['loss']} "
+                               "for the first batch, where the policy still is the reference; it must be finite")
+        expected = certificate["loss"]  # what it must be is not known
     if expected is not None:
         # What is added for the chosen answers alone is not part of the proof.
         loss = certificate["loss"] if not section.sft_weight else expected

@@ -101,7 +101,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                           sequence_length=length)
     return {
         **summary, **describe_model(shape, length), "sequence_length": length,
-        "sets": describe_draws(rows, data.sources, draws, is_out), "beta": section.beta, "objective": section.loss,
+        "sets": describe_draws(rows, data.sources, draws, is_out), "beta": section.beta, "objective": section.loss_name,
         "training_pairs": int((~is_out).sum()), "held_out_pairs": len(held_out), "step_0": certificate,
         "held_out": {
             "reward_accuracy_before": reward_accuracy(before, before),

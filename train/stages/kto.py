@@ -88,7 +88,7 @@ def optimise(inputs: Mapping[str, Path], section: Dpo, out: Path, context: Conte
     desirable = rows.desirable[held_out]
     return {
         **summary, **describe_model(shape, length), "sequence_length": length,
-        "sets": describe_draws(rows, data.sources, draws, is_out), "beta": section.beta, "objective": section.loss,
+        "sets": describe_draws(rows, data.sources, draws, is_out), "beta": section.beta, "objective": section.loss_name,
         "training_answers": {"desirable": int(rows.desirable[~is_out].sum()),
                              "undesirable": int((~rows.desirable[~is_out]).sum())},
         "held_out_answers": {"desirable": int(desirable.sum()), "undesirable": int((~desirable).sum())},

@@ -1,0 +1,213 @@
+"""The examples of docs/own-training.md run: each block of Python is the file that it names, each of YAML a manifest's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+
+from gristmill.flows.models.evaluate_model import EvaluationError, read_task_file
+from gristmill.mixtures.evaluation import OwnMetric, Task
+from gristmill.mixtures.load import ManifestError
+from gristmill.mixtures.own_code import Own, OwnCodeError, OwnFunction, take_code
+from gristmill.train.evaluation.metrics import own_metric
+from gristmill.train.evaluation.tasks import Item
+from gristmill.train.objectives.preference_losses import LossSettings, PairLogps, preference_loss
+
+GUIDE = Path(__file__).resolve().parent.parent.parent / "docs" / "own-training.md"
+BLOCK = re.compile(r"^```(python|yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def examples(heading: str) -> dict[str, Any]:
+    """The manifest of one section of the guide, whose files are written where `files` says."""
+    (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    blocks = BLOCK.findall(section)
+    files = {re.match(r"# (\S+\.py)\n", text)[1]: text for kind, text in blocks if kind == "python"}  # type: ignore[index]
+    (manifest,) = (yaml.safe_load(text) for kind, text in blocks if kind == "yaml")
+    return {"files": files, "manifest": manifest}
+
+
+@pytest.fixture
+def configured(stage_config: Any, tmp_path: Path) -> Any:
+    """What a stage gets of an example: (heading, stage, other settings) -> its settings."""
+
+    def settings(heading: str, stage: str, section: str | None = None, **others: Any) -> dict[str, Any]:
+        found = examples(heading)
+        for name, text in found["files"].items():
+            (tmp_path / name).write_text(text)
+        section = section or stage
+        found["manifest"][section] = {**found["manifest"][section], **others}
+        config: dict[str, Any] = stage_config(stage, **found["manifest"])
+        return config
+
+    return settings
+
+
+@pytest.fixture
+def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
+    return {"tokenizer": tokenizer_folder, "mix": mix_folder}
+
+
+def test_the_callbacks_of_the_guide_end_a_training(
+    run_stage: Any, configured: Any, pretrain_config: dict[str, Any], inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    # A rate of nearly nothing: the held-out loss improves by less than can be told.
+    small = {**pretrain_config, "steps": 30, "validate_every": 2, "optimizer": {"learning_rate": 1e-12}}
+    summary = run_stage("pretrain", inputs, configured("Callbacks", "pretrain", **small), tmp_path / "flat")
+    assert summary["stopped_by"]["callback"] == "hooks:StopOnPlateau"
+    assert summary["stopped_by"]["reason"].startswith("the held-out loss is ")
+    assert summary["steps"] < 30
+
+
+def test_the_rewards_of_the_guide_reward_answers(
+    run_stage: Any, configured: Any, pretrain_config: dict[str, Any], inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "prompts.jsonl").write_text("".join(
+        json.dumps({"prompt": f"Name a {word}", "tests": ["e", word[0]]}) + "\n"
+        for word in ("module", "class", "file", "list", "text", "type")))
+    run_stage("pretrain", inputs, {**pretrain_config, "steps": 1}, tmp_path / "start")
+    config = configured("Rewards", "rl", steps=1, group_size=2, global_batch_size=4, max_new_tokens=4)
+    summary = run_stage("rl", {**inputs, "pretrain": tmp_path / "start" / "data"}, config, tmp_path / "rl")
+    answers = pq.read_table(tmp_path / "rl" / "data" / "answers.parquet").to_pylist()
+    assert list(summary["first_rewards"]) == ["reward", "rewards/ends_politely", "rewards/passes", "rewards/length"]
+    for one in answers:
+        first = one["prompt"].removeprefix("Name a ")[0]
+        assert one["rewards"]["passes"] == (("e" in one["answer"]) + (first in one["answer"])) / 2
+
+
+def test_the_optimizer_of_the_guide_learns(
+    run_stage: Any, configured: Any, pretrain_config: dict[str, Any], inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    settings = {key: value for key, value in pretrain_config.items() if key != "optimizer"}
+    summary = run_stage("pretrain", inputs, configured("Optimizers", "pretrain", **settings), tmp_path / "run")
+    assert summary["last_loss"] < summary["first_loss"] - 0.01
+
+
+def test_the_schedule_of_the_guide_sets_the_rate(
+    run_stage: Any, configured: Any, pretrain_config: dict[str, Any], inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    settings = {key: value for key, value in pretrain_config.items() if key != "schedule"}
+    run_stage("pretrain", inputs, configured("Schedules", "pretrain", **{**settings, "steps": 10}), tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "data" / "metrics.jsonl").read_text().splitlines()]
+    rates = [line["learning_rate"] for line in lines if "loss" in line]
+    assert rates == pytest.approx([0.01, 0.005] * 5)
+
+
+def test_the_loss_of_the_guide_learns_preferences(
+    run_stage: Any, configured: Any, pretrain_config: dict[str, Any], inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "pairs.jsonl").write_text("".join(
+        json.dumps({"prompt": f"Name a {word}", "chosen": f"The {word}", "rejected": "No"}) + "\n"
+        for word in ("module", "class", "file", "list", "text", "type", "name", "value")))
+    run_stage("pretrain", inputs, {**pretrain_config, "steps": 1}, tmp_path / "start")
+    config = configured("Losses over pairs", "dpo", steps=4, global_batch_size=4, log_every=1,
+                        optimizer={"learning_rate": 0.003})
+    inputs = {**inputs, "pretrain": tmp_path / "start" / "data"}
+    shared = {key: config[key] for key in ("data", "precision", "micro_batch_size") if key in config}
+    run_stage("reference", inputs, shared, tmp_path / "reference")
+    summary = run_stage("dpo", {**inputs, "reference": tmp_path / "reference" / "data"}, config, tmp_path / "dpo")
+    # softplus(0.5) where the model still is its reference
+    assert summary["step_0"]["loss"] == pytest.approx(0.974077, abs=1e-5)
+    assert summary["objective"] == "hinged_dpo"
+    assert summary["last_loss"] < summary["first_loss"]
+
+
+def test_the_metrics_of_the_guide_measure_models(
+    run_stage: Any, configured: Any, pretrain_config: dict[str, Any], inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "words.jsonl").write_text("".join(
+        json.dumps({"prompt": f"Return the {word}", "answer": word}) + "\n" for word in ("module", "name", "object")))
+    run_stage("pretrain", inputs, pretrain_config, tmp_path / "start")
+    config = configured("Metrics of evaluation tasks", "evaluate", prompts=[], bootstrap_samples=20)
+    found = run_stage("evaluate", {**inputs, "pretrain": tmp_path / "start" / "data"}, config, tmp_path / "evaluate")
+    task = found["models"]["pretrain"]["tasks"]["words"]
+    assert set(task["same_first_letter"]) == {"value", "stderr", "low", "high"}
+    assert set(task["variety"]) == {"value"}
+    assert task["variety"]["value"] in (1 / 3, 2 / 3, 1.0)
+
+
+# Wrong losses and metrics
+
+
+@pytest.mark.parametrize(("source", "says"), [
+    ("def f(a, b): ...", r"own.py, line 1: f\(a, b\) cannot be called with \(chosen_logps, rejected_logps, ref_chosen"),
+    ("def f(c, r, c0, r0): return c.sum()", r"f returned a tensor of shape \(\); return a tensor of 3 losses, one for"),
+    ("def f(c, r, c0, r0): return [1.0]", "own.py, line 1: f returned list; return a tensor of 3 losses"),
+    ("def f(c, r, c0, r0): return (c - r).detach()", "own.py, line 1: what f returned has no gradient"),
+    ("def f(c, r, c0, r0):\n    return c[5]", r"own:f failed: IndexError: .* \(own.py, line 2\)"),
+])
+def test_a_wrong_loss_is_told_in_a_sentence(tmp_path: Path, source: str, says: str) -> None:
+    (tmp_path / "own.py").write_text(source)
+    section = Own(use=take_code(OwnFunction("./own.py:f"), tmp_path))
+    chosen, rejected = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True), torch.tensor([-2.0, -2.0, -2.0])
+    logps = PairLogps(chosen, rejected, chosen.detach(), rejected, torch.ones(3), torch.ones(3))
+    with pytest.raises(OwnCodeError, match=says):
+        preference_loss(section, logps, LossSettings(beta=0.1))
+
+
+def test_sigmoid_written_anew_is_the_built_in_loss(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("import torch.nn.functional as F\ndef f(c, r, c0, r0, beta):\n"
+                                     "    return -F.logsigmoid(beta * ((c - c0) - (r - r0)))\n")
+    section = Own(**{"use": take_code(OwnFunction("./own.py:f"), tmp_path), "with": {"beta": 0.3}})
+    chosen, rejected, first, second = torch.randn(4, 5).unbind()
+    logps = PairLogps(chosen, rejected, first, second, torch.ones(5), torch.ones(5))
+    for ours, theirs in zip(preference_loss(section, logps, LossSettings(beta=0.3)),
+                            preference_loss("sigmoid", logps, LossSettings(beta=0.3)), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+ITEMS = [Item(1, "", ("yes", "yep"), 0, ""), Item(2, "", ("no",), 0, "")]
+
+
+@pytest.mark.parametrize(("source", "says"), [
+    ("def f(predictions): ...", r"own.py, line 1: f\(predictions\) cannot be called with \(predictions, references\)"),
+    ("def f(p, r): return [1.0]", r"own.py, line 1: f returned values of shape \(1,\) for 2 items; return a"),
+    ("def f(p, r): return [1.0, float('nan')]", "f returned nan for item 2; return finite numbers"),
+    ("def f(p, r): return float('inf')", "f returned inf; return finite numbers"),
+    ("def f(p, r): return None", "f returned nan"),
+    ("def f(p, r): return 'good'", r"own:f failed: ValueError: could not convert string to float: 'good'"),
+    ("def f(p, r):\n    return [{}[x] for x in p]", r"own:f failed: KeyError: 'yes' \(own.py, line 2\)"),
+])
+def test_a_wrong_metric_is_told_in_a_sentence(tmp_path: Path, source: str, says: str) -> None:
+    (tmp_path / "own.py").write_text(source)
+    with pytest.raises(OwnCodeError, match=says):
+        own_metric(OwnMetric(use=take_code(OwnFunction("./own.py:f"), tmp_path)), ITEMS, ["yes", "maybe"])
+
+
+def test_a_metric_gets_every_right_answer_and_may_give_values_or_a_number(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def each(p, r): return [float(x in y) for x, y in zip(p, r)]\n"
+                                     "def whole(p, r, add): return sum(map(len, r)) + add\n")
+    taken = {name: take_code(OwnFunction(f"./own.py:{name}"), tmp_path) for name in ("each", "whole")}
+    assert own_metric(OwnMetric(use=taken["each"]), ITEMS, ["yep", "yep"]).tolist() == [1.0, 0.0]
+    assert own_metric(OwnMetric(**{"use": taken["whole"], "with": {"add": 4}}), ITEMS, ["", ""]) == 7.0
+
+
+def test_metrics_of_tasks_that_nothing_is_written_for_are_refused() -> None:
+    task = {"name": "a", "path": "a.jsonl", "metrics": [{"use": "./own.py:f"}]}
+    with pytest.raises(ValueError, match="f compares texts that a model writes, but the task is of kind cloze"):
+        Task(**task, kind="cloze")
+    with pytest.raises(ValueError, match="two are called f1; give one of them a `name` of its own"):
+        Task(**{**task, "kind": "generate", "metrics": ["f1", {"use": "./own.py:f1"}]})
+
+
+def test_a_name_that_is_none_of_the_built_in_ones_is_told_as_before(stage_config: Any) -> None:
+    with pytest.raises(ManifestError, match=r"dpo.loss: .*'sigmoid', 'cdpo'.* \(got 'sigmod'\)"):
+        stage_config("dpo", dpo={"data": [{"path": "a.jsonl"}], "steps": 1, "loss": "sigmod"})
+
+
+def test_a_file_of_tasks_may_name_metrics_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def f(p, r): ...\n")
+    (tmp_path / "tasks.yaml").write_text("tasks: [{name: a, path: a.jsonl, kind: generate, "
+                                         "metrics: [{use: './own.py:f'}]}]\n")
+    (task,) = read_task_file(tmp_path / "tasks.yaml")
+    assert (task.path, task.own_metrics[0].use.taken) == (str(tmp_path / "a.jsonl"), True)
+    (tmp_path / "own.py").write_text("def g(p, r): ...\n")
+    with pytest.raises(EvaluationError, match=r"tasks.yaml: own.py defines no 'f'"):
+        read_task_file(tmp_path / "tasks.yaml")
