@@ -16,8 +16,8 @@ import torch
 from gristmill.dataprep.context import Context
 from gristmill.mixtures.engine import Profile, Wandb
 from gristmill.tokenize.packed_writing import write_packed_set
-from gristmill.train.loop.profiling import Profiler
 from gristmill.train.loop.record import Record
+from gristmill.train.loop.throughput import Profiler
 from gristmill.train.stages import pretrain
 
 

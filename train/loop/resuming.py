@@ -25,13 +25,12 @@ from gristmill.train.loop.checkpoints import (
 )
 from gristmill.train.loop.job import Job
 from gristmill.train.loop.mirror import fetch_tree
-from gristmill.train.loop.profiling import Profiler
 from gristmill.train.loop.record import Record
 from gristmill.train.loop.rollback import is_given_up, plan_after, read_rollbacks
 from gristmill.train.loop.row_plan import RowPlan, extend_digest
 from gristmill.train.loop.spikes import empty_window
 from gristmill.train.loop.state import LoopState, Part
-from gristmill.train.loop.throughput import Clock
+from gristmill.train.loop.throughput import Clock, Profiler
 from gristmill.train.optim.loss_scale import LossScale
 from gristmill.train.optim.noise_scale import NoiseScale
 from gristmill.train.optim.optimizer import make_optimizers
