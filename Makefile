@@ -40,9 +40,13 @@ dependencies: .venv/developing build/audit/installed
 	$(LICENCES) --format json > build/licences.json
 	$(BIN)/python .ci/audit.py build/licences.json --licences > docs/dependencies.md
 
-# What `check` cannot know without a server of advisories: whether one of today's is about what is pinned.
+# What `check` cannot know without a server of advisories: whether one of today's is about what is pinned. It asks PyPI
+# for every version, which mirrors do not serve; SERVICE=osv asks the database of OSV instead.
+SERVICE := pypi
 audit: build/audit/installed
-	build/audit/bin/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
+	build/audit/bin/pip-audit --strict --no-deps --disable-pip --vulnerability-service $(SERVICE) \
+		--requirement constraints.txt || { echo "If the first package is not found, no advisories are served here: \
+	try make audit SERVICE=osv" >&2; exit 1; }
 
 # The tools of both, in an environment of their own, so that they are not among what they audit.
 build/audit/installed: .ci/tools.txt

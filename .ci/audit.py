@@ -60,6 +60,13 @@ def unpinned(packages: Sequence[Package], pins: Mapping[str, str]) -> Iterator[s
                    "rebuild the environment")
 
 
+def stale(packages: Sequence[Package], pins: Mapping[str, str]) -> Iterator[str]:
+    """Pins of what is not installed, and what nothing that is installed asks for on any system."""
+    known = {package.name for package in packages} | {
+        canonicalize_name(Requirement(one).name) for package in packages for one in package.requires}
+    yield from (f"constraints.txt pins {name}, which nothing asks for; remove it" for name in pins if name not in known)
+
+
 def shared_files(packages: Sequence[Package]) -> Iterator[str]:
     """Files that two packages call theirs: whichever was installed last has written them."""
     owners: dict[str, set[str]] = defaultdict(set)
@@ -103,7 +110,7 @@ def main(arguments: Sequence[str]) -> int:
     packages = sorted((Package(canonicalize_name(one.metadata["Name"]), one.version, tuple(one.requires or ()),
                                tuple(map(str, one.files or ()))) for one in distributions()), key=lambda one: one.name)
     listed = set((ROOT / "docs" / "dependencies.md").read_text().splitlines())
-    problems = [*unpinned(packages, pins), *shared_files(packages),
+    problems = [*unpinned(packages, pins), *stale(packages, pins), *shared_files(packages),
                 *(f"docs/dependencies.md lacks the line {row}; rebuild it: make dependencies"
                   for row in table.splitlines() if row not in listed)]
     print("\n".join(problems) or f"{len(packages)} installed packages are those of constraints.txt")

@@ -24,9 +24,8 @@ from gristmill.flows.orchestration.parameters import (
     Setting,
     StageName,
     refuse_secrets,
-    without_secrets,
 )
-from gristmill.flows.orchestration.reporting import PrefectObserver, publish_refusal, publish_run, warn_of_renamed
+from gristmill.flows.orchestration.reporting import PrefectObserver, publish_run, publishing_refusal, warn_of_renamed
 from gristmill.flows.orchestration.routing import run_elsewhere
 from gristmill.flows.running.run import Observer, Runner, RunStoppedError
 from gristmill.flows.running.schedule import jobs_of, run_jobs
@@ -137,15 +136,10 @@ def _open(manifest: str, overrides: tuple[str, ...], store: str, until: str, exa
     opened = session_of_caller.get()
     if opened is not None:
         return opened
-    try:
+    with publishing_refusal(manifest):
         refuse_secrets({"overrides": list(overrides), "store": store})
-        return open_session(manifest, list(overrides), store or None, until=until, exactly=exactly, allow_code=True)
-    except Exception as error:
-        told = without_secrets(error)
-        publish_refusal(manifest, told)
-        if told is error:
-            raise
-        raise told from None
+        opened = open_session(manifest, list(overrides), store or None, until=until, exactly=exactly, allow_code=True)
+    return opened
 
 
 def _run(session: Session, stages: list[str], force: frozenset[str], training_deployment: str = "") -> str:

@@ -37,6 +37,12 @@ def test_what_is_installed_is_what_constraints_say() -> None:
         "other 3 is installed and not pinned; add other==3 to constraints.txt, or rebuild the environment"]
 
 
+def test_a_pin_is_of_something_that_is_asked_for() -> None:
+    installed = [package("numpy", requires=("Tzdata>=1; sys_platform == 'win32'",))]
+    pins = {"numpy": "1.0", "tzdata": "2", "optype": "3"}
+    assert list(audit.stale(installed, pins)) == ["constraints.txt pins optype, which nothing asks for; remove it"]
+
+
 def test_no_file_belongs_to_two_packages() -> None:
     installed = [package("fasttext", files=("fasttext_pybind.so", "fasttext/a.py")),
                  package("fasttext-predict", files=("fasttext_pybind.so",)), package("x", files=("x.py",))]

@@ -12,13 +12,15 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from gristmill.dataprep.secrets import mask_text
 from gristmill.flows.orchestration.cards import live_card, run_card, stage_card
 from gristmill.flows.orchestration.pace import LineBudget, Pace
+from gristmill.flows.orchestration.parameters import without_secrets
 from gristmill.flows.report.report_links import report_link
 from gristmill.flows.running.process import Event
 from gristmill.flows.running.run import Observer, Outcome
@@ -221,13 +223,24 @@ def publish_card(key: str, markdown: str, description: str | None = None) -> Non
     create_markdown_artifact(mask_text(markdown), key=key, description=description)
 
 
-def publish_refusal(what: str, error: Exception) -> None:
-    """Show all problems of a manifest or of parameters, of which Prefect's state names the first lines only."""
+@contextmanager
+def publishing_refusal(what: str) -> Iterator[None]:
+    """Show all problems of a manifest or of parameters in the run: Prefect's state names the first lines only.
+
+    The error is raised again, without credentials.
+    """
     try:
-        publish_card("refused", f"# Refused: {what}\n\n```text\n{error}\n```\n\nNothing was run.",
-                     "what is wrong with the parameters")
-    except Exception as trouble:  # noqa: BLE001 - the refusal itself is raised by whoever calls this
-        log.warning("Prefect did not take an update: %s", trouble)
+        yield
+    except Exception as error:
+        refusal = without_secrets(error)
+        try:
+            publish_card("refused", f"# Refused: {what}\n\n```text\n{refusal}\n```\n\nNothing was run.",
+                         "what is wrong with the parameters")
+        except Exception as trouble:  # noqa: BLE001 - the refusal is raised all the same
+            log.warning("Prefect did not take an update: %s", trouble)
+        if refusal is error:
+            raise
+        raise refusal from None
 
 
 def publish_run(session: Session, record: RunRecord) -> None:

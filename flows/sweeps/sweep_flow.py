@@ -22,9 +22,8 @@ from gristmill.flows.orchestration.parameters import (
     Setting,
     SourceShare,
     refuse_secrets,
-    without_secrets,
 )
-from gristmill.flows.orchestration.reporting import PrefectObserver, publish_refusal
+from gristmill.flows.orchestration.reporting import PrefectObserver, publishing_refusal
 from gristmill.flows.orchestration.tracking import apply_default_settings, choose_tracking
 from gristmill.flows.pipeline import TRAINING_TAG, observer_of_caller
 from gristmill.flows.running.launch import interrupt
@@ -70,16 +69,10 @@ def gristmill_sweep(
         sweep = sweep_of_caller.get()
         if sweep is not None:
             return _run(sweep)
-        try:
+        with publishing_refusal(manifest):
             refuse_secrets({"overrides": list(overrides), "store": store})
             sweep = plan_sweep(manifest, Path(grid), steps, seeds, model.as_keys(),
                                list(overrides), store or None, {one.source: one.share for one in target} or None)
-        except Exception as error:
-            told = without_secrets(error)
-            publish_refusal(manifest, told)
-            if told is error:
-                raise
-            raise told from None
         return _run(sweep)
 
 
