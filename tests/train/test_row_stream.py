@@ -294,6 +294,36 @@ def test_a_finite_loader_gives_every_batch_once_whatever_its_workers(documents: 
         assert same(list(loader), whole)
 
 
+def test_loaders_that_keep_their_workers_or_start_new_processes_begin_every_pass_anew(documents: Path) -> None:
+    whole = list(stream(documents, batch_size=4, epochs=1))
+    loader = DataLoader(stream(documents, batch_size=4, epochs=1), batch_size=None, num_workers=2,
+                        persistent_workers=True)
+    assert same(list(loader), whole)
+    assert same(list(loader), whole)
+    one = stream(documents, batch_size=4, epochs=1)
+    one.seek(8)
+    there = pickle.loads(pickle.dumps(one))  # as a process that is spawned gets it
+    assert same(list(there), whole[2:])
+    assert same(list(there), whole)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_loader_that_came_to_its_end_begins_anew(documents: Path, workers: int) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def made() -> Any:
+        return stateful.StatefulDataLoader(stream(documents, batch_size=4, epochs=1), batch_size=None,
+                                           num_workers=workers)
+
+    loader, whole = made(), list(stream(documents, batch_size=4, epochs=1))
+    assert same(list(loader), whole)
+    assert same(list(loader), whole)
+    again = made()
+    again.load_state_dict(loader.state_dict())
+    assert same(list(again), whole)
+    assert same(list(again), whole)
+
+
 def test_a_state_of_other_rows_or_of_other_workers_is_refused(documents: Path, turns: Path) -> None:
     one = stream(documents, batch_size=4)
     next(iter(one))

@@ -1,7 +1,8 @@
-"""The examples of docs/stream.md run, one after the other, and give what the page says."""
+"""The examples of docs/stream.md and docs/parts.md run, one after the other, and give what the pages say."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
@@ -17,7 +18,7 @@ import gristmill
 
 pytest.importorskip("transformers")
 pytest.importorskip("torchdata")
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "stream.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def stand_in_for_torchtitan() -> ModuleType:
@@ -40,12 +41,11 @@ def stand_in_for_torchtitan() -> ModuleType:
     return module
 
 
-@pytest.fixture(scope="module")
-def shown(mix_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the names of the page stand for after all its examples, with a packed set in the folder `packed`."""
-    folder, names = tmp_path_factory.mktemp("page"), {"__name__": "page"}
+def after_all_examples(page: str, folder: Path, mix_folder: Path) -> dict[str, Any]:
+    """What the names of a page stand for after all its examples, with a packed set in the folder `packed`."""
+    text, names = (DOCS / page).read_text(), {"__name__": "page"}
     shutil.copytree(mix_folder, folder / "packed")
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for name in ("torchtitan", "torchtitan.components"):
@@ -53,9 +53,15 @@ def shown(mix_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         patch.setitem(sys.modules, "torchtitan.components.dataloader", stand_in_for_torchtitan())
         patch.setitem(sys.modules, "page", ModuleType("page"))
         for number, block in enumerate(blocks):
-            exec(compile(block, f"{PAGE.name}, example {number + 1}", "exec"), names)
-    assert len(blocks) == PAGE.read_text().count("```python") >= 6
+            exec(compile(block, f"{page}, example {number + 1}", "exec"), names)
+    assert len(blocks) == text.count("```python") >= 6
     return {**names, "folder": folder}
+
+
+@pytest.fixture(scope="module")
+def shown(mix_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """After docs/stream.md."""
+    return after_all_examples("stream.md", tmp_path_factory.mktemp("page"), mix_folder)
 
 
 def batches(shown: dict[str, Any], **settings: Any) -> list[Any]:
@@ -111,3 +117,23 @@ def test_the_loader_for_torchtitan_gives_input_positions_and_shifted_labels(show
     assert torch.equal(inputs["input"], whole[0]["input_ids"][0::2])
     assert torch.equal(labels[:, :-1], whole[0]["labels"][0::2][:, 1:])
     assert shown["loader"].ranks == (0, 2)
+
+
+def test_the_parts_alone_do_what_their_page_says(mix_folder: Path, tmp_path: Path) -> None:
+    shown = after_all_examples("parts.md", tmp_path, mix_folder)
+    targets = gristmill.losses.next_tokens(shown["ids"])
+    torch.manual_seed(0)
+    assert shown["loss"].item() == pytest.approx(6.24, abs=0.2)  # ln 512, before anything is learned
+    assert targets.shape == shown["ids"].shape
+    assert shown["pair_losses"].tolist() == pytest.approx([0.6931472] * 2)  # the policy is the reference still: ln 2
+    assert shown["packed"].tokens.tolist() == [[5, 6, 7, 8], [9, 5, 6, 7]]
+    assert shown["packed"].fill == 1.0
+    assert shown["schedulers"][0].get_last_lr()[0] == pytest.approx(0.02 * 2 / 5)
+    losses = [line["loss"] for line in shown["found"]["metrics"]]
+    assert (len(losses), shown["found"]["steps"]) == (3, 3)
+    trained = [json.loads(line) for line in (tmp_path / "trained" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in trained] == [1, 2, 3, 4, 5, 6]
+    assert trained[-1]["loss"] < trained[0]["loss"]
+    page = (DOCS / "parts.md").read_text()
+    named = {name for name in gristmill.losses.__all__ if not re.search(rf"\b{name}\b", page)}
+    assert named == {"IGNORED"}
