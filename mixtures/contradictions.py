@@ -13,6 +13,10 @@ from gristmill.mixtures.yaml_text import did_you_mean
 
 EMPTY_SECTIONS = ("tokenizer", "evaluate", "export")
 """Sections whose key alone asks for their defaults."""
+NEED_THE_DECODER = ("sft", "reward", "dpo", "rl", "export")
+"""Sections that ask the built-in decoder for more than logits."""
+NEED_ITS_LAYERS = {"parallel": ("tensor", "pipeline"), "compute": ("compile", "activation_checkpointing")}
+"""Keys of `engine` that do, by its sections."""
 NEED_A_MODEL = ("sft", "reward", "dpo", "rl", "evaluate", "export")
 """Sections that begin with a model, or look at those that there are."""
 
@@ -34,6 +38,7 @@ def contradictions(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
         yield ("reward",), ("has no pairs to learn from: give it `data:`, or the manifest a section `dpo:`, whose "
                             "pairs it then takes")
     yield from _reinforcement_problems(raw)
+    yield from _own_model_problems(raw)
 
 
 def _given(raw: Mapping[str, Any]) -> set[str]:
@@ -129,6 +134,28 @@ def _reinforcement_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, 
         is_model = isinstance(reward, dict) and reward.get("kind") == "model"
         if is_model and not reward.get("path") and "reward" not in raw:
             yield ("rl", "rewards", number), "has no `path`, and there is no section `reward:` that makes such a model"
+
+
+def _own_model_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+    """What only the built-in decoder can do, where pre-training has a model of the user's."""
+    model = _inside(raw, "pretrain", "model")
+    if model.get("use") is None:
+        return
+    message = ("needs the built-in decoder, whose layers it knows by name, but pretrain.model.use names a model of "
+               "your own; remove one of the two")
+    given = _given(raw)
+    yield from (((stage,), message) for stage in NEED_THE_DECODER if stage in given)
+    for part, keys in NEED_ITS_LAYERS.items():
+        engine = _inside(raw, "engine", part)
+        yield from ((("engine", part, key), message) for key in keys if engine.get(key) not in (None, 1, "off"))
+
+
+def _inside(raw: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """A section inside another; empty where it is absent, or no mapping."""
+    at: Any = raw
+    for key in keys:
+        at = at.get(key) if isinstance(at, Mapping) else None
+    return at if isinstance(at, Mapping) else {}
 
 
 def _source_references(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:

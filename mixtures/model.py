@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from gristmill.mixtures.own_code import BuiltInOrOwn
 from gristmill.mixtures.section import OutsidePath, Positive, PositiveFloat, Section
 
 _LLAMA_3 = {"rope_theta": 500_000.0}
@@ -118,8 +119,8 @@ class GivenModel(Section):
     tokenizer.json, of a decoder that this one can run (Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3-MoE)."""
 
 
-class Model(Section):
-    """A Llama-style decoder."""
+class Model(BuiltInOrOwn):
+    """A Llama-style decoder, or a model of your own."""
 
     preset: str | None = Field(default=None, exclude=True)
     """Name of sizes that other keys override: `llama-1m`, `llama-10m`, `llama-30m`, `llama-125m`, `llama-350m`,
@@ -173,6 +174,13 @@ class Model(Section):
             if given:
                 raise ValueError(f"with init_from the checkpoint's config.json decides {', '.join(given)}; remove it")
         return expand(values)
+
+    @model_validator(mode="after")
+    def _own_has_its_options(self) -> Model:
+        if unused := self.unused_beside_own("document_mask"):
+            raise ValueError(f"model.{unused[0]} means nothing to a model of your own; give it as an option, under "
+                             "`with`, or remove it")
+        return self
 
     @model_validator(mode="after")
     def _divisible(self) -> Model:

@@ -328,6 +328,18 @@ class Pretrain(Training):
     """Steps between these; as often as validations if absent."""
 
     @model_validator(mode="after")
+    def _knows_the_layers(self) -> Pretrain:
+        if self.model.use is None:
+            return self
+        if self.float8 != "off":
+            raise ValueError("float8 needs the built-in decoder, whose layers it multiplies in 8 bits; remove it "
+                             "beside model.use")
+        if self.optimizer.kind == "muon" and self.optimizer.use is None:
+            raise ValueError("optimizer.kind cannot be muon beside model.use: it takes the matrices of the built-in "
+                             "decoder's layers; choose another kind")
+        return self
+
+    @model_validator(mode="after")
     def _tasks_are_likelihoods(self) -> Pretrain:
         if writing := [task.name for task in self.tasks if task.kind == "generate"]:
             raise ValueError(f"tasks: {writing[0]} is of kind generate, which is not asked while training; move it to "

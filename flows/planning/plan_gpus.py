@@ -119,6 +119,9 @@ def _training(session: Session) -> tuple[Pretrain, Shape, int]:
     section = session.manifest.pretrain
     if section is None or session.manifest.mix is None:
         raise PlanError(f"{session.manifest_file} has no `pretrain:` section; there is nothing to plan GPUs for")
+    if section.model.use is not None:
+        raise PlanError(f"{session.manifest_file}: pretrain.model.use names a model of your own, whose memory and "
+                        "arithmetic are not known; GPUs are planned for the built-in decoder")
     length = session.manifest.mix.sequence_length
     return section, shape_of(section.model, _vocab_size(session), length), length
 

@@ -133,6 +133,17 @@ def test_the_metrics_of_the_guide_measure_models(
     assert task["variety"]["value"] in (1 / 3, 2 / 3, 1.0)
 
 
+def test_the_model_of_the_guide_learns_and_is_evaluated(
+    run_stage: Any, configured: Any, pretrain_config: dict[str, Any], inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    settings = {key: value for key, value in pretrain_config.items() if key != "model"}
+    summary = run_stage("pretrain", inputs, configured("Models", "pretrain", **settings), tmp_path / "run")
+    assert summary["last_loss"] < summary["first_loss"] - 0.1
+    config = configured("Models", "evaluate", max_new_tokens=4, bootstrap_samples=10)
+    found = run_stage("evaluate", {**inputs, "pretrain": tmp_path / "run" / "data"}, config, tmp_path / "evaluate")
+    assert set(found["models"]["pretrain"]["sources"]) == {"prose", "code"}
+
+
 # Wrong losses and metrics
 
 

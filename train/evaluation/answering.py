@@ -64,7 +64,7 @@ class Reader:
     @property
     def device(self) -> torch.device:
         """Where the model computes."""
-        return self.model.model.embed_tokens.weight.device
+        return next(self.model.parameters()).device
 
 
 @dataclass(frozen=True)

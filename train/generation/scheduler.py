@@ -29,6 +29,7 @@ from gristmill.train.generation.sampling import (
     random_numbers,
 )
 from gristmill.train.models.llama import Cache, Llama, empty_cache
+from gristmill.train.models.own_model import OwnModel
 
 ROOM = 64
 """Positions by which caches grow."""
@@ -320,7 +321,7 @@ def filled(model: Llama, prompts: Sequence[Sequence[int]]) -> Cache:
 
 
 def generate(
-    model: Llama,
+    model: Llama | OwnModel,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     stops: Collection[int],
@@ -344,6 +345,8 @@ def generate(
         gristmill.train.generation.scheduler.PromptTooLongError: a prompt is empty or fills the model's sequence length.
     """
     sampling = Sampling(temperature, seed=seed)
+    if isinstance(model, OwnModel):
+        return continue_texts(model, prompts, max_new_tokens, frozenset(stops), sampling)
     return complete(Scheduler(model, most_rows=len(prompts)), [
         Request(tuple(int(token) for token in prompt), max_new_tokens, frozenset(stops), sampling)
         for prompt in prompts])
@@ -356,3 +359,25 @@ def complete(scheduler: Scheduler, requests: Sequence[Request]) -> list[list[int
         for one in scheduler.step():
             found[one.number] += one.tokens
     return list(found.values())
+
+
+@torch.no_grad()
+def continue_texts(
+    model: OwnModel, prompts: Sequence[Sequence[int]], max_new_tokens: int, stops: frozenset[int], sampling: Sampling
+) -> list[list[int]]:
+    """Continue prompts one by one, each from its whole text again for every token: nothing is known of a cache.
+
+    Arguments and draws are those of `generate`.
+    """
+    device, found = next(model.parameters()).device, []
+    for prompt in prompts:
+        ids, generator = list(prompt), random_numbers(sampling.seed, prompt)
+        while len(ids) - len(prompt) < max_new_tokens and len(ids) < model.shape.sequence_length:
+            logits: Tensor = model(torch.tensor([ids], device=device))[0, -1].cpu()
+            token = int(logits.argmax()) if sampling.temperature == 0.0 else draw(
+                probabilities(logits.numpy().astype(np.float32), sampling), generator)
+            if token in stops:
+                break
+            ids.append(token)
+        found.append(ids[len(prompt) :])
+    return found

@@ -25,8 +25,9 @@ from gristmill.train.models.shape import Shape
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-Head = Callable[[Tensor, Tensor], Any]
-"""(hidden (n, t, d), output matrix (v, d)) -> anything: what the model computes at its end."""
+Head = Callable[[Tensor, Tensor | None], Any]
+"""(hidden (n, t, d), output matrix (v, d)) -> anything: what the model computes at its end. Without a matrix what it is
+given are logits (n, t, v) already, of a model that is not this one."""
 Kept = Literal["nothing", "selected"]
 """What is not forgotten: nothing, or what is dear to compute again."""
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten._grouped_mm.default)
@@ -40,9 +41,9 @@ ATTENTION = (
 """Kernels that attention may end in; what is computed from scores is quadratic in the row's length."""
 
 
-def logits_head(hidden: Tensor, weight: Tensor) -> Tensor:
+def logits_head(hidden: Tensor, weight: Tensor | None) -> Tensor:
     """Logits (n, t, v) in float32."""
-    return F.linear(hidden, weight).float()
+    return (hidden if weight is None else F.linear(hidden, weight)).float()
 
 
 @dataclass

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from gristmill.mixtures.model import Model, RopeScaling
+from gristmill.mixtures.own_code import Own
 
 VOCAB_MULTIPLE = 128
 """Rows of the embedding are padded to this multiple, which matrix units prefer (OLMo-core: padded_vocab_size)."""
@@ -17,6 +18,10 @@ LARGEST_SIZES = {
     "ffn_width": 1 << 24, "vocab_size": 1 << 26, "padded_vocab_size": 1 << 26, "sequence_length": 1 << 31,
 }  # fmt: skip
 """Far beyond any model: what a config.json asks for is built in memory, layer by layer, before a weight is read."""
+
+
+OWN = "own"
+"""The key of config.json that holds the code of a user's model, and its options."""
 
 
 class ShapeError(ValueError):
@@ -98,6 +103,34 @@ class Shape:
         return self.layers * (attention + feed_forward) + self.padded_vocab_size * self.width
 
 
+@dataclass(frozen=True)
+class OwnShape:
+    """What is known of a user's model, for those who ask a `Shape` for no more than this.
+
+    Attributes:
+        own: the class or function, and its options.
+        vocab_size: ids that it predicts.
+        sequence_length: most tokens in a row.
+        document_mask: whether it is told where documents begin.
+        seed: of its first weights.
+        parameters: how many it trains.
+    """
+
+    own: Own
+    vocab_size: int
+    sequence_length: int
+    document_mask: bool
+    seed: int
+    parameters: int = 0
+
+    layers: ClassVar[int] = 0
+    experts: ClassVar[int] = 0
+
+    def flops_per_token(self, length: int) -> int:
+        """6 N per token (Kaplan et al. 2020, section 2.1): what else it computes is not known."""
+        return 6 * self.parameters
+
+
 def shape_of(model: Model, vocab_size: int, sequence_length: int) -> Shape:
     """Resolve a manifest's model section against a tokenizer and a row length."""
     moe = model.moe
@@ -139,3 +172,15 @@ def shape_from_json(value: Mapping[str, Any]) -> Shape:
                          "it again")
     scaling = read.get("rope_scaling")
     return Shape(**{**read, "rope_scaling": None if scaling is None else RopeScaling.model_validate(scaling)})
+
+
+def own_shape_to_json(shape: OwnShape) -> dict[str, Any]:
+    """What `config.json` holds."""
+    return {OWN: shape.own.model_dump(mode="json"), "vocab_size": shape.vocab_size,
+            "sequence_length": shape.sequence_length, "document_mask": shape.document_mask, "seed": shape.seed,
+            "parameters": shape.parameters}
+
+
+def own_shape_from_json(config: Mapping[str, Any]) -> OwnShape:
+    """Read `config.json` back."""
+    return OwnShape(**{**config, OWN: Own.model_validate(config[OWN])})

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,16 @@ from gristmill.mixtures.model import Initialisation
 from gristmill.train.models.families import UnknownArchitectureError, is_scorer, shape_from_hf, tensors_behind
 from gristmill.train.models.initialisation import initial_tensor
 from gristmill.train.models.int8 import read_int8, stored_name
-from gristmill.train.models.shape import Shape, ShapeError, shape_from_json, shape_to_json
+from gristmill.train.models.shape import (
+    OWN,
+    OwnShape,
+    Shape,
+    ShapeError,
+    own_shape_from_json,
+    own_shape_to_json,
+    shape_from_json,
+    shape_to_json,
+)
 from gristmill.train.models.tensor_files import INDEX_FILE as INDEX_FILE
 from gristmill.train.models.tensor_files import WEIGHTS_FILE as WEIGHTS_FILE
 from gristmill.train.models.tensor_files import ready, write_tensors
@@ -124,10 +133,15 @@ def read_shape(folder: Path) -> Shape:
     """The sizes of a model that a training stage saved, or that transformers can load.
 
     Raises:
+        WeightsError: it is a user's model.
         gristmill.train.models.families.UnknownArchitectureError: this decoder cannot run it.
         gristmill.train.models.shape.ShapeError: a model of ours, but of another version.
     """
     config = _read_config(folder / SHAPE_FILE)
+    if OWN in config:
+        raise WeightsError(f"{folder} is a model of code of its own, {config[OWN]['use']['function']}, which is not "
+                           "run here: the run that names it in pretrain.model.use trains and evaluates it; all else "
+                           "needs the built-in decoder")
     try:
         return shape_from_hf(config) if "model_type" in config else shape_from_json(config)
     except UnknownArchitectureError:
@@ -177,21 +191,36 @@ def check_model(folder: Path) -> Shape:
     return shape
 
 
-def save_model(folder: Path, shape: Shape, tensors: dict[str, Tensor]) -> None:
+def save_model(folder: Path, shape: Shape | OwnShape, tensors: dict[str, Tensor]) -> None:
     """Write a model: `config.json`, and `model.safetensors` with whole float32 tensors on the CPU."""
-    write_json(folder / SHAPE_FILE, shape_to_json(shape))
-    write_tensors(folder / WEIGHTS_FILE, {name: ready(tensor) for name, tensor in tensors.items()})
+    from gristmill.train.models.own_model import INNER
+
+    is_own = isinstance(shape, OwnShape)
+    write_json(folder / SHAPE_FILE, own_shape_to_json(shape) if isinstance(shape, OwnShape) else shape_to_json(shape))
+    write_tensors(folder / WEIGHTS_FILE, {name.removeprefix(INNER) if is_own else name: ready(tensor)
+                                          for name, tensor in tensors.items()})
 
 
-def load_model(folder: Path, device: str = "cpu") -> Llama:
+def load_model(folder: Path, device: str = "cpu", runs_own_code: bool = False) -> Llama:
     """A saved model in float32, ready for evaluation in one process.
 
+    Args:
+        folder: of the model.
+        device: where it is to be.
+        runs_own_code: whether a user's model, whose code its config.json holds, is run: it is called as the decoder is.
+
     Raises:
-        WeightsError: the folder holds a model that scores text and does not write any.
+        WeightsError: the folder holds a model that scores text and does not write any, or a user's.
     """
     from gristmill.train.models.llama import Llama
+    from gristmill.train.models.own_model import INNER, build_own
 
-    if is_scorer(_read_config(folder / SHAPE_FILE)):
+    config = _read_config(folder / SHAPE_FILE)
+    if runs_own_code and OWN in config:
+        find, own = _finder(folder), build_own(own_shape_from_json(config))
+        fill_from(own, lambda name, size: find(name.removeprefix(INNER)), device)
+        return cast("Llama", own.to(device))
+    if is_scorer(config):
         raise WeightsError(f"{folder} is a reward model, which scores texts and cannot write any; name a model that "
                            "`pretrain`, `sft` or `dpo` made")
     with torch.device("meta"):

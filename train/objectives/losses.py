@@ -1,11 +1,12 @@
 """Losses and log-probabilities: pure functions of hidden states, targets and masks.
 
-Legend: n rows, t tokens, d width, v ids. A target of IGNORED is neither trained on nor measured.
+Legend: n rows, t tokens, d width, v ids. A target of IGNORED is neither trained on nor measured. Where there is no
+output matrix the hidden states are logits already (d = v), as a model that is not the built-in decoder gives them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -24,7 +25,19 @@ every chunk reads and writes, is touched a few times per batch and not hundreds 
 
 def chunk_rows(matrix: Tensor) -> int:
     """How many positions' logits are computed at a time, for an output matrix (v, d) where that lies."""
-    return max(1, (GPU_CHUNK_LOGITS if matrix.device.type == "cuda" else CHUNK_LOGITS) // len(matrix))
+    return _chunk_rows(matrix, len(matrix))
+
+
+def _chunk_rows(lies: Tensor, ids: int) -> int:
+    return max(1, (GPU_CHUNK_LOGITS if lies.device.type == "cuda" else CHUNK_LOGITS) // ids)
+
+
+def _logit_chunks(flat: Tensor, matrix: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
+    """The logits (m, v) in float32 of hidden states (n t, d), chunk by chunk, with where each is."""
+    size = _chunk_rows(flat, flat.shape[1] if matrix is None else len(matrix))
+    for start in range(0, len(flat), size):
+        part = slice(start, start + size)
+        yield part, (flat[part] if matrix is None else flat[part] @ matrix.T).float()
 
 
 def next_tokens(ids: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -115,8 +128,18 @@ class _WeightedNll(torch.autograd.Function):
         return hidden_gradient.mul_(gradients[0]), of_matrix, None, None, None, None
 
 
+def _nll_of_logits(
+    logits: Tensor, targets: Tensor, weights: Tensor, z_loss: float
+) -> tuple[Tensor, Tensor]:
+    """What `weighted_nll` gives of logits that are there; autograd does the rest."""
+    flat, wanted = logits.float().flatten(0, 1), targets.flatten()
+    nll = F.cross_entropy(flat, wanted, reduction="none", ignore_index=IGNORED)
+    squares = flat.logsumexp(dim=-1).square() * (wanted != IGNORED) if z_loss else 0.0
+    return ((nll + z_loss * squares) * weights.flatten()).sum(), nll.detach().view(targets.shape)
+
+
 def weighted_nll(
-    hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor, z_loss: float = 0.0, fused: bool = False
+    hidden: Tensor, matrix: Tensor | None, targets: Tensor, weights: Tensor, z_loss: float = 0.0, fused: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Cross-entropy of next tokens, in float32, without ever holding all logits.
 
@@ -137,6 +160,8 @@ def weighted_nll(
     >>> [f"{loss:.4f}" for loss in nll[0].tolist()]  # ln 8: all ids are alike
     ['2.0794', '2.0794']
     """
+    if matrix is None:
+        return _nll_of_logits(hidden, targets, weights, z_loss)
     total, nll = _WeightedNll.apply(hidden.flatten(0, 1), matrix, targets.flatten(), weights.flatten(), z_loss,
                                   fused)
     return total, nll.view(targets.shape)
@@ -168,7 +193,7 @@ def cross_entropy(
 
 
 @torch.no_grad()
-def score_tokens(hidden: Tensor, matrix: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def score_tokens(hidden: Tensor, matrix: Tensor | None, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Loss per token (n, t) float32 and whether the target was the likeliest id (n, t) bool, chunk by chunk.
 
     Both are zero where the target is IGNORED. Arguments as for `weighted_nll`.
@@ -180,16 +205,13 @@ def score_tokens(hidden: Tensor, matrix: Tensor, targets: Tensor) -> tuple[Tenso
     flat, wanted = hidden.flatten(0, 1), targets.flatten()
     nll = torch.zeros(len(flat), dtype=torch.float32, device=flat.device)
     correct = torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
-    size = chunk_rows(matrix)
-    for start in range(0, len(flat), size):
-        part = slice(start, start + size)
-        logits = (flat[part] @ matrix.T).float()
+    for part, logits in _logit_chunks(flat, matrix):
         nll[part] = F.cross_entropy(logits, wanted[part], reduction="none", ignore_index=IGNORED)
         correct[part] = logits.argmax(dim=-1) == wanted[part]
     return nll.view(targets.shape), correct.view(targets.shape)
 
 
-def sequence_logps(hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
+def sequence_logps(hidden: Tensor, matrix: Tensor | None, targets: Tensor) -> Tensor:
     """Summed log-probability of each row's targets, (n,) float32, with gradients.
 
     log pi(y | x) of Rafailov et al. 2023, section 3: logits at t score token t + 1 (`targets` are shifted already),
@@ -200,7 +222,7 @@ def sequence_logps(hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
     >>> f"{logps.item():.4f}"  # 2 ln(1/2)
     '-1.3863'
     """
-    logits = F.linear(hidden, matrix).float()
+    logits = (hidden if matrix is None else F.linear(hidden, matrix)).float()
     nll = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED)
     return -nll.view(targets.shape).sum(dim=1)
 
@@ -232,7 +254,7 @@ def _shifted(state: Tensor, bits: int) -> Tensor:
 
 
 @torch.no_grad()
-def draw_targets(hidden: Tensor, matrix: Tensor, targets: Tensor, uniforms: Tensor) -> Tensor:
+def draw_targets(hidden: Tensor, matrix: Tensor | None, targets: Tensor, uniforms: Tensor) -> Tensor:
     """Ids that the model draws where there are targets, (n, t) int64; IGNORED elsewhere. Chunk by chunk.
 
     Args:
@@ -241,19 +263,17 @@ def draw_targets(hidden: Tensor, matrix: Tensor, targets: Tensor, uniforms: Tens
     """
     flat, wanted, places = hidden.flatten(0, 1), targets.flatten(), uniforms.flatten()
     drawn = torch.full_like(wanted, IGNORED)
-    size = chunk_rows(matrix)
-    for start in range(0, len(flat), size):
-        part = slice(start, start + size)
-        cumulative = (flat[part] @ matrix.T).float().softmax(dim=-1).cumsum(dim=-1)
+    for part, logits in _logit_chunks(flat, matrix):
+        cumulative = logits.softmax(dim=-1).cumsum(dim=-1)
         # The last sum may fall short of 1 by rounding.
         place = places[part, None] * cumulative[:, -1:]
-        ids = torch.searchsorted(cumulative, place, right=True).squeeze(1).clamp(max=len(matrix) - 1)
+        ids = torch.searchsorted(cumulative, place, right=True).squeeze(1).clamp(max=cumulative.shape[1] - 1)
         drawn[part] = torch.where(wanted[part] == IGNORED, IGNORED, ids)
     return drawn.view(targets.shape)
 
 
 def drawn_nll(
-    hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor, uniforms: Tensor, fused: bool = False
+    hidden: Tensor, matrix: Tensor | None, targets: Tensor, weights: Tensor, uniforms: Tensor, fused: bool = False
 ) -> tuple[Tensor, Tensor]:
     """`weighted_nll` against labels that the model draws itself (Liu et al. 2023, algorithm 2)."""
     return weighted_nll(hidden, matrix, draw_targets(hidden, matrix, targets, uniforms), weights, fused=fused)

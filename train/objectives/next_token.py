@@ -21,7 +21,7 @@ from gristmill.train.evaluation.held_out import loss_metrics
 from gristmill.train.loop.objective import UNTRAINED, Measured, mean_of_trained
 from gristmill.train.loop.prefetch import pinned, read_pinned
 from gristmill.train.models.experts import expert_loads, report_loads
-from gristmill.train.models.shape import Shape
+from gristmill.train.models.shape import OwnShape, Shape
 from gristmill.train.objectives.losses import IGNORED, drawn_nll, next_tokens, uniforms, weighted_nll
 
 SUMS_PER_SOURCE = 3
@@ -63,7 +63,7 @@ class NextToken:
     """
 
     def __init__(
-        self, packed: PackedSet, seed: int, token_bytes: Tensor, shape: Shape, z_loss: float = 0.0
+        self, packed: PackedSet, seed: int, token_bytes: Tensor, shape: Shape | OwnShape, z_loss: float = 0.0
     ) -> None:
         self.packed = packed
         self.order = packed.order(seed)

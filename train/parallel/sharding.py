@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from gristmill.mixtures.engine import Compute
 from gristmill.train.loop.row_plan import micro_batches
-from gristmill.train.models.shape import Shape
+from gristmill.train.models.own_model import build_own
+from gristmill.train.models.shape import OwnShape, Shape
 from gristmill.train.models.weights import TensorOf
 from gristmill.train.parallel.world import World, sum_over_ranks
 
@@ -30,8 +31,8 @@ def compute_dtype(precision: Literal["auto", "fp32", "bf16", "fp16"], device: to
 
 
 def sharded_model(
-    shape: Shape, tensor_of: TensorOf, world: World, dtype: torch.dtype, compute: Compute | None = None,
-    float8: Literal["off", "tensorwise", "rowwise"] = "off",
+    shape: Shape | OwnShape, tensor_of: TensorOf | None, world: World, dtype: torch.dtype,
+    compute: Compute | None = None, float8: Literal["off", "tensorwise", "rowwise"] = "off",
     adapt: Callable[[nn.Module], None] | None = None, build: Callable[[Shape], Llama] | None = None,
 ) -> nn.Module:
     """A model whose parameters are spread over all processes.
@@ -43,7 +44,7 @@ def sharded_model(
 
     Args:
         shape: of the model.
-        tensor_of: where its parameters come from, those that `adapt` adds included.
+        tensor_of: where its parameters come from, those that `adapt` adds included; a user's model makes its own.
         world: the processes.
         dtype: of matrix products.
         compute: what is compiled and recomputed.
@@ -51,7 +52,7 @@ def sharded_model(
         adapt: changes the model before it is sharded (see adapters.lora).
         build: makes the model, a decoder that predicts tokens if absent (see models.reward); no pipeline has it.
     """
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     from gristmill.train.models.float8 import Float8Error, use_float8
@@ -59,10 +60,12 @@ def sharded_model(
     from gristmill.train.parallel.pipeline_parallel import PipelineStage
     from gristmill.train.parallel.tensor import split_matrices
 
+    if isinstance(shape, OwnShape):
+        return _sharded_own(shape, world, dtype)
+    assert tensor_of is not None
     compute = compute or Compute()
 
-    # Masks and loss weights that pass through `forward` must keep their dtype.
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    policy = precision_policy(dtype)
     with torch.device("meta"):
         model = (build or Llama)(shape) if world.pipeline_group is None else PipelineStage(
             shape, world.stage, world.pipeline_group, dtype, world.device)
@@ -89,6 +92,31 @@ def sharded_model(
     assert_master_weights(model)
     probes: Sequence[nn.Module] = [model.model] if compute.compile == "model" else list(model.model.layers.children())
     assert_compute_dtype(probes[0], dtype)
+    return model
+
+
+def precision_policy(dtype: torch.dtype) -> Any:
+    """What FSDP computes in `dtype`: all but the reduction of gradients, and what passes through `forward`."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    # Masks and loss weights that pass through `forward` must keep their dtype.
+    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+
+
+def _sharded_own(shape: OwnShape, world: World, dtype: torch.dtype) -> nn.Module:
+    """A user's model, which every process makes whole; what is spread are the first one's values."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = build_own(shape)
+    if world.size > 1:
+        with torch.no_grad():
+            for tensor in (*model.parameters(), *model.buffers()):
+                torch.distributed.broadcast(tensor, src=0)
+    model.to(world.device)
+    if world.size > 1 or dtype != torch.float32:
+        fully_shard(model, mesh=world.data_mesh, mp_policy=precision_policy(dtype))
+    assert_master_weights(model)
+    assert_compute_dtype(model.inner, dtype)
     return model
 
 

@@ -51,7 +51,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     found: dict[str, Any] = {}
     answered: dict[str, dict[str, Result]] = {}
     for number, name in enumerate(names):
-        reader = open_reader(load_model(inputs[name] / MODEL, str(device)), inputs["tokenizer"])
+        reader = open_reader(load_model(inputs[name] / MODEL, str(device), runs_own_code=True), inputs["tokenizer"])
         answered[name] = answer_tasks(reader, section, asked)
         found[name] = {
             "sources": measure_sources(reader.model, packed, inputs["tokenizer"], section),
@@ -106,7 +106,7 @@ def measure_sources(
     """Metrics on each source's held-out documents (see `documents.source_metrics`); sources without are absent."""
     if packed is None:
         return {}
-    token_bytes = read_token_bytes(tokenizer, model.model.embed_tokens.weight.device)
+    token_bytes = read_token_bytes(tokenizer, next(model.parameters()).device)
     return {source: source_metrics(score_documents(model, packed, source, token_bytes), section.key_seed,
                                    section.bootstrap_samples)
             for source in packed.manifest["validation"] if len(packed.validation(source))}

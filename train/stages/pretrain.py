@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import as_path
@@ -25,7 +25,7 @@ from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.row_plan import plan_of
 from gristmill.train.loop.throughput import peak_flops
-from gristmill.train.models.shape import Shape, shape_of
+from gristmill.train.models.shape import OwnShape, Shape, shape_of
 from gristmill.train.models.weights import TensorOf, WeightsError, drawn, read_shape, stored
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.parallel.sharding import compute_dtype, sharded_model
@@ -55,6 +55,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         with process_group(context.parallel) as world:
             dtype = compute_dtype(section.precision, world.device)
             model = sharded_model(shape, tensor_of, world, dtype, context.compute, section.float8)
+            shape = cast(Shape | OwnShape, model.shape)  # with the number of a user's parameters
             token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
             average = averaged(model, section)
             job = Job(
@@ -87,14 +88,17 @@ def check_stages(packed: PackedSet, section: Pretrain) -> None:
     packed.order(section.key_seed).check_reads(first + size)
 
 
-def starting_model(model: Model, packed: PackedSet, seed: int) -> tuple[Shape, TensorOf]:
-    """The shape of the model to train, and where its first weights come from: drawn, or a checkpoint.
+def starting_model(model: Model, packed: PackedSet, seed: int) -> tuple[Shape | OwnShape, TensorOf | None]:
+    """The shape of the model to train, and where its first weights come from: drawn, or a checkpoint; a user's makes
+    its own.
 
     Raises:
         WeightsError: the mixture's tokenizer has ids that the checkpoint does not.
         gristmill.train.models.families.UnknownArchitectureError: this decoder cannot run the checkpoint.
     """
     vocab_size = packed.manifest["tokenizer"]["vocab_size"]
+    if model.own is not None:
+        return OwnShape(model.own, vocab_size, packed.sequence_length, model.document_mask, seed), None
     if model.init_from is None:
         shape = shape_of(model, vocab_size, packed.sequence_length)
         return shape, drawn(shape, seed, model.init)

@@ -23,7 +23,7 @@ from gristmill.train.loop.job import Job
 from gristmill.train.loop.objective import Objective
 from gristmill.train.loop.record import Record
 from gristmill.train.loop.throughput import peak_flops
-from gristmill.train.models.shape import Shape
+from gristmill.train.models.shape import OwnShape, Shape
 from gristmill.train.models.weights import save_model
 from gristmill.train.optim.averaging import AveragedWeights
 from gristmill.train.parallel.sharding import compute_dtype, whole_tensors
@@ -34,7 +34,7 @@ from gristmill.train.stages.stage_inputs import MODEL
 MODEL_AVERAGE = "model-average"
 
 
-def describe_model(shape: Shape, length: int) -> dict[str, Any]:
+def describe_model(shape: Shape | OwnShape, length: int) -> dict[str, Any]:
     """Figures about the model for a stage's summary, with the arithmetic of rows of so many tokens."""
     return {"parameters": shape.parameters, "flops_per_token": shape.flops_per_token(length),
             "context": shape.sequence_length}
@@ -51,14 +51,16 @@ def tuned_shape(shape: Shape, length: int, context: Context) -> Shape:
     return replace(shape, sequence_length=max(trained, length))
 
 
-def causal_share(shape: Shape, length: int, whole: float | None = None) -> float:
-    """What remains of a training's arithmetic where attention to later positions is not counted.
+def causal_share(shape: Shape | OwnShape, length: int, whole: float | None = None) -> float:
+    """What remains of a training's arithmetic where attention to later positions is not counted; all of a user's model.
 
     Args:
         shape: of the decoder.
         length: tokens per row.
         whole: the arithmetic per token, if it is not that of training all weights.
     """
+    if isinstance(shape, OwnShape):
+        return 1.0
     flops = flops_per_token(shape, length)
     return 1.0 - (flops.attention - flops.causal_attention) / (whole or shape.flops_per_token(length))
 
@@ -106,7 +108,9 @@ def all_tensors(model: nn.Module, average: AveragedWeights | None) -> dict[str, 
     return tensors
 
 
-def publish(out: Path, shape: Shape, tensors: dict[str, dict[str, Tensor]], record: Record) -> dict[str, Any]:
+def publish(
+    out: Path, shape: Shape | OwnShape, tensors: dict[str, dict[str, Tensor]], record: Record
+) -> dict[str, Any]:
     """Write a training stage's models and record into its data folder; returns its last measurements."""
     for name, weights in tensors.items():
         save_model(out / name, shape, weights)

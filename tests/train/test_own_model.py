@@ -1,0 +1,193 @@
+"""A model of the user's: trained, resumed, spread over ranks, measured; and what wrong ones, and other stages, hear."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gristmill.mixtures.load import ManifestError
+from gristmill.train.loop import loop
+from gristmill.train.models.weights import WeightsError, check_model, load_model
+from tests.train.test_resume import finish, torchrun, write_stage
+
+BIGRAM = """
+import torch
+from torch import nn
+class Bigram(nn.Module):
+    def __init__(self, vocab_size, width=16, sequence_length=None):
+        super().__init__()
+        assert sequence_length == 32
+        self.embed, self.out = nn.Embedding(vocab_size, width), nn.Linear(width, vocab_size)
+        self.register_buffer("scale", torch.ones(1), persistent=False)
+    def forward(self, tokens):
+        return self.out(self.embed(tokens) * self.scale)
+"""
+
+
+@pytest.fixture
+def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
+    return {"tokenizer": tokenizer_folder, "mix": mix_folder}
+
+
+@pytest.fixture
+def with_model(stage_config: Any, pretrain_config: dict[str, Any], tmp_path: Path) -> Any:
+    """Settings of a pre-training of a model in model.py: (source, name, keys of its section, ...) -> settings."""
+
+    def configured(source: str, name: str, model: dict[str, Any] | None = None, **section: Any) -> dict[str, Any]:
+        (tmp_path / "model.py").write_text(source)
+        found: dict[str, Any] = stage_config("pretrain", pretrain={
+            **pretrain_config, "model": {"use": f"./model.py:{name}", **(model or {})}, **section})
+        return found
+
+    return configured
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "data" / "model" / "model.safetensors")
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in found if "loss" in line]
+
+
+def test_a_model_learns_and_its_file_is_its_own_state(
+    run_stage: Any, with_model: Any, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    config = with_model(BIGRAM, "Bigram", {"with": {"width": 24}}, average={"decay": 0.5})
+    (tmp_path / "model.py").unlink()
+    summary = run_stage("pretrain", inputs, config, tmp_path / "run")
+    assert summary["parameters"] == 400 * 24 + 24 * 400 + 400
+    assert summary["last_loss"] < summary["first_loss"] - 0.05
+    weights = weights_of(tmp_path / "run")
+    assert {name: tuple(one.shape) for name, one in weights.items()} == {
+        "embed.weight": (400, 24), "out.weight": (400, 24), "out.bias": (400,)}
+    model = load_model(tmp_path / "run" / "data" / "model", runs_own_code=True)
+    ids = torch.arange(6).view(2, 3)
+    expected = weights["embed.weight"][ids] @ weights["out.weight"].T + weights["out.bias"]
+    assert torch.allclose(model(ids), expected, atol=1e-5)
+    # The held-out loss is that of the model which was saved.
+    assert set(summary["validation"]) == {"prose", "code"}
+    assert (tmp_path / "run" / "data" / "model-average" / "model.safetensors").exists()
+    measured = run_stage("evaluate", {**inputs, "pretrain": tmp_path / "run" / "data"},
+                         {"prompts": ["The"], "max_new_tokens": 5, "bootstrap_samples": 10}, tmp_path / "evaluate")
+    for source, one in measured["models"]["pretrain"]["sources"].items():
+        assert one["loss"] == pytest.approx(summary["validation"][source]["loss"], rel=0.02)
+    samples = json.loads((tmp_path / "evaluate" / "data" / "evaluation.json").read_text())
+    assert samples["models"]["pretrain"]["samples"][0]["completion"]
+
+
+def test_a_model_resumes_to_the_same_bits(
+    run_stage: Any, with_model: Any, inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = with_model(BIGRAM, "Bigram")
+    run_stage("pretrain", inputs, config, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "stop_requested", lambda: True)
+        for _ in range(2):
+            with pytest.raises(loop.StoppedError):
+                run_stage("pretrain", inputs, config, tmp_path / "cut")
+            torch.distributed.destroy_process_group()
+    run_stage("pretrain", inputs, config, tmp_path / "cut")
+    whole, cut = weights_of(tmp_path / "whole"), weights_of(tmp_path / "cut")
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+
+
+def test_two_ranks_train_the_same_model_in_shares(
+    run_stage: Any, with_model: Any, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    config = with_model(BIGRAM, "Bigram")
+    run_stage("pretrain", inputs, config, tmp_path / "one")
+    write_stage(tmp_path / "two", "pretrain", inputs, config, every=4)
+    with torchrun(tmp_path / "two", 2) as process:
+        assert finish(process) == 0, (tmp_path / "two" / "log").read_text()
+    ours, theirs = lines(tmp_path / "two"), lines(tmp_path / "one")
+    assert [line["loss"] for line in ours] == pytest.approx([line["loss"] for line in theirs], abs=1e-4)
+    one, two = weights_of(tmp_path / "one"), weights_of(tmp_path / "two")
+    assert all(torch.allclose(one[name], two[name], atol=1e-4) for name in one)
+
+
+def test_a_model_may_be_told_where_documents_begin(
+    run_stage: Any, with_model: Any, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    source = BIGRAM.replace("def forward(self, tokens):", "def forward(self, tokens, positions):\n"
+                            "        assert positions.shape == tokens.shape and int(positions.max()) < 32")
+    config = with_model(source, "Bigram", {"document_mask": True})
+    summary = run_stage("pretrain", inputs, config, tmp_path / "run")
+    assert summary["last_loss"] < summary["first_loss"]
+
+
+HEAD = "import torch\nfrom torch import nn\nclass M(nn.Module):\n"
+MADE = HEAD + ("    def __init__(self, vocab_size):\n        super().__init__()\n"
+               "        self.e = nn.Embedding(vocab_size, vocab_size)\n")
+
+
+@pytest.mark.parametrize(("source", "model", "says"), [
+    (HEAD + "    def __init__(self): ...", {}, r"model.py, line 3: M\(\) cannot be called with \(vocab_size\)"),
+    ("def M(vocab_size): return vocab_size", {}, "model.py, line 1: M returned int; return a torch.nn.Module"),
+    ("def M(vocab_size):\n    return vocab_size / 0", {}, r"M failed: ZeroDivisionError: .* \(model.py, line 2\)"),
+    (MADE + "    def forward(self): ...", {}, r"line 3: M.forward\(\) cannot be called with \(tokens\)"),
+    (MADE + "    def forward(self, tokens): ...", {"document_mask": True}, r"be called with \(tokens, positions\)"),
+    (MADE + "    def forward(self, tokens): return self.e(tokens)[..., 1:]", {},
+     r"M returned a tensor of shape \(1, 8, 399\) for tokens of shape \(1, 8\); return logits of shape \(1, 8, 400"),
+    (MADE + "    def forward(self, tokens): return tokens", {}, r"returned a tensor of shape \(1, 8\) for tokens"),
+    (MADE + "    def forward(self, tokens): return self.e(tokens.roll(-1, 1))", {},
+     "the logits of M depend on tokens that come later"),
+    (MADE + "    def forward(self, tokens): return self.e(tokens) / 0", {}, "logits that are NaN or Inf before any"),
+    (MADE + "        self.half()\n    def forward(self, tokens): return self.e(tokens)", {},
+     "line 3: the parameter e.weight of M is not float32"),
+    (MADE + "        self.register_buffer('b', torch.ones(1))\n    def forward(self, tokens): ...", {},
+     "M keeps the buffer b; register it with persistent=False"),
+    (HEAD + "    def __init__(self, vocab_size): super().__init__()\n    def forward(self, tokens): ...", {},
+     "M has no parameters"),
+    (MADE + "    def forward(self, tokens):\n        return self.missing(tokens)", {},
+     r"model:M failed: AttributeError: 'M' object has no attribute 'missing' \(model.py, line 8\)"),
+])
+def test_a_wrong_model_ends_the_stage_with_a_sentence(
+    run_stage: Any, with_model: Any, inputs: dict[str, Path], tmp_path: Path, source: str, model: dict[str, Any],
+    says: str,
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        run_stage("pretrain", inputs, with_model(source, "M", model), tmp_path / "run")
+
+
+@pytest.mark.parametrize(("sections", "says"), [
+    ({"sft": {"data": [{"path": "a.jsonl"}], "steps": 1}}, "sft: needs the built-in decoder"),
+    ({"dpo": {"data": [{"path": "a.jsonl"}], "steps": 1}}, "dpo: needs the built-in decoder"),
+    ({"export": {}}, "export: needs the built-in decoder"),
+    ({"engine": {"parallel": {"tensor": 2}}}, "engine.parallel.tensor: needs the built-in decoder"),
+    ({"engine": {"compute": {"compile": "block"}}}, "engine.compute.compile: needs the built-in decoder"),
+])
+def test_what_needs_the_decoder_says_so_when_the_manifest_is_read(
+    stage_config: Any, tmp_path: Path, sections: dict[str, Any], says: str
+) -> None:
+    (tmp_path / "model.py").write_text(BIGRAM)
+    with pytest.raises(ManifestError, match=says):
+        stage_config("pretrain", pretrain={"steps": 2, "model": {"use": "./model.py:Bigram"}}, **sections)
+
+
+@pytest.mark.parametrize(("model", "section", "says"), [
+    ({"layers": 3}, {}, "layers means nothing to a model of your own; give it as an option, under `with`"),
+    ({}, {"optimizer": {"kind": "muon"}}, "optimizer.kind cannot be muon"),
+    ({}, {"float8": "rowwise"}, "float8 needs the built-in decoder"),
+])
+def test_keys_that_mean_nothing_to_a_model_of_ones_own_are_refused(
+    with_model: Any, model: dict[str, Any], section: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ManifestError, match=says):
+        with_model(BIGRAM, "Bigram", model, **section)
+
+
+def test_code_in_a_models_folder_runs_nowhere_but_in_its_run(
+    run_stage: Any, with_model: Any, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    run_stage("pretrain", inputs, with_model(BIGRAM, "Bigram", steps=1), tmp_path / "run")
+    folder = tmp_path / "run" / "data" / "model"
+    for use in (load_model, check_model):
+        with pytest.raises(WeightsError, match="is a model of code of its own, model:Bigram, which is not run here"):
+            use(folder)
