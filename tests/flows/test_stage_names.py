@@ -24,6 +24,7 @@ ALLOWED = {
     "train/stages/stage_inputs.py": "models among the inputs of evaluate, export and rl, the last one first",
     "train/stages/teacher.py": "a value of the key sft.distill.teacher",
     "train/stages/evaluate.py": "accuracy on pairs is measured of the model that learned from them alone",
+    "train/data/row_stream.py": "values of the argument `stage` of gristmill.stream, and whose settings they have",
     "tokenize/importing/corpora.py": "gives imported tokens to mix under the names of its inputs",
     "dataprep/examples/prepare.py": "steps that judge examples too, and where their functions are",
     "dataprep/examples/kept_examples.py": "folders below one stage's own output, called after its steps",
