@@ -1,6 +1,6 @@
 """`gristmill bench chaos`: the pipeline is killed, starved and damaged, and must end with the same bytes each time.
 
-The tiny project of `project.py` goes through all stages once, undisturbed. Then every point disturbs one stage of it in
+The tiny projects of `project.py` go through all stages once, undisturbed. Then every point disturbs one stage of it in
 a store that borrows the outputs of the stages before, lets the same command run again, and compares.
 """
 
@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -79,7 +79,7 @@ def rows(points: int = 200, seed: int = 0, folder: Path | None = None, at_once: 
         at_once: points at a time.
     """
     work = Path(tempfile.mkdtemp(prefix="gristmill-chaos-")) if folder is None else folder
-    results = disturb(Undisturbed.make(work), points, seed, work, at_once)
+    results = disturb(undisturbed_runs(work), points, seed, work, at_once)
     if folder is None and not any(result["wrong"] for result in results):
         shutil.rmtree(work)
     kills = [result for result in results if "kills" in result]
@@ -93,12 +93,19 @@ def rows(points: int = 200, seed: int = 0, folder: Path | None = None, at_once: 
             yield _row(fault.name, fault.promised, by_fault[fault.name])
 
 
-def disturb(run: Undisturbed, points: int, seed: int, folder: Path, at_once: int) -> list[Result]:
-    """Do all points that are not done yet; every one is written down as soon as it is known."""
+def undisturbed_runs(folder: Path) -> dict[str, Undisturbed]:
+    """Stage -> the run that has it; what begins with given tokens, or a given model, is a run of its own."""
+    whole = Undisturbed.make(folder)
+    given = Undisturbed.make_given(folder, whole)
+    return {**dict.fromkeys(given.stages, given), **dict.fromkeys(whole.stages, whole)}
+
+
+def disturb(runs: Mapping[str, Undisturbed], points: int, seed: int, folder: Path, at_once: int) -> list[Result]:
+    """Do all points that are not done yet, of the stages of some runs; each is written down as soon as it is known."""
     record, lock = folder / f"points-{seed}.jsonl", threading.Lock()
     lines = record.read_text().splitlines() if record.exists() else []
     done = {result["key"]: result for result in map(json.loads, lines)}
-    todo = {key: act for key, act in all_points(run, points, seed, folder).items() if key not in done}
+    todo = {key: act for key, act in all_points(runs, points, seed, folder).items() if key not in done}
     began = time.monotonic()
 
     def work(item: tuple[str, Callable[[], Result]]) -> None:
@@ -114,15 +121,17 @@ def disturb(run: Undisturbed, points: int, seed: int, folder: Path, at_once: int
     return [done[key] for key in sorted(done)]
 
 
-def all_points(run: Undisturbed, points: int, seed: int, folder: Path) -> dict[str, Callable[[], Result]]:
+def all_points(
+    runs: Mapping[str, Undisturbed], points: int, seed: int, folder: Path
+) -> dict[str, Callable[[], Result]]:
     """A name and the doing of every point, in an order drawn by hash: what is stopped has done some of each fault."""
     found: dict[str, Callable[[], Result]] = {
-        f"kills {chain.number}: {chain.kill.name}, {chain.stage}": partial(run_chain, run, chain, folder)
-        for chain in chains(run, points, seed)}
+        f"kills {chain.number}: {chain.kill.name}, {chain.stage}": partial(run_chain, runs[chain.stage], chain, folder)
+        for chain in chains(runs, points, seed)}
     for number in range(max(1, points // KILLS_PER_SCENE)):
         for fault in FAULTS:
-            stage = run.stages[int(draw(seed, number, fault.name) * len(run.stages))]
-            scene = Scene(run, folder / f"scene-{FAULTS.index(fault)}-{number}", stage, seed, number)
+            stage = list(runs)[int(draw(seed, number, fault.name) * len(runs))]
+            scene = Scene(runs[stage], folder / f"scene-{FAULTS.index(fault)}-{number}", stage, seed, number)
             found[f"{fault.name}, {number}: {stage}"] = partial(play, fault, scene)
     return dict(sorted(found.items(), key=lambda item: draw(seed, "order", item[0])))
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,16 +81,16 @@ class Chain:
     """How late each fuse burns, in seconds."""
 
 
-def chains(run: Undisturbed, kills: int, seed: int) -> Iterator[Chain]:
-    """The chains that hold so many kills: all drawn by hash of the seed.
+def chains(runs: Mapping[str, Undisturbed], kills: int, seed: int) -> Iterator[Chain]:
+    """The chains that hold so many kills, of the stages of some runs: all drawn by hash of the seed.
 
     They go round the stages, in another order each time, so that none is left out; each ends its stage in one of the
     ways in which that can be ended.
     """
     for number in range(-(-kills // KILLS_IN_CHAIN)):
-        turn, place = divmod(number, len(run.stages))
-        stage = sorted(run.stages, key=lambda stage: draw(seed, "turn", turn, stage))[place]
-        able = [kill for kill in KILLS if stage in kill.stages(run)]
+        turn, place = divmod(number, len(runs))
+        stage = sorted(runs, key=lambda stage: draw(seed, "turn", turn, stage))[place]
+        able = [kill for kill in KILLS if stage in kill.stages(runs[stage])]
         kill = able[int(draw(seed, number, "kill") * len(able))]
         places = tuple(draw(seed, number, "place", attempt) for attempt in range(ATTEMPTS_IN_CHAIN))
         lates = tuple(max(0.0, 2 * draw(seed, number, "late", attempt) - 1) * LATE_SECONDS

@@ -1,14 +1,17 @@
-"""A tiny corpus and a manifest that takes it through every stage; what a run of chaos disturbs."""
+"""Tiny projects whose manifests have every stage between them; what a run of chaos disturbs."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from gristmill.dataprep.judges import classifier
 
@@ -73,6 +76,31 @@ evaluate: {prompts: ["The river"], max_new_tokens: 4}
 export:
 engine: {workers: 2, ranks: 2, checkpoint_every: 3}
 """
+
+
+GIVEN_MANIFEST = """\
+name: given
+sources: {web: {tokens: tokens.npy, document_tokens: 60}}
+model: {path: model}
+mix: {tokens: 4000, sequence_length: 64}
+export:
+"""
+
+
+def write_given(folder: Path, model: Path) -> Path:
+    """Write a project that begins with what others have made: tokens, and a model; returns the manifest's path.
+
+    Args:
+        folder: where to.
+        model: a folder as Hugging Face has it, which is copied.
+    """
+    shutil.copytree(model, folder / "model")
+    np.save(folder / "tokens.npy", np.random.default_rng(11).integers(20, 300, 6_000, dtype=np.uint16))
+    for path in folder.rglob("*"):
+        os.utime(path, (MODIFIED_AT, MODIFIED_AT))
+    manifest = folder / "given.yaml"
+    manifest.write_text(GIVEN_MANIFEST)
+    return manifest
 
 
 def write_project(folder: Path) -> Path:

@@ -57,7 +57,7 @@ def prefect_server_dies(scene: Scene) -> list[str]:
     with prefect_server(Path(fuse.log).parent) as server:
         environment = {**burn_at(fuse), "PREFECT_API_URL": server.api, "PREFECT_HOME": str(server.home)}
         # Prefect starts stages from threads of its own, which `warm` does not fork from.
-        run = start(arguments, environment, anew=True)
+        run = start(arguments, environment, warmed=False)
         deadline = time.monotonic() + RUN_SECONDS
         while not fuse.has_burnt() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)

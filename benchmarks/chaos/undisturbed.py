@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from benchmarks.chaos import warm
 from benchmarks.chaos.fork_server import Forked
 from benchmarks.chaos.fuse import Fuse, Role, burn_at
-from benchmarks.chaos.project import write_project
+from benchmarks.chaos.project import write_given, write_project
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.store.store import StageFolder
 from gristmill.train.loop.record import TIMINGS
@@ -59,14 +59,28 @@ class Undisturbed:
         run = cls(folder / "project" / "chaos.yaml", folder / "clean", folder / "changes", until)
         if not run.manifest.exists():
             write_project(folder / "project")
-        if any(run.session.folder(stage).state() != "committed" for stage in run.stages):
-            shutil.rmtree(run.store, ignore_errors=True)
-            run.log.unlink(missing_ok=True)
-            fuse = Fuse(str(run.store), str(run.log))
-            done = finish(start(run.arguments(run.store, until), burn_at(fuse), anew=True), WHOLE_RUN_SECONDS)
-            if done.returncode:
-                raise RuntimeError(f"the run that nothing disturbs failed with code {done.returncode}:\n{done.stderr}")
+        run.finish()
         return run
+
+    @classmethod
+    def make_given(cls, folder: Path, whole: Undisturbed) -> Undisturbed:
+        """The same of the project that begins with given tokens, and with the model that the whole run exported."""
+        run = cls(folder / "given" / "given.yaml", folder / "clean-given", folder / "changes-given")
+        if not run.manifest.exists():
+            write_given(folder / "given", whole.session.folder("export").data)
+        run.finish()
+        return run
+
+    def finish(self) -> None:
+        """Make what is not there yet."""
+        if all(self.session.folder(stage).state() == "committed" for stage in self.stages):
+            return
+        shutil.rmtree(self.store, ignore_errors=True)
+        self.log.unlink(missing_ok=True)
+        fuse = Fuse(str(self.store), str(self.log))
+        done = finish(start(self.arguments(self.store, self.until), burn_at(fuse), warmed=False), WHOLE_RUN_SECONDS)
+        if done.returncode:
+            raise RuntimeError(f"the run that nothing disturbs failed with code {done.returncode}:\n{done.stderr}")
 
     @cached_property
     def session(self) -> Session:
@@ -133,20 +147,21 @@ class Started:
     process: subprocess.Popen[bytes] | Forked
 
 
-def gristmill(arguments: Sequence[str], environment: dict[str, str] | None = None, anew: bool = False
-              ) -> subprocess.CompletedProcess[str]:
+def gristmill(
+    arguments: Sequence[str], environment: dict[str, str] | None = None, warmed: bool = True
+) -> subprocess.CompletedProcess[str]:
     """Run a command of gristmill to its end, in a session of its own; both outputs are kept.
 
     They go to files, since a pipe would be kept open by any process that the run leaves behind.
     """
-    return finish(start(arguments, environment, anew))
+    return finish(start(arguments, environment, warmed))
 
 
-def start(arguments: Sequence[str], environment: dict[str, str] | None = None, anew: bool = False) -> Started:
-    """Start a command of gristmill: its interpreter too if `anew`, otherwise from one that has imported all."""
+def start(arguments: Sequence[str], environment: dict[str, str] | None = None, warmed: bool = True) -> Started:
+    """Start a command of gristmill: from an interpreter that has imported all if `warmed`, else from a new one."""
     sink = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `finish` reads and closes it
     environment = dict(os.environ) if environment is None else environment
-    if not anew:
+    if warmed:
         return Started(arguments, sink, warm.start(arguments, environment, sink.fileno()))
     return Started(arguments, sink, subprocess.Popen(
         [sys.executable, "-m", "gristmill.flows.cli.main", *arguments], stdin=subprocess.DEVNULL, stdout=sink,

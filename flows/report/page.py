@@ -33,7 +33,6 @@ def write_report(session: Session, record: RunRecord) -> Path:
     return path
 
 
-
 def render_report(session: Session, record: dict[str, Any] | None) -> str:
     """The HTML of everything that is committed for a manifest."""
     facts = gather_facts(session)
@@ -44,9 +43,10 @@ def render_report(session: Session, record: dict[str, Any] | None) -> str:
                 training_section(facts), spikes(facts),
                 *stage_sections(facts, dict(islice(kinds.items(), trainings, None))),
                 costs(facts), lineage(facts, record)]
-    started = time.strftime("%Y-%m-%d %H:%M", time.localtime(record["started"] if record else time.time()))
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record["started"] if record else time.time()))
+    note = f"gristmill run of {when}, {record['state']}" if record else f"What the store had on {when}"
     return page(facts["name"], [section for section in sections if section is not None], cards=cards(facts),
-                note=f"gristmill run of {started}" + (f", {record['state']}" if record else ""), contents=True)
+                note=note, contents=True)
 
 
 def stage_sections(facts: Facts, kinds: Mapping[str, Stage]) -> Iterator[Section]:

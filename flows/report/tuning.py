@@ -209,7 +209,7 @@ def preference_effects(facts: Facts, name: str = "dpo") -> Section | None:
              f"{lines[-1][f'rewards/{answer}']:+.4f}"] for answer in ("chosen", "rejected")]
     ratios = {answer: [(line["step"], line[f"log_ratio/{answer}"]) for line in lines]
               for answer in ("chosen", "rejected")}
-    note = ("Chosen answers did not keep falling." if alarm is None else
+    note = ("Chosen answers did not keep becoming less likely." if alarm is None else
             f"Alarm at step {alarm}: the margin grew although most chosen answers became less likely.")
     held_out = summary.get("held_out", {})
     if held_out.get("reward_accuracy") is not None:

@@ -13,9 +13,11 @@ import pytest
 from benchmarks.chaos import chaos
 from benchmarks.chaos.fuse import Act, Fuse, burn_at
 from benchmarks.chaos.kills import KILLS, KILLS_IN_CHAIN, chains
-from benchmarks.chaos.project import write_project
+from benchmarks.chaos.project import GIVEN_MANIFEST, write_project
 from benchmarks.chaos.undisturbed import Undisturbed, gristmill
+from gristmill.flows.stages.plan import present_stages
 from gristmill.flows.stages.registry import STAGES
+from gristmill.mixtures.load import parse_manifest
 
 pytestmark = pytest.mark.chaos
 WRITES = """
@@ -78,8 +80,9 @@ def test_the_clock_jumps_back_at_its_change(tmp_path: Path) -> None:
 def test_points_are_drawn_by_hash_and_each_way_to_end_a_run_meets_only_stages_that_it_can_end() -> None:
     counted = {"ingest": 60, "filter": 80, "tokenize": 70, "pretrain": 100, "dpo": 60, "export": 20}
     run = cast(Undisturbed, SimpleNamespace(stages=list(counted), changes=lambda role="any": counted))
-    drawn = list(chains(run, 600, seed=1))
-    assert drawn == list(chains(run, 600, seed=1)) != list(chains(run, 600, seed=2))
+    runs = dict.fromkeys(counted, run)
+    drawn = list(chains(runs, 600, seed=1))
+    assert drawn == list(chains(runs, 600, seed=1)) != list(chains(runs, 600, seed=2))
     assert len(drawn) * KILLS_IN_CHAIN == 600
     every = [{chain.stage for chain in drawn[turn * 6:turn * 6 + 6]} for turn in range(16)]
     assert every == [set(counted)] * 16, "none is left out"
@@ -99,7 +102,7 @@ def test_points_that_are_written_down_are_not_done_again_and_each_kill_counts(
     points = {"one": lambda: act("one", 3, []), "two": lambda: act("two", 1, ["a file differs"]),
               "disk": lambda: {"fault": "the disk is full", "stage": "mix", "wrong": [], "not_tried": "no mount"}}
     monkeypatch.setattr(chaos, "all_points", lambda *arguments: points)
-    monkeypatch.setattr(Undisturbed, "make", lambda folder: None)
+    monkeypatch.setattr(chaos, "undisturbed_runs", lambda folder: {})
     for _ in range(2):
         every, flow, disk = chaos.rows(4, 0, tmp_path)
     assert sorted(asked) == ["one", "two"]
@@ -108,14 +111,15 @@ def test_points_that_are_written_down_are_not_done_again_and_each_kill_counts(
     assert (disk["ours"], disk["happened"]) == (None, "not tried: no mount")
 
 
-def test_the_tiny_manifest_has_every_stage_of_a_run_that_begins_with_documents(tmp_path: Path) -> None:
-    run = Undisturbed(write_project(tmp_path / "project"), tmp_path / "clean", tmp_path / "changes")
-    assert set(run.stages) == set(STAGES) - {"import_tokens", "model"}
+def test_the_tiny_manifests_have_every_stage_between_them(tmp_path: Path) -> None:
+    whole = Undisturbed(write_project(tmp_path / "project"), tmp_path / "clean", tmp_path / "changes")
+    given = present_stages(parse_manifest(GIVEN_MANIFEST, str(tmp_path / "given.yaml")))
+    assert {*whole.stages, *given} == set(STAGES)
 
 
 def test_a_run_that_is_forked_is_as_one_that_is_started(tmp_path: Path) -> None:
     """Code and words; that what it makes is the same is what `test_survives` compares."""
     for arguments, code in ((["schema", "--markdown"], 0), (["run", str(tmp_path / "none.yaml")], 2)):
-        forked, anew = gristmill(arguments), gristmill(arguments, anew=True)
-        assert (forked.returncode, forked.stdout) == (anew.returncode, anew.stdout)
+        forked, started = gristmill(arguments), gristmill(arguments, warmed=False)
+        assert (forked.returncode, forked.stdout) == (started.returncode, started.stdout)
         assert forked.returncode == code
