@@ -12,12 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+import gristmill
 from gristmill.dataprep.examples.read_examples import read_examples
+from gristmill.dataprep.files import write_json
 from gristmill.train.data.conversation_tokens import NothingToTrainError
 from gristmill.train.generation.scheduler import generate
 from gristmill.train.loop import step
 from gristmill.train.loop.checkpoints import Checkpoints
 from gristmill.train.loop.resuming import ContinueError
+from gristmill.train.loop.row_plan import extend_digest
 from gristmill.train.models.weights import load_model, read_shape
 from gristmill.train.objectives.reference_logps import KEY, TABLE, NotTheReferenceError, StaleReferenceError
 
@@ -135,6 +138,25 @@ def test_a_set_that_trains_nothing_is_refused(
 ) -> None:
     with pytest.raises(NothingToTrainError, match=r"none of its 12 examples has an answer within 8 tokens \(12 too"):
         run_stage("sft", pretrained, {**sft_config, "sequence_length": 8}, tmp_path / "sft")
+
+
+def test_both_trainings_record_that_they_have_read_what_the_streams_of_their_run_give(
+    run_stage: Any, referenced: dict[str, Path], sft_config: dict[str, Any], dpo_config: dict[str, Any], tmp_path: Path
+) -> None:
+    dpo_config |= {"holdout": 0.25, "data": [{**dpo_config["data"][0], "weight": 1.0}]}
+    run_stage("sft", referenced, {**sft_config, "steps": 3}, tmp_path / "sft")
+    run_stage("dpo", referenced, {**dpo_config, "steps": 3}, tmp_path / "dpo")
+    write_json(tmp_path / "run" / "run.json", {
+        "stages": {f"{name}_data": {"folder": str(tmp_path / name / "made")} for name in ("sft", "dpo")},
+        "manifest": {"seed": 5, "sft": {**sft_config, "steps": 3}, "dpo": {**dpo_config, "steps": 3}}})
+    for name in ("sft", "dpo"):
+        rows = gristmill.stream(tmp_path / "run", stage=f"{name}_data", batch_size=5)
+        digest, recorded = rows.fingerprint, [line["rows_digest"] for line in metrics(tmp_path / name)
+                                              if "rows_digest" in line]
+        assert len(recorded) == 3
+        for number, expected in enumerate(recorded):
+            digest = extend_digest(digest, rows.rows(number))
+            assert digest == expected
 
 
 def test_preferences_start_at_ln_2_and_end_with_the_chosen_answers_ahead(

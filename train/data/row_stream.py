@@ -94,11 +94,10 @@ class _Turns:
         self.fingerprint = self._masks.fingerprint
 
     def batch(self, rows: np.ndarray, layout: Layout, trim: bool) -> Any:
-        read = read_turns(self.packed, self._masks, rows, trim)
-        if read.positions is None:  # every batch has the same names, whatever its rows hold
-            places = np.broadcast_to(np.arange(read.ids.shape[1], dtype=np.int32), read.ids.shape)
-            read = TrainedRows(read.ids, read.trained, places)
-        return laid_out(read, layout)
+        ids, trained, positions = read_turns(self.packed, self._masks, rows, trim)
+        if positions is None:  # every batch has the same names, whatever its rows hold
+            positions = np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape)
+        return laid_out(TrainedRows(ids, trained, positions), layout)
 
     def provenance(self, rows: np.ndarray) -> list[dict[str, Any]]:
         return described(self.packed, rows)
@@ -139,16 +138,18 @@ def laid_out(read: TrainedRows, layout: Layout) -> Any:
     `transformers`: `input_ids`, `labels` (n, t) int64, which the model shifts, IGNORED where nothing is trained, and
     `position_ids` where documents are told apart. `torchtitan`: ({`input`, `positions`}, labels), labels shifted.
     """
-    ids, trained = torch.from_numpy(read.ids), torch.from_numpy(read.trained)
+    ids, trained = torch.from_numpy(read.ids), None if read.trained is None else torch.from_numpy(read.trained)
     positions = None if read.positions is None else torch.from_numpy(padding_apart(read.positions))
     if layout == "torchtitan":
         return {"input": ids, **({} if positions is None else {"positions": positions})}, next_tokens(ids, trained)
-    return {"input_ids": ids, "labels": ids.masked_fill(~trained, IGNORED),
+    return {"input_ids": ids, "labels": ids.clone() if trained is None else ids.masked_fill(~trained, IGNORED),
             **({} if positions is None else {"position_ids": positions})}
 
 
 def padding_apart(positions: np.ndarray) -> np.ndarray:
     """Positions (n, t) as int64, padding counted from 0 as if it were a document of its own: none is negative."""
+    if positions.min(initial=0) >= 0:
+        return positions.astype(np.int64)
     filled = (positions >= 0).sum(axis=1, keepdims=True)
     return np.where(positions >= 0, positions, np.arange(positions.shape[1]) - filled).astype(np.int64)
 

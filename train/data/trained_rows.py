@@ -17,13 +17,13 @@ class TrainedRows:
 
     Attributes:
         ids: (n, t) int64.
-        trained: (n, t) bool, which tokens are predicted from those before them; the first of a row never is.
+        trained: (n, t) bool, which tokens are predicted from those before them; the first of a row never is. None: all.
         positions: (n, t) int32, each token's number within its document, negative behind the last one; None where a
             row is one document to the model.
     """
 
     ids: np.ndarray
-    trained: np.ndarray
+    trained: np.ndarray | None
     positions: np.ndarray | None
 
 
@@ -45,6 +45,8 @@ def document_positions(packed: PackedSet, rows: np.ndarray, cuts: int = 1) -> np
 
     A document that was cut starts over with its row.
     """
+    if cuts == 1:
+        return packed.positions(rows)
     length = packed.sequence_length // cuts
     positions: np.ndarray = np.minimum(packed.positions(rows).reshape(-1, length), np.arange(length, dtype=np.int32))
     return positions
@@ -58,12 +60,15 @@ def read_documents(packed: PackedSet, rows: np.ndarray, document_mask: bool) -> 
         rows: int64 of shape (n,).
         document_mask: whether tokens see their own document only.
     """
-    trained = np.arange(packed.sequence_length) < filled_tokens(packed, rows)[:, None]
+    filled, length = filled_tokens(packed, rows), packed.sequence_length
+    trained = None if (filled == length).all() else np.arange(length) < filled[:, None]
     return TrainedRows(packed.read(rows), trained, document_positions(packed, rows) if document_mask else None)
 
 
-def read_turns(packed: PackedSet, masks: LossMasks, rows: np.ndarray, trim: bool = True) -> TrainedRows:
-    """Rows of examples; positions only where one of the rows holds several.
+def read_turns(
+    packed: PackedSet, masks: LossMasks, rows: np.ndarray, trim: bool = True
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Ids, trained and positions of rows of examples, as of TrainedRows; positions only where a row holds several.
 
     Args:
         packed: the set.
@@ -77,4 +82,4 @@ def read_turns(packed: PackedSet, masks: LossMasks, rows: np.ndarray, trim: bool
     positions = None
     if np.diff(boundaries.offsets).max() > 2:  # a row of one piece has its start and its end
         positions = boundaries.positions(packed.sequence_length)[:, :t].copy()
-    return TrainedRows(packed.read(rows)[:, :t].copy(), masks.read(rows)[:, :t].copy(), positions)
+    return packed.read(rows)[:, :t].copy(), masks.read(rows)[:, :t].copy(), positions

@@ -91,9 +91,9 @@ class AssistantTurns:
         """Read a micro-batch, no longer than it needs to be; for no rows any one, with no weight."""
         # An empty micro-batch computes too: its passes are collective operations.
         real, rows = bool(len(rows)), rows if len(rows) else np.zeros(1, dtype=np.int64)
-        read = read_turns(self.packed, self.masks, rows)
-        positions = None if read.positions is None else pinned(torch.from_numpy(read.positions))
-        return Turns(pinned(torch.from_numpy(read.ids)), pinned(torch.from_numpy(read.trained)),
+        ids, trained, found = read_turns(self.packed, self.masks, rows)
+        positions = None if found is None else pinned(torch.from_numpy(found))
+        return Turns(pinned(torch.from_numpy(ids)), pinned(torch.from_numpy(trained)),
                      pinned(torch.from_numpy(self.packed.source_of(rows))), positions, real)
 
     def loss(self, model: nn.Module, batch: Turns, scale: float | Tensor, draw: int | None = None) -> Measured:
