@@ -86,11 +86,25 @@ def check_quarantine(
             f"{quarantined} of {read} records could not be processed, and about {lost} more are lost with files that "
             f"end early or are damaged {share}"
         )
-        seen = "" if errors is None else f"see why in the column `error` of {errors}/*.parquet, and "
+        first = None if errors is None else first_error(errors)
+        seen = "" if first is None else (f"the first: {first}; see all in the column `error` of {errors}/*.parquet, "
+                                         "and ")
         raise QuarantineError(
             f"{stage}: {what}, more than the allowed {limit:.1%}; {seen}correct that, or raise max_quarantined for "
             "this stage"
         )
+
+
+def first_error(folder: Path) -> str | None:
+    """Why the first document was quarantined, of a folder with tables of annotations; None where none was."""
+    import pyarrow.parquet as pq
+
+    for path in sorted(folder.glob("part-*.parquet")):
+        with path.open("rb") as stream, pq.ParquetFile(stream, pre_buffer=False) as file:
+            errors = file.read(["error"], use_threads=False)["error"].drop_null()
+        if len(errors):
+            return str(errors[0])
+    return None
 
 
 Histogram = dict[str, list[Any]]
@@ -99,6 +113,8 @@ Histogram = dict[str, list[Any]]
 SHARE_EDGES = [round(0.02 * step, 2) for step in range(51)]
 COUNT_EDGES = [0, *(2**power for power in range(21))]
 LENGTH_EDGES = [0.5 * step for step in range(41)]
+ANY_EDGES = sorted({*SHARE_EDGES, *COUNT_EDGES, *LENGTH_EDGES, *(-edge for edge in COUNT_EDGES)})
+"""For values of which nothing is known beforehand; `fit_histogram` then leaves those that suit them."""
 
 
 def histogram(values: np.ndarray, edges: Sequence[float]) -> Histogram:
@@ -116,6 +132,19 @@ def add_histograms(parts: Iterable[Mapping[str, Histogram]]) -> dict[str, Histog
             counts = [a + b for a, b in zip(before["counts"], added["counts"], strict=True)]
             total[name] = {"edges": added["edges"], "counts": counts}
     return total
+
+
+def fit_histogram(counted: Histogram) -> Histogram:
+    """A histogram with ANY_EDGES as one with the narrowest of the usual edges that hold its values."""
+    filled = [place for place, count in enumerate(counted["counts"]) if count]
+    usual = (SHARE_EDGES, LENGTH_EDGES, COUNT_EDGES)
+    # Values between two edges count as the lower one, and those below all edges have none.
+    lows = [ANY_EDGES[place - 1] if place else -np.inf for place in filled] or [0.0]
+    edges = next((one for one in usual if one[0] <= min(lows) and max(lows) <= one[-1]), None)
+    if edges is None:
+        edges = COUNT_EDGES if min(lows) >= 0 else sorted({*COUNT_EDGES, *(-edge for edge in COUNT_EDGES)})
+    bins = np.searchsorted(edges, [-np.inf, *ANY_EDGES], side="right")
+    return {"edges": list(edges), "counts": np.bincount(bins, counted["counts"], len(edges) + 1).astype(int).tolist()}
 
 
 def add_by_source(parts: Iterable[Mapping[str, Mapping[str, Histogram]]]) -> dict[str, dict[str, Histogram]]:

@@ -34,26 +34,27 @@ PREFIX = "gristmill_own_"
 _LOADING = threading.RLock()
 
 
-def load_own(own: Own, *given: str) -> Callable[..., Any]:
+def load_own(own: Own, *given: str, by_name: Sequence[str] = ()) -> Callable[..., Any]:
     """What the manifest names, with its options filled in.
 
     Args:
         own: the function and its options.
         given: the names that its place calls the arguments by which it is called, in their order.
+        by_name: parameters of the function that it is given besides.
 
     Returns:
-        what takes these arguments by place.
+        what takes the arguments of `given`, and after them those of `by_name`, all by place.
 
     Raises:
         OwnCodeError: the code cannot be loaded, or cannot be called with these arguments and options.
     """
     function = load_function(own.use)
-    check_call(own.use, function, given, own.options)
-
-    def call(*arguments: Any) -> Any:
-        return function(*arguments, **own.options)
-
-    return call if own.options else function
+    check_call(own.use, function, given, {**dict.fromkeys(by_name), **own.options})
+    placed, options = len(given), own.options
+    if by_name:
+        return lambda *arguments: function(
+            *arguments[:placed], **dict(zip(by_name, arguments[placed:], strict=True)), **options)
+    return (lambda *arguments: function(*arguments, **options)) if options else function
 
 
 def load_function(own: OwnFunction) -> Callable[..., Any]:
@@ -192,7 +193,8 @@ class _Maker:
             exec(compile(source, traced, "exec"), module.__dict__)
         except BaseException as error:
             del sys.modules[full]
-            if isinstance(error, Exception) and not isinstance(error, OwnCodeError):
+            # A SystemExit would end the stage in silence.
+            if isinstance(error, Exception | SystemExit) and not isinstance(error, OwnCodeError):
                 raise OwnCodeError(f"{file} cannot be loaded: {blame(self._own, error)}") from error
             raise
         return module

@@ -11,19 +11,19 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.documents import read_annotations, read_documents
+from gristmill.dataprep.thresholds import Side, bounds_of
 from gristmill.mixtures.section import Judging
 
 JUDGEMENT_COLUMNS = ("keep", "reason")
 SOURCE = "source"
 Columns = Mapping[str, np.ndarray]
-Side = Literal["min", "max"]
 
 
 class NotReplayableError(ValueError):
@@ -124,11 +124,8 @@ def rules(stage: str, section: Judging, measured_columns: Collection[str]) -> It
 
 def threshold_rules(section: Any, key: str, prefix: str) -> Iterator[Rule]:
     """The same of any section: its key in the manifest, and what stands before `/min_x` in the reasons."""
-    for name in type(section).model_fields:
-        side, _, statistic = name.partition("_")
-        bound = getattr(section, name)
-        if side in ("min", "max") and isinstance(bound, int | float):
-            yield threshold_rule(f"{prefix}/{name}", f"{key}.{name}", cast(Side, side), statistic, bound)
+    for bound in bounds_of(section):
+        yield threshold_rule(f"{prefix}/{bound.name}", f"{key}.{bound.key}", bound.side, bound.statistic, bound.value)
 
 
 def threshold_rule(name: str, key: str, side: Side, statistic: str, bound: float) -> Rule:

@@ -85,18 +85,34 @@ class OwnFunction:
         """`steps.py`: what its file is called in messages; of an installed one the module."""
         return f"{self.module}.py" if self.files else self.module
 
+    def describe(self) -> str:
+        """`./steps.py:keep (sha256 0123456789ab)`, or `acme.filters:keep of acme 1.2 (...)`: what would run."""
+        of = "" if self.files else f" of {self.distribution}"
+        return f"{self.written_again}{of} (sha256 {self.sha256[:12]})"
+
+    @property
+    def written_again(self) -> str:
+        """As a manifest has it: `./steps.py:keep`, `acme.filters:keep`."""
+        return f"./{self.file}:{self.name}" if self.files else self.reference
+
     @property
     def place(self) -> str:
         """`steps.py, line 3`: where it is defined, as far as that is known."""
         found = self.definition()
         return self.file if found is None else f"{self.file}, line {found.lineno}"
 
-    def definition(self) -> ast.FunctionDef | ast.ClassDef | None:
+    @cached_property
+    def source(self) -> str | None:
+        """The text of the file that it is named in; None where that is not at hand, or not Python."""
+        if self.files:
+            return self.files.get(self.file)
+        file = _find_module(self.module) if self.distribution else None
+        return file.read_text(encoding="utf-8") if file is not None and file.suffix == ".py" else None
+
+    def definition(self) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | None:
         """Where its source is at hand and its file defines it by `def` or `class`, that definition."""
-        if self.file not in self.files:
-            return None
-        found = _named(ast.parse(self.files[self.file]), self.name)
-        return found if isinstance(found, ast.FunctionDef | ast.ClassDef) else None
+        found = _named(ast.parse(self.source), self.name) if self.source is not None else None
+        return found if isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else None
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -129,6 +145,23 @@ class OwnFunction:
 
     def _serialize(self) -> Any:
         return self.by_value() if self.taken else self.written
+
+
+CODE_KEYS = frozenset(("function", "files", "distribution"))
+
+
+def is_code(value: Any) -> bool:
+    """Whether a part of a recipe is code by value."""
+    return isinstance(value, Mapping) and value.keys() == CODE_KEYS
+
+
+def code_in(recipe: Any) -> Iterator[OwnFunction]:
+    """All code by value inside of a recipe, or of what a stage is given."""
+    if is_code(recipe):
+        yield OwnFunction._validate(recipe)
+    elif isinstance(recipe, Mapping | list | tuple):
+        for inner in recipe.values() if isinstance(recipe, Mapping) else recipe:
+            yield from code_in(inner)
 
 
 class Own(Section):

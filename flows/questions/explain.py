@@ -227,7 +227,10 @@ def find_threshold(recipe: Mapping[str, Any], reason: str | None) -> Any:
     for part in reason.split("/"):
         at = at.get(part) if isinstance(at, Mapping) else None
     if at is None and "/" in reason:  # the rules of stages without rule sets: `clean/max_removed_word_ratio`
-        at = recipe.get(reason.partition("/")[2])
+        rule = reason.partition("/")[2]
+        side, _, column = rule.partition("_")
+        bounds = recipe.get(side)
+        at = bounds.get(column) if isinstance(bounds, Mapping) else recipe.get(rule)
     if at is not None:
         return at
     languages = recipe.get("keep")

@@ -142,6 +142,9 @@ def print_plan(rows: list[dict[str, Any]]) -> None:
             console.print(Text(f"{row['stage']} would start at step 1, but could continue from step {found['step']} of "
                                f"another training: --set {row['stage']}.continue_from={found['checkpoint']}",
                                style="yellow"), soft_wrap=True)
+    for row in rows:
+        for code in row.get("code", ()):
+            console.print(Text(f"{row['stage']} runs code of your own: {code}", style="dim"), soft_wrap=True)
     work = sum(row["action"] != "reuse" for row in rows)
     console.print(Text(f"{work} of {len(rows)} stages would run" if work else "nothing would run: all stages are "
                        "committed", style="dim"))

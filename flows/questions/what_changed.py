@@ -14,6 +14,7 @@ from gristmill.flows.running.session import Session
 from gristmill.flows.stages.plan import Node
 from gristmill.flows.store.store import StageFolder
 from gristmill.mixtures.manifest import Manifest, context_warnings, current_place
+from gristmill.mixtures.own_code import code_in, is_code
 from gristmill.mixtures.training import HOW_KEYS
 
 CONTINUABLE = ("steps", "schedule.", "optimizer.learning_rate", "optimizer.betas", "optimizer.eps",
@@ -44,8 +45,14 @@ def explain_plan(session: Session, force: frozenset[str] = frozenset()) -> list[
             action, reason = "make", "forced"
         if action != "reuse" and row["stage"] in warnings:
             row["warning"] = warnings[row["stage"]]
-        rows.append({**row, "action": action, "reason": reason})
+        rows.append({**row, "action": action, "reason": reason, **_code(session.plan[row["stage"]])})
     return rows
+
+
+def _code(node: Node) -> dict[str, list[str]]:
+    """The code of the user's that a stage runs, where it runs any."""
+    found = list(dict.fromkeys(own.describe() for own in code_in(node.config)))
+    return {"code": found} if found else {}
 
 
 def trained_context(manifest: Manifest) -> int:
@@ -123,7 +130,9 @@ def differences(manifest: Mapping[str, Any], node: Node) -> dict[str, list[str]]
     recipe = json.loads(json.dumps(mask_secrets(dict(node.recipe))))
     changes: dict[str, list[str]] = {"config": [], "files": [], "code": [], "input": []}
     for key, old, new in changed_keys(manifest["recipe"], recipe):
-        if key.rpartition(".")[2] == "listing":
+        if is_code(old) and is_code(new):
+            changes["code"].append(_changed_code(old, new))
+        elif key.rpartition(".")[2] == "listing":
             changes["files"].append(f"{key.rpartition('.')[0]} ({_changed_files(old, new)})")
         else:
             named = current_place((node.name, *key.split(".")))[1:]
@@ -138,13 +147,23 @@ def differences(manifest: Mapping[str, Any], node: Node) -> dict[str, list[str]]
     return changes
 
 
+def _changed_code(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """`the code of ./steps.py:keep`, or which function or distribution takes the place of which."""
+    before, after = (next(code_in(code)) for code in (old, new))
+    if before.reference != after.reference or bool(before.files) != bool(after.files):
+        return f"{before.written_again} -> {after.written_again}"
+    if after.files:
+        return f"the code of {after.written_again}"
+    return f"{after.written_again}, {before.distribution} -> {after.distribution}"
+
+
 ABSENT = object()
 """Stands for a key that one side does not have."""
 
 
 def changed_keys(old: Any, new: Any, at: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yield (dotted key, old value, new value) wherever two nested mappings differ; ABSENT where there is none."""
-    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping) or is_code(old) or is_code(new):
         if old != new:
             yield at, old, new
         return

@@ -151,17 +151,28 @@ class StageProcess:
 
     def _take_line(self, raw: bytes, log: LogFile, on_event: Callable[[Event], None]) -> None:
         said = raw.decode("utf-8", "replace").rstrip("\n")
-        try:
-            event = json.loads(said.removeprefix(EVENT_PREFIX)) if said.startswith(EVENT_PREFIX) else None
-        except ValueError:
-            event = None
+        before, event = split_event(said)
+        if event is None or before:
+            line = mask_text(before)
+            log.write(raw if line == said else line.encode() + b"\n")
+            self._tail.append(line)
+            on_event({"event": "log", "line": line})
         if event is not None:
             event = mask_addresses(event)
-            if event.get("event") == "failed":
+            if event["event"] == "failed":
                 self._failures.append(event)
             on_event(event)
-            return
-        line = mask_text(said)
-        log.write(raw if line == said else line.encode() + b"\n")
-        self._tail.append(line)
-        on_event({"event": "log", "line": line})
+
+
+def split_event(line: str) -> tuple[str, Event | None]:
+    """What a line of a stage's output begins with, and the event behind it.
+
+    Code of the user's may print without ending the line, and anything: what looks like an event but is none is text.
+    """
+    before, prefix, told = line.partition(EVENT_PREFIX)
+    try:
+        event = json.loads(told) if prefix else None
+    except ValueError:
+        return line, None
+    is_event = isinstance(event, dict) and isinstance(event.get("event"), str)
+    return (before, event) if is_event else (line, None)

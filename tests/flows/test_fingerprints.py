@@ -29,6 +29,7 @@ FILES = {
     "prompts.jsonl": '{"prompt": "a"}\n', "eval/set.jsonl": '{"question": "what?"}\n', "words.txt": "word\n",
     "tokenizer.json": "{}", "model/config.json": "{}", "given/config.json": "{}", "given/tokenizer.json": "{}",
     "tokens/a.bin": "tokens", "tasks.jsonl": '{"question": "a", "answer": "b"}\n',
+    "steps.py": "def count_word(text, word): return {'magic': text.count(word)}\ndef tidy(text): return text.strip()\n",
 }  # fmt: skip
 EVERYTHING = """
 name: everything
@@ -115,11 +116,19 @@ mix: {tokens: 2000, sequence_length: 32}
 sft: {data: [{path: chat.jsonl}], steps: 2}
 export: {}
 """
+OWN = """
+name: own
+sources: {a: {path: "prose/*.txt"}}
+prepare:
+  - annotate: {use: ./steps.py:count_word, with: {word: some}, max: {magic: 3}}
+  - edit: {use: ./steps.py:tidy}
+tokenizer: {vocab_size: 300}
+"""
 DEMO_OVERRIDES = ["sources.prose.path=prose/*.txt", "sources.code.path=code/*.py", "sft.data.0.path=chat.jsonl",
                   "dpo.data.0.path=pairs.jsonl"]
 """The demo reads what the machine's own Python carries, which differs from one to the next."""
 MANIFESTS = {"everything": (EVERYTHING, []), "others": (OTHERS, []), "short": (SHORT, []),
-             "preferences": (PREFERENCES, []), "elsewhere": (ELSEWHERE, []),
+             "preferences": (PREFERENCES, []), "elsewhere": (ELSEWHERE, []), "own": (OWN, []),
              "demo": (DEMO.read_text(), DEMO_OVERRIDES)}
 
 

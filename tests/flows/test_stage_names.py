@@ -14,7 +14,7 @@ from gristmill.flows.stages.registry import STAGES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NAMES = frozenset(STAGES)
-WORDS = frozenset({"quality", "reward", "reference", "clean", "filter", "sft", "dpo", "model"})
+WORDS = frozenset({"quality", "reward", "reference", "clean", "edit", "filter", "sft", "dpo", "model"})
 """Names that are words of the field, too: columns, kinds of examples, parts of a table. Where one stands alone it tells
 nothing of stages."""
 ALLOWED = {

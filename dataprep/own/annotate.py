@@ -1,0 +1,346 @@
+"""The stage `annotate`: a user's function measures documents, and thresholds make decisions of what it measured.
+
+A function that takes one document returns a dictionary (a TypedDict, a NamedTuple, a dataclass) of numbers, truth
+values and texts, or one of these, which then is the column called like the function; a bare False drops the document.
+One that takes a batch returns the same as columns of as many values: a RecordBatch, a Table, a dictionary of arrays, or
+one array. None, a null and NaN say that nothing was measured, which every threshold passes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gristmill.dataprep import counts as histograms
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.counts import add_counts, balance
+from gristmill.dataprep.documents import annotate, read_table, write_table
+from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
+from gristmill.dataprep.measuring import spread
+from gristmill.dataprep.own.own_documents import (
+    BATCH_ROWS,
+    SAMPLE_ROWS,
+    DocumentFunction,
+    JudgedColumns,
+    call_on,
+    describe_run,
+    described,
+    known_columns,
+    load_document_function,
+    read_judged_columns,
+    wrong,
+)
+from gristmill.dataprep.own.time_limits import TimeLimit
+from gristmill.dataprep.thresholds import bounds_of, count_failures, failures, first_failures
+from gristmill.mixtures.steps.own_steps import Annotate
+from gristmill.mixtures.yaml_text import did_you_mean
+
+PLAIN = (bool, int, float, str, np.generic)
+"""What one value of a document may be, beside None."""
+TYPES: Mapping[pa.DataType, Callable[[pa.DataType], bool]] = {
+    pa.bool_(): pa.types.is_boolean, pa.int64(): pa.types.is_integer, pa.float64(): pa.types.is_floating,
+    pa.string(): lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
+    pa.null(): pa.types.is_null,
+}
+"""The types of columns, and what is taken as each of them."""
+MOST_TEXT_BYTES = 100_000
+"""Of one value: a column says something of a document, and is no second text."""
+LIKE = 1e-6
+"""How far two calls may differ, relatively: sums over batches of other sizes are rounded otherwise."""
+
+
+def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+    """Measure every kept document by the user's function, and drop what the thresholds or a bare False say.
+
+    Writes one annotation table per document shard, with every column that the function may return, `Annotate.measured`.
+
+    Args:
+        inputs: `ingest`, and the annotating stages that ran before.
+        config: the manifest's `annotate` section (`mixtures.steps.own_steps.Annotate`), with the code by value.
+
+    Returns:
+        `counts`; `rules`: per threshold how many documents fail it, and fail only it; `histograms`: per column of
+        numbers; `code`: what ran; `differs`: where two calls gave different results, what they gave.
+
+    Raises:
+        OwnCodeError: the function cannot be called, or returned something else than it may.
+        ConservationError, QuarantineError: see `counts`.
+    """
+    section = Annotate.model_validate(config)
+    load_document_function(section, known_columns(inputs))  # fails before any work
+    tasks = shard_tasks(inputs["ingest"])
+    process = partial(annotate_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), out=out)
+    # Processes, where the input is worth them: Python holds the GIL, and a batch is often worked on in Python too.
+    results = run_tasks("annotate", tasks, process, context, holds_gil=True)
+    unite_types(section, tasks, results, out, context)
+    return {
+        "counts": balance(results, section.max_quarantined, context.stage, errors=out),
+        "rules": add_counts(result["rules"] for result in results),
+        "histograms": {name: histograms.fit_histogram(counted) for name, counted in
+                       histograms.add_histograms(result["histograms"] for result in results).items()},
+        **describe_run(section, results, context),
+    }
+
+
+def annotate_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path) -> Done:
+    """Measure one document shard and write its annotations."""
+    section = Annotate.model_validate(config)
+    function = load_document_function(section, known_columns(inputs))
+    read = read_judged_columns(inputs, task.name, section.sources, function.reads)
+    with TimeLimit(section.time_limit_seconds) as limit:
+        measured = measure(function, section, read.given, limit)
+        differs = compare_calls(function, section, read, measured, limit)
+    numbers = {name: as_numbers(values) for name, values in measured.columns.items() if is_number(values.type)}
+    reasons, failed = judge(section, measured, numbers)
+    columns = {name: spread(values, measured.errors) for name, values in measured.columns.items()}
+    spread_reasons = spread(pa.array(reasons, pa.string()), measured.errors)
+    table, counts = annotate(read.documents, read.rows, read.judged, spread_reasons, columns, measured.errors)
+    write_table(out / task.name, table)
+    return Done([out / task.name], {
+        "counts": counts, "rules": count_failures(failed), "differs": differs,
+        "histograms": {name: histograms.histogram(values, histograms.ANY_EDGES) for name, values in numbers.items()},
+        "types": {name: str(values.type) for name, values in measured.columns.items()},
+    })
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What a function returned for n documents.
+
+    Attributes:
+        columns: all that the step announces; a value per document that did not raise.
+        errors: per document its error, or None.
+        decides: whether it returned bare truth values, of which False drops the document.
+    """
+
+    columns: Mapping[str, pa.Array]
+    errors: Sequence[str | None]
+    decides: bool = False
+
+
+def measure(function: DocumentFunction, section: Annotate, given: pa.Table, limit: TimeLimit) -> Measured:
+    """Call a function on n documents.
+
+    Raises:
+        OwnCodeError: it returned something else than it may.
+    """
+    announced = section.measured
+    parts = [_measure_batch(function, section, given.slice(start, BATCH_ROWS), limit)
+             for start in range(0, len(given), BATCH_ROWS)]
+    columns = {name: _join(section, name, [part.columns[name] for part in parts]) for name in announced}
+    return Measured(columns, [error for part in parts for error in part.errors], any(part.decides for part in parts))
+
+
+def _measure_batch(function: DocumentFunction, section: Annotate, given: pa.Table, limit: TimeLimit) -> Measured:
+    announced = section.measured
+    rows: list[Mapping[str, Any]] = []
+    parts: list[Mapping[str, pa.Array]] = []
+    errors: list[str | None] = []
+    decides = False
+    for returned in call_on(function, given, limit):
+        errors.extend([returned.error] * returned.rows)
+        if returned.error is not None:
+            continue
+        values, is_decision = _named(function, returned.value)
+        _check_announced(function, announced, values)
+        decides |= is_decision
+        if function.batch is None:
+            rows.append({name: _plain(function, name, value) for name, value in values.items()})
+        else:
+            parts.append({name: _array(function, name, values[name], returned.rows) if name in values
+                          else pa.nulls(returned.rows) for name in announced})
+    if function.batch is None:
+        parts = [{name: _from_values(function, name, [row.get(name) for row in rows]) for name in announced}]
+    return Measured({name: _join(section, name, [part[name] for part in parts]) for name in announced}, errors, decides)
+
+
+def _named(function: DocumentFunction, value: Any) -> tuple[Mapping[str, Any], bool]:
+    """What a function returned by the names of columns, and whether it is a bare decision."""
+    own = function.step.use.name
+    if isinstance(value, pa.RecordBatch | pa.Table):
+        return {name: value[name] for name in value.schema.names if name not in function.reads}, False
+    if isinstance(value, Mapping):
+        return value, False
+    if hasattr(value, "_asdict"):
+        return value._asdict(), False
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}, False
+    if function.batch is None and isinstance(value, PLAIN):
+        return {own: value}, isinstance(value, bool | np.bool_)
+    if function.batch is not None and isinstance(value, pa.Array | pa.ChunkedArray | np.ndarray):
+        of_truth = value.dtype == bool if isinstance(value, np.ndarray) else pa.types.is_boolean(value.type)
+        return {own: value}, of_truth
+    allowed = ("a dictionary, a number, a text, True or False" if function.batch is None else
+               "a RecordBatch, a Table, a dictionary of arrays, or an array")
+    raise function.wrong(f"returned {described(value)}; return {allowed}")
+
+
+def _check_announced(function: DocumentFunction, announced: Sequence[str], values: Mapping[str, Any]) -> None:
+    """Raise where a function returns columns that are not known before it runs."""
+    unknown = next((str(name) for name in values if name not in announced), None)
+    if unknown is not None:
+        raise function.wrong(
+            f"returned a column {unknown!r} that nothing announces{did_you_mean(unknown, announced)}; write `measures: "
+            f"[{', '.join(map(str, values))}]` in the step, or give the function a return type with the names (a "
+            "TypedDict)")
+
+
+def _plain(function: DocumentFunction, name: str, value: Any) -> Any:
+    """One value of one document as Python has it."""
+    found = value.item() if isinstance(value, np.generic) else value
+    if found is None or isinstance(found, bool | int | float):
+        return found
+    if not isinstance(found, str):
+        raise function.wrong(f"returned {described(value)} as {name!r}; a column has numbers, texts, True or False, "
+                             "or None")
+    return found
+
+
+def _from_values(function: DocumentFunction, name: str, values: Sequence[Any]) -> pa.Array:
+    kinds = {"text" if isinstance(value, str) else "True or False" if isinstance(value, bool) else "numbers"
+             for value in values if value is not None}
+    if len(kinds) > 1:
+        raise function.wrong(f"returned {' and '.join(sorted(kinds))} as {name!r}; a column has one kind of value")
+    return _array(function, name, values, len(values))
+
+
+def _array(function: DocumentFunction, name: str, value: Any, rows: int) -> pa.Array:
+    """A column of `rows` values, of one of TYPES."""
+    try:
+        found = value.combine_chunks() if isinstance(value, pa.ChunkedArray) else (
+            value if isinstance(value, pa.Array) else pa.array(value, from_pandas=True))
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        raise function.wrong(f"returned values as {name!r} that make no column: {error}") from error
+    if len(found) != rows:
+        raise function.wrong(f"returned {len(found):,} values as {name!r} for {rows:,} documents; return one for each")
+    if pa.types.is_dictionary(found.type):
+        found = found.dictionary_decode()
+    kind = next((kind for kind, fits in TYPES.items() if fits(found.type)), None)
+    if kind is None:
+        raise function.wrong(f"returned {found.type} as {name!r}; a column has numbers, texts, True or False")
+    return _tidied(function, name, found, kind)
+
+
+def _tidied(function: DocumentFunction, name: str, values: pa.Array, kind: pa.DataType) -> pa.Array:
+    try:
+        found = values.cast(kind)
+    except pa.ArrowInvalid as error:
+        raise function.wrong(f"returned {values.type} as {name!r}, which does not fit {kind}: {error}") from error
+    if kind == pa.float64():
+        return pc.if_else(pc.is_nan(found), pa.scalar(None, kind), found)
+    longest = pc.max(pc.binary_length(found)).as_py() if kind == pa.string() else None
+    if longest is not None and longest > MOST_TEXT_BYTES:
+        raise function.wrong(f"returned a text of {longest:,} bytes as {name!r}, which may have {MOST_TEXT_BYTES:,}; a "
+                             "column says something of a document; a step `edit` changes its text")
+    return found
+
+
+def _join(section: Annotate, name: str, parts: Sequence[pa.Array]) -> pa.Array:
+    kind = common_type(section, name, [part.type for part in parts])
+    return pa.concat_arrays([part.cast(kind) for part in parts]) if parts else pa.nulls(0)
+
+
+def common_type(section: Annotate, name: str, types: Iterable[pa.DataType]) -> pa.DataType:
+    """The type of a column whose parts have these: whole numbers and others are numbers, and null is anything.
+
+    Raises:
+        OwnCodeError: they have nothing in common.
+    """
+    found = {kind for kind in types if not pa.types.is_null(kind)}
+    if len(found) > 1 and found != {pa.int64(), pa.float64()}:
+        raise wrong(section, f"returned {' and '.join(sorted(map(str, found)))} as {name!r}; a column has one kind of "
+                             "value")
+    return pa.float64() if len(found) > 1 else next(iter(found), pa.null())
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether thresholds and histograms can be made of a column of a type; True is 1."""
+    return not pa.types.is_string(kind)
+
+
+def as_numbers(values: pa.Array) -> np.ndarray:
+    """A column as float64, NaN for null."""
+    found: np.ndarray = pc.fill_null(values.cast(pa.float64()), math.nan).to_numpy(zero_copy_only=False)
+    return found
+
+
+def judge(
+    section: Annotate, measured: Measured, numbers: Mapping[str, np.ndarray]
+) -> tuple[list[str | None], dict[str, np.ndarray]]:  # fmt: skip
+    """Why each of the documents that did not raise goes, or None; and which of them fail which threshold.
+
+    Raises:
+        OwnCodeError: a threshold bounds a column of texts.
+    """
+    for bound in bounds_of(section):
+        if bound.statistic not in numbers:
+            raise wrong(section, f"returns texts as {bound.statistic!r}, which {bound.key} cannot bound; remove it, or "
+                                 "return a number")
+    good = measured.errors.count(None)
+    failed = failures(numbers, {"annotate": section})
+    reasons = first_failures(failed, good)
+    if measured.decides:
+        own = section.use.name
+        for row in np.flatnonzero(numbers[own] == 0):
+            reasons[row] = reasons[row] or f"annotate/{own}"
+    return reasons, failed
+
+
+def compare_calls(
+    function: DocumentFunction, section: Annotate, read: JudgedColumns, measured: Measured, limit: TimeLimit
+) -> str | None:  # fmt: skip
+    """Call a function once more on the first documents that did not raise; what differs, in words, or None."""
+    good = [row for row, error in enumerate(measured.errors) if error is None][:SAMPLE_ROWS]
+    again = measure(function, section, read.given.take(pa.array(good, pa.int64())), limit)
+    for row, error in zip(good, again.errors, strict=True):
+        if error is not None:
+            return f"of two calls with document {read.shown(row)} the second one raised {error}"
+    for name, values in again.columns.items():
+        for row, one, other in zip(good, measured.columns[name].to_pylist(), values.to_pylist(), strict=False):
+            if not _alike(one, other):
+                return f"two calls with document {read.shown(row)} gave {one!r} and {other!r} as {name!r}"
+    return None
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float | int):
+        return math.isclose(one, other, rel_tol=LIKE, abs_tol=LIKE)
+    return bool(one == other)
+
+
+def unite_types(
+    section: Annotate, tasks: Sequence[Task], results: Sequence[Mapping[str, Any]], out: Path, context: Context
+) -> None:
+    """Write the tables again whose columns are of another type than in most: whole numbers in one shard, say.
+
+    Raises:
+        OwnCodeError: a column is of types that have nothing in common.
+    """
+    names = section.measured
+    types = {name: common_type(section, name, [_type(result["types"][name]) for result in results]) for name in names}
+    wanted = {name: pa.float64() if pa.types.is_null(kind) else kind for name, kind in types.items()}
+    others = [task for task, result in zip(tasks, results, strict=True)
+              if any(_type(result["types"][name]) != wanted[name] for name in names)]
+    cast = partial(cast_shard, types={name: str(kind) for name, kind in wanted.items()}, out=out)
+    run_tasks("types", others, cast, context, direct=True)
+
+
+def _type(name: str) -> pa.DataType:
+    return next(kind for kind in TYPES if str(kind) == name)
+
+
+def cast_shard(task: Task, types: Mapping[str, str], out: Path) -> Done:
+    """Write the annotations of a shard again, with columns of these types."""
+    table = read_table(out / task.name)
+    for name, kind in types.items():
+        table = table.set_column(table.column_names.index(name), name, table[name].cast(_type(kind)))
+    write_table(out / task.name, table)
+    return Done([out / task.name])

@@ -1,0 +1,10 @@
+"""`edit`: a user's function changes texts."""
+
+from __future__ import annotations
+
+from gristmill.flows.stages.annotate import preflight
+from gristmill.flows.stages.stage import Stage
+from gristmill.mixtures.steps.own_steps import Edit
+
+STAGE = Stage("edit", 1, "gristmill.dataprep.own.edit:run", section=Edit,
+              columns=lambda section: ["edits", "bytes_removed", "bytes_added"], preflight=preflight)

@@ -1,0 +1,45 @@
+"""What the tests of own steps share: documents, steps made from source text, and what they wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from gristmill.dataprep.documents import (
+    DOCUMENT_SCHEMA,
+    document_id,
+    read_table,
+    shard_names,
+    write_table,
+)
+from gristmill.mixtures.own_code import OwnFunction, take_code
+
+TEXTS = ("xyzzy and xyzzy, says the troll", "nothing here", "one xyzzy more", "a longer text without the word", "ÄÖÜ €")
+
+
+def write_documents(folder: Path, shards: int = 2, copies: int = 1) -> Path:
+    """Shards of documents, each with all TEXTS, so many times."""
+    for number in range(shards):
+        rows = [{"id": document_id("web", f"{number}#{copy}#{place}", text), "source": "web",
+                 "locator": f"https://example.org/{number}/{copy}/{place}", "text": text,
+                 "metadata": json.dumps({"place": place})}
+                for copy in range(copies) for place, text in enumerate(TEXTS)]
+        write_table(folder / f"part-{number:05d}.parquet", pa.Table.from_pylist(rows, schema=DOCUMENT_SCHEMA))
+    return folder
+
+
+def step(folder: Path, source: str, name: str = "step", **settings: Any) -> dict[str, Any]:
+    """The settings of a step whose function is in `steps.py` of a folder, with its code by value."""
+    folder.mkdir(exist_ok=True)
+    (folder / "steps.py").write_text(source)
+    taken = take_code(OwnFunction(f"./steps.py:{name}"), folder)
+    return {"use": taken.by_value(), **settings}
+
+
+def written(out: Path) -> list[Mapping[str, Any]]:
+    """All rows of the annotation tables of a stage, in the order of the shards."""
+    return [row for shard in shard_names(out) for row in read_table(out / shard).to_pylist()]

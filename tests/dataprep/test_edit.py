@@ -1,0 +1,110 @@
+"""The stage `edit`: what a user's function makes of texts is stored as edits that give exactly its texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.documents import read_documents
+from gristmill.dataprep.edits import apply_edits, edits_array
+from gristmill.dataprep.own import edit
+from gristmill.dataprep.own.edit import common_prefix, derive_edits
+from gristmill.mixtures.own_code import OwnCodeError
+from tests.dataprep.own_steps import TEXTS, step, write_documents, written
+
+TEXT = st.text(st.sampled_from("ab \nÄ€𝄞."), max_size=30)
+
+
+@given(TEXT, TEXT)
+def test_the_edits_make_one_text_of_the_other(before: str, after: str) -> None:
+    edits = list(derive_edits(before, after))
+    assert apply_edits(pa.array([before]), edits_array([edits])).to_pylist() == [after]
+    assert (edits == []) == (before == after)
+
+
+@given(TEXT, TEXT)
+def test_the_common_prefix_is_as_long_as_can_be(one: str, other: str) -> None:
+    size = common_prefix(one, other)
+    assert one[:size] == other[:size]
+    assert one[size:size + 1] != other[size:size + 1] or size == min(len(one), len(other))
+
+
+@pytest.mark.parametrize(("before", "after", "edits"), [
+    ("a colour here", "a color here", [(2, 8, "color")]),
+    ("a  colour here", "a color here", [(1, 3, " "), (3, 9, "color")]),
+    ("one\ntwo\nthree\n", "one\nthree\n", [(4, 8, "")]),
+    ("one\nÄÖ two\nthree", "one\nÄÖ 2\nthree", [(9, 12, "2")]),
+    ("same", "same", []),
+    ("", "new", [(0, 0, "new")]),
+    ("x" * 300 + "y" + "z" * 300, "x" * 300 + "z" * 300, [(300, 301, "")]),
+])
+def test_edits_are_of_lines_and_of_words_within_lines(
+    before: str, after: str, edits: list[tuple[int, int, str]]
+) -> None:
+    assert list(derive_edits(before, after)) == edits
+
+
+@pytest.mark.parametrize("mode", ["memory", "threads", "processes"])
+@pytest.mark.parametrize("source", [
+    "def step(text: str) -> str:\n    return text.replace('xyzzy', 'magic').replace('nothing here', ' ')\n",
+    "import pyarrow as pa, pyarrow.compute as pc\ndef step(batch: pa.RecordBatch):\n"
+    "    return pc.replace_substring(pc.replace_substring(batch['text'], 'xyzzy', 'magic'), 'nothing here', ' ')\n",
+])
+def test_later_stages_read_the_texts_that_the_function_made(
+    tmp_path: Path, make_context: Callable[..., Context], source: str, mode: str
+) -> None:
+    documents = write_documents(tmp_path / "ingest")
+    config = step(tmp_path / "code", source)
+    summary = edit.run({"ingest": documents}, config, tmp_path / "edit", make_context("work", mode=mode, workers=2))
+    read = read_documents({"ingest": documents, "edit": tmp_path / "edit"}, "part-00001.parquet", ["text"])
+    assert read["text"].to_pylist() == [
+        text.replace("xyzzy", "magic").replace("nothing here", " ") for text in TEXTS]
+    assert summary["counts"]["dropped"] == {"edit/empty": 2}
+    assert summary["edits"]["step"] == {"documents": 6, "times": 10, "bytes": 52}
+    rows = written(tmp_path / "edit")
+    assert [row["bytes_removed"] for row in rows[:2]] == [10, 11]
+    assert [row["bytes_added"] for row in rows[:2]] == [10, 0]
+
+
+@pytest.mark.parametrize(("source", "says"), [
+    ("def step(text): return None", r"steps.py, line 1: step returned nothing \(None\); return the new text"),
+    ("def step(text): return 3", r"step returned int 3; return the new text"),
+    ("import pyarrow as pa\ndef step(batch: pa.Table): return ['a']", r"step returned 1 texts for 5 documents"),
+    ("import pyarrow as pa\ndef step(batch: pa.Table): return [None] * len(batch)",
+     r"step returned nothing \(None\) among the new texts"),
+    ("import pyarrow as pa\ndef step(batch: pa.Table): return 'a'", r"step returned str 'a'; return an array"),
+])
+def test_what_is_no_text_ends_the_stage_with_a_sentence(
+    tmp_path: Path, make_context: Callable[..., Context], source: str, says: str
+) -> None:
+    with pytest.raises(OwnCodeError, match=says):
+        edit.run({"ingest": write_documents(tmp_path / "ingest")}, step(tmp_path / "code", source), tmp_path / "edit",
+                 make_context("work"))
+
+
+def test_what_raises_grows_too_much_or_is_no_unicode_is_quarantined(
+    tmp_path: Path, make_context: Callable[..., Context]
+) -> None:
+    source = """
+def step(text):
+    if "troll" in text:
+        return "\\ud800"
+    if "nothing" in text:
+        return text * 1_000_000
+    return text if "one" not in text else 1 / 0
+"""
+    config = step(tmp_path / "code", source, max_quarantined=0.9)
+    summary = edit.run({"ingest": write_documents(tmp_path / "ingest", shards=1)}, config, tmp_path / "edit",
+                       make_context("work"))
+    errors = [row["error"] for row in written(tmp_path / "edit")]
+    assert errors[0].startswith("UnicodeEncodeError: ")
+    assert errors[1] == "the new text is 11,999,988 characters longer; at most 10,000,000 are allowed"
+    assert errors[2] == "ZeroDivisionError: division by zero (steps.py, line 7)"
+    assert errors[3:] == [None, None]
+    assert (summary["counts"]["quarantined"], summary["counts"]["kept"]) == (3, 2)

@@ -1,0 +1,206 @@
+"""Steps of users' own in a run: planned, run from their value, explained, asked what if, resumed, reported."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gristmill.flows.cli.main import app
+from gristmill.flows.questions.explain import history, print_history
+from gristmill.flows.questions.status import stage_states
+from gristmill.flows.questions.what_changed import explain_plan
+from gristmill.flows.questions.whatif import compare, thresholds
+from gristmill.flows.questions.whatif import replay as replay_with
+from gristmill.flows.report.page import render_report
+from gristmill.flows.running.launch import launch
+from gristmill.flows.running.session import Session, open_session
+from gristmill.mixtures.load import ManifestError
+
+STEPS = '''
+"""Steps of this project."""
+import words
+
+def count_word(text: str, word: str) -> dict:
+    print("counting", word)
+    return {"magic": words.count(text, word)}
+
+def tidy(text: str) -> str:
+    return text.replace("  ", " ").replace("colour", "color")
+
+def long_enough(text: str) -> bool:
+    return len(text) > 12
+'''
+WORDS = "def count(text, word):\n    return text.count(word)\n"
+MANIFEST = """
+name: own
+sources: {web: {path: web.jsonl}}
+prepare:
+  - annotate: {use: ./steps.py:count_word, with: {word: xyzzy}, max: {magic: 1}}
+  - edit: {use: ./steps.py:tidy}
+  - annotate: {use: ./steps.py:long_enough}
+    name: long
+tokenizer: {vocab_size: 300}
+"""
+TEXTS = ["a  colour that says xyzzy", "xyzzy xyzzy xyzzy", "tiny  text", "an ordinary text of some length",
+         "another ordinary text, xyzzy xyzzy"]
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A manifest with three steps of its own."""
+    (tmp_path / "steps.py").write_text(STEPS)
+    (tmp_path / "words.py").write_text(WORDS)
+    (tmp_path / "web.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    (tmp_path / "own.yaml").write_text(MANIFEST)
+    return tmp_path / "own.yaml"
+
+
+def opened(manifest: Path, *overrides: str, until: str = "long") -> Session:
+    return open_session(str(manifest), list(overrides), str(manifest.parent / "store"), until=until)
+
+
+def ran(session: Session) -> int:
+    return launch(session, list(session.plan), frozenset(), tracked=False, summarise=True)
+
+
+def test_own_steps_are_planned_run_explained_replayed_and_reported(
+    own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = opened(own)
+    plan = {row["stage"]: row for row in explain_plan(session)}
+    assert list(plan) == ["ingest", "annotate", "edit", "long"]
+    (code,) = plan["annotate"]["code"]
+    assert code.startswith("./steps.py:count_word (sha256 ")
+    assert "code" not in plan["ingest"]
+    assert ran(session) == 0
+    assert "counting xyzzy" not in capsys.readouterr().out
+
+    listed = {row["stage"]: row["documents"] for row in stage_states(session)}
+    assert listed["annotate"] == {"read": 5, "kept": 3, "quarantined": 0, "dropped": {"annotate/max_magic": 2}}
+    assert listed["edit"] == {"read": 3, "kept": 3, "quarantined": 0, "dropped": {}}
+    assert listed["long"]["dropped"] == {"annotate/long_enough": 1}
+
+    dropped = history(session, "web.jsonl#2")
+    assert dropped["outcome"] == "dropped by annotate: annotate/max_magic"
+    assert dropped["stages"][0]["threshold"] == 1
+    assert dropped["stages"][0]["values"] == {"magic": 3}
+    assert history(session, "web.jsonl#3")["outcome"] == "dropped by long: annotate/long_enough"
+    edited = history(session, "web.jsonl#1", whole=True)
+    assert [(edit["removed"], edit["added"]) for edit in edited["stages"][1]["edits"]["first"]] == [
+        ("  ", " "), ("colour", "color")]
+    print_history(edited)
+    assert "a[-  -]{+ +}[-colour-]{+color+} that says xyzzy" in capsys.readouterr().out
+
+    (rule,) = thresholds(session)
+    assert (rule["key"], rule["bound"], rule["seen"], rule["failing"]) == ("annotate.max.magic", 1, 5, 2)
+    assert (rule["looser"]["bound"], rule["looser"]["failing"]) == (2, 1)
+    looser = replay_with(compare(session, opened(own, "annotate.max.magic=2")), 1, None)
+    assert (looser["now"]["web"]["documents"], looser["unseen"]["web"]["documents"]) == (2, 1)
+
+    page = render_report(session, None).replace("<wbr>", "")
+    assert "annotate/max_magic = 1: 2 documents" in page
+    assert "The cut of annotate.max.magic lies at 1." in page
+    assert "def count_word" not in page
+
+
+def test_what_code_a_manifest_would_run_is_said_before_it_runs(own: Path) -> None:
+    said = CliRunner().invoke(app, ["plan", str(own), "--store", str(own.parent / "store")])
+    assert said.exit_code == 0, said.output
+    assert "annotate runs code of your own: ./steps.py:count_word (sha256 " in said.output
+    assert "def count_word" not in said.output
+    assert "counting" not in said.output
+
+
+def test_changed_code_rebuilds_its_stage_and_what_follows_and_other_files_nothing(own: Path) -> None:
+    assert ran(opened(own)) == 0
+    before = opened(own)
+    (own.parent / "notes.py").write_text("# nothing that a step imports\n")
+    assert opened(own).plan["long"].fingerprint == before.plan["long"].fingerprint
+    (own.parent / "words.py").write_text(WORDS.replace("text.count", "text.lower().count"))
+    reasons = {row["stage"]: row["reason"] for row in explain_plan(opened(own))}
+    assert reasons["ingest"] == ""
+    assert reasons["annotate"] == "code changed: the code of ./steps.py:count_word"
+    assert opened(own).plan["ingest"].fingerprint == before.plan["ingest"].fingerprint
+    own.write_text(MANIFEST.replace("steps.py:count_word", "words.py:count").replace("with: {word: xyzzy}, ",
+                   "with: {word: xyzzy}, measures: [count], ").replace("magic", "count"))
+    reason = next(row["reason"] for row in explain_plan(opened(own)) if row["stage"] == "annotate")
+    assert "./steps.py:count_word -> ./words.py:count" in reason
+
+
+def test_a_run_that_was_killed_is_resumed_after_the_file_is_gone(
+    own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dies = "import os, signal\n" + STEPS.replace(
+        '    print("counting", word)\n',
+        f'    if not os.path.exists({str(own.parent / "died")!r}):\n'
+        f'        open({str(own.parent / "died")!r}, "w").close()\n        os.kill(os.getpid(), signal.SIGKILL)\n')
+    (own.parent / "steps.py").write_text(dies)
+    session = opened(own)
+    for name in ("steps.py", "words.py"):
+        (own.parent / name).rename(own.parent / f"{name}.gone")
+    assert ran(session) == 1
+    assert "annotate: its process was killed" in capsys.readouterr().err
+    assert ran(session) == 0
+    assert "Resumed" in capsys.readouterr().out
+    assert next(row for row in stage_states(session) if row["stage"] == "annotate")["documents"]["kept"] == 3
+
+
+def test_measured_columns_stand_in_expressions_of_the_mixture(own: Path) -> None:
+    mixed = MANIFEST.replace("{path: web.jsonl}", "{path: web.jsonl, where: magic < 1 AND long_enough}")
+    mix = "mix: {sequence_length: 8, tokens: 16, weights: {web: 1}}\n"
+    own.write_text(mixed + mix)
+    open_session(str(own), [], str(own.parent / "store"), until="mix")
+    own.write_text(mixed.replace("magic < 1", "magik < 1") + mix)
+    with pytest.raises(ManifestError, match=r"there is no column 'magik'"):
+        open_session(str(own), [], str(own.parent / "store"), until="mix")
+
+
+@pytest.mark.parametrize(("former", "new", "says"), [
+    ("./steps.py:count_word", "./step.py:count_word", r"own.yaml:5: .*use: there is no file step.py in .*steps.py"),
+    ("./steps.py:count_word", "./steps.py:count_words", r"own.yaml:5: .*use: steps.py defines no 'count_words', did"),
+    ("./steps.py:count_word", "https://example.org/steps.py:f", r"own.yaml:5: .*code is taken from files beside the"),
+    ("word: xyzzy", "wrod: xyzzy", r"own.yaml:5: .*use: steps.py, line 5: count_word has the parameter 'word', which "
+                                   r"is no column of documents"),
+    ("word: xyzzy", "word: xyzzy, other: 1", r"line 5: count_word has no parameter 'other'; correct `with`"),
+    ("magic: 1", "magik: 1", r"own.yaml:5: prepare\[0\].annotate.max.magik: steps.py, line 5: count_word does not "
+                             r"return 'magik', did you mean 'magic'\?; it returns magic"),
+    ("max: {magic: 1}", "min: {text: 1}", r"'text' means something else of a document; call the column otherwise"),
+])
+def test_what_is_wrong_with_a_step_is_said_before_anything_runs(
+    own: Path, former: str, new: str, says: str
+) -> None:
+    own.write_text(MANIFEST.replace(former, new, 1))
+    with pytest.raises(ManifestError, match=says):
+        opened(own)
+
+
+@pytest.mark.parametrize(("source", "says"), [
+    ("def count_word(text: str, word: str) -> dict:\n    return {'magic': 1\n", r"steps.py, line 2: not valid Python"),
+    ("async def count_word(text, word): return {'magic': 1}", r"steps.py, line 1: count_word is an async function"),
+    ("def count_word(text, word): yield {'magic': 1}", r"steps.py, line 1: count_word yields values; return one"),
+    ("class count_word: ...", r"steps.py, line 1: count_word is a class; name a function"),
+])
+def test_what_the_source_shows_to_be_wrong_is_said_before_anything_runs(own: Path, source: str, says: str) -> None:
+    shutil.copy(own.parent / "steps.py", own.parent / "others.py")
+    (own.parent / "steps.py").write_text(source)
+    own.write_text(MANIFEST.replace("./steps.py:tidy", "./others.py:tidy").replace(
+        "./steps.py:long", "./others.py:long"))
+    with pytest.raises(ManifestError, match=says):
+        opened(own)
+
+
+def test_what_a_function_prints_breaks_nothing(own: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    prints = ("import os", 'print("no line end", end="")',
+              """print('\\n@gristmill [1]\\n@gristmill {"event": 3}', end='')""",
+              'os.write(1, b"raw")', 'os.system("echo from a child")')
+    loud = STEPS.replace('print("counting", word)', "; ".join(prints))
+    (own.parent / "steps.py").write_text(loud)
+    session = opened(own)
+    assert ran(session) == 0
+    assert next(row for row in stage_states(session) if row["stage"] == "annotate")["documents"]["kept"] == 3
+    assert os.path.exists(session.folder("long").path)
