@@ -236,7 +236,7 @@ def combine_annotations(
         with open_table(inputs[stage] / shard) as file:
             names = [name for name in ("id", "keep", *columns) if name in file.schema_arrow.names]
             table = file.read(names, use_threads=is_local(inputs[stage]))
-        _check_ids(inputs, shard, stage, table["id"], ids)
+        check_ids(inputs, shard, stage, table["id"], ids)
         # A stage has a judgement only on rows that all before it kept.
         keep &= pc.fill_null(table["keep"], False).to_numpy().astype(bool)
         if EDITS in names:
@@ -279,13 +279,14 @@ def read_annotations(
     table = read_table(inputs[stage] / shard, wanted)
     if ids is None:
         ids = read_table(inputs[INGEST] / shard, ["id"])["id"]
-    _check_ids(inputs, shard, stage, table["id"], ids)
+    check_ids(inputs, shard, stage, table["id"], ids)
     return table
 
 
-def _check_ids(
+def check_ids(
     inputs: Mapping[str, Path], shard: str, stage: str, found: pa.ChunkedArray, ids: pa.ChunkedArray
 ) -> None:
+    """Raise MisalignedError where a stage's ids are not those of the documents of a shard."""
     if not found.combine_chunks().equals(ids.combine_chunks()):
         raise MisalignedError(
             f"{inputs[stage] / shard}: its ids are not those of {inputs[INGEST] / shard}; "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.dataprep.documents import open_table
+from gristmill.dataprep.documents import annotation_stages, check_ids, column_names, open_table
+from gristmill.dataprep.edits import EDITS, apply_edits
 from gristmill.dataprep.files import is_local
+from gristmill.mixtures.sources import INGEST
 
 
 def read_matching(path: Path, column: str, values: Sequence[Any], columns: Sequence[str] | None = None) -> pa.Table:
@@ -50,6 +52,42 @@ def read_rows(path: Path, rows: Sequence[int], columns: Sequence[str] | None = N
                                      use_threads=is_local(path))
     starts = np.cumsum([0, *(sizes[group] for group in used.tolist())])
     return table.take(integers(starts[np.searchsorted(used, groups)] + numbers - ends[groups]))
+
+
+def read_document_rows(
+    inputs: Mapping[str, Path], shard: str, rows: Sequence[int], columns: Sequence[str] | None = None
+) -> pa.Table:
+    """Documents of a shard by their row (all columns, or some), in the order asked for; the text has the edits of the
+    stages among the inputs. Reads only the row groups that hold them.
+
+    Raises:
+        MisalignedError: what a stage says there is of other documents.
+    """
+    wanted = None if columns is None else list(dict.fromkeys(["id", *columns]))
+    table = read_rows(inputs[INGEST] / shard, rows, wanted)
+    for stage in annotation_stages(inputs) if "text" in table.column_names else ():
+        if EDITS in column_names(inputs[stage] / shard):
+            edits = read_annotation_rows(inputs, shard, stage, rows, table["id"], [EDITS])[EDITS]
+            place = table.column_names.index("text")
+            table = table.set_column(place, table.schema.field(place), apply_edits(table["text"], edits))
+    return table if columns is None else table.select(list(columns))
+
+
+def read_annotation_rows(
+    inputs: Mapping[str, Path], shard: str, stage: str, rows: Sequence[int], ids: pa.ChunkedArray,
+    columns: Sequence[str] | None = None,
+) -> pa.Table:
+    """What a stage says of documents of a shard by their row: `id` and its columns, all or some.
+
+    Args:
+        ids: of these documents.
+
+    Raises:
+        MisalignedError: its table has others there.
+    """
+    table = read_rows(inputs[stage] / shard, rows, None if columns is None else ["id", *columns])
+    check_ids(inputs, shard, stage, table["id"], ids)
+    return table
 
 
 def _array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:

@@ -134,8 +134,8 @@ def serve_model(
 ) -> None:
     """Serve a model by OpenAI's chat completions API, streaming too."""
     from gristmill.flows.models.find_model import name_of
-    from gristmill.flows.models.server import LOOPBACK, listen, make_app
-    from gristmill.flows.models.server import serve_model as serve
+    from gristmill.flows.models.listening import LOOPBACK, listen, serve
+    from gristmill.flows.models.server import make_app
 
     language, scheduler = _opened(model, tokenizer, set_, store, draft, draft_tokens, batch)
     called = name or name_of(model)

@@ -1,4 +1,4 @@
-"""The commands that ask why: `explain`, `whatif`, `dialects`, `trace`, `takedown`."""
+"""The commands that ask why: `explain`, `whatif`, `dialects`, `trace`, `takedown`, `browse`."""
 
 from __future__ import annotations
 
@@ -169,3 +169,24 @@ def takedown(
         print_json({**found, "written": written, "command": command or None})
         return
     print_takedown(found, written, command)
+
+
+@app.command()
+def browse(
+    manifest: ManifestArgument,
+    port: Annotated[int, typer.Option(metavar="N", help="Port of the loopback address; 0 takes a free one.", min=0,
+                                      max=65535)] = 4300,
+    set_: SetOption = None, store: StoreOption = None,
+) -> None:
+    """Show documents, cuts, duplicates, packed rows and what training steps read, as pages on this machine."""
+    from gristmill.flows.browse.browsed_run import BrowsedRun
+    from gristmill.flows.browse.data_server import make_app
+    from gristmill.flows.models.listening import LOOPBACK, listen, serve
+
+    session = open_or_exit(manifest, set_, store)
+    try:
+        listening = listen(LOOPBACK[0], port)
+    except OSError as error:
+        fail(f"cannot listen on port {port}: {error.strerror}; give another --port", EXIT_USAGE)
+    typer.echo(f"http://{LOOPBACK[0]}:{listening.getsockname()[1]}/ shows {session.manifest.name}; Ctrl-C ends it")
+    serve(make_app(BrowsedRun(session)), listening)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import socket
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,12 +25,12 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from gristmill.flows.models.limits import (
     TAKEN,
     Guard,
-    ImpatientProtocol,
     Limits,
     Places,
     TooManyError,
     refuse,
 )
+from gristmill.flows.models.listening import LOOPBACK
 from gristmill.flows.models.protocol import (
     FAILED,
     INVALID,
@@ -50,7 +49,6 @@ from gristmill.train.generation.language_model import LanguageModel, TextStream
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler_thread import Engine, EngineStoppedError
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DEFAULT_LIMITS = Limits()
 DEFAULT_TEMPERATURE = 1.0
 """OpenAI's default."""
@@ -259,22 +257,3 @@ def _answer_errors(app: FastAPI) -> None:
 
 def _failed(content: dict[str, Any], status: int) -> Response:
     return Response(json_bytes(content), status, media_type="application/json")
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there, on a free port for the port 0; closed by `serve_model`.
-
-    Raises:
-        OSError: the address is no one's here, or the port is taken.
-    """
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    return socket.create_server(address[:2], family=family)
-
-
-def serve_model(app: FastAPI, listening: socket.socket) -> None:
-    """Serve until SIGINT or SIGTERM; answers on their way are finished first, for a few seconds."""
-    import uvicorn
-
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5,
-                            http=ImpatientProtocol)
-    uvicorn.Server(config).run(sockets=[listening])

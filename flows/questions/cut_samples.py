@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gristmill.dataprep.documents import column_names, read_documents, shard_names
+from gristmill.dataprep.documents import column_names, shard_names
 from gristmill.dataprep.replay import Rule, judge_shard, nearest, rules_of
+from gristmill.dataprep.row_groups import read_document_rows
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import STAGES
 from gristmill.flows.stages.stage import imported
@@ -85,6 +86,6 @@ def merge_nearest(
 
 def show(inputs: Mapping[str, Path], shard: str, row: int, value: float) -> dict[str, Any]:
     """A document in a few words: id, source, locator, the measured value, and how its text begins."""
-    document = read_documents(inputs, shard).slice(row, 1).to_pylist()[0]
+    document = read_document_rows(inputs, shard, [row]).to_pylist()[0]
     return {"id": document["id"].hex(), "source": document["source"], "locator": document["locator"], "value": value,
             "excerpt": " ".join(document["text"][: 4 * EXCERPT_CHARS].split())[:EXCERPT_CHARS]}

@@ -14,9 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from gristmill.dataprep.cleaning.clean import RULE_PREFIX, WORDS_LEFT
-from gristmill.dataprep.documents import annotation_stages, read_annotations, read_documents
+from gristmill.dataprep.documents import annotation_stages
 from gristmill.dataprep.edits import EDITS
 from gristmill.dataprep.examples.kept_examples import prepared_inputs
+from gristmill.dataprep.row_groups import read_annotation_rows, read_document_rows
 from gristmill.flows.questions.find_documents import (
     AmbiguousDocumentError,
     DocumentNotFoundError,
@@ -113,7 +114,8 @@ def judgements(
         called: what stands before the stages' names.
         whole: with the whole `text`, see `marked_text`.
     """
-    document = read_documents(inputs, shard).slice(row, 1).to_pylist()[0]
+    table = read_document_rows(inputs, shard, [row])
+    document, ids = table.to_pylist()[0], table["id"]
     is_imported = "text" not in document
     text = decoded_text(inputs, shard, row) if is_imported else document["text"]
     found: dict[str, Any] = {
@@ -123,7 +125,7 @@ def judgements(
     }
     edits: dict[str, Any] = {}
     for stage in annotation_stages(inputs):
-        judged = read_annotations(inputs, shard, stage).slice(row, 1).to_pylist()[0]
+        judged = read_annotation_rows(inputs, shard, stage, [row], ids).to_pylist()[0]
         if judged["keep"] is None:
             break
         verdict = describe_judgement(called + stage, recipes[stage], judged)
@@ -164,7 +166,7 @@ def marked_text(inputs: Mapping[str, Path], shard: str, row: int, edits: Mapping
     Returns:
         pieces in their order: `text`, `stage` (None for what nobody touched), and `edit`: `removed`, `added` or None.
     """
-    original = read_documents({INGEST: inputs[INGEST]}, shard, ["text"])["text"][row].as_py().encode()
+    original = read_document_rows({INGEST: inputs[INGEST]}, shard, [row], ["text"])["text"][0].as_py().encode()
     pieces = [_Piece(original)]
     for stage, of_stage in edits.items():
         # From the end, so that the places of those before stay what they were.
@@ -209,7 +211,7 @@ def describe_edits(
 ) -> dict[str, Any]:
     """What a stage did to a document's text: number of edits, bytes taken out and put in, and the first few of them."""
     before = dict(itertools.takewhile(lambda item: item[0] != stage, inputs.items()))
-    text = read_documents(before, shard, ["text"])["text"][row].as_py().encode()
+    text = read_document_rows(before, shard, [row], ["text"])["text"][0].as_py().encode()
     return {
         "number": len(edits),
         "bytes_removed": sum(edit["end"] - edit["begin"] for edit in edits),
@@ -286,12 +288,12 @@ def describe_values(judged: Mapping[str, Any]) -> list[str]:
                      f"{edits['bytes_added']:,} added")
         lines += [f"  {shorten_text(edit['removed'])} -> {shorten_text(edit['added'])}" for edit in edits["first"]]
     values = (f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-              for name, value in judged["values"].items() if not _is_idle_rule(name, value))
+              for name, value in judged["values"].items() if not is_idle_rule(name, value))
     measured = ", ".join(values)
     return [*lines, measured] if measured else lines
 
 
-def _is_idle_rule(name: str, value: Any) -> bool:
+def is_idle_rule(name: str, value: Any) -> bool:
     """Whether a value says no more than that a rule of `clean` changed nothing."""
     return value == 0 and name.startswith(RULE_PREFIX) and name != WORDS_LEFT
 

@@ -122,11 +122,16 @@ def page(title: str, sections: Sequence[Section], *, note: str = "", cards: Sequ
 
 @cache
 def templates() -> Environment:
-    """The templates of this folder. They escape every value that they show."""
+    """The templates of this folder."""
+    return environment(Path(__file__).parent / "templates")
+
+
+def environment(*folders: Path) -> Environment:
+    """The templates of some folders. They escape every value that they show."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    found = Environment(loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True,
-                        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    found = Environment(loader=FileSystemLoader(folders), autoescape=True, undefined=StrictUndefined,
+                        trim_blocks=True, lstrip_blocks=True)
     found.filters["breakable"] = breakable
     return found
 

@@ -36,6 +36,7 @@ from gristmill.dataprep.filtering import filter as filtering
 from gristmill.dataprep.judges import quality
 from gristmill.dataprep.measuring import merge_annotations
 from gristmill.dataprep.passages import decontaminate, dedup_lines, dedup_substrings
+from gristmill.dataprep.row_groups import read_document_rows
 
 SHARD = "part-00000.parquet"
 STEPS = ("filter", "clean", "langid", "dedup_lines", "decontaminate", "dedup_substrings", "dedup", "filter-2")
@@ -96,6 +97,9 @@ def test_a_shard_is_read_as_if_every_stage_had_changed_it_in_turn(
             assert shard.documents["text"].to_pylist() == [text.decode() for text in texts], seed
             assert shard.documents["id"].equals(table["id"])
             assert shard.rows.tolist() == kept_rows(read, SHARD).tolist() == left.tolist()
+            some = random_.choices(range(len(texts)), k=4)
+            alone = read_document_rows(read, SHARD, some, ["text", "id"])
+            assert alone.equals(shard.documents.take(some)), seed
 
 
 def test_every_table_of_a_chain_is_opened_once_and_a_merged_one_in_place_of_all(
@@ -132,7 +136,8 @@ def test_what_is_wrong_with_one_table_of_a_chain_is_an_error(
         write_table(tmp_path / stage / SHARD, made)
         inputs[stage] = tmp_path / stage
     write_table(inputs["clean"] / SHARD, made.take([1, 0]))
-    for read in (lambda: read_shard(inputs, SHARD), lambda: merge_annotations(inputs, make_context("work"))):
+    for read in (lambda: read_shard(inputs, SHARD), lambda: merge_annotations(inputs, make_context("work")),
+                 lambda: read_document_rows(inputs, SHARD, [1])):
         with pytest.raises(MisalignedError, match="gristmill stage clean"):
             read()
     overlapping = edits_array([[], [(0, 2, ""), (1, 3, "")]])

@@ -61,7 +61,7 @@ def test_a_whole_text_holds_what_was_there_and_what_every_stage_left_in_their_or
                          for begin, end in zip(cuts[::2], cuts[1::2], strict=False)]
         text = edited(text, stages[stage])
     table = pa.chunked_array([pa.array([original])])
-    with patch("gristmill.flows.questions.explain.read_documents", lambda inputs, shard, columns: {"text": table}):
+    with patch("gristmill.flows.questions.explain.read_document_rows", lambda *where: {"text": table}):
         pieces = marked_text({"ingest": Path("x")}, "part-0.parquet", 0, stages)
     assert "".join(piece["text"] for piece in pieces if piece["edit"] != "removed").encode() == text
     assert "".join(piece["text"] for piece in pieces if piece["edit"] != "added") == original

@@ -363,7 +363,8 @@ def impatient(stage: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     import uvicorn
 
     from gristmill.flows.models import limits
-    from gristmill.flows.models.server import listen, make_app
+    from gristmill.flows.models.listening import listen
+    from gristmill.flows.models.server import make_app
 
     monkeypatch.setattr(limits, "HEADER_SECONDS", 0.5)
     model = find_model(str(stage), None)

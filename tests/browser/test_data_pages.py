@@ -1,0 +1,119 @@
+"""`gristmill browse` in a browser: nothing of a text runs, it reads well in the dark and on a phone, forms work."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.flows.browsed import make_run
+
+PHONE, DESK = 390, 1200
+"""Pixels."""
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The server, as the command starts it; Ctrl-C ends it."""
+    session = make_run(tmp_path_factory.mktemp("browsed"))
+    command = [sys.executable, "-m", "gristmill.flows.cli.main", "browse", session.manifest_file, "--port", "0",
+               "--store", str(session.store.root)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True,
+                          cwd=Path(session.manifest_file).parent) as server:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        assert line.startswith("http://127.0.0.1:")
+        assert "shows browsed; Ctrl-C ends it" in line
+        yield line.split()[0].rstrip("/")
+        server.send_signal(signal.SIGINT)
+        assert server.wait(timeout=30) == 130
+
+
+@pytest.fixture
+def page(address: str, browser: Any) -> Iterator[Any]:
+    with closing(browser.new_context(viewport={"width": DESK, "height": 900})) as context:
+        context.set_default_timeout(60_000)
+        yield context.new_page()
+
+
+def links_of(page: Any) -> dict[str, str]:
+    """One address of every kind of page that this one leads to."""
+    found = page.eval_on_selector_all("a[href]", "all => all.map(one => one.getAttribute('href'))")
+    return {one.partition("?")[0].rstrip("0123456789abcdef"): one for one in found}
+
+
+def test_nothing_of_a_text_runs_or_is_loaded_whatever_page_shows_it(address: str, page: Any) -> None:
+    said, asked = [], []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.on("request", lambda request: asked.append(request.url))
+    waiting, seen = ["/", "/documents?words=%22onerror%22", "/documents?words=river"], set[str]()
+    while waiting and len(seen) < 40:
+        link = waiting.pop(0)
+        page.goto(address + link)
+        assert "taken" not in page.title()
+        assert page.locator("script, img, iframe, main style").count() == 0
+        seen.add(link)
+        waiting += [one for one in links_of(page).values() if one not in seen and one not in waiting]
+    assert len(seen) > 15
+    assert said == []
+    assert {one.partition("?")[0].startswith(f"{address}/") or one.startswith("data:") for one in asked} == {True}
+
+
+def test_a_person_searches_by_the_form_and_follows_a_document_to_its_cut(address: str, page: Any) -> None:
+    page.goto(f"{address}/documents")
+    page.locator("[name=step]").select_option("filter-2")
+    page.locator("[name=words]").fill("river")
+    page.get_by_role("button", name="Search").click()
+    page.locator("article mark").first.wait_for()
+    assert {one.lower() for one in page.locator("article mark").all_inner_texts()} == {"river"}
+    assert page.locator("[name=step]").input_value() == "filter-2"
+    page.locator("article h3 a").first.click()
+    page.get_by_text("What each step said").wait_for()
+    page.get_by_role("link", name="both sides of this cut").first.click()
+    page.get_by_text("Passed, nearest first").wait_for()
+    page.locator("figure a").first.click()
+    page.get_by_text("of 69 documents").wait_for()
+
+
+def test_pages_are_dark_where_the_browser_is_and_fit_a_phone(address: str, browser: Any) -> None:
+    shown = {}
+    for scheme in ("light", "dark"):
+        with closing(browser.new_context(viewport={"width": PHONE, "height": 800}, color_scheme=scheme)) as context:
+            page = context.new_page()
+            page.goto(f"{address}/")
+            shown[scheme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            for link in ("/", "/documents", "/cuts", "/cuts/filter.rules.gopher_quality.min_words",
+                         "/duplicates/dedup", "/rows/mix", "/rows/mix/0", "/rows/mix/0?tokens=true",
+                         "/rows/sft_data/0", "/training/pretrain/1", "/nonsense"):
+                page.goto(address + link)
+                assert page.evaluate("document.documentElement.scrollWidth") <= PHONE, link
+    assert shown == {"light": "rgb(255, 255, 255)", "dark": "rgb(17, 24, 39)"}
+
+
+def test_a_page_of_another_origin_reads_and_frames_nothing(address: str, browser: Any) -> None:
+    with closing(browser.new_context()) as context:
+        stranger = context.new_page()
+        stranger.route("http://elsewhere.example/", lambda route: route.fulfill(body="<title>x</title>",
+                                                                                 content_type="text/html"))
+        stranger.goto("http://elsewhere.example/")
+        read = "link => fetch(link).then(reply => reply.text(), () => 'refused')"
+        assert stranger.evaluate(read, f"{address}/documents") == "refused"
+        assert stranger.evaluate("""link => new Promise(done => {
+            const image = new Image();
+            image.onload = () => done('loaded');
+            image.onerror = () => done('refused');
+            image.src = link;
+        })""", f"{address}/style.css") == "refused"
+        stranger.evaluate("""link => new Promise(done => {
+            const frame = document.body.appendChild(document.createElement('iframe'));
+            frame.onload = done;
+            frame.src = link;
+        })""", f"{address}/documents")
+        assert all("Documents" not in frame.content() for frame in stranger.frames)

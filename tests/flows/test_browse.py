@@ -1,0 +1,336 @@
+"""The pages of `gristmill browse`: what they show, what they refuse, and that nothing of a document becomes HTML."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from gristmill.dataprep.corpus import Corpus
+from gristmill.flows.browse import document_list
+from gristmill.flows.browse.addresses import Search
+from gristmill.flows.browse.browsed_run import BrowsedRun
+from gristmill.flows.browse.data_server import HEADERS, make_app
+from gristmill.flows.browse.differences import differences
+from gristmill.flows.running.session import Session, open_session
+from tests.flows.browsed import ADDRESSED, make_run
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
+    """A run of which everything is made but its trainings."""
+    return make_run(tmp_path_factory.mktemp("browsed"))
+
+
+@pytest.fixture(scope="module")
+def run(session: Session) -> BrowsedRun:
+    return BrowsedRun(session)
+
+
+def client_of(run: BrowsedRun) -> TestClient:
+    return TestClient(make_app(run), base_url="http://127.0.0.1:4300", raise_server_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def client(run: BrowsedRun) -> Iterator[TestClient]:
+    with client_of(run) as found:
+        yield found
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and its links."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    @property
+    def links(self) -> list[str]:
+        return [of["href"] or "" for tag, of in self.found if tag == "a"]
+
+
+def text_of(page: str) -> str:
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", page.replace("<wbr>", ""))).split())
+
+
+def shown_ids(page: str) -> list[str]:
+    """The documents that a list shows, in its order."""
+    return re.findall(r'<h3><a href="/documents/([0-9a-f]{32})"', page)
+
+
+def every_id(client: TestClient, link: str) -> list[str]:
+    """The documents of all pages of a list."""
+    found: list[str] = []
+    while True:
+        page = client.get(link).text
+        found += shown_ids(page)
+        following = re.search(r'<a href="([^"]+)" rel="next"', page)
+        if following is None:
+            return found
+        link = unescape(following[1])
+
+
+def rows_of(session: Session, *columns: str) -> list[dict[str, Any]]:
+    corpus = Corpus(BrowsedRun(session).corpus("documents"))
+    return [row for batch in corpus.batches(list(columns), kept=None) for row in batch.to_pylist()]
+
+
+def test_every_link_of_every_page_leads_to_a_page_and_no_text_becomes_html(client: TestClient) -> None:
+    waiting, seen, kinds = ["/"], {"/"}, set()
+    while waiting:
+        link = waiting.pop()
+        answer = client.get(link)
+        assert answer.status_code == 200, (link, text_of(answer.text))
+        assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+        kinds.add(re.sub(r"/[0-9a-f]{32}|/\d+", "/N", link.partition("?")[0]))
+        elements = Elements(answer.text)
+        assert not {"script", "img", "iframe", "style", "base", "object"} & {tag for tag, _ in elements.found}, link
+        assert [name for _, of in elements.found for name in of if name.startswith("on") or name == "style"] == []
+        assert "49" not in re.findall(r"alert|\{\{ 7 \* 7 \}\}|>49<", answer.text)
+        for found in elements.links:
+            assert found.startswith("/"), found
+            # Of a listing some pages are enough.
+            family = re.sub(r"[0-9a-f]{32}", "", found)
+            if found not in seen and sum(re.sub(r"[0-9a-f]{32}", "", one) == family for one in seen) < 5:
+                seen.add(found)
+                waiting.append(found)
+    assert {"/", "/documents", "/documents/N", "/cuts", "/duplicates/dedup", "/duplicates/dedup/N", "/rows/mix",
+            "/rows/mix/N", "/rows/sft_data/N", "/training/pretrain", "/training/pretrain/N", "/training/sft",
+            "/examples/N"} <= kinds
+
+
+@pytest.mark.parametrize(("asked", "fits"), [
+    ({}, lambda row: True),
+    ({"source": "notes"}, lambda row: row["source"] == "notes"),
+    ({"outcome": "kept"}, lambda row: row["kept"]),
+    ({"outcome": "dropped", "step": "filter-2"}, lambda row: row["dropped_by"] == "filter-2"),
+    ({"reason": "near_duplicate"}, lambda row: row["reason"] == "near_duplicate"),
+    ({"column": "filter_words", "least": 30, "most": 60}, lambda row: 30 <= (row["filter_words"] or 0) <= 60),
+    ({"where": "filter_words > 100 AND kept"}, lambda row: row["kept"] and row["filter_words"] > 100),
+    ({"words": "RIVER mountain"}, lambda row: "river" in row["text"].lower() and "mountain" in row["text"].lower()),
+    ({"words": '"one more."'}, lambda row: "One more." in row["text"]),
+    ({"words": "river", "outcome": "dropped"}, lambda row: not row["kept"] and "river" in row["text"].lower()),
+    ({"words": "nowhere"}, lambda row: False),
+])
+def test_a_search_lists_what_fits_in_the_order_of_the_corpus(
+    client: TestClient, session: Session, asked: dict[str, Any], fits: Any
+) -> None:
+    rows = rows_of(session, "id", "source", "kept", "dropped_by", "reason", "filter_words", "text")
+    expected = [row["id"] for row in rows if fits(row)]
+    link = Search(**asked).link()
+    assert every_id(client, link) == expected
+    assert "words" in asked or f"{len(expected)} of {len(rows)} documents" in text_of(client.get(link).text)
+
+
+def test_a_search_for_words_stops_after_some_bytes_says_so_and_goes_on(
+    client: TestClient, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(document_list, "SCANNED_BYTES", 1000)
+    monkeypatch.setattr(document_list, "SCANNED_ROWS", 3)
+    expected = [row["id"] for row in rows_of(session, "id", "text") if "garden" in row["text"].lower()]
+    page = client.get("/documents?words=garden").text
+    assert "documents that were looked through; the search goes on behind them" in text_of(page)
+    assert len(shown_ids(page)) < len(expected)
+    assert every_id(client, "/documents?words=garden") == expected
+
+
+def test_words_that_were_looked_for_are_marked_where_they_stand() -> None:
+    text = "before " * 40 + "the RIVER runs\nand the river ends" + " after" * 100
+    pieces = document_list.excerpt(text, ["river"])
+    assert [piece for piece, is_word in pieces if is_word] == ["RIVER", "river"]
+    assert pieces[0] == ("... ", False)
+    assert "the RIVER runs and the river ends after" in "".join(piece for piece, _ in pieces)
+
+
+def test_a_document_is_shown_before_and_after_its_edits(client: TestClient, session: Session) -> None:
+    (one,) = [row for row in rows_of(session, "id", "text") if ADDRESSED[:9] in row["text"]]
+    page = client.get(f"/documents/{one['id']}").text
+    assert re.search(r'<del title="clean">somebody@mail\.org</del><ins title="clean">[^<]+</ins>', page)
+    assert "&lt;script&gt;document.title" in page
+    assert "javascript:alert(1)" in text_of(page)  # as text, never as a link
+    assert "clean kept" in text_of(page)
+
+
+def test_a_long_document_is_cut_with_a_link_to_the_whole(
+    client: TestClient, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gristmill.flows.browse import document_page
+
+    monkeypatch.setattr(document_page, "MOST_CHARACTERS", 50)
+    longest = max(rows_of(session, "id", "original_text"), key=lambda row: len(row["original_text"]))
+    page = client.get(f"/documents/{longest['id']}").text
+    assert longest["original_text"][:50] in unescape(page)
+    assert longest["original_text"][:60] not in unescape(page)
+    assert longest["original_text"] in unescape(client.get(f"/documents/{longest['id']}?whole=true").text)
+
+
+def test_a_cut_has_what_it_dropped_on_one_side_and_what_it_passed_on_the_other(client: TestClient) -> None:
+    page = client.get("/cuts/filter.rules.gopher_quality.min_words").text
+    dropped, passed = (list(map(int, re.findall(r'<b class="value">(\d+)</b>', side)))
+                       for side in page.partition("<h2>Passed")[::2])
+    assert dropped == sorted(dropped, reverse=True)
+    assert passed == sorted(passed)
+    assert dropped[0] < 20 <= passed[0]
+
+
+def test_a_cluster_shows_the_pair_with_its_differences(client: TestClient) -> None:
+    listed = client.get("/duplicates/dedup").text
+    assert "dedup dropped 2 documents of 2 clusters" in text_of(listed)
+    pages = [client.get(link).text for link in Elements(listed).links
+             if re.fullmatch("/duplicates/dedup/[0-9a-f]{32}", link)]
+    assert sum("These two are equal" in text_of(page) for page in pages) == 1
+    assert [re.findall("<(ins|del)>([^<]*)</", page) for page in pages if "are equal" not in page] == [
+        [("ins", "One more.")]]
+
+
+def test_a_row_has_its_tokens_as_text_with_boundaries_and_losses(client: TestClient, run: BrowsedRun) -> None:
+    packed = run.packed("mix")
+    page = client.get("/rows/mix/3").text
+    text = unescape("".join(re.findall(r'<span class="(?:plain|masked)">(.*?)</span>', page, flags=re.S)))
+    assert text == run.tokenizer().decode(packed.read([3])[0].tolist())
+    assert page.count('<section class="piece">') == len(packed.pieces([3]))
+    by_token = client.get("/rows/mix/3?tokens=true").text
+    assert [int(one) for ids in re.findall('title="([0-9 ]+)"', by_token) for one in ids.split()] == packed.read(
+        [3])[0].tolist()
+    masked = client.get("/rows/sft_data/0").text
+    for trained, kind in ((True, "trained"), (False, "masked")):
+        shown = unescape("".join(re.findall(rf'<span class="{kind}">(.*?)</span>', masked, flags=re.S)))
+        assert ("&lt;|assistant|" in masked, "<|user|>" in shown) == (True, not trained)
+
+
+def test_a_step_that_is_still_to_come_says_what_it_will_read(client: TestClient) -> None:
+    page = text_of(client.get("/training/pretrain/2").text)
+    assert "It will read 4 rows with 256 tokens of" in page
+    answer = client.get("/training/pretrain?step=2", follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/training/pretrain/2")
+
+
+def test_what_is_found_by_id_or_locator_leads_to_its_page(client: TestClient, session: Session) -> None:
+    document = rows_of(session, "id", "locator")[5]
+    example = re.search(r"/examples/([0-9a-f]{32})", client.get("/rows/sft_data/0").text)
+    assert example is not None
+    for wanted, page in ((document["id"][:12], f"/documents/{document['id']}"),
+                         (document["locator"], f"/documents/{document['id']}")):
+        answer = client.get("/find", params={"wanted": wanted}, follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (303, page)
+
+
+@pytest.mark.parametrize(("link", "status", "said"), [
+    ("/documents?least=x", 400, "least: Input should be a valid number"),
+    ("/documents?least=5", 400, "a range is that of a measured column: choose one"),
+    ("/documents?column=filter_words&least=nan", 400, "finite number"),
+    ("/documents?column=nonsense", 400, "no step has measured 'nonsense'; columns are"),
+    ("/documents?column=cluster&least=1", 400, "cluster is no number"),
+    ("/documents?where=nonsense%3D1", 400, "nonsense"),
+    ("/documents?where=read_text('/etc/passwd')", 400, "not allowed"),
+    ("/documents?colour=red", 400, "this page does not know 'colour'; it takes corpus, words, source"),
+    ("/documents?source=web&source=notes", 400, "source is there twice"),
+    ("/documents?after=9999-1", 200, "None of them fits"),
+    ("/documents?after=../..", 400, "after:"),
+    ("/documents?outcome=lost", 400, "outcome:"),
+    ("/documents?corpus=nonsense", 404, "there is no corpus 'nonsense'; this run has documents, sft_prepare"),
+    ("/documents/ffffffffffff", 404, "no document has the id or locator 'ffffffffffff'"),
+    ("/cuts/nonsense", 404, "there is no rule 'nonsense'; rules are filter.rules.gopher_quality.min_words"),
+    ("/duplicates/filter", 404, "filter of documents has looked for no duplicates yet; steps that have are dedup"),
+    ("/duplicates/dedup/00", 400, "cluster:"),
+    (f"/duplicates/dedup/{'0' * 32}", 404, "dedup has no cluster"),
+    ("/rows/mix/99999999", 404, "rows, counted from 0; there is no row 99,999,999"),
+    ("/rows/mix/-1", 400, "row: Input should be greater than or equal to 0"),
+    ("/rows/mix/99999999999999999999999", 400, "row:"),
+    ("/rows/mix?held_out=nobody", 404, "mix holds no rows of 'nobody' out; sources are notes, web"),
+    ("/rows/filter", 404, "filter makes no rows; those that do are mix, sft_data"),
+    ("/rows/nonsense", 404, "there is no stage 'nonsense'"),
+    ("/training/filter", 404, "filter trains nothing whose steps could be traced; those that do are pretrain, sft"),
+    ("/training/pretrain/7", 404, "pretrain has 6 steps; there is no step 7"),
+    ("/training/sft/1", 404, "which examples sft reads is known once it has begun"),
+    ("/find?wanted=%00", 404, "no document has the id or locator"),
+    ("/nonsense", 404, "there is no page /nonsense"),
+])
+def test_what_an_address_asks_in_vain_gets_a_sentence(client: TestClient, link: str, status: int, said: str) -> None:
+    answer = client.get(link)
+    assert (answer.status_code, said in text_of(answer.text)) == (status, True), text_of(answer.text)
+    assert "Traceback" not in answer.text
+    assert answer.headers["content-security-policy"] == HEADERS["content-security-policy"]
+
+
+def test_other_hosts_other_sites_and_other_methods_are_refused(client: TestClient) -> None:
+    for host in ("rebound.example", "127.0.0.1.rebound.example:4300", ""):
+        assert client.get("/documents", headers={"Host": host}).status_code == 400
+    for site in ("cross-site", "same-site"):
+        refused = client.get("/documents", headers={"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"})
+        assert (refused.status_code, "Documents" in refused.text) == (403, False)
+    assert client.get("/documents", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+                      ).status_code == 200
+    for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
+        assert client.request(method, "/documents").status_code == 405
+    answer = client.get("/documents", headers={"Origin": "http://elsewhere.example"})
+    assert [name for name in answer.headers if name.startswith("access-control")] == []
+
+
+def test_pages_of_a_run_that_has_not_come_far_say_what_to_run(session: Session, tmp_path: Path) -> None:
+    folder = Path(session.manifest_file).parent
+    nothing = open_session(session.manifest_file, [], str(tmp_path / "store"))
+    with client_of(BrowsedRun(nothing)) as client:
+        assert "No documents are read yet. Start with" in text_of(client.get("/").text)
+        for link in ("/documents", "/cuts", "/rows/mix"):
+            answer = client.get(link)
+            assert (answer.status_code, "run:" in text_of(answer.text)) == (404, True)
+        # What is committed while the server runs is seen.
+        for stage in ("ingest", "clean"):
+            shutil.copytree(folder / "store" / stage, tmp_path / "store" / stage)
+        assert "69 of 69 documents" in text_of(client.get("/documents").text)
+        assert "mix is not committed yet" in text_of(client.get("/rows/mix").text)
+        assert client.get("/documents?column=words").status_code == 400
+
+
+def test_damaged_outputs_get_a_sentence_and_lose_no_other_page(session: Session, tmp_path: Path) -> None:
+    shutil.copytree(Path(session.manifest_file).parent / "store", tmp_path / "store")
+    opened = open_session(session.manifest_file, [], str(tmp_path / "store"))
+    ids = [row["id"] for row in rows_of(opened, "id")]
+    shard = next(iter(sorted(opened.folder("ingest").data.glob("part-*.parquet"))))
+    content = bytearray(shard.read_bytes())
+    content[40:400] = bytes(360)
+    shard.write_bytes(content)
+    with client_of(BrowsedRun(opened)) as client:
+        answer = client.get("/documents")
+        assert answer.status_code == 500
+        assert re.search(r"is damaged: .*`gristmill verify MANIFEST --repair` and a run make it again",
+                         text_of(answer.text)), text_of(answer.text)
+        assert client.get("/").status_code == 200
+        assert client.get(f"/documents/{ids[-1]}").status_code in (200, 500)
+        (opened.folder("mix").data / "train-00000.docs.parquet").unlink()
+        gone = client.get("/rows/mix/0")
+        assert (gone.status_code, "train-00000.docs.parquet" in text_of(gone.text)) == (500, True)
+
+
+WORDY = st.lists(st.sampled_from(["a", "b", "river", ".", "\n", " ", "  ", "!", "é"]), max_size=40).map("".join)
+
+
+@given(WORDY, WORDY)
+def test_differences_hold_both_texts_and_what_is_unmarked_is_in_both(before: str, after: str) -> None:
+    sides = differences(before, after)
+    assert ["".join(text for text, _ in side) for side in sides] == [before, after]
+    same = ["".join("".join(text for text, differs in side if not differs).split()) for side in sides]
+    assert same[0] == same[1]
+    assert any(differs for side in sides for _, differs in side) == ("".join(before.split()) != "".join(after.split()))
+
+
+def test_differences_of_long_texts_are_found_in_time() -> None:
+    one = " ".join(f"word{number % 50}" for number in range(30_000))
+    other = one.replace("word7 ", "word8 ", 3)
+    ours, theirs = differences(one, other)
+    assert [text for text, differs in theirs if differs][:1] == ["word8 "]
+    assert "".join(text for text, _ in ours) == one
