@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -134,7 +134,7 @@ class Corpus:
             UnknownColumnError: there is no such column.
             gristmill.dataprep.expressions.ExpressionError: the condition is none.
         """
-        self._check(columns)
+        self.check(columns)
         for shard in self.shards:
             yield from self.read(shard, columns, kept, where).to_batches(max_chunksize=BATCH_ROWS)
 
@@ -146,7 +146,7 @@ class Corpus:
         self, columns: Sequence[str] | None = None, kept: bool | None = True, where: str | None = None
     ) -> CorpusDataset:
         """The documents as a pyarrow dataset, which DuckDB and others read column by column; see `batches`."""
-        self._check(columns)
+        self.check(columns)
         return CorpusDataset.of(self, self.columns if columns is None else list(columns), kept, where)
 
     def document(self, wanted: str) -> dict[str, Any]:
@@ -185,7 +185,8 @@ class Corpus:
             found.append({"step": step, **{name: judged[name] for name in JUDGEMENT_COLUMNS[1:]}, "values": values})
         return found
 
-    def _check(self, columns: Sequence[str] | None) -> None:
+    def check(self, columns: Sequence[str] | None) -> None:
+        """Raise UnknownColumnError where there is no such column."""
         unknown = [name for name in columns or () if name not in self.schema.names]
         if unknown:
             raise UnknownColumnError(f"there is no column {unknown[0]!r}; there are {', '.join(self.schema.names)}")
@@ -324,7 +325,7 @@ class CorpusDataset(pyarrow.dataset.InMemoryDataset):
     where: str | None
 
     @classmethod
-    def of(cls, corpus: Corpus, columns: Sequence[str], kept: bool | None, where: str | None) -> CorpusDataset:
+    def of(cls, corpus: Corpus, columns: Sequence[str], kept: bool | None, where: str | None) -> Self:
         """The columns of the documents that fit; see `Corpus.batches`."""
         dataset = cls(pa.schema([corpus.schema.field(name) for name in columns]).empty_table())
         dataset.corpus, dataset.kept, dataset.where = corpus, kept, where

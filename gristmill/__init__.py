@@ -11,22 +11,92 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gristmill import losses, training
+    from gristmill.dataprep.corpus import UnknownColumnError
+    from gristmill.dataprep.replay import NotReplayableError
+    from gristmill.flows.python.answers import (
+        DocumentTrace,
+        Explanation,
+        Judgement,
+        Size,
+        StepTrace,
+        Threshold,
+        WhatIf,
+    )
+    from gristmill.flows.python.document_frames import Documents, MissingLibraryError
+    from gristmill.flows.python.finished_run import Report, Run, StageOutput, Store
+    from gristmill.flows.python.made_manifest import Manifest
+    from gristmill.flows.python.start import PlannedStage, plan, run
+    from gristmill.flows.questions.compare import UnknownRunError
+    from gristmill.flows.questions.find_documents import DocumentNotFoundError, NothingIngestedError
+    from gristmill.flows.questions.training_reads import TraceError
+    from gristmill.flows.running.run import StageFailedError
+    from gristmill.flows.stages.plan import UnknownStageError
+    from gristmill.flows.store.store import StoreLocationError
+    from gristmill.mixtures.load import ManifestError, Problem
+    from gristmill.train.data.row_stream import stream
 
 __version__ = "0.1.0"
 """The version of the distribution, which is built from this line."""
 
-_PLACES: dict[str, str] = {"stream": "gristmill.train.data.row_stream"}
-"""Public name -> the module that defines it."""
-_GROUPS = ("losses", "training")
-"""Modules of this package that offer names which belong together; what those have in `__all__` is public too."""
-
 __all__ = [
+    "DocumentNotFoundError",
+    "DocumentTrace",
+    "Documents",
+    "Explanation",
+    "Judgement",
+    "Manifest",
+    "ManifestError",
+    "MissingLibraryError",
+    "NotReplayableError",
+    "NothingIngestedError",
+    "PlannedStage",
+    "Problem",
+    "Report",
+    "Run",
+    "Size",
+    "StageFailedError",
+    "StageOutput",
+    "StepTrace",
+    "Store",
+    "StoreLocationError",
+    "Threshold",
+    "TraceError",
+    "UnknownColumnError",
+    "UnknownRunError",
+    "UnknownStageError",
+    "WhatIf",
     "__version__",
     "losses",
+    "plan",
+    "run",
     "stream",
     "training",
 ]
+_MODULES = {
+    "dataprep.corpus": "UnknownColumnError",
+    "dataprep.replay": "NotReplayableError",
+    "flows.python.answers": "DocumentTrace Explanation Judgement Size StepTrace Threshold WhatIf",
+    "flows.python.document_frames": "Documents MissingLibraryError",
+    "flows.python.finished_run": "Report Run StageOutput Store",
+    "flows.python.made_manifest": "Manifest",
+    "flows.python.start": "PlannedStage plan run",
+    "flows.questions.compare": "UnknownRunError",
+    "flows.questions.find_documents": "DocumentNotFoundError NothingIngestedError",
+    "flows.questions.training_reads": "TraceError",
+    "flows.running.run": "StageFailedError",
+    "flows.stages.plan": "UnknownStageError",
+    "flows.store.store": "StoreLocationError",
+    "mixtures.load": "ManifestError Problem",
+    "train.data.row_stream": "stream",
+}
+"""Where the public names are defined; the imports above say the same to type checkers."""
+_PLACES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names.split()}
+_GROUPS = ("losses", "training")
+"""Modules of this package that offer names which belong together; what those have in `__all__` is public too."""
 
 if not (Path(__file__).parent / "flows").is_dir():
     # A checkout: the sub-packages are the folders beside this one. An installed package has them inside.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,8 @@ from gristmill.mixtures.yaml_text import compose_yaml, did_you_mean, in_words, p
 
 KEPT_TOKEN_NAMES = ("token", "password", "secret", "api_key")
 WHOLE_FILE = "(file)"
+SETTING = "--set "
+"""What a problem calls the place of a setting."""
 TAGS = (Source.TAG, TokenSource.TAG, OWN_TAG, NAME_TAG)
 """What pydantic puts into the place of an error to say which of several forms a value has."""
 MOST_OF_A_VALUE = 200
@@ -50,7 +52,10 @@ MOST_PLACES = 3
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake in a manifest; its line is 0 where the file itself cannot be read, or a setting replaces its key."""
+    """One mistake in a manifest.
+
+    Its line is 0 where there is none: the file cannot be read, a setting replaces the key, or it was made in Python.
+    """
 
     file: str
     line: int
@@ -58,7 +63,10 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.key}: {self.message}" if self.line else f"{self.file}: {self.message}"
+        if self.line:
+            return f"{self.file}:{self.line}: {self.key}: {self.message}"
+        named = self.key == WHOLE_FILE or self.file.startswith(SETTING)
+        return f"{self.file}: {self.message}" if named else f"{self.file}: {self.key}: {self.message}"
 
 
 class ManifestError(ValueError):
@@ -89,15 +97,16 @@ class Written:
 
     def problem(self, location: Sequence[str | int], message: str) -> Problem:
         """A mistake at a key, named as it stands in the file or in a setting."""
-        at = _written_location(location, self.raw)
+        at = written_location(location, self.raw)
         parts = [at[:end] for end in range(len(at), -1, -1)]
         setting = next((self.settings[part] for part in parts if part in self.settings), None)
         if setting is None and at not in self.lines:
             setting = next((given for place, given in self.settings.items() if place[: len(at)] == at), None)
         key = dotted(at) or WHOLE_FILE
         if setting is not None:
-            return Problem(f"--set {setting}", 0, key, message if key == setting else f"{key}: {message}")
-        return Problem(self.file, next((self.lines[part] for part in parts if part in self.lines), 1), key, message)
+            return Problem(f"{SETTING}{setting}", 0, key, message if key == setting else f"{key}: {message}")
+        line = next((self.lines[part] for part in parts if part in self.lines), 1 if self.lines else 0)
+        return Problem(self.file, line, key, message)
 
 
 def load_manifest(path: str | Path, overrides: Sequence[str] = ()) -> Manifest:
@@ -139,12 +148,33 @@ def _parse(text: str, file: str, overrides: Sequence[str]) -> tuple[Manifest, Wr
     if not isinstance(raw, dict):
         raise ManifestError([Problem(file, 1, WHOLE_FILE, "a manifest is a mapping that starts with `name:`")])
     lines = {} if node is None else {current_place(at): line for at, line in _key_lines(node)}
-    renamed = [(Problem(file, lines.get(found.new, 1), dotted(found.old), str(found)), found)
-               for found in take_current_names(raw)]
-    problems, settings, of_settings = _apply_overrides(raw, overrides)
+    return check_manifest(raw, file, Path(file).resolve().parent, overrides, lines, _duplicate_keys(node, file))
+
+
+def check_manifest(
+    raw: dict[str, Any], file: str, folder: Path, overrides: Sequence[str] = (),
+    lines: Mapping[Location, int] | None = None, problems: Iterable[Problem] = (),
+) -> tuple[Manifest, Written]:
+    """Validate a manifest's content, which is changed: it gets today's names of keys, and the overrides.
+
+    Args:
+        raw: as YAML gives it.
+        file: what errors call it.
+        folder: what relative paths in it are relative to.
+        overrides: see `load_manifest`.
+        lines: 1-based line of every key and list item, where it was read from a file.
+        problems: what is known to be wrong with it already.
+
+    Raises:
+        ManifestError: with all problems, before any work.
+    """
+    lines = lines or {}
+    renamed = [(Problem(file, lines.get(name.new, 1 if lines else 0), dotted(name.old), str(name)), name)
+               for name in take_current_names(raw)]
+    found, settings, of_settings = _apply_overrides(raw, overrides)
     renamed += of_settings
-    problems += [problem for problem, name in renamed if name.is_twice]
-    problems += _duplicate_keys(node, file)
+    found += [problem for problem, name in renamed if name.is_twice]
+    found += problems
     written = Written(file, raw, lines, settings, [str(problem) for problem, name in renamed if not name.is_twice])
     for told in written.renamed:
         warnings.warn(told, RenamedKeyWarning, stacklevel=2)
@@ -152,14 +182,13 @@ def _parse(text: str, file: str, overrides: Sequence[str]) -> tuple[Manifest, Wr
     try:
         manifest = Manifest.model_validate(raw)
     except ValidationError as error:
-        problems += [_field_problem(item, written) for item in error.errors()]
-    problems += _contradictions(written)
-    if problems or manifest is None:
-        raise ManifestError(problems)
-    folder = Path(file).resolve().parent
-    problems = list(_own_code_problems(manifest, folder, written))
-    if problems:
-        raise ManifestError(problems)
+        found += [_field_problem(item, written) for item in error.errors()]
+    found += _contradictions(written)
+    if found or manifest is None:
+        raise ManifestError(found)
+    found = list(_own_code_problems(manifest, folder, written))
+    if found:
+        raise ManifestError(found)
     anchored: Manifest = anchor(manifest, folder)
     return anchored, written
 
@@ -217,7 +246,7 @@ def _apply_overrides(
         key, equals, value = override.partition("=")
 
         def wrong(message: str, key: str = key) -> None:
-            problems.append(Problem(f"--set {key}", 0, key, message))
+            problems.append(Problem(f"{SETTING}{key}", 0, key, message))
 
         if not equals or not key:
             wrong("an override is written key.path=value, e.g. pretrain.steps=50")
@@ -234,7 +263,7 @@ def _apply_overrides(
             at += _put(target, last, new)
             settings[at] = key
             former = [FormerName(given, place, False)] if place != given else []
-            renamed += [(Problem(f"--set {key}", 0, key, f"{dotted(found.old)} {found}"), found)
+            renamed += [(Problem(f"{SETTING}{key}", 0, key, f"{dotted(found.old)} {found}"), found)
                         for found in (*former, *take_current_names(new, at))]
         except yaml.YAMLError as error:
             wrong(f"{shortened(value)} is not valid YAML: {why_invalid(error)[1]}")
@@ -314,7 +343,7 @@ def _index(entries: list[Any], key: str) -> int:
 
 
 def _field_problem(item: Any, written: Written) -> Problem:
-    location = _written_location(item["loc"], written.raw)
+    location = written_location(item["loc"], written.raw)
     if item["type"] == "extra_forbidden":
         known = known_keys(item["loc"][:-1])
         hint = (did_you_mean(str(location[-1]), known) or _where_it_belongs(str(location[-1]), written.raw)
@@ -343,8 +372,8 @@ def _where_it_belongs(name: str, raw: Any) -> str:
     return f", did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
-def _written_location(location: Sequence[str | int], raw: Any) -> Location:
-    """pydantic's location of an error, as the file has it.
+def written_location(location: Sequence[str | int], raw: Any) -> Location:
+    """A location in the model, as pydantic names it in errors, as the file has it.
 
     Rules given as a list are a mapping to pydantic, and it names which kind of source one is.
     """
@@ -407,11 +436,13 @@ def anchor(value: Any, folder: Path) -> Any:
         return value if "://" in value or Path(value).is_absolute() else OutsidePath(folder / value)
     if isinstance(value, BaseModel):
         fields = {name: getattr(value, name) for name in type(value).model_fields}
-        anchored = {name: anchor(inner, folder) for name, inner in fields.items()}
-        changed = {name: inner for name, inner in anchored.items() if inner is not fields[name]}
+        changed = {name: anchored for name, inner in fields.items()
+                   if (anchored := anchor(inner, folder)) is not inner}
         return value.model_copy(update=changed) if changed else value
     if isinstance(value, dict):
-        return {name: anchor(inner, folder) for name, inner in value.items()}
+        mapping = {name: anchor(inner, folder) for name, inner in value.items()}
+        return mapping if any(mapping[name] is not inner for name, inner in value.items()) else value
     if isinstance(value, tuple):
-        return tuple(anchor(inner, folder) for inner in value)
+        entries = tuple(anchor(inner, folder) for inner in value)
+        return entries if any(new is not old for new, old in zip(entries, value, strict=True)) else value
     return value

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import signal
 import sys
+import threading
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO, cast
+from typing import Any, Protocol, TextIO, cast
 
 from rich.console import Console
 from rich.text import Text
@@ -16,7 +17,7 @@ from gristmill.dataprep.files import as_path, is_local
 from gristmill.dataprep.secrets import mask_secrets, mask_text
 from gristmill.flows.orchestration.tracking import apply_default_settings, choose_tracking, start_temporary_server
 from gristmill.flows.report.page import write_report
-from gristmill.flows.running.run import StageFailedError
+from gristmill.flows.running.run import Observer, StageFailedError
 from gristmill.flows.running.schedule import jobs_of, run_in_threads
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import LastingStream, TerminalObserver, plain_console
@@ -31,6 +32,13 @@ STORE_ADVICE = {
 EXIT_DONE, EXIT_STAGE_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 
 
+class Display(Observer, Protocol):
+    """An observer with bars that move, on a terminal or in a notebook."""
+
+    def stop_bar(self) -> None:
+        """Take the bars away, whatever happened."""
+
+
 def launch(session: Session, stages: list[str], force: frozenset[str], tracked: bool, summarise: bool) -> int:
     """Run stages, print how they go, and return the exit code.
 
@@ -42,26 +50,13 @@ def launch(session: Session, stages: list[str], force: frozenset[str], tracked: 
         summarise: whether to print the run's summary at the end.
     """
     console = plain_console(cast(TextIO, LastingStream(sys.stdout)))
-    observer = TerminalObserver(console)
-    previous = signal.signal(signal.SIGTERM, interrupt)
     failure: tuple[str, int] | None = None
     try:
-        if tracked:
-            run = _run_tracked(session, stages, force, observer, console)
-        else:
-            run = run_untracked(session, stages, force, observer)
+        run = run_stages(session, stages, force, tracked, TerminalObserver(console), console)
     except (StageFailedError, LeaseLostError) as error:
         failure = (str(error), EXIT_STAGE_FAILED)
-    except Exception as error:
-        # The libraries of object stores raise errors of their own when they cannot reach it.
-        if is_local(session.store.root) and not isinstance(error, OSError):
-            raise
-        failure = (why_the_store_failed(error, session), EXIT_STAGE_FAILED)
     except KeyboardInterrupt:
         failure = (f"interrupted; resume with: {session.command('run')}", EXIT_INTERRUPTED)
-    finally:
-        observer.stop_bar()
-        signal.signal(signal.SIGTERM, previous)
     if failure is not None:
         plain_console(stderr=True).print(Text(failure[0], style="red"), soft_wrap=True)
         return failure[1]
@@ -70,6 +65,40 @@ def launch(session: Session, stages: list[str], force: frozenset[str], tracked: 
 
         print_summary(session, run, console)
     return EXIT_DONE
+
+
+def run_stages(
+    session: Session, stages: list[str], force: frozenset[str], tracked: bool, observer: Display, console: Console
+) -> Path:
+    """Run stages and return the run's folder; an interrupt ends them first, so that they can be resumed.
+
+    Args:
+        session, stages, force, tracked: see `launch`.
+        observer: shows how they go.
+        console: where to say which Prefect shows the run.
+
+    Raises:
+        StageFailedError: a stage failed, or the store cannot be used.
+        LeaseLostError: another run took a stage over while this one was paused.
+    """
+    # Only the main thread hears signals; elsewhere whoever started the thread does.
+    hears = threading.current_thread() is threading.main_thread()
+    previous = signal.signal(signal.SIGTERM, interrupt) if hears else None
+    try:
+        if tracked:
+            return _run_tracked(session, stages, force, observer, console)
+        return run_untracked(session, stages, force, observer)
+    except (StageFailedError, LeaseLostError):
+        raise
+    except Exception as error:
+        # The libraries of object stores raise errors of their own when they cannot reach it.
+        if is_local(session.store.root) and not isinstance(error, OSError):
+            raise
+        raise StageFailedError(why_the_store_failed(error, session)) from error
+    finally:
+        observer.stop_bar()
+        if hears:
+            signal.signal(signal.SIGTERM, previous)
 
 
 def why_the_store_failed(error: Exception, session: Session) -> str:
@@ -89,7 +118,7 @@ def why_the_store_failed(error: Exception, session: Session) -> str:
                      f"{session.command('run')}")
 
 
-def run_untracked(session: Session, stages: list[str], force: frozenset[str], observer: TerminalObserver) -> Path:
+def run_untracked(session: Session, stages: list[str], force: frozenset[str], observer: Display) -> Path:
     """Run stages without Prefect; returns the run's folder."""
     runner = session.runner(observer)
     record = session.start_record()
@@ -104,7 +133,7 @@ def run_untracked(session: Session, stages: list[str], force: frozenset[str], ob
 
 
 def _run_tracked(
-    session: Session, stages: list[str], force: frozenset[str], observer: TerminalObserver, console: Console
+    session: Session, stages: list[str], force: frozenset[str], observer: Display, console: Console
 ) -> Path:
     """Run stages in Prefect's flow, where Prefect can be had; returns the run's folder."""
     apply_default_settings(quiet_console=True)

@@ -18,7 +18,7 @@ from gristmill.flows.stages.plan import Plan, UnknownStageError, make_plan, pres
 from gristmill.flows.stages.registry import STAGES
 from gristmill.flows.store.runs import RunRecord
 from gristmill.flows.store.store import StageFolder, Store, store_at
-from gristmill.mixtures.load import ManifestError, open_manifest
+from gristmill.mixtures.load import ManifestError, Written, open_manifest
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.prepare import STEP_NAME_PATTERN
 from gristmill.mixtures.yaml_text import did_you_mean
@@ -114,6 +114,26 @@ def open_session(
     if until is not None and not re.match(STEP_NAME_PATTERN, until):  # the manifest and the stage were interchanged
         raise UnknownStageError(f"no such stage: {until!r}; stages are {', '.join(STAGES)}")
     loaded, written = open_manifest(manifest, overrides)
+    return session_of(loaded, written, manifest, overrides, store, until, exactly, verify_inputs, allow_code)
+
+
+def session_of(
+    loaded: Manifest,
+    written: Written,
+    manifest: str,
+    overrides: list[str],
+    store: str | None,
+    until: str | None = None,
+    exactly: bool = False,
+    verify_inputs: bool = False,
+    allow_code: bool = False,
+) -> Session:
+    """Plan a manifest that is validated already; see `open_session`.
+
+    Args:
+        loaded, written: the manifest, and where its keys were written.
+        manifest: the file that commands name.
+    """
     remember_secrets(loaded.model_dump(mode="json"))
     known = [*STAGES, *(name for name in loaded.steps if name not in STAGES)]
     if until is not None and until not in known:

@@ -34,6 +34,7 @@ class RunRecord:
         record.content = {
             "run": record.folder.name, "name": manifest.name, "manifest_file": str(Path(file).resolve()),
             "manifest": manifest.model_dump(mode="json", exclude_none=True), "overrides": overrides,
+            "settings": manifest.model_dump(mode="json", exclude_unset=True),
             "state": "running", "started": time.time(), "owner": identity(os.getpid()),
             "stages": {name: {"fingerprint": node.fingerprint} for name, node in plan.items()},
         }

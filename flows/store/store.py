@@ -42,6 +42,8 @@ from gristmill.dataprep.secrets import mask_text, remember_secrets
 
 DEFAULT_STORE = "gristmill-store"
 """In the current folder."""
+MANIFESTS = "manifests"
+"""Folder of a store with the manifests that were made in Python and never saved elsewhere."""
 
 
 class StoreLocationError(ValueError):
@@ -239,7 +241,7 @@ class Store:
         if not self.root.exists():
             return
         for stage in sorted(self.root.iterdir()):
-            if not stage.is_dir() or stage.name in ("runs", "trash"):
+            if not stage.is_dir() or stage.name in ("runs", "trash", MANIFESTS):
                 continue
             for folder in sorted(stage.iterdir()):
                 if "--" in folder.name:

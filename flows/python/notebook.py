@@ -1,0 +1,120 @@
+"""What a notebook shows of gristmill: a run that moves, and whole pages in frames of their own."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from gristmill.dataprep.secrets import mask_text
+from gristmill.flows.questions.status import duration
+from gristmill.flows.running.process import Event
+from gristmill.flows.running.progress import describe_metrics
+from gristmill.flows.running.run import Outcome
+from gristmill.flows.stages.plan import Node
+from gristmill.flows.store.store import StageFolder
+
+UPDATE_SECONDS = 0.5
+FRAME_PIXELS = 640
+CELL = "padding:2px 12px 2px 0;text-align:left;white-space:nowrap;vertical-align:top"
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, which shows HTML."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
+def html_table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """A table in the colours of the page that it stands in; every value is escaped."""
+    head = "".join(f'<th style="{CELL}">{escape(name)}</th>' for name in header)
+    body = "".join("<tr style=\"background:none\">" + "".join(
+        f'<td style="{CELL}">{cell.html if isinstance(cell, Bar) else escape(str(cell))}</td>' for cell in row)
+        + "</tr>" for row in rows)
+    return f'<table style="font-size:inherit;border-collapse:collapse"><tr>{head}</tr>{body}</table>'
+
+
+def framed(page: str, pixels: int = FRAME_PIXELS) -> str:
+    """A whole HTML page inside a notebook's: nothing of it is run, and its styles stay inside.
+
+    Args:
+        page: the file.
+        pixels: height of the frame.
+    """
+    return (f'<iframe sandbox="" srcdoc="{escape(page)}" style="width:100%;height:{pixels}px;'
+            'border:1px solid #9ca3af;border-radius:4px"></iframe>')
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar of how much is done, from 0 to 1."""
+
+    done: float
+
+    @property
+    def html(self) -> str:
+        """It as HTML."""
+        return f'<progress value="{self.done:.4f}" max="1" style="width:10em"></progress>'
+
+
+class NotebookObserver:
+    """Shows a run as one table that moves: a row for each stage, a bar for those that run."""
+
+    def __init__(self) -> None:
+        from IPython.display import display
+
+        self._lock = threading.Lock()
+        self._rows: dict[str, list[Any]] = {}
+        self._written = 0.0
+        self._handle = display(self, display_id=True)
+
+    def _repr_html_(self) -> str:
+        return html_table(("stage", "", "", ""), self._rows.values())
+
+    def __repr__(self) -> str:
+        return "\n".join("  ".join(str(cell) for cell in row if not isinstance(cell, Bar)).rstrip()
+                         for row in self._rows.values())
+
+    def stage_started(self, node: Node, resuming: bool, folder: StageFolder) -> None:
+        """See Observer."""
+        self._show(node, "resumes" if resuming else "runs")
+
+    def stage_waits(self, node: Node, owner: Mapping[str, Any]) -> None:
+        """See Observer."""
+        self._show(node, "waits", f"process {owner['pid']} on {owner['host']} is making this output")
+
+    def stage_event(self, node: Node, event: Event) -> None:
+        """See Observer."""
+        if event["event"] == "warning":
+            self._show(node, "runs", event["message"])
+        if event["event"] != "progress" or time.monotonic() - self._written < UPDATE_SECONDS:
+            return
+        job = event.get("job") or ""
+        count = f"{event['done']:g}/{event['total']:g} {event['unit']}"
+        said = ", ".join([f"{job}: {count}" if job not in ("", node.name) else count, *describe_metrics(event)])
+        self._show(node, "runs", Bar(event["done"] / max(event["total"], 1e-9)), said)
+
+    def stage_finished(self, node: Node, outcome: Outcome) -> None:
+        """See Observer."""
+        took = "" if outcome.how == "Cached" else duration(outcome.seconds)
+        self._show(node, outcome.how.lower(), took, outcome.note)
+
+    def stop_bar(self) -> None:
+        """Say of what still runs that it was ended."""
+        with self._lock:
+            ended = [name for name, row in self._rows.items() if row[1] in ("runs", "resumes", "waits")]
+            for name in ended:
+                self._rows[name] = [name, "ended", "", ""]
+        if ended:
+            self._handle.update(self)
+
+    def _show(self, node: Node, state: str, *said: Any) -> None:
+        with self._lock:
+            cells = [mask_text(cell) if isinstance(cell, str) else cell for cell in said]
+            self._rows[node.name] = [node.name, state, *cells, *[""] * (2 - len(cells))]
+            self._written = time.monotonic()
+            self._handle.update(self)

@@ -1,0 +1,120 @@
+"""Manifests as objects: made in Python, loaded, changed, saved, and refused with the sentences of the command line."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gristmill
+from gristmill import Manifest, ManifestError
+from gristmill.flows.python.made_manifest import file_to_run, overrides_of
+from gristmill.flows.store.store import Store
+from gristmill.mixtures.load import load_manifest
+from tests.test_architecture import ROOT
+
+PREPARE = [{"filter": {"rules": {"gopher_quality": {"min_words": 12, "max_words": 5000}}}}, "dedup"]
+SECTIONS: dict[str, Any] = {"name": "made", "seed": 3, "sources": {"web": {"path": "web/*.jsonl"}}, "prepare": PREPARE}
+
+
+def test_it_is_what_the_same_keys_are_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "made.yaml").write_text(yaml.safe_dump(SECTIONS))
+    made = Manifest(**SECTIONS, folder=tmp_path)
+    assert made.settings == load_manifest(tmp_path / "made.yaml")
+    assert made == Manifest(SECTIONS, folder=tmp_path) == Manifest.load(tmp_path / "made.yaml")
+    assert made.settings.sources["web"].path == str(tmp_path / "web" / "*.jsonl")  # type: ignore[union-attr]
+    assert (made.name, made.folder, made.file) == ("made", tmp_path, None)
+
+
+def test_values_of_pythons_own_become_those_of_yaml(tmp_path: Path) -> None:
+    import numpy as np
+
+    made = Manifest(name="made", seed=np.int64(3), folder=tmp_path, prepare=tuple(PREPARE),
+                    sources={"web": {"path": Path("web", "*.jsonl")}})
+    assert made.content == SECTIONS
+    assert yaml.safe_load(made.to_yaml()) == SECTIONS
+
+
+@pytest.mark.parametrize("file", sorted(path for folder in ("mixtures", "benchmarks")
+                                        for path in (ROOT / folder).rglob("*.yaml")), ids=lambda file: file.name)
+def test_what_is_saved_is_equal_when_it_is_loaded(file: Path, tmp_path: Path) -> None:
+    loaded = Manifest.load(file)
+    assert Manifest.load(loaded.save(tmp_path / "elsewhere" / "saved.yaml")) == loaded
+    # So is what the record of a run keeps of it.
+    assert Manifest(loaded.settings.model_dump(mode="json", exclude_unset=True)).settings == loaded.settings
+
+
+def test_in_its_own_folder_it_is_saved_as_it_was_written(tmp_path: Path) -> None:
+    assert yaml.safe_load(Manifest(SECTIONS, folder=tmp_path).save(tmp_path / "made.yaml").read_text()) == SECTIONS
+
+
+def test_another_one_with_other_settings_leaves_the_first_as_it_was(tmp_path: Path) -> None:
+    made = Manifest(SECTIONS, folder=tmp_path)
+    other = made.replace({"filter.gopher_quality.min_words": 40, "seed": 4})
+    assert other.content["prepare"][0]["filter"]["rules"]["gopher_quality"]["min_words"] == 40
+    assert (other.settings.seed, made.settings.seed, made.content) == (4, 3, SECTIONS)
+    assert other != made
+    file = made.save(tmp_path / "made.yaml")
+    assert Manifest.load(file, set={"seed": 4, "filter.gopher_quality.min_words": 40}) == other
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+                    | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=6))
+def test_settings_mean_on_the_command_line_what_they_are_in_python(value: Any) -> None:
+    (override,) = overrides_of({"key": value})
+    assert yaml.safe_load(override.removeprefix("key=")) == value
+
+
+def test_all_that_is_wrong_is_said_at_once_in_the_words_of_a_file(tmp_path: Path) -> None:
+    wrong = {"name": "a b", "sources": {"web": {"pth": "x"}},
+             "prepare": [{"filter": {"rules": {"gopher_quality": {"min_wrds": 3}}}}]}
+    (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(wrong))
+    with pytest.raises(ManifestError) as of_file:
+        load_manifest(tmp_path / "wrong.yaml")
+    with pytest.raises(ManifestError) as made:
+        Manifest(wrong)
+    assert sorted((problem.key, problem.message) for problem in made.value.problems) == sorted(
+        (problem.key, problem.message) for problem in of_file.value.problems)
+    assert "Manifest: prepare[0].filter.rules.gopher_quality.min_wrds: unknown key, did you mean 'min_words'?" in str(
+        made.value)
+    with pytest.raises(ManifestError, match=r"--set filter\.gopher_quality\.min_words: "):
+        Manifest(SECTIONS).replace({"filter.gopher_quality.min_words": "many"})
+
+
+def test_a_value_that_no_manifest_can_hold_is_refused() -> None:
+    with pytest.raises(ManifestError, match=r"Manifest: .*\(bytes\) cannot stand in a manifest"):
+        Manifest(name="made", sources={"web": {"path": b"web"}})
+    with pytest.raises(ManifestError, match="write it at the top level of a file of its own"):
+        Manifest(name="made", sources={"web": {"path": lambda: "web"}})
+
+
+def test_a_function_of_a_module_stands_for_its_name(tmp_path: Path) -> None:
+    made = Manifest(name="made", sources={"web": {"path": "web", "licence": shutil.which}}, folder=tmp_path)
+    assert made.content["sources"]["web"]["licence"] == f"{shutil.__file__}:which"
+
+
+def test_what_is_in_no_file_is_saved_in_the_store_so_that_commands_can_name_it(tmp_path: Path) -> None:
+    made, store = Manifest(SECTIONS, folder=tmp_path), Store.at(tmp_path / "store")
+    file = file_to_run(made, store)
+    assert Path(file).parent == tmp_path / "store" / "manifests"
+    assert Manifest.load(file) == made
+    assert file_to_run(made, store) == file
+    assert list(store.outputs()) == []
+    saved = made.save(tmp_path / "made.yaml")
+    assert file_to_run(made, store) == str(saved)
+    assert file_to_run(made.replace({"seed": 9}), store) != str(saved)
+    saved.write_text(saved.read_text() + "\nseed: 9\n")
+    assert file_to_run(made, store) == file
+
+
+def test_every_public_name_is_where_the_package_says() -> None:
+    assert sorted(gristmill.__all__) == sorted([*gristmill._PLACES, *gristmill._GROUPS, "__version__"])
+    for name in gristmill.__all__:
+        assert getattr(gristmill, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'rum'"):
+        gristmill.rum  # noqa: B018
