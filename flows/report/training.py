@@ -23,10 +23,12 @@ def training_section(facts: Facts) -> Section | None:
     """Loss curves of every training, in total and per source, and the losses at both ends."""
     if not facts["training"]:
         return None
-    rows = [[row["stage"], row["steps"], f"{row['first']:.4f}", f"{row['last']:.4f}"] for row in loss_rows(facts)]
+    found = loss_rows(facts)
+    rows = [[row["stage"], row["steps"], f"{row['first']:.4f}", f"{row['last']:.4f}"] for row in found]
     return Section("Training", [
         *(figure for stage, record in facts["training"].items() for figure in training_figures(stage, record)),
-        Table(["stage", "steps", "first loss", "last loss"], rows, {1, 2, 3})])
+        Table(["stage", "steps", "first loss", "last loss"], rows, {1, 2, 3}),
+        *(Note(f"{row['stage']}: {row['ended']}.") for row in found if row["ended"])])
 
 
 def training_figures(stage: str, record: Sequence[Mapping[str, Any]]) -> list[Part]:
@@ -66,16 +68,27 @@ def by_source(steps: Sequence[Mapping[str, Any]], key: str) -> Points:
 
 
 def loss_rows(facts: Facts) -> list[dict[str, Any]]:
-    """One row per training stage: steps, first and last logged loss, and a detail."""
+    """One row per training stage: steps, first and last logged loss, why a callback ended it, and details."""
     rows = []
     for stage, record in facts["training"].items():
         steps = [line for line in record if "loss" in line]
         if not steps:
             continue
         details = STAGES[stage].details if stage in STAGES else None
-        rows.append({"stage": stage, "steps": steps[-1]["step"], "first": steps[0]["loss"], "last": steps[-1]["loss"],
-                     "details": "" if details is None else imported(details)(facts, steps)})
+        summary = facts.get("summaries", {}).get(stage, {})
+        ended, last = ended_by(summary), summary.get("stopped_by", steps[-1])["step"]
+        detail = "" if details is None else imported(details)(facts, steps)
+        rows.append({"stage": stage, "steps": last, "first": steps[0]["loss"], "last": steps[-1]["loss"],
+                     "ended": ended, "details": "\n".join(part for part in (ended, detail) if part)})
     return rows
+
+
+def ended_by(summary: Mapping[str, Any]) -> str:
+    """Which callback ended a training and why; empty where none did."""
+    stopped = summary.get("stopped_by")
+    if stopped is None:
+        return ""
+    return f"{stopped['callback']} ended it after step {stopped['step']}: {stopped['reason']}"
 
 
 def reward_details(facts: Facts, steps: list[dict[str, Any]]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gristmill.flows.report.training import loss_rows
+from gristmill.flows.report.training import loss_rows, training_section
 from gristmill.flows.report.tuning import (
     answers_of,
     distillation,
@@ -122,3 +122,13 @@ def test_what_fine_tuning_holds_out_is_said_with_its_loss() -> None:
     shown = text_of(masks(facts(sft_data=data, sft={"held_out": {"loss": 1.25}})))
     assert "90.0% full; 2 of the used examples are held out, whose loss is 1.2500 in the end" in shown
     assert "held out" not in text_of(masks(facts(sft_data={**data, "sets": [{**of_set, "held_out": 0}]}, sft={})))
+
+
+def test_a_training_that_a_callback_has_ended_says_where_and_why() -> None:
+    """Its last step need not be one that is logged."""
+    stopped = {"callback": "hooks:plateau", "step": 7, "reason": "no better for 3 validations"}
+    (_, dpo) = loss_rows(facts(dpo={"stopped_by": stopped}))
+    assert (dpo["steps"], dpo["details"]) == (7, "hooks:plateau ended it after step 7: no better for 3 validations")
+    found = facts(dpo={"stopped_by": stopped})
+    assert "dpo: hooks:plateau ended it after step 7: no better for 3 validations." in text_of(training_section(found))
+    assert "ended it" not in text_of(training_section(facts()))
