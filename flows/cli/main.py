@@ -12,6 +12,7 @@ import warnings
 import gristmill.flows.cli.run_commands
 import gristmill.flows.cli.question_commands
 import gristmill.flows.cli.data_commands
+import gristmill.flows.cli.try_command
 import gristmill.flows.cli.model_commands
 import gristmill.flows.cli.serve_commands
 import gristmill.flows.cli.bench_command  # noqa: F401

@@ -12,7 +12,7 @@ import pytest
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import read_table, shard_names
-from gristmill.dataprep.reading import ingest
+from gristmill.dataprep.reading import document_shards, ingest
 from gristmill.dataprep.reading.sources import SourceError, listing
 from gristmill.mixtures.own_code import OwnFunction, take_code
 
@@ -127,6 +127,31 @@ def test_the_bytes_are_the_same_for_any_number_of_workers(tmp_path: Path, make_c
     assert len(contents[0]) > 4
 
 
+def test_an_interrupted_attempt_is_continued_to_the_same_bytes(
+    tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = write(tmp_path / "notes", **{f"n{number}": f"text {number}\nmore {number}" for number in range(12)})
+    source = {"path": str(files), "read": code(tmp_path, READER, "read_notes")}
+    expected = run(tmp_path / "whole", source, make_context("work1"), shard_bytes=40)
+    original, written = document_shards.write_table, []
+
+    def failing(path: Path, table: Any) -> None:
+        if len(written) == 3:
+            raise OSError(28, "No space left on device")
+        written.append(path.name)
+        original(path, table)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(document_shards, "write_table", failing)
+        with pytest.raises(Exception, match="No space left"):
+            run(tmp_path / "out", source, make_context("work2"), shard_bytes=40)
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("part-00000-*")}
+    assert run(tmp_path / "out", source, make_context("work2"), shard_bytes=40) == expected
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.parquet")} == {
+        path.name: path.read_bytes() for path in (tmp_path / "whole").glob("*.parquet")}
+
+
 CRASHES = '''
 import os, time, itertools
 def crash(path):
@@ -223,7 +248,7 @@ def test_a_listed_url_with_a_size_is_not_looked_at_and_loses_its_query(tmp_path:
     ("def files():\n    return []", "code:files lists no files"),
     ("def files():\n    return ['a.txt', './a.txt', 'a.txt']", "code:files lists a.txt twice"),
     ("def files():\n    return ['gone.txt']", "gone.txt is not there"),
-    ("def files(month): ...", r"code.py, line 1: files\(month\) cannot be called with \(\)"),
+    ("def files(month): ...", r"code.py, line 1: files\(month\) cannot be called with: missing a required argument"),
     ("def files():\n    while True: pass", "code.py, line 1: files took more than 0.3 s of processor time for its"),
 ])
 def test_a_wrong_listing_is_said_in_a_sentence(tmp_path: Path, source: str, says: str) -> None:

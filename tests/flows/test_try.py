@@ -1,0 +1,143 @@
+"""`gristmill try` shows what a function would do, before it stands in a manifest."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gristmill.flows.cli.main import app
+
+STEPS = '''
+import os
+def count_word(text: str, word: str = "red") -> dict:
+    print("noise")
+    return {"magic": text.count(word), "first": text.split()[0], "is_long": len(text) > 40}
+def tidy(text: str) -> str:
+    return text.replace("  ", " ")
+def fails(text: str) -> dict:
+    return {"magic": 1 / text.count("red")}
+def unsteady(text: str) -> dict:
+    return {"magic": int.from_bytes(os.urandom(4))}
+def read_lines(path):
+    for line in path.read_text().splitlines():
+        yield {"text": json_text(line)} if line else ValueError("an empty line")
+def json_text(line):
+    import json
+    return json.loads(line)["text"]
+def wrong(text: str, nothing) -> dict: ...
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two files with 40 documents, every fourth of which says red twice and has two blanks in a row."""
+    (tmp_path / "steps.py").write_text(STEPS)
+    for file in ("a", "b"):
+        lines = [json.dumps({"text": f"document {number} " + ("red  and red" if number % 4 == 0 else "blue")})
+                 for number in range(20)]
+        (tmp_path / f"{file}.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "m.yaml").write_text("name: tried\nsources:\n  lines: {path: '*.jsonl'}\ntokenizer: {}\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def tried(*arguments: str) -> dict[str, Any]:
+    ran = run(*arguments, "--json")
+    assert ran.exit_code == 0, ran.output
+    found: dict[str, Any] = json.loads(ran.stdout)
+    return found
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["try", *arguments])
+
+
+def test_an_annotators_columns_drops_and_cost_are_shown(folder: Path) -> None:
+    found = tried("./steps.py:count_word", "--on", "*.jsonl", "--max", "magic=1", "--documents", "30")
+    assert (found["kind"], found["documents"]) == ("annotate", 30)
+    magic, first, is_long = (found["columns"][name] for name in ("magic", "first", "is_long"))
+    assert (magic["min"], magic["median"], magic["max"], magic["missing"]) == (0, 0, 2, 0)
+    assert magic["bars"][0] == "█"
+    assert first["values"] == {"document": 30}
+    assert is_long["values"] == {"False": 30}
+    assert found["dropped"]["by_reason"] == {"annotate/max_magic": 8}
+    assert found["dropped"]["shown"][0]["locator"] == "a.jsonl#1"
+    assert found["dropped"]["shown"][0]["values"]["magic"] == 2
+    assert found["whole"]["seconds"] == pytest.approx(found["whole"]["documents"] * found["seconds"] / 30)
+    assert 25 <= found["whole"]["documents"] <= 60
+    assert tried("./steps.py:count_word", "--on", "a.jsonl", "--with", "word=blue")["columns"]["magic"]["max"] == 1
+
+
+def test_documents_come_from_several_files_whose_whole_ones_tell_how_many_there_are(folder: Path) -> None:
+    found = tried("./steps.py:count_word", "--on", "*.jsonl")
+    assert (found["documents"], found["whole"]["documents"]) == (40, 40)
+    assert found["on"].startswith("2 of 2 files")
+
+
+def test_an_editor_shows_its_edits_as_differences(folder: Path) -> None:
+    found = tried("./steps.py:tidy", "--on", "a.jsonl")
+    assert (found["kind"], found["edits"]["changed"], found["edits"]["bytes_removed"]) == ("edit", 5, found["edits"][
+        "bytes_added"] + 5)
+    shown = found["edits"]["shown"][0]
+    assert shown["locator"] == "a.jsonl#1"
+    one = shown["differences"][0]
+    assert one["left"] + one["before"] + one["right"] == "document 0 red  and red"
+    assert one["left"] + one["after"] + one["right"] == "document 0 red and red"
+
+
+def test_a_reader_shows_its_records_and_what_it_quarantines(folder: Path) -> None:
+    (folder / "c.lines").write_text('{"text": "one"}\n\n{"text": "two"}\n')
+    found = tried("./steps.py:read_lines", "--on", "c.lines")
+    assert (found["kind"], found["records"], found["documents"]) == ("read", 3, 2)
+    assert found["quarantined"] == [{"record": 2, "error": "ValueError: an empty line (steps.py, line 14)"}]
+    assert [one["locator"] for one in found["shown"]] == ["c.lines#1", "c.lines#3"]
+
+
+def test_errors_have_file_and_line_and_what_is_not_deterministic_is_said(folder: Path) -> None:
+    found = tried("./steps.py:fails", "--on", "a.jsonl")
+    assert found["errors"]["total"] == 15
+    assert found["errors"]["shown"][0] == {"locator": "a.jsonl#2",
+                                           "error": "ZeroDivisionError: division by zero (steps.py, line 9)"}
+    assert "two calls" in tried("./steps.py:unsteady", "--on", "a.jsonl")["differs"]
+
+
+def test_a_run_gives_its_documents_and_their_number(folder: Path) -> None:
+    before = tried("./steps.py:count_word", "--on", "lines", "--manifest", "m.yaml")
+    assert before["documents"] == 40
+    subprocess.run([sys.executable, "-m", "gristmill", "run", "m.yaml", "--until", "ingest", "--no-ui"], check=True,
+                   capture_output=True)
+    after = tried("./steps.py:count_word", "--on", "lines", "--manifest", "m.yaml", "--documents", "10")
+    assert (after["documents"], after["whole"]["documents"], after["whole"]["is_exact"]) == (10, 40, True)
+    assert after["on"] == "source 'lines' of the run"
+
+
+@pytest.mark.parametrize("name", ["count_word", "tidy", "fails", "unsteady", "read_lines"])
+def test_what_is_printed_fits_sixty_columns(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    ran = run(f"./steps.py:{name}", "--on", "a.jsonl")
+    assert ran.exit_code == 0, ran.output
+    assert max(map(len, ran.stdout.splitlines())) <= 60
+    assert "per second" in ran.stdout
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["./steps.py:cuont_word", "--on", "a.jsonl"], "steps.py defines no 'cuont_word', did you mean 'count_word'?"),
+    (["./stepz.py:count_word", "--on", "a.jsonl"], "there is no file stepz.py"),
+    (["https://example.org/x.py:f", "--on", "a.jsonl"], "code is taken from files beside the manifest"),
+    (["./steps.py:wrong", "--on", "a.jsonl"], "steps.py, line 18: wrong has the parameter 'nothing'"),
+    (["./steps.py:count_word", "--on", "gone.jsonl"], "gone.jsonl does not exist"),
+    (["./steps.py:count_word", "--on", "a.jsonl", "--with", "wrd=x"], "wrd"),
+    (["./steps.py:count_word", "--on", "a.jsonl", "--max", "magic"], "--max 'magic': this is written --max NAME=VALUE"),
+    (["./steps.py:count_word", "--on", "a.jsonl", "--max", "text=1"], "'text' means something else of a document"),
+    (["./steps.py:count_word", "--on", "nowhere", "--manifest", "m.yaml"], "m.yaml has no such source of documents"),
+])
+def test_what_cannot_be_tried_is_said_in_a_sentence(folder: Path, arguments: list[str], says: str) -> None:
+    ran = run(*arguments)
+    assert ran.exit_code == 2
+    assert says in " ".join(ran.output.split())
