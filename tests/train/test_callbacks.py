@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gristmill.mixtures.load import ManifestError
+from gristmill.mixtures.own_code import Own, OwnFunction, take_code
 from gristmill.train.loop import loop
 from tests.train.test_resume import finish, torchrun, write_stage
 
@@ -199,3 +200,31 @@ def test_a_callback_is_in_the_recipe_with_what_it_is_shown_and_absent_from_those
         "pretrain", pretrain={**watched, "log_every": 4})
     assert recipe("pretrain", pretrain={**watched, "micro_batch_size": 3}) == recipe(
         "pretrain", pretrain={**watched, "micro_batch_size": 4})
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "sft", "reward", "dpo", "rl"])
+def test_every_training_is_given_its_callbacks(stage_config: Any, tmp_path: Path, stage: str) -> None:
+    (tmp_path / "hooks.py").write_text(STOP)
+    (tmp_path / "data.jsonl").write_text("{}\n")
+    data = {} if stage == "pretrain" else {"data": [{"path": "data.jsonl"}]}
+    rewards = {"rewards": [{"kind": "exact"}]} if stage == "rl" else {}
+    callbacks = [{"use": "./hooks.py:stop", "with": {"at": 5}, "on": "after_validation"}]
+    config = stage_config(stage, **{stage: {"steps": 2, "callbacks": callbacks, **data, **rewards}})
+    (callback,) = config["callbacks"]
+    assert (callback["use"]["function"], callback["with"], callback["on"]) == (
+        "hooks:stop", {"at": 5}, "after_validation")
+
+
+def test_a_tuning_is_ended_by_a_callback(
+    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": [
+        {"role": "user", "content": f"Say {word}"}, {"role": "assistant", "content": word}]}) + "\n"
+        for word in ("json", "text", "file", "name")))
+    (tmp_path / "hooks.py").write_text(STOP)
+    run_stage("pretrain", inputs, {**pretrain_config, "steps": 1}, tmp_path / "start")
+    stop = Own(**{"use": take_code(OwnFunction("./hooks.py:stop"), tmp_path), "with": {"at": 2}})
+    config = {"data": [{"path": str(tmp_path / "chats.jsonl")}], "steps": 4, "seed": 1, "global_batch_size": 2,
+              "callbacks": [stop.model_dump(mode="json")]}
+    summary = run_stage("sft", {**inputs, "pretrain": tmp_path / "start" / "data"}, config, tmp_path / "sft")
+    assert (summary["steps"], summary["stopped_by"]["reason"]) == (2, "here")
