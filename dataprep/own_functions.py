@@ -20,8 +20,10 @@ from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
+from gristmill.dataprep.own.time_limits import TimeLimit
 from gristmill.mixtures.own_code import (
     Own,
+    OwnCall,
     OwnCodeError,
     OwnFunction,
     absolute_module,
@@ -100,6 +102,16 @@ def blaming(own: OwnFunction) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         raise OwnCodeError(f"{own.reference} failed: {blame(own, error)}") from error
+
+
+def call_own(own: OwnCall, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """What a call of code of the user's gives within its time.
+
+    Raises:
+        OwnCodeError: names what that code raised, or where it was when its time was over.
+    """
+    with blaming(own.use), TimeLimit(own.time_limit_seconds) as limit:
+        return limit.call(function, *arguments, **named)
 
 
 def check_call(

@@ -7,14 +7,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from gristmill.mixtures.own_code import NAME_TAG, OWN_TAG, Own, own_or_name
+from gristmill.mixtures.own_code import NAME_TAG, OWN_TAG, OwnCall, own_or_name
 from gristmill.mixtures.section import NAME_PATTERN, OutsidePath, Positive, Section, Seeded
 
 GENERATION_METRICS = ("exact_match", "contains", "f1", "bleu", "chrf", "rouge1", "rouge2", "rougeL")
 GenerationMetric = Literal["exact_match", "contains", "f1", "bleu", "chrf", "rouge1", "rouge2", "rougeL"]
 
 
-class OwnMetric(Own):
+class OwnMetric(OwnCall):
     """A metric of your own: a function of `predictions` and `references` that gives a number, or one for each item.
     Examples are in docs/own-training.md."""
 

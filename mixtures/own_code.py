@@ -24,7 +24,7 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_va
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from gristmill.mixtures.section import Section
+from gristmill.mixtures.section import PositiveFloat, Section
 from gristmill.mixtures.yaml_text import did_you_mean
 
 FILE_FORM = "./FILE.py:NAME"
@@ -178,6 +178,14 @@ class Own(Section):
         """What the function is given by name."""
         options: dict[str, Any] = getattr(self, "with")
         return options
+
+
+class OwnCall(Own):
+    """Code of the user's that a stage waits for."""
+
+    time_limit_seconds: PositiveFloat = 600.0
+    """For one call; what takes longer ends the stage. Native code is not interrupted: it is seen when it returns. All
+    ranks of a training wait for it, which is why it is less than the 30 minutes after which PyTorch gives up."""
 
 
 class BuiltInOrOwn(Section):

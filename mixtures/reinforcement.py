@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from gristmill.mixtures.own_code import Own
+from gristmill.mixtures.own_code import OwnCall
 from gristmill.mixtures.posttraining import Examples, Lora, PreferencePairs
 from gristmill.mixtures.section import NAME_PATTERN, Fraction, OutsidePath, Positive, PositiveFloat, Section
 from gristmill.mixtures.training import Spikes, Training, TuningOptimizer
@@ -108,7 +108,7 @@ class ModelReward(AnswerReward):
     `reward` if absent."""
 
 
-class OwnReward(AnswerReward, Own):
+class OwnReward(AnswerReward, OwnCall):
     """What a function of your own gives: `use: ./rewards.py:polite`, in place of a kind.
 
     It is called with `prompts` and `completions`, lists of texts, and gives a list of numbers (as in TRL). Examples are

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from gristmill.mixtures.evaluation import Task
 from gristmill.mixtures.model import Model
-from gristmill.mixtures.own_code import BuiltInOrOwn, Own
+from gristmill.mixtures.own_code import BuiltInOrOwn, OwnCall
 from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section, Seeded
 
 OptimizerKind = Literal["adamw", "lion", "adafactor", "sophia", "adamw8bit", "muon"]
@@ -206,7 +206,7 @@ class EarlyStopping(Section):
 CallbackEvent = Literal["after_step", "after_validation", "on_checkpoint"]
 
 
-class Callback(Own):
+class Callback(OwnCall):
     """Code that watches a training and may end it: a function of one event, or a class with a method for each event
     that it wants. It sees metrics, and neither data nor weights. Examples are in docs/own-training.md."""
 

@@ -170,6 +170,8 @@ def test_what_a_callback_raises_on_one_of_two_ranks_ends_both_with_its_sentence(
     ("def stop(metrics): return True", {}, r"line 1: stop returned True after step; return None to go on, or a text"),
     ("def stop(metrics): metrics['loss'] = 0", {}, r"TypeError: 'mappingproxy' object does not .* \(hooks.py, line 1"),
     ("def stop(metrics): metrics['logged']['loss'] = 0", {}, "TypeError: 'mappingproxy' object does not"),
+    ("def stop(metrics):\n    while True:\n        pass", {},
+     r"hooks:stop failed: TimeLimitError: took longer than 0.5 s \(hooks.py, line [23]\)"),
     ("import sys\ndef stop(metrics): sys.exit(3)", {}, r"hooks:stop failed: SystemExit: 3 \(hooks.py, line 2\)"),
     ("class stop:\n    def on_checkpoint(self, metrics): return 'enough'", {},
      r"stop returned 'enough' on a checkpoint, but how often one is saved may not change a result"),
@@ -181,7 +183,8 @@ def test_a_wrong_callback_ends_the_training_with_a_sentence(
     says: str,
 ) -> None:
     with pytest.raises((ValueError, ManifestError), match=says):
-        run_stage("pretrain", inputs, with_callback(source, "stop", options), tmp_path / "run")
+        run_stage("pretrain", inputs, with_callback(source, "stop", options, **({
+            "time_limit_seconds": 0.5} if "while" in source else {})), tmp_path / "run")
 
 
 def test_a_callback_is_in_the_recipe_with_what_it_is_shown_and_absent_from_those_without(
@@ -190,7 +193,7 @@ def test_a_callback_is_in_the_recipe_with_what_it_is_shown_and_absent_from_those
     first = with_callback(STOP, "stop", {"at": 5})
     assert first["callbacks"] == [{
         "use": {"function": "hooks:stop", "files": {"hooks.py": STOP}, "distribution": ""}, "with": {"at": 5},
-        "on": None}]
+        "on": None, "time_limit_seconds": 600.0}]
     assert "callbacks" not in stage_config("pretrain", pretrain=pretrain_config)
     recipe = stage_config.recipe
     assert recipe("pretrain", pretrain={**pretrain_config, "log_every": 3}) == recipe(

@@ -96,6 +96,8 @@ def test_a_reward_that_compares_answers_gives_the_same_on_one_rank_and_on_two(
     ("def f(completions): return [None] * len(completions)", {}, "f returned None for the completion '"),
     ("\n\ndef f(completions):\n    return [int(c) for c in completions]", {},
      r"rewards:f failed: ValueError: invalid literal for int\(\) .* \(rewards.py, line 4\)"),
+    ("def f(completions):\n    while True: pass", {"time_limit_seconds": 0.5},
+     r"rewards:f failed: TimeLimitError: took longer than 0.5 s \(rewards.py, line 2\)"),
     ("def f(completions, size): ...", {},
      r"rewards.py, line 1: f\(completions, size\) cannot be called with: completions: missing a required"),
     ("def f(completions): ...", {"columns": ["size"]}, "got an unexpected keyword argument 'size'"),

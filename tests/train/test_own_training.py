@@ -183,13 +183,15 @@ ITEMS = [Item(1, "", ("yes", "yep"), 0, ""), Item(2, "", ("no",), 0, "")]
     ("def f(p, r): return [1.0, float('nan')]", "f returned nan for item 2; return finite numbers"),
     ("def f(p, r): return float('inf')", "f returned inf; return finite numbers"),
     ("def f(p, r): return None", "f returned nan"),
+    ("def f(p, r):\n    while True: pass", r"own:f failed: TimeLimitError: took longer than 0.5 s \(own.py, line 2\)"),
     ("def f(p, r): return 'good'", r"own:f failed: ValueError: could not convert string to float: 'good'"),
     ("def f(p, r):\n    return [{}[x] for x in p]", r"own:f failed: KeyError: 'yes' \(own.py, line 2\)"),
 ])
 def test_a_wrong_metric_is_told_in_a_sentence(tmp_path: Path, source: str, says: str) -> None:
     (tmp_path / "own.py").write_text(source)
     with pytest.raises(OwnCodeError, match=says):
-        own_metric(OwnMetric(use=take_code(OwnFunction("./own.py:f"), tmp_path)), ITEMS, ["yes", "maybe"])
+        own_metric(OwnMetric(use=take_code(OwnFunction("./own.py:f"), tmp_path), time_limit_seconds=0.5), ITEMS,
+                   ["yes", "maybe"])
 
 
 def test_a_metric_gets_every_right_answer_and_may_give_values_or_a_number(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.dataprep.own_functions import blaming, load_own
+from gristmill.dataprep.own_functions import blaming, call_own, load_own
 from gristmill.mixtures.evaluation import OwnMetric
 from gristmill.mixtures.own_code import OwnCodeError
 from gristmill.train.evaluation.likelihood import Score
@@ -108,8 +108,8 @@ def own_metric(metric: OwnMetric, items: Sequence[Item], answers: Sequence[str])
         OwnCodeError: it fails, or gives something else, or what is no finite number.
     """
     own, function = metric.use, load_own(metric, "predictions", "references")
+    found = call_own(metric, function, list(answers), [list(item.answers) for item in items])
     with blaming(own):
-        found = function(list(answers), [list(item.answers) for item in items])
         values = np.asarray(found, dtype=np.float64)
     if values.shape not in ((), (len(items),)):
         raise OwnCodeError(f"{own.place}: {own.name} returned values of shape {values.shape} for {len(items)} items; "

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from gristmill.dataprep.files import canonical_json
-from gristmill.dataprep.own_functions import blaming, check_call, load_function, load_own
+from gristmill.dataprep.own_functions import call_own, check_call, load_function, load_own
 from gristmill.mixtures.own_code import OwnCodeError
 from gristmill.mixtures.training import Callback, CallbackEvent
 from gristmill.train.parallel.world import World, on_first
@@ -107,8 +107,7 @@ class Callbacks:
     def _load(self, states: Mapping[str, Any]) -> None:
         for one in self._made:
             if one.keeps_state and one.key in states:
-                with blaming(one.section.use):
-                    one.thing.load_state_dict(states[one.key])
+                call_own(one.section, one.thing.load_state_dict, states[one.key])
 
 
 def _made(section: Callback) -> _Made:
@@ -119,8 +118,7 @@ def _made(section: Callback) -> _Made:
     if section.on is not None:
         raise OwnCodeError(f"{own.place}: {own.name} is a class, whose methods say when they are called; remove `on`")
     make = load_own(section)
-    with blaming(own):
-        thing = make()
+    thing = call_own(section, make)
     events = {event: getattr(thing, event) for event in EVENTS if callable(getattr(thing, event, None))}
     if not events:
         raise OwnCodeError(f"{own.place}: {own.name} has none of the methods {', '.join(EVENTS)}")
@@ -136,9 +134,7 @@ def _key(section: Callback) -> str:
 
 def _reason(one: _Made, event: CallbackEvent, metrics: Metrics) -> str | None:
     """What a callback says to an event: nothing, or why the training is to end."""
-    own = one.section.use
-    with blaming(own):
-        said = one.events[event](metrics)
+    own, said = one.section.use, call_own(one.section, one.events[event], metrics)
     if said is None:
         return None
     if not isinstance(said, str) or not said.strip():
@@ -152,9 +148,7 @@ def _reason(one: _Made, event: CallbackEvent, metrics: Metrics) -> str | None:
 
 
 def _state(one: _Made) -> Any:
-    own = one.section.use
-    with blaming(own):
-        state = one.thing.state_dict()
+    own, state = one.section.use, call_own(one.section, one.thing.state_dict)
     try:
         return json.loads(json.dumps(state, allow_nan=False))
     except (TypeError, ValueError) as error:

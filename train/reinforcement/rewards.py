@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gristmill.dataprep.files import as_path
-from gristmill.dataprep.own_functions import blaming, check_call, load_function, taken_by_name
+from gristmill.dataprep.own_functions import blaming, call_own, check_call, load_function, taken_by_name
 from gristmill.mixtures.own_code import OwnCodeError, OwnFunction
 from gristmill.mixtures.reinforcement import (
     ANSWER,
@@ -112,8 +112,8 @@ def _by_own(reward: OwnReward, chat: Chat) -> Given:
         texts = {"prompts": [prompt.example["prompt"][-1]["content"] for prompt in prompts],
                  "completions": [text_of(chat, answer) for answer in answers]}
         columns = {name: [_column(prompt, name) for prompt in prompts] for name in reward.columns}
+        found = call_own(reward, function, **{name: texts[name] for name in takes}, **columns, **reward.options)
         with blaming(own):
-            found = function(**{name: texts[name] for name in takes}, **columns, **reward.options)
             values = list(found) if isinstance(found, Iterable) and not isinstance(found, str) else found
         if not isinstance(values, list) or len(values) != len(answers):
             said = f"{len(values)} rewards" if isinstance(values, list) else f"{type(found).__name__}"
