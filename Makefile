@@ -7,7 +7,7 @@ LAYERS := mixtures dataprep tokenize train flows
 # A run starts many processes, and they begin sooner where what Python compiles is kept beside the sources.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all deprecations check dependencies audit clean build/typecheck
+.PHONY: demo test test-all deprecations check dependencies audit api clean build/typecheck
 
 demo: .venv/installed
 	$(BIN)/gristmill run mixtures/demo.yaml
@@ -39,6 +39,10 @@ check: .venv/developing build/typecheck build/audit/installed
 dependencies: .venv/developing build/audit/installed
 	$(LICENCES) --format json > build/licences.json
 	$(BIN)/python .ci/audit.py build/licences.json --licences > docs/dependencies.md
+
+# The reference of the Python interface, from the docstrings and signatures of its names.
+api: .venv/installed
+	$(BIN)/python -m gristmill.flows.python.api_reference > docs/api.md
 
 # What `check` cannot know without a server of advisories: whether one of today's is about what is pinned. It asks PyPI
 # for every version, which mirrors do not serve; SERVICE=osv asks the database of OSV instead.

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gristmill.dataprep.corpus import UnknownColumnError
     from gristmill.dataprep.replay import NotReplayableError
     from gristmill.flows.python.answers import (
+        Answer,
         DocumentTrace,
         Explanation,
         Judgement,
@@ -43,6 +44,7 @@ __version__ = "0.1.0"
 """The version of the distribution, which is built from this line."""
 
 __all__ = [
+    "Answer",
     "DocumentNotFoundError",
     "DocumentTrace",
     "Documents",
@@ -79,7 +81,7 @@ __all__ = [
 _MODULES = {
     "dataprep.corpus": "UnknownColumnError",
     "dataprep.replay": "NotReplayableError",
-    "flows.python.answers": "DocumentTrace Explanation Judgement Size StepTrace Threshold WhatIf",
+    "flows.python.answers": "Answer DocumentTrace Explanation Judgement Size StepTrace Threshold WhatIf",
     "flows.python.document_frames": "Documents MissingLibraryError",
     "flows.python.finished_run": "Report Run StageOutput Store",
     "flows.python.made_manifest": "Manifest",

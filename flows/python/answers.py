@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Self
+from typing import Any, TypeVar
 
 from gristmill.flows.questions import explain as explaining
 from gristmill.flows.questions import trace_tables
@@ -14,20 +14,28 @@ from gristmill.flows.questions import whatif as replaying
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a question is answered with. `found` is the same as plain data, as the command prints it with `--json`."""
+    """What a question about a run is answered with.
+
+    Attributes:
+        found: the same as plain data, as the command line prints it with `--json`.
+    """
 
     found: dict[str, Any] = field(repr=False, compare=False)
 
-    @classmethod
-    def of(cls, found: Mapping[str, Any], **made: Any) -> Self:
-        """An answer from plain data.
 
-        Args:
-            found: by the names of the fields; what is absent there has a default.
-            made: fields that are made from it.
-        """
-        names = {one.name for one in fields(cls)} - {"found"} - made.keys()
-        return cls(found=dict(found), **{name: found[name] for name in names if name in found}, **made)
+Kind = TypeVar("Kind", bound=Answer)
+
+
+def answer(kind: type[Kind], found: Mapping[str, Any], **made: Any) -> Kind:
+    """An answer from plain data.
+
+    Args:
+        kind: the class.
+        found: by the names of its fields; what is absent there has a default.
+        made: fields that are made from it.
+    """
+    names = {one.name for one in fields(kind)} - {"found"} - made.keys()
+    return kind(found=dict(found), **{name: found[name] for name in names if name in found}, **made)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,8 +212,8 @@ class Threshold(Answer):
 def explanation(found: Mapping[str, Any]) -> Explanation:
     """A history (`questions.explain.history`) as an object."""
     metadata = found["metadata"]
-    return Explanation.of(found, stages=[Judgement.of(one) for one in found["stages"]],
-                          metadata=json.loads(metadata) if isinstance(metadata, str) else metadata or {})
+    return answer(Explanation, found, stages=[answer(Judgement, one) for one in found["stages"]],
+                  metadata=json.loads(metadata) if isinstance(metadata, str) else metadata or {})
 
 
 def replayed(found: Mapping[str, Any]) -> WhatIf:
@@ -213,9 +221,9 @@ def replayed(found: Mapping[str, Any]) -> WhatIf:
     whole: Callable[[float], int] | None = round if found["tokens_known"] else None
     sides = {side: {str(source): Size(size["documents"], size["bytes"], whole(size["tokens"]) if whole else None)
                     for source, size in found[side].items()} for side in ("now", "then", "unseen")}
-    return WhatIf.of(found, **sides)
+    return answer(WhatIf, found, **sides)
 
 
 def thresholds_of(rows: Sequence[Mapping[str, Any]]) -> list[Threshold]:
     """Thresholds (`questions.whatif.thresholds`) as objects."""
-    return [Threshold.of(row) for row in rows]
+    return [answer(Threshold, row) for row in rows]

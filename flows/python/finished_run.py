@@ -22,6 +22,7 @@ from gristmill.flows.python.answers import (
     StepTrace,
     Threshold,
     WhatIf,
+    answer,
     explanation,
     replayed,
     thresholds_of,
@@ -72,9 +73,11 @@ class StageOutput:
 class Report:
     """The report of a run: one HTML file, which loads and runs nothing. A notebook shows it in a frame of its own."""
 
+    page: str
+    """The file's content."""
+
     def __init__(self, page: str) -> None:
-        self.page: str = page
-        """The file's content."""
+        self.page = page
 
     def save(self, path: str | Path) -> Path:
         """Write it to a file, and return that."""
@@ -206,7 +209,7 @@ class Run:
         """
         from gristmill.flows.questions.trace import trace_step
 
-        return StepTrace.of(trace_step(self._session, step, stage, rank))
+        return answer(StepTrace, trace_step(self._session, step, stage, rank))
 
     def trace_document(self, document: str) -> DocumentTrace:
         """Which training steps read a document, or an example of a tuning.
@@ -219,7 +222,7 @@ class Run:
         """
         from gristmill.flows.questions.trace import trace_document
 
-        return DocumentTrace.of(trace_document(self._session, document))
+        return answer(DocumentTrace, trace_document(self._session, document))
 
     def whatif(self, set: Mapping[str, Any], samples: int = 20) -> WhatIf:
         """What other thresholds would keep, from stored measurements: nothing is run.

@@ -45,6 +45,11 @@ class Manifest:
     Relative paths are relative to `folder`. It never changes: `replace` makes another one.
     """
 
+    folder: Path
+    """What relative paths in it are relative to."""
+    file: Path | None
+    """Where it was read from, or saved to last."""
+
     def __init__(self, content: Mapping[str, Any] | None = None, /, *, folder: str | Path = ".", **sections: Any
                  ) -> None:
         """Validate a manifest.
@@ -61,10 +66,8 @@ class Manifest:
             plain = _plain({**(content or {}), **sections})
         except ValueError as error:
             raise ManifestError([Problem(MADE, 0, "(file)", str(error))]) from error
-        self.folder: Path = Path(folder).resolve()
-        """What relative paths in it are relative to."""
-        self.file: Path | None = None
-        """Where it was read from, or saved to last."""
+        self.folder = Path(folder).resolve()
+        self.file = None
         remember_secrets(plain)
         self._settings, self._written = check_manifest(plain, MADE, self.folder)
 

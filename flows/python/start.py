@@ -52,6 +52,7 @@ def run(
     Raises:
         ManifestError: the manifest is wrong; nothing was run.
         UnknownStageError: it has no such stage.
+        StoreLocationError: there can be no store at that place.
         StageFailedError: a stage failed; what is committed stays, and the same call resumes.
     """
     session = _open(manifest, set, store, until, to_run=True)

@@ -1,0 +1,57 @@
+"""Everything public is described, typed, and in docs/api.md; every example of docs/python.md runs."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import gristmill
+from gristmill.flows.python.api_reference import function_of, public_objects, reference
+from tests.flows.corpus import write_corpus
+from tests.test_architecture import ROOT
+
+PUBLIC = dict(public_objects())
+CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def test_the_committed_reference_is_that_of_the_code() -> None:
+    assert (ROOT / "docs" / "api.md").read_text() == reference()  # make api
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_what_is_public_says_what_it_is_and_what_it_takes(name: str) -> None:
+    value = function_of(PUBLIC[name])
+    assert inspect.getdoc(value), name
+    if not inspect.isfunction(value):
+        return
+    signature = inspect.signature(value)
+    assert signature.return_annotation is not signature.empty, name
+    untyped = [one for one, parameter in signature.parameters.items()
+               if parameter.annotation is parameter.empty and one not in ("self", "cls")]
+    assert untyped == [], name
+
+
+def test_every_public_name_has_a_place_on_the_page() -> None:
+    page = reference()
+    assert [name for name in gristmill.__all__ if f"`gristmill.{name}`" not in page and name not in gristmill._GROUPS
+            ] == []
+    assert all(f"\n## gristmill.{group}\n" in page for group in gristmill._GROUPS)
+
+
+def test_every_example_of_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_corpus(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    examples = CODE.findall((ROOT / "docs" / "python.md").read_text())
+    assert len(examples) > 5
+    names: dict[str, object] = {}
+    for example in examples:
+        if "import polars" in example or ".to_polars()" in example:
+            pytest.importorskip("polars")
+        exec(compile(example, "docs/python.md", "exec"), names)
+    readme = CODE.findall((ROOT / "README.md").read_text().partition("## From Python")[2].partition("\n## ")[0])
+    assert readme != []
+    for example in readme:
+        exec(compile(example, "README.md", "exec"), names)
