@@ -19,6 +19,8 @@ TEMPORARY_MARK = ".tmp-"
 OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl")
 """Protocols whose libraries keep listings of folders for good by default. What another process wrote
 (a lease, a commit) would not be seen."""
+WITHOUT_FOLDERS = ("hf",)
+"""Protocols under which no folder can be made: one is there as soon as a file is in it."""
 
 REPAIR = "gristmill verify MANIFEST --repair"
 """What finds damaged outputs and withdraws them; whoever knows the manifest puts its own command in this place."""
@@ -52,7 +54,8 @@ def atomic_write(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
         durable: whether to wait for the disk. Without, the file is as whole to every process, whatever is killed, but
             where the whole machine crashes within seconds it may be found empty or cut.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if getattr(path, "protocol", "") not in WITHOUT_FOLDERS:
+        path.parent.mkdir(parents=True, exist_ok=True)
     if not is_local(path):
         with path.open("wb") as sink:
             yield sink  # type: ignore[misc]

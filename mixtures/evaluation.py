@@ -178,3 +178,29 @@ class Export(Section):
     max_shard_size, 5 GB)."""
     weights: Literal["raw", "average"] = "raw"
     """`raw`: the trained weights; `average`: their running mean, which the last training's `average` keeps."""
+
+
+class Documents(Section):
+    """The documents as files that everybody reads, as `gristmill export-documents` writes them."""
+
+    format: Literal["parquet", "jsonl", "hf"] = "parquet"
+    """`parquet`: Parquet with zstd. `jsonl`: JSON lines, compressed by zstd. `hf`: a folder that
+    `datasets.load_dataset` loads, with a dataset card and Croissant metadata."""
+    columns: tuple[str, ...] | None = None
+    """Columns, in this order; all if absent, but for `original_text`, the text before all edits."""
+    where: str | None = None
+    """SQL condition over the columns, of the same kind as that of a source; documents that it is not true of are left
+    out."""
+    dropped: bool = False
+    """Write the documents that a step dropped, each with its reason, in place of those that all kept."""
+    shard_bytes: Positive = 256_000_000
+    """Text bytes (UTF-8) per file at most, unless one document alone has more."""
+
+    @model_validator(mode="after")
+    def _columns_once(self) -> Documents:
+        twice = [name for name in self.columns or () if (self.columns or ()).count(name) > 1]
+        if twice:
+            raise ValueError(f"columns: {twice[0]!r} is given twice; keep one")
+        if self.columns == ():
+            raise ValueError("columns: none are given; name some, or leave the key out for all")
+        return self

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 
 from gristmill.mixtures.engine import Compute, Parallel, Profile, Stream, Wandb
-from gristmill.mixtures.evaluation import Evaluate, Export
+from gristmill.mixtures.evaluation import Documents, Evaluate, Export
 from gristmill.mixtures.mix import Mix
 from gristmill.mixtures.model import GivenModel
 from gristmill.mixtures.posttraining import Dpo, Sft
@@ -26,6 +26,8 @@ from gristmill.mixtures.tokenizer import Tokenizer
 from gristmill.mixtures.training import Pretrain
 
 Location = tuple[str | int, ...]
+EMPTY_ALLOWED = ("documents", "tokenizer", "evaluate", "export")
+"""Sections that may stand with nothing behind them, which asks for their defaults."""
 
 
 class Engine(Section):
@@ -112,6 +114,7 @@ class Manifest(Section):
     ingest: Ingest = Ingest()
     prepare: tuple[SerializeAsAny[Step], ...] = ()
     """The steps that judge and edit documents, in the order in which they run; a stage may come more than once."""
+    documents: Documents | None = None
     tokenizer: Tokenizer | None = None
     model: GivenModel | None = None
     mix: Mix | None = None
@@ -130,7 +133,7 @@ class Manifest(Section):
         """`evaluate:` with nothing behind it asks for the defaults, not for switching the stage off."""
         if not isinstance(value, dict):
             return value
-        return {key: ({} if item is None and key in ("tokenizer", "evaluate", "export") else item)
+        return {key: ({} if item is None and key in EMPTY_ALLOWED else item)
                 for key, item in value.items()}
 
     @property

@@ -1,4 +1,5 @@
-"""The commands about manifests, mixtures and tokens: `new`, `schema`, `mixtures sweep`, `export-tokens`."""
+"""The commands about manifests, mixtures and what leaves: `new`, `schema`, `mixtures sweep`, `export-tokens`,
+`export-documents`."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gristmill.dataprep.secrets import mask_text
 from gristmill.flows.cli.application import (
     EXIT_INTERRUPTED,
     EXIT_STAGE_FAILED,
@@ -271,3 +273,82 @@ def export_tokens(
     typer.echo(f"{found['tokens']:,} tokens of {found['documents']:,} document pieces in {found['rows']:,} rows, order "
                f"{found['order']}, {found['dtype']}; {found['padding_left_out']:,} tokens of padding left out")
     typer.echo(f"{len(found['sha256'])} files in {out}; README.{form.value}.md says how to read them")
+
+
+class DocumentFormat(StrEnum):
+    """What documents are written as."""
+
+    PARQUET = "parquet"
+    JSONL = "jsonl"
+    HF = "hf"
+
+
+@app.command("export-documents")
+def export_documents(
+    manifest: ManifestArgument,
+    form: Annotated[DocumentFormat, typer.Option("--format", help=(
+        "parquet, jsonl (compressed by zstd), or hf: a folder for datasets.load_dataset, with a dataset card."))],
+    out: Annotated[str, typer.Option("--out", metavar="DIR_OR_URL", help=(
+        "Folder, s3://... or hf://datasets/USER/NAME (private where it is new)."))],
+    where: Annotated[str | None, typer.Option(metavar="SQL", help=(
+        "Only documents that meet a condition over the columns, e.g. \"language = 'de'\"."))] = None,
+    columns: Annotated[str | None, typer.Option(
+        metavar="A,B,...", help="Only these columns.  [default: all but original_text]")] = None,
+    dropped: Annotated[bool, typer.Option(
+        "--dropped", help="The documents that a step dropped, each with its reason.")] = False,
+    shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Most text per file, e.g. 500MB.")] = "256MB",
+    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+) -> None:
+    """Write the documents that all steps kept, as edited, with their scores and reasons."""
+    from pydantic import ValidationError
+
+    from gristmill.dataprep.counts import ConservationError
+    from gristmill.dataprep.exporting.export_documents import ExportError
+    from gristmill.flows.questions.find_documents import NothingIngestedError
+    from gristmill.flows.questions.publish_documents import publish
+    from gristmill.flows.running.terminal import TerminalObserver, plain_console
+    from gristmill.mixtures.evaluation import Documents
+
+    names = None if columns is None else [name.strip() for name in columns.split(",")]
+    try:
+        section = Documents.model_validate({"format": form.value, "where": where, "columns": names, "dropped": dropped,
+                                            "shard_bytes": parse_bytes("--shard-size", shard_size)})
+    except ValidationError as error:
+        fail(f"--{error.errors()[0]['msg'].removeprefix('Value error, ')}", EXIT_USAGE)
+    session, observer = open_or_exit(manifest, set_, store), TerminalObserver(plain_console(stderr=True))
+    try:
+        found = publish(session, section, out, observer)
+    except (NothingIngestedError, ExportError) as error:
+        fail(str(error), EXIT_USAGE)
+    except ConservationError as error:
+        fail(str(error), EXIT_STAGE_FAILED)
+    except KeyboardInterrupt:
+        fail("interrupted; the same command resumes it", EXIT_INTERRUPTED)
+    except OSError as error:
+        fail(why_refused(error) or f"{out}: {error}", EXIT_STAGE_FAILED)
+    finally:
+        observer.stop_bar()
+    if as_json:
+        print_json(found)
+        return
+    size = sum(one["bytes"] for one in found["files"].values())
+    typer.echo(f"{found['documents']:,} documents with {found['text_bytes'] / 1e6:,.1f} MB of text in "
+               f"{len(found['files']):,} file{'s' if len(found['files']) != 1 else ''} ({size / 1e6:,.1f} MB)"
+               + ("" if found["is_new"] else "; they were written before, and nothing was done"))
+    read = "README.md describes them" if form is DocumentFormat.HF else "documents.json lists them"
+    typer.echo(mask_text(f"{out}: {read}"))
+
+
+SIZE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def parse_bytes(option: str, text: str) -> int:
+    """`256MB` as a number of bytes, or exit with code 2."""
+    import re
+
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text.strip())
+    unit = SIZE_UNITS.get(found[2].upper()) if found is not None else None
+    if found is None or unit is None or float(found[1]) * unit < 1:
+        fail(f"{option}: {text!r} is no size; write a number of bytes, or one with kB, MB or GB, such as 500MB",
+             EXIT_USAGE)
+    return int(float(found[1]) * unit)

@@ -1,7 +1,10 @@
-"""The commands that ask why: `explain`, `whatif`, `dialects`, `trace`, `takedown`, `browse`."""
+"""The commands that ask: `explain`, `show`, `query`, `whatif`, `dialects`, `trace`, `takedown`,
+`browse`."""
 
 from __future__ import annotations
 
+import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +19,7 @@ from gristmill.flows.cli.application import (
     app,
     fail,
     open_or_exit,
+    out_file,
     print_json,
 )
 
@@ -39,6 +43,75 @@ def explain(
     except DocumentNotFoundError as error:
         fail(str(error), EXIT_USAGE)
     print_json(found) if as_json else print_history(found)
+
+
+class TextSide(StrEnum):
+    """A document's text at one end of its preparation."""
+
+    BEFORE = "before"
+    AFTER = "after"
+
+
+@app.command()
+def show(
+    manifest: ManifestArgument,
+    document: Annotated[str, typer.Argument(metavar="DOC_ID", help="A document's id (32 hexadecimal digits, or the "
+                                            "first few) or its locator.")],
+    only: Annotated[TextSide | None, typer.Option("--only", help="Print nothing but the text, before or after all "
+                                                  "edits.")] = None,
+    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+) -> None:
+    """Show a whole document: what each step said of it, and its text with what they took out and put in."""
+    from gristmill.flows.questions.explain import history, print_document, text_of
+    from gristmill.flows.questions.find_documents import DocumentNotFoundError
+    from gristmill.flows.running.terminal import visible
+
+    session = open_or_exit(manifest, set_, store)
+    try:
+        found = history(session, document, whole=True)
+    except DocumentNotFoundError as error:
+        fail(str(error), EXIT_USAGE)
+    if as_json:
+        print_json({**found, "original_text": text_of(found, TextSide.BEFORE.value),
+                    "edited_text": text_of(found, TextSide.AFTER.value)})
+    elif only is not None:
+        text = text_of(found, only.value)
+        typer.echo(visible(text) if sys.stdout.isatty() else text, nl=False)
+    else:
+        print_document(found)
+
+
+@app.command()
+def query(
+    manifest: ManifestArgument,
+    sql: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT over the view `documents`; DESCRIBE documents "
+                                       "lists its columns.")],
+    out: Annotated[Path | None, typer.Option(metavar="FILE.parquet", help="Write the rows to a Parquet file.")] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print all rows as CSV.")] = False,
+    set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False,
+) -> None:
+    """Ask DuckDB about all documents: one view, with what every step measured and decided."""
+    from gristmill.flows.questions.find_documents import NothingIngestedError, committed_corpus
+    from gristmill.flows.questions.query import QueryError, ask, csv_lines, print_answer
+
+    if (out is not None) + as_csv + as_json > 1:
+        fail("give one of --out, --csv and --json", EXIT_USAGE)
+    if out is not None:
+        out_file("--out", out)
+    session = open_or_exit(manifest, set_, store)
+    try:
+        with ask(committed_corpus(session), sql) as answer:
+            if out is not None:
+                typer.echo(f"{answer.write_parquet(out):,} rows in {out}")
+            elif as_csv:
+                for line in csv_lines(answer):
+                    typer.echo(line, nl=False)
+            elif as_json:
+                print_json([dict(zip(answer.columns, row, strict=True)) for row in answer.rows()])
+            else:
+                print_answer(answer)
+    except (NothingIngestedError, QueryError) as error:
+        fail(str(error), EXIT_USAGE)
 
 
 @app.command()

@@ -25,7 +25,7 @@ from gristmill.flows.questions.find_documents import (
     find_document,
 )
 from gristmill.flows.running.session import Session
-from gristmill.flows.running.terminal import plain_console
+from gristmill.flows.running.terminal import plain_console, visible
 from gristmill.flows.stages.registry import MIX
 from gristmill.mixtures.sources import INGEST
 from gristmill.tokenize.importing.corpora import IMPORTED, corpora, decoded_text
@@ -309,10 +309,10 @@ def shorten_text(text: str) -> str:
 def print_history(found: Mapping[str, Any]) -> None:
     """Print a document's history."""
     console = plain_console()
-    console.print(Text.assemble((found["id"], "bold"), f"  {found['source']}  {found['locator']}"))
+    console.print(Text.assemble((found["id"], "bold"), f"  {visible(found['source'])}  {visible(found['locator'])}"))
     console.print(Text(f"{found['characters']} characters, {found['shard']} row {found['row']}", style="dim"))
     if "text" not in found:
-        console.print(Text(" ".join(found["excerpt"].split())[:200] + " ...", style="italic"))
+        console.print(Text(visible(" ".join(found["excerpt"].split())[:200]) + " ...", style="italic"))
     table = Table.grid(padding=0)
     table.add_column(min_width=INDENT, no_wrap=True, style="bold")
     table.add_column(overflow="fold")
@@ -320,7 +320,7 @@ def print_history(found: Mapping[str, Any]) -> None:
         mark, style = ("kept", "green") if judged["keep"] else (f"dropped: {judged['reason']}", "red")
         table.add_row(judged["stage"], Text(mark, style=style))
         for line in describe_values(judged):
-            table.add_row("", Text(line, style="dim"))
+            table.add_row("", Text(visible(line), style="dim"))
     for line in describe_use(found.get(MIX)):
         table.add_row(MIX, line)
     table.add_row("outcome", found["outcome"])
@@ -335,12 +335,39 @@ def print_text(console: Console, pieces: Sequence[Mapping[str, Any]]) -> None:
     whole = Text()
     for piece in pieces:
         before, after, style = marks[piece["edit"]]
-        whole.append(f"{before}{piece['text']}{after}", style=style)
+        whole.append(f"{before}{visible(piece['text'])}{after}", style=style)
     edited = dict.fromkeys(piece["stage"] for piece in pieces if piece["stage"])
     console.print()
     console.print(Text(f"the whole text; [-taken out-] and {{+put in+}} by {', '.join(edited)}" if edited else
                        "the whole text, which no stage has changed", style="dim"))
     console.print(whole, soft_wrap=True)
+
+
+def print_document(found: Mapping[str, Any]) -> None:
+    """Print a whole document: what it is, each step's verdict in a line, and its text with the edits marked."""
+    console = plain_console()
+    console.print(Text.assemble((found["id"], "bold"), f"  {visible(found['source'])}  {visible(found['locator'])}"))
+    if found["metadata"] not in ("", "{}"):
+        console.print(Text(visible(found["metadata"]), style="dim"))
+    table = Table.grid(padding=0)
+    table.add_column(min_width=INDENT, no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for judged in found["stages"]:
+        mark, style = ("kept", "green") if judged["keep"] else (f"dropped: {judged['reason']}", "red")
+        number = judged.get("edits", {}).get("number", 0)
+        edits = f", {number:,} edit{'s' if number > 1 else ''}" if number else ""
+        table.add_row(judged["stage"], Text(f"{mark}{edits}", style=style))
+        if not judged["keep"]:
+            for line in describe_values(judged):
+                table.add_row("", Text(visible(line), style="dim"))
+    console.print(table)
+    print_text(console, found["text"])
+
+
+def text_of(found: Mapping[str, Any], side: str) -> str:
+    """The whole text of a history, `before` or `after` all edits."""
+    left_out = "added" if side == "before" else "removed"
+    return "".join(piece["text"] for piece in found["text"] if piece["edit"] != left_out)
 
 
 def describe_use(mix: Mapping[str, Any] | None) -> list[str]:

@@ -32,6 +32,21 @@ def plain_console(file: TextIO | None = None, stderr: bool = False) -> Console:
     return Console(file=file, stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
+def visible(text: str) -> str:
+    """A document's text as a terminal may show it: what would steer the terminal, or turn the direction of writing, is
+    shown as a sign of its own. Line breaks and tabs stay.
+    """
+    return text.translate(_SIGNS)
+
+
+_SIGNS = {
+    # Unicode has a picture of each control character of ASCII; the others are named by their number.
+    **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}, 0x7F: "\u2421",
+    **{code: f"<{code:02x}>" for code in (*range(0x80, 0xA0), 0x200E, 0x200F, *range(0x202A, 0x202F), 0x2028, 0x2029,
+                                          *range(0x2066, 0x206A), 0xFEFF)},
+}
+
+
 class LastingStream:
     """Standard output of a run: a reader that goes away (`| head`, a closed terminal) does not end the run."""
 

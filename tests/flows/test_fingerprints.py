@@ -48,6 +48,7 @@ prepare:
   - dedup_substrings
   - quality: {classifier: {positive: [prose], negative: [web]}}
   - decontaminate: {against: ["eval/*.jsonl"], action: excise}
+documents: {format: hf, where: "language = 'en'"}
 tokenizer: {vocab_size: 512}
 mix: {tokens: 20_000, sequence_length: 64, validation: 0.01, weights: {prose: 0.6, web: 0.2, code: 0.2}}
 pretrain: {steps: 9, model: {layers: 2, width: 32, heads: 2}, early_stopping: {patience: 3}}

@@ -13,7 +13,8 @@ from pathlib import Path
 from gristmill.flows.stages.registry import STAGES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-NAMES = frozenset(STAGES)
+NAMES = frozenset(STAGES) - {"documents"}
+"""`documents` is what almost everything here is about."""
 WORDS = frozenset({"quality", "reward", "reference", "clean", "edit", "filter", "sft", "dpo", "model"})
 """Names that are words of the field, too: columns, kinds of examples, parts of a table. Where one stands alone it tells
 nothing of stages."""

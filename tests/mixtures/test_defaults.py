@@ -18,6 +18,7 @@ name: small
 sources: {prose: {path: "*.txt"}, web: {path: "*.html"}}
 prepare: [clean, filter, dedup, dedup_lines, dedup_substrings, langid, {quality: {classifier: {positive: [prose],
   negative: [web]}}}, {decontaminate: {against: [{path: a.jsonl}]}}]
+documents: {}
 tokenizer: {}
 mix: {tokens: 1000}
 pretrain: {steps: 400}

@@ -1,0 +1,218 @@
+"""The dataset card of exported documents: README.md as Hugging Face's hub reads it, its YAML header first.
+
+The header's keys: https://github.com/huggingface/hub-docs/blob/main/datasetcard.md
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from gristmill.mixtures.evaluation import Documents
+
+SIZES = (("n<1K", 1e3), ("1K<n<10K", 1e4), ("10K<n<100K", 1e5), ("100K<n<1M", 1e6), ("1M<n<10M", 1e7),
+         ("10M<n<100M", 1e8), ("100M<n<1B", 1e9), ("1B<n<10B", 1e10), ("10B<n<100B", 1e11), ("100B<n<1T", 1e12))
+"""The hub's size categories, and what each is below."""
+HUB_LICENCES = {
+    "cc0": "cc0-1.0", "cc0-1-0": "cc0-1.0", "publicdomain": "pddl", "cc-by": "cc-by-4.0", "cc-by-sa": "cc-by-sa-4.0",
+    "apache": "apache-2.0", "apache-2": "apache-2.0", "odc-by-1-0": "odc-by", "mit-license": "mit",
+}
+"""What people write -> the hub's name."""
+KNOWN_LICENCES = frozenset(
+    "apache-2.0 mit cc cc0-1.0 cc-by-2.0 cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc-by-nc-4.0 "
+    "cc-by-nc-sa-4.0 cc-by-nd-4.0 cc-by-nc-nd-4.0 odc-by odbl pddl gpl-2.0 gpl-3.0 lgpl-3.0 agpl-3.0 bsd-2-clause "
+    "bsd-3-clause mpl-2.0 gfdl unlicense artistic-2.0 cdla-permissive-1.0 cdla-permissive-2.0 cdla-sharing-1.0".split())
+"""Of https://huggingface.co/docs/hub/repositories-licenses those that texts have."""
+LANGUAGE_CODE = re.compile(r"^[a-z]{2,3}$")
+MOST_LANGUAGES = 30
+MOST_SETTINGS_CHARS = 160
+LIMITS = {
+    "cluster": "Duplicates were not looked for.",
+    "contamination": "No evaluation set was searched for: benchmark items may be in the text.",
+    "language": "Languages were not determined.",
+}
+"""Column -> what must be known of documents of which it was not measured."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        documents, text_bytes: how many, and of their texts in UTF-8.
+        columns: of each `name`, `type` (Arrow's) and `step`, which measured it.
+        sources: `source`, `licence`, `documents` and `text_bytes` of each source and licence.
+        funnel: per step `step`, `read`, `dropped` (reason -> documents) and `kept`, of all documents of the run.
+        measured: the columns that the steps measured, whether or not they are exported.
+        languages: language -> exported documents; empty where no step says.
+        files: name -> `documents`, `text_bytes`, `bytes` and `sha256`.
+    """
+
+    documents: int
+    text_bytes: int
+    columns: Sequence[Mapping[str, Any]]
+    sources: Sequence[Mapping[str, Any]]
+    funnel: Sequence[Mapping[str, Any]]
+    measured: Sequence[str]
+    languages: Mapping[str, int]
+    files: Mapping[str, Mapping[str, Any]]
+
+
+def card(about: Mapping[str, Any], section: Documents, exported: Exported) -> str:
+    """README.md of a folder that `datasets.load_dataset` loads."""
+    return "\n".join([*_header(about, exported), "", *_introduction(about, section, exported), *_sources(exported),
+                      *_steps(about), *_funnel(section, exported), *_languages(exported), *_columns(exported),
+                      *_limits(about, section, exported), *_rebuild(about, section)]) + "\n"
+
+
+def hub_licence(licence: str | None) -> str:
+    """A licence as the hub calls it: `unknown` where none is given, `other` where the hub has no name for it."""
+    if licence is None:
+        return "unknown"
+    written = re.sub(r"[\s_]+", "-", licence.strip().lower())
+    name = HUB_LICENCES.get(written.replace(".", "-"), HUB_LICENCES.get(written, written))
+    return name if name in KNOWN_LICENCES else "other"
+
+
+def size_category(documents: int) -> str:
+    """The hub's name for a number of rows."""
+    return next((name for name, below in SIZES if documents < below), "n>1T")
+
+
+def _header(about: Mapping[str, Any], exported: Exported) -> list[str]:
+    licences = sorted({hub_licence(one["licence"]) for one in exported.sources}) or ["unknown"]
+    languages = [one for one in exported.languages if LANGUAGE_CODE.match(one)]
+    header: dict[str, Any] = {
+        "pretty_name": about["name"], "license": licences[0] if len(licences) == 1 else licences,
+        **({"language": languages[:MOST_LANGUAGES]} if languages else {}),
+        "size_categories": [size_category(exported.documents)], "task_categories": ["text-generation"],
+        "tags": ["gristmill"],
+        "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": "data/train-*.parquet"}]}],
+    }
+    return ["---", yaml.safe_dump(header, sort_keys=False, allow_unicode=True).rstrip(), "---"]
+
+
+def _introduction(about: Mapping[str, Any], section: Documents, exported: Exported) -> Iterator[str]:
+    yield f"# {about['name']}\n"
+    which = "that were dropped, each with its reason," if section.dropped else "that every step kept"
+    plural = "document" if exported.documents == 1 else "documents"
+    yield (f"{exported.documents:,} {plural} {which} with {_megabytes(exported.text_bytes)} of text, prepared with "
+           "gristmill. Texts are as the steps below have edited them, in the order of the sources; a document's `id` "
+           "is a hash of its source, its place there and its original text.\n")
+    if section.where is not None:
+        yield f"Only documents that meet `{section.where}`.\n"
+    yield ('```python\nfrom datasets import load_dataset\n\ndocuments = load_dataset("PATH/OF/THIS/FOLDER", '
+           'split="train")\n```\n')
+
+
+def _sources(exported: Exported) -> Iterator[str]:
+    yield "## Sources and licences\n"
+    yield from _table(["source", "licence", "documents", "text"],
+                      [[one["source"], one["licence"] or "not stated", f"{one['documents']:,}",
+                        _megabytes(one["text_bytes"])] for one in exported.sources], numeric=2)
+    yield ("The licence is a document's own where its metadata has one, otherwise what the manifest says of its "
+           "source; nobody has checked either.\n")
+
+
+def _steps(about: Mapping[str, Any]) -> Iterator[str]:
+    yield "## How the documents were prepared\n"
+    if not about["steps"]:
+        yield "They are as they were read; no step judged or changed them.\n"
+        return
+    yield "Each step saw what the ones before it had kept. Its settings, defaults included:\n"
+    for number, step in enumerate(about["steps"], 1):
+        stage = "" if step["stage"] == step["name"] else f" (`{step['stage']}`)"
+        yield f"{number}. **{step['name']}**{stage}"
+        yield from (f"   - `{key}`: {_shorten(value)}" for key, value in step["settings"])
+    yield ""
+
+
+def _shorten(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
+    text = text if len(text) <= MOST_SETTINGS_CHARS else f"{text[:MOST_SETTINGS_CHARS]} ..."
+    return f"`{_one_line(text).replace('`', chr(39))}`"
+
+
+def _funnel(section: Documents, exported: Exported) -> Iterator[str]:
+    yield "## Funnel\n"
+    if exported.funnel:
+        rows = [[one["step"], f"{one['read']:,}", f"{one['kept']:,}",
+                 ", ".join(f"{reason} {number:,}" for reason, number in sorted(
+                     one["dropped"].items(), key=lambda item: (-item[1], item[0]))) or "nothing"]
+                for one in exported.funnel]
+        yield from _table(["step", "read", "kept", "dropped by"], rows, numeric=(1, 2))
+    kind = "dropped" if section.dropped else "kept"
+    yield f"{exported.documents:,} of the {kind} documents are in these files.\n"
+
+
+def _languages(exported: Exported) -> Iterator[str]:
+    if not exported.languages:
+        return
+    yield "## Languages\n"
+    shown = list(exported.languages.items())[:MOST_LANGUAGES]
+    yield from _table(["language", "documents"], [[name, f"{number:,}"] for name, number in shown], numeric=1)
+    if len(exported.languages) > len(shown):
+        yield f"and {len(exported.languages) - len(shown)} more.\n"
+
+
+def _columns(exported: Exported) -> Iterator[str]:
+    yield "## Columns\n"
+    yield from _table(["column", "type", "measured by"],
+                      [[f"`{one['name']}`", one["type"], one["step"] or ""] for one in exported.columns])
+    yield "A value is null where the step did not see the document, or the measure does not apply.\n"
+
+
+def _limits(about: Mapping[str, Any], section: Documents, exported: Exported) -> Iterator[str]:
+    yield "## Known limits\n"
+    yield from (f"- {sentence}" for column, sentence in LIMITS.items() if column not in exported.measured)
+    masks = any(key.partition(".")[0] == "mask" for step in about["steps"] for key, _ in step["settings"])
+    yield ("- Personal data were masked by patterns, which miss what they do not know." if masks else
+           "- Personal data were not removed.")
+    if any(one["licence"] is None for one in exported.sources):
+        yield "- Some documents have no stated licence."
+    if exported.languages:
+        yield "- Languages are what a model says, and wrong more often for short texts."
+    failed = sum(one["dropped"].get("quarantine", 0) for one in exported.funnel)
+    if failed:
+        yield f"- {failed:,} documents could not be judged by a step and are counted as dropped (`quarantine`)."
+    if section.dropped:
+        yield "- These documents were dropped: they are for looking at the rules, not for training."
+    yield "- The rules are heuristics: they keep some bad text and drop some good.\n"
+
+
+def _rebuild(about: Mapping[str, Any], section: Documents) -> Iterator[str]:
+    yield "## How to rebuild it\n"
+    yield f"`{about['name']}.yaml`, the part of the manifest that shapes these documents:\n"
+    yield f"```yaml\n{about['manifest'].rstrip()}\n```\n"
+    for one in about["code"]:
+        yield f"`{one['file']}`, beside it:\n\n```python\n{one['source'].rstrip()}\n```\n"
+    last = about["steps"][-1]["name"] if about["steps"] else "ingest"
+    options = [f"--format {section.format}", "--out DIR", *(["--dropped"] if section.dropped else [])]
+    options += [f"--where {json.dumps(section.where, ensure_ascii=False)}"] if section.where is not None else []
+    options += [f"--columns {','.join(section.columns)}"] if section.columns is not None else []
+    options += [f"--shard-size {section.shard_bytes}"] if section.shard_bytes != Documents().shard_bytes else []
+    yield (f"```\ngristmill run {about['name']}.yaml --until {last}\ngristmill export-documents {about['name']}.yaml "
+           f"{' '.join(options)}\n```\n")
+    yield "The same sources give the same bytes. `documents.json` has the SHA-256 of every file."
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[Any]], numeric: int | Sequence[int] = ()) -> Iterator[str]:
+    """A Markdown table; `numeric`: the columns that are set to the right, from a number on where it is one."""
+    right = range(numeric, len(header)) if isinstance(numeric, int) else numeric
+    yield f"| {' | '.join(header)} |"
+    yield f"| {' | '.join('---:' if place in right else '---' for place in range(len(header)))} |"
+    yield from (f"| {' | '.join(_one_line(str(cell)).replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
+    yield ""
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size:,} bytes"

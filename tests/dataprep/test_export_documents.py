@@ -1,0 +1,195 @@
+"""Documents as files: every chosen one once, in the order of the corpus, the same bytes however the work is done."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.corpus import Corpus, UnknownColumnError
+from gristmill.dataprep.counts import ConservationError
+from gristmill.dataprep.exporting import export_documents as exporting
+from gristmill.dataprep.exporting.croissant import data_type
+from gristmill.dataprep.exporting.dataset_card import hub_licence, size_category
+from gristmill.dataprep.exporting.export_documents import LIST, export_documents, plan_files, write_tasks
+from gristmill.mixtures.evaluation import Documents
+from tests.dataprep.test_corpus import judge, write_documents
+
+ABOUT: dict[str, Any] = {
+    "name": "small", "sources": [{"name": "web", "licence": "CC-BY-4.0"}, {"name": "books", "licence": None}],
+    "steps": [{"name": "filter", "stage": "filter", "settings": [["rules.x.min_words", 2]]}],
+    "manifest": "name: small\n", "code": []}
+SEED = 7
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    """Six shards of up to 30 documents, some without any that is kept; `filter` drops texts without an e."""
+    random_ = random.Random(SEED)
+    for shard in range(6):
+        texts = ["".join(random_.choices("aé e|\n", k=random_.randint(0, 60))) for _ in range(random_.randint(1, 30))]
+        write_documents(tmp_path / "ingest", shard, ["aa", "bb"] if shard == 2 else texts)
+    inputs = {"ingest": tmp_path / "ingest"}
+    judge(inputs, "filter", tmp_path, lambda text: None if "e" in text else "no_e",
+          edit=lambda text: [(0, 0, "X")], score=lambda text: len(text) / 7 if len(text) % 5 else float("inf"),
+          language=lambda text: "en" if len(text) % 2 else "de")
+    return Corpus(inputs, {"web": "CC-BY-4.0"})
+
+
+def written(out: Path) -> dict[str, bytes]:
+    return {path.relative_to(out).as_posix(): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+
+
+def rows_in(out: Path, listed: dict[str, Any]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for name in listed["files"]:
+        if name.endswith(".parquet"):
+            rows += pq.read_table(out / name).to_pylist()
+        else:
+            text = zstandard.ZstdDecompressor().stream_reader((out / name).open("rb")).read().decode()
+            rows += [json.loads(line) for line in text.split("\n")[:-1]]
+    return rows
+
+
+@pytest.mark.parametrize("section", [
+    Documents(shard_bytes=700), Documents(format="jsonl", shard_bytes=300, dropped=True),
+    Documents(format="hf", shard_bytes=10**6, columns=("text", "original_text", "score"), where="language = 'de'"),
+    Documents(columns=("id", "source"), where="false"), Documents(format="jsonl", where="score > 1e9")])
+def test_what_is_written_is_what_was_chosen_in_the_order_of_the_corpus(
+    corpus: Corpus, section: Documents, tmp_path: Path, make_context: Callable[..., Context]
+) -> None:
+    listed = export_documents(corpus, section, ABOUT, tmp_path / "out", make_context("work"))
+    columns = section.columns or corpus.columns
+    batches = corpus.batches(columns, not section.dropped, section.where)
+    expected = [row for batch in batches for row in batch.to_pylist()]
+    if section.format == "jsonl":
+        expected = [{**row, "score": None if row["score"] == float("inf") else row["score"]} for row in expected]
+    assert rows_in(tmp_path / "out", listed) == expected
+    assert listed["documents"] == len(expected)
+    if "text" in columns:
+        assert listed["text_bytes"] == sum(len(row["text"].encode()) for row in expected)
+    for name, entry in listed["files"].items():
+        content = (tmp_path / "out" / name).read_bytes()
+        assert (entry["bytes"], entry["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
+    assert json.loads((tmp_path / "out" / LIST).read_bytes())["files"] == listed["files"]
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "hf"])
+def test_the_bytes_are_the_same_for_any_number_of_workers_and_any_tasks(
+    form: Any, corpus: Corpus, tmp_path: Path, make_context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section = Documents(format=form, shard_bytes=400)
+    for name, workers, task_bytes in (("one", 1, 10**9), ("many", 3, 1), ("some", 2, 1000)):
+        monkeypatch.setattr(exporting, "TASK_BYTES", task_bytes)
+        export_documents(corpus, section, ABOUT, tmp_path / name, make_context(f"work-{name}", workers=workers,
+                                                                               mode="threads"))
+    assert len(written(tmp_path / "one")) > 5
+    assert written(tmp_path / "one") == written(tmp_path / "many") == written(tmp_path / "some")
+
+
+def test_an_interrupted_export_is_resumed_and_lists_its_files_last(
+    corpus: Corpus, tmp_path: Path, make_context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section, calls = Documents(shard_bytes=400), list[str]()
+    export_documents(corpus, section, ABOUT, tmp_path / "whole", make_context("other"))
+    monkeypatch.setattr(exporting, "TASK_BYTES", 1)
+    real = exporting._write_file
+
+    def failing(path: Path, *given: Any) -> dict[str, Any]:
+        calls.append(path.name)
+        if len(calls) == 3:
+            raise OSError(28, "No space left on device")
+        return real(path, *given)
+
+    monkeypatch.setattr(exporting, "_write_file", failing)
+    with pytest.raises(OSError, match="No space left"):
+        export_documents(corpus, section, ABOUT, tmp_path / "out", make_context("work"))
+    assert not (tmp_path / "out" / LIST).exists()
+    export_documents(corpus, section, ABOUT, tmp_path / "out", make_context("work"))
+    assert sorted(calls) == sorted([*set(calls), calls[2]])  # each file once, but for the one that failed
+    assert written(tmp_path / "out") == written(tmp_path / "whole")
+
+
+def test_a_lost_document_is_an_error(
+    corpus: Corpus, tmp_path: Path, make_context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = exporting._places
+    monkeypatch.setattr(exporting, "_places", lambda cut, chosen: list(real(cut, chosen))[1:])
+    with pytest.raises(ConservationError, match=r"documents-00000-of-00001.parquet has \d+ documents .* were chosen"):
+        export_documents(corpus, Documents(), ABOUT, tmp_path / "out", make_context("work"))
+    assert not (tmp_path / "out" / LIST).exists()
+    with pytest.raises(UnknownColumnError, match="no column 'langauge'"):
+        export_documents(corpus, Documents(columns=("langauge",)), ABOUT, tmp_path / "x", make_context("y"))
+
+
+@given(st.lists(st.lists(st.integers(0, 30), max_size=8), max_size=6), st.integers(1, 40))
+def test_files_hold_consecutive_documents_up_to_their_size(lengths: list[list[int]], shard_bytes: int) -> None:
+    cuts = plan_files((np.array(one, np.int64) for one in lengths), shard_bytes)
+    flat = [(shard, place) for shard, one in enumerate(lengths) for place in range(len(one))]
+    found: list[tuple[int, int]] = []
+    for cut in cuts:
+        held = [(shard, begin + offset) for shard, begin, length in exporting._places(cut, lambda n: len(lengths[n]))
+                for offset in range(length)]
+        sizes = [lengths[shard][place] for shard, place in held]
+        assert (cut.documents, cut.text_bytes) == (len(held), sum(sizes))
+        assert sum(sizes) <= shard_bytes or len(held) == 1 or sum(sizes[1:]) == 0
+        found += held
+    assert found == flat
+    assert all(cut.documents for cut in cuts) or (len(cuts) == 1 and not flat)
+    assert [one for task in write_tasks(cuts) for one in task.payload["cuts"]] == [vars(cut) for cut in cuts]
+
+
+def test_the_card_and_the_metadata_say_what_was_written(
+    corpus: Corpus, tmp_path: Path, make_context: Callable[..., Context]
+) -> None:
+    listed = export_documents(corpus, Documents(format="hf", shard_bytes=500), ABOUT, tmp_path, make_context("work"))
+    card = (tmp_path / "README.md").read_text()
+    header = yaml.safe_load(card.split("---\n")[1])
+    assert header["license"] == ["cc-by-4.0", "cc0-1.0", "unknown"]
+    assert set(header["language"]) == {"de", "en"}
+    assert header["size_categories"] == ["n<1K"]
+    assert header["configs"][0]["data_files"] == [{"split": "train", "path": "data/train-*.parquet"}]
+    total, kept = corpus.count_rows(kept=None), corpus.count_rows()
+    assert f"| filter | {total} | {kept} | no_e {total - kept} |" in card
+    assert "   - `rules.x.min_words`: `2`" in card
+    assert "Duplicates were not looked for" in card
+    assert "Languages were not determined" not in card
+    assert "```yaml\nname: small\n```" in card
+    metadata = json.loads((tmp_path / "croissant.json").read_bytes())
+    assert metadata["conformsTo"] == "http://mlcommons.org/croissant/1.0"
+    assert {one["@id"]: one["sha256"] for one in metadata["distribution"] if one["@type"] == "cr:FileObject"} == {
+        name: entry["sha256"] for name, entry in listed["files"].items()}
+    assert [one["name"] for one in metadata["recordSet"][0]["field"]] == corpus.columns
+
+
+def test_a_folder_of_the_hub_loads_with_datasets(
+    corpus: Corpus, tmp_path: Path, make_context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    export_documents(corpus, Documents(format="hf", shard_bytes=500), ABOUT, tmp_path / "out", make_context("work"))
+    loaded = datasets.load_dataset(str(tmp_path / "out"), split="train", cache_dir=str(tmp_path / "cache"))
+    assert loaded["text"][:] == [text for batch in corpus.batches(["text"]) for text in batch["text"].to_pylist()]
+    assert loaded.column_names == corpus.columns
+
+
+def test_licences_sizes_and_types_have_the_names_of_their_vocabularies() -> None:
+    assert [hub_licence(one) for one in ("CC-BY-4.0", "CC0", "MIT", "Apache 2.0", "my own", None)] == [
+        "cc-by-4.0", "cc0-1.0", "mit", "apache-2.0", "other", "unknown"]
+    assert [size_category(one) for one in (0, 999, 1000, 5 * 10**6, 10**13)] == [
+        "n<1K", "n<1K", "1K<n<10K", "1M<n<10M", "n>1T"]
+    kinds = [pa.int8(), pa.uint64(), pa.float64(), pa.float16(), pa.bool_(), pa.large_string()]
+    assert [data_type(str(one)) for one in kinds] == [
+        "sc:Integer", "sc:Integer", "sc:Float", "sc:Float", "sc:Boolean", "sc:Text"]

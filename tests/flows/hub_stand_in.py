@@ -1,0 +1,147 @@
+"""A stand-in for the Hugging Face hub on the loopback address: as much of its HTTP interface as uploads need."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+
+class Hub:
+    """Data sets in memory: name -> path -> content.
+
+    Attributes:
+        files: of each data set.
+        private: data sets that were made private.
+        commits: the paths of each commit, in their order.
+        tokens: credentials that requests carried.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, dict[str, bytes]] = {}
+        self.private: set[str] = set()
+        self.commits: list[list[str]] = []
+        self.tokens: set[str] = set()
+        self.unknown: list[str] = []
+        self.url = ""
+
+    def create(self, asked: dict[str, Any]) -> tuple[int, Any]:
+        name = f"{asked.get('organization') or 'user'}/{asked['name'].rpartition('/')[2]}"
+        if name in self.files:
+            return 409, {"error": "You already created this dataset repo", "url": f"{self.url}/datasets/{name}"}
+        self.files[name] = {".gitattributes": b""}
+        if asked.get("private") or asked.get("visibility") == "private":
+            self.private.add(name)
+        return 200, {"url": f"{self.url}/datasets/{name}", "name": name, "id": name}
+
+    def commit(self, name: str, body: bytes) -> tuple[int, Any]:
+        entries = [json.loads(line) for line in body.splitlines()]
+        paths = []
+        for entry in entries:
+            if entry["key"] == "file":
+                assert entry["value"]["encoding"] == "base64"
+                self.files[name][entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
+                paths.append(entry["value"]["path"])
+        self.commits.append(paths)
+        return 200, {"commitOid": f"{len(self.commits):040x}", "commitUrl": f"{self.url}/datasets/{name}/commit/x",
+                     "success": True, "hookOutput": ""}
+
+    def infos(self, name: str, paths: list[str]) -> list[dict[str, Any]]:
+        found = []
+        for path in paths:
+            path = path.strip("/")
+            if path in self.files[name]:
+                found.append(self.info(name, path))
+            elif any(one.startswith(f"{path}/") for one in self.files[name]):
+                found.append({"type": "directory", "path": path, "oid": "0" * 40, "size": 0})
+        return found
+
+    def info(self, name: str, path: str) -> dict[str, Any]:
+        return {"type": "file", "path": path, "size": len(self.files[name][path]), "oid": "0" * 40}
+
+    def tree(self, name: str, folder: str) -> tuple[int, Any]:
+        inside = [path for path in self.files[name] if not folder or path.startswith(f"{folder}/")]
+        if folder and not inside:
+            return 404, {"error": "EntryNotFound"}
+        skip = len(folder) + 1 if folder else 0
+        folders = sorted({path[: skip + path[skip:].index("/")] for path in inside if "/" in path[skip:]})
+        return 200, [*self.infos(name, folders), *(self.info(name, path) for path in inside if "/" not in path[skip:])]
+
+    def answer(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
+        parts = unquote(urlsplit(path).path).strip("/").split("/")
+        if parts == ["api", "repos", "create"]:
+            return self.create(json.loads(body))
+        if parts == ["api", "validate-yaml"]:
+            return 200, {"errors": [], "warnings": []}
+        if parts[:2] != ["api", "datasets"] or len(parts) < 4:
+            return 404, {"error": "not found"}
+        name, verb = f"{parts[2]}/{parts[3]}", parts[4] if len(parts) > 4 else ""
+        if name not in self.files:
+            return 404, {"error": "Repository not found"}
+        if verb == "preupload":
+            return 200, {"files": [{"path": one["path"], "uploadMode": "regular", "shouldIgnore": False}
+                                   for one in json.loads(body)["files"]]}
+        if verb == "commit":
+            return self.commit(name, body)
+        if verb == "paths-info":
+            asked = json.loads(body)
+            return 200, self.infos(name, asked["paths"])
+        if verb == "tree":
+            return self.tree(name, "/".join(parts[6:]))
+        if verb in ("", "revision"):
+            return 200, {"id": name, "sha": "0" * 40, "private": name in self.private,
+                         "siblings": [{"rfilename": path} for path in self.files[name]]}
+        return 404, {"error": "not found"}
+
+
+@contextmanager
+def serve_hub() -> Iterator[Hub]:
+    """Serve an empty hub until the end of the block."""
+    hub = Hub()
+
+    class Handler(BaseHTTPRequestHandler):
+        def respond(self) -> None:
+            if token := self.headers.get("Authorization"):
+                hub.tokens.add(token.removeprefix("Bearer "))
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, found = self.content() or hub.answer(self.command, self.path, body)
+            if status == 404:
+                hub.unknown.append(f"{self.command} {self.path}")
+            data = found if isinstance(found, bytes) else json.dumps(found).encode()
+            self.send_response(status)
+            for name, value in (("Content-Length", str(len(data))), ("Content-Type", "application/json"),
+                                ("X-Repo-Commit", "0" * 40), ("ETag", '"0"'), ("X-Error-Code", "EntryNotFound")):
+                if name != "X-Error-Code" or status == 404:
+                    self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(data)
+
+        def content(self) -> tuple[int, bytes] | None:
+            """The bytes of a file, where the path is that of one."""
+            parts = unquote(urlsplit(self.path).path).strip("/").split("/")
+            if parts[0] != "datasets" or len(parts) < 6 or parts[3] != "resolve":
+                return None
+            found = hub.files.get("/".join(parts[1:3]), {}).get("/".join(parts[5:]))
+            return (404, b"") if found is None else (200, found)
+
+        do_GET = do_POST = do_HEAD = respond
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,338 @@
+"""Documents leave a run: as files, to a store, to the hub; they are shown and asked about in the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner, Result
+
+from gristmill.dataprep.exporting import export_documents
+from gristmill.flows.cli.main import app
+from gristmill.flows.running.terminal import visible
+from tests.flows.hub_stand_in import serve_hub
+
+STEERING = "\x1b[31mred\x07 \x9b2J \u202eright to left"
+SECRET = "hf_neverShownInAnyLogOrFile42"
+MANIFEST = """\
+name: letters
+sources:
+  web: {path: "data/*.jsonl", licence: CC-BY-4.0, id_field: name}
+  notes: {path: "notes/*.txt"}
+ingest: {shard_bytes: 2000}
+prepare:
+  - clean: {mask: [email]}
+  - filter: {rules: [{gopher_quality: {min_words: 5, min_stop_words: 0}}]}
+  - filter: {rules: [{gopher_quality: {max_words: 60, min_words: 1, min_stop_words: 0}}]}
+documents: {format: hf, shard_bytes: 3000}
+engine: {workers: 2, mode: threads}
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a manifest, and a store in which its documents are prepared and exported."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "data").mkdir()
+    (folder / "notes").mkdir()
+    rows = [{"name": f"n{number}", "text": f"Letter {number}: " + "the quiet river " * (number % 7 + 1) + "ends.",
+             "url": f"https://letters.example/{number}"} for number in range(60)]
+    rows += [{"name": "mail", "text": "Please write to ann@letters.org about the river before the winter."},
+             {"name": "short", "text": "Too short."}, {"name": "long", "text": "word and word " * 50},
+             {"name": "steering", "text": f"The text of this letter would steer {STEERING} a terminal."}]
+    (folder / "data" / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "notes" / "one.txt").write_text("A note about the river and the garden of the old house.")
+    (folder / "letters.yaml").write_text(MANIFEST)
+    done = invoke(folder, "run", "--until", "documents", "--no-ui")
+    assert done.exit_code == 0, done.output
+    return folder
+
+
+def invoke(project: Path, verb: str, *arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "60"}).invoke(
+        app, [verb, str(project / "letters.yaml"), *arguments, "--store", str(project / "store")])
+
+
+def asked(project: Path, sql: str) -> list[dict[str, Any]]:
+    done = invoke(project, "query", sql, "--json")
+    assert done.exit_code == 0, done.output
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def exported(project: Path, out: Path, *arguments: str) -> dict[str, Any]:
+    done = invoke(project, "export-documents", "--out", str(out), "--json", *arguments)
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_the_stage_and_the_command_write_the_same_bytes(project: Path, tmp_path: Path) -> None:
+    found = exported(project, tmp_path / "out", "--format", "hf", "--shard-size", "3kB")
+    assert (found["is_new"], found["documents"], len(found["files"]) > 1) == (True, 63, True)
+    [stage] = (project / "store" / "documents").iterdir()
+    of_stage, of_command = files_in(stage / "data"), files_in(tmp_path / "out")
+    listed = json.loads(of_command.pop("documents.json"))
+    assert json.loads(of_stage.pop("documents.json")) == {key: listed[key] for key in listed if key != "identity"}
+    assert of_stage == of_command
+    assert str(project) not in of_command["README.md"].decode()
+    assert "path: data/*.jsonl" in of_command["README.md"].decode()
+    summary = json.loads((stage / "manifest.json").read_bytes())["summary"]
+    assert (summary["documents"], summary["funnel"][-1]["kept"]) == (63, 63)
+    assert not (project / "store" / "exports").exists()
+
+
+def test_an_export_that_is_whole_is_left_alone_and_nothing_is_written_over(project: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    exported(project, out, "--format", "jsonl")
+    before = {name: (out / name).stat().st_mtime_ns for name in files_in(out)}
+    assert exported(project, out, "--format", "jsonl")["is_new"] is False
+    assert {name: (out / name).stat().st_mtime_ns for name in files_in(out)} == before
+    done = invoke(project, "export-documents", "--out", str(out), "--format", "jsonl", "--dropped")
+    assert (done.exit_code, "already holds another export" in done.output) == (2, True)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "README.md").write_text("mine")
+    done = invoke(project, "export-documents", "--out", str(tmp_path / "mine"), "--format", "hf")
+    assert (done.exit_code, "already holds README.md" in done.output) == (2, True)
+    assert files_in(tmp_path / "mine") == {"README.md": b"mine"}
+
+
+def test_an_export_that_was_killed_is_resumed(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_documents, "TASK_BYTES", 1)  # a task for each file
+    arguments, out = ["--format", "parquet", "--shard-size", "1kB"], tmp_path / "out"
+    whole = exported(project, tmp_path / "whole", *arguments)
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, "export-documents", str(project / "letters.yaml"), *arguments, "--out", str(out),
+         "--store", str(project / "store")],
+        capture_output=True, check=False)
+    assert killed.returncode == -9, killed.stderr
+    before = {path.name: path.stat().st_mtime_ns for path in out.glob("documents-*.parquet")}
+    assert 0 < len(before) < len(whole["files"])
+    assert not (out / "documents.json").exists()
+    found = exported(project, out, *arguments)
+    assert (found["identity"], files_in(out)) == (whole["identity"], files_in(tmp_path / "whole"))
+    assert {name: (out / name).stat().st_mtime_ns for name in before} == before
+
+
+KILLED = """
+import os, signal
+from gristmill.dataprep.exporting import export_documents as exporting
+from gristmill.flows.cli.main import main
+exporting.TASK_BYTES, real, calls = 1, exporting._write_file, []
+def write(path, *given):
+    calls.append(path)
+    if len(calls) == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(path, *given)
+exporting._write_file = write
+main()
+"""
+
+
+def test_what_is_exported_can_be_chosen(project: Path, tmp_path: Path) -> None:
+    found = exported(project, tmp_path / "some", "--format", "parquet", "--columns", "text, filter_words", "--where",
+                     "filter_words > 15 AND source = 'web'")
+    table = pq.read_table(tmp_path / "some" / next(iter(found["files"])))
+    assert table.column_names == ["text", "filter_words"]
+    assert 0 < len(table) == found["documents"] == len(asked(
+        project, "SELECT id FROM documents WHERE kept AND filter_words > 15 AND source = 'web'"))
+    found = exported(project, tmp_path / "dropped", "--format", "parquet", "--dropped")
+    table = pq.read_table(tmp_path / "dropped" / next(iter(found["files"]))).to_pylist()
+    assert [(row["dropped_by"], row["reason"]) for row in table] == [
+        ("filter", "gopher_quality/min_words"), ("filter-2", "gopher_quality/max_words")]
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--where", "wrods > 1"], "there is no column 'wrods'"),
+    (["--where", "(SELECT count(*) FROM read_text('/etc/passwd')) > 0"], "a sub-query is not allowed"),
+    (["--columns", "id,langauge"], "--columns: there is no column 'langauge'; there are id, source"),
+    (["--columns", "id,id"], "--columns: 'id' is given twice"),
+    (["--shard-size", "big"], "--shard-size: 'big' is no size"),
+    (["--out", "hf://models/a/b"], "a data set of the hub is written hf://datasets/USER/NAME"),
+    (["--out", "nosuch://a"], "nosuch://a"),
+])
+def test_what_is_wrong_is_said_in_one_sentence(
+    project: Path, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    done = invoke(project, "export-documents", "--format", "jsonl", "--out", str(tmp_path / "out"), *arguments)
+    assert (done.exit_code, said in done.output) == (2, True), done.output
+    assert not (tmp_path / "out").exists()
+    assert "Traceback" not in done.output
+
+
+def test_a_wrong_column_of_the_section_is_found_before_any_work(project: Path, tmp_path: Path) -> None:
+    done = invoke(project, "plan", "--set", "documents.where=wrods > 1", "--set", "documents.columns=[id, nope]")
+    assert done.exit_code == 2
+    assert "there is no column 'nope'" in done.output
+    assert "there is no column 'wrods'" in done.output
+
+
+def test_before_anything_is_ingested_the_commands_say_what_to_run(project: Path, tmp_path: Path) -> None:
+    manifest, store = str(project / "letters.yaml"), ["--store", str(tmp_path / "store")]
+    for verb, *arguments in (["query", "SELECT 1"], ["export-documents", "--format", "hf", "--out", str(tmp_path)]):
+        done = CliRunner().invoke(app, [verb, manifest, *arguments, *store])
+        assert done.exit_code == 2
+        assert re.search(r"ingest is not committed.*run .*--until ingest", done.output), done.output
+
+
+def test_a_query_sees_every_column_of_every_document(project: Path) -> None:
+    assert asked(project, "SELECT kept, count(*) AS n FROM documents GROUP BY kept ORDER BY n") == [
+        {"kept": False, "n": 2}, {"kept": True, "n": 63}]
+    assert asked(project, "SELECT a.locator, b.original_text LIKE '%ann@%' AS before, a.text LIKE '%ann@%' AS after "
+                 "FROM documents a JOIN documents b ON a.id = b.id WHERE a.clean_mask_email > 0") == [
+        {"locator": "mail", "before": True, "after": False}]
+    assert asked(project, "WITH d AS (SELECT * FROM documents WHERE source = 'notes') "
+                 "SELECT licence, url, kept FROM d") == [{"licence": None, "url": None, "kept": True}]
+    names = [row["column_name"] for row in asked(project, "DESCRIBE documents")]
+    assert {"id", "text", "filter_words", "filter_2_words", "original_text"} <= {*names}
+
+
+def test_the_answer_is_a_table_or_csv_or_a_file(project: Path, tmp_path: Path) -> None:
+    sql = "SELECT locator, filter_words FROM documents WHERE filter_words > 17 AND source = 'web' ORDER BY locator"
+    table = invoke(project, "query", sql).stdout
+    assert [line.split() for line in table.splitlines()][:2] == [["locator", "filter_words"], ["long", "150"]]
+    assert max(map(len, table.splitlines())) <= 60
+    lines = invoke(project, "query", sql, "--csv").stdout.splitlines()
+    assert lines[:2] == ["locator,filter_words", "long,150"]
+    done = invoke(project, "query", sql, "--out", str(tmp_path / "a.parquet"))
+    assert done.stdout.startswith(f"{len(lines) - 1} rows in ")
+    assert pq.read_table(tmp_path / "a.parquet")["locator"].to_pylist() == [line.split(",")[0] for line in lines[1:]]
+    many = invoke(project, "query", "SELECT locator FROM documents").stdout
+    assert "and 25 more rows" in many
+    wide = invoke(project, "query", "SELECT * FROM documents LIMIT 1").stdout
+    assert max(map(len, wide.splitlines())) <= 60
+    assert re.search(r"(?m)^original_text +A note about the river", wide)
+
+
+@pytest.mark.parametrize(("sql", "said"), [
+    ("SELECT * FROM read_text('/etc/passwd')", "disabled by configuration"),
+    ("SELECT * FROM '{data}'", "disabled by configuration"),
+    ("COPY documents TO '{out}'", "give one SELECT"), ("ATTACH '{out}' AS x", "give one SELECT"),
+    ("SELECT 1; SELECT 2", "give one SELECT"), ("SET enable_external_access = true", "give one SELECT"),
+    ("CREATE TABLE x AS SELECT 1", "give one SELECT"), ("SELECT nope FROM documents", "nope"), ("SELEC 1", "SELEC"),
+    ("", "give one SELECT"), ("SELECT CAST(text AS INTEGER) FROM documents", "Could not convert"),
+    ("SELECT * FROM sqlite_scan('{out}', 'x')", "sqlite_scan"), ("SELECT getenv('HOME')", "getenv"),
+])
+def test_a_query_only_reads_the_documents(project: Path, tmp_path: Path, sql: str, said: str) -> None:
+    before = files_in(tmp_path)
+    done = invoke(project, "query", sql.format(data=project / "data" / "a.jsonl", out=tmp_path / "out"))
+    assert (done.exit_code, said in done.output) == (2, True), done.output
+    assert files_in(tmp_path) == before
+
+
+def test_a_document_is_shown_whole_with_its_edits_and_verdicts(project: Path) -> None:
+    [row] = asked(project, "SELECT id, text, original_text FROM documents WHERE locator = 'mail'")
+    shown = invoke(project, "show", row["id"][:10]).stdout
+    assert "[-ann@letters.org-]{+" in shown
+    assert re.search(r"clean +kept, 1 edit\n", shown)
+    assert invoke(project, "show", "mail", "--only", "before").stdout == row["original_text"]
+    assert invoke(project, "show", row["id"], "--only", "after").stdout == row["text"]
+    found = json.loads(invoke(project, "show", row["id"], "--json").stdout)
+    assert (found["original_text"], found["edited_text"]) == (row["original_text"], row["text"])
+    dropped = invoke(project, "show", "short").stdout
+    assert "dropped: gopher_quality/min_words" in dropped
+    assert "threshold 5" in dropped
+    done = invoke(project, "show", "ffffffff")
+    assert (done.exit_code, "no document has the id or locator 'ffffffff'" in done.output) == (2, True)
+
+
+def test_no_text_steers_the_terminal(project: Path) -> None:
+    sql = "SELECT text FROM documents WHERE locator = 'steering'"
+    for done in (invoke(project, "show", "steering"), invoke(project, "explain", "steering", "--text"),
+                 invoke(project, "explain", "steering"), invoke(project, "query", sql)):
+        assert done.exit_code == 0
+        assert not set(done.stdout) & set("\x1b\x07\x9b\u202e"), done.stdout
+        assert "\u241b[31mred\u2407" in done.stdout
+    assert asked(project, sql)[0]["text"].count(STEERING) == 1
+    assert visible("a\tb\nc\rd\x7f\x85") == "a\tb\nc\u240dd\u2421<85>"
+
+
+@pytest.fixture(scope="module")
+def object_store() -> Iterator[dict[str, str]]:
+    """The environment by which a stand-in for S3 is reached, with a bucket `bucket`."""
+    pytest.importorskip("moto")
+    boto3 = pytest.importorskip("boto3")
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    url = f"http://127.0.0.1:{server.get_host_and_port()[1]}"
+    keys = {"aws_access_key_id": "any", "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
+    boto3.client("s3", endpoint_url=url, **keys).create_bucket(Bucket="bucket")
+    yield {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1",
+           "AWS_EC2_METADATA_DISABLED": "true", "AWS_ENDPOINT_URL": url}
+    server.stop()
+
+
+def publish(project: Path, environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, whose libraries read their addresses as they are imported."""
+    return subprocess.run(
+        [sys.executable, "-m", "gristmill.flows.cli.main", "export-documents", str(project / "letters.yaml"),
+         "--store", str(project / "store"), *arguments],
+        env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+
+
+def test_documents_go_to_an_object_store_as_they_go_to_a_folder(
+    project: Path, tmp_path: Path, object_store: dict[str, str]
+) -> None:
+    import boto3
+
+    arguments = ["--format", "hf", "--shard-size", "3kB"]
+    done = publish(project, object_store, *arguments, "--out", "s3://bucket/sets/letters")
+    assert done.returncode == 0, done.stderr
+    exported(project, tmp_path / "out", *arguments)
+    client = boto3.client("s3", endpoint_url=object_store["AWS_ENDPOINT_URL"], aws_access_key_id="any",
+                          aws_secret_access_key=SECRET, region_name="us-east-1")
+    keys = [item["Key"] for item in client.list_objects_v2(Bucket="bucket", Prefix="sets/letters/")["Contents"]]
+    stored = {key.removeprefix("sets/letters/"): client.get_object(Bucket="bucket", Key=key)["Body"].read()
+              for key in keys}
+    assert stored == files_in(tmp_path / "out")
+    assert SECRET not in done.stdout + done.stderr + "".join(map(repr, stored.values()))
+
+
+def test_documents_are_published_on_the_hub_in_a_private_data_set(project: Path, tmp_path: Path) -> None:
+    arguments = ["--format", "hf", "--shard-size", "3kB"]
+    with serve_hub() as hub:
+        environment = {"HF_ENDPOINT": hub.url, "HF_TOKEN": SECRET, "HF_HOME": str(tmp_path / "home"),
+                       "HF_HUB_DISABLE_TELEMETRY": "1"}
+        done = publish(project, environment, *arguments, "--out", "hf://datasets/ann/letters")
+        assert done.returncode == 0, done.stderr
+        again = publish(project, environment, *arguments, "--out", "hf://datasets/ann/letters")
+        other = publish(project, environment, *arguments, "--dropped", "--out", "hf://datasets/ann/letters")
+    exported(project, tmp_path / "out", *arguments)
+    stored = {name: content for name, content in hub.files["ann/letters"].items() if name != ".gitattributes"}
+    assert stored == files_in(tmp_path / "out")
+    assert hub.private == {"ann/letters"}
+    assert hub.tokens == {SECRET}
+    assert hub.commits[-1] == ["documents.json"]  # last: before it, the data set is not whole
+    assert "nothing was done" in again.stdout
+    assert (other.returncode, "already holds another export" in other.stderr) == (2, True)
+    said = "".join(one.stdout + one.stderr for one in (done, again, other))
+    assert SECRET not in said + "".join(map(repr, stored.values())) + repr(files_in(project / "store" / "runs"))
+
+
+def test_a_gap_in_the_steps_ends_the_corpus(project: Path, tmp_path: Path) -> None:
+    shutil.copytree(project / "store", tmp_path / "store")
+    [filtered] = (tmp_path / "store" / "filter").iterdir()
+    shutil.rmtree(filtered)
+    done = CliRunner().invoke(app, ["query", str(project / "letters.yaml"), "DESCRIBE documents", "--json", "--store",
+                                    str(tmp_path / "store")])
+    names = [row["column_name"] for row in json.loads(done.stdout)]
+    assert "clean_mask_email" in names
+    assert "filter_words" not in names
+    assert "words" not in names
