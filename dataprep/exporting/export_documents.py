@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 import pyarrow as pa
@@ -281,7 +281,7 @@ def _write_json_lines(sink: _Hashed, schema: pa.Schema, pieces: Iterable[pa.Tabl
     import zstandard
 
     encode = json.JSONEncoder(ensure_ascii=False, default=str).encode
-    with zstandard.ZstdCompressor().stream_writer(sink, closefd=False) as compressed:
+    with zstandard.ZstdCompressor().stream_writer(cast(IO[bytes], sink), closefd=False) as compressed:
         for piece in pieces:
             for row in _finite(piece).to_pylist():
                 compressed.write(encode(row).encode() + b"\n")

@@ -86,7 +86,7 @@ def _relative_paths(manifest: Manifest) -> Iterator[tuple[Location, str]]:
 def _put(value: Any, location: Sequence[str | int], new: Any) -> None:
     """Replace what stands at a location, if anything does."""
     for part in location[:-1]:
-        value = value.get(part) if isinstance(value, dict) else value[part] if isinstance(value, list) else None
+        value = value.get(part) if isinstance(value, dict) else value[int(part)] if isinstance(value, list) else None
         if value is None:
             return
     if isinstance(value, dict) and location[-1] in value:
