@@ -7,10 +7,17 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from gristmill.mixtures.own_code import Own
-from gristmill.mixtures.section import OutsidePath, Positive, Seeded
+from gristmill.mixtures.section import OutsidePath, Positive, PositiveFloat, Seeded
 
 BYTES, OWN_SPECIAL_TOKENS = 256, 6
 """What every vocabulary has: all bytes; end of text, padding, three roles and the end of a turn."""
+
+
+class OwnFormatter(Own):
+    """A function that writes conversations: `write(messages)` gives pairs of text and whether the assistant speaks."""
+
+    time_limit_seconds: PositiveFloat = 60.0
+    """For one conversation. An example that takes longer is left out, like one that the function raises on."""
 
 
 class Tokenizer(Seeded):
@@ -31,7 +38,7 @@ class Tokenizer(Seeded):
     `{% endgeneration %}`. A template with the roles as special tokens if absent."""
     chat_template_path: OutsidePath | None = None
     """A file that holds the template."""
-    chat_formatter: Own | None = None
+    chat_formatter: OwnFormatter | None = None
     """A function of yours that writes conversations, instead of a template: it takes the messages, and gives pairs of
     text and whether the assistant speaks. Tuning, evaluation, `chat` and `serve-model` use it; an exported model cannot
     carry it, and says so. See docs/own-readers.md."""

@@ -2,8 +2,9 @@
 loses the file that it was at, and nothing else.
 
 This module is both sides. The process is started by `OwnProcess` with the code by value, answers that it is ready, and
-then answers one request after the other; frames (`guarded.py`) are JSON towards it and pickled tuples back. Every
-record leaves at once: what comes out of a file before its reader ends is the same however it ended.
+then answers one request after the other; frames (`guarded.py`) are JSON towards it and pickled tuples back. Records
+leave in buffers. Where the process ended, those in the last one are lost with it, so the file is read again in a fresh
+process, which sends every record at once: what comes out of it is all that its reader gave before it ended.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ SLEEP_FACTOR = 6
 """A call that waits ends after so many times the processor time that it may take."""
 THIS_MODULE = "gristmill.dataprep.reading.own_sources"
 READ, LIST = "read", "list"
+BUFFER_BYTES = 1 << 16
+"""Of answers on their way: a switch between two processes costs as much as some hundred of them."""
 ENTRY_KEYS = ("path", "size", "name")
 Answer = tuple[Any, ...]
 
@@ -122,26 +125,17 @@ class OwnProcess:
             yield from with_end(self._records(request, meter or _Meter()), size, meter)
 
     def _records(self, request: dict[str, Any], meter: _Meter) -> Iterator[Read]:
-        """A file that ends a process which has read others is read again in a fresh one: they may have spoilt it."""
-        done, fresh = 0, not self._answered
-        while True:
-            number = 0
+        done = 0
+        for at_once in (False, True):
             try:
-                for what, read_bytes, found in self._answers(request):
-                    meter.read_bytes = read_bytes
-                    number += 1
+                for number, (what, read_bytes, found) in enumerate(self._answers({**request, "at_once": at_once}), 1):
                     if number > done:
-                        done = number
+                        done, meter.read_bytes = number, read_bytes
                         yield found if what == "record" else Rejected(number, found, lost=None)
                 return
             except _EndedError as error:
-                if fresh:
+                if at_once:
                     yield Rejected(done + 1, f"{self.own.use.place}: {self.own.use.name} {error}", lost=None)
-                    return
-                fresh = True
-
-    _answered = False
-    """Whether the process that runs now has read a file."""
 
     def _answers(self, request: Mapping[str, Any]) -> Iterator[Answer]:
         """Raises _EndedError where the process did; it is ended wherever it did not come to the end of the answers."""
@@ -158,7 +152,6 @@ class OwnProcess:
                 whole = answer[0] == "end"
                 if not whole:
                     yield answer
-            self._answered = True
         finally:
             if not whole:
                 self._kill()
@@ -173,7 +166,6 @@ class OwnProcess:
             return
         what = READ if isinstance(self.own, OwnReader) else LIST
         self._child = guarded.start(THIS_MODULE, {"what": what, "seconds": self.own.time_limit_seconds})
-        self._answered = False
         self._send(frame(self.own.model_dump_json(exclude={"time_limit_seconds"}).encode()))
         try:
             said, told = self._answer()
@@ -235,13 +227,15 @@ def _as_file(location: str) -> Iterator[str]:
 
 def main() -> None:
     """Load the function, then answer requests until they end."""
-    settings, requests, answers = guarded.begin()
+    settings, requests, given = guarded.begin()
+    answers = open(given.fileno(), "wb", buffering=BUFFER_BYTES, closefd=False)  # noqa: SIM115 - as long as the process
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)  # what asks for input would take the next request
 
-    def answer(*values: Any) -> None:
+    def answer(*values: Any, at_once: bool = True) -> None:
         answers.write(frame(pickle.dumps(values)))
-        answers.flush()
+        if at_once:
+            answers.flush()
 
     own = Own.model_validate_json(read_frame(requests) or b"")
     limited = _Limited(settings["seconds"])
@@ -257,7 +251,7 @@ def main() -> None:
         try:
             for each in _read(own, call, takes, about, limited) if settings["what"] == READ else _list(
                     own, call, takes, about, limited):
-                answer(*each)
+                answer(*each, at_once=about.get("at_once", False))
         except OwnCodeError as error:
             answer("refused", str(error))
         except OSError as error:

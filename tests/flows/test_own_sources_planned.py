@@ -13,7 +13,8 @@ from gristmill.flows.models.find_model import ModelNotFoundError, find_model
 from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.load import ManifestError
 from gristmill.mixtures.model import Model
-from gristmill.mixtures.own_code import Own, OwnFunction, take_code
+from gristmill.mixtures.own_code import OwnFunction, take_code
+from gristmill.mixtures.tokenizer import OwnFormatter
 from gristmill.tokenize.encoding.sample import TokenizerSample
 from gristmill.tokenize.encoding.tokenizer import train, write_tokenizer
 from gristmill.train.models.llama import Llama
@@ -98,7 +99,7 @@ def tuned(tmp_path: Path) -> Path:
     (tmp_path / "chat.py").write_text(
         "def write(messages):\n    for one in messages:\n        yield one['role'] + ': ', False\n"
         "        yield one['content'] + '<|end|>', one['role'] == 'assistant'\n        yield '\\n', False\n")
-    own = Own(use=take_code(OwnFunction("./chat.py:write"), tmp_path))
+    own = OwnFormatter(use=take_code(OwnFunction("./chat.py:write"), tmp_path))
     write_tokenizer(train(TokenizerSample({"all": ["red blue one two sky " * 20]}, {}), 300), tokenizer, own)
     shape = shape_of(Model(layers=1, width=32, heads=4, kv_heads=2), 300, 32)
     with torch.device("meta"):

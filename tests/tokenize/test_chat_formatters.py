@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gristmill.mixtures.own_code import Own, OwnFunction, take_code
+from gristmill.mixtures.own_code import OwnFunction, take_code
+from gristmill.mixtures.tokenizer import OwnFormatter
 from gristmill.tokenize.encoding.chat_formatters import Formatter
 from gristmill.tokenize.encoding.sample import TokenizerSample
 from gristmill.tokenize.encoding.tokenizer import TokenizerError, check, train, write_tokenizer
@@ -29,9 +30,10 @@ TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content":
          {"role": "assistant", "content": "Yes."}]
 
 
-def own(folder: Path, source: str = FORMAT, **options: Any) -> Own:
+def own(folder: Path, source: str = FORMAT, **options: Any) -> OwnFormatter:
     (folder / "chat.py").write_text(source)
-    return Own(**{"use": take_code(OwnFunction("./chat.py:write"), folder), "with": options})
+    return OwnFormatter.model_validate({"use": take_code(OwnFunction("./chat.py:write"), folder), "with": options,
+                                        "time_limit_seconds": 0.5})
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +94,8 @@ def test_tools_are_given_to_a_function_that_asks_for_them(tmp_path: Path) -> Non
      "        m['role'] == 'assistant'))]", "write does not mark all that the assistant says"),
     ("def write(messages):\n    return [x for m in messages[1:] for x in (('u:', False), (m['content'],\n"
      "        m['role'] == 'assistant'))]", "it leaves out the text of the system"),
+    ("def write(messages):\n    while True: pass", r"TimeLimitError: took longer than 0.5 s \(chat.py, line 2\)"),
+    ("while True: pass\ndef write(messages): ...", r"chat.py cannot be loaded: TimeLimitError: took longer than 0.5 s"),
     ("import os\ndef write(messages):\n    return [x for m in messages for x in ((os.urandom(4).hex(), False),\n"
      "        (m['content'], m['role'] == 'assistant'))]", "writes the same conversation in two ways"),
 ])

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import copy
 import inspect
+import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from gristmill.dataprep.files import read_json
+from gristmill.dataprep.own.time_limits import TimeLimit, TimeLimitError
 from gristmill.dataprep.own_functions import blame, load_function, load_own
-from gristmill.mixtures.own_code import Own, OwnCodeError
+from gristmill.mixtures.own_code import OwnCodeError
+from gristmill.mixtures.tokenizer import OwnFormatter
 from gristmill.tokenize.encoding.chat_templates import PROBE, TemplateRefusedError, refuse_untrainable
 
 FORMATTER_FILE = "chat_formatter.json"
@@ -34,10 +37,21 @@ class Formatter:
         gristmill.mixtures.own_code.OwnCodeError: it cannot be loaded, or called with messages.
     """
 
-    def __init__(self, own: Own) -> None:
+    def __init__(self, own: OwnFormatter) -> None:
         self._own = own
-        self._takes_tools = "tools" in _parameters(own)
+        self._limits = threading.local()
+        try:
+            self._takes_tools = "tools" in self._limit().call(_parameters, own)
+        except TimeLimitError as error:
+            raise OwnCodeError(f"{own.use.file} cannot be loaded: {blame(own.use, error)}") from error
         self._call = load_own(own, "messages", *(["tools"] if self._takes_tools else []))
+
+    def _limit(self) -> TimeLimit:
+        """What ends calls of this thread that take too long; it watches as long as the process lives."""
+        if not hasattr(self._limits, "limit"):
+            self._limits.limit = TimeLimit(self._own.time_limit_seconds).__enter__()
+        limit: TimeLimit = self._limits.limit
+        return limit
 
     @property
     def name(self) -> str:
@@ -61,8 +75,7 @@ class Formatter:
         given = [[copy.deepcopy(one) for one in asked],
                  *([copy.deepcopy(list(tools)) or None] if self._takes_tools else [])]
         try:
-            written = self._call(*given)
-            pairs = list(written) if isinstance(written, Iterable) else [written]
+            pairs = self._limit().call(self._written, given)
         except Exception as error:
             raise FormatterError(" ".join(blame(self._own.use, error).split())) from error
         merged = _merged([self._checked(pair) for pair in pairs])
@@ -72,6 +85,11 @@ class Formatter:
                                  f"conversation with {speaks}; mark each answer and its end of turn, and put text "
                                  "that is not marked between two")
         return merged[: max(place for place, (_, generated) in enumerate(merged) if generated)] if prompt else merged
+
+    def _written(self, given: Sequence[Any]) -> list[Any]:
+        """What the function gives; one that yields runs as it is read."""
+        written = self._call(*given)
+        return list(written) if isinstance(written, Iterable) else [written]
 
     def _checked(self, pair: Any) -> tuple[str, bool]:
         if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], str) or not isinstance(
@@ -88,7 +106,7 @@ def _merged(pairs: Sequence[tuple[str, bool]]) -> Segments:
             for generated, group in groupby((pair for pair in pairs if pair[0]), key=lambda pair: pair[1])]
 
 
-def _parameters(own: Own) -> Collection[str]:
+def _parameters(own: OwnFormatter) -> Collection[str]:
     try:
         return inspect.signature(load_function(own.use)).parameters
     except (TypeError, ValueError):  # of a built-in one nothing is known
@@ -102,10 +120,10 @@ def read_formatter(folder: Path) -> Formatter | None:
         gristmill.mixtures.own_code.OwnCodeError: it cannot be loaded.
     """
     path = folder / FORMATTER_FILE
-    return Formatter(Own.model_validate(read_json(path))) if path.exists() else None
+    return Formatter(OwnFormatter.model_validate(read_json(path))) if path.exists() else None
 
 
-def check_formatter(own: Own, special_tokens: Collection[str]) -> None:
+def check_formatter(own: OwnFormatter, special_tokens: Collection[str]) -> None:
     """Write a conversation twice, and refuse what could not be trained.
 
     Raises:

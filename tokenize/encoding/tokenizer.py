@@ -19,7 +19,7 @@ import numpy as np
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.files import as_path, atomic_write, sha256_file, write_json
 from gristmill.mixtures import tokenizer as sections
-from gristmill.mixtures.own_code import Own
+from gristmill.mixtures.tokenizer import OwnFormatter
 from gristmill.tokenize.encoding.chat_formatters import FORMATTER_FILE, check_formatter
 from gristmill.tokenize.encoding.chat_templates import (
     CHAT_TEMPLATE,
@@ -137,14 +137,14 @@ def read_template(section: sections.Tokenizer) -> str | None:
                              f"{error}") from error
 
 
-def check(tokenizer: Tokenizer, chat: str | Own) -> None:
+def check(tokenizer: Tokenizer, chat: str | OwnFormatter) -> None:
     """Whether conversations can be written with a template, or a function of the user's, and a tokenizer.
 
     Raises:
         TokenizerError: not so.
     """
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
-    if isinstance(chat, Own):
+    if isinstance(chat, OwnFormatter):
         try:
             return check_formatter(chat, special)
         except TemplateRefusedError as error:
@@ -157,7 +157,7 @@ def check(tokenizer: Tokenizer, chat: str | Own) -> None:
         raise TokenizerError(f"tokenizer.chat_template: {error}") from error
 
 
-def write_tokenizer(tokenizer: Tokenizer, out: Path, chat: str | Own = CHAT_TEMPLATE) -> None:
+def write_tokenizer(tokenizer: Tokenizer, out: Path, chat: str | OwnFormatter = CHAT_TEMPLATE) -> None:
     """Write the four files of the stage; `chat` is a template, or a function of the user's."""
     eos = first_known(tokenizer, END_OF_TEXT_NAMES)
     pad = first_known(tokenizer, PAD_NAMES) or eos
@@ -165,7 +165,7 @@ def write_tokenizer(tokenizer: Tokenizer, out: Path, chat: str | Own = CHAT_TEMP
         "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eos, "pad_token": pad,
         "model_max_length": UNBOUNDED_LENGTH, "clean_up_tokenization_spaces": False,
     })
-    if isinstance(chat, Own):
+    if isinstance(chat, OwnFormatter):
         write_json(out / FORMATTER_FILE, chat.model_dump(mode="json"))
     else:
         with atomic_write(out / "chat_template.jinja") as sink:
