@@ -43,7 +43,7 @@ class Nothing(Asked):
 
 
 class Place(Asked):
-    """Where a listing goes on: behind this many entries."""
+    """Where a listing continues: behind this many entries."""
 
     after: Number = 0
 
@@ -64,7 +64,7 @@ class Search(Asked):
     least: float | None = None
     most: float | None = None
     after: Annotated[str, Field(pattern=r"^\d{1,6}-\d{1,12}$")] | None = None
-    """Number of the shard and row where the search goes on."""
+    """Number of the shard and row where the search continues."""
 
     @model_validator(mode="after")
     def _bounds_of_a_column(self) -> Self:

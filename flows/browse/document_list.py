@@ -144,7 +144,7 @@ def _masks(table: pa.Table, asked: Search) -> Iterator[Any]:
     elif asked.outcome == "quarantined":
         yield quarantined
     if asked.column is not None and not _is_number(table[asked.column].type):
-        raise BadAddressError(f"{asked.column} is no number; ranges are of numbers")
+        raise BadAddressError(f"{asked.column} is not a number; ranges are of numbers")
     if asked.least is not None:
         yield pc.greater_equal(table[asked.column], asked.least)
     if asked.most is not None:

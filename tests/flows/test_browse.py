@@ -142,7 +142,7 @@ def test_a_search_for_words_stops_after_some_bytes_says_so_and_goes_on(
     monkeypatch.setattr(document_list, "SCANNED_ROWS", 3)
     expected = [row["id"] for row in rows_of(session, "id", "text") if "garden" in row["text"].lower()]
     page = client.get("/documents?words=garden").text
-    assert "documents that were looked through; the search goes on behind them" in text_of(page)
+    assert "documents that were looked through; continue the search" in text_of(page)
     assert len(shown_ids(page)) < len(expected)
     assert every_id(client, "/documents?words=garden") == expected
 
@@ -233,7 +233,7 @@ def test_what_is_found_by_id_or_locator_leads_to_its_page(client: TestClient, se
     ("/documents?least=5", 400, "a range is that of a measured column: choose one"),
     ("/documents?column=filter_words&least=nan", 400, "finite number"),
     ("/documents?column=nonsense", 400, "no step has measured 'nonsense'; columns are"),
-    ("/documents?column=cluster&least=1", 400, "cluster is no number"),
+    ("/documents?column=cluster&least=1", 400, "cluster is not a number"),
     ("/documents?where=nonsense%3D1", 400, "nonsense"),
     ("/documents?where=read_text('/etc/passwd')", 400, "not allowed"),
     ("/documents?colour=red", 400, "this page does not know 'colour'; it takes corpus, words, source"),

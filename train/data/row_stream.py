@@ -199,7 +199,7 @@ def stream(
         layout: "transformers": a dict of `input_ids`, `labels` (the model shifts them) and, where documents are told
             apart, `position_ids`. "torchtitan": ({"input", "positions"}, labels), labels shifted already. What has no
             loss is -100. Preference pairs: `chosen_input_ids`, `chosen_labels`, and the same of `rejected`.
-        document_mask: whether positions begin anew with each document of a mixture, which is what masks attention
+        document_mask: whether positions start at 0 with each document of a mixture, which is what masks attention
             between documents; as the run's model has it if absent, else false. Fine-tuning rows always do.
         provenance: adds `provenance` to batches (a list) and rows: row, source, and documents with their places.
         reading: keys of `engine.stream`, for a set in an object store; the run's if absent.

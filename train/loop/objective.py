@@ -87,6 +87,6 @@ class Objective(Protocol):
 
 
 def mean_of_trained(losses: np.ndarray) -> float:
-    """The mean of those that are losses; 0 where nothing was trained, no number where one of them is none."""
+    """The mean of those that are losses; 0 where nothing was trained, NaN where one of them is."""
     trained = losses[losses != UNTRAINED]
     return float(trained.astype(np.float64).mean()) if trained.size else 0.0
