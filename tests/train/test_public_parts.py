@@ -250,3 +250,36 @@ def test_the_loop_alone_wants_whole_batches(mix_folder: Path, tmp_path: Path) ->
     for wrong in ({}, {"batch_size": 4, "world_size": 2}):
         with pytest.raises(ValueError, match="deals batches out itself"):
             train_loop(Bigram(), stream(mix_folder, **wrong), steps=2, folder=tmp_path)
+
+
+def train_on_a_rank(rank: int, mix_folder: Path, folder: Path, stop_after: int) -> None:
+    """One of two processes, with its share of the weights."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    torch.set_num_threads(1)
+    dist.init_process_group("cpu:gloo", init_method=f"file://{folder}.joined", rank=rank, world_size=2)
+    model = Bigram()
+    fully_shard(model)
+
+    def stop(step: int) -> None:
+        if step == stop_after:
+            dist.destroy_process_group()
+            raise SystemExit(0)
+
+    train_loop(model, stream(mix_folder, batch_size=6, seed=11), steps=8, folder=folder, after_step=stop, **SETTINGS)
+    dist.destroy_process_group()
+
+
+def test_the_loop_alone_computes_the_same_on_two_processes_and_one_takes_over_from_them(
+    mix_folder: Path, tmp_path: Path
+) -> None:
+    expected = train_loop(Bigram(), stream(mix_folder, batch_size=6, seed=11), steps=8, folder=tmp_path / "one",
+                          **SETTINGS)
+    torch.multiprocessing.spawn(train_on_a_rank, (mix_folder, tmp_path / "two", 5), nprocs=2)  # type: ignore[no-untyped-call]
+    of_two = [json.loads(line)["loss"] for line in (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()]
+    rows = stream(mix_folder, batch_size=6, seed=11)
+    found = train_loop(Bigram(), rows, steps=8, folder=tmp_path / "two", **SETTINGS)
+    assert found["rows_digest"] == expected["rows_digest"]
+    assert of_two == pytest.approx(losses_of(expected)[:5], rel=1e-5)
+    assert losses_of(found) == pytest.approx(losses_of(expected), rel=1e-5)
