@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from gristmill.flows.stages.plan import UnknownStageError
     from gristmill.flows.store.store import StoreLocationError
     from gristmill.mixtures.load import ManifestError, Problem
-    from gristmill.train.data.row_stream import stream
+    from gristmill.tokenize.packed_files import PackedSetError
+    from gristmill.train.data.row_stream import RowStream, StreamError, stream
+    from gristmill.train.loop.resuming import OtherRowsError
 
 __version__ = "0.1.0"
 """The version of the distribution, which is built from this line."""
@@ -55,9 +57,12 @@ __all__ = [
     "MissingLibraryError",
     "NotReplayableError",
     "NothingIngestedError",
+    "OtherRowsError",
+    "PackedSetError",
     "PlannedStage",
     "Problem",
     "Report",
+    "RowStream",
     "Run",
     "Size",
     "StageFailedError",
@@ -65,6 +70,7 @@ __all__ = [
     "StepTrace",
     "Store",
     "StoreLocationError",
+    "StreamError",
     "Threshold",
     "TraceError",
     "UnknownColumnError",
@@ -93,7 +99,9 @@ _MODULES = {
     "flows.stages.plan": "UnknownStageError",
     "flows.store.store": "StoreLocationError",
     "mixtures.load": "ManifestError Problem",
-    "train.data.row_stream": "stream",
+    "tokenize.packed_files": "PackedSetError",
+    "train.data.row_stream": "RowStream StreamError stream",
+    "train.loop.resuming": "OtherRowsError",
 }
 """Where the public names are defined; the imports above say the same to type checkers."""
 _PLACES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names.split()}

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -293,6 +294,22 @@ def test_bad_arguments_get_one_sentence_and_nothing_is_run(
     assert not (tmp_path / "store" / "runs").exists()
     with pytest.raises(gristmill.UnknownRunError, match="has no runs yet"):
         gristmill.Store(tmp_path / "store").run()
+
+
+@pytest.mark.parametrize("given_as", ["a run", "its folder", "the folder of its packed set"])
+def test_a_stream_reads_what_the_trace_of_the_runs_training_says(run: gristmill.Run, given_as: str) -> None:
+    place: Any = {"a run": run, "its folder": run.path, "the folder of its packed set": run.folder("mix")}[given_as]
+    seed = json.loads((run.path / "run.json").read_text())["manifest"]["seed"]
+    told = {} if given_as != "the folder of its packed set" else {"seed": seed}
+    rows = gristmill.stream(place, batch_size=len(run.trace(1).rows), provenance=True, **told)
+    for step, batch in zip(range(1, TRAINING["pretrain.steps"] + 1), rows, strict=False):
+        traced, read = run.trace(step), batch["provenance"]
+        assert [one["row"] for one in read] == traced.rows
+        tokens: Counter[tuple[str, str]] = Counter()
+        for one in read:
+            for piece in one["documents"]:
+                tokens[piece["id"], one["source"]] += piece["length"]
+        assert tokens == {(one["id"], one["source"]): one["tokens"] for one in traced.documents}
 
 
 def test_questions_that_have_no_answer_get_one_sentence(run: gristmill.Run) -> None:
