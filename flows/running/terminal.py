@@ -29,7 +29,8 @@ def plain_console(file: TextIO | None = None, stderr: bool = False) -> Console:
         file: where to print, instead of standard output.
         stderr: print to standard error.
     """
-    return Console(file=file, stderr=stderr, markup=False, emoji=False, highlight=False)
+    # A notebook gets plain text, too: rich would show it every line in a frame of its own.
+    return Console(file=file, stderr=stderr, markup=False, emoji=False, highlight=False, force_jupyter=False)
 
 
 def visible(text: str) -> str:

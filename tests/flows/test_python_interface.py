@@ -102,7 +102,9 @@ def test_the_command_line_answers_the_same(run: gristmill.Run, project: Path) ->
     assert [one.found for one in run.thresholds()] == on_the_command_line(run, project, "whatif")
 
 
-def test_answers_are_objects(run: gristmill.Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_answers_are_objects(
+    run: gristmill.Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = run.whatif({"filter.gopher_quality.min_words": 345})
     assert 0 < found.then["web"].documents < found.now["web"].documents
     assert isinstance(found.now["web"].tokens, int)
@@ -115,6 +117,8 @@ def test_answers_are_objects(run: gristmill.Run, capsys: pytest.CaptureFixture[s
     assert step.tokens == sum(document["tokens"] for document in step.documents) > 0
     steps = {one["step"] for one in run.trace_document(step.documents[0]["id"]).steps}
     assert 1 in steps
+    # In a notebook, too, it is plain text.
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     told.show()
     assert told.id in capsys.readouterr().out
 

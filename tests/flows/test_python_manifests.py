@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,36 @@ def test_what_is_saved_is_equal_when_it_is_loaded(file: Path, tmp_path: Path) ->
 
 def test_in_its_own_folder_it_is_saved_as_it_was_written(tmp_path: Path) -> None:
     assert yaml.safe_load(Manifest(SECTIONS, folder=tmp_path).save(tmp_path / "made.yaml").read_text()) == SECTIONS
+
+
+STEPS = "def count_word(text: str, word: str) -> dict:\n    return {'magic': text.count(word)}\n"
+ANNOTATED = {**SECTIONS, "prepare": [{"annotate": {"use": "./steps.py:count_word", "with": {"word": "a"},
+                                                   "max": {"magic": 0}}}]}
+
+
+def test_code_of_ones_own_is_saved_as_it_was_written_and_found_from_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "steps.py").write_text(STEPS)
+    made = Manifest(ANNOTATED, folder=tmp_path)
+    assert yaml.safe_load(made.save(tmp_path / "own.yaml").read_text()) == ANNOTATED
+    assert Manifest.load(tmp_path / "own.yaml") == made
+    elsewhere = made.save(tmp_path / "elsewhere" / "own.yaml")
+    assert f"use: {tmp_path / 'steps.py'}:count_word" in elsewhere.read_text()
+    assert Manifest.load(elsewhere) == made
+    # The record of a run has the code itself, so that the manifest outlives the file.
+    kept = made.settings.model_dump(mode="json", exclude_unset=True)
+    (tmp_path / "steps.py").unlink()
+    assert Manifest(Manifest(kept).content) == made
+    with pytest.raises(ManifestError, match=r"Manifest: prepare\[0\]\.annotate\.use: there is no file steps\.py"):
+        Manifest(ANNOTATED, folder=tmp_path)
+
+
+def test_a_function_of_a_file_is_given_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_steps.py").write_text(STEPS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    function = importlib.import_module("own_steps").count_word
+    step = {"use": function, "with": {"word": "a"}, "max": {"magic": 0}}
+    made = Manifest({**SECTIONS, "prepare": [{"annotate": step}]})
+    assert made.content["prepare"][0]["annotate"]["use"] == f"{tmp_path / 'own_steps.py'}:count_word"
 
 
 def test_another_one_with_other_settings_leaves_the_first_as_it_was(tmp_path: Path) -> None:
