@@ -148,7 +148,7 @@ class OwnProcess:
                 if answer[0] == "refused":
                     raise OwnCodeError(answer[1])
                 if answer[0] == "errno":
-                    raise OSError(*answer[1:])
+                    raise OSError(answer[2]) if answer[1] is None else OSError(*answer[1:])
                 whole = answer[0] == "end"
                 if not whole:
                     yield answer
@@ -213,7 +213,7 @@ def _as_file(location: str) -> Iterator[str]:
     """The path, or that of a temporary copy with the same name where it does not lie on this machine."""
     path = as_path(location)
     if is_local(path):
-        yield str(path)
+        yield getattr(path, "path", "") or str(path)  # of a file:// URL what lies behind it
         return
     with tempfile.TemporaryDirectory(prefix="gristmill-read-") as folder:
         copy = Path(folder) / path.name

@@ -14,6 +14,9 @@ from gristmill.mixtures.manifest import Location, Manifest
 from gristmill.mixtures.section import outside_paths
 from gristmill.mixtures.sources import TokenSource
 
+LIST = "list"
+"""The key of a source under which a function of the user's lists its files."""
+
 
 def find_problems(manifest: Manifest, written: Written, stages: Iterable[str]) -> list[Problem]:
     """What would end a run later.
@@ -30,8 +33,16 @@ def find_problems(manifest: Manifest, written: Written, stages: Iterable[str]) -
 
 def missing_files(manifest: Manifest, written: Written) -> list[Problem]:
     """Every outside path of a manifest that names nothing which can be read."""
-    return [written.problem(location, message) for location, path in outside_paths(manifest)
+    return [_at_listing(location, message, written) for location, path in outside_paths(manifest)
             if (message := _why_missing(manifest, location, path)) is not None]
+
+
+def _at_listing(location: Location, message: str, written: Written) -> Problem:
+    """The problem at its key; what is wrong with a source's listing is no mistake in its `path`."""
+    own = f"{LIST}: "
+    if location[0] == "sources" and message.startswith(own):
+        return written.problem((*location[:-1], LIST), message.removeprefix(own))
+    return written.problem(location, message)
 
 
 def _why_missing(manifest: Manifest, location: Location, path: str) -> str | None:

@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import read_table, shard_names
 from gristmill.dataprep.reading import document_shards, ingest
-from gristmill.dataprep.reading.sources import SourceError, listing
+from gristmill.dataprep.reading.own_sources import OwnProcess
+from gristmill.dataprep.reading.records import Reading, Record
+from gristmill.dataprep.reading.sources import SourceError, find_files, listing
 from gristmill.mixtures.own_code import OwnFunction, take_code
+from gristmill.mixtures.sources import OwnReader
 
 MakeContext = Callable[..., Context]
 READER = '''
@@ -114,6 +118,18 @@ def test_a_stream_comes_decompressed_and_its_damage_is_that_of_a_built_in_reader
     assert 700 < damage["lost"] < 1300
     # What the damaged copy repeats is dropped like any repeated record; its torn line is another text.
     assert summary["counts"]["dropped"]["ingest/repeated"] == damage["records"] - 2
+
+
+def test_a_function_of_paths_gets_a_file_of_this_machine_for_every_url(tmp_path: Path) -> None:
+    files = write(tmp_path / "notes", a="one")
+    MemoryFileSystem().pipe("/notes/b.note", b"two")
+    own = OwnReader.model_validate(code(tmp_path, READER, "read_notes"))
+    for path, text in ((f"file://{files}/a.note", "one"), ("memory://notes/b.note", "two")):
+        (file,) = find_files("notes", {"path": path, "read": own.model_dump()}).files
+        with OwnProcess(own) as process:
+            record, _ = ingest.own_records(process, file, Reading())
+        assert isinstance(record, Record)
+        assert (record.locator, record.text) == (f"{path[-6:]}#1", text)
 
 
 def test_the_bytes_are_the_same_for_any_number_of_workers(tmp_path: Path, make_context: MakeContext) -> None:

@@ -92,6 +92,12 @@ def test_a_wrong_key_is_named_with_its_place(folder: Path, setting: str, says: s
     assert not (folder / "ran").exists()
 
 
+def test_what_a_listing_raises_is_named_at_its_key(folder: Path) -> None:
+    (folder / "own.py").write_text(CODE.replace('(path / "ran").touch()', "raise KeyError(ending)"))
+    with pytest.raises(ManifestError, match=r"m.yaml:4: sources.cards.list: KeyError: 'txt' \(own.py, line 3\)"):
+        opened(folder, allow=True)
+
+
 @pytest.fixture
 def tuned(tmp_path: Path) -> Path:
     """The folder of a training whose conversations a function wrote."""
