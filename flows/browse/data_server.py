@@ -169,8 +169,8 @@ PAGES = (
 
 def _refused(run: BrowsedRun, status: HTTPStatus, request: Request, error: Exception) -> Response:
     """A page with the sentence of an error."""
-    titles = {HTTPStatus.BAD_REQUEST: "This address asks for what there is not", HTTPStatus.NOT_FOUND: "Not here",
-              HTTPStatus.INTERNAL_SERVER_ERROR: "This cannot be read"}
+    titles = {HTTPStatus.BAD_REQUEST: "Not understood", HTTPStatus.NOT_FOUND: "Not found",
+              HTTPStatus.INTERNAL_SERVER_ERROR: "Cannot be read"}
     said = mask_text(" ".join(str(error).split())) or type(error).__name__
     return _html(run, "error", {"title": titles.get(status, status.phrase), "said": said}, status)
 
@@ -180,13 +180,14 @@ def _no_page(run: BrowsedRun, request: Request, error: Exception) -> Response:
     said = {HTTPStatus.NOT_FOUND: f"there is no page {request.url.path}",
             HTTPStatus.METHOD_NOT_ALLOWED: f"{request.method} is not answered here: pages are read with GET, and "
                                            "nothing is changed"}.get(HTTPStatus(error.status_code), error.detail)
-    return _html(run, "error", {"title": "Not here", "said": said}, error.status_code)
+    title = "Not found" if error.status_code == HTTPStatus.NOT_FOUND else "Refused"
+    return _html(run, "error", {"title": title, "said": said}, error.status_code)
 
 
 def _failed(run: BrowsedRun, request: Request, error: Exception) -> Response:
     """A sentence about what nobody has thought of; the terminal gets the traceback."""
     said = mask_text(f"this page cannot be made: {type(error).__name__}: {error}")
-    return _html(run, "error", {"title": "This cannot be shown", "said": said},
+    return _html(run, "error", {"title": "Cannot be shown", "said": said},
                  HTTPStatus.INTERNAL_SERVER_ERROR)
 
 

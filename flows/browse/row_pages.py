@@ -13,6 +13,7 @@ from gristmill.flows.browse.addresses import DOCUMENTS, OneRow, Rows, address
 from gristmill.flows.browse.browsed_run import BrowsedRun, NotThereError
 from gristmill.flows.questions.training_reads import TraceError, reading_of
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer
+from gristmill.tokenize.origins import describe_documents
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import LEDGER
 from gristmill.train.data.preference_rows import EXAMPLES
@@ -108,7 +109,7 @@ def row_page(run: BrowsedRun, asked: OneRow) -> dict[str, Any]:
     tokens, bounds, (source,) = _read(packed, rows, asked.held_out)
     filled = int(bounds.filled()[0])
     trained = _trained(run, asked.stage, packed, rows, bounds.filled(), asked.held_out)[0]
-    pieces = _pieces(packed, asked)
+    pieces = _pieces(run, packed, asked)
     shown = [{**piece, "text": _text(run.tokenizer(), tokens[0], trained, piece, asked.tokens)}
              for piece in pieces if piece["start"] < MOST_TOKENS]
     return {
@@ -133,15 +134,19 @@ def _neighbour(asked: OneRow, row: int, total: int) -> str | None:
                    tokens="true" if asked.tokens else None) if inside else None
 
 
-def _pieces(packed: PackedSet, asked: OneRow) -> list[dict[str, Any]]:
-    """The pieces of a row, each with a link to its document or example."""
+def _pieces(run: BrowsedRun, packed: PackedSet, asked: OneRow) -> list[dict[str, Any]]:
+    """The pieces of a row, each with a link to its document, and where that is from, or to its example."""
     table = packed.pieces(np.array([asked.row], dtype=np.int64))
     if asked.held_out is not None:
         table = packed.validation_pieces(asked.held_out)
         table = table.filter(pc.equal(table["row"], asked.row))
-    page = DOCUMENTS if (packed.folder / LEDGER).exists() else EXAMPLES_PAGE
+    ids = set(table["id"].to_pylist())
+    of_documents = (packed.folder / LEDGER).exists()
+    known = describe_documents(packed, run.inputs(), ids) if of_documents and run.corpora() else {}
+    page = DOCUMENTS if of_documents else EXAMPLES_PAGE
     return [{"start": piece["start"], "length": piece["length"], "offset": piece["offset"], "copy": piece["copy"],
-             "id": piece["id"].hex(), "link": address(page, piece["id"].hex())}
+             "id": piece["id"].hex(), "link": address(page, piece["id"].hex()),
+             "place": known.get(piece["id"], {}).get("url") or known.get(piece["id"], {}).get("locator")}
             for piece in table.to_pylist()]
 
 

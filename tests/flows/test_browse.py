@@ -228,6 +228,22 @@ def test_what_is_found_by_id_or_locator_leads_to_its_page(client: TestClient, se
         assert (answer.status_code, answer.headers["location"]) == (303, page)
 
 
+def test_prepared_examples_are_listed_with_what_dropped_them_and_lead_to_their_duplicates_and_rows(
+    client: TestClient,
+) -> None:
+    (dropped,) = every_id(client, "/documents?corpus=sft_prepare&outcome=dropped")
+    page = client.get(f"/documents/{dropped}").text
+    links = Elements(page).links
+    assert "dropped by sft_prepare: dedup: exact_duplicate" in text_of(page)
+    assert every_id(client, next(link for link in links if "reason=exact_duplicate" in link)) == [dropped]
+    pair = client.get(next(link for link in links if link.startswith("/duplicates/dedup/"))).text
+    assert "These two are equal" in text_of(pair)
+    kept = next(one for one in every_id(client, "/documents?corpus=sft_prepare&outcome=kept"))
+    rows = client.get(next(link for link in Elements(client.get(f"/documents/{kept}").text).links
+                           if link.startswith("/examples/"))).text
+    assert re.search(r"row \d+ of sft_data", text_of(rows))
+
+
 @pytest.mark.parametrize(("link", "status", "said"), [
     ("/documents?least=x", 400, "least: Input should be a valid number"),
     ("/documents?least=5", 400, "a range is that of a measured column: choose one"),
