@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import inspect
 import json
+import threading
 from collections.abc import Callable
 from importlib import import_module
 from itertools import chain
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from gristmill.losses import IGNORED, cross_entropy, next_tokens
 from gristmill.mixtures.training import Schedule
 from gristmill.train.data.example_rows import Piece, packed_rows
+from gristmill.train.loop.checkpoints import CHECKPOINTS, Checkpoints, complete_steps
 from gristmill.train.loop.resuming import OtherRowsError
 from gristmill.train.optim.schedules import learning_rate
 from gristmill.training import next_token_losses, optimizers_by_name, pack, schedule, stream, train_loop
@@ -216,6 +218,26 @@ def test_the_loop_alone_resumes_as_if_it_had_not_been_stopped(mix_folder: Path, 
     others = stream(tmp_path / "other", batch_size=6, seed=11)
     with pytest.raises(OtherRowsError, match="has read rows of"):
         train_loop(Bigram(), others, steps=8, folder=tmp_path / "stopped", **SETTINGS)
+
+
+def test_the_loop_alone_completes_the_checkpoint_that_it_writes_where_it_is_interrupted(
+    mix_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted, commit = threading.Event(), Checkpoints._commit
+
+    def slow(self: Checkpoints, *rest: Any) -> None:
+        interrupted.wait(60)
+        commit(self, *rest)
+
+    def stop(step: int) -> None:
+        if step == 4:
+            interrupted.set()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Checkpoints, "_commit", slow)
+    with pytest.raises(KeyboardInterrupt):
+        train_loop(Bigram(), stream(mix_folder, batch_size=6), steps=8, folder=tmp_path, after_step=stop, **SETTINGS)
+    assert complete_steps(tmp_path / CHECKPOINTS) == [3]
 
 
 def copy_of_set(source: Path, target: Path) -> None:

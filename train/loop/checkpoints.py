@@ -116,11 +116,12 @@ class Checkpoints:
             pending.result()
 
     def close(self) -> None:
-        """Wait for the last save, and let its thread go."""
+        """Wait for the last save, and let its thread go; nothing the second time."""
         self.join()
         self._thread.shutdown()
         if self._stager is not None:
             self._stager.close()
+            self._stager = None
 
     def load_newest(
         self, tensors: dict[str, Any], is_given_up: Callable[[int, dict[str, Any]], bool] = lambda step, state: False

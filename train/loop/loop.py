@@ -108,11 +108,14 @@ def _train_until_rollback(attempt: Attempt, collect_garbage: Callable[[int], Non
 
 @contextmanager
 def _keeping_checkpoints(attempt: Attempt) -> Iterator[None]:
-    """Where code of the user's ends the training, complete the checkpoint that is being written first."""
+    """Where code of the user's, or an error or Ctrl-C in the only process, ends the training, complete the checkpoint
+    that is being written first: the process may live on, and train again in the same folder."""
     try:
         yield
-    except OwnCodeError:
-        attempt.checkpoints.close()
+    except BaseException as error:
+        # Other ranks may not have come to the same end: they would be waited for.
+        if isinstance(error, OwnCodeError) or attempt.job.world.size == 1:
+            attempt.checkpoints.close()
         raise
 
 
