@@ -90,7 +90,7 @@ OF_MANIFESTS = [
     "run {} --no-ui", "stage ingest {}", "status {}", "explain {} abc", "whatif {}", "dialects {}", "logs {}",
     "report {}", "verify {}", "trace {} --step 1", "takedown {} --ids ids.txt",
     "export-tokens {} --format llmc --out out", "chat {}", "generate {} prompts.jsonl", "evaluate {}",
-    "serve-model {}", "mixtures sweep {} --weights grid.yaml --steps 2",
+    "serve-model {}", "try json:loads --on a --manifest {}", "mixtures sweep {} --weights grid.yaml --steps 2",
 ]
 """Every command that takes a manifest, `plan` apart."""
 WRONG_FOR_ALL = ("absent.yaml", "folder.yaml", "good.yaml --set name.x=1", "good.yaml --store a-file")
@@ -153,6 +153,19 @@ ANSWERS = {
     "takedown good.yaml --ids broken.jsonl": "broken.jsonl:1: begins like JSON, but is not",
     "takedown good.yaml --ids keyless.jsonl": "keyless.jsonl:1: has none of the keys",
     "takedown good.yaml --ids binary.yaml": "it is not UTF-8 text",
+    "try json:loads": "Missing option '--on'",
+    "try ./absent.py:f --on a.txt": "there is no file absent.py in",
+    "try absent.module:f --on a.txt": "there is no module 'absent.module' in this environment",
+    "try a.txt --on a.txt": "a function is written ./FILE.py:NAME",
+    "try ./a.txt:f --on a.txt": "'./a.txt' is neither a file that ends in .py nor a module",
+    "try https://example.org/a.py:f --on a.txt": "code is taken from files beside the manifest",
+    "try json:loads --on absent": "absent does not exist",
+    "try json:loads --on broken.jsonl": "no row of",
+    "try json:loads --on b --manifest good.yaml": "good.yaml has no such source of documents; it has a",
+    "try json:loads --on a.txt --documents 0": "greater than or equal to 1",
+    "try json:loads --on a.txt --with x": "--with 'x': this is written --with NAME=VALUE",
+    "try json:loads --on a.txt --min text=1": "'text' means something else of a document",
+    "try json:loads --on a.txt --max x=many": "valid",
     "new x.yaml": "without answers, say where the data is",
     "new good.yaml --source a.txt": "good.yaml exists and was not changed",
     "new x.yaml --source absent": "absent does not exist; correct its path",
