@@ -131,19 +131,19 @@ def _as_source(path: str) -> Source:
 def _of_run(session: Session, source: str) -> Sample:
     folder = session.committed(INGEST)
     assert folder is not None
-    counts = folder.manifest()["summary"]["counts"]["sources"].get(source, {})
-    inputs = {INGEST: folder.data}
+    inputs, last = {INGEST: folder.data}, folder
     for name, node in session.plan.items():
         made = session.committed(name) if node.stage.judges else None
         if node.stage.judges and made is None:
             break  # what comes behind a step that has not run saw other documents
         if made is not None:
-            inputs[name] = made.data
+            inputs[name], last = made.data, made
     steps = annotation_stages(inputs)
     own = [shard for shard in shard_names(folder.data)
            if read_table(folder.data / shard, ["source"])["source"][0].as_py() == source]
     behind = f", as {steps[-1]} left them" if steps else ""
-    return Sample(inputs, own, (source,), counts.get("kept"), not steps, f"source {source!r} of the run{behind}")
+    kept = last.manifest()["summary"]["counts"]["sources"].get(source, {}).get("kept", 0)
+    return Sample(inputs, own, (source,), kept, True, f"source {source!r} of the run{behind}")
 
 
 def _of_files(name: str, source: Source, documents: int, folder: Path) -> Sample:

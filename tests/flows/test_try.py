@@ -30,6 +30,8 @@ def read_lines(path):
 def json_text(line):
     import json
     return json.loads(line)["text"]
+def doubled(magic: int) -> dict:
+    return {"twice": 2 * magic}
 def wrong(text: str, nothing) -> dict: ...
 '''
 
@@ -107,14 +109,17 @@ def test_errors_have_file_and_line_and_what_is_not_deterministic_is_said(folder:
     assert "two calls" in tried("./steps.py:unsteady", "--on", "a.jsonl")["differs"]
 
 
-def test_a_run_gives_its_documents_and_their_number(folder: Path) -> None:
+def test_a_run_gives_the_documents_that_its_steps_left_and_their_number(folder: Path) -> None:
+    step = "prepare=[{annotate: {use: './steps.py:count_word', max: {magic: 1}}}]"
     before = tried("./steps.py:count_word", "--on", "lines", "--manifest", "m.yaml")
     assert before["documents"] == 40
-    subprocess.run([sys.executable, "-m", "gristmill", "run", "m.yaml", "--until", "ingest", "--no-ui"], check=True,
-                   capture_output=True)
-    after = tried("./steps.py:count_word", "--on", "lines", "--manifest", "m.yaml", "--documents", "10")
-    assert (after["documents"], after["whole"]["documents"], after["whole"]["is_exact"]) == (10, 40, True)
-    assert after["on"] == "source 'lines' of the run"
+    command = ["run", "m.yaml", "--until", "annotate", "--no-ui", "--set", step]
+    subprocess.run([sys.executable, "-m", "gristmill", *command], check=True, capture_output=True)
+    arguments = ("./steps.py:doubled", "--on", "lines", "--manifest", "m.yaml", "--documents", "10", "--set", step)
+    after = tried(*arguments)
+    assert (after["documents"], after["whole"]["documents"], after["whole"]["is_exact"]) == (10, 30, True)
+    assert after["on"] == "source 'lines' of the run, as annotate left them"
+    assert after["columns"]["twice"]["max"] == 0
 
 
 @pytest.mark.parametrize("name", ["count_word", "tidy", "fails", "unsteady", "read_lines"])
@@ -130,7 +135,7 @@ def test_what_is_printed_fits_sixty_columns(folder: Path, name: str, monkeypatch
     (["./steps.py:cuont_word", "--on", "a.jsonl"], "steps.py defines no 'cuont_word', did you mean 'count_word'?"),
     (["./stepz.py:count_word", "--on", "a.jsonl"], "there is no file stepz.py"),
     (["https://example.org/x.py:f", "--on", "a.jsonl"], "code is taken from files beside the manifest"),
-    (["./steps.py:wrong", "--on", "a.jsonl"], "steps.py, line 18: wrong has the parameter 'nothing'"),
+    (["./steps.py:wrong", "--on", "a.jsonl"], "steps.py, line 20: wrong has the parameter 'nothing'"),
     (["./steps.py:count_word", "--on", "gone.jsonl"], "gone.jsonl does not exist"),
     (["./steps.py:count_word", "--on", "a.jsonl", "--with", "wrd=x"], "wrd"),
     (["./steps.py:count_word", "--on", "a.jsonl", "--max", "magic"], "--max 'magic': this is written --max NAME=VALUE"),
