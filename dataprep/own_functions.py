@@ -27,8 +27,10 @@ from gristmill.mixtures.own_code import (
     OwnCodeError,
     OwnFunction,
     absolute_module,
+    check_signature,
     installed_distribution,
     module_files,
+    takes_name,
 )
 
 PREFIX = "gristmill_own_"
@@ -117,40 +119,28 @@ def call_own(own: OwnCall, function: Callable[..., Any], *arguments: Any, **name
 def check_call(
     own: OwnFunction, function: Callable[..., Any], given: Sequence[str], options: Mapping[str, Any], method: str = ""
 ) -> None:
-    """See that a function, or a method of a class, can be called.
-
-    Args:
-        own: the function or the class, for the message.
-        function: what would be called.
-        given: names of the arguments by place.
-        options: those by name.
-        method: the method's name, if it is one.
+    """See that a function, or a method of a class, can be called; arguments as of `check_signature`.
 
     Raises:
         OwnCodeError: it takes other arguments.
     """
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of a built-in one nothing is known
-        return
-    try:
-        signature.bind(*given, **options)
-    except TypeError as error:
-        by_name = f"{' and with' if given else ''}: {', '.join(options)}" if options else ""
-        name = f"{own.name}.{method}" if method else own.name
-        by_place = f" ({', '.join(given)})" if given else ""
-        raise OwnCodeError(f"{own.place}: {name}{signature} cannot be called with{by_place}{by_name}: "
-                           f"{error}") from error
+    signature = _signature(function)
+    if signature is not None:
+        check_signature(own, signature, given, options, method)
 
 
 def taken_by_name(function: Callable[..., Any], names: Sequence[str]) -> list[str]:
     """Those of some arguments that a function takes by name; all where nothing is known of it."""
+    signature = _signature(function)
+    return [name for name in names if signature is None or takes_name(signature, name)]
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    """How something is called; None of what is built in, of which nothing may be known."""
     try:
-        parameters = inspect.signature(function).parameters
+        return inspect.signature(function)
     except (TypeError, ValueError):
-        return list(names)
-    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    return [name for name in names if takes_all or name in parameters]
+        return None
 
 
 def _load_module(own: OwnFunction) -> ModuleType:

@@ -18,6 +18,8 @@ class OwnMetric(OwnCall):
     """A metric of your own: a function of `predictions` and `references` that gives a number, or one for each item.
     Examples are in docs/own-training.md."""
 
+    takes: ClassVar[tuple[str, ...] | None] = ("predictions", "references")
+
     name: Annotated[str, Field(pattern=NAME_PATTERN)] | None = None
     """What the results call it; its function's name if absent."""
 

@@ -24,7 +24,7 @@ from gristmill.mixtures.manifest import (
     models_in,
     take_current_names,
 )
-from gristmill.mixtures.own_code import NAME_TAG, OWN_TAG, OwnCodeError, OwnFunction, own_functions, take_code
+from gristmill.mixtures.own_code import NAME_TAG, OWN_TAG, OwnCodeError, OwnFunction, OwnPlace, own_functions, take_code
 from gristmill.mixtures.prepare import (
     NAME,
     STEP_SECTIONS,
@@ -196,9 +196,18 @@ def check_manifest(
 def _own_code_problems(manifest: Manifest, folder: Path, written: Written) -> Iterator[Problem]:
     for location, own in own_functions(manifest):
         try:
-            take_code(own, folder)
+            code, place = take_code(own, folder), _at(manifest, location[:-1])
+            if isinstance(place, OwnPlace):
+                place.check_code(code)
         except OwnCodeError as error:
             yield written.problem(location, str(error))
+
+
+def _at(value: Any, location: Location) -> Any:
+    """What lies at a location in a validated manifest."""
+    for part in location:
+        value = getattr(value, str(part)) if isinstance(value, BaseModel) else value[part]
+    return value
 
 
 def _key_lines(node: yaml.Node, at: Location = ()) -> Iterator[tuple[Location, int]]:

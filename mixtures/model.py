@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -121,6 +121,9 @@ class GivenModel(Section):
 
 class Model(BuiltInOrOwn):
     """A Llama-style decoder, or a model of your own."""
+
+    takes: ClassVar[tuple[str, ...] | None] = ("vocab_size",)
+    offers: ClassVar[tuple[str, ...]] = ("sequence_length",)
 
     preset: str | None = Field(default=None, exclude=True)
     """Name of sizes that other keys override: `llama-1m`, `llama-10m`, `llama-30m`, `llama-125m`, `llama-350m`,

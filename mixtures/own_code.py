@@ -10,15 +10,16 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.machinery
+import inspect
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -164,7 +165,33 @@ def code_in(recipe: Any) -> Iterator[OwnFunction]:
             yield from code_in(inner)
 
 
-class Own(Section):
+class OwnPlace(Section):
+    """A place where code of the user's stands, which may say how it is called."""
+
+    takes: ClassVar[tuple[str, ...] | None] = None
+    """What the code gets by place; None where that depends on more than the place."""
+    offers: ClassVar[tuple[str, ...]] = ()
+    """What it gets by name, if it has such a parameter."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the function is given by name."""
+        options: dict[str, Any] = getattr(self, "with")
+        return options
+
+    def check_code(self, code: OwnFunction) -> None:
+        """See that the code can be called here, as far as its source says; nothing of it is run.
+
+        Raises:
+            OwnCodeError: it takes other arguments.
+        """
+        signature = stated_signature(code)
+        if self.takes is not None and signature is not None:
+            by_name = dict.fromkeys(name for name in self.offers if takes_name(signature, name))
+            check_signature(code, signature, self.takes, {**by_name, **self.options})
+
+
+class Own(OwnPlace):
     """A point at which code of the user's may stand: `{use: ./steps.py:keep_recipes, with: {word: xyzzy}}`."""
 
     use: OwnFunction
@@ -172,12 +199,6 @@ class Own(Section):
     # `with` is a word of Python's own, so that a class cannot declare it in the usual way.
     __annotations__["with"] = "dict[str, Any]"
     vars()["with"] = Field(default_factory=dict, description="Further arguments of the function, by name.")
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What the function is given by name."""
-        options: dict[str, Any] = getattr(self, "with")
-        return options
 
 
 class OwnCall(Own):
@@ -188,7 +209,7 @@ class OwnCall(Own):
     ranks of a training wait for it, which is why it is less than the 30 minutes after which PyTorch gives up."""
 
 
-class BuiltInOrOwn(Section):
+class BuiltInOrOwn(OwnPlace):
     """A part that may be code of the user's in place of one of the built-in kinds."""
 
     use: Annotated[OwnFunction | None, Field(exclude_if=lambda value: value is None)] = None
@@ -219,6 +240,64 @@ class BuiltInOrOwn(Section):
         return [] if self.use is None else [
             name for name, field in fields.items() if name not in ("use", "with", *used)
             and getattr(self, name) != field.get_default(call_default_factory=True)]
+
+
+def stated_signature(own: OwnFunction) -> inspect.Signature | None:
+    """What the source says of how a function, or a class, is called, without default values; nothing of it is run.
+
+    None where it does not say: of what is installed, decorated, or made by a class that it inherits from.
+    """
+    definition = own.definition()
+    made: ast.stmt | None = definition
+    if isinstance(definition, ast.ClassDef):
+        methods = {node.name: node for node in definition.body if isinstance(node, ast.FunctionDef)}
+        made = None if "__new__" in methods or definition.keywords else methods.get("__init__")
+    if definition is None or definition.decorator_list or not isinstance(made, ast.FunctionDef) or made.decorator_list:
+        return None
+    stated = made.args
+    nothing: ast.expr = ast.Constant(None)
+
+    def bare(one: ast.arg) -> ast.arg:
+        return ast.arg(one.arg)
+
+    arguments = ast.arguments(
+        [bare(one) for one in stated.posonlyargs], [bare(one) for one in stated.args],
+        stated.vararg and bare(stated.vararg), [bare(one) for one in stated.kwonlyargs],
+        [None if one is None else nothing for one in stated.kw_defaults],  # type: ignore[misc]
+        stated.kwarg and bare(stated.kwarg), [nothing] * len(stated.defaults))
+    expression = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, nothing)))
+    parameters = list(inspect.signature(eval(compile(expression, own.file, "eval"))).parameters.values())
+    return inspect.Signature(parameters[1:] if isinstance(definition, ast.ClassDef) else parameters)
+
+
+def takes_name(signature: inspect.Signature, name: str) -> bool:
+    """Whether something takes an argument by this name."""
+    return name in signature.parameters or any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+
+
+def check_signature(
+    own: OwnFunction, signature: inspect.Signature, given: Sequence[str], options: Mapping[str, Any], method: str = ""
+) -> None:
+    """See that a function, or a method of a class, can be called.
+
+    Args:
+        own: the function or the class, for the message.
+        signature: of what would be called.
+        given: names of the arguments by place.
+        options: those by name.
+        method: the method's name, if it is one.
+
+    Raises:
+        OwnCodeError: it takes other arguments.
+    """
+    try:
+        signature.bind(*given, **options)
+    except TypeError as error:
+        by_name = f"{' and with' if given else ''}: {', '.join(options)}" if options else ""
+        name = f"{own.name}.{method}" if method else own.name
+        by_place = f" ({', '.join(given)})" if given else ""
+        raise OwnCodeError(f"{own.place}: {name}{signature} cannot be called with{by_place}{by_name}: "
+                           f"{error}") from error
 
 
 OWN_TAG, NAME_TAG = "(own)", "(name)"

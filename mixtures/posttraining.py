@@ -106,7 +106,16 @@ class Teach(TeacherKeys):
 
 PreferenceLoss = Literal[
     "sigmoid", "cdpo", "robust", "hinge", "ipo", "ipo_sum", "sigmoid_norm", "simpo", "orpo", "kto"]
-LossOfPairs = Annotated[Annotated[PreferenceLoss, Tag(NAME_TAG)] | Annotated[Own, Tag(OWN_TAG)],
+
+
+class OwnLoss(Own):
+    """A loss of your own: a function of log-probabilities, of which docs/own-training.md has an example."""
+
+    takes: ClassVar[tuple[str, ...] | None] = ("chosen_logps", "rejected_logps", "ref_chosen_logps",
+                                               "ref_rejected_logps")
+
+
+LossOfPairs = Annotated[Annotated[PreferenceLoss, Tag(NAME_TAG)] | Annotated[OwnLoss, Tag(OWN_TAG)],
                         Discriminator(own_or_name)]
 
 

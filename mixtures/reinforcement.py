@@ -8,13 +8,17 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from gristmill.mixtures.own_code import OwnCall
+from gristmill.mixtures.own_code import OwnCall, OwnFunction, check_signature, stated_signature, takes_name
 from gristmill.mixtures.posttraining import Examples, Lora, PreferencePairs
 from gristmill.mixtures.section import NAME_PATTERN, Fraction, OutsidePath, Positive, PositiveFloat, Section
 from gristmill.mixtures.training import Spikes, Training, TuningOptimizer
 
 ANSWER, MESSAGES = "answer", "messages"
 """What rewards of one's own call a prompt's right answer, and its turns."""
+
+
+GIVEN = ("prompts", "completions")
+"""What they are given by name, if they take it."""
 
 
 class AnswerReward(Section):
@@ -119,6 +123,14 @@ class OwnReward(AnswerReward, OwnCall):
     columns: tuple[str, ...] = ()
     """Keys of the prompts' records that it gets besides, a list of values each; `answer` is the right answer,
     `messages` the whole prompt."""
+
+
+    def check_code(self, code: OwnFunction) -> None:
+        """See that it takes its columns and options; see `OwnPlace.check_code`."""
+        signature = stated_signature(code)
+        if signature is not None:
+            given = [name for name in GIVEN if takes_name(signature, name)]
+            check_signature(code, signature, (), {**dict.fromkeys((*given, *self.columns)), **self.options})
 
 
 def _kind_of_own(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -10,7 +11,7 @@ from pydantic import Field, model_validator
 
 from gristmill.mixtures.evaluation import Task
 from gristmill.mixtures.model import Model
-from gristmill.mixtures.own_code import BuiltInOrOwn, OwnCall
+from gristmill.mixtures.own_code import BuiltInOrOwn, OwnCall, OwnFunction, check_signature, stated_signature
 from gristmill.mixtures.section import Fraction, OutsidePath, Positive, PositiveFloat, Section, Seeded
 
 OptimizerKind = Literal["adamw", "lion", "adafactor", "sophia", "adamw8bit", "muon"]
@@ -31,6 +32,9 @@ of the user's keep."""
 
 class Optimizer(BuiltInOrOwn):
     """What an update is. Weight decay is decoupled (Loshchilov & Hutter 2019) and on matrices only, for every kind."""
+
+    takes: ClassVar[tuple[str, ...] | None] = ("params",)
+    offers: ClassVar[tuple[str, ...]] = ("lr",)
 
     kind: OptimizerKind = "adamw"
     """`adamw`: fused AdamW. `lion`: the sign of a running mean (Chen et al. 2023); takes a 3 to 10 times smaller
@@ -102,6 +106,8 @@ ScheduleKind = Literal["wsd", "cosine", "linear", "constant", "inverse_sqrt", "p
 
 class Schedule(BuiltInOrOwn):
     """Learning rate as a function of the step."""
+
+    takes: ClassVar[tuple[str, ...] | None] = ("step", "steps")
 
     kind: ScheduleKind = "wsd"
     """`wsd`: warm-up, stable, decay (Hu et al. 2024); `cosine`, `linear`, `polynomial`: decay from the warm-up on;
@@ -212,6 +218,13 @@ class Callback(OwnCall):
 
     on: CallbackEvent | None = None
     """Of a function, when it is called: `after_step` if absent. A class says it by its methods."""
+
+    def check_code(self, code: OwnFunction) -> None:
+        """See that a function takes metrics, and a class its options; see `OwnPlace.check_code`."""
+        signature = stated_signature(code)
+        if signature is not None:
+            given = () if isinstance(code.definition(), ast.ClassDef) else ("metrics",)
+            check_signature(code, signature, given, self.options)
 
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]

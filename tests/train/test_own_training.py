@@ -224,3 +224,39 @@ def test_a_file_of_tasks_may_name_metrics_beside_it(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def g(p, r): ...\n")
     with pytest.raises(EvaluationError, match=r"tasks.yaml: own.py defines no 'f'"):
         read_task_file(tmp_path / "tasks.yaml")
+
+
+@pytest.mark.parametrize(("source", "sections", "says"), [
+    ("def f(step): ...", {"pretrain": {"steps": 2, "schedule": {"use": "./own.py:f"}}},
+     r"own.yaml:\d+: pretrain.schedule.use: own.py, line 1: f\(step\) cannot be called with \(step, steps\)"),
+    ("import no_such_thing\ndef f(metrics, *, limit: int, least=1): ...",
+     {"pretrain": {"steps": 2, "callbacks": [{"use": "./own.py:f"}]}},
+     r"f\(metrics, \*, limit, least=None\) cannot be called with \(metrics\): missing a required argument: 'limit'"),
+    ("class f:\n    def __init__(self, patience): ...", {"pretrain": {"steps": 2, "callbacks": [
+        {"use": "./own.py:f", "with": {"patiense": 3}}]}}, r"f\(patience\) cannot be called with: patiense: "),
+    ("class f:\n    def __init__(self, parameters, lr): ...\n", {"pretrain": {"steps": 2, "optimizer": {
+        "use": "./own.py:f", "with": {"beta": 3}}}}, r"f\(parameters, lr\) cannot be called with \(params\) and w"),
+    ("def f(): ...", {"pretrain": {"steps": 2, "model": {"use": "./own.py:f"}}}, r"f\(\) cannot be .* \(vocab_size\)"),
+    ("def f(c, r): ...", {"dpo": {"steps": 2, "data": [{"path": "a.jsonl"}], "loss": {"use": "./own.py:f"}}},
+     r"dpo.loss.use: own.py, line 1: f\(c, r\) cannot be called with \(chosen_logps, rejected_logps, ref_"),
+    ("def f(completions): ...", {"rl": {"steps": 2, "data": [{"path": "a.jsonl"}], "rewards": [
+        {"use": "./own.py:f", "columns": ["tests"]}]}}, r"f\(completions\) cannot be called with: completions, tests"),
+])
+def test_what_cannot_be_called_is_told_before_any_work_without_running_it(
+    stage_config: Any, tmp_path: Path, source: str, sections: dict[str, Any], says: str
+) -> None:
+    (tmp_path / "own.py").write_text(f"{source}\nraise SystemExit('this was run')\n")
+    with pytest.raises(ManifestError, match=says):
+        stage_config("pretrain", **sections)
+
+
+@pytest.mark.parametrize("source", [
+    "import functools\n@functools.cache\ndef f(step): ...",
+    "class Base:\n    def __init__(self, step, steps): ...\nclass f(Base): ...",
+    "f = lambda: 3",
+    "def f(*arguments, **options): ...",
+])
+def test_what_the_source_does_not_say_is_left_to_the_stage(stage_config: Any, tmp_path: Path, source: str) -> None:
+    (tmp_path / "own.py").write_text(source)
+    schedule = {"use": "./own.py:f", "with": {"low": 0.1}}
+    assert stage_config("pretrain", pretrain={"steps": 2, "schedule": schedule})["schedule"]["with"] == {"low": 0.1}

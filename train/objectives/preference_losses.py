@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gristmill.dataprep.own_functions import blaming, load_own
 from gristmill.mixtures.own_code import Own, OwnCodeError
-from gristmill.mixtures.posttraining import Dpo, PreferenceLoss
+from gristmill.mixtures.posttraining import Dpo, OwnLoss, PreferenceLoss
 
 REFERENCE_FREE = ("simpo", "orpo")
 """Losses that look at the policy alone."""
@@ -109,7 +109,7 @@ def own_losses(own: Own, logps: PairLogps) -> Tensor:
     Raises:
         OwnCodeError: it fails, or what it returns is something else, or nothing that can be learned from.
     """
-    function = load_own(own, "chosen_logps", "rejected_logps", "ref_chosen_logps", "ref_rejected_logps")
+    function = load_own(own, *(OwnLoss.takes or ()))
     with blaming(own.use):
         found = function(logps.chosen, logps.rejected, logps.reference_chosen, logps.reference_rejected)
     wanted = f"return a tensor of {len(logps.chosen)} losses, one for each pair"

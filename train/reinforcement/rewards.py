@@ -17,6 +17,7 @@ from gristmill.dataprep.own_functions import blaming, call_own, check_call, load
 from gristmill.mixtures.own_code import OwnCodeError, OwnFunction
 from gristmill.mixtures.reinforcement import (
     ANSWER,
+    GIVEN,
     MESSAGES,
     AnyReward,
     Contains,
@@ -103,7 +104,7 @@ def _by_own(reward: OwnReward, chat: Chat) -> Given:
         OwnCodeError: it cannot be called with what it is given.
     """
     own, function = reward.use, load_function(reward.use)
-    takes = taken_by_name(function, ("prompts", "completions"))
+    takes = taken_by_name(function, GIVEN)
     check_call(own, function, (), {**dict.fromkeys((*takes, *reward.columns)), **reward.options})
 
     def given(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
