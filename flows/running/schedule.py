@@ -92,13 +92,18 @@ def run_jobs(
     waiting, done = list(jobs), list[str]()
     running: dict[str, tuple[Job, int]] = {}
     ended: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+    noted: set[str] = set()
     failure: BaseException | None = None
+
+    def note(name: str, future: Any) -> None:
+        noted.add(name)
+        ended.put((name, future))
 
     def begin() -> None:
         for job, taken in next_jobs(waiting, running, done, workers):
             waiting.remove(job)
+            start(job.name, taken).add_done_callback(partial(note, job.name))
             running[job.name] = (job, taken)
-            start(job.name, taken).add_done_callback(partial(_note, ended, job.name))
 
     try:
         begin()
@@ -114,15 +119,13 @@ def run_jobs(
                 begin()
     except BaseException:
         stop()
-        while running:
-            del running[ended.get()[0]]
+        # The interrupt may have come between any two lines above: one that has ended may be taken from the queue and
+        # still be called running, and one that has just been started is waited for by the pool that runs it.
+        while running.keys() - noted:
+            ended.get()
         raise
     if failure is not None:
         raise failure
-
-
-def _note(ended: queue.SimpleQueue[tuple[str, Any]], name: str, future: Any) -> None:
-    ended.put((name, future))
 
 
 def run_in_threads(

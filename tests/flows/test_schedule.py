@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -127,6 +128,44 @@ def test_an_interrupt_ends_what_runs_and_waits_for_its_end(
     assert runner.folder("waiting").state() == "unfinished"
     with pytest.raises(RunStoppedError):
         runner.run_stage("waiting")
+
+
+class InterruptedAfter(queue.SimpleQueue):  # type: ignore[type-arg]
+    """A queue whose first `get` has taken its item when the signal comes."""
+
+    fresh = True
+
+    def get(self, *arguments: Any, **options: Any) -> Any:
+        item = super().get(*arguments, **options)
+        if self.fresh:
+            self.fresh = False
+            raise KeyboardInterrupt
+        return item
+
+
+@pytest.mark.parametrize("moment", ["a job has been started", "the end of one was taken from the queue"])
+def test_an_interrupt_at_any_moment_ends_the_wait(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(name: str, taken: int) -> Future[None]:
+        if moment.startswith("a job"):
+            raise KeyboardInterrupt  # behind what has started it
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    if not moment.startswith("a job"):
+        monkeypatch.setattr("gristmill.flows.running.schedule.queue.SimpleQueue", InterruptedAfter)
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            run_jobs([Job("a", frozenset())], 1, start, lambda name, future: None, lambda: None)
+        except KeyboardInterrupt as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert len(raised) == 1, "it waits for what has ended"
 
 
 def test_a_plan_says_what_each_stage_needs_and_takes(tmp_path: Any) -> None:
