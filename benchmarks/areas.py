@@ -21,8 +21,9 @@ from gristmill.dataprep.files import atomic_write
 AREAS = {
     "dataprep": ("dataprep.rules:rows", "dataprep.duplicates:speed_rows", "dataprep.judges:speed_rows",
                  "dataprep.reading:speed_rows", "dataprep.cleaning:speed_rows", "dataprep.jobs:rows",
-                 "dataprep.spans:rows", "dataprep.dedup_million:rows"),
+                 "dataprep.own_steps:rows", "dataprep.spans:rows", "dataprep.dedup_million:rows"),
     "jobs": ("dataprep.jobs:rows",),
+    "own_steps": ("dataprep.own_steps:rows",),
     "dedup_million": ("dataprep.dedup_million:rows",),
     "quality": ("dataprep.duplicates:quality_rows", "dataprep.language:rows", "dataprep.judges:quality_rows",
                 "dataprep.reading:quality_rows", "dataprep.cleaning:pii_rows", "dataprep.decontamination:rows"),

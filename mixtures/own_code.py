@@ -165,6 +165,15 @@ def code_in(recipe: Any) -> Iterator[OwnFunction]:
             yield from code_in(inner)
 
 
+def name_code(recipe: Any) -> Any:
+    """A recipe, or a manifest as a run recorded it, with code by value named in one line each."""
+    if is_code(recipe):
+        return OwnFunction._validate(recipe).describe()
+    if isinstance(recipe, Mapping):
+        return {key: name_code(inner) for key, inner in recipe.items()}
+    return [name_code(inner) for inner in recipe] if isinstance(recipe, list | tuple) else recipe
+
+
 class OwnPlace(Section):
     """A place where code of the user's stands, which may say how it is called."""
 

@@ -24,6 +24,7 @@ from gristmill.mixtures.steps.decontaminate import Decontaminate
 from gristmill.mixtures.steps.dedup import Dedup
 from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.steps.langid import LanguageId
+from gristmill.mixtures.steps.own_steps import Annotate
 
 NAME = "name"
 STEP_NAME_PATTERN = r"^[a-z][a-z0-9_-]*$"
@@ -174,10 +175,11 @@ class ExampleStep(Section):
     dedup: Annotated[Dedup | None, Judges("conversation")] = None
     langid: Annotated[LanguageId | None, Judges("answer")] = None
     decontaminate: Annotated[Decontaminate | None, Judges("conversation")] = None
+    annotate: Annotated[Annotate | None, Judges("answer")] = None
     judge: Judged | None = None
     """`answer`: what the assistant says, of a pair in the chosen answer; `conversation`: all messages, of a pair the
-    prompt and the chosen answer. `dedup` compares the rejected answers of pairs too. If absent, `answer` for `filter`
-    and `langid`, `conversation` for `dedup` and `decontaminate`."""
+    prompt and the chosen answer. `dedup` compares the rejected answers of pairs too. If absent, `answer` for `filter`,
+    `langid` and `annotate`, `conversation` for `dedup` and `decontaminate`."""
 
     @model_validator(mode="before")
     @classmethod

@@ -83,6 +83,7 @@ def _text(messages: Sequence[Mapping[str, Any]]) -> str:
 STAGES = {
     "filter": "gristmill.dataprep.filtering.filter", "dedup": "gristmill.dataprep.duplicates.dedup",
     "langid": "gristmill.dataprep.judges.langid", "decontaminate": "gristmill.dataprep.passages.decontaminate",
+    "annotate": "gristmill.dataprep.own.annotate",
 }
 SHARD_BYTES = 16_000_000
 """Records of a shard, at the least of them one."""

@@ -19,6 +19,7 @@ from gristmill.flows.report.training import loss_rows
 from gristmill.flows.stages.registry import STAGES, TOKENIZE
 from gristmill.flows.store.store import Store, read_runs
 from gristmill.mixtures.manifest import take_current_names
+from gristmill.mixtures.own_code import name_code
 from gristmill.mixtures.prepare import name_steps, written_steps
 from gristmill.mixtures.sources import INGEST
 
@@ -101,7 +102,7 @@ def keyed(value: Any) -> Any:
 
 def keyed_manifest(manifest: Mapping[str, Any]) -> Any:
     """The manifest of a run's record, keyed, under today's names of its keys."""
-    manifest = deepcopy(dict(manifest))
+    manifest = name_code(deepcopy(dict(manifest)))
     for _ in take_current_names(manifest):
         pass  # A record's manifest cannot be edited, so there is nothing to warn of.
     return keyed(manifest)

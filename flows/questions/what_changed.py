@@ -130,8 +130,8 @@ def differences(manifest: Mapping[str, Any], node: Node) -> dict[str, list[str]]
     recipe = json.loads(json.dumps(mask_secrets(dict(node.recipe))))
     changes: dict[str, list[str]] = {"config": [], "files": [], "code": [], "input": []}
     for key, old, new in changed_keys(manifest["recipe"], recipe):
-        if is_code(old) and is_code(new):
-            changes["code"].append(_changed_code(old, new))
+        if (code := list(_changed_code(old, new))):
+            changes["code"].extend(code)
         elif key.rpartition(".")[2] == "listing":
             changes["files"].append(f"{key.rpartition('.')[0]} ({_changed_files(old, new)})")
         else:
@@ -147,14 +147,26 @@ def differences(manifest: Mapping[str, Any], node: Node) -> dict[str, list[str]]
     return changes
 
 
-def _changed_code(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """`the code of ./steps.py:keep`, or which function or distribution takes the place of which."""
-    before, after = (next(code_in(code)) for code in (old, new))
-    if before.reference != after.reference or bool(before.files) != bool(after.files):
-        return f"{before.written_again} -> {after.written_again}"
-    if after.files:
-        return f"the code of {after.written_again}"
-    return f"{after.written_again}, {before.distribution} -> {after.distribution}"
+def _changed_code(old: Any, new: Any) -> Iterator[str]:
+    """`the code of ./steps.py:keep`, of each that differs where two values differ in nothing else."""
+    pairs = list(zip(code_in(old), code_in(new), strict=False))
+    if _without_code(old) != _without_code(new):
+        return
+    for before, after in pairs:
+        if before.reference != after.reference or bool(before.files) != bool(after.files):
+            yield f"{before.written_again} -> {after.written_again}"
+        elif before.files != after.files:
+            yield f"the code of {after.written_again}"
+        elif before.distribution != after.distribution:
+            yield f"{after.written_again}, {before.distribution} -> {after.distribution}"
+
+
+def _without_code(value: Any) -> Any:
+    if is_code(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _without_code(inner) for key, inner in value.items()}
+    return [_without_code(inner) for inner in value] if isinstance(value, list) else value
 
 
 ABSENT = object()

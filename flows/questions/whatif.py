@@ -34,6 +34,7 @@ from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.stage import imported
 from gristmill.mixtures.load import short_key
+from gristmill.mixtures.own_code import name_code
 from gristmill.mixtures.sources import INGEST
 
 NEIGHBOUR = 0.1
@@ -183,7 +184,7 @@ def _keys(rules: Mapping[str, list[Rule]]) -> set[str]:
 
 
 def _differing_keys(before: Session, after: Session) -> set[str]:
-    old, new = (dict(_flat(session.manifest.model_dump(mode="json", exclude={"engine"})))
+    old, new = (dict(_flat(name_code(session.manifest.model_dump(mode="json", exclude={"engine"}))))
                 for session in (before, after))
     names = list(after.manifest.steps)
     return {_key(place, names) for place in old.keys() | new.keys() if old.get(place) != new.get(place)}

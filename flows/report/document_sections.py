@@ -190,6 +190,13 @@ def edits(facts: Facts, name: str = "clean") -> Section | None:
     return Section("Edits", [Table(["rule", "documents", "times", "bytes"], rows, {1, 2, 3})]) if rows else None
 
 
+def own_code(facts: Facts, name: str) -> Section | None:
+    """Which code of the user's a step ran, and that its calls differed."""
+    summary = facts["summaries"][name]
+    said = [summary[key] for key in ("code", "differs") if key in summary]
+    return Section(f"Code of {name}", [Note(f"{one}.") for one in said]) if said else None
+
+
 def repeated_lines(facts: Facts, name: str = "dedup_lines") -> Section | None:
     """Lines that repeated so often that they were cut."""
     rows = [[f"{row['documents']:,}", _short(row["text"])]

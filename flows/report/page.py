@@ -23,6 +23,7 @@ from gristmill.flows.report.training import loss_rows, spikes, training_section
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.stage import Stage, imported
 from gristmill.flows.store.runs import RunRecord
+from gristmill.mixtures.own_code import name_code
 
 
 def write_report(session: Session, record: RunRecord) -> Path:
@@ -99,6 +100,6 @@ def lineage(facts: Facts, record: dict[str, Any] | None) -> Section:
     parts: list[Part] = [Table(["stage", "fingerprint", "made from", ""], rows), Note(text),
                          Note(f"Store: `{facts['store']}`")]
     if record:
-        manifest = yaml.safe_dump(mask_secrets(record["manifest"]), sort_keys=False, allow_unicode=True)
+        manifest = yaml.safe_dump(name_code(mask_secrets(record["manifest"])), sort_keys=False, allow_unicode=True)
         parts.append(Details("The manifest, with every default", [Text([(manifest, "")], columns=True)]))
     return Section("Lineage", parts)

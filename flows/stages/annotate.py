@@ -43,4 +43,5 @@ def preflight(
 
 
 STAGE = Stage("annotate", 1, "gristmill.dataprep.own.annotate:run", section=Annotate,
-              columns=lambda section: section.measured, preflight=preflight)
+              columns=lambda section: section.measured, preflight=preflight,
+              report=("gristmill.flows.report.document_sections:own_code",))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gristmill.flows.stages import decontaminate, dedup, filter, langid
+from gristmill.flows.stages import annotate, decontaminate, dedup, filter, langid
 from gristmill.flows.stages.sections import dump, name_outside_files, seed_of, step_recipe, without
 from gristmill.flows.stages.stage import Configure, Needs, Recipe, Stage
 from gristmill.mixtures.manifest import MODELS, Manifest
@@ -14,7 +14,7 @@ from gristmill.mixtures.training import Training
 PACE = "its pace is the device's and the model's: gristmill plan MANIFEST --gpus N --measure 3 tells"
 
 
-JUDGES = {module.STAGE.name: module.STAGE for module in (filter, dedup, langid, decontaminate)}
+JUDGES = {module.STAGE.name: module.STAGE for module in (filter, dedup, langid, decontaminate, annotate)}
 """The steps that judge examples too."""
 
 

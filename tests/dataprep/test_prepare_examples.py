@@ -17,6 +17,7 @@ from gristmill.dataprep.examples.prepare import run, view_of, view_text
 from gristmill.dataprep.examples.read_examples import ExamplesError, read_examples
 from gristmill.mixtures.posttraining import Dpo, Instructions, Sft
 from gristmill.mixtures.prepare import ExampleStep
+from tests.dataprep.own_steps import step
 
 WORDS = ("the quick brown fox jumps over the lazy dog while nine bright birds sing of a river that no map of "
          "this country has ever shown to anyone").split()
@@ -73,6 +74,17 @@ def test_every_record_is_refused_dropped_by_a_rule_or_left(
     assert summary["steps"][2]["sets"]["quiz"]["contaminated"] == 1
     (refused,) = map(json.loads, (tmp_path / "out" / "refused.jsonl").read_text().splitlines())
     assert (refused["set"], refused["place"]) == ("first", "first.jsonl:6")
+
+
+def test_a_function_of_the_users_judges_examples_too(
+    make_context: Callable[..., Context], tmp_path: Path
+) -> None:
+    own = step(tmp_path / "code", "def step(text: str) -> dict: return {'words': len(text.split())}", min={"words": 2})
+    data = write(tmp_path / "chats.jsonl", [chat("a long question", "no"), chat("short", "a long answer")])
+    config = {"kind": "sft", "data": [{"path": data}], "prepare": steps({"annotate": own})}
+    summary = run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))
+    assert (summary["sets"][0]["dropped"], summary["sets"][0]["kept"]) == ({"annotate/min_words": 1}, 1)
+    assert summary["steps"][0]["judges"] == "answer"
 
 
 @pytest.mark.parametrize("disguised", [

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from gristmill.dataprep.replay import NotReplayableError
 from gristmill.flows.cli.main import app
+from gristmill.flows.questions.compare import compare_runs, find_run
 from gristmill.flows.questions.explain import history, print_history
 from gristmill.flows.questions.status import stage_states
 from gristmill.flows.questions.what_changed import explain_plan
@@ -106,6 +108,16 @@ def test_own_steps_are_planned_run_explained_replayed_and_reported(
     assert "annotate/max_magic = 1: 2 documents" in page
     assert "The cut of annotate.max.magic lies at 1." in page
     assert "def count_word" not in page
+    assert "./steps.py:count_word (sha256 " in page
+
+    (own.parent / "words.py").write_text(WORDS + "# counts\n")
+    with pytest.raises(NotReplayableError, match=r"^annotate\.use changes what is measured"):
+        compare(session, opened(own))
+    assert ran(opened(own)) == 0
+    runs = [find_run(session.store, name) for name in ("last-1", "last")]
+    changed = {one["key"]: (one["first"], one["second"]) for one in compare_runs(session.store, *runs)["manifest"]}
+    assert list(changed) == ["prepare.annotate.use"]
+    assert all("def " not in code and "sha256" in code for code in changed["prepare.annotate.use"])
 
 
 def test_what_code_a_manifest_would_run_is_said_before_it_runs(own: Path) -> None:

@@ -1,0 +1,68 @@
+"""The examples of docs/own-steps.md run: each block of Python is the file that it names, each of YAML a manifest's."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gristmill.dataprep.corpus import Corpus
+from gristmill.flows.questions.find_documents import committed_inputs
+from gristmill.flows.running.launch import launch
+from gristmill.flows.running.session import open_session
+
+GUIDE = Path(__file__).resolve().parent.parent.parent / "docs" / "own-steps.md"
+BLOCK = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```\n\n```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+EXAMPLES = {name: (source, manifest) for name, source, manifest in BLOCK.findall(GUIDE.read_text())}
+TEXTS = ["The xyzzy recipe.\nINGREDIENTS: grist, grist, grist, grist", "short",
+         "An ordinary text about the mill. \nEnd"]
+KEPT = {"steps.py": [1, 2], "shape.py": [0, 2], "recipes.py": [0], "batches.py": [1, 2], "tidy.py": [0, 1, 2],
+        "tables.py": [0, 1, 2]}
+
+
+def test_every_block_of_the_guide_is_one_of_its_examples() -> None:
+    assert len(re.findall(r"^```", GUIDE.read_text(), re.MULTILINE)) == 4 * len(EXAMPLES)
+    assert EXAMPLES.keys() == {*KEPT, "answers.py"}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_of_the_guide_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, manifest = EXAMPLES[name]
+    (tmp_path / name).write_text(source)
+    (tmp_path / "web.jsonl").write_text("".join(
+        json.dumps({"text": text, "url": f"https://example.org/{row}"}) + "\n" for row, text in enumerate(TEXTS)))
+    (tmp_path / "chats.jsonl").write_text("".join(
+        json.dumps({"prompt": f"say {answer}", "completion": answer}) + "\n" for answer in ("yes indeed", "no")))
+    whole = {"name": "guide", "sources": {"web": {"path": "web.jsonl"}}, "tokenizer": {"vocab_size": 300},
+             **yaml.safe_load(manifest)}
+    if "sft" in whole:
+        whole |= {"mix": {"tokens": 16, "sequence_length": 8}, "pretrain": {"steps": 1}}
+    (tmp_path / "guide.yaml").write_text(yaml.safe_dump(whole))
+    last = "sft_prepare" if "sft" in whole else None
+    session = open_session(str(tmp_path / "guide.yaml"), [], str(tmp_path / "store"), until=last or "tokenizer")
+    wanted = [last] if last else [stage for stage in session.plan if stage != "tokenizer"]
+    assert launch(session, wanted, frozenset(), tracked=False, summarise=True) == 0, capsys.readouterr().err
+    inputs = committed_inputs(session, session.plan)
+    if last:
+        (found,) = session.folder(last).manifest()["summary"]["sets"]
+        assert (found["dropped"], found["kept"]) == ({"annotate/min_words": 1}, 1)
+        return
+    texts = Corpus(inputs).dataset(["text"]).scanner().to_table()["text"].to_pylist()
+    assert [text.strip() for text in texts] == [
+        (TEXTS[row] if name != "tidy.py" else TEXTS[row].replace(" \n", "\n")) for row in KEPT[name]]
+
+
+def test_columns_of_two_steps_have_the_names_that_the_guide_says(tmp_path: Path) -> None:
+    from gristmill.dataprep.expressions import names_of
+    from gristmill.flows.stages.registry import measured_by
+    from gristmill.mixtures.load import parse_manifest
+
+    source, manifest = EXAMPLES["shape.py"]
+    (tmp_path / "shape.py").write_text(source)
+    whole = {"name": "guide", "sources": {"web": {"path": "web.jsonl"}}, **yaml.safe_load(manifest)}
+    steps = parse_manifest(yaml.safe_dump(whole), str(tmp_path / "guide.yaml")).steps
+    named = names_of({name: measured_by(step) for name, step in steps.items()})
+    assert (named["annotate"]["lines"], named["long_pages"]["lines"]) == ("annotate_lines", "long_pages_lines")
