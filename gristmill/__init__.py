@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gristmill import losses, training
+    import gristmill.losses as losses
+    import gristmill.training as training
     from gristmill.dataprep.corpus import UnknownColumnError
     from gristmill.dataprep.replay import NotReplayableError
     from gristmill.flows.python.answers import (
