@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import gristmill.losses as losses
     import gristmill.training as training
     from gristmill.dataprep.corpus import UnknownColumnError
+    from gristmill.dataprep.expressions import ExpressionError
     from gristmill.dataprep.replay import NotReplayableError
     from gristmill.flows.python.answers import (
         Answer,
@@ -52,6 +53,7 @@ __all__ = [
     "DocumentTrace",
     "Documents",
     "Explanation",
+    "ExpressionError",
     "Judgement",
     "Manifest",
     "ManifestError",
@@ -87,6 +89,7 @@ __all__ = [
 ]
 _MODULES = {
     "dataprep.corpus": "UnknownColumnError",
+    "dataprep.expressions": "ExpressionError",
     "dataprep.replay": "NotReplayableError",
     "flows.python.answers": "Answer DocumentTrace Explanation Judgement Size StepTrace Threshold WhatIf",
     "flows.python.document_frames": "Documents MissingLibraryError",

@@ -163,7 +163,8 @@ class Run:
         Args:
             kept: those that every step kept, those that one dropped (False), or all (None).
             columns: which, in this order; all if absent.
-            where: an SQL condition over the columns, such as `"words > 100 AND source = 'web'"`.
+            where: an SQL condition over the columns, such as `"words > 100 AND source = 'web'"`; one that is none
+                raises ExpressionError when documents are read.
 
         Raises:
             NothingIngestedError: there are none.

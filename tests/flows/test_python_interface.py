@@ -323,6 +323,8 @@ def test_questions_that_have_no_answer_get_one_sentence(run: gristmill.Run) -> N
         run.explain("ffff")
     with pytest.raises(gristmill.UnknownColumnError, match="there is no column 'wrods'"):
         run.documents(columns=["wrods"])
+    with pytest.raises(gristmill.ExpressionError, match="there is no column 'wrods'"):
+        run.documents(where="wrods > 3").count_rows()
     with pytest.raises(gristmill.TraceError, match="step"):
         run.trace(99)
     with pytest.raises(gristmill.NotReplayableError, match="stored values cannot answer for it"):
