@@ -198,7 +198,7 @@ def _rebuild(about: Mapping[str, Any], section: Documents) -> Iterator[str]:
     options += [f"--shard-size {section.shard_bytes}"] if section.shard_bytes != Documents().shard_bytes else []
     yield (f"```\ngristmill run {about['name']}.yaml --until {last}\ngristmill export-documents {about['name']}.yaml "
            f"{' '.join(options)}\n```\n")
-    yield "The same sources give the same bytes. `documents.json` has the SHA-256 of every file."
+    yield "The same sources give the same bytes. `_documents.json` has the SHA-256 of every file."
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[Any]], numeric: int | Sequence[int] = ()) -> Iterator[str]:

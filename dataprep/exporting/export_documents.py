@@ -4,7 +4,7 @@
     jsonl      documents-00000-of-00003.jsonl.zst ...     an object a line
     hf         data/train-00000-of-00003.parquet ..., README.md (the dataset card), croissant.json
 
-and in each `documents.json`, written last: what was exported, and every file with its documents, bytes and SHA-256.
+and in each `_documents.json`, written last: what was exported, and every file with its documents, bytes and SHA-256.
 
 1. measure: per document shard, which documents are chosen, and how much text each has.
 2. write: which documents each file holds follows from that, so that nothing depends on who writes it.
@@ -37,7 +37,8 @@ from gristmill.dataprep.jobs.engine import Done, Task, run_tasks, shard_tasks
 from gristmill.mixtures.evaluation import Documents
 from gristmill.mixtures.sources import INGEST
 
-LIST = "documents.json"
+LIST = "_documents.json"
+"""Readers of a folder of Parquet files (Arrow, Spark, pandas) pass over what begins with an underscore."""
 NAMES = {"parquet": ("documents", ".parquet"), "jsonl": ("documents", ".jsonl.zst"), "hf": ("data/train", ".parquet")}
 """What files of a format are called, and their ending."""
 ROW_GROUP_BYTES = 64_000_000
@@ -88,10 +89,10 @@ def export_documents(
         about: what the dataset card tells of the manifest (`flows/stages/documents.py`).
         out: folder or URL.
         context: where to run; `work` must be the same when the call is resumed.
-        identity: names what is exported, for `documents.json`.
+        identity: names what is exported, for `_documents.json`.
 
     Returns:
-        what `documents.json` says.
+        what `_documents.json` says.
 
     Raises:
         ConservationError: other documents were written than were chosen.

@@ -168,5 +168,8 @@ def fail(message: str, code: int) -> NoReturn:
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON."""
-    typer.echo(json.dumps(value, indent=1, ensure_ascii=False, default=str))
+    """Print a value as JSON; characters that a terminal might obey are escaped, which a reader undoes."""
+    typer.echo(json.dumps(value, indent=1, ensure_ascii=False, default=str).translate(_ESCAPES))
+
+
+_ESCAPES = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))}

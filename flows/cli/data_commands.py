@@ -335,7 +335,7 @@ def export_documents(
     typer.echo(f"{found['documents']:,} documents with {found['text_bytes'] / 1e6:,.1f} MB of text in "
                f"{len(found['files']):,} file{'s' if len(found['files']) != 1 else ''} ({size / 1e6:,.1f} MB)"
                + ("" if found["is_new"] else "; they were written before, and nothing was done"))
-    read = "README.md describes them" if form is DocumentFormat.HF else "documents.json lists them"
+    read = "README.md describes them" if form is DocumentFormat.HF else "_documents.json lists them"
     typer.echo(mask_text(f"{out}: {read}"))
 
 

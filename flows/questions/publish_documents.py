@@ -41,7 +41,7 @@ def publish(session: Session, section: Documents, out: str, observer: Observer) 
         observer: shown the progress.
 
     Returns:
-        what `documents.json` says, and `is_new`: whether this call wrote anything.
+        what `_documents.json` says, and `is_new`: whether this call wrote anything.
 
     Raises:
         gristmill.flows.questions.find_documents.NothingIngestedError: there are no documents yet.

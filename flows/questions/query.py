@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -25,6 +26,7 @@ VIEW = "documents"
 MEMORY = "1GB"
 """What DuckDB holds before it writes to its temporary folder."""
 THREADS = 2
+OUTSIDE = "enable_external_access"
 BATCH_ROWS = 1000
 SHOWN_ROWS = 40
 SHOWN_CHARS = 300
@@ -50,17 +52,20 @@ class Answer:
     _sql: str
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """The rows, one by one."""
-        result = self._connection.execute(self._sql)
-        while found := result.fetchmany(BATCH_ROWS):
-            yield from found
+        """The rows, one by one; whole numbers of any size are int."""
+        for batch in self._batches():
+            yield from zip(*(_values(column) for column in batch.columns), strict=True)
+
+    def _batches(self) -> Any:
+        # Not by `execute`, which holds all rows.
+        return self._connection.sql(self._sql).to_arrow_reader(BATCH_ROWS)
 
     def write_parquet(self, path: Path) -> int:
         """Write the rows to a file, whole or not at all; returns how many there are."""
         import pyarrow.parquet as pq
 
         rows = 0
-        reader = self._connection.sql(self._sql).to_arrow_reader(BATCH_ROWS)
+        reader = self._batches()
         with atomic_write(path) as sink, pq.ParquetWriter(sink, reader.schema, compression="zstd") as writer:
             for batch in reader:
                 writer.write_batch(batch)
@@ -80,9 +85,12 @@ def ask(corpus: Corpus, sql: str) -> Iterator[Answer]:
     import duckdb
 
     with tempfile.TemporaryDirectory(prefix="gristmill-query-") as folder:
-        settings = {**CONFINED, "threads": THREADS, "memory_limit": MEMORY, "temp_directory": folder}
-        connection = duckdb.connect(config=settings)
+        others = {name: value for name, value in CONFINED.items() if name != OUTSIDE}
+        connection = duckdb.connect(config={**others, "threads": THREADS, "memory_limit": MEMORY})
         try:
+            # The folder can be named only as long as others can be reached.
+            connection.execute(f"SET temp_directory = '{folder}'")
+            connection.execute(f"SET {OUTSIDE} = false")
             connection.register(VIEW, corpus.dataset(corpus.schema.names, kept=None))
             connection.execute("SET lock_configuration = true")
             statements = connection.extract_statements(sql)
@@ -95,6 +103,14 @@ def ask(corpus: Corpus, sql: str) -> Iterator[Answer]:
         finally:
             connection.unregister(VIEW)
             connection.close()
+
+
+def _values(column: pa.Array) -> list[Any]:
+    values: list[Any] = column.to_pylist()
+    if not pa.types.is_decimal(column.type):
+        return values
+    whole = int if column.type.scale == 0 else float
+    return [None if value is None else whole(value) for value in values]
 
 
 def _said(error: Exception) -> str:

@@ -85,8 +85,8 @@ def test_the_stage_and_the_command_write_the_same_bytes(project: Path, tmp_path:
     assert (found["is_new"], found["documents"], len(found["files"]) > 1) == (True, 63, True)
     [stage] = (project / "store" / "documents").iterdir()
     of_stage, of_command = files_in(stage / "data"), files_in(tmp_path / "out")
-    listed = json.loads(of_command.pop("documents.json"))
-    assert json.loads(of_stage.pop("documents.json")) == {key: listed[key] for key in listed if key != "identity"}
+    listed = json.loads(of_command.pop("_documents.json"))
+    assert json.loads(of_stage.pop("_documents.json")) == {key: listed[key] for key in listed if key != "identity"}
     assert of_stage == of_command
     assert str(project) not in of_command["README.md"].decode()
     assert "path: data/*.jsonl" in of_command["README.md"].decode()
@@ -123,7 +123,7 @@ def test_an_export_that_was_killed_is_resumed(
     assert killed.returncode == -9, killed.stderr
     before = {path.name: path.stat().st_mtime_ns for path in out.glob("documents-*.parquet")}
     assert 0 < len(before) < len(whole["files"])
-    assert not (out / "documents.json").exists()
+    assert not (out / "_documents.json").exists()
     found = exported(project, out, *arguments)
     assert (found["identity"], files_in(out)) == (whole["identity"], files_in(tmp_path / "whole"))
     assert {name: (out / name).stat().st_mtime_ns for name in before} == before
@@ -202,6 +202,13 @@ def test_a_query_sees_every_column_of_every_document(project: Path) -> None:
     assert {"id", "text", "filter_words", "filter_2_words", "original_text"} <= {*names}
 
 
+def test_a_whole_number_of_any_size_is_one_in_json(project: Path) -> None:
+    [found] = asked(project, "SELECT sum(filter_words) AS a, 7::DECIMAL(20, 0) AS b, 1.5::DECIMAL(4, 2) AS c, "
+                    "max(NULL::HUGEINT) AS d FROM documents WHERE kept")
+    words = [row["filter_words"] for row in asked(project, "SELECT filter_words FROM documents WHERE kept")]
+    assert found == {"a": sum(words), "b": 7, "c": 1.5, "d": None}
+
+
 def test_the_answer_is_a_table_or_csv_or_a_file(project: Path, tmp_path: Path) -> None:
     sql = "SELECT locator, filter_words FROM documents WHERE filter_words > 17 AND source = 'web' ORDER BY locator"
     table = invoke(project, "query", sql).stdout
@@ -258,6 +265,7 @@ def test_no_text_steers_the_terminal(project: Path) -> None:
         assert done.exit_code == 0
         assert not set(done.stdout) & set("\x1b\x07\x9b\u202e"), done.stdout
         assert "\u241b[31mred\u2407" in done.stdout
+    assert not set(invoke(project, "query", sql, "--json").stdout) & set("\x1b\x07\x9b\u202e")
     assert asked(project, sql)[0]["text"].count(STEERING) == 1
     assert visible("a\tb\nc\rd\x7f\x85") == "a\tb\nc\u240dd\u2421<85>"
 
@@ -319,7 +327,7 @@ def test_documents_are_published_on_the_hub_in_a_private_data_set(project: Path,
     assert stored == files_in(tmp_path / "out")
     assert hub.private == {"ann/letters"}
     assert hub.tokens == {SECRET}
-    assert hub.commits[-1] == ["documents.json"]  # last: before it, the data set is not whole
+    assert hub.commits[-1] == ["_documents.json"]  # last: before it, the data set is not whole
     assert "nothing was done" in again.stdout
     assert (other.returncode, "already holds another export" in other.stderr) == (2, True)
     said = "".join(one.stdout + one.stderr for one in (done, again, other))

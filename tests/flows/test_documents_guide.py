@@ -1,0 +1,72 @@
+"""Every example of docs/documents.md runs, in the order of the page, in a folder with the files that it names."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from gristmill.flows.cli.main import app
+
+GUIDE = Path(__file__).resolve().parent.parent.parent / "docs" / "documents.md"
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which the page's commands run."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "notes").mkdir()
+    texts = [f"Letter {number}: " + "the quiet river and the old garden " * (number + 1) for number in range(9)]
+    texts += ["Write to ann@letters.org about the river and the winter.", "Too short.", texts[8] + "end"]
+    (tmp_path / "data" / "a.jsonl").write_text("".join(
+        json.dumps({"text": text, "url": f"https://letters.org/{number}"}) + "\n" for number, text in enumerate(texts)))
+    (tmp_path / "notes" / "one.txt").write_text("A note about the river and the garden of the old house.")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GRISTMILL_STORE", raising=False)
+    return tmp_path
+
+
+def run_command(line: str) -> str:
+    done = CliRunner(env={"COLUMNS": "60"}).invoke(app, shlex.split(line)[1:])
+    assert done.exit_code == 0, (line, done.output, done.exception)
+    return done.stdout
+
+
+def run_python(text: str) -> str:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(compile(text, GUIDE.name, "exec"), {})
+    return said.getvalue()
+
+
+def test_every_example_of_the_page_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
+    said: dict[str, str] = {}
+    for kind, text in BLOCK.findall(GUIDE.read_text()):
+        if kind == "yaml":
+            (folder / text.splitlines()[0].removeprefix("# ")).write_text(text)
+        elif kind == "bash":
+            said |= {line: run_command(line) for line in text.splitlines()}
+        elif kind == "python":
+            said[text] = run_python(text)
+    assert len(said) == 14
+    found = {name: json.loads((folder / name / "_documents.json").read_bytes())
+             for name in ("kept", "river", "dropped", "for-the-hub")}
+    assert {name: one["documents"] for name, one in found.items()} == {
+        "kept": 11, "river": 11, "dropped": 2, "for-the-hub": 11}
+    assert pq.read_table(folder / "dropped")["reason"].to_pylist() == ["near_duplicate", "gopher_quality/min_words"]
+    assert len(pq.read_table(folder / "masked.parquet")) == 1
+    [shown] = [text for command, text in said.items() if command.endswith("--only before")]
+    assert shown == "Letter 0: the quiet river and the old garden "
+    [duplicates] = [text for command, text in said.items() if command.endswith("--csv")]
+    assert duplicates.splitlines()[0] == "locator,kept"
+    assert len(duplicates.splitlines()) == 2
