@@ -6,7 +6,8 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gristmill.mixtures.own_code import OwnFunction
+from gristmill.mixtures.own_code import Own, OwnFunction
+from gristmill.mixtures.yaml_text import did_you_mean
 
 BATCH_TYPES = ("RecordBatch", "Table")
 """Types of pyarrow, as the hint of a function's first parameter: it takes many documents at a time."""
@@ -54,6 +55,22 @@ def signature_of(own: OwnFunction) -> Signature | None:
         tuple(one.arg for one in (*placed[:split], *(one for one, default in named if default is None))),
         tuple(one.arg for one in (*placed[split:], *(one for one, default in named if default is not None))),
         arguments.kwarg is not None, batch_type(None if hint is None else ast.unparse(hint)))
+
+
+def misfit(own: Own, given: int) -> str | None:
+    """Why a function cannot be called with so many arguments by place and its options; None as far as its source shows.
+    """
+    found = signature_of(own.use)
+    if found is None or found.kind == "class":
+        return None
+    parameters = [*found.required, *found.optional]
+    unknown = next((name for name in own.options if name not in parameters), None)
+    if unknown is not None and not found.takes_any_name:
+        return f"{own.use.place}: {own.use.name} has no parameter {unknown!r}{did_you_mean(unknown, parameters)}"
+    left = [name for name in found.required if name not in own.options]
+    if len(left) > given:
+        return f"{own.use.place}: {own.use.name} has the parameter {left[given]!r}, which `with` does not give"
+    return None
 
 
 def batch_type(hint: str | None) -> str | None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+
 from gristmill.flows.stages.sections import dump
-from gristmill.flows.stages.stage import Memory, Recipe, Stage
+from gristmill.flows.stages.stage import Location, Memory, Recipe, Stage
 from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.own_signatures import misfit
 from gristmill.mixtures.sources import INGEST
 
 MIXTURE_KEYS = ("weight", "max_epochs", "min_tokens", "max_tokens", "where", "epochs")
@@ -33,8 +36,17 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     return recipe, {"sources": {name: {**source, "listing": listings[name]} for name, source in dumped.items()}}
 
 
+def preflight(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Location, str]]:  # fmt: skip
+    """What the source of a reader shows to be wrong, without running it."""
+    for source, section in manifest.document_sources.items():
+        if section.read is not None and (wrong := misfit(section.read, given=1)) is not None:
+            yield ("sources", source, "read"), wrong
+
+
 STAGE = Stage(
-    INGEST, 2, "gristmill.dataprep.reading.ingest:run", configure, parallel=True,
+    INGEST, 2, "gristmill.dataprep.reading.ingest:run", configure, parallel=True, preflight=preflight,
     # Of sources with an `id_field` and of web archives alone, whose ids are compared.
     memory=Memory(60, "leave `id_field` out where ids are known to differ, or read the sources in manifests of their "
                       "own", documents="own ids"),

@@ -10,6 +10,7 @@ from gristmill.dataprep.files import as_path, read_json, sha256_file
 from gristmill.flows.stages.sections import dump, dump_only, name_outside_files, seed_of
 from gristmill.flows.stages.stage import Location, Memory, Recipe, Stage, documents
 from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.own_signatures import misfit, signature_of
 from gristmill.mixtures.section import OutsidePath
 from gristmill.mixtures.tokenizer import Tokenizer
 
@@ -66,6 +67,11 @@ def preflight(
 
     section, at = tokenizer_of(manifest), "chat_template_path"
     assert section is not None
+    if section.chat_formatter is not None:
+        found = signature_of(section.chat_formatter.use)
+        takes_tools = found is not None and "tools" in (*found.required, *found.optional)
+        if (wrong := misfit(section.chat_formatter, given=2 if takes_tools else 1)) is not None:
+            yield (STAGE.name, "chat_formatter"), wrong
     try:
         template = read_template(section)
         at = "path"
