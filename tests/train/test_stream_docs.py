@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +111,33 @@ def test_the_trainer_reads_the_rows_of_our_order(shown: dict[str, Any], monkeypa
     expected = torch.cat([batch["input_ids"] for batch in batches(shown)])
     read = [batch["input_ids"] for batch, _ in zip(trainer.get_train_dataloader(), range(20), strict=False)]
     assert torch.equal(torch.cat(read)[: len(expected)], expected)
+
+
+def rows_of_a_process(rank: int, folder: Path, port: int) -> None:
+    """What the Trainer gives one of two processes to compute on."""
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2",
+                      MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=512, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+                                         num_attention_heads=2, num_key_value_heads=2))
+    arguments = TrainingArguments(str(folder / "trained"), max_steps=3, per_device_train_batch_size=4, use_cpu=True,
+                                  report_to="none")
+    trainer = Trainer(model, arguments, train_dataset=gristmill.stream(folder / "packed", seed=1))
+    read = [batch["input_ids"] for batch, _ in zip(trainer.get_train_dataloader(), range(3), strict=False)]
+    torch.save(read, folder / f"rank-{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_the_trainer_deals_the_whole_stream_out_to_its_processes(shown: dict[str, Any]) -> None:
+    folder, whole = shown["folder"], batches(shown)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    torch.multiprocessing.spawn(rows_of_a_process, (folder, port), nprocs=2)  # type: ignore[no-untyped-call]
+    read = [torch.load(folder / f"rank-{rank}.pt") for rank in (0, 1)]
+    for step in range(3):
+        assert torch.equal(torch.cat([read[0][step], read[1][step]]), whole[step]["input_ids"])
 
 
 def test_the_loader_for_torchtitan_gives_input_positions_and_shifted_labels(shown: dict[str, Any]) -> None:
