@@ -62,7 +62,7 @@ def cut_page(run: BrowsedRun, asked: OneCut) -> dict[str, Any]:
     column = next((name for name, of in run.columns(DOCUMENTS).measured.items() if of == (step, rule.statistic)), "")
     return {
         "step": step, "rule": rule.name, "key": rule.key, "short_key": short_key(rule.key), "bound": rule.bound,
-        "statistic": rule.statistic, "is_most": rule.key.rpartition(".")[2].startswith("max_"),
+        "statistic": rule.statistic, "is_most": rule.side == "max",
         "dropped": summary["counts"].get("dropped", {}).get(rule.name, 0), "read": summary["counts"]["read"],
         "only": summary.get("rules", {}).get(rule.name, {}).get("only"),
         "list": Search(step=step, reason=rule.name).link(), "sides": sides,
@@ -109,11 +109,12 @@ def bars(edges: Sequence[float], counts: Sequence[int], cut: float | None, colum
     ends = ["", *(f"{edge:g}" for edge in edges), ""]
     found = []
     for place in range(first, last + 1):
-        least = edges[place - 1] if place else None
-        most = edges[place] if place < len(edges) else None
+        # A range of the form has both ends; a bar does not have its upper one.
+        bounds = [*([f'"{column}" >= {edges[place - 1]!r}'] if place else []),
+                  *([f'"{column}" < {edges[place]!r}'] if place < len(edges) else [])]
         height = round(max(140 * counts[place] / highest, 1.0 if counts[place] else 0.0), 2)
         found.append({"x": round((place - first) * width, 2), "width": round(width * 0.92, 2), "y": 150 - height,
                       "height": height, "count": counts[place], "title": f"{ends[place]} to {ends[place + 1]}".strip(),
-                      "link": Search(column=column, least=least, most=most).link()})
+                      "link": Search(where=" AND ".join(bounds)).link()})
     return {"bars": found, "cut": None if cut is None else round((place_on_bins(cut, edges) - first) * width, 2),
             "from": ends[first], "to": ends[last + 1]}
