@@ -38,7 +38,7 @@ def _about(manifest: Manifest) -> dict[str, Any]:
     from gristmill.dataprep.secrets import mask_secrets
     from gristmill.mixtures.own_code import own_functions
 
-    shown = manifest.model_dump(mode="json", include={*SHAPING}, exclude_unset=True)
+    shown = manifest.model_dump(mode="json", include={*SHAPING}, exclude_defaults=True)
     steps = [{"name": name, "stage": step.stage, "settings": dump(step.config)}
              for name, step in manifest.steps.items()]
     code: dict[str, str] = {}

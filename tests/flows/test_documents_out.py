@@ -19,6 +19,8 @@ from typer.testing import CliRunner, Result
 from gristmill.dataprep.exporting import export_documents
 from gristmill.flows.cli.main import app
 from gristmill.flows.running.terminal import visible
+from gristmill.flows.stages.plan import make_plan
+from gristmill.mixtures.load import load_manifest
 from tests.flows.hub_stand_in import serve_hub
 
 STEERING = "\x1b[31mred\x07 \x9b2J \u202eright to left"
@@ -93,6 +95,17 @@ def test_the_stage_and_the_command_write_the_same_bytes(project: Path, tmp_path:
     summary = json.loads((stage / "manifest.json").read_bytes())["summary"]
     assert (summary["documents"], summary["funnel"][-1]["kept"]) == (63, 63)
     assert not (project / "store" / "exports").exists()
+
+
+def test_the_manifest_of_the_card_gives_the_same_documents(project: Path) -> None:
+    [stage] = (project / "store" / "documents").iterdir()
+    card = (stage / "data" / "README.md").read_text()
+    [written] = re.findall(r"```yaml\n(name: .*?)```", card, re.DOTALL)
+    (project / "card.yaml").write_text(written)
+    first, again = (make_plan(load_manifest(project / name)) for name in ("letters.yaml", "card.yaml"))
+    assert len(again) == 4
+    assert {name: node.fingerprint for name, node in again.items()} == {
+        name: node.fingerprint for name, node in first.items() if name in again}
 
 
 def test_an_export_that_is_whole_is_left_alone_and_nothing_is_written_over(project: Path, tmp_path: Path) -> None:
