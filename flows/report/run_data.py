@@ -71,6 +71,11 @@ def exported(session: Session, name: str, folder: StageFolder, facts: Facts) -> 
     return {"export": mask_text(str(folder.data))}
 
 
+def exported_documents(session: Session, name: str, folder: StageFolder, facts: Facts) -> Facts:
+    """Where the files of documents are."""
+    return {"exported_documents": mask_text(str(folder.data))}
+
+
 def spikes_with_origins(session: Session, name: str, folder: StageFolder, facts: Facts) -> Facts:
     """The loss-spike reports of a training on the mixture, with what is known of the documents by now."""
     inputs = committed_inputs(session, session.plan)

@@ -167,6 +167,8 @@ def print_next(session: Session, facts: Facts, run: Path, console: Console) -> N
     report = run / "report.html"
     if report.exists():
         console.print(f"report:  {report}", soft_wrap=True)
+    if "exported_documents" in facts:
+        console.print(f"files:   {facts['exported_documents']}", soft_wrap=True)
     if "export" in facts:
         console.print(f"model:   {facts['export']}", soft_wrap=True)
         cost = facts["summaries"].get("export", {}).get("int8")

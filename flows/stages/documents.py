@@ -121,4 +121,5 @@ def problems_of(section: Documents, measured: Mapping[str, Sequence[str]]) -> It
 
 STAGE = Stage(
     "documents", 1, "gristmill.dataprep.exporting.export_documents:run", configure, documents(), parallel=True,
-    preflight=preflight, pace="a sample's documents are no whole files")
+    preflight=preflight, pace="a sample's documents are no whole files",
+    facts="gristmill.flows.report.run_data:exported_documents")

@@ -56,6 +56,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "letters.yaml").write_text(MANIFEST)
     done = invoke(folder, "run", "--until", "documents", "--no-ui")
     assert done.exit_code == 0, done.output
+    assert re.search(r"(?m)^files:   .*/documents/letters--\w+/data$", done.output), done.output
     return folder
 
 
