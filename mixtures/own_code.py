@@ -88,7 +88,8 @@ class OwnFunction:
 
     def describe(self) -> str:
         """`./steps.py:keep (sha256 0123456789ab)`, or `acme.filters:keep of acme 1.2 (...)`: what would run."""
-        of = "" if self.files else f" of {self.distribution}"
+        # Without a distribution it is known by a hash, as code in a file is.
+        of = f" of {self.distribution}" if self.distribution and not self.distribution.startswith("sha256 ") else ""
         return f"{self.written_again}{of} (sha256 {self.sha256[:12]})"
 
     @property

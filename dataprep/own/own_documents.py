@@ -83,7 +83,7 @@ def describe_run(step: OwnStep, results: Sequence[Mapping[str, Any]], context: C
     if differs is None:
         return {"code": step.use.describe()}
     said = f"{step.use.place}: {step.use.name} is not deterministic: {differs}"
-    context.warn(f"{context.stage}: {said}; another run may come to other documents")
+    context.warn(f"{said}; another run may come to other results")
     return {"code": step.use.describe(), "differs": said}
 
 

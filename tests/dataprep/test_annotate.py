@@ -254,7 +254,7 @@ def test_a_function_whose_calls_differ_is_warned_of(
     summary, _ = ran(source, context={"emit": told.append, "stage": "annotate"})
     assert "steps.py, line 3: step is not deterministic: two calls with document" in summary["differs"]
     (warning,) = [event["message"] for event in told if event["event"] == "warning"]
-    assert warning.startswith(f"annotate: {summary['differs']}")
+    assert warning.startswith(f"{summary['differs']}; another run")
 
 
 def test_what_cannot_change_a_batch_changes_nothing(ran: Callable[..., Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from gristmill.dataprep.documents import read_documents
 from gristmill.dataprep.edits import apply_edits, edits_array
 from gristmill.dataprep.own import edit
 from gristmill.dataprep.own.edit import common_prefix, derive_edits
-from gristmill.mixtures.own_code import OwnCodeError
+from gristmill.mixtures.own_code import OwnCodeError, OwnFunction, take_code
 from tests.dataprep.own_steps import TEXTS, step, write_documents, written
 
 TEXT = st.text(st.sampled_from("ab \nÄ€𝄞."), max_size=30)
@@ -70,6 +71,17 @@ def test_later_stages_read_the_texts_that_the_function_made(
     rows = written(tmp_path / "edit")
     assert [row["bytes_removed"] for row in rows[:2]] == [10, 11]
     assert [row["bytes_added"] for row in rows[:2]] == [10, 0]
+
+
+def test_a_function_that_is_installed_edits_too(tmp_path: Path, make_context: Callable[..., Context]) -> None:
+    use = take_code(OwnFunction("textwrap:shorten"), tmp_path)
+    documents = write_documents(tmp_path / "ingest", shards=1)
+    edit.run({"ingest": documents}, {"use": use.by_value(), "with": {"width": 20}}, tmp_path / "edit",
+             make_context("work"))
+    read = read_documents({"ingest": documents, "edit": tmp_path / "edit"}, "part-00000.parquet", ["text"])
+    assert read["text"].to_pylist() == ["xyzzy and [...]", "nothing here", "one xyzzy more", "a longer text [...]",
+                                        "ÄÖÜ €"]
+    assert re.fullmatch(r"textwrap:shorten \(sha256 [0-9a-f]{12}\)", use.describe())
 
 
 @pytest.mark.parametrize(("source", "says"), [
