@@ -29,6 +29,8 @@ ALLOWED = {
     "tokenize/importing/corpora.py": "gives imported tokens to mix under the names of its inputs",
     "dataprep/examples/prepare.py": "steps that judge examples too, and where their functions are",
     "dataprep/examples/kept_examples.py": "folders below one stage's own output, called after its steps",
+    "flows/authoring/try_function.py": "what a function may be for, called after the steps that have one",
+    "flows/cli/try_command.py": "what a function may be for, called after the steps that have one",
     "flows/report/document_sections.py": "each section of the page is about one stage, whose summary it reads",
     "flows/report/evaluation.py": "each section of the page is about one stage, whose summary it reads",
     "flows/report/mixture.py": "each section of the page is about one stage, whose summary it reads",
