@@ -96,11 +96,13 @@ def check_quarantine(
 
 
 def first_error(folder: Path) -> str | None:
-    """Why the first document was quarantined, of a folder with tables of annotations; None where none was."""
+    """Why the first document was quarantined, of a folder of annotations or of quarantined records, or None."""
     import pyarrow.parquet as pq
 
-    for path in sorted(folder.glob("part-*.parquet")):
+    for path in sorted(folder.glob("*.parquet")):
         with path.open("rb") as stream, pq.ParquetFile(stream, pre_buffer=False) as file:
+            if "error" not in file.schema_arrow.names:
+                continue
             errors = file.read(["error"], use_threads=False)["error"].drop_null()
         if len(errors):
             return str(errors[0])
