@@ -44,13 +44,13 @@ dependencies: .venv/developing build/audit/installed
 api: .venv/installed
 	$(BIN)/python -m gristmill.flows.python.api_reference > docs/api.md
 
-# What `check` cannot know without a server of advisories: whether one of today's is about what is pinned. It asks PyPI
-# for every version, which mirrors do not serve; SERVICE=osv asks the database of OSV instead.
+# What `check` cannot know without a server of advisories: whether one of today's is about what is pinned. It asks the
+# index itself about every version, which mirrors do not answer; SERVICE=osv asks the database of OSV instead.
 SERVICE := pypi
 audit: build/audit/installed
 	build/audit/bin/pip-audit --strict --no-deps --disable-pip --vulnerability-service $(SERVICE) \
-		--requirement constraints.txt || { echo "If the first package is not found, no advisories are served here: \
-	try make audit SERVICE=osv" >&2; exit 1; }
+		--requirement constraints.txt || { \
+		echo "Where the first package is not found, no advisories are served here: try make audit SERVICE=osv" >&2; exit 1; }
 
 # The tools of both, in an environment of their own, so that they are not among what they audit.
 build/audit/installed: .ci/tools.txt
