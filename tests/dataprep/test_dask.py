@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,9 @@ from gristmill.dataprep.jobs import runner
 from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
 from gristmill.dataprep.jobs.errors import WorkerError
 from gristmill.dataprep.jobs.runner import BEAM_NAMES, import_beam
+from gristmill.dataprep.own import annotate
 from tests.dataprep.dask_processes import Cluster
+from tests.dataprep.own_steps import TEXTS, step, write_documents, written
 
 TASKS = [Task(f"t{n}", {"n": n}) for n in range(6)]
 
@@ -35,6 +38,16 @@ def test_the_work_is_done_by_the_workers_of_the_cluster(tmp_path: Path, cluster:
     assert [result["n"] for result in results] == list(range(6))
     assert [(tmp_path / f"t{n}.txt").read_text() for n in range(6)] == ["0", "1", "4", "9", "16", "25"]
     assert {result["pid"] for result in results} <= {worker.pid for worker in cluster.workers}
+
+
+def test_workers_of_a_cluster_have_the_code_of_users_by_value(tmp_path: Path, cluster: Cluster) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "words.py").write_text("def count(text):\n    return len(text.split())\n")
+    config = step(tmp_path / "code", "import words\ndef step(text: str) -> int:\n    return words.count(text)\n")
+    shutil.rmtree(tmp_path / "code")
+    documents = write_documents(tmp_path / "ingest", 2)
+    annotate.run({"ingest": documents}, config, tmp_path / "out", context(tmp_path / "work", cluster.address))
+    assert [row["step"] for row in written(tmp_path / "out")] == [len(text.split()) for text in TEXTS] * 2
 
 
 def fail_on_three(task: Task) -> Done:
