@@ -134,7 +134,8 @@ def train_loop(
         steps, tokens, skipped_steps, rows_digest, and `metrics`: the lines of metrics.jsonl.
 
     Raises:
-        ValueError: the stream has no batch_size, or is a rank's share; or the model is where no training computes.
+        ValueError: the stream has no batch_size, or is a rank's share; the model is where no training computes; the
+            optimizer is sophia; or a precision is given.
         pydantic.ValidationError: names a setting that is wrong or unknown.
         gristmill.train.loop.stopping.StoppedError: SIGTERM came; the state is saved.
         gristmill.train.loop.loop.OtherRowsError: the checkpoint has read other rows.
@@ -146,6 +147,12 @@ def train_loop(
         "steps": steps, "global_batch_size": rows.batch_size, "micro_batch_size": micro_batch_size or rows.batch_size,
         "optimizer": dict(optimizer or {}), "schedule": dict(schedule or {}), "log_every": log_every, "seed": rows.seed,
         **settings})
+    if section.optimizer.kind == "sophia":
+        raise ValueError("sophia estimates curvature from labels that the model draws, and `losses` reads those of the "
+                         "rows: take another kind of optimizer")
+    if section.precision != "auto":
+        raise ValueError("`losses` says in which precision the model computes, such as by torch.autocast: leave "
+                         "precision out")
     work = Path(folder)
     work.mkdir(parents=True, exist_ok=True)
     with _world() as world:

@@ -274,6 +274,16 @@ def test_the_loop_alone_wants_whole_batches(mix_folder: Path, tmp_path: Path) ->
             train_loop(Bigram(), stream(mix_folder, **wrong), steps=2, folder=tmp_path)
 
 
+@pytest.mark.parametrize(("settings", "says"), [
+    ({"optimizer": {"kind": "sophia"}}, "sophia estimates curvature"), ({"precision": "bf16"}, "leave precision out")])
+def test_the_loop_alone_refuses_what_it_could_not_do(
+    mix_folder: Path, tmp_path: Path, settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        train_loop(Bigram(), stream(mix_folder, batch_size=6), steps=2, folder=tmp_path / "loop", **settings)
+    assert not (tmp_path / "loop").exists()
+
+
 def train_on_a_rank(rank: int, mix_folder: Path, folder: Path, stop_after: int) -> None:
     """One of two processes, with its share of the weights."""
     import torch.distributed as dist

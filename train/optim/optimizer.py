@@ -58,21 +58,21 @@ def optimizers_by_name(
     Args:
         model: plain, or with its parameters spread by FSDP. Muon takes matrices inside `layers` (as the models of
             transformers and ours call them), and leaves the rest to AdamW.
-        kind: adamw, muon, lion, adafactor or adamw8bit (which needs torchao). Sophia needs labels that the model draws:
-            `train_loop` has it.
+        kind: adamw, muon, lion, adafactor or adamw8bit (which needs torchao).
         learning_rate: at the peak of a schedule.
         settings: keys of `optimizer` in the manifest, such as betas, weight_decay, momentum.
 
     Raises:
         pydantic.ValidationError: names a setting that is wrong or unknown.
-        ValueError: kind is sophia.
+        ValueError: kind is sophia, which needs labels that the model draws: only the trainings of a manifest have it.
 
     >>> model = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(4, 4)]), "head": nn.Linear(4, 8)})
     >>> [type(one).__name__ for one in optimizers_by_name(model, "muon", learning_rate=0.02)]
     ['Muon', 'AdamW']
     """
     if kind == "sophia":
-        raise ValueError("sophia estimates curvature from labels that the model draws, which only train_loop does")
+        raise ValueError("sophia estimates curvature from labels that the model draws, which only the trainings of a "
+                         "manifest do")
     return make_optimizers(model, Optimizer.model_validate({"kind": kind, "learning_rate": learning_rate, **settings}))
 
 
