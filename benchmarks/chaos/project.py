@@ -32,6 +32,8 @@ sources:
 ingest: {shard_bytes: 20_000, max_quarantined: 0.2}
 prepare:
   - clean: {normalise: NFC}
+  - edit: {use: ./steps.py:with_tabs}
+  - annotate: {use: ./steps.py:count_marks, max: {marks: 1000}}
   - filter: {sources: [web, books], rules: [gopher_quality]}
   - dedup: {minhash: {threshold: 0.7}}
   - dedup_lines: {min_words: 5}
@@ -74,10 +76,20 @@ rl:
   max_new_tokens: 8
 evaluate: {prompts: ["The river"], max_new_tokens: 4}
 export:
+documents: {format: parquet}
 engine: {workers: 2, ranks: 2, checkpoint_every: 3}
 """
 
 
+STEPS = """\
+def with_tabs(text: str) -> str:
+    return text.replace("    ", "\\t")
+
+
+def count_marks(text: str) -> dict:
+    return {"marks": text.count("!"), "commas": text.count(",")}
+"""
+"""Code of the user's, for two steps."""
 GIVEN_MANIFEST = """\
 name: given
 sources: {web: {tokens: tokens.npy, document_tokens: 60}}
@@ -111,7 +123,7 @@ def write_project(folder: Path) -> Path:
     """
     random_ = random.Random(11)
     files = {**_web(random_), **{f"books/{n}.txt": _prose(random_, 40) for n in range(6)},
-             **{f"code/{n}.py": _code(random_) for n in range(8)}, **_examples(random_)}
+             **{f"code/{n}.py": _code(random_) for n in range(8)}, **_examples(random_), "steps.py": STEPS}
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,11 +7,13 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from html import escape
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from gristmill.dataprep.secrets import mask_text
 from gristmill.flows.questions.status import duration
+from gristmill.flows.report.parts import environment
 from gristmill.flows.running.process import Event
 from gristmill.flows.running.progress import describe_metrics
 from gristmill.flows.running.run import Outcome
@@ -20,7 +22,6 @@ from gristmill.flows.store.store import StageFolder
 
 UPDATE_SECONDS = 0.5
 FRAME_PIXELS = 640
-CELL = "padding:2px 12px 2px 0;text-align:left;white-space:nowrap;vertical-align:top"
 
 
 def in_notebook() -> bool:
@@ -31,11 +32,7 @@ def in_notebook() -> bool:
 
 def html_table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     """A table in the colours of the page that it stands in; every value is escaped."""
-    head = "".join(f'<th style="{CELL}">{escape(name)}</th>' for name in header)
-    body = "".join("<tr style=\"background:none\">" + "".join(
-        f'<td style="{CELL}">{cell.html if isinstance(cell, Bar) else escape(str(cell))}</td>' for cell in row)
-        + "</tr>" for row in rows)
-    return f'<table style="font-size:inherit;border-collapse:collapse"><tr>{head}</tr>{body}</table>'
+    return str(_templates().table(list(header), [list(row) for row in rows])).strip()
 
 
 def framed(page: str, pixels: int = FRAME_PIXELS) -> str:
@@ -45,8 +42,12 @@ def framed(page: str, pixels: int = FRAME_PIXELS) -> str:
         page: the file.
         pixels: height of the frame.
     """
-    return (f'<iframe sandbox="" srcdoc="{escape(page)}" style="width:100%;height:{pixels}px;'
-            'border:1px solid #9ca3af;border-radius:4px"></iframe>')
+    return str(_templates().frame(page, pixels)).strip()
+
+
+@cache
+def _templates() -> Any:
+    return environment(Path(__file__).parent / "templates").get_template("notebook.html.jinja").module
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,6 @@ class Bar:
     """A bar of how much is done, from 0 to 1."""
 
     done: float
-
-    @property
-    def html(self) -> str:
-        """It as HTML."""
-        return f'<progress value="{self.done:.4f}" max="1" style="width:10em"></progress>'
 
 
 class NotebookObserver:

@@ -178,8 +178,14 @@ def test_more_quarantine_than_allowed_fails_the_stage() -> None:
     check_quarantine({"read": 100, "quarantined": 5}, 0.05, "toy")
     with pytest.raises(QuarantineError, match=r"6 of 100 records \(6\.0%\)"):
         check_quarantine({"read": 100, "quarantined": 6}, 0.05, "toy")
-    with pytest.raises(QuarantineError, match=r"see why in the column `error` of /s/toy/data/\*\.parquet, and correct"):
-        balance([{"counts": {"read": 9, "quarantined": 9}}], 0.05, "toy", errors=Path("/s/toy/data"))
+
+
+def test_a_stage_that_fails_for_its_quarantine_names_the_first_error_and_where_all_are(tmp_path: Path) -> None:
+    write_table(tmp_path / "part-0.parquet", pa.table({"error": pa.array([None, "ValueError: bad"], pa.string())}))
+    with pytest.raises(QuarantineError) as caught:
+        balance([{"counts": {"read": 9, "quarantined": 9}}], 0.05, "toy", errors=tmp_path)
+    assert f"the first: ValueError: bad; see all in the column `error` of {tmp_path}/*.parquet, and correct" in str(
+        caught.value)
 
 
 def test_flipped_bits_of_a_documents_page_are_an_error_with_a_way_to_mend_them(tmp_path: Path) -> None:

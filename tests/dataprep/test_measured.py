@@ -17,6 +17,13 @@ from gristmill.mixtures.prepare import STEP_SECTIONS, Step
 
 PROSE = "The river carried its silt slowly toward the quiet sea while old stories were told by those who stayed. "
 ITEM = "which of these seven rivers carried the most silt toward the quiet northern sea in that long year of floods"
+COUNT = """
+def count(text: str) -> dict:
+    return {"commas": text.count(","), "begins": text[:4]}
+
+def shorten(text: str) -> str:
+    return text[4:]
+"""
 STEPS: list[dict[str, Any]] = [
     {"clean": {"fix_unicode": True, "normalise": "NFC", "lines": ["c4", "dclm"], "max_newlines": 2,
                "mask": ["email", "ip", "phone", "iban", "card"]}},
@@ -31,6 +38,8 @@ STEPS: list[dict[str, Any]] = [
     {"quality": {"perplexity": {"ngram": {"sources": ["web"]}, "buckets": [0.3, 0.6]}}},
     {"decontaminate": {"against": ["items.jsonl"]}},
     {"decontaminate": {"against": ["items.jsonl"], "action": "excise"}},
+    {"annotate": {"use": {"function": "steps:count", "files": {"steps.py": COUNT}, "distribution": ""}}},
+    {"edit": {"use": {"function": "steps:shorten", "files": {"steps.py": COUNT}, "distribution": ""}}},
 ]  # fmt: skip
 
 

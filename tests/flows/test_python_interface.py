@@ -354,7 +354,8 @@ def displayed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         shown.append(one._repr_html_())
         return SimpleNamespace(update=lambda one: shown.append(one._repr_html_()))
 
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=1)))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(  # matplotlib asks for its version, too
+        get_ipython=lambda: SimpleNamespace(kernel=1), version_info=(9, 0, 0)))
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
     return shown
 
