@@ -143,6 +143,7 @@ def test_the_bytes_are_the_same_for_any_number_of_workers(tmp_path: Path, make_c
     assert len(contents[0]) > 4
 
 
+@pytest.mark.slow
 def test_an_interrupted_attempt_is_continued_to_the_same_bytes(
     tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +190,7 @@ def ask(path):
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "says"), [
     ("crash", "code.py, line 3: crash crashed (signal 11)"),
     ("leave", "code.py, line 7: leave ended its process (status 3)"),

@@ -24,6 +24,8 @@ from gristmill.flows.browse.differences import differences
 from gristmill.flows.running.session import Session, open_session
 from tests.flows.browsed import ADDRESSED, make_run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Session:

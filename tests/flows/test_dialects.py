@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 from gristmill.flows.cli.main import app
 
+pytestmark = pytest.mark.slow
+
 DIALECTS = ["dclm", "datatrove", "dolma", "curator", "redpajama"]
 
 

@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 
 from gristmill.flows.cli.main import app
 
+pytestmark = pytest.mark.slow
+
 GUIDE = Path(__file__).resolve().parent.parent.parent / "docs" / "documents.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -23,6 +23,8 @@ from gristmill.flows.stages.plan import make_plan
 from gristmill.mixtures.load import load_manifest
 from tests.flows.hub_stand_in import serve_hub
 
+pytestmark = pytest.mark.slow
+
 STEERING = "\x1b[31mred\x07 \x9b2J \u202eright to left"
 SECRET = "hf_neverShownInAnyLogOrFile42"
 MANIFEST = """\

@@ -39,6 +39,7 @@ def test_the_commands_of_the_page_do_what_it_says(folder: Path) -> None:
         assert ran.returncode == (2 if "planning would run" in shown else 0), ran.stdout + ran.stderr
 
 
+@pytest.mark.slow
 def test_the_quarantine_holds_what_the_page_says(folder: Path) -> None:
     import pyarrow.parquet as pq
 

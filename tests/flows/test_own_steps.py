@@ -128,6 +128,7 @@ def test_what_code_a_manifest_would_run_is_said_before_it_runs(own: Path) -> Non
     assert "counting" not in said.output
 
 
+@pytest.mark.slow
 def test_changed_code_rebuilds_its_stage_and_what_follows_and_other_files_nothing(own: Path) -> None:
     assert ran(opened(own)) == 0
     before = opened(own)
@@ -144,6 +145,7 @@ def test_changed_code_rebuilds_its_stage_and_what_follows_and_other_files_nothin
     assert "./steps.py:count_word -> ./words.py:count" in reason
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_is_resumed_after_the_file_is_gone(
     own: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,6 +208,7 @@ def test_what_the_source_shows_to_be_wrong_is_said_before_anything_runs(own: Pat
         opened(own)
 
 
+@pytest.mark.slow
 def test_what_a_function_prints_breaks_nothing(own: Path, capfd: pytest.CaptureFixture[str]) -> None:
     prints = ("import os", 'print("no line end", end="")',
               """print('\\n@gristmill [1]\\n@gristmill {"event": 3}', end='')""",

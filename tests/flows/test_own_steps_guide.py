@@ -14,6 +14,8 @@ from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.running.launch import launch
 from gristmill.flows.running.session import open_session
 
+pytestmark = pytest.mark.slow
+
 GUIDE = Path(__file__).resolve().parent.parent.parent / "docs" / "own-steps.md"
 BLOCK = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```\n\n```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXAMPLES = {name: (source, manifest) for name, source, manifest in BLOCK.findall(GUIDE.read_text())}

@@ -28,6 +28,8 @@ from gristmill.flows.running import launch
 from gristmill.flows.running.terminal import TerminalObserver
 from tests.flows.corpus import write_project
 
+pytestmark = pytest.mark.slow
+
 TRAINING = {"pretrain.steps": 4, "pretrain.validate_every": 4}
 STAGES = ["ingest", "filter", "dedup", "quality", "tokenizer", "tokenize", "mix", "pretrain"]
 

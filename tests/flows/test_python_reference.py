@@ -41,6 +41,7 @@ def test_every_public_name_has_a_place_on_the_page() -> None:
     assert all(f"\n## gristmill.{group}\n" in page for group in gristmill._GROUPS)
 
 
+@pytest.mark.slow
 def test_every_example_of_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_corpus(tmp_path)
     monkeypatch.chdir(tmp_path)

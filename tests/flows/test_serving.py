@@ -32,6 +32,8 @@ from gristmill.flows.orchestration.serving import (
 )
 from tests.servers import DEADLINE_SECONDS, call_prefect, free_port, free_ports, kept_password, prefect_home, wait_for
 
+pytestmark = pytest.mark.slow
+
 PASSWORD = "tests:of serving"
 
 MANIFEST = """\

@@ -109,6 +109,7 @@ def test_errors_have_file_and_line_and_what_is_not_deterministic_is_said(folder:
     assert "two calls" in tried("./steps.py:unsteady", "--on", "a.jsonl")["differs"]
 
 
+@pytest.mark.slow
 def test_a_run_gives_the_documents_that_its_steps_left_and_their_number(folder: Path) -> None:
     step = "prepare=[{annotate: {use: './steps.py:count_word', max: {magic: 1}}}]"
     before = tried("./steps.py:count_word", "--on", "lines", "--manifest", "m.yaml")

@@ -110,6 +110,7 @@ def test_a_training_that_only_is_watched_has_the_bits_of_one_that_is_not(
     assert (tmp_path / "watched" / weights).read_bytes() == (tmp_path / "alone" / weights).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_callback_that_keeps_its_state_stops_a_resumed_training_where_it_would_have_stopped(
     run_stage: Any, with_callback: Any, inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +139,7 @@ def test_a_training_that_was_stopped_continues_with_another_callback(
 STOP = "def stop(metrics, at):\n    if metrics['step'] == at: return 'here'\n"
 
 
+@pytest.mark.parallel
 def test_two_ranks_stop_at_the_same_step(with_callback: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
     config = with_callback(STOP, "stop", {"at": 5})
     write_stage(tmp_path / "two", "pretrain", inputs, config, every=4)
@@ -147,6 +149,7 @@ def test_two_ranks_stop_at_the_same_step(with_callback: Any, inputs: dict[str, P
     assert (summary["steps"], summary["stopped_by"]["reason"], summary["world_size"]) == (5, "here", 2)
 
 
+@pytest.mark.parallel
 def test_what_a_callback_raises_on_one_of_two_ranks_ends_both_with_its_sentence(
     with_callback: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:

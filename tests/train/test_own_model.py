@@ -101,6 +101,7 @@ def test_a_model_resumes_to_the_same_bits(
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
 
+@pytest.mark.parallel
 def test_two_ranks_train_the_same_model_in_shares(
     run_stage: Any, with_model: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -84,6 +84,7 @@ def test_adamw_written_anew_trains_as_the_built_in_one(
     assert [line["loss"] for line in ours] == pytest.approx([line["loss"] for line in theirs], abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", [
     MY_ADAM, own("sgd", learning_rate=0.5), own("sgd", learning_rate=0.1, **{"with": {"momentum": 0.9}})])
 def test_an_optimizer_resumes_to_the_same_bits(
@@ -132,6 +133,7 @@ def test_a_training_that_goes_back_to_its_beginning_begins_with_a_fresh_optimize
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.parallel
 def test_two_ranks_with_shares_of_the_parameters_learn_the_same(
     run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:

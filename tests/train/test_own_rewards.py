@@ -74,6 +74,7 @@ def test_answers_are_rewarded_by_what_the_function_returns(
         sum(one["rewards"]["sizes"] for one in found[:8]) / 8)
 
 
+@pytest.mark.parallel
 def test_a_reward_that_compares_answers_gives_the_same_on_one_rank_and_on_two(
     run_stage: Any, start: Any, with_rewards: Any, tmp_path: Path
 ) -> None:

@@ -303,6 +303,7 @@ def train_on_a_rank(rank: int, mix_folder: Path, folder: Path, stop_after: int) 
     dist.destroy_process_group()
 
 
+@pytest.mark.parallel
 def test_the_loop_alone_computes_the_same_on_two_processes_and_one_takes_over_from_them(
     mix_folder: Path, tmp_path: Path
 ) -> None:

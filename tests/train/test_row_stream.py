@@ -259,6 +259,7 @@ def loader_of(folder: Path, workers: int, **more: Any) -> Any:
     return StatefulDataLoader(batches, batch_size=None, num_workers=workers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_a_stateful_loader_resumes_in_the_middle_with_workers_and_without(documents: Path, workers: int) -> None:
     pytest.importorskip("torchdata")
@@ -367,6 +368,7 @@ def test_workers_share_batches_only_where_they_know_how_many_rows_these_have(doc
         stream(documents).rows(0)
 
 
+@pytest.mark.slow
 def test_fine_tuning_rows_have_the_masks_and_positions_of_our_loop(turns: Path) -> None:
     loop, plan = AssistantTurns(PackedSet(turns), 4, torch.ones(100), 1.0), RowPlan(((0, 0, 2),))
     batches = stream(turns, batch_size=2, seed=4)

@@ -18,6 +18,8 @@ import torch
 
 import gristmill
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("transformers")
 pytest.importorskip("torchdata")
 DOCS = Path(__file__).resolve().parents[2] / "docs"
