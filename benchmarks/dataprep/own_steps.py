@@ -27,7 +27,7 @@ from gristmill.dataprep.own_functions import load_own
 from gristmill.mixtures.own_code import OwnFunction, take_code
 from gristmill.mixtures.steps.own_steps import Annotate
 
-SHARDS = 4
+SHARDS = 16
 DOCUMENTS_PER_SHARD = 4000
 MOST_WORDS = 600
 SOURCE = r'''
