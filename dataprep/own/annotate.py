@@ -75,9 +75,10 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         ConservationError, QuarantineError: see `counts`.
     """
     section = Annotate.model_validate(config)
-    load_document_function(section, known_columns(inputs))  # fails before any work
+    known = known_columns(inputs)
+    load_document_function(section, known)  # fails before any work
     tasks = shard_tasks(inputs["ingest"])
-    process = partial(annotate_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), out=out)
+    process = partial(annotate_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), out=out, known=known)
     # Processes, where the input is worth them: Python holds the GIL, and a batch is often worked on in Python too.
     results = run_tasks("annotate", tasks, process, context, holds_gil=True)
     unite_types(section, tasks, results, out, context)
@@ -90,10 +91,12 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     }
 
 
-def annotate_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path) -> Done:
+def annotate_shard(
+    task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path, known: Sequence[str]
+) -> Done:  # fmt: skip
     """Measure one document shard and write its annotations."""
     section = Annotate.model_validate(config)
-    function = load_document_function(section, known_columns(inputs))
+    function = load_document_function(section, known)
     read = read_judged_columns(inputs, task.name, section.sources, function.reads)
     with TimeLimit(section.time_limit_seconds) as limit:
         measured = measure(function, section, read.given, limit)

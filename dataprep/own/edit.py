@@ -70,9 +70,10 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         ConservationError, QuarantineError: see `counts`.
     """
     section = EditStep.model_validate(config)
-    load_document_function(section, known_columns(inputs))  # fails before any work
+    known = known_columns(inputs)
+    load_document_function(section, known)  # fails before any work
     tasks = shard_tasks(inputs["ingest"])
-    process = partial(edit_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), out=out)
+    process = partial(edit_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), out=out, known=known)
     results = run_tasks("edit", tasks, process, context, holds_gil=True)
     return {
         "counts": balance(results, section.max_quarantined, context.stage, errors=out),
@@ -81,10 +82,12 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     }
 
 
-def edit_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path) -> Done:
+def edit_shard(
+    task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path, known: Sequence[str]
+) -> Done:  # fmt: skip
     """Edit one document shard and write its annotations."""
     section = EditStep.model_validate(config)
-    function = load_document_function(section, known_columns(inputs))
+    function = load_document_function(section, known)
     read = read_judged_columns(inputs, task.name, section.sources, function.reads)
     with TimeLimit(section.time_limit_seconds) as limit:
         made, errors = edit_texts(function, read.given, limit)
