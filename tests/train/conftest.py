@@ -131,6 +131,24 @@ RunStage = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
+def stop_pretraining(run_stage: RunStage, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Pre-train in this process, and stop as at SIGTERM after one step, so many times: (inputs, config, folder,
+    times).
+    """
+    from gristmill.train.loop import loop
+
+    def stop(inputs: dict[str, Path], config: dict[str, Any], folder: Path, times: int = 2) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "stop_requested", lambda: True)
+            for _ in range(times):
+                with pytest.raises(loop.StoppedError):
+                    run_stage("pretrain", inputs, config, folder)
+                torch.distributed.destroy_process_group()
+
+    return stop
+
+
+@pytest.fixture
 def run_stage(one_process: None) -> RunStage:
     """Run a stage in this process: (name, inputs, config, folder, checkpoint_every, compute, stream) -> summary.
     What else is given is the context's.

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 
 from gristmill.mixtures.load import ManifestError
-from gristmill.train.loop import loop
 from gristmill.train.models.weights import WeightsError, check_model, load_model
 from tests.train.test_resume import finish, torchrun, write_stage
 
@@ -84,18 +83,13 @@ def test_a_model_learns_and_its_file_is_its_own_state(
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_model_resumes_to_the_same_bits(
-    run_stage: Any, with_model: Any, inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    run_stage: Any, with_model: Any, inputs: dict[str, Path], tmp_path: Path, stop_pretraining: Any,
     precision: str,
 ) -> None:
     """In bfloat16 FSDP holds the module, also in one process."""
     config = with_model(BIGRAM.replace(" * self.scale", ""), "Bigram", precision=precision)
     run_stage("pretrain", inputs, config, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "stop_requested", lambda: True)
-        for _ in range(2):
-            with pytest.raises(loop.StoppedError):
-                run_stage("pretrain", inputs, config, tmp_path / "cut")
-            torch.distributed.destroy_process_group()
+    stop_pretraining(inputs, config, tmp_path / "cut")
     run_stage("pretrain", inputs, config, tmp_path / "cut")
     whole, cut = weights_of(tmp_path / "whole"), weights_of(tmp_path / "cut")
     assert all(torch.equal(whole[name], cut[name]) for name in whole)

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from gristmill.mixtures.load import ManifestError
 from gristmill.mixtures.own_code import OwnFunction, take_code
 from gristmill.mixtures.training import Optimizer
-from gristmill.train.loop import loop
 from gristmill.train.optim.optimizer import make_optimizers, update
 from tests.train.test_resume import finish, torchrun, write_stage
 
@@ -88,17 +87,12 @@ def test_adamw_written_anew_trains_as_the_built_in_one(
 @pytest.mark.parametrize("section", [
     MY_ADAM, own("sgd", learning_rate=0.5), own("sgd", learning_rate=0.1, **{"with": {"momentum": 0.9}})])
 def test_an_optimizer_resumes_to_the_same_bits(
-    run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path, stop_pretraining: Any,
     section: dict[str, Any],
 ) -> None:
     config = configured(ADAM, optimizer=section, precision="bf16")  # parameters are DTensors then
     run_stage("pretrain", inputs, config, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "stop_requested", lambda: True)
-        for _ in range(3):
-            with pytest.raises(loop.StoppedError):
-                run_stage("pretrain", inputs, config, tmp_path / "cut")
-            torch.distributed.destroy_process_group()
+    stop_pretraining(inputs, config, tmp_path / "cut", times=3)
     run_stage("pretrain", inputs, config, tmp_path / "cut")
     whole, cut = weights_of(tmp_path / "whole"), weights_of(tmp_path / "cut")
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
