@@ -98,6 +98,7 @@ def test_what_begins_with_a_model_has_no_other_stages(folder: Path, text: str, s
         assert set(node.inputs) <= set(session.plan), name
 
 
+@pytest.mark.slow
 def test_a_tuning_of_a_given_model_is_a_whole_manifest(folder: Path) -> None:
     """What is exported has the shape, the tokenizer and the template of the model, and other weights."""
     session = opened(folder, """
@@ -184,6 +185,7 @@ def test_tokens_of_other_tools_are_mixed_and_each_of_their_documents_is_named(fo
     assert "".join(piece["text"] for piece in found["text"])
 
 
+@pytest.mark.slow
 def test_documents_and_tokens_are_mixed_together(folder: Path) -> None:
     session = opened(folder, """
         name: both

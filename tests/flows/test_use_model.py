@@ -437,6 +437,7 @@ def fuzz(url: str, requests: int, seed: int) -> tuple[Counter[int], list[str]]:
     return statuses, wrong
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_requests_drawn_from_its_own_description_are_answered_or_refused_with_a_sentence(server: str) -> None:
     statuses, wrong = fuzz(server, requests=10_000 if os.environ.get("GRISTMILL_TEST_EXPLORE") else 1_000, seed=0)

@@ -384,6 +384,7 @@ def test_fine_tuning_rows_have_the_masks_and_positions_of_our_loop(turns: Path) 
                 torch.stack([row["labels"] for row in rows[:4]]))
 
 
+@pytest.mark.slow
 def test_preference_pairs_come_in_the_order_of_our_loop_with_losses_on_the_answers(
     make_pair_rows: Callable[..., PairRows], tmp_path: Path
 ) -> None:
