@@ -26,7 +26,8 @@ from gristmill.flows.running.session import Session, open_session
 from gristmill.tokenize.document_sampling import word_ids
 from gristmill.tokenize.encoding.encode import DOCS_SCHEMA, docs_name, tokens_name
 from gristmill.tokenize.encoding.sample import TokenizerSample
-from gristmill.tokenize.encoding.tokenizer import train, write_tokenizer
+from gristmill.tokenize.encoding.tokenizer import write_tokenizer
+from gristmill.tokenize.encoding.vocabulary import train
 from gristmill.tokenize.mixing import mix
 
 DOCUMENTS, SHARDS, MEAN_TOKENS = 2_000_000, 16, 100

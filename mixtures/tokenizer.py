@@ -11,6 +11,9 @@ from gristmill.mixtures.section import OutsidePath, Positive, PositiveFloat, See
 
 BYTES, OWN_SPECIAL_TOKENS = 256, 6
 """What every vocabulary has: all bytes; end of text, padding, three roles and the end of a turn."""
+VocabularyModel = Literal["bpe", "unigram", "sentencepiece_bpe", "superbpe"]
+CHARACTER_COVERAGE, TRANSITION_POINT = 0.9995, 0.9
+"""SentencePiece's default; the share of SuperBPE's best model (180,000 of 200,000 tokens)."""
 
 
 class OwnFormatter(Own):
@@ -21,16 +24,28 @@ class OwnFormatter(Own):
 
 
 class Tokenizer(Seeded):
-    """A byte-level BPE trained here, or any tokenizer.json."""
+    """A vocabulary trained here, or any tokenizer.json."""
 
     path: OutsidePath | None = None
     """A tokenizer.json to use instead of training one."""
+    model: VocabularyModel = "bpe"
+    """What is trained. `bpe`: byte pair encoding over bytes, as GPT-2 and Llama 3 have it. `unigram`: a unigram
+    language model over bytes (Kudo 2018); T5 and XLM-R have one over characters. It needs gristmill[sentencepiece].
+    `sentencepiece_bpe`: byte pair encoding over characters, with U+2581 for a blank and bytes for rare characters, as
+    Llama 2 and Gemma have it; U+2581 itself comes back as a blank, any other text as it was. `superbpe`: `bpe` whose
+    last merges reach across words (Liu et al. 2025). docs/tokenizer-models.md compares them."""
     vocab_size: Annotated[int, Field(ge=264)] = 8192
-    """256 bytes, the special tokens and the merges together."""
+    """256 bytes, the special tokens and what is learnt together."""
     pretokenizer: Literal["gpt2", "llama3", "digits"] = "gpt2"
     """What no token reaches across. `gpt2`: words with the blank in front of them, runs of numbers, runs of marks
     (Radford et al. 2019). `llama3`: numbers in groups of up to three, any mark in front of a word, line breaks with
-    the marks before them (tiktoken's cl100k_base, as Llama 3 has it). `digits`: `gpt2` with every digit a token."""
+    the marks before them (tiktoken's cl100k_base, as Llama 3 has it). `digits`: `gpt2` with every digit a token. The
+    super-words of `superbpe` reach across words and single marks; `sentencepiece_bpe` has cuts of its own."""
+    character_coverage: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """Of `sentencepiece_bpe`: the share of the text whose characters get tokens, the most frequent first; 0.9995 if
+    absent. They take half of the vocabulary at most; all others are written as their bytes."""
+    transition_point: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """Of `superbpe`: the share of `vocab_size` that is learnt within words, before super-words begin; 0.9 if absent."""
     special_tokens: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Further special tokens, behind those that every tokenizer here has; text never becomes one."""
     chat_template: Annotated[str, Field(min_length=1)] | None = None
@@ -58,6 +73,7 @@ class Tokenizer(Seeded):
         if self.path is not None and self.pretokenizer != "gpt2":
             raise ValueError(f"pretokenizer {self.pretokenizer} is for a tokenizer that is trained here; the file of "
                              "path has its own")
+        self._check_model()
         if len(set(self.special_tokens)) < len(self.special_tokens):
             twice = next(token for token in self.special_tokens if self.special_tokens.count(token) > 1)
             raise ValueError(f"special_tokens names {twice!r} twice")
@@ -65,4 +81,20 @@ class Tokenizer(Seeded):
         if self.path is None and self.vocab_size < least:
             raise ValueError(f"vocab_size {self.vocab_size} has no room for the bytes and the special tokens: {least} "
                              "is the least")
+        words = int(self.vocab_size * (self.transition_point or TRANSITION_POINT))
+        if self.model == "superbpe" and words < least:
+            raise ValueError(f"the transition point is at {words} of vocab_size {self.vocab_size}, where there is no "
+                             f"room for the bytes and the special tokens: {least} is the least")
         return self
+
+    def _check_model(self) -> None:
+        """Settings that only some vocabularies have."""
+        if self.path is not None and self.model != "bpe":
+            raise ValueError(f"model {self.model} is for a tokenizer that is trained here; the file of path has one of "
+                             "its own")
+        if self.model == "sentencepiece_bpe" and self.pretokenizer != "gpt2":
+            raise ValueError(f"pretokenizer {self.pretokenizer} is for models over bytes; sentencepiece_bpe has cuts "
+                             "of its own: leave pretokenizer out")
+        for key, model in (("character_coverage", "sentencepiece_bpe"), ("transition_point", "superbpe")):
+            if getattr(self, key) is not None and self.model != model:
+                raise ValueError(f"{key} is for model {model}, not for {self.model}; leave it out")

@@ -30,7 +30,8 @@ from gristmill.tokenize.encoding.merges import byte_characters
 from gristmill.tokenize.encoding.piece_cache import empty_cache, forget
 from gristmill.tokenize.encoding.pretokens import GPT2, LLAMA3
 from gristmill.tokenize.encoding.sample import TokenizerSample
-from gristmill.tokenize.encoding.tokenizer import train, write_tokenizer
+from gristmill.tokenize.encoding.tokenizer import write_tokenizer
+from gristmill.tokenize.encoding.vocabulary import train
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -16,7 +16,7 @@ from benchmarks.measuring import Row, row
 from benchmarks.tokenize.texts import everything
 from gristmill.tokenize.encoding.fast_encode import FastEncoder
 from gristmill.tokenize.encoding.sample import TokenizerSample
-from gristmill.tokenize.encoding.tokenizer import train
+from gristmill.tokenize.encoding.vocabulary import train
 
 PATTERNS = ("gpt2", "llama3", "digits")
 VOCAB_SIZE = 32_000

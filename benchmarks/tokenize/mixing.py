@@ -23,7 +23,8 @@ from gristmill.dataprep.jobs.engine import Task
 from gristmill.tokenize.document_sampling import word_ids
 from gristmill.tokenize.encoding.encode import DOCS_SCHEMA, docs_name, tokens_name
 from gristmill.tokenize.encoding.sample import TokenizerSample
-from gristmill.tokenize.encoding.tokenizer import load, train, write_tokenizer
+from gristmill.tokenize.encoding.tokenizer import load, write_tokenizer
+from gristmill.tokenize.encoding.vocabulary import train
 from gristmill.tokenize.mixing import mix
 from gristmill.tokenize.mixing.best_fit import best_fit_decreasing
 from gristmill.tokenize.mixing.candidates import Documents

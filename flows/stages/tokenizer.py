@@ -1,8 +1,9 @@
-"""`tokenizer`: learns byte-level BPE from a sample, or takes the tokenizer that is given."""
+"""`tokenizer`: learns a vocabulary from a sample, or takes the tokenizer that is given."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,16 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
         chat = dump_only(section, verify, "special_tokens", "chat_template", "chat_template_path", *of_code)
         return ({"external": {"sha256": sha256_file(as_path(section.path))}, **chat},
                 {"tokenizer": dump(section), "sources": list(manifest.document_sources), "seed": 0})
-    dumped = dump(section, "seed", "path", *(() if of_code else ("chat_formatter",)))
+    dumped = dump(section, "seed", "path", *(() if of_code else ("chat_formatter",)), *_of_other_models(section))
     return {"tokenizer": name_outside_files(dumped, section, verify), "sources": list(manifest.document_sources),
             "seed": seed_of(section, manifest)}, {"tokenizer": dumped}
+
+
+def _of_other_models(section: Tokenizer) -> list[str]:
+    """Settings that do not apply; recipes of `bpe` are as they were when it was the only model."""
+    settings = {"model": section.model != "bpe", "character_coverage": section.model == "sentencepiece_bpe",
+                "transition_point": section.model == "superbpe"}
+    return [name for name, applies in settings.items() if not applies]
 
 
 def preflight(
@@ -67,6 +75,8 @@ def preflight(
 
     section, at = tokenizer_of(manifest), "chat_template_path"
     assert section is not None
+    if section.model == "unigram" and find_spec("sentencepiece") is None:
+        yield (STAGE.name, "model"), "unigram needs the package sentencepiece: install gristmill[sentencepiece]"
     if section.chat_formatter is not None:
         found = signature_of(section.chat_formatter.use)
         takes_tools = found is not None and "tools" in (*found.required, *found.optional)

@@ -21,7 +21,8 @@ from gristmill.mixtures.evaluation import Export
 from gristmill.mixtures.load import ManifestError, parse_manifest
 from gristmill.mixtures.model import Model
 from gristmill.tokenize.encoding.sample import TokenizerSample
-from gristmill.tokenize.encoding.tokenizer import load, train, write_tokenizer
+from gristmill.tokenize.encoding.tokenizer import load, write_tokenizer
+from gristmill.tokenize.encoding.vocabulary import train
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import shape_of
 from gristmill.train.models.weights import drawn, load_model, save_model

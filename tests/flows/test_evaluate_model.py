@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from gristmill.flows.cli.main import app
 from gristmill.mixtures.model import Model
 from gristmill.tokenize.encoding.sample import TokenizerSample
-from gristmill.tokenize.encoding.tokenizer import train, write_tokenizer
+from gristmill.tokenize.encoding.tokenizer import write_tokenizer
+from gristmill.tokenize.encoding.vocabulary import train
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import shape_of
 from gristmill.train.models.weights import drawn, save_model

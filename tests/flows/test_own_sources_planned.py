@@ -16,7 +16,8 @@ from gristmill.mixtures.model import Model
 from gristmill.mixtures.own_code import OwnFunction, take_code
 from gristmill.mixtures.tokenizer import OwnFormatter
 from gristmill.tokenize.encoding.sample import TokenizerSample
-from gristmill.tokenize.encoding.tokenizer import train, write_tokenizer
+from gristmill.tokenize.encoding.tokenizer import write_tokenizer
+from gristmill.tokenize.encoding.vocabulary import train
 from gristmill.train.models.llama import Llama
 from gristmill.train.models.shape import shape_of
 from gristmill.train.models.weights import drawn, save_model

@@ -30,7 +30,8 @@ from gristmill.flows.models.find_model import ModelNotFoundError, find_model, na
 from gristmill.flows.models.referees import REFEREES
 from gristmill.mixtures.model import Model
 from gristmill.tokenize.encoding.sample import TokenizerSample
-from gristmill.tokenize.encoding.tokenizer import train, write_tokenizer
+from gristmill.tokenize.encoding.tokenizer import write_tokenizer
+from gristmill.tokenize.encoding.vocabulary import train
 from gristmill.train.generation.language_model import open_language_model
 from gristmill.train.generation.scheduler import Progress, Request, Scheduler
 from gristmill.train.generation.scheduler_thread import Engine, EngineStoppedError

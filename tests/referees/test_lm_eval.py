@@ -47,7 +47,8 @@ METRICS = ("acc", "acc_norm", "acc_bytes", "brier_score")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A little model with a little tokenizer, as the stage `export` writes them."""
     from gristmill.tokenize.encoding.sample import TokenizerSample
-    from gristmill.tokenize.encoding.tokenizer import train, write_tokenizer
+    from gristmill.tokenize.encoding.tokenizer import write_tokenizer
+    from gristmill.tokenize.encoding.vocabulary import train
 
     folder = tmp_path_factory.mktemp("exported")
     texts = [one["text"] for one in TEXTS] + [one["q"] for one in CHOICES]

@@ -21,6 +21,7 @@ from gristmill.mixtures.tokenizer import Tokenizer
 from gristmill.tokenize.encoding.chat_templates import SPECIAL_TOKENS, compile_template, render_segments
 from gristmill.tokenize.encoding.sample import HELD_OUT, SampleError, draw_sample, share_bytes
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, TokenizerError, load
+from gristmill.tokenize.encoding.vocabulary import VocabularyError
 
 CONVERSATION = [
     {"role": "system", "content": "Answer briefly."},
@@ -343,7 +344,7 @@ def test_a_template_that_cannot_be_trained_is_refused(stages: Any, template: str
     ("word", "'word': text could be encoded as that token"), ("<|user|>", "every tokenizer here has it")])
 def test_a_special_token_that_text_could_become_is_refused(stages: Any, token: str, reason: str) -> None:
     ingest = {"ingest": stages.ingest("ingest", stages.documents("prose", 5))}
-    with pytest.raises(TokenizerError, match=reason):
+    with pytest.raises(VocabularyError, match=reason):
         stages.tokenizer("tokenizer", ingest, ["prose"], special_tokens=[token])
 
 

@@ -46,7 +46,8 @@ def texts() -> dict[str, str]:
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory, texts: dict[str, str]) -> Path:
     from gristmill.tokenize.encoding.sample import TokenizerSample
-    from gristmill.tokenize.encoding.tokenizer import train, write_tokenizer
+    from gristmill.tokenize.encoding.tokenizer import write_tokenizer
+    from gristmill.tokenize.encoding.vocabulary import train
 
     folder = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(train(TokenizerSample({name: [text] for name, text in texts.items()}, {}), 400), folder)

@@ -14,6 +14,7 @@ import numpy as np
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.tokenize.encoding.merges import byte_characters
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer
+from gristmill.tokenize.encoding.vocabulary import BLANK
 
 UNKNOWN_LANGUAGE = "unknown"
 SHOWN_TOKENS = 20
@@ -107,6 +108,8 @@ def _tokens(ids: np.ndarray, counts: np.ndarray, tokenizer: TextTokenizer) -> li
 def token_text(number: int, tokenizer: TextTokenizer) -> str:
     """The text of a token; bytes that are not whole characters as \\xNN."""
     spelt = tokenizer.tokenizer.id_to_token(number) or ""
+    if tokenizer.token_bytes[number] != len(spelt) or BLANK in spelt:
+        return spelt.replace(BLANK, " ")  # its characters are not bytes
     values = {character: byte for byte, character in enumerate(byte_characters())}
     if not all(character in values for character in spelt):
         return spelt

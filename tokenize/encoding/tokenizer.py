@@ -1,4 +1,4 @@
-"""The stage `tokenizer`: a byte-level BPE learnt from a sample of the documents, or any tokenizer.json.
+"""The stage `tokenizer`: a vocabulary learnt from a sample of the documents, or any tokenizer.json.
 
 Output: tokenizer.json, tokenizer_config.json, chat_template.jinja (what transformers' AutoTokenizer loads; where a
 function of the user's writes conversations, chat_formatter.json instead, its code by value) and token_bytes.npy
@@ -29,8 +29,8 @@ from gristmill.tokenize.encoding.chat_templates import (
     TemplateRefusedError,
     check_template,
 )
-from gristmill.tokenize.encoding.pretokens import make_pre_tokenizer
 from gristmill.tokenize.encoding.sample import TokenizerSample, draw_sample
+from gristmill.tokenize.encoding.vocabulary import BLANK, train
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -90,6 +90,7 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     Raises:
         TokenizerError: the given tokenizer.json cannot be used.
         gristmill.tokenize.encoding.sample.SampleError: there is no text to learn from.
+        gristmill.tokenize.encoding.vocabulary.VocabularyError: the vocabulary cannot be learnt as it is asked for.
     """
     section = sections.Tokenizer.model_validate(config["tokenizer"])
     os.environ.setdefault("RAYON_NUM_THREADS", str(context.workers))
@@ -100,7 +101,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     sample = TokenizerSample({}, {}) if "ingest" not in inputs else draw_sample(
         inputs, config["sources"], section.sample_bytes, section.weights, config["seed"])
     if section.path is None:
-        tokenizer = train(sample, section.vocab_size, section.pretokenizer, section.special_tokens)
+        tokenizer = train(sample, section.vocab_size, section.pretokenizer, section.special_tokens, section.model,
+                          section.character_coverage, section.transition_point)
         check(tokenizer, chat or CHAT_TEMPLATE)
         if tokenizer.get_vocab_size() < section.vocab_size:
             context.warn(f"the sample holds only {tokenizer.get_vocab_size()} of the {section.vocab_size} tokens asked "
@@ -112,10 +114,12 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                   for text, encoding in zip(measured, loaded.encode(measured), strict=True))
     if changed:
         context.warn(f"{changed} of {len(measured)} sampled documents come back changed from the tokenizer (a "
-                     "normalizer in tokenizer.json, or tokens that it lacks); a tokenizer trained here loses nothing")
+                     "normalizer in tokenizer.json, or tokens that it lacks); a tokenizer trained here loses nothing, "
+                     "but for U+2581 with model sentencepiece_bpe")
     return {
         "vocab_size": loaded.vocab_size, "sha256": loaded.sha256, "eos": loaded.eos, "pad": loaded.pad,
         "external": section.path is not None, "changed_documents": changed,
+        "model": None if section.path else section.model,
         "pretokenizer": None if section.path else section.pretokenizer,
         "sample_bytes": {source: _text_bytes(texts) for source, texts in sample.learn.items()},
         "bytes_per_token": {source: _bytes_per_token(loaded, texts) for source, texts in sample.measure.items()},
@@ -223,7 +227,7 @@ def count_token_bytes(tokenizer: Tokenizer) -> np.ndarray:
             sizes[number] = len(token)
         else:
             is_byte = len(token) == 6 and token.startswith("<0x") and token.endswith(">")
-            sizes[number] = 1 if is_byte else len(token.replace("\u2581", " ").encode())
+            sizes[number] = 1 if is_byte else len(token.replace(BLANK, " ").encode())
     return sizes
 
 
@@ -242,47 +246,10 @@ def _bytes_per_token(tokenizer: TextTokenizer, texts: Sequence[str]) -> float | 
 
 END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<|eot_id|>", "[EOS]")
 """What published tokenizers call it: GPT-2 and NeoX, Llama 2, Llama 3, Gemma, Llama 3 Instruct, others."""
-MIN_PAIR_COUNT = 2
-"""A merge that occurs once in the sample says nothing about other text."""
 
 
 class TokenizerError(ValueError):
     """A tokenizer.json that cannot be used, or text that it cannot encode."""
-
-
-def train(
-    sample: TokenizerSample, vocab_size: int, pretokenizer: str = "gpt2", special_tokens: Sequence[str] = ()
-) -> Tokenizer:
-    """Learn a byte-level BPE (Sennrich et al. 2016; bytes as GPT-2, Radford et al. 2019).
-
-    Special tokens have the first ids, then come all 256 bytes, then the merges. The result depends on the words of
-    the sample and how often each occurs, not on their order or the number of threads.
-
-    Args:
-        sample: the text to learn from.
-        vocab_size: tokens at most.
-        pretokenizer: a name of `pretokens.make_pre_tokenizer`.
-        special_tokens: further ones, behind SPECIAL_TOKENS.
-
-    Raises:
-        TokenizerError: text could become one of the special tokens.
-    """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = make_pre_tokenizer(pretokenizer)
-    tokenizer.decoder = decoders.ByteLevel()
-    for token in special_tokens:
-        # Merges stay inside of a pre-token: what is cut into several is never the result of one.
-        if token in SPECIAL_TOKENS or len(tokenizer.pre_tokenizer.pre_tokenize_str(token)) < 2:
-            why = "every tokenizer here has it" if token in SPECIAL_TOKENS else "text could be encoded as that token"
-            raise TokenizerError(f"tokenizer.special_tokens: {token!r}: {why}; write another like <|name|>")
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, min_frequency=MIN_PAIR_COUNT, special_tokens=[*SPECIAL_TOKENS, *special_tokens],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
-    )
-    tokenizer.train_from_iterator((text for texts in sample.learn.values() for text in texts), trainer)
-    return tokenizer
 
 
 def read_external(path: Path, special_tokens: Sequence[str] = (), own_template: bool = False) -> Tokenizer:

@@ -1,0 +1,100 @@
+"""A unigram language model over pre-tokens, by the expectation maximisation of `sentencepiece` (Kudo 2018).
+
+`sentencepiece` and not `tokenizers`, whose trainer takes words in the order of a hash map, and gives another vocabulary
+every time. It gets the pre-tokens with how often each occurs, and the substrings to begin with: those that it would
+find by itself lack every word that is no part of another.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tokenizers.pre_tokenizers import PreTokenizer
+
+THREADS = 4
+"""Always as many, since sums of float32 depend on how many parts they are added up in."""
+LONGEST_PIECE = 16
+"""Characters, here bytes; the library's default."""
+LONGEST_WORD = 4192
+"""Bytes of a pre-token that is learnt from; the library's default."""
+MOST_SEEDS = 1_000_000
+"""Substrings to begin with; the library's default."""
+FACTOR = np.uint64(0x9E3779B97F4A7C15)
+
+
+def learn_unigram(
+    texts: Iterable[str], vocab_size: int, splitter: PreTokenizer, alphabet: Sequence[str]
+) -> list[tuple[str, float]]:
+    """Learn pieces and their logarithmic probabilities, the most probable first.
+
+    Args:
+        texts: what to learn from.
+        vocab_size: pieces at most.
+        splitter: a byte-level pre-tokenizer.
+        alphabet: characters that are pieces in any case: all bytes as `splitter` writes them.
+
+    Raises:
+        ImportError: `sentencepiece` is not installed.
+    """
+    import sentencepiece
+
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(word for word, _ in splitter.pre_tokenize_str(text))
+    words = sorted(word for word in counts if len(word) <= LONGEST_WORD)
+    unseen = sorted({*alphabet}.difference(*words))
+    seeds = frequent_substrings(words, np.array([counts[word] for word in words], np.int64))
+    found = io.BytesIO()
+    with tempfile.TemporaryDirectory() as folder:
+        seed_file = Path(folder) / "seeds.tsv"
+        seed_file.write_text("".join(f"{piece}\t{count}\n" for piece, count in seeds), encoding="utf-8")
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=(f"{word}\t{counts[word]}" for word in words), model_writer=found, input_format="tsv",
+            model_type="unigram", vocab_size=vocab_size - len(unseen) + 1,  # one for its unknown token
+            hard_vocab_limit=False,
+            seed_sentencepieces_file=str(seed_file), seed_sentencepiece_size=MOST_SEEDS,
+            max_sentencepiece_length=LONGEST_PIECE, max_sentence_length=4 * LONGEST_WORD, num_threads=THREADS,
+            character_coverage=1.0, required_chars="".join(alphabet), normalization_rule_name="identity",
+            add_dummy_prefix=False, remove_extra_whitespaces=False, split_by_unicode_script=False,
+            split_by_number=False, split_by_whitespace=False, unk_id=0, bos_id=-1, eos_id=-1, pad_id=-1, minloglevel=2,
+        )
+    model = sentencepiece.SentencePieceProcessor(model_proto=found.getvalue())
+    pieces = [(model.id_to_piece(number), model.get_score(number)) for number in range(1, model.get_piece_size())]
+    return [*pieces, *((character, pieces[-1][1]) for character in unseen)]
+
+
+def frequent_substrings(words: Sequence[str], counts: np.ndarray) -> list[tuple[str, int]]:
+    """The substrings of two characters and more that occur at least twice, those that cover most text first.
+
+    Args:
+        words: sorted and different.
+        counts: int64 of shape (len(words),), how often each occurs.
+    """
+    flat = "".join(words)
+    characters = np.frombuffer(flat.encode("utf-32-le"), np.uint32).astype(np.uint64)
+    lengths = np.array([*map(len, words)], np.int64)
+    ends, times = np.repeat(np.cumsum(lengths), lengths), np.repeat(counts, lengths)
+    at, hashes = np.arange(len(characters)), characters
+    begins, sizes, found = ([np.empty(0, np.int64)] for _ in range(3))
+    for size in range(2, LONGEST_PIECE + 1):
+        inside = at + size <= ends[at]
+        at, hashes = at[inside], hashes[inside]
+        hashes = hashes * FACTOR + characters[at + size - 1]
+        _, first, number = np.unique(hashes, return_index=True, return_inverse=True)
+        total = np.bincount(number, times[at], len(first)).astype(np.int64)  # below 2^53, so exact
+        often = total >= 2
+        begins.append(at[first[often]])
+        sizes.append(np.full(often.sum(), size))
+        found.append(total[often])
+        at, hashes = at[often[number]], hashes[often[number]]
+    begin, size_of, count = (np.concatenate(parts) for parts in (begins, sizes, found))
+    order = np.lexsort((begin, -count * size_of))[:MOST_SEEDS]
+    return [(flat[begin[place] : begin[place] + size_of[place]], int(count[place])) for place in order]
