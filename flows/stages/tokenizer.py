@@ -13,7 +13,7 @@ from gristmill.flows.stages.stage import Location, Memory, Recipe, Stage, docume
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.own_signatures import misfit, signature_of
 from gristmill.mixtures.section import OutsidePath
-from gristmill.mixtures.tokenizer import Tokenizer
+from gristmill.mixtures.tokenizer import CHARACTER_COVERAGE, TRANSITION_POINT, Tokenizer
 
 TOKENIZER_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "chat_template.jinja", "tokenizer_config.json"
 """What a model's folder says of its tokenizer, as transformers names the files."""
@@ -54,16 +54,22 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
         chat = dump_only(section, verify, "special_tokens", "chat_template", "chat_template_path", *of_code)
         return ({"external": {"sha256": sha256_file(as_path(section.path))}, **chat},
                 {"tokenizer": dump(section), "sources": list(manifest.document_sources), "seed": 0})
-    dumped = dump(section, "seed", "path", *(() if of_code else ("chat_formatter",)), *_of_other_models(section))
+    dumped = {**dump(section, "seed", "path", *(() if of_code else ("chat_formatter",)), *OF_MODELS),
+              **_of_model(section)}
     return {"tokenizer": name_outside_files(dumped, section, verify), "sources": list(manifest.document_sources),
             "seed": seed_of(section, manifest)}, {"tokenizer": dumped}
 
 
-def _of_other_models(section: Tokenizer) -> list[str]:
-    """Settings that do not apply; recipes of `bpe` are as they were when it was the only model."""
-    settings = {"model": section.model != "bpe", "character_coverage": section.model == "sentencepiece_bpe",
-                "transition_point": section.model == "superbpe"}
-    return [name for name, applies in settings.items() if not applies]
+OF_MODELS = ("model", "character_coverage", "transition_point")
+
+
+def _of_model(section: Tokenizer) -> Recipe:
+    """The model and its settings; nothing for `bpe`, whose recipes are as they were when it was the only model."""
+    if section.model == "bpe":
+        return {}
+    settings = {"sentencepiece_bpe": {"character_coverage": section.character_coverage or CHARACTER_COVERAGE},
+                "superbpe": {"transition_point": section.transition_point or TRANSITION_POINT}}
+    return {"model": section.model, **settings.get(section.model, {})}
 
 
 def preflight(

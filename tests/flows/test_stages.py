@@ -41,6 +41,8 @@ def test_the_demo_has_every_stage_in_order() -> None:
     ("prepare.langid.threshold=0.6", "langid"),
     ("tokenizer.vocab_size=5000", "tokenizer"),
     ("tokenizer.pretokenizer=llama3", "tokenizer"),
+    ("tokenizer.model=superbpe", "tokenizer"),
+    ("tokenizer={model: superbpe, transition_point: 0.8}", "tokenizer"),
     ("tokenizer.special_tokens=['<|tool|>']", "tokenizer"),
     ("sources.code.weight=0.4", "mix"),
     ("sources.prose.where=quality > 0.5", "mix"),

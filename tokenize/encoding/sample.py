@@ -63,24 +63,19 @@ def draw_sample(
         SampleError: a weight's source is unknown, all weights are zero, or no text is left.
     """
     shares = share_bytes(sources, total_bytes, weights)
-    documents = _list_documents(inputs)
-    chosen: dict[int, tuple[str, bool, int]] = {}
+    candidates = _candidates(inputs, shares, seed)
+    chosen: dict[tuple[int, int], tuple[str, bool, int]] = {}
     for source, share in shares.items():
-        rows = np.flatnonzero(documents.source == source)
-        words = documents.words[rows]
-        held_out = drawn_below(words, order_key(seed, "tokenizer", "held out"), HELD_OUT)
-        ordered = drawn_order(words, order_key(seed, "tokenizer"))
-        measured = ordered[held_out[ordered]]
-        learnt = ordered[~held_out[ordered]]
-        if not len(learnt) or not len(measured):
-            measured = learnt = ordered
-        for number, limit in _fill(documents.size[rows], learnt, share):
-            chosen[int(rows[number])] = (source, True, limit)
-        for number, limit in _fill(documents.size[rows], measured, max(1, int(share * HELD_OUT))):
-            chosen.setdefault(int(rows[number]), (source, False, limit))
-    texts = _read_texts(inputs, documents, chosen)
-    learn = {source: [text for row, text in texts if chosen[row][:2] == (source, True)] for source in shares}
-    measure = {source: [text for row, text in texts if chosen[row][:2] == (source, False)] for source in shares}
+        learnt, measured = (candidates[source, held_out] for held_out in (False, True))
+        if not len(learnt.size) or not len(measured.size):
+            learnt = measured = learnt if len(learnt.size) else measured
+        for place, limit in _fill(learnt, share):
+            chosen[place] = (source, True, limit)
+        for place, limit in _fill(measured, max(1, int(share * HELD_OUT))):
+            chosen.setdefault(place, (source, False, limit))
+    texts = _read_texts(inputs, chosen)
+    learn = {source: [text for place, text in texts if chosen[place][:2] == (source, True)] for source in shares}
+    measure = {source: [text for place, text in texts if chosen[place][:2] == (source, False)] for source in shares}
     if not any(map(len, learn.values())):
         raise SampleError(f"no text is left to learn a tokenizer from (sources: {', '.join(shares) or 'none'}): "
                           f"{_what_was_dropped(inputs)}; loosen these rules: gristmill whatif MANIFEST lists them")
@@ -116,49 +111,68 @@ def _what_was_dropped(inputs: Mapping[str, Path]) -> str:
 
 @dataclass(frozen=True)
 class _Documents:
-    """All kept documents: (n, 2) id words, source names, text bytes, shard and row."""
+    """Documents of one source in the order of their draws: (n, 2) id words, text bytes, shard and row."""
 
     words: np.ndarray
-    source: np.ndarray
     size: np.ndarray
     shard: np.ndarray
     row: np.ndarray
 
+    def with_more(self, others: _Documents, key: int, share: int) -> _Documents:
+        """The first of both that fill a share: which ones they are, more documents can only shorten."""
+        words = np.concatenate([self.words, others.words])
+        order = drawn_order(words, key)
+        columns = [np.concatenate([getattr(self, name), getattr(others, name)])[order]
+                   for name in ("size", "shard", "row")]
+        kept = int(np.searchsorted(np.cumsum(columns[0]) - columns[0], share))
+        return _Documents(words[order[:kept]], *(column[:kept] for column in columns))
 
-def _list_documents(inputs: Mapping[str, Path]) -> _Documents:
-    columns: list[list[np.ndarray]] = [[np.empty((0, 2), np.uint64)], [np.empty(0, object)], *([np.empty(0, np.int64)]
-                                                                                              for _ in range(3))]
+
+def _candidates(
+    inputs: Mapping[str, Path], shares: Mapping[str, int], seed: int
+) -> dict[tuple[str, bool], _Documents]:
+    """Per source, and of those that are learnt from or held out, the documents that fill a share, of all shards.
+
+    No more is held than these and one shard, whatever the size of the corpus.
+    """
+    nothing = _Documents(np.empty((0, 2), np.uint64), *(np.empty(0, np.int64) for _ in range(3)))
+    found = {(source, held_out): nothing for source in shares for held_out in (False, True)}
+    order, apart = order_key(seed, "tokenizer"), order_key(seed, "tokenizer", "held out")
     for number, shard in enumerate(shard_names(inputs["ingest"])):
         read = read_shard(inputs, shard, ["id", "source", "text"])
-        rows, table = read.rows, read.documents.take(pa.array(read.rows))
-        parts = (id_words(table["id"]), table["source"].cast(pa.string()).to_numpy(),
-                 pc.binary_length(table["text"]).to_numpy(), np.full(len(rows), number), rows)
-        for column, part in zip(columns, parts, strict=True):
-            column.append(part)
-    return _Documents(*(np.concatenate(column) for column in columns))
+        table = read.documents.take(pa.array(read.rows))
+        words, names = id_words(table["id"]), table["source"].cast(pa.string()).to_numpy()
+        sizes, held = pc.binary_length(table["text"]).to_numpy().astype(np.int64), drawn_below(words, apart, HELD_OUT)
+        for (source, held_out), known in found.items():
+            here = np.flatnonzero((names == source) & (held == held_out))
+            more = _Documents(words[here], sizes[here], np.full(len(here), number), read.rows[here])
+            found[source, held_out] = known.with_more(more, order, shares[source])
+    return found
 
 
-def _fill(sizes: np.ndarray, ordered: np.ndarray, share: int) -> list[tuple[int, int]]:
-    """The first documents that fill a share, each with the bytes that are taken of it."""
-    before = np.cumsum(sizes[ordered]) - sizes[ordered]
+def _fill(documents: _Documents, share: int) -> list[tuple[tuple[int, int], int]]:
+    """The first documents that fill a share, shard and row, each with the bytes that are taken of it."""
+    before = np.cumsum(documents.size) - documents.size
     taken = before < share
-    limits = np.minimum(sizes[ordered], share - before)
-    return list(zip(ordered[taken].tolist(), limits[taken].tolist(), strict=True))
+    limits = np.minimum(documents.size, share - before)[taken].tolist()
+    places = zip(documents.shard[taken].tolist(), documents.row[taken].tolist(), strict=True)
+    return list(zip(places, limits, strict=True))
 
 
 def _read_texts(
-    inputs: Mapping[str, Path], documents: _Documents, chosen: Mapping[int, tuple[str, bool, int]]
-) -> list[tuple[int, str]]:
+    inputs: Mapping[str, Path], chosen: Mapping[tuple[int, int], tuple[str, bool, int]]
+) -> list[tuple[tuple[int, int], str]]:
     """The chosen texts in the order of their ids, each cut to its limit."""
-    wanted = np.array(sorted(chosen), dtype=np.int64)
-    found: dict[int, str] = {}
+    found: list[tuple[bytes, tuple[int, int], str]] = []
+    rows: dict[int, list[int]] = {}
+    for shard, row in sorted(chosen):
+        rows.setdefault(shard, []).append(row)
     for number, shard in enumerate(shard_names(inputs["ingest"])):
-        here = wanted[documents.shard[wanted] == number]
-        if not len(here):
+        if number not in rows:
             continue
-        texts = read_documents(inputs, shard, ["text"])["text"].take(pa.array(documents.row[here]))
-        for row, text in zip(here.tolist(), texts.to_pylist(), strict=True):
-            limit = chosen[row][2]
-            found[row] = text if len(text) * 4 <= limit else text.encode()[:limit].decode(errors="ignore")
-    words = documents.words[wanted]
-    return [(int(row), found[int(row)]) for row in wanted[np.lexsort((words[:, 1], words[:, 0]))]]
+        table = read_documents(inputs, shard, ["id", "text"]).take(pa.array(rows[number]))
+        for row, name, text in zip(rows[number], *(table[key].to_pylist() for key in ("id", "text")), strict=True):
+            limit = chosen[number, row][2]
+            cut = text if len(text) * 4 <= limit else text.encode()[:limit].decode(errors="ignore")
+            found.append((name, (number, row), cut))
+    return [(place, text) for _, place, text in sorted(found)]
