@@ -165,8 +165,8 @@ def _read_texts(
     """The chosen texts in the order of their ids, each cut to its limit."""
     found: list[tuple[bytes, tuple[int, int], str]] = []
     rows: dict[int, list[int]] = {}
-    for shard, row in sorted(chosen):
-        rows.setdefault(shard, []).append(row)
+    for place in sorted(chosen):
+        rows.setdefault(place[0], []).append(place[1])
     for number, shard in enumerate(shard_names(inputs["ingest"])):
         if number not in rows:
             continue
