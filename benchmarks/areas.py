@@ -28,6 +28,7 @@ AREAS = {
     "quality": ("dataprep.duplicates:quality_rows", "dataprep.language:rows", "dataprep.judges:quality_rows",
                 "dataprep.reading:quality_rows", "dataprep.cleaning:pii_rows", "dataprep.decontamination:rows"),
     "memory": ("dataprep.memory:rows",),
+    "bounds": ("bounds:rows",),
     "tokenize": ("tokenize.encoding:rows", "tokenize.vocabularies:rows", "tokenize.mixing:rows",
                  "tokenize.exporting:rows"),
     "vocabularies": ("tokenize.vocabularies:rows",),
@@ -40,6 +41,8 @@ AREAS = {
     "chaos": ("chaos.chaos:rows",),
 }  # fmt: skip
 """Area -> the functions of this folder that yield what was measured: module and name."""
+OPTIONS = {"chaos": ("points", "seed", "folder", "at_once"), "bounds": ("documents", "folder")}
+"""Area -> what may be said of how it is measured."""
 SAID = ("promised", "happened")
 """What a row may say in words besides: lines below it on a terminal, columns of a page."""
 
@@ -47,7 +50,7 @@ SAID = ("promised", "happened")
 def print_rows(area: str, as_json: bool, markdown: Path | None = None, **options: Any) -> None:
     """Measure an area and print its rows as they come; keep them as a table of markdown where asked for.
 
-    `options` go to the area's `rows`; only `chaos` has any.
+    `options` go to the area's `rows`; OPTIONS says which areas have any.
     """
     here = surroundings(area)
     if not as_json:

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from string import hexdigits
 from typing import Any, Self
 
 import numpy as np
@@ -24,6 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset
 
 from gristmill.dataprep.documents import (
+    ID_BYTES,
     JUDGEMENT_COLUMNS,
     annotation_stages,
     open_table,
@@ -33,6 +35,7 @@ from gristmill.dataprep.documents import (
 )
 from gristmill.dataprep.edits import EDITS, apply_edits, then
 from gristmill.dataprep.expressions import columns_in, evaluate, names_of
+from gristmill.dataprep.row_groups import find_ids
 from gristmill.mixtures.sources import INGEST
 
 BATCH_ROWS = 1000
@@ -162,17 +165,13 @@ class Corpus:
         Raises:
             UnknownDocumentError: none, or more than one, fits.
         """
-        places = [(shard, row) for shard in self.shards for row in self._rows_with(shard, wanted.lower())]
+        is_id = 0 < len(wanted) <= 2 * ID_BYTES and all(character in hexdigits for character in wanted)
+        places = find_ids(self.inputs[INGEST], self.shards, wanted) if is_id else []
         if len(places) != 1:
             raise UnknownDocumentError(f"{len(places) or 'no'} documents have an id that begins with {wanted!r}")
         shard, row = places[0]
         found: dict[str, Any] = self.read(shard, self.schema.names, None).slice(row, 1).to_pylist()[0]
         return {**found, "steps": self._verdicts(shard, row)}
-
-    def _rows_with(self, shard: str, beginning: str) -> list[int]:
-        ids = self.read(shard, ["id"], None)["id"]
-        rows: list[int] = pc.indices_nonzero(pc.starts_with(ids, beginning)).to_pylist()
-        return rows
 
     def _verdicts(self, shard: str, row: int) -> list[dict[str, Any]]:
         found = []

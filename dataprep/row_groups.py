@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.dataprep.documents import annotation_stages, check_ids, column_names, open_table
+from gristmill.dataprep.documents import ID_BYTES, annotation_stages, check_ids, column_names, open_table
 from gristmill.dataprep.edits import EDITS, apply_edits
 from gristmill.dataprep.files import is_local
 from gristmill.mixtures.sources import INGEST
@@ -52,6 +54,48 @@ def read_rows(path: Path, rows: Sequence[int], columns: Sequence[str] | None = N
                                      use_threads=is_local(path))
     starts = np.cumsum([0, *(sizes[group] for group in used.tolist())])
     return table.take(integers(starts[np.searchsorted(used, groups)] + numbers - ends[groups]))
+
+
+SEARCHING = 8
+"""Shards whose ids are looked through at the same time."""
+
+
+def find_ids(folder: Path, shards: Sequence[str], beginning: str) -> list[tuple[str, int]]:
+    """Where documents are, by the first hexadecimal digits of their ids: shard and row, in their order.
+
+    It reads nothing but ids, 16 bytes of each document, and holds those of SEARCHING shards. A whole id ends the search
+    where it is found, as no other document has it.
+
+    Args:
+        folder: of `ingest`.
+        shards: its document shards, or some.
+        beginning: 1 to 32 digits.
+    """
+    digits = 2 * ID_BYTES
+    low, high = (int(beginning.ljust(digits, filler), 16) for filler in "0f")
+    found: list[tuple[str, int]] = []
+    with ThreadPoolExecutor(SEARCHING, "ids") as pool:
+        for first in range(0, len(shards), SEARCHING):
+            some = shards[first : first + SEARCHING]
+            paths = [folder / shard for shard in some]
+            for shard, rows in zip(some, pool.map(partial(_rows_between, low=low, high=high), paths), strict=True):
+                found += [(shard, row) for row in rows]
+            if found and len(beginning) == digits:
+                break
+    return found
+
+
+def _rows_between(path: Path, low: int, high: int) -> list[int]:
+    """The rows whose ids, as numbers, lie in [low, high]."""
+    with open_table(path) as file:
+        ids = file.read(["id"], use_threads=False)["id"]
+    found, before = [], 0
+    for chunk in ids.chunks:
+        words = np.frombuffer(chunk.buffers()[1], ">u8", 2 * len(chunk), ID_BYTES * chunk.offset)[::2]
+        near = np.flatnonzero((words >= low >> 64) & (words <= high >> 64))
+        found += [before + row for row in near.tolist() if low <= int.from_bytes(chunk[row].as_py()) <= high]
+        before += len(chunk)
+    return found
 
 
 def read_document_rows(

@@ -24,7 +24,8 @@ from gristmill.mixtures.engine import Stream
 from gristmill.tokenize.order import Order, OrderWithout, sources_of_rows
 from gristmill.tokenize.packed_files import (
     DTYPES,
-    LEDGER,
+    LEDGER_SCHEMA,
+    LEDGERS,
     MANIFEST,
     NO_PIECES,
     PIECES_SCHEMA,
@@ -37,6 +38,7 @@ from gristmill.tokenize.packed_files import (
     check_size,
     ids_name,
     join,
+    ledger_name,
     pieces_name,
     read_boundaries,
 )
@@ -229,7 +231,18 @@ class PackedSet:
 
     def ledger(self, documents: Collection[bytes]) -> pa.Table:
         """What is known of documents (LEDGER_SCHEMA), by id; those that were never tokenised are not there."""
-        return read_matching(self.folder / LEDGER, "id", list(documents))
+        tables: dict[str, list[bytes]] = {}
+        count = self.manifest.get(LEDGERS, 1)
+        for document in sorted(documents):
+            leading = int.from_bytes(document[:8]) * count >> 64
+            tables.setdefault(ledger_name(leading, count), []).append(document)
+        found = [read_matching(self.folder / name, "id", ids) for name, ids in tables.items()]
+        return pa.concat_tables(found) if found else LEDGER_SCHEMA.empty_table()
+
+    @property
+    def has_ledger(self) -> bool:
+        """Whether it knows the documents that it was made of: it was mixed, or it holds examples."""
+        return (self.folder / ledger_name(0, self.manifest.get(LEDGERS, 1))).exists()
 
     def open_training(self) -> list[OpenShard]:
         """The shards of the training rows, one after another."""

@@ -8,7 +8,8 @@
     train-00000.sums            XXH64 of each row, so that one row can be checked (`row_bytes.py`)
     train-00000.cu              where the pieces of each row begin and end, for hot loops (`Boundaries`)
     val-<source>-00000.bin, .docs.parquet, .ids.parquet, .cu    held-out documents of one source; rows count from 0
-    documents.parquet           every tokenised document by id: where it is, and why no row has it (LEDGER_SCHEMA)
+    documents.parquet           every tokenised document by id: where it is, and why no row has it (LEDGER_SCHEMA); of
+                                more than 67 million documents several tables, by the leading bits of the id
 
 A training row holds text of one source only, and row r belongs to the source at place r of the merged order
 (`order.unrank`), so the first n rows of the files are the mixture too. The rows of a set with phases lie phase after
@@ -57,13 +58,15 @@ CHECKSUM_DTYPE = np.dtype("<u8")
 NO_PIECES = pa.Table.from_batches([], PIECES_SCHEMA)
 """An empty table, made without Arrow's look at a list, for which it imports pandas."""
 LEDGER = "documents.parquet"
+LEDGERS = "ledgers"
+"""Key of packed.json: how many tables the ledger has, a power of two, where it is more than one."""
 LEDGER_SCHEMA = pa.schema([
     ("id", pa.binary(ID_BYTES)), ("shard", pa.int32()), ("row", pa.int64()), ("source", pa.int32()),
     ("held_out", pa.bool_()), ("reason", pa.dictionary(pa.int8(), pa.string())),
 ])
 """`shard` and `row` say where the document is, `shard` counting ingest's sorted files, then those of `import_tokens`
 (`importing/corpora.py`); `source` is the number in packed.json; `reason` is why no row holds it
-(`mixing.candidates.unused`), null where one does."""
+(`mixing.ledger.RULES`), null where one does."""
 
 
 class PackedSetError(RuntimeError):
@@ -103,6 +106,11 @@ def ids_name(file: str) -> str:
 def sums_name(file: str) -> str:
     """File name of the checksums beside a shard: uint64, little-endian, one for each row."""
     return f"{file.removesuffix('.bin')}.sums"
+
+
+def ledger_name(number: int, tables: int) -> str:
+    """File name of a table of the ledger: of several, number n has the ids whose leading bits are n."""
+    return LEDGER if tables == 1 else f"documents-{number:05d}.parquet"
 
 
 def files_of(path: Path) -> list[Path]:

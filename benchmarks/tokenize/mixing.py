@@ -20,6 +20,7 @@ from gristmill.dataprep.context import Context
 from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.files import atomic_write
 from gristmill.dataprep.jobs.engine import Task
+from gristmill.dataprep.shuffle import task_file
 from gristmill.tokenize.document_sampling import word_ids
 from gristmill.tokenize.encoding.encode import DOCS_SCHEMA, docs_name, tokens_name
 from gristmill.tokenize.encoding.sample import TokenizerSample
@@ -27,10 +28,11 @@ from gristmill.tokenize.encoding.tokenizer import load, write_tokenizer
 from gristmill.tokenize.encoding.vocabulary import train
 from gristmill.tokenize.mixing import mix
 from gristmill.tokenize.mixing.best_fit import best_fit_decreasing
-from gristmill.tokenize.mixing.candidates import Documents
-from gristmill.tokenize.mixing.mix_summary import compare
-from gristmill.tokenize.mixing.packing import Packing, TokenStream, lay_out, make_stream
-from gristmill.tokenize.mixing.write_shards import RowPlan, gather, layout_of, save, train_stream, write_train_shard
+from gristmill.tokenize.mixing.packing import Costs, Packing
+from gristmill.tokenize.mixing.place_pieces import PLACE_JOB, Shards, place_segment
+from gristmill.tokenize.mixing.records import save
+from gristmill.tokenize.mixing.streams import SEGMENTS, Bases, Draws, Segment, Streams, segment_name
+from gristmill.tokenize.mixing.write_shards import RowPlan, gather, write_train_shard
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_writing import write_packed_set
@@ -82,25 +84,33 @@ def _gathering() -> Row:
 
 
 def _mixing(folder: Path) -> Row:
-    """A whole shard (ordered, cut, gathered, written with its pieces, hashed), against writing its bytes alone."""
+    """A whole shard (cut, placed, gathered, written with its pieces, hashed), against writing its bytes alone."""
     rng = np.random.default_rng(0)
     number = ROWS * LENGTH // MEAN_DOCUMENT_TOKENS
     tokens = rng.poisson(MEAN_DOCUMENT_TOKENS, number).astype(np.int64)
     flat = rng.integers(0, VOCAB, int(tokens.sum()), dtype=np.uint16)
     flat.tofile(folder / "part.bin")
     words = rng.integers(0, 2**64, (number, 2), dtype=np.uint64)
-    save(folder, "documents", Documents(words, np.zeros(number, np.int64), np.cumsum(tokens) - tokens, tokens))
-    counts = {"a": ROWS * 3 // 4, "b": ROWS // 4}
-    halves = np.array_split(np.arange(number), [number * 3 // 4])
-    for source, (members, count) in enumerate(zip(halves, counts.values(), strict=True)):
-        stream = make_stream(members, words[members], tokens[members], source, count * LENGTH)
-        save(folder, train_stream(source), stream)
-        save(folder, layout_of(train_stream(source)), lay_out(stream, 0, count * LENGTH, Packing(LENGTH)))
-    plan = RowPlan(folder=str(folder), out=str(folder), parts=(str(folder / "part.bin"),), dtype="uint16", eos=0, pad=1,
-                sequence_length=LENGTH, seed=1, sources=tuple(counts), phases=(tuple(counts.values()),))
-    task = Task("train-00000", {"file": "train-00000.bin", "first": 0, "rows": ROWS})
+    counts = (ROWS * 3 // 4, ROWS // 4)
+    first = np.array([0, number * 3 // 4, number, number, number])
+    save(folder / SEGMENTS, segment_name(0, 0), Segment(
+        first, words, np.zeros(number, np.int32), np.zeros(number, np.int32), np.cumsum(tokens) - tokens, tokens))
+    none = np.zeros((1, 1, 4), dtype=np.int64)
+    save(folder, "bases", Bases(none, none, none))
+    streams = Streams(folder, 0, Draws(2, 0, 0), Bases(none, none, none))
+    shards = Shards(1, ("a", "b"), (counts,), ROWS, (1, 1))
+    plan = RowPlan(placed=(str(task_file(folder, PLACE_JOB, "00000-00000")),), out=str(folder),
+                   parts=(str(folder / "part.bin"),), dtype="uint16", eos=0, pad=1, sequence_length=LENGTH)
+    ends = [[count * LENGTH] for count in (*counts, 0, 0)]
+    task = Task("train-00000", {"file": "train-00000.bin", "partition": 0, "first": 0, "rows": ROWS})
     size = ROWS * LENGTH * 2
-    ours = _rate(size, lambda: write_train_shard(task, plan))
+
+    def place_and_write() -> None:
+        place_segment(Task("00000-00000", {"pass": 0, "partition": 0}), streams, shards, Packing(LENGTH), ends,
+                      str(folder))
+        write_train_shard(task, plan)
+
+    ours = _rate(size, place_and_write)
 
     def write() -> None:
         with atomic_write(folder / "copy.bin") as sink:
@@ -176,12 +186,12 @@ def packing_rows() -> Iterator[Row]:
     million = len(rests) / 1e6
     yield row("pack_best_fit", million / ours, million / python, "M documents/s", "peer: a sorted list and bisect")
     starts = np.concatenate([[0], np.cumsum(sizes)])
-    stream = TokenStream(starts, np.arange(PACKED_DOCUMENTS), np.zeros(PACKED_DOCUMENTS, dtype=np.int32))
-    used = Packing(PACKED_LENGTH)
-    costs = compare(stream, stream.tokens, used, lay_out(stream, 0, stream.tokens, used))
+    counted, tokens = Costs([int(starts[-1])], Packing(PACKED_LENGTH)), int(starts[-1])
+    counted.add(starts)
+    costs = counted.accounts()
     for name, found in costs.items():
         note = (f"padding {found['padding_tokens'] / found['rows'] / PACKED_LENGTH:.3%}, dropped "
-                f"{found['dropped_tokens'] / stream.tokens:.2%}; peer: stream")
+                f"{found['dropped_tokens'] / tokens:.2%}; peer: stream")
         yield row(f"documents cut: {name}", found["split_documents"] / PACKED_DOCUMENTS,
                    costs["stream"]["split_documents"] / PACKED_DOCUMENTS, "share", note)
 

@@ -15,7 +15,6 @@ from gristmill.flows.questions.training_reads import TraceError, reading_of
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer
 from gristmill.tokenize.origins import describe_documents
 from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.packed_files import LEDGER
 from gristmill.train.data.preference_rows import EXAMPLES
 
 ROWS_ON_PAGE = 50
@@ -141,7 +140,7 @@ def _pieces(run: BrowsedRun, packed: PackedSet, asked: OneRow) -> list[dict[str,
         table = packed.validation_pieces(asked.held_out)
         table = table.filter(pc.equal(table["row"], asked.row))
     ids = set(table["id"].to_pylist())
-    of_documents = (packed.folder / LEDGER).exists()
+    of_documents = packed.has_ledger
     known = describe_documents(packed, run.inputs(), ids) if of_documents and run.corpora() else {}
     page = DOCUMENTS if of_documents else EXAMPLES_PAGE
     return [{"start": piece["start"], "length": piece["length"], "offset": piece["offset"], "copy": piece["copy"],

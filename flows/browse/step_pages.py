@@ -19,7 +19,6 @@ from gristmill.flows.questions.find_documents import DocumentNotFoundError
 from gristmill.flows.questions.trace import trace_document, trace_step
 from gristmill.flows.questions.training_reads import Reading, TraceError, reading_of
 from gristmill.flows.stages.registry import MIX
-from gristmill.tokenize.packed_files import LEDGER
 from gristmill.train.data.preference_rows import EXAMPLES
 
 STEPS_ON_PAGE = 100
@@ -123,7 +122,7 @@ def _places(run: BrowsedRun, ids: Sequence[str]) -> list[dict[str, Any]]:
     found = []
     for stage in run.packed_sets():
         packed = run.packed(stage)
-        if (packed.folder / LEDGER).exists():  # documents, not examples
+        if packed.has_ledger:  # documents, not examples
             continue
         pieces = packed.rows_of_documents([bytes.fromhex(one) for one in ids]).to_pylist()
         tokens = packed.read(np.array([piece["row"] for piece in pieces], dtype=np.int64))

@@ -10,12 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.corpus import Corpus
-from gristmill.dataprep.documents import ID_BYTES, read_documents, shard_names
+from gristmill.dataprep.documents import ID_BYTES, read_documents, read_table, shard_names
+from gristmill.dataprep.row_groups import find_ids
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.plan import Plan
 from gristmill.flows.stages.registry import MIX
 from gristmill.mixtures.sources import INGEST
-from gristmill.tokenize.importing.corpora import corpus_shards
+from gristmill.tokenize.importing.corpora import corpora, corpus_shards
 
 SHOWN_HITS = 5
 
@@ -60,30 +61,33 @@ Place = tuple[Mapping[str, Path], str, int]
 
 
 def find_document(inputs: Mapping[str, Path], wanted: str) -> Place:
-    """The place of the one document with this id, id prefix or locator."""
+    """The place of the one document with this id, id prefix or locator.
+
+    A whole id of a document that a mixture knows is looked up in its ledger, which is ordered by id. Any other id is
+    sought among the ids of the document shards, a locator among the locators: of each document 16 bytes are read, or
+    its locator, and no more than some shards' are held.
+    """
     direct = _find_in_ledger(inputs, wanted)
     if direct is not None:
         return direct
     hits: list[Place] = []
-    prefix = bytes.fromhex(wanted[: len(wanted) // 2 * 2]) if _is_hex(wanted) else None
-    for corpus, shard in corpus_shards(inputs):
-        table = read_documents(corpus, shard, ["id", "locator"])
-        mask = pc.equal(table["locator"], wanted)
-        if prefix is not None:
-            ids = table["id"].cast(pa.binary())
-            mask = pc.or_(mask, pc.starts_with(ids, prefix))
-        rows = pc.indices_nonzero(mask).to_pylist()
-        if prefix is not None and len(wanted) % 2:
-            # Half a byte cannot be compared in binary.
-            rows = [r for r in rows if table["id"][r].as_py().hex().startswith(wanted.lower())
-                    or table["locator"][r].as_py() == wanted]
-        hits += [(corpus, shard, row) for row in rows]
+    for corpus in corpora(inputs) if _is_hex(wanted) and len(wanted) <= 2 * ID_BYTES else ():
+        shards = shard_names(corpus[INGEST])
+        hits += [(corpus, shard, row) for shard, row in find_ids(corpus[INGEST], shards, wanted)]
+    if not hits:
+        hits = [(corpus, shard, row) for corpus, shard in corpus_shards(inputs)
+                for row in _rows_with_locator(corpus[INGEST] / shard, wanted)]
     if not hits:
         raise DocumentNotFoundError(f"no document has the id or locator {wanted!r}; both are shown beside the samples "
                                     "of `gristmill report`: an id has 32 hexadecimal digits, a locator is FILE#NUMBER")
     if len(hits) > 1:
         raise AmbiguousDocumentError(f"{len(hits)} documents fit {wanted!r}; give an id: {_ids(hits)}")
     return hits[0]
+
+
+def _rows_with_locator(path: Path, wanted: str) -> list[int]:
+    rows: list[int] = pc.indices_nonzero(pc.equal(read_table(path, ["locator"])["locator"], wanted)).to_pylist()
+    return rows
 
 
 def _find_in_ledger(inputs: Mapping[str, Path], wanted: str) -> Place | None:

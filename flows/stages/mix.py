@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gristmill.flows.stages.ingest import MIXTURE_KEYS
 from gristmill.flows.stages.sections import dump, name_outside_files, seed_of
-from gristmill.flows.stages.stage import Location, Memory, Recipe, Stage, documents
+from gristmill.flows.stages.stage import Location, Recipe, Stage, documents
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.mix import uses_own_weights
 
@@ -53,6 +53,5 @@ STAGE = Stage(
     "mix", 8, "gristmill.tokenize.mixing.mix:run", configure, documents("tokenizer", "tokenize", "import_tokens"),
     parallel=True,
     preflight=preflight,
-    memory=Memory(264, "drop more in `prepare`, or pack the sources in manifests of their own"),
     pace="a sample has too few tokens to be mixed", topics={"packed": "packed.json"},
     report=("gristmill.flows.report.mixture:mixture_section",))

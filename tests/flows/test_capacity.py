@@ -60,19 +60,21 @@ def test_a_stage_that_holds_some_shards_alone_is_told_to_hold_fewer(toy_runner: 
 
 
 def test_the_figures_are_those_of_the_stages_that_hold_something_of_every_document() -> None:
-    assert capacity.shortage(STAGES["mix"], 90_000_000, 24_000_000_000) is None
-    sentence = capacity.shortage(STAGES["mix"], 92_000_000, 24_000_000_000)
+    stage = replace(STAGES["mix"], memory=Memory(264, "drop more in `prepare`"))
+    assert capacity.shortage(stage, 90_000_000, 24_000_000_000) is None
+    sentence = capacity.shortage(stage, 92_000_000, 24_000_000_000)
     assert sentence is not None
     assert sentence.startswith("mix: it holds about 264 bytes of every document in one process, 24.3 GB for 92,000,000,"
                                " and 24.0 GB are free here; ")
     assert capacity.shortage(STAGES["dedup"], 10**12, 1) is None
-    assert capacity.shortage(STAGES["mix"], None, 1) is None
+    assert capacity.shortage(STAGES["mix"], 10**12, 1) is None
+    assert capacity.shortage(stage, None, 1) is None
     assert capacity.documents_of({"ingest": {"counts": {"kept": 9}}, "filter": {"counts": {"kept": 4}}, "x": {}}) == 4
 
 
 def test_a_prediction_refuses_more_documents_than_fit() -> None:
     totals = {"memory_bytes": 1, "disk_bytes": 1}
     available = {"memory_bytes": 2_000_000_000, "disk_bytes": None}
-    found = predict.refusals(totals, available, {"ingest": 1e6, "tokenizer": 8e6, "mix": 8e6})
-    assert [sentence.partition(":")[0] for sentence in found] == ["mix"]
-    assert "2.1 GB for 8,000,000" in found[0]
+    found = predict.refusals(totals, available, {"ingest": 1e6, "tokenizer": 12e6, "mix": 1e12})
+    assert [sentence.partition(":")[0] for sentence in found] == ["tokenizer"]
+    assert "2.2 GB for 12,000,000" in found[0]

@@ -16,6 +16,7 @@ import pytest
 from gristmill.dataprep.counts import check_conservation
 from gristmill.tokenize.document_sampling import id_words
 from gristmill.tokenize.encoding.tokenizer import load
+from gristmill.tokenize.mixing import ledger, streams
 from gristmill.tokenize.mixing.quotas import MixError
 from gristmill.tokenize.order import unrank
 from gristmill.tokenize.packed import PackedSet
@@ -353,6 +354,46 @@ def test_the_bytes_do_not_depend_on_workers_or_on_how_documents_came_in_shards(
     whereabouts = ["shard", "row"]
     assert pq.read_table(module_stages.root / "resharded" / LEDGER).drop_columns(whereabouts).equals(
         pq.read_table(module_stages.root / "mix" / LEDGER).drop_columns(whereabouts))
+
+
+@pytest.mark.parametrize("section", [
+    {"packing": packing, "document_starts": starts}
+    for packing in ("stream", "best_fit") for starts in ("any", "aligned")
+], ids=str)
+def test_the_bytes_do_not_depend_on_how_the_planning_is_cut_into_partitions(
+    module_stages: Any, prepared: dict[str, Path], monkeypatch: pytest.MonkeyPatch, section: dict[str, Any]
+) -> None:
+    """Sources that are repeated, in part by what was measured; two phases; excluded documents; sixteen partitions."""
+    listed = module_stages.root / "some.ids"
+    listed.write_text("\n".join(one.hex() for one in sorted(texts(prepared))[::17]))
+    sources = {"prose": {"max_epochs": 3.0, "epochs": "tokens / 60.0"}, "code": {"max_epochs": 30.0}}
+    asked = {"tokens": 6000, "sequence_length": LENGTH, "validation": 0.15, "shard_rows": 50, "exclude": str(listed),
+             "phases": [{"end": 0.6, "weights": {"prose": 0.8, "code": 0.2}}, {"weights": {"prose": 0.3, "code": 0.7}}]}
+    name = "-".join(section.values())
+    whole = module_stages.mix(f"{name}-whole", prepared, sources, **asked, **section)
+    monkeypatch.setattr(streams, "PARTITION_BYTES", 500)
+    cut = module_stages.mix(f"{name}-cut", prepared, sources, **asked, **section)
+    assert len([*(module_stages.root / f"{name}-cut.work" / "sort-0").iterdir()]) == 16
+    assert cut == whole
+    assert module_stages.files(f"{name}-cut") == module_stages.files(f"{name}-whole")
+
+
+def test_a_large_ledger_is_several_tables_by_the_leading_bits_of_the_id(
+    module_stages: Any, prepared: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = mixed(module_stages, prepared)
+    monkeypatch.setattr(streams, "PARTITION_BYTES", 500)
+    monkeypatch.setattr(ledger, "FILE_DOCUMENTS", 30)
+    packed = mixed(module_stages, prepared, "tables")
+    assert packed.manifest["ledgers"] == 4
+    tables = [pq.read_table(packed.folder / f"documents-{number:05d}.parquet") for number in range(4)]
+    assert all(len(table) < 60 for table in tables)
+    entries = pq.read_table(whole.folder / LEDGER)
+    assert pa.concat_tables(tables).equals(entries)
+    wanted = entries["id"].to_pylist()[::9]
+    assert packed.ledger(wanted[::-1]).equals(whole.ledger(wanted))
+    assert packed.has_ledger
+    assert len(packed.ledger([b"?" * 16])) == 0
 
 
 def test_the_ledger_says_where_every_document_is_and_why_it_is_in_no_row(

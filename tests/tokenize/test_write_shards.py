@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from gristmill.dataprep.files import as_path
-from gristmill.tokenize.mixing.candidates import Documents
-from gristmill.tokenize.mixing.packing import Layout
-from gristmill.tokenize.mixing.write_shards import ALIGNMENT, Contents, RowPlan, blocks_of, load_record, save
+from gristmill.tokenize.mixing import write_shards
+from gristmill.tokenize.mixing.records import ALIGNMENT, load_record, save
+from gristmill.tokenize.mixing.streams import Segment
+from gristmill.tokenize.mixing.write_shards import Contents, RowPlan, blocks_of
 
 
 @pytest.mark.parametrize("number", [0, 1, 3, 500])
@@ -19,15 +20,15 @@ from gristmill.tokenize.mixing.write_shards import ALIGNMENT, Contents, RowPlan,
 def test_a_record_comes_back_as_it_was_saved_wherever_it_lies(tmp_path: Path, number: int, remote: bool) -> None:
     folder = as_path(f"memory://plan/{number}") if remote else tmp_path
     rng = np.random.default_rng(number)
-    documents = Documents(rng.integers(0, 2**64, (number, 2), dtype=np.uint64), *rng.integers(0, 2**62, (3, number)))
-    layout = Layout(np.arange(number + 1), np.arange(number) * 7, np.arange(number, dtype=np.int32))
-    for name, record in (("documents", documents), ("layout", layout)):
-        save(folder, name, record)
-        loaded = load_record(str(folder), name, type(record))
-        for field, array in vars(record).items():
-            found = getattr(loaded, field)
-            assert (found.dtype, found.shape, found.tolist()) == (array.dtype, array.shape, array.tolist())
-            assert remote or found.ctypes.data % ALIGNMENT == 0
+    words = rng.integers(0, 2**64, (number, 2), dtype=np.uint64)
+    segment = Segment(np.array([0, number]), words, np.arange(number, dtype=np.int32),
+                      rng.integers(0, 2**31, number).astype(np.int32), *rng.integers(0, 2**62, (2, number)))
+    assert save(folder, "segment", segment).exists()
+    loaded = load_record(str(folder), "segment", Segment)
+    for field, array in vars(segment).items():
+        found = getattr(loaded, field)
+        assert (found.dtype, found.shape, found.tolist()) == (array.dtype, array.shape, array.tolist())
+        assert remote or found.ctypes.data % ALIGNMENT == 0
     fsspec.filesystem("memory").rm("/", recursive=True)
 
 
@@ -36,22 +37,23 @@ PART_TOKENS = [[5, 0, 40], [], [1, 30, 7, 0], [3]]
 """Tokens of the documents of each part: some hold nothing but their end, one part holds no document."""
 
 
-def parts_and_documents(folder: str) -> tuple[tuple[str, ...], Documents, list[list[int]]]:
-    """Token parts with random tokens, where each document lies, and its tokens with the end of text."""
-    rng, paths, columns, texts = np.random.default_rng(1), [], [], []
+def parts_and_documents(folder: str) -> tuple[tuple[str, ...], list[tuple[int, int, int]], list[list[int]]]:
+    """Token parts with random tokens; of each document its part, first token and tokens, and these with the end."""
+    rng, paths, places, texts = np.random.default_rng(1), [], [], []
     for number, sizes in enumerate(PART_TOKENS):
         flat = rng.integers(0, 9000, sum(sizes), dtype=np.uint16)
         paths.append(f"{folder}/part-{number}.bin")
         with fsspec.open(paths[-1], "wb") as sink:
             sink.write(flat.tobytes())
         for first, size in zip(np.cumsum(sizes) - sizes, sizes, strict=True):
-            columns.append((number, first, size))
+            places.append((number, int(first), size))
             texts.append([*flat[first : first + size].tolist(), EOS])
-    part, offset, tokens = np.array(columns, dtype=np.int64).T
-    return tuple(paths), Documents(np.zeros((len(part), 2), np.uint64), part, offset, tokens), texts
+    return tuple(paths), places, texts
 
 
-def rows_and_contents(texts: list[list[int]], document: np.ndarray) -> tuple[list[list[int]], Contents]:
+def rows_and_contents(
+    texts: list[list[int]], places: list[tuple[int, int, int]], document: np.ndarray
+) -> tuple[list[list[int]], Contents]:
     """Rows that are filled with these documents one after the other, cut where a row is full; every third is padded."""
     rows: list[list[int]] = [[]]
     pieces = []
@@ -63,7 +65,9 @@ def rows_and_contents(texts: list[list[int]], document: np.ndarray) -> tuple[lis
                 rows.append([])
                 continue
             taken = texts[number][offset : offset + room]
-            pieces.append((len(rows) - 1, len(rows[-1]), len(taken), number, 0, 0, offset))
+            part, first, tokens = places[number]
+            pieces.append((len(rows) - 1, len(rows[-1]), len(taken), 0, 0, 0, offset, part, first + offset,
+                           min(len(taken), tokens - offset)))
             rows[-1] += taken
             offset += len(taken)
     pieces = [piece for piece in pieces if piece[0] < ROWS]
@@ -71,17 +75,21 @@ def rows_and_contents(texts: list[list[int]], document: np.ndarray) -> tuple[lis
     return padded, Contents(*np.array(pieces, dtype=np.int64).T)
 
 
-@pytest.mark.parametrize("remote", [False, True])
-def test_blocks_of_any_size_hold_the_tokens_of_the_pieces(tmp_path: Path, remote: bool) -> None:
-    parts, documents, texts = parts_and_documents("memory://parts" if remote else str(tmp_path))
-    expected, contents = rows_and_contents(texts, np.random.default_rng(2).integers(0, len(texts), 400))
-    plan = RowPlan("", "", parts, "uint16", LENGTH, EOS, PAD, 0, ("a",), ((ROWS,),))
+@pytest.mark.parametrize(("remote", "many"), [(False, False), (True, False), (False, True)])
+def test_blocks_of_any_size_hold_the_tokens_of_the_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool, many: bool
+) -> None:
+    if many:
+        monkeypatch.setattr(write_shards, "MOST_PARTS", 1)
+    parts, places, texts = parts_and_documents("memory://parts" if remote else str(tmp_path))
+    expected, contents = rows_and_contents(texts, places, np.random.default_rng(2).integers(0, len(texts), 400))
+    plan = RowPlan((), "", parts, "uint16", LENGTH, EOS, PAD)
     for block_rows in (1, 4, ROWS, None):
-        blocks = [block.tolist() for block in blocks_of(plan, documents, contents, ROWS, block_rows)]
-        assert len(blocks) == (1 if remote or block_rows is None else -(-ROWS // block_rows))
+        blocks = [block.tolist() for block in blocks_of(plan, contents, ROWS, block_rows)]
+        assert len(blocks) == (1 if remote or many or block_rows is None else -(-ROWS // block_rows))
         assert [row for block in blocks for row in block] == expected
     none = Contents(*(column[:0] for column in vars(contents).values()))
-    assert [block.shape for block in blocks_of(plan, documents, none, 0)] == [(0, LENGTH)]
+    assert [block.shape for block in blocks_of(plan, none, 0)] == [(0, LENGTH)]
     fsspec.filesystem("memory").rm("/", recursive=True)
 
 
@@ -89,8 +97,8 @@ def test_large_ids_are_copied_whole(tmp_path: Path) -> None:
     flat = np.arange(70_000, 70_040, dtype=np.uint32)
     flat.tofile(tmp_path / "part.bin")
     one = [np.array([number], dtype=np.int64) for number in range(41)]
-    documents = Documents(np.zeros((1, 2), np.uint64), one[0], one[4], one[36])
-    contents = Contents(one[0], one[0], one[12], one[0], one[0], one[0], one[6])
-    plan = RowPlan("", "", (str(tmp_path / "part.bin"),), "uint32", LENGTH, EOS, PAD, 0, ("a",), ((1,),))
-    (block,) = blocks_of(plan, documents, contents, 1)
+    contents = Contents(one[0], one[0], one[12], np.zeros((1, 2), np.uint64), one[0], one[0], one[6], one[0], one[10],
+                        one[12])
+    plan = RowPlan((), "", (str(tmp_path / "part.bin"),), "uint32", LENGTH, EOS, PAD)
+    (block,) = blocks_of(plan, contents, 1)
     assert block[0, :12].tolist() == list(range(70_010, 70_022))

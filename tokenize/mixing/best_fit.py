@@ -3,6 +3,9 @@
 Ding et al. 2024, "Fewer Truncations Improve Language Modeling", section 3: as documents are never longer than a row,
 the smallest remaining space that is large enough is found in a tree over the possible spaces, in O(log L) for rows of L
 tokens; bins of the same space wait in a list. The bin that was filled last is taken first, so the result is determined.
+
+A mixture packs more items than a process should hold: `deal_out` finds the same bins from how many items there are of
+each length, in memory that depends on L alone, and `bin_of` says of any item where it goes.
 """
 
 from __future__ import annotations
@@ -11,13 +14,10 @@ import numpy as np
 
 from gristmill.dataprep.text.kernels import kernel
 
-MOST_DOCUMENTS = 2**31 - 1
-"""Items and bins are counted in 32 bits: 16 bytes of working memory for each item."""
-
 
 @kernel
 def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, int]:
-    """Put items into as few bins as the rule finds.
+    """Put items, fewer than 2**31, into as few bins as the rule finds; it takes 16 bytes for each.
 
     Args:
         lengths: int32 of shape (n,), 1 to `capacity`; items of one length are taken in their order.
@@ -57,24 +57,35 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray,
 
 
 @kernel
-def count_bins(items: np.ndarray, capacity: int) -> int:
-    """How many bins `best_fit_decreasing` fills, which the lengths alone decide.
+def deal_out(items: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """Where `best_fit_decreasing` puts items, of which nothing is known but how many there are of each length.
 
     Items of one length fill the bin with the smallest space, one after the other, until it has no room for another: it
-    stays the one with the smallest space. So all of them are dealt out at once.
+    stays the one with the smallest space. So all of them are dealt out at once, to bins that were filled alike. Such a
+    run of bins is first, number and direction: who leaves a pile of bins last lies on top of the next one. A length
+    splits one run at most and begins two, so there are at most three for each length, however many items there are.
 
     Args:
         items: int64 of shape (capacity + 1,), how many items there are of each length; those of length 0 need no bin.
         capacity: of every bin.
+
+    Returns:
+        int64 of shape (capacity + 2,): where the dealings of each length begin among the others; int64 of shape
+        (dealings, 4): rank of the first item among those of its length, its bin, the step to the next bin (1 or -1),
+        and how many items each bin gets; and the number of bins.
     """
-    bins = np.zeros(capacity + 1, dtype=np.int64)  # by their space
+    runs = np.empty((64, 4), dtype=np.int64)  # first bin, bins, step, the run that lies under it or -1
+    dealt = np.empty((64, 4), dtype=np.int64)
+    begins = np.zeros(capacity + 2, dtype=np.int64)  # by falling length, turned round at the end
+    top = np.full(capacity + 1, -1, dtype=np.int64)  # of each space: the run that was filled last, or -1
     leaves = 1
     while leaves <= capacity:
         leaves *= 2
     tree = np.zeros(2 * leaves, dtype=np.bool_)
-    used = 0
+    free, made, used, dealings = -1, 0, 0, 0  # runs that are of no use any more are taken again
     for length in range(capacity, 0, -1):
-        waiting = items[length]
+        begins[capacity - length] = dealings
+        rank, waiting = 0, items[length]
         while waiting:
             space = smallest_space(tree, leaves, length)
             is_new = space == 0
@@ -83,21 +94,58 @@ def count_bins(items: np.ndarray, capacity: int) -> int:
             room = space // length
             # The last ones may leave room in their bin.
             moved = waiting // room if waiting >= room else 1
+            each = min(room, waiting)
             if is_new:
+                first, step = used, 1
                 used += moved
             else:
-                moved = min(moved, bins[space])
-                bins[space] -= moved
-                if not bins[space]:
-                    mark(tree, leaves + space, False)
-            each = min(room, waiting)
+                run = top[space]
+                first, step = runs[run, 0], runs[run, 2]
+                moved = min(moved, runs[run, 1])
+                runs[run, 0] += step * moved
+                runs[run, 1] -= moved
+                if not runs[run, 1]:
+                    top[space] = runs[run, 3]
+                    runs[run, 3] = free
+                    free = run
+                    if top[space] < 0:
+                        mark(tree, leaves + space, False)
+            if dealings == len(dealt):
+                dealt = np.concatenate((dealt, np.empty_like(dealt)))
+            dealt[dealings, 0], dealt[dealings, 1], dealt[dealings, 2], dealt[dealings, 3] = rank, first, step, each
+            dealings += 1
+            rank += moved * each
             waiting -= moved * each
             left = space - each * length
             if left:
-                if not bins[left]:
+                if free < 0:
+                    if made == len(runs):
+                        runs = np.concatenate((runs, np.empty_like(runs)))
+                    run = made
+                    made += 1
+                else:
+                    run = free
+                    free = runs[run, 3]
+                if top[left] < 0:
                     mark(tree, leaves + left, True)
-                bins[left] += moved
-    return used
+                runs[run, 0], runs[run, 1], runs[run, 2] = first + step * (moved - 1), moved, -step
+                runs[run, 3] = top[left]
+                top[left] = run
+    begins[capacity:] = dealings
+    return begins, dealt[:dealings].copy(), used
+
+
+@kernel
+def bin_of(begins: np.ndarray, dealt: np.ndarray, capacity: int, length: int, rank: int) -> int:
+    """The bin of the item with a rank (from 0) among those of its length, as `deal_out` has dealt them."""
+    low, high = begins[capacity - length], begins[capacity - length + 1]
+    while high - low > 1:
+        middle = (low + high) // 2
+        if dealt[middle, 0] <= rank:
+            low = middle
+        else:
+            high = middle
+    return dealt[low, 1] + dealt[low, 2] * ((rank - dealt[low, 0]) // dealt[low, 3])
 
 
 @kernel

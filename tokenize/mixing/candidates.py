@@ -1,9 +1,14 @@
-"""The documents that a mixture chooses from: which may train, are held out or left out, and the table that says so."""
+"""The documents that a mixture chooses from: which may train, are held out or left out, shard by shard.
+
+Each document shard gives its documents to two sets of partitions, so that no process ever knows all: to those of the
+streams that take it, by its draw (`streams.py`), and to those of the ledger, by its id (`ledger.py`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,78 +16,82 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.dataprep.counts import Counts
-from gristmill.dataprep.documents import ID_BYTES, read_annotations, read_table, step_with, write_table
-from gristmill.tokenize.document_sampling import drawn_below, id_words, ordered_by, word_ids
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.documents import ID_BYTES, open_table, read_annotations, read_table, shard_names, step_with
+from gristmill.dataprep.files import as_path
+from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
+from gristmill.dataprep.shuffle import task_file, write_partitions
+from gristmill.tokenize.document_sampling import drawn_below, id_words
 from gristmill.tokenize.encoding.encode import docs_name
-from gristmill.tokenize.importing.corpora import corpus_shards
+from gristmill.tokenize.importing.corpora import corpora
 from gristmill.tokenize.mixing.quotas import MixError
-from gristmill.tokenize.mixing.where import MET, UNKNOWN, judge, measured_columns, repeat
+from gristmill.tokenize.mixing.streams import (
+    ENTRIES_SCHEMA,
+    ENTRY_BYTES,
+    Draws,
+    leading,
+    partition_bits,
+    train_stream,
+    validation_stream,
+)
+from gristmill.tokenize.mixing.where import MET, judge, measured_columns, repeat
 from gristmill.tokenize.order import order_key
-from gristmill.tokenize.packed_files import INDEX_GROUP_ROWS, LEDGER, LEDGER_SCHEMA
 
 CLUSTER = "cluster"
 """The column that near-duplicates share."""
 VALIDATION_KEY = order_key(0, "validation")
 """No seed of the mixture moves a document between training and validation."""
-
-
-@dataclass(frozen=True)
-class Documents:
-    """Where the tokens of all documents lie, ordered by id.
-
-    Attributes:
-        words: uint64 of shape (n, 2), the ids.
-        part: int64 of shape (n,), number of the token part.
-        offset: int64 of shape (n,), first token within it.
-        tokens: int64 of shape (n,), without an end of text.
-    """
-
-    words: np.ndarray
-    part: np.ndarray
-    offset: np.ndarray
-    tokens: np.ndarray
+JOB, ENTRIES, DOCUMENTS = "candidates", "entries", "ledger"
+"""The job, and the folders of what it leaves."""
+FEW_DOCUMENTS = 500_000
+"""Planning them takes less than a second, and so does a pipeline to begin."""
+HELD_OUT, TRAINS = 2, MET
+"""States of a document, besides NOT_MET and UNKNOWN: what its source's condition says, and the split."""
+CANDIDATES_SCHEMA = pa.schema([
+    ("high", pa.uint64()), ("low", pa.uint64()), ("shard", pa.int32()), ("row", pa.int64()), ("source", pa.int32()),
+    ("state", pa.int8()), ("repeats", pa.int32()), ("bytes", pa.int64()),
+])
+"""A document: the words of its id, where it is, its source, its state, how often it is in one pass over its source's
+training documents (UNKNOWN where the expression `epochs` of its source uses a column that is null for it; such a
+document does not train), and the bytes of its text."""
+CANDIDATE_BYTES = 49
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """All tokenised documents, ordered by id, so that nothing depends on the shards that they came in.
+    """What is known of all tokenised documents together; the rest is in files.
 
     Attributes:
-        documents: their ids and where their tokens lie.
-        source: int64 of shape (n,), source numbers.
-        row: int64 of shape (n,), row within the document shard.
-        text_bytes: int64 of shape (n,).
-        held_out: bool of shape (n,): meets its source's condition, and belongs to validation.
-        trains: bool of shape (n,): meets its source's condition, and is not held out.
-        unknown: bool of shape (n,): its source's condition asks for what was not measured of it.
-        repeats: int64 of shape (n,): how often it is in one pass over its source's training documents (UNKNOWN where
-            the expression `epochs` of its source uses a column that is null for it; such a document does not train).
+        bits: leading bits of a draw that tell the partitions of entries apart.
+        ledger_bits: leading bits of an id that tell those of the ledger apart.
+        documents: how many there are.
+        most: of each source, how often a document is in one pass at the most.
+        shards: names of the files that each folder has.
+        work: the stage's work folder.
     """
 
-    documents: Documents
-    source: np.ndarray
-    row: np.ndarray
-    text_bytes: np.ndarray
-    held_out: np.ndarray
-    trains: np.ndarray
-    unknown: np.ndarray
-    repeats: np.ndarray
+    bits: int
+    ledger_bits: int
+    documents: int
+    most: list[int]
+    shards: list[str]
+    work: Path
 
-    def training(self, source: int) -> np.ndarray:
-        """The documents (int64 numbers) of a source that may be trained on."""
-        return np.flatnonzero(self.trains & (self.repeats > 0) & (self.source == source))
+    def files(self, folder: str) -> list[Path]:
+        """The files in one of the folders."""
+        return [task_file(self.work, folder, shard) for shard in self.shards]
 
-    def pass_tokens(self, source: int) -> int:
-        """Tokens of one pass over a source's training documents, ends of text and repeats counted."""
-        these = self.training(source)
-        return int(((self.documents.tokens[these] + 1) * self.repeats[these]).sum())
+
+def planning_context(documents: int, context: Context) -> Context:
+    """Where a mixture of so many documents is planned: few are, one task after another, without a pipeline."""
+    return replace(context, workers=1) if documents < FEW_DOCUMENTS and context.runner == "local" else context
 
 
 def collect(
-    inputs: Mapping[str, Path], sources: Mapping[str, Mapping[str, Any]], validation: float, seed: int
-) -> Candidates:
-    """Read the tables of all tokenised documents, evaluate the sources' expressions and split off the validation set.
+    inputs: Mapping[str, Path], sources: Mapping[str, Mapping[str, Any]], validation: float, draws: Draws, seed: int,
+    context: Context,
+) -> Candidates:  # fmt: skip
+    """Judge all tokenised documents: evaluate the sources' expressions and split off the validation set.
 
     A document is held out if the hash of its duplicate cluster (of its id, where no cluster was found out) is below
     the share: near-duplicates never lie on both sides.
@@ -91,92 +100,81 @@ def collect(
         inputs: `ingest`, the annotating stages and `tokenize`; `import_tokens`.
         sources: name -> `where` and `epochs`, all sources in order.
         validation: share of clusters that is held out.
+        draws: which hashes order the streams.
         seed: of the draws that decide parts of an epoch.
+        context: where to run.
 
     Raises:
         MixError: an expression is wrong, or documents belong to a source that is not among `sources`.
     """
-    parts = [_read_shard(corpus, shard, number, sources, order_key(seed, "mix", "repeats"))
-             for number, (corpus, shard) in enumerate(corpus_shards(inputs))]
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    words, clusters, source, row, part, offset, tokens, text_bytes, verdicts, repeats = columns
-    order = ordered_by(words[:, 0], words[:, 1])
-    split = drawn_below(clusters, VALIDATION_KEY, validation)
-    met = verdicts == MET
-    return Candidates(
-        Documents(words[order], part[order], offset[order], tokens[order]), source[order], row[order],
-        text_bytes[order], (met & split)[order], (met & ~split)[order], (verdicts == UNKNOWN)[order], repeats[order],
-    )
+    found = corpora(inputs)
+    shards = [(which, shard) for which, corpus in enumerate(found) for shard in shard_names(corpus["ingest"])]
+    tasks, documents = [], 0
+    for number, (which, shard) in enumerate(shards):
+        with open_table(found[which]["tokenize"] / docs_name(shard)) as file:
+            rows = file.metadata.num_rows
+        documents += rows
+        tasks.append(Task(f"{number:05d}", {"corpus": which, "shard": shard, "number": number}, rows * ENTRY_BYTES))
+    bits, ledger_bits = partition_bits(documents, ENTRY_BYTES), partition_bits(documents, CANDIDATE_BYTES)
+    process = partial(judge_shard, inputs={name: str(folder) for name, folder in inputs.items()}, sources=sources,
+                      validation=validation, draws=draws, seed=seed, bits=bits, ledger_bits=ledger_bits,
+                      work=str(context.work))
+    try:
+        results = run_tasks(JOB, tasks, process, planning_context(documents, context), direct=True)
+    except MixError as error:  # which names source and key: which shard it was noticed in says nothing
+        raise MixError(str(error).partition(f"{MixError.__name__}: ")[2]) from error
+    most = np.max([result["most"] for result in results], axis=0, initial=1).tolist()
+    return Candidates(bits, ledger_bits, documents, most, [task.name for task in tasks], context.work)
 
 
-def unused(
-    candidates: Candidates, used: np.ndarray, emptied: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    """Why documents are in no row: rule -> bool of shape (n,), each document under one rule at most.
-
-    The rules are `where` (its condition is not met), `where_unknown` (the condition asks for what was not measured),
-    `epochs` and `epochs_unknown` (its source takes it no times, or by what was not measured), `quota` (may train, but
-    its source's share was full) and `validation_rest` (held out, but the validation rows were full, or too little for
-    one more). What was emptied comes first (`exclude.without_emptied`).
-    """
-    ruled_out, repeats = ~candidates.held_out & ~candidates.trains, candidates.repeats
-    rules = {
-        "where": ruled_out & ~candidates.unknown, "where_unknown": ruled_out & candidates.unknown,
-        "epochs": candidates.trains & (repeats == 0), "epochs_unknown": candidates.trains & (repeats == UNKNOWN),
-        "quota": candidates.trains & (repeats > 0) & ~used, "validation_rest": candidates.held_out & ~used,
-    }
-    before = np.zeros(len(used), dtype=bool)
-    for mask in emptied.values():
-        before = before | mask
-    return {**emptied, **{rule: mask & ~before for rule, mask in rules.items()}}
-
-
-def count(
-    candidates: Candidates, used: np.ndarray, sources: Sequence[str], emptied: Mapping[str, np.ndarray]
-) -> Counts:
-    """The ledger of a mixture: a document is kept if any of its tokens is in a row.
-
-    Args:
-        candidates: all documents.
-        used: bool of shape (n,).
-        sources: names by number.
-        emptied: rule -> bool of shape (n,), of documents whose rows were emptied.
+def judge_shard(
+    task: Task, inputs: Mapping[str, str], sources: Mapping[str, Mapping[str, Any]], validation: float, draws: Draws,
+    seed: int, bits: int, ledger_bits: int, work: str,
+) -> Done:  # fmt: skip
+    """Judge a document shard's documents and give them to their partitions: payload `corpus`, `shard`, `number`.
 
     Returns:
-        counts with the rules of `unused`.
+        `most`: per source, how often a document is in one pass at the most.
     """
-    rules = unused(candidates, used, emptied)
+    corpus = corpora({name: as_path(folder) for name, folder in inputs.items()})[task.payload["corpus"]]
+    docs, source = _read_docs(corpus["tokenize"] / docs_name(task.payload["shard"]), list(sources))
+    words = id_words(docs["id"])
+    verdicts, repeats = _judge(corpus, task.payload["shard"], docs, source, words, sources,
+                               order_key(seed, "mix", "repeats"))
+    split = drawn_below(_cluster_words(corpus, task.payload["shard"], docs), VALIDATION_KEY, validation)
+    state = np.where((verdicts == MET) & split, HELD_OUT, verdicts).astype(np.int8)
+    paths = [task_file(as_path(work), folder, task.name) for folder in (ENTRIES, DOCUMENTS)]
 
-    def ledger(these: np.ndarray) -> Counts:
-        dropped = {rule: int((mask & these).sum()) for rule, mask in rules.items()}
-        return {
-            "read": int(these.sum()), "kept": int((used & these).sum()), "quarantined": 0,
-            "dropped": {rule: number for rule, number in dropped.items() if number},
-            "bytes_read": int(candidates.text_bytes[these].sum()),
-            "bytes_kept": int(candidates.text_bytes[these & used].sum()),
-        }
+    times = np.where(state == HELD_OUT, 1, np.where(state == TRAINS, np.maximum(repeats, 0), 0))
+    entry = np.repeat(np.arange(len(docs)), times)
+    time = np.arange(len(entry)) - np.repeat(np.cumsum(times) - times, times)
+    stream = np.where(state == HELD_OUT, validation_stream(source, len(sources)), train_stream(source))[entry]
+    entries = pa.table([
+        stream.astype(np.int32), words[entry, 0], words[entry, 1], time.astype(np.int32),
+        np.full(len(entry), task.payload["number"], dtype=np.int32), docs["offset"].to_numpy()[entry],
+        docs["tokens"].to_numpy()[entry],
+    ], schema=ENTRIES_SCHEMA)
+    write_partitions(paths[0], entries, leading(draws.of(stream, words[entry], time, 0), bits), 1 << bits)
 
-    per_source = {name: ledger(candidates.source == number) for number, name in enumerate(sources)}
-    return {**ledger(np.ones(len(used), dtype=bool)), "sources": per_source}
+    documents = pa.table([
+        words[:, 0], words[:, 1], np.full(len(docs), task.payload["number"], dtype=np.int32), docs["row"].to_numpy(),
+        source.astype(np.int32), state, repeats.astype(np.int32), docs["bytes"].to_numpy(),
+    ], schema=CANDIDATES_SCHEMA)
+    write_partitions(paths[1], documents, leading(words[:, 0], ledger_bits), 1 << ledger_bits)
+    most = [int(times[(state == TRAINS) & (source == number)].max(initial=1)) for number in range(len(sources))]
+    return Done(paths, {"most": most})
 
 
-def _read_shard(
-    inputs: Mapping[str, Path], shard: str, number: int, sources: Mapping[str, Mapping[str, Any]], key: int
-) -> tuple[np.ndarray, ...]:
-    docs = read_table(inputs["tokenize"] / docs_name(shard))
+def _read_docs(path: Path, sources: Sequence[str]) -> tuple[pa.Table, np.ndarray]:
+    """The table beside a token part, and the source number of each of its documents (int64)."""
+    docs = read_table(path)
     names = docs["source"].cast(pa.string())
-    source = pc.index_in(names, value_set=pa.array(list(sources), pa.string()))
+    source = pc.index_in(names, value_set=pa.array(sources, pa.string()))
     if source.null_count:
         stranger = names.filter(pc.is_null(source))[0].as_py()
-        raise MixError(f"{inputs['tokenize'] / docs_name(shard)}: documents of {stranger!r}, which is not a source of "
-                       f"the mixture (sources: {', '.join(sources)})")
-    numbers, words = source.to_numpy().astype(np.int64), id_words(docs["id"])
-    verdicts, repeats = _judge_shard(inputs, shard, docs, numbers, words, sources, key)
-    return (
-        words, _cluster_words(inputs, shard, docs), numbers, docs["row"].to_numpy(),
-        np.full(len(docs), number, dtype=np.int64), docs["offset"].to_numpy(), docs["tokens"].to_numpy(),
-        docs["bytes"].to_numpy(), verdicts, repeats,
-    )
+        raise MixError(f"{path}: documents of {stranger!r}, which is not a source of the mixture (sources: "
+                       f"{', '.join(sources)})")
+    return docs, source.to_numpy().astype(np.int64)
 
 
 def _cluster_words(inputs: Mapping[str, Path], shard: str, docs: pa.Table) -> np.ndarray:
@@ -187,10 +185,10 @@ def _cluster_words(inputs: Mapping[str, Path], shard: str, docs: pa.Table) -> np
     return id_words(pc.coalesce(clusters.cast(pa.binary(ID_BYTES)), docs["id"]))
 
 
-def _judge_shard(
+def _judge(
     inputs: Mapping[str, Path], shard: str, docs: pa.Table, source: np.ndarray, words: np.ndarray,
     sources: Mapping[str, Mapping[str, Any]], key: int,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Verdicts (int8) and repeats (int64) of a shard's documents."""
     verdicts, repeats = np.full(len(docs), MET, dtype=np.int8), np.ones(len(docs), dtype=np.int64)
     if not any(config["where"] or config["epochs"] for config in sources.values()):
@@ -206,24 +204,3 @@ def _judge_shard(
     return verdicts, repeats
 
 
-def write_ledger(
-    out: Path, candidates: Candidates, used: np.ndarray, emptied: Mapping[str, np.ndarray]
-) -> None:
-    """Write the table of all documents of a mixture, ordered by id.
-
-    Args:
-        out: the packed set's folder.
-        candidates: all documents.
-        used: bool of shape (n,): which of them are in a row.
-        emptied: rule -> bool of shape (n,), of documents whose rows were emptied.
-    """
-    rules = unused(candidates, used, emptied)
-    reason = np.full(len(used), -1, dtype=np.int8)
-    for number, mask in enumerate(rules.values()):
-        reason[mask] = number
-    codes = pa.array(reason, pa.int8(), mask=reason < 0)
-    documents = candidates.documents
-    write_table(out / LEDGER, pa.table([
-        word_ids(documents.words), documents.part.astype(np.int32), candidates.row, candidates.source.astype(np.int32),
-        candidates.held_out, pa.DictionaryArray.from_arrays(codes, pa.array(list(rules), pa.string())),
-    ], schema=LEDGER_SCHEMA), INDEX_GROUP_ROWS, repeating=("shard", "source", "reason"))

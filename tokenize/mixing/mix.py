@@ -2,6 +2,10 @@
 
     condition -> hold out -> quota -> one token stream per source -> rows in a stratified, shuffled order -> shards
 
+Each arrow is a job whose tasks know a document shard, a segment of the streams or a shard of rows, and no more:
+`candidates.py`, `streams.py`, `place_pieces.py`, `write_shards.py`, `ledger.py`. This process knows how many tokens
+each segment has: 24 bytes for each of at most 4,096 segments, every pass and stream.
+
 Weights are shares of tokens. Which documents are taken, and how often, depends on hash(seed, copy, id) alone.
 """
 
@@ -19,23 +23,21 @@ from gristmill.mixtures.mix import Mix
 from gristmill.tokenize.encoding.encode import tokens_name
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.importing.corpora import corpus_shards
-from gristmill.tokenize.mixing.candidates import Candidates, collect, write_ledger
-from gristmill.tokenize.mixing.exclude import read_excluded, without_emptied
-from gristmill.tokenize.mixing.mix_summary import describe, describe_redistribution, redistributed, used_documents
-from gristmill.tokenize.mixing.packing import PackedSource, pack_training, pack_validation
+from gristmill.tokenize.mixing.candidates import ENTRIES, VALIDATION_KEY, collect, planning_context
+from gristmill.tokenize.mixing.exclude import read_excluded
+from gristmill.tokenize.mixing.ledger import find_emptied, last_taken, write_ledger
+from gristmill.tokenize.mixing.mix_summary import Mixed, describe, describe_redistribution, redistributed
+from gristmill.tokenize.mixing.packing import packing_of
+from gristmill.tokenize.mixing.place_pieces import Layout, Shards, find_ends, held_out_ends, lay_out, place
 from gristmill.tokenize.mixing.quotas import Quotas, plan_quotas
-from gristmill.tokenize.mixing.write_shards import (
-    RowPlan,
-    layout_of,
-    save,
-    train_stream,
-    validation_stream,
-    write_shard,
-)
+from gristmill.tokenize.mixing.streams import Draws, make_streams, train_stream, validation_stream
+from gristmill.tokenize.mixing.write_shards import RowPlan, write_shard
+from gristmill.tokenize.order import order_key
 from gristmill.tokenize.packed_files import (
     DTYPES,
     FORMAT,
     FORMAT_WITH_PHASES,
+    LEDGERS,
     MANIFEST,
     dtype_name,
     train_name,
@@ -61,49 +63,59 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """
     section = Mix.model_validate(config["mix"])
     sources: dict[str, dict[str, Any]] = config["sources"]
-    seed = config["seed"]
+    seed, names = config["seed"], list(config["sources"])
     tokenizer = load(inputs["tokenizer"])
-    candidates = collect(inputs, sources, section.validation, seed)
-    held_out = pack_validation(candidates, list(sources), section)
-    pass_tokens = {name: candidates.pass_tokens(number) for number, name in enumerate(sources)}
+    draws = Draws(len(names), order_key(seed, "mix", "documents"), VALIDATION_KEY)
+    candidates = collect(inputs, sources, section.validation, draws, seed, context)
+    planning = planning_context(candidates.documents, context)
+    streams = make_streams(candidates.files(ENTRIES), context.work, candidates.bits, draws, planning)
+    pass_tokens = {name: streams.pass_tokens(train_stream(number)) for number, name in enumerate(names)}
     quotas = plan_quotas(section, sources, pass_tokens)
-    train = pack_training(candidates, sources, section, quotas, seed)
+    streams, ends = find_ends(streams, sources, section, quotas, planning)
+    held_out_ends_ = held_out_ends(streams, len(names), section)
+    layouts = lay_out(streams, ends, held_out_ends_, section, quotas, planning)
+    train, held_out = dict(zip(names, layouts, strict=False)), dict(zip(names, layouts[len(names) :], strict=True))
     _warn(sources, section, quotas, held_out, context)
+    dtype = dtype_name(tokenizer.vocab_size)
+    shards = Shards(seed, tuple(names), tuple(zip(*(layout.rows_per_phase for layout in train.values()), strict=True)),
+                    _shard_rows(section, dtype), tuple(candidates.most))
+    placed = place(streams, layouts, shards, packing_of(section), planning)
     plan = RowPlan(
-        folder=str(context.work / "plan"), out=str(out), dtype=dtype_name(tokenizer.vocab_size),
+        placed=tuple(map(str, placed)), out=str(out), dtype=dtype,
         parts=tuple(str(corpus["tokenize"] / tokens_name(shard)) for corpus, shard in corpus_shards(inputs)),
-        sequence_length=section.sequence_length, eos=tokenizer.eos, pad=tokenizer.pad, seed=seed,
-        sources=tuple(sources), phases=tuple(zip(*(packed.rows_per_phase for packed in train.values()), strict=True)),
+        sequence_length=section.sequence_length, eos=tokenizer.eos, pad=tokenizer.pad,
         excluded=() if section.exclude is None else read_excluded(section.exclude),
     )
-    _save_plan(context.work / "plan", candidates, train, held_out)
     token_bytes = str(inputs["tokenizer"] / "token_bytes.npy")
-    tasks = [*_validation_tasks(held_out), *_train_tasks(plan, section)]
+    tasks = [*_validation_tasks(held_out, shards), *_train_tasks(shards)]
     written = run_tasks("rows", tasks, partial(write_shard, plan=plan, token_bytes=token_bytes), context,
                         direct=True)
-    validation, shards = written[: len(held_out)], written[len(held_out) :]
-    used, emptied = without_emptied(candidates, used_documents(candidates, train, held_out), out, written,
-                                    plan.excluded)
-    write_ledger(out, candidates, used, emptied)
+    validation, entries = written[: len(names)], written[len(names) :]
+    counts, laid_out, tables = write_ledger(
+        candidates, streams, last_taken(streams, [layout.end for layout in layouts]),
+        find_emptied(out, written, plan.excluded), names, out, planning)
     # These have served their turn: packed.json and the summary need not hold every id twice.
-    for entry in (*shards, *validation):
+    for entry in written:
         entry.pop("touched", None)
-    summary = {**describe(candidates, sources, quotas, train, held_out, validation, section, used, emptied),
-               "withheld_rows": sum(len(shard.get("withheld", ())) for shard in shards)}
+    held_out_tokens = {name: streams.pass_tokens(validation_stream(number, len(names)))
+                       for number, name in enumerate(names)}
+    mixed = Mixed(counts, laid_out, pass_tokens, held_out_tokens, train, held_out, validation)
+    summary = {**describe(mixed, sources, quotas, section),
+               "withheld_rows": sum(len(shard.get("withheld", ())) for shard in entries)}
     kept = ("packing", "packings", "validation", "requested", "realised", "redistributed")
     write_json(out / MANIFEST, {
-        "format": FORMAT if len(plan.phases) == 1 else FORMAT_WITH_PHASES, "dtype": plan.dtype,
-        "sequence_length": section.sequence_length, "seed": seed, "sources": list(sources),
-        "tokenizer": tokenizer.described(),
-        "train": {"rows": summary["rows"], "rows_per_source": [packed.rows for packed in train.values()],
-                  "stages": [list(rows) for rows in plan.phases], "shards": shards},
+        "format": FORMAT if len(shards.phases) == 1 else FORMAT_WITH_PHASES, "dtype": plan.dtype,
+        "sequence_length": section.sequence_length, "seed": seed, "sources": names,
+        "tokenizer": tokenizer.described(), **({LEDGERS: tables} if tables > 1 else {}),
+        "train": {"rows": summary["rows"], "rows_per_source": [layout.rows for layout in train.values()],
+                  "stages": [list(rows) for rows in shards.phases], "shards": entries},
         "shares": summary["stages"], **{key: summary[key] for key in kept},
     })
     return summary
 
 
 def _warn(
-    sources: Mapping[str, Any], section: Mix, quotas: Quotas, held_out: Mapping[str, PackedSource], context: Context
+    sources: Mapping[str, Any], section: Mix, quotas: Quotas, held_out: Mapping[str, Layout], context: Context
 ) -> None:
     unused = [name for name, rows in zip(sources, quotas.per_source(), strict=True) if not rows]
     if unused:
@@ -117,23 +129,18 @@ def _warn(
                      "mix.validation to measure a loss on these sources")
 
 
-def _save_plan(
-    folder: Path, candidates: Candidates, train: Mapping[str, PackedSource], held_out: Mapping[str, PackedSource]
-) -> None:
-    save(folder, "documents", candidates.documents)
-    for number, name in enumerate(train):
-        for saved, packed in ((train_stream(number), train[name]), (validation_stream(number), held_out[name])):
-            save(folder, saved, packed.stream)
-            save(folder, layout_of(saved), packed.layout)
+def _shard_rows(section: Mix, dtype: str) -> int:
+    return section.shard_rows or max(1, SHARD_BYTES // (section.sequence_length * DTYPES[dtype].itemsize))
 
 
-def _validation_tasks(held_out: Mapping[str, PackedSource]) -> list[Task]:
-    return [Task(f"validation-{number:05d}", {"file": validation_name(name), "source": number, "rows": packed.rows})
-            for number, (name, packed) in enumerate(held_out.items())]
+def _validation_tasks(held_out: Mapping[str, Layout], shards: Shards) -> list[Task]:
+    return [Task(f"validation-{number:05d}", {"held_out": True, "file": validation_name(name),
+                                              "partition": shards.training + number, "rows": layout.rows})
+            for number, (name, layout) in enumerate(held_out.items())]
 
 
-def _train_tasks(plan: RowPlan, section: Mix) -> list[Task]:
-    row_bytes = plan.sequence_length * DTYPES[plan.dtype].itemsize
-    most, total = section.shard_rows or max(1, SHARD_BYTES // row_bytes), sum(map(sum, plan.phases))
-    return [Task(f"train-{shard:05d}", {"file": train_name(shard), "first": first, "rows": min(most, total - first)})
-            for shard, first in enumerate(range(0, total, most))]
+def _train_tasks(shards: Shards) -> list[Task]:
+    total = sum(map(sum, shards.phases))
+    return [Task(f"train-{shard:05d}", {"held_out": False, "file": train_name(shard), "partition": shard,
+                                        "first": first, "rows": min(shards.shard_rows, total - first)})
+            for shard, first in enumerate(range(0, total, shards.shard_rows))]

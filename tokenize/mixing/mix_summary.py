@@ -8,17 +8,17 @@ every epoch and for every seed, so it is known when the rows are planned.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from gristmill.dataprep.counts import check_conservation
+from gristmill.dataprep.counts import Counts, check_conservation
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.mixtures.mix import Mix
-from gristmill.tokenize.mixing.best_fit import count_bins
-from gristmill.tokenize.mixing.candidates import Candidates, count
-from gristmill.tokenize.mixing.packing import Layout, PackedSource, Packing, TokenStream, lay_out, packing_of
+from gristmill.tokenize.mixing.packing import packing_of
+from gristmill.tokenize.mixing.place_pieces import Layout
 from gristmill.tokenize.mixing.quotas import Quotas
 from gristmill.tokenize.order_kernels import rank_row
 
@@ -26,14 +26,32 @@ LIMITS = ("max_epochs", "min_tokens", "max_tokens", "where", "epochs")
 """Keys of a source that the summary repeats beside its share."""
 
 
-def describe(
-    candidates: Candidates, sources: Mapping[str, Mapping[str, Any]], quotas: Quotas, train: Mapping[str, PackedSource],
-    held_out: Mapping[str, PackedSource], validation: Sequence[Mapping[str, Any]], section: Mix, used: np.ndarray,
-    emptied: Mapping[str, np.ndarray],
-) -> dict[str, Any]:
-    """The summary: the ledger, per source what was asked for and what came of it, and what packings would cost.
+@dataclass(frozen=True)
+class Mixed:
+    """What a mixture came to.
 
-    `used` and `emptied` are as in `candidates.count`.
+    Attributes:
+        counts: the ledger.
+        laid_out: how many documents of each source were put in training rows.
+        pass_tokens: of each source, tokens of one pass over its training documents, ends of text and repeats counted.
+        held_out_tokens: of each source, those of the documents that it holds out.
+        train, held_out: how the streams of each source are packed.
+        validation: what was written of the held-out rows of each source.
+    """
+
+    counts: Counts
+    laid_out: Mapping[str, int]
+    pass_tokens: Mapping[str, int]
+    held_out_tokens: Mapping[str, int]
+    train: Mapping[str, Layout]
+    held_out: Mapping[str, Layout]
+    validation: Sequence[Mapping[str, Any]]
+
+
+def describe(
+    mixed: Mixed, sources: Mapping[str, Mapping[str, Any]], quotas: Quotas, section: Mix
+) -> dict[str, Any]:  # fmt: skip
+    """The summary: the ledger, per source what was asked for and what came of it, and what packings would cost.
 
     Returns:
         `counts`; `rows`, `tokens` (of documents), `padding_tokens`, `packing` and `packings`; per source `requested`
@@ -41,35 +59,24 @@ def describe(
         the limits gave a source or took from it, where they did; `prefixes`, how far any beginning of the training
         order is from the mixture (`describe_prefixes`); `validation`.
     """
-    counts = count(candidates, used, list(sources), emptied)
-    check_conservation(counts, "mix")
-    total, packing = sum(packed.tokens for packed in train.values()), packing_of(section)
-    costs = {name: compare(packed.stream, packed.end, packing, packed.layout) for name, packed in train.items()}
-    realised = {name: {**costs[name][packing.name], **_realised(packed, total)} for name, packed in train.items()}
+    check_conservation(mixed.counts, "mix")
+    train, packing = mixed.train, packing_of(section)
+    total = sum(layout.row_tokens for layout in train.values())
+    realised = {name: {**layout.costs[packing.name], **_realised(name, mixed, total)} for name, layout in train.items()}
     return {
-        "counts": counts, "rows": sum(packed.rows for packed in train.values()), "tokens": total,
+        "counts": mixed.counts, "rows": sum(layout.rows for layout in train.values()), "tokens": total,
         "padding_tokens": sum(part["padding_tokens"] for part in realised.values()), "packing": packing.name,
-        "packings": _packings(costs.values()),
+        "packings": _packings(layout.costs for layout in train.values()),
         "requested": _requested(sources, quotas, section.sequence_length), "realised": realised,
         "stages": _phases(list(sources), quotas, train, section),
         "redistributed": redistributed(list(sources), quotas, section.sequence_length),
-        "prefixes": describe_prefixes(list(sources), list(zip(*(packed.rows_per_phase for packed in train.values()),
+        "prefixes": describe_prefixes(list(sources), list(zip(*(layout.rows_per_phase for layout in train.values()),
                                                               strict=True))),
-        "validation": {name: {**written, "documents": len(packed.stream.document),
+        "validation": {name: {**written, "documents": layout.documents,
                               "tokens": written["rows"] * section.sequence_length,
-                              "cut_tokens": packed.pass_tokens - packed.tokens}
-                       for (name, packed), written in zip(held_out.items(), validation, strict=True)},
+                              "cut_tokens": mixed.held_out_tokens[name] - layout.row_tokens}
+                       for (name, layout), written in zip(mixed.held_out.items(), mixed.validation, strict=True)},
     }
-
-
-def used_documents(
-    candidates: Candidates, train: Mapping[str, PackedSource], held_out: Mapping[str, PackedSource]
-) -> np.ndarray:
-    """Which documents are in a row: bool of shape (n,)."""
-    used = np.zeros(len(candidates.source), dtype=bool)
-    for packed in (*train.values(), *held_out.values()):
-        used[packed.stream.document] = True
-    return used
 
 
 def redistributed(sources: Sequence[str], quotas: Quotas, length: int) -> dict[str, int]:
@@ -98,11 +105,11 @@ def _requested(sources: Mapping[str, Mapping[str, Any]], quotas: Quotas, length:
 
 
 def _phases(
-    sources: Sequence[str], quotas: Quotas, train: Mapping[str, PackedSource], section: Mix
+    sources: Sequence[str], quotas: Quotas, train: Mapping[str, Layout], section: Mix
 ) -> list[dict[str, Any]]:
     ends = [phase.end for phase in section.phases] or [None]
-    tokens = list(zip(*(packed.tokens_per_phase() for packed in train.values()), strict=True))
-    rows = list(zip(*(packed.rows_per_phase for packed in train.values()), strict=True))
+    tokens = list(zip(*(layout.tokens_per_phase for layout in train.values()), strict=True))
+    rows = list(zip(*(layout.rows_per_phase for layout in train.values()), strict=True))
     return [{"until": 1.0 if end is None else end, "rows": sum(rows[number]), "tokens": sum(tokens[number]),
              "rows_per_source": list(rows[number]),
              "requested": _shares(sources, quotas.asked[number]), "realised": _shares(sources, tokens[number])}
@@ -115,7 +122,7 @@ def _shares(sources: Sequence[str], parts: Sequence[Fraction] | Sequence[int]) -
 
 
 def _packings(costs: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """What every packing makes of the same tokens of documents, over all sources (see `compare`)."""
+    """What every packing makes of the same tokens of documents, over all sources (see `packing.Costs.accounts`)."""
     total: dict[str, dict[str, Any]] = {}
     for source in costs:
         for name, account in source.items():
@@ -124,113 +131,15 @@ def _packings(costs: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dic
     return total
 
 
-def _realised(packed: PackedSource, total_tokens: int) -> dict[str, Any]:
+def _realised(name: str, mixed: Mixed, total_tokens: int) -> dict[str, Any]:
     """What a source gave, besides what its packing costs; `cut_tokens` are the rest of its last document."""
-    documents = packed.stream.document
+    layout, pass_tokens = mixed.train[name], mixed.pass_tokens[name]
     return {
-        "share": packed.tokens / total_tokens, "available_tokens": packed.pass_tokens,
-        "documents": int(np.count_nonzero(np.bincount(documents))), "copies": len(documents),
-        "epochs": round(packed.end / packed.pass_tokens, 4) if packed.pass_tokens else 0.0,
-        "cut_tokens": packed.stream.tokens - packed.end,
+        "share": layout.row_tokens / total_tokens, "available_tokens": pass_tokens,
+        "documents": mixed.laid_out[name], "copies": layout.documents,
+        "epochs": round(layout.end / pass_tokens, 4) if pass_tokens else 0.0,
+        "cut_tokens": layout.tokens - layout.end,
     }
-
-
-def account(stream: TokenStream, begin: int, end: int, layout: Layout, packing: Packing) -> dict[str, Any]:
-    """What a packing of the tokens [begin, end) of a stream costs.
-
-    Returns:
-        `rows`, `tokens` (of documents), `padding_tokens`, `dropped_tokens` (of [begin, end), in no row), `documents`,
-        and `split_documents` and `split_tokens`: those that a row's end cuts, and their tokens in [begin, end).
-    """
-    cut, cut_tokens = cut_documents(stream.starts, np.sort(layout.at + layout.length), begin, end)
-    return _described(stream, begin, end, packing, layout.rows, layout.tokens, cut, cut_tokens)
-
-
-@kernel
-def cut_documents(starts: np.ndarray, ends: np.ndarray, begin: int, end: int) -> tuple[int, int]:
-    """How many documents some run ends within, and how many tokens they have in [begin, end).
-
-    Args:
-        starts: int64 of shape (k + 1,), see `TokenStream`.
-        ends: int64 of shape (runs,), where runs end, ascending.
-        begin, end: what of the stream is looked at.
-    """
-    entry, last, documents, tokens = 0, -1, 0, 0
-    for place in ends:
-        while entry < len(starts) - 1 and starts[entry + 1] <= place:
-            entry += 1
-        if starts[entry] < place and entry != last:
-            documents += 1
-            tokens += min(starts[entry + 1], end) - max(starts[entry], begin)
-            last = entry
-    return documents, tokens
-
-
-def compare(stream: TokenStream, end: int, used: Packing, layout: Layout) -> dict[str, dict[str, Any]]:
-    """`account` of every packing there is, by its name, for the same tokens [0, end) of a stream.
-
-    Args:
-        stream: the documents.
-        end: up to where.
-        used: the packing that was chosen; the others have its sequence length, and go through the stream at one go.
-        layout: what came of it.
-    """
-    accounts = {}
-    for best_fit in (False, True):
-        for aligned in (False, True):
-            packing = Packing(used.sequence_length, best_fit, aligned)
-            if packing == used:
-                accounts[packing.name] = account(stream, 0, end, layout, packing)
-            elif best_fit:
-                # Where each document goes is not asked for.
-                counted = count_best_fit(stream.starts, end, packing.sequence_length, aligned)
-                accounts[packing.name] = _described(stream, 0, end, packing, *counted)
-            else:
-                accounts[packing.name] = account(stream, 0, end, lay_out(stream, 0, end, packing), packing)
-    return accounts
-
-
-def _described(
-    stream: TokenStream, begin: int, end: int, packing: Packing, rows: int, tokens: int, cut: int, cut_tokens: int
-) -> dict[str, Any]:
-    first = int(np.searchsorted(stream.starts, begin, side="right"))
-    last = int(np.searchsorted(stream.starts, end, side="left"))
-    return {
-        "rows": rows, "tokens": tokens, "padding_tokens": rows * packing.sequence_length - tokens,
-        "dropped_tokens": end - begin - tokens, "documents": max(0, last - first + 1) if end > begin else 0,
-        "split_documents": cut, "split_tokens": cut_tokens,
-    }
-
-
-@kernel
-def count_best_fit(starts: np.ndarray, end: int, length: int, aligned: bool) -> tuple[int, int, int, int]:
-    """What the best fit makes of the tokens [0, end) of a stream, without laying it out.
-
-    Args:
-        starts: int64 of shape (k + 1,), see `TokenStream`.
-        end: up to where.
-        length: tokens per row.
-        aligned: whether only the first `length` tokens of each document are taken.
-
-    Returns:
-        rows, tokens in them, and how many documents are cut, with their tokens in [0, end).
-    """
-    rests = np.zeros(length + 1, dtype=np.int64)
-    rows, tokens, cut, cut_tokens = 0, 0, 0, 0
-    for entry in range(len(starts) - 1):
-        start, stop = starts[entry], starts[entry + 1]
-        if start >= end:
-            break
-        size = min(stop, end) - start
-        if min(start + length, end) < stop:
-            cut += 1
-            cut_tokens += size
-        if aligned:
-            size = min(size, length)
-        rows += size // length
-        rests[size % length] += 1
-        tokens += size
-    return rows + count_bins(rests, length), tokens, cut, cut_tokens
 
 
 def describe_prefixes(sources: Sequence[str], phases: Sequence[Sequence[int]]) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,360 @@
+"""Where the documents of a mixture go: each stream is packed into rows, and each segment's pieces are given to shards.
+
+First every stream is gone through once, segment by segment, by a task of its own (`lay_out_stream`): it counts what all
+packings cost and notes what the rows of each segment depend on. Then every segment is cut into pieces by a task of its
+own (`place_segment`), which knows by the keyed permutation of the rows where each of them goes, and leaves them in a
+file that has a part for each shard. A task holds one segment: its documents, their pieces, and for `best_fit` three
+numbers for each possible length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.files import as_path
+from gristmill.dataprep.jobs.engine import Done, Task, run_tasks
+from gristmill.dataprep.shuffle import task_file, write_partitions
+from gristmill.mixtures.mix import Mix
+from gristmill.tokenize.mixing.packing import (
+    Costs,
+    Dealing,
+    Packing,
+    Pieces,
+    Places,
+    cut,
+    ends_of_phases,
+    packing_of,
+)
+from gristmill.tokenize.mixing.quotas import MixError, Quotas, exact
+from gristmill.tokenize.mixing.records import load_record, save
+from gristmill.tokenize.mixing.streams import (
+    Segment,
+    Streams,
+    add_pass,
+    segment_name,
+    train_stream,
+    validation_stream,
+)
+from gristmill.tokenize.order import half_bits_of, order_key, phase_parts, round_keys
+from gristmill.tokenize.order_kernels import permute_source, rank_source
+
+LAYOUT_JOB, PLACE_JOB = "layout", "place"
+PLACED_SCHEMA = pa.schema([
+    ("row", pa.int32()), ("length", pa.int32()), ("high", pa.uint64()), ("low", pa.uint64()), ("source", pa.int32()),
+    ("copy", pa.int32()), ("offset", pa.int64()), ("part", pa.int32()), ("first", pa.int64()), ("text", pa.int32()),
+])
+"""A piece: its row within the shard, tokens with the end of text, the words of its document's id, source, which pass
+over it this is, first token within the document, token part, first token in that, tokens without the end of text."""
+PLACED_BYTES = 56
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A stream, packed into rows.
+
+    Attributes:
+        ends: up to where in it each phase goes.
+        rows_per_phase: how many rows each phase has.
+        tokens_per_phase: tokens of documents in these.
+        documents: how many entries of the stream are taken.
+        tokens: of these, to the end of the last one.
+        costs: what every packing makes of the same tokens, by its name (`packing.Costs.accounts`).
+    """
+
+    ends: tuple[int, ...]
+    rows_per_phase: tuple[int, ...]
+    tokens_per_phase: tuple[int, ...]
+    documents: int
+    tokens: int
+    costs: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def end(self) -> int:
+        """Up to where in the stream it goes."""
+        return self.ends[-1]
+
+    @property
+    def rows(self) -> int:
+        """Rows of all phases."""
+        return sum(self.rows_per_phase)
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of documents in all rows."""
+        return sum(self.tokens_per_phase)
+
+
+def find_ends(
+    streams: Streams, sources: Mapping[str, Mapping[str, Any]], section: Mix, quotas: Quotas, context: Context
+) -> tuple[Streams, list[list[int]]]:
+    """Up to where each source's stream goes in each phase; streams that are too short get one more pass, and another.
+
+    Raises:
+        MixError: rows that begin with a document drop so much that a source's documents do not fill its quota.
+    """
+    packing, found = packing_of(section), dict[int, list[int]]()
+    while len(found) < len(sources):
+        lacking = []
+        for number, (name, source) in enumerate(sources.items()):
+            if number in found:
+                continue
+            wanted = [rows[number] * section.sequence_length for rows in quotas.rows]
+            stream = train_stream(number)
+            most = int(exact(source["max_epochs"]) * streams.pass_tokens(stream))
+            ends = ends_of_phases(streams.starts(stream, most), wanted, packing)
+            if streams.tokens(stream) >= most if ends is None else ends[-1] > most:
+                raise MixError(_describe_short(name, sum(wanted), most, packing))
+            if ends is None or ends[-1] > streams.tokens(stream):
+                lacking.append(stream)
+            else:
+                found[number] = ends
+        if lacking:
+            streams = add_pass(streams, lacking, context)
+    return streams, [found[number] for number in range(len(sources))]
+
+
+def _describe_short(name: str, quota: int, most: int, packing: Packing) -> str:
+    return (f"sources.{name}: {most} tokens may be read (max_epochs), but rows that begin with a document drop what "
+            f"does not fit into them, so these do not fill {quota} tokens ({quota // packing.sequence_length} rows of "
+            f"{packing.sequence_length}); raise its max_epochs, lower its weight or mix.tokens, or set "
+            + ("mix.document_starts to any" if packing.best_fit else "mix.packing to best_fit"))
+
+
+def held_out_ends(streams: Streams, sources: int, section: Mix) -> list[int]:
+    """Up to where the held-out stream of each source goes: whole rows, once each, whatever seed and packing are."""
+    length = section.sequence_length
+    tokens = [streams.pass_tokens(validation_stream(number, sources)) for number in range(sources)]
+    return [min(section.max_validation_rows, each // length) * length for each in tokens]
+
+
+def lay_out(
+    streams: Streams, ends: Sequence[Sequence[int]], held_out: Sequence[int], section: Mix, quotas: Quotas,
+    context: Context,
+) -> list[Layout]:  # fmt: skip
+    """Pack every stream into rows: those of the sources, then those that they hold out.
+
+    Args:
+        streams: all of them.
+        ends: of each source's stream, phase by phase.
+        held_out: where each source's held-out stream ends.
+        section: the mixture.
+        quotas: rows of each source, phase by phase.
+        context: where to run.
+    """
+    sources, length = len(ends), section.sequence_length
+    save(context.work / "plan", "bases", streams.bases)
+    packing = packing_of(section)
+    tasks = [Task(f"{stream:05d}", {"stream": stream, "ends": [int(end) for end in of_stream]})
+             for stream, of_stream in enumerate([*ends, *([end] for end in held_out)])]
+    process = partial(lay_out_stream, streams=streams_for_workers(streams), packing=packing, sources=sources,
+                      plan=str(context.work / "plan"))
+    results = run_tasks(LAYOUT_JOB, tasks, process, context, direct=True)
+    layouts = []
+    for stream, result in enumerate(results):
+        of_stream = tasks[stream].payload["ends"]
+        tokens = ([line[stream] * length for line in quotas.rows] if stream < sources else of_stream)
+        rows = result["rows"] or [number // length for number in tokens]
+        layouts.append(Layout(tuple(of_stream), tuple(rows), tuple(tokens), result["documents"], result["tokens"],
+                              result["costs"]))
+    return layouts
+
+
+def streams_for_workers(streams: Streams) -> Streams:
+    """The same, without the numbers of its segments, which are in a file."""
+    none = np.empty((0, 0, 0), dtype=np.int64)
+    return Streams(streams.work, streams.bits, streams.draws, type(streams.bases)(none, none, none))
+
+
+def with_bases(streams: Streams, plan: str) -> Streams:
+    """The inverse of `streams_for_workers`."""
+    return Streams(streams.work, streams.bits, streams.draws, load_record(plan, "bases", type(streams.bases)))
+
+
+@dataclass(frozen=True)
+class SavedPlaces:
+    """`packing.Places` of a segment, of each phase where there are several."""
+
+    free: np.ndarray
+    rows: np.ndarray
+    ranks: np.ndarray
+
+
+@dataclass(frozen=True)
+class SavedDealing:
+    """`packing.Dealing` of a phase."""
+
+    where: np.ndarray
+    begins: np.ndarray
+    dealt: np.ndarray
+
+
+def lay_out_stream(task: Task, streams: Streams, packing: Packing, sources: int, plan: str) -> Done:
+    """Go through a stream: payload `stream`, `ends`. Leaves what the rows of each segment depend on.
+
+    Returns:
+        `rows` of each phase (empty where they are as many as the phases ask for), `documents`, `tokens`, `costs`.
+    """
+    streams, stream, ends = with_bases(streams, plan), task.payload["stream"], task.payload["ends"]
+    used = packing if stream < sources else Packing(packing.sequence_length)
+    costs, files, tokens = Costs(ends, used), [], 0
+    folder, keeps = as_path(plan) / f"stream-{stream:05d}", used.best_fit or used.aligned
+    for number, partition, base in streams.places(stream, ends[-1]):
+        starts = streams.segment(number, partition).of(stream).starts(base)
+        if keeps:
+            places = costs.places()
+            files.append(save(folder, segment_name(number, partition), SavedPlaces(
+                np.array([one.free for one in places]), np.array([one.rows for one in places]),
+                np.stack([one.ranks for one in places]))))
+        costs.add(starts)
+        tokens = int(starts[int(np.searchsorted(starts[:-1], ends[-1]))])
+    for phase, dealing in enumerate(costs.dealings()):
+        files.append(save(folder, _dealing_name(phase), SavedDealing(
+            np.array([dealing.first_row, dealing.whole]), dealing.begins, dealing.dealt)))
+    accounts = costs.accounts()
+    return Done(files, {"rows": costs.rows_of_phases() if used.best_fit else [], "tokens": tokens, "costs": accounts,
+                        "documents": accounts["stream"]["documents"]})
+
+
+def _dealing_name(phase: int) -> str:
+    return f"phase-{phase:05d}"
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Which rows of which source lie where.
+
+    Attributes:
+        seed: of the order of the rows.
+        sources: names, in the order of the source numbers.
+        phases: training rows of each source, for every phase in order.
+        shard_rows: rows of a training shard.
+        copies: of each source, how often a document is in one pass at the most.
+    """
+
+    seed: int
+    sources: tuple[str, ...]
+    phases: tuple[tuple[int, ...], ...]
+    shard_rows: int
+    copies: tuple[int, ...]
+
+    @property
+    def training(self) -> int:
+        """Number of training shards; the shards of held-out rows, one for each source, follow them."""
+        return -(-sum(map(sum, self.phases)) // self.shard_rows)
+
+    def places(self, source: int, rows: np.ndarray) -> np.ndarray:
+        """At which place of the files each row of a source's stream lies (int64): shuffled, and merged with the others.
+
+        Within a phase the rows of a source are permuted by a key; then the sources are merged (`order.py`).
+        """
+        own = np.cumsum([0, *(counts[source] for counts in self.phases)])
+        ends = np.cumsum([0, *(sum(counts) for counts in self.phases)])
+        phases, places = np.searchsorted(own, rows, side="right") - 1, np.empty_like(rows)
+        for phase in np.unique(phases).tolist():
+            chosen = np.flatnonzero(phases == phase)
+            low, high = int(rows[chosen].min()), int(rows[chosen].max()) + 1
+            # Rows that follow one another, of which each has several pieces, are looked at once.
+            asked = np.arange(low, high) if high - low < len(chosen) else rows[chosen]
+            found = ends[phase] + self._merged(phase, source, asked - own[phase])
+            places[chosen] = found[rows[chosen] - low] if high - low < len(chosen) else found
+        return places
+
+    def _merged(self, phase: int, source: int, rows: np.ndarray) -> np.ndarray:
+        """At which place of a phase rows of a source lie; changes `rows`."""
+        counts, places = np.array(self.phases[phase], dtype=np.int64), np.empty_like(rows)
+        key = order_key(self.seed, "mix", "rows", *phase_parts(phase), self.sources[source])
+        permute_source(rows, counts[source], half_bits_of(int(counts[source])), round_keys(key),
+                       np.empty(len(rows), dtype=np.uint64), places)
+        rank_source(counts, source, rows, places)
+        return places
+
+
+def place(
+    streams: Streams, layouts: Sequence[Layout], shards: Shards, packing: Packing, context: Context
+) -> list[Path]:
+    """Give the pieces of all segments to their shards; the files, in the order of the streams."""
+    tasks = [Task(segment_name(number, partition), {"pass": number, "partition": partition})
+             for number, partition in _used_segments(streams, layouts)]
+    process = partial(place_segment, streams=streams_for_workers(streams), shards=shards, packing=packing,
+                      ends=[layout.ends for layout in layouts], plan=str(context.work / "plan"))
+    run_tasks(PLACE_JOB, tasks, process, context, direct=True)
+    return [task_file(context.work, PLACE_JOB, task.name) for task in tasks]
+
+
+def _used_segments(streams: Streams, layouts: Sequence[Layout]) -> list[tuple[int, int]]:
+    """The segments that any stream takes documents of; at least one."""
+    ends = np.array([layout.end for layout in layouts])
+    used = ((streams.bases.begins < ends) & (streams.bases.entries > 0)).any(axis=2)
+    used[0, 0] = True
+    return [(number, partition) for number, partition in np.argwhere(used).tolist()]
+
+
+def place_segment(
+    task: Task, streams: Streams, shards: Shards, packing: Packing, ends: Sequence[Sequence[int]], plan: str
+) -> Done:
+    """Cut a segment into pieces and give them to their shards: payload `pass`, `partition`."""
+    streams = with_bases(streams, plan)
+    number, partition = task.payload["pass"], task.payload["partition"]
+    segment = streams.segment(number, partition)
+    tables, targets = [PLACED_SCHEMA.empty_table()], [np.empty(0, dtype=np.int64)]
+    for stream, of_stream in enumerate(ends):
+        base = int(streams.bases.begins[number, partition, stream])
+        own = segment.of(stream)
+        if base >= of_stream[-1] or not len(own.tokens):
+            continue
+        source, trains = stream % len(shards.sources), stream < len(shards.sources)
+        used = packing if trains else Packing(packing.sequence_length)
+        saved = (as_path(plan) / f"stream-{stream:05d}", segment_name(number, partition))
+        for pieces in _cut_phases(own.starts(base), of_stream, used, *saved):
+            if trains:
+                places = shards.places(source, pieces.row)
+                target, row = places // shards.shard_rows, places % shards.shard_rows
+            else:
+                target, row = np.full(len(pieces.row), shards.training + source), pieces.row
+            copy = number * (shards.copies[source] if trains else 1) + own.time
+            tables.append(_placed(own, pieces, row, source, copy))
+            targets.append(target)
+    path = task_file(streams.work, PLACE_JOB, task.name)
+    write_partitions(path, pa.concat_tables(tables).combine_chunks(), np.concatenate(targets),
+                     shards.training + len(shards.sources))
+    return Done([path])
+
+
+def _cut_phases(
+    starts: np.ndarray, ends: Sequence[int], packing: Packing, folder: Path, name: str
+) -> Iterator[Pieces]:
+    """The pieces of a segment; of each phase that it has a part of, where rests are dealt out."""
+    if not (packing.best_fit or packing.aligned):
+        yield cut(starts, 0, ends[-1], packing)
+        return
+    saved = load_record(folder, name, SavedPlaces)
+    places = [Places(int(free), int(rows), ranks)
+              for free, rows, ranks in zip(saved.free, saved.rows, saved.ranks, strict=True)]
+    if not packing.best_fit:
+        yield cut(starts, 0, ends[-1], packing, places[0])
+        return
+    for phase, (begin, end) in enumerate(pairwise([0, *ends])):
+        if begin < starts[-1] and end > starts[0]:
+            dealing = load_record(folder, _dealing_name(phase), SavedDealing)
+            yield cut(starts, begin, end, packing, places[phase],
+                      Dealing(*dealing.where.tolist(), dealing.begins, dealing.dealt))
+
+
+def _placed(own: Segment, pieces: Pieces, row: np.ndarray, source: int, copy: np.ndarray) -> pa.Table:
+    """Pieces as PLACED_SCHEMA."""
+    entry = pieces.entry
+    text = np.minimum(pieces.length, own.tokens[entry] - pieces.offset)
+    return pa.table([
+        row.astype(np.int32), pieces.length.astype(np.int32), own.words[entry, 0], own.words[entry, 1],
+        np.full(len(entry), source, dtype=np.int32), copy[entry].astype(np.int32), pieces.offset, own.part[entry],
+        own.offset[entry] + pieces.offset, text.astype(np.int32),
+    ], schema=PLACED_SCHEMA)
