@@ -293,7 +293,7 @@ def place(
 def _used_segments(streams: Streams, layouts: Sequence[Layout]) -> list[tuple[int, int]]:
     """The segments that any stream takes documents of; at least one."""
     ends = np.array([layout.end for layout in layouts])
-    used = ((streams.bases.begins < ends) & (streams.bases.entries > 0)).any(axis=2)
+    used = np.asarray(((streams.bases.begins < ends) & (streams.bases.entries > 0)).any(axis=2))
     used[0, 0] = True
     return [(number, partition) for number, partition in np.argwhere(used).tolist()]
 
@@ -345,8 +345,9 @@ def _cut_phases(
     for phase, (begin, end) in enumerate(pairwise([0, *ends])):
         if begin < starts[-1] and end > starts[0]:
             dealing = load_record(folder, _dealing_name(phase), SavedDealing)
+            first_row, whole = dealing.where.tolist()
             yield cut(starts, begin, end, packing, places[phase],
-                      Dealing(*dealing.where.tolist(), dealing.begins, dealing.dealt))
+                      Dealing(first_row, whole, dealing.begins, dealing.dealt))
 
 
 def _placed(own: Segment, pieces: Pieces, row: np.ndarray, source: int, copy: np.ndarray) -> pa.Table:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -41,14 +41,17 @@ MOST_PARTITION_BITS = 12
 SEGMENTS = "segments"
 
 
-def train_stream(source: int) -> int:
+Number = TypeVar("Number", int, np.ndarray)
+
+
+def train_stream(source: Number) -> Number:
     """Number of the stream of a source's training documents; those of all sources come first."""
     return source
 
 
-def validation_stream(source: int, sources: int) -> int:
+def validation_stream(source: Number, sources: int) -> Number:
     """Number of the stream of the documents that a source holds out."""
-    return sources + source
+    return source + sources
 
 
 def partition_bits(rows: int, row_bytes: int) -> int:
