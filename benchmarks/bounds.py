@@ -173,7 +173,8 @@ def _dedup(folder: Path, inputs: Mapping[str, Path], out: Path, context: Context
 def _tokenize(folder: Path, inputs: Mapping[str, Path], out: Path, context: Context) -> dict[str, Any]:
     from gristmill.tokenize.encoding import encode
     from gristmill.tokenize.encoding.sample import TokenizerSample
-    from gristmill.tokenize.encoding.tokenizer import train, write_tokenizer
+    from gristmill.tokenize.encoding.tokenizer import write_tokenizer
+    from gristmill.tokenize.encoding.vocabulary import train
 
     with open(folder / "texts" / "00000.jsonl", encoding="utf-8") as lines:
         texts = [json.loads(line)["text"] for line, _ in zip(lines, range(2000), strict=False)]
