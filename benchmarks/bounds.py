@@ -63,7 +63,7 @@ def rows(documents: int = DOCUMENTS, folder: Path | None = None) -> Iterator[Row
                 yield {**row(f"bounds: {step}, {name}", found[key] / 2**30, LIMIT_BYTES / 2**30, "GiB",
                              f"{note}; peer: the limit"), "ratio": LIMIT_BYTES / max(1, found[key])}
             yield row(f"bounds: {step}, time", found["seconds"], None, "s",
-                      f"{documents / found['seconds'] / 1e6:.3f} M documents/s; {found['work_bytes'] / 1e6:,.0f} MB in "
+                      f"{found['cpu_seconds']:.1f} s of processor time; {found['work_bytes'] / 1e6:,.0f} MB in "
                       f"{found['work_files']} files while it works, {found['out_bytes'] / 1e6:,.0f} MB in "
                       f"{found['out_files']} files when it is done; {found['mapped_bytes'] / 1e6:,.0f} MB mapped")
         yield from look_up_rows(Path(root), note)
@@ -108,11 +108,14 @@ def measure(folder: Path, step: str) -> dict[str, Any]:
     """
     command = [sys.executable, "-m", "benchmarks.bounds", step, str(folder)]
     peaks = dict.fromkeys(("all_bytes", "largest_bytes", "mapped_bytes"), 0)
+    used = dict[int, float]()
     with open(folder / f"{step}.log", "wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
     try:
         while process.poll() is None and peaks["all_bytes"] <= LIMIT_BYTES:
-            found = [memory_of(pid) for pid in process_tree(process.pid)]
+            tree = process_tree(process.pid)
+            found, used = [memory_of(pid) for pid in tree], {
+                **used, **{pid: max(processor_seconds(pid), used.get(pid, 0.0)) for pid in tree}}
             now = {"all_bytes": sum(one[0] for one in found), "largest_bytes": max(one[0] for one in found),
                    "mapped_bytes": sum(one[1] for one in found)}
             peaks = {key: max(value, now[key]) for key, value in peaks.items()}
@@ -124,8 +127,17 @@ def measure(folder: Path, step: str) -> dict[str, Any]:
     if process.returncode != 0 or peaks["all_bytes"] > LIMIT_BYTES:
         raise MemoryError(f"{step} under a limit of {LIMIT_BYTES} bytes took {peaks['all_bytes']} and ended with exit "
                           f"code {process.returncode}; its last lines:\n{said[-2000:]}")
-    result: dict[str, Any] = {**json.loads(said.splitlines()[-1]), **peaks}
+    result: dict[str, Any] = {**json.loads(said.splitlines()[-1]), **peaks, "cpu_seconds": sum(used.values())}
     return result
+
+
+def processor_seconds(pid: int) -> float:
+    """What a process has used so far; 0 where it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def memory_of(pid: int) -> tuple[int, int]:
@@ -139,7 +151,7 @@ def memory_of(pid: int) -> tuple[int, int]:
 
 
 def run_step(step: str, folder: Path) -> dict[str, Any]:
-    """Run one step in this process; seconds, and the files that it left in its work folder and its output."""
+    """Run one step in this process; its seconds, and the files that it left in its work folder and its output."""
     work, out = folder / f"{step}-work", folder / step
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
@@ -149,8 +161,7 @@ def run_step(step: str, folder: Path) -> dict[str, Any]:
     inputs.pop(step, None)
     begin = time.perf_counter()
     summary = RUNS[step](folder, inputs, out, context)
-    seconds = time.perf_counter() - begin
-    found = {"seconds": seconds, "read": summary["counts"]["read"], "kept": summary["counts"]["kept"]}
+    found = {"seconds": time.perf_counter() - begin, "kept": summary["counts"]["kept"]}
     for kind, where in (("work", work), ("out", out)):
         sizes = [path.stat().st_size for path in where.rglob("*") if path.is_file()]
         found |= {f"{kind}_bytes": sum(sizes), f"{kind}_files": len(sizes)}

@@ -93,6 +93,13 @@ def plan(
     sample_mb: Annotated[float, typer.Option(metavar="X", help="Size of that sample, in MB of input.", min=0.1)] = 16.0,
     sample_seconds: Annotated[float, typer.Option(
         metavar="S", help="Time limit of the sample; stages that it does not reach are marked.", min=1.0)] = 30.0,
+    documents: Annotated[list[float] | None, typer.Option(
+        metavar="N", help="Say what preparing and mixing so many documents takes, such as 1e9, and what grows; may be "
+        "given several times.", min=1)] = None,
+    document_bytes: Annotated[float, typer.Option(
+        metavar="X", help="With --documents: their mean text.", min=1)] = 3000.0,
+    core_hour: Annotated[float, typer.Option(
+        metavar="X", help="With --documents: US dollars for an hour of a core.", min=0)] = 0.05,
     gpus: Annotated[int | None, typer.Option(
         metavar="N", help="Plan the pre-training for this number of GPUs.", min=1)] = None,
     gpu: Annotated[str, typer.Option(metavar="NAME", help="With --gpus: the kind of GPU.")] = "H100",
@@ -114,7 +121,15 @@ def plan(
         refuse_without(context, "--gpus", ("gpu", "mfu", "peak_tflops", "memory_gb", "prices", "measure"))
     if not predict:
         refuse_without(context, "--predict", ("sample_mb", "sample_seconds"))
+    if not documents:
+        refuse_without(context, "--documents", ("document_bytes", "core_hour"))
     session = open_or_exit(manifest, set_, store, allow_code=allow_code)
+    if documents:
+        from gristmill.flows.planning.at_scale import plan_at_scale, print_at_scale
+
+        sizes = plan_at_scale(session.manifest, documents, document_bytes, core_hour)
+        print_json(sizes) if as_json else print_at_scale(session, sizes, core_hour)
+        raise typer.Exit
     if gpus is not None:
         from gristmill.flows.planning.plan_gpus import (
             GpuChoice,

@@ -1,7 +1,7 @@
 """Writing the shards of a packed set: what each row holds, and its tokens out of the token parts.
 
 Which documents make which rows is in files that any machine can read, a part of each for every shard. A task holds the
-pieces of one shard, some 250 bytes of each, and BLOCK_BYTES of tokens; the token parts are mapped. Tokens are copied
+pieces of one shard, PIECE_BYTES for each, and BLOCK_BYTES of tokens; the token parts are mapped. Tokens are copied
 from the memory-mapped token parts some rows at a time, while these are in the cache: what is gathered is hashed
 and written next, and of a whole shard every token would come from the main memory three times.
 """
@@ -29,6 +29,8 @@ from gristmill.tokenize.packed_files import DTYPES, PIECES_SCHEMA, files_of, rea
 from gristmill.tokenize.packed_writing import write_blocks, write_rows
 from gristmill.tokenize.row_bytes import pointer
 
+PIECE_BYTES = 250
+"""What a task needs for each piece of its shard: where it comes from, as read and in order, and its two tables."""
 MOST_PARTS = 2048
 """Token parts that a task maps at a time: Linux lets a process have 65,530 maps (vm.max_map_count), for all threads."""
 

@@ -1,0 +1,296 @@
+"""`gristmill plan MANIFEST --documents 1e9`: what preparing and mixing so many takes, what grows, where it breaks.
+
+`predict.py` runs samples of a manifest's own sources; this is arithmetic, for corpora that nobody has at hand. How much
+a step computes and writes is so much for each document and each byte of text (RATES, measured by `gristmill bench
+bounds` at 200 and at 1,000 bytes a document). What a process holds, and into how many files and partitions the work is
+cut, follows from the constants of the steps themselves. So the answer says too where one of these stops keeping up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from gristmill.dataprep.duplicates.dedup_keys import BYTES_PER_KEY, keys_per_document
+from gristmill.dataprep.shuffle import MOST_PARTITIONS, PARTITION_BYTES, count_partitions
+from gristmill.flows.running.session import Session
+from gristmill.flows.running.terminal import plain_console
+from gristmill.mixtures.manifest import Manifest
+from gristmill.mixtures.steps.dedup import Dedup
+from gristmill.tokenize.mixing import streams
+from gristmill.tokenize.mixing.candidates import CANDIDATE_BYTES
+from gristmill.tokenize.mixing.ledger import FILE_DOCUMENTS
+from gristmill.tokenize.mixing.mix import SHARD_BYTES
+from gristmill.tokenize.mixing.place_pieces import PLACED_BYTES
+from gristmill.tokenize.mixing.streams import ENTRY_BYTES, partition_bits
+from gristmill.tokenize.mixing.write_shards import MOST_PARTS, PIECE_BYTES
+
+CORE_HOUR = 0.05
+"""US dollars: about what a virtual core of a machine for general use is rented for, on demand, at the large clouds."""
+DOCUMENT_BYTES = 3000
+"""Mean text of a page of FineWeb: its sample of 10 billion tokens has 14.9 million pages (Penedo et al. 2024)."""
+TOKEN_BYTES = 4.5
+"""Text bytes per token of English with a vocabulary of 32,000 or more."""
+RECORD_BYTES = 1500
+"""What the process that starts a job holds of each task: its name, payload and result."""
+OPEN_SECONDS, BATCH_BYTES = 45e-6, 465
+"""To open one of the files that a partition is read from; what such a file has of each partition besides its rows."""
+ROW_BYTES = 4096
+"""A page of the disk: what is read for a document's tokens where the token parts are not in memory."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a step takes for each document that it reads, and for each byte of its text.
+
+    Attributes:
+        start: seconds of one core, however many documents there are.
+        seconds: of one core, per document and per byte.
+        work: bytes on the disk while it works, per document and per byte.
+        out: bytes of its output, per document and per byte.
+        memory: bytes that a process holds besides its data: libraries, kernels, batches.
+        shards: what a worker holds of a document shard, in times the size of its text.
+        sorting: what it holds of a partition while it sorts it, in times its size.
+        processes: whether its workers are processes.
+    """
+
+    start: float
+    seconds: tuple[float, float]
+    work: tuple[float, float]
+    out: tuple[float, float]
+    memory: float
+    shards: float = 0.0
+    sorting: float = 0.0
+    processes: bool = False
+
+
+RATES: Mapping[str, Rates] = {
+    "ingest": Rates(2.3, (6.0e-6, 8.6e-9), (0, 0), (24, 0.38), 118e6, shards=5, processes=True),
+    "dedup": Rates(4.0, (8.2e-6, 16.5e-9), (628, 0.59), (169, 0.51), 457e6, sorting=2.1),
+    "tokenize": Rates(2.5, (0.9e-6, 10.4e-9), (0, 0), (20, 0.46), 240e6, shards=8),
+    "mix": Rates(2.5, (2.1e-6, 0.8e-9), (0, 0), (50, 0.46), 290e6, sorting=5),
+}
+"""Measured on two cores that others used too. What `mix` leaves on the disk while it works is counted row by row."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A corpus, and how it is prepared.
+
+    Attributes:
+        documents: how many are read.
+        document_bytes: mean text of each.
+        kept: share of them that is left to be mixed.
+        shard_bytes: text of a document shard (`ingest.shard_bytes`).
+        workers: at the same time.
+        keys: of a document, for `dedup`.
+        sequence_length: of a row.
+    """
+
+    documents: float
+    document_bytes: float = DOCUMENT_BYTES
+    kept: float = 1.0
+    shard_bytes: int = 16_000_000
+    workers: int = 2
+    keys: int = 15
+    sequence_length: int = 2048
+
+    @property
+    def text_bytes(self) -> float:
+        """Of all documents."""
+        return self.documents * self.document_bytes
+
+    @property
+    def shards(self) -> int:
+        """Document shards."""
+        return ceil(self.text_bytes / self.shard_bytes)
+
+    @property
+    def tokens(self) -> float:
+        """Of the documents that are kept, ends of text counted."""
+        return self.documents * self.kept * (self.document_bytes / TOKEN_BYTES + 1)
+
+    @property
+    def pieces(self) -> float:
+        """Parts of documents in rows: a document is cut once for each row that ends within it."""
+        return self.documents * self.kept + self.tokens / self.sequence_length
+
+
+def extent_of(manifest: Manifest, documents: float, document_bytes: float = DOCUMENT_BYTES) -> Extent:
+    """A corpus of so many documents, prepared as a manifest says."""
+    section = next((step.config for step in manifest.prepare if isinstance(step.config, Dedup)), None)
+    return Extent(documents, document_bytes, shard_bytes=manifest.ingest.shard_bytes, workers=manifest.engine.workers,
+                  keys=keys_per_document(section) if section is not None else 0,
+                  sequence_length=manifest.mix.sequence_length if manifest.mix is not None else 2048)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a step takes.
+
+    Attributes:
+        step: its name.
+        core_seconds: of processor time, over all workers.
+        memory_bytes: of all its processes together, mapped files aside.
+        work_bytes: on the disk while it works.
+        out_bytes: of its output.
+        files: of both.
+        partitions: into which it cuts what it sorts; 1 where it sorts nothing.
+    """
+
+    step: str
+    core_seconds: float
+    memory_bytes: float
+    work_bytes: float
+    out_bytes: float
+    files: int
+    partitions: int
+
+
+def costs_of(extent: Extent) -> list[Cost]:
+    """What each step takes, in their order; `dedup` only where there are keys."""
+    found = [_ingest(extent), *([_dedup(extent)] if extent.keys else []), _tokenize(extent), _mix(extent)]
+    return found
+
+
+def _of(pair: tuple[float, float], extent: Extent) -> float:
+    return extent.documents * (pair[0] + pair[1] * extent.document_bytes)
+
+
+def _seconds(rates: Rates, extent: Extent) -> float:
+    return rates.start + _of(rates.seconds, extent)
+
+
+def _shard_memory(rates: Rates, extent: Extent) -> float:
+    """Of all workers, each with a shard; and of the process that starts them, with a record of each task."""
+    shard = rates.shards * min(extent.shard_bytes, extent.text_bytes)
+    processes = extent.workers if rates.processes else 0
+    return rates.memory * (1 + processes) + min(extent.workers, extent.shards) * shard + RECORD_BYTES * extent.shards
+
+
+def _ingest(extent: Extent) -> Cost:
+    rates = RATES["ingest"]
+    return Cost("ingest", _seconds(rates, extent), _shard_memory(rates, extent), 0, _of(rates.out, extent),
+                2 * extent.shards, 1)
+
+
+def _dedup(extent: Extent) -> Cost:
+    rates, key_bytes = RATES["dedup"], extent.documents * extent.keys * BYTES_PER_KEY
+    partitions = count_partitions(int(key_bytes))
+    sorting = extent.workers * rates.sorting * key_bytes / partitions
+    memory = _shard_memory(rates, extent) + sorting
+    opened = extent.shards * partitions * OPEN_SECONDS
+    work = _of(rates.work, extent) + BATCH_BYTES * extent.shards * partitions
+    return Cost("dedup", _seconds(rates, extent) + opened, memory, work, _of(rates.out, extent),
+                6 * extent.shards + 7 * partitions, partitions)
+
+
+def _tokenize(extent: Extent) -> Cost:
+    rates = RATES["tokenize"]
+    return Cost("tokenize", _seconds(rates, extent), _shard_memory(rates, extent), 0, _of(rates.out, extent),
+                4 * extent.shards, 1)
+
+
+def _mix(extent: Extent) -> Cost:
+    rates, documents = RATES["mix"], extent.documents * extent.kept
+    segments = 1 << partition_bits(int(documents), ENTRY_BYTES)
+    shards = ceil(extent.tokens * 2 / SHARD_BYTES)
+    sorting = min(extent.workers, segments) * rates.sorting * documents * ENTRY_BYTES / segments
+    writing = min(extent.workers, shards) * PIECE_BYTES * extent.pieces / max(1, shards)
+    tables = ceil(documents / FILE_DOCUMENTS)
+    memory = rates.memory + max(sorting, writing) + RECORD_BYTES * (extent.shards + shards + segments)
+    work = documents * (ENTRY_BYTES + CANDIDATE_BYTES + ENTRY_BYTES) + extent.pieces * PLACED_BYTES + (
+        BATCH_BYTES * (2 * extent.shards * segments + segments * shards))
+    opened = (extent.shards * segments * 2 + segments * shards) * OPEN_SECONDS
+    return Cost("mix", _seconds(rates, extent) + opened, memory, work, _of(rates.out, extent),
+                3 * extent.shards + 4 * segments + 6 * shards + tables, segments)
+
+
+def breaks_of(extent: Extent) -> Iterator[str]:
+    """What no longer keeps up at this size, and what helps."""
+    if extent.keys and extent.documents * extent.keys * BYTES_PER_KEY > MOST_PARTITIONS * PARTITION_BYTES:
+        limit = MOST_PARTITIONS * PARTITION_BYTES / (extent.keys * BYTES_PER_KEY)
+        yield (f"dedup: from {limit:.1e} documents on there are no more than {MOST_PARTITIONS:,} partitions of keys: "
+               "these grow, and with them its memory; fewer bands, or several runs with `against`, need less")
+    if extent.documents * extent.kept * ENTRY_BYTES > (1 << streams.MOST_PARTITION_BITS) * streams.PARTITION_BYTES:
+        limit = (1 << streams.MOST_PARTITION_BITS) * streams.PARTITION_BYTES / ENTRY_BYTES
+        yield (f"mix: from {limit:.1e} documents on there are no more than {1 << streams.MOST_PARTITION_BITS:,} "
+               "segments: these grow, and with them its memory")
+    if extent.shards > MOST_PARTS:
+        yield (f"mix: {extent.shards:,} token parts are more than the {MOST_PARTS:,} that a task maps: every shard of "
+               f"rows opens all of them; with ingest.shard_bytes of {_size(_better_shard(extent))} there are fewer")
+    cold = extent.documents * extent.kept * ROW_BYTES
+    yield (f"mix: where memory has no room for the {_size(extent.tokens * 2)} of tokens, a page of the disk is read "
+           f"for each document, up to {_size(cold)}")
+    if extent.shards > 100_000:
+        yield (f"{extent.shards:,} document shards: a folder of so many files is slow to list, and each job has a "
+               "record for each; raise ingest.shard_bytes")
+
+
+def _better_shard(extent: Extent) -> float:
+    return float(ceil(extent.text_bytes / MOST_PARTS / 1e6) * 1e6)
+
+
+def plan_at_scale(
+    manifest: Manifest, documents: Sequence[float], document_bytes: float = DOCUMENT_BYTES, core_hour: float = CORE_HOUR
+) -> list[dict[str, Any]]:
+    """What each number of documents takes.
+
+    Returns:
+        for each `documents`, `text_bytes`, `steps` (`Cost` as objects), `totals` (`core_hours`, `days` on the
+        manifest's workers, `memory_bytes`, `disk_bytes`, `files`, `price` in US dollars), and `breaks`, in sentences.
+    """
+    found = []
+    for number in documents:
+        extent = extent_of(manifest, number, document_bytes)
+        costs = costs_of(extent)
+        hours, outputs, disk = sum(cost.core_seconds for cost in costs) / 3600, 0.0, 0.0
+        for cost in costs:
+            disk = max(disk, outputs + cost.work_bytes + cost.out_bytes)
+            outputs += cost.out_bytes
+        found.append({
+            "documents": number, "text_bytes": extent.text_bytes, "steps": [vars(cost) for cost in costs],
+            "totals": {"core_hours": hours, "days": hours / extent.workers / 24,
+                       "memory_bytes": max(cost.memory_bytes for cost in costs), "disk_bytes": disk,
+                       "files": sum(cost.files for cost in costs), "price": hours * core_hour},
+            "breaks": [*breaks_of(extent)],
+        })
+    return found
+
+
+def print_at_scale(session: Session, found: Sequence[Mapping[str, Any]], core_hour: float = CORE_HOUR) -> None:
+    """Print a table for each number of documents; it fits 60 columns."""
+    console, workers = plain_console(), session.manifest.engine.workers
+    for one in found:
+        totals = one["totals"]
+        text = _size(one["text_bytes"])
+        console.print(Text(f"{one['documents']:,.0f} documents, {text} of text, on {workers} workers", style="bold"))
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+        table.add_column("step", no_wrap=True)
+        for name in ("core hours", "memory", "working", "output", "files"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for step in one["steps"]:
+            table.add_row(step["step"], f"{step['core_seconds'] / 3600:,.1f}", _size(step["memory_bytes"]),
+                          _size(step["work_bytes"]), _size(step["out_bytes"]), f"{step['files']:,}")
+        console.print(table)
+        console.print(Text(
+            f"{totals['core_hours']:,.0f} core hours: {totals['days']:,.1f} days, {totals['price']:,.0f} US dollars at "
+            f"{core_hour:g} per core and hour; {_size(totals['disk_bytes'])} of disk; "
+            f"{_size(totals['memory_bytes'])} of memory"))
+        for sentence in one["breaks"]:
+            console.print(Text(f"- {sentence}", style="yellow"))
+        console.print()
+
+
+def _size(number: float) -> str:
+    for unit, size in (("TB", 1e12), ("GB", 1e9)):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number / 1e6:.0f} MB"
+
+

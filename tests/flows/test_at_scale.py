@@ -1,0 +1,87 @@
+"""The arithmetic for corpora that nobody has at hand, held to what was measured where there was one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from gristmill.flows.cli.main import app
+from gristmill.flows.planning.at_scale import Extent, breaks_of, costs_of, plan_at_scale, print_at_scale
+from gristmill.mixtures.load import load_manifest
+
+MEASURED = {
+    "ingest": {"core_seconds": 10.0, "memory_bytes": 532e6, "work_bytes": 0, "out_bytes": 99.8e6},
+    "dedup": {"core_seconds": 15.5, "memory_bytes": 637e6, "work_bytes": 745e6, "out_bytes": 270.6e6},
+    "tokenize": {"core_seconds": 5.4, "memory_bytes": 505e6, "work_bytes": 0, "out_bytes": 111.2e6},
+    "mix": {"core_seconds": 4.8, "memory_bytes": 534e6, "work_bytes": 167.8e6, "out_bytes": 141.2e6},
+}
+"""`gristmill bench bounds --documents 1000000` on two cores: documents of 197 bytes, 9 % of them dropped by dedup."""
+MILLION = Extent(1e6, 197, kept=0.91)
+
+
+@pytest.mark.parametrize("step", MEASURED)
+def test_a_million_documents_take_what_was_measured_within_a_quarter(step: str) -> None:
+    cost = next(one for one in costs_of(MILLION) if one.step == step)
+    for key, measured in MEASURED[step].items():
+        assert getattr(cost, key) == pytest.approx(measured, rel=0.25), key
+
+
+def test_memory_stays_what_it_is_until_a_bound_no_longer_holds_and_that_is_said() -> None:
+    """Mixing holds two segments of 64 MB, five times while they are sorted, and some records of tasks."""
+    before = [next(one for one in costs_of(Extent(number, 200, shard_bytes=256_000_000)) if one.step == "mix")
+              for number in (1e8, 1e9, 5e9)]
+    assert max(one.memory_bytes for one in before) < 950e6
+    assert [one.partitions for one in before] == [128, 1024, 4096]
+    assert not any("these grow" in sentence for sentence in breaks_of(Extent(1e9, 200, shard_bytes=256_000_000)))
+    broken = [*breaks_of(Extent(1e10, 3000))]
+    told = [sentence.split(":")[0] for sentence in broken]
+    assert told == ["dedup", "mix", "mix", "mix", "1,875,000 document shards"]
+    assert "from 1.5e+09 documents on there are no more than 4,096 partitions of keys" in broken[0]
+    assert "from 6.0e+09 documents on there are no more than 4,096 segments" in broken[1]
+
+
+def manifest_file(folder: Path) -> Path:
+    (folder / "m.yaml").write_text(
+        "name: m\nseed: 1\nsources: {web: {path: 'a.jsonl'}}\nprepare: [{dedup: {}}]\ntokenizer: {vocab_size: 300}\n"
+        "mix: {tokens: 1000}\n")
+    (folder / "a.jsonl").write_text('{"text": "a"}\n')
+    return folder / "m.yaml"
+
+
+def test_totals_are_the_sums_of_the_steps_and_the_price_is_by_the_hour(tmp_path: Path) -> None:
+    manifest = load_manifest(manifest_file(tmp_path))
+    small, large = plan_at_scale(manifest, [1e6, 1e7], 1000, core_hour=0.5)
+    for one in (small, large):
+        hours = sum(step["core_seconds"] for step in one["steps"]) / 3600
+        assert one["totals"]["core_hours"] == pytest.approx(hours)
+        assert one["totals"]["price"] == pytest.approx(hours * 0.5)
+        assert one["totals"]["days"] == pytest.approx(hours / manifest.engine.workers / 24)
+        assert one["totals"]["disk_bytes"] >= sum(step["out_bytes"] for step in one["steps"])
+    assert [step["step"] for step in small["steps"]] == ["ingest", "dedup", "tokenize", "mix"]
+    assert large["text_bytes"] == 1e10
+    assert 5 < large["totals"]["core_hours"] / small["totals"]["core_hours"] < 10  # of which starting is no part
+
+
+def test_the_table_fits_a_narrow_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    manifest = load_manifest(manifest_file(tmp_path))
+    print_at_scale(SimpleNamespace(manifest=manifest), plan_at_scale(manifest, [1e10]))  # type: ignore[arg-type]
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 60
+    assert lines[0].startswith("10,000,000,000 documents, 30.0 TB of text, on ")
+    assert [line.split()[0] for line in lines[2:6]] == ["ingest", "dedup", "tokenize", "mix"]
+    assert not any("…" in line for line in lines)
+
+
+def test_the_command_takes_several_sizes_and_refuses_what_belongs_to_them_alone(tmp_path: Path) -> None:
+    path = str(manifest_file(tmp_path))
+    done = CliRunner().invoke(app, ["plan", path, "--documents", "1e9", "--documents", "1e10", "--json"])
+    assert done.exit_code == 0, done.output
+    assert [one["documents"] for one in json.loads(done.stdout)] == [1e9, 1e10]
+    assert CliRunner().invoke(app, ["plan", path, "--core-hour", "1"]).exit_code == 2
