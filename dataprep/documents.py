@@ -13,7 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -67,6 +69,30 @@ def hash_document(source: bytes, locator: bytes, text: bytes) -> bytes:
     digest = hashlib.blake2b(b"".join((sizes[0], source, sizes[1], locator, sizes[2])), digest_size=ID_BYTES)
     digest.update(text)
     return digest.digest()
+
+
+def hash_documents(source: bytes, locators: pa.Array, texts: pa.Array) -> pa.Array:
+    """`document_id` of n documents of a source.
+
+    Args:
+        source: its name (UTF-8).
+        locators: n strings.
+        texts: n large strings.
+    """
+    begin = len(source).to_bytes(8, "little") + source
+    columns = (*_with_sizes(locators, np.int32), *_with_sizes(texts, np.int64))
+    ids = b"".join([hashlib.blake2b(b"".join((begin, *parts)), digest_size=ID_BYTES).digest()
+                    for parts in zip(*columns, strict=True)])  # fmt: skip
+    return pa.Array.from_buffers(DOCUMENT_SCHEMA.field("id").type, len(texts), [None, pa.py_buffer(ids)])
+
+
+def _with_sizes(values: pa.Array, offset: type[np.integer[Any]]) -> tuple[Iterator[bytes], Iterator[memoryview]]:
+    """How many bytes each string has, as 8 bytes (little-endian), and these bytes."""
+    _, offsets, data = values.buffers()
+    bounds = np.frombuffer(offsets, offset)[values.offset : values.offset + len(values) + 1]
+    sizes, content = np.diff(bounds).astype("<i8").tobytes(), memoryview(data)
+    return ((sizes[place : place + 8] for place in range(0, len(sizes), 8)),
+            (content[begin:end] for begin, end in pairwise(bounds.tolist())))
 
 
 def write_table(

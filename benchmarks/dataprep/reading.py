@@ -16,19 +16,26 @@ import io
 import json
 import random
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.json
+import zstandard
+
 from benchmarks.checkout import data_folder
 from benchmarks.dataprep.texts import synthetic_texts
 from benchmarks.measuring import Row, fastest, row
+from gristmill.dataprep.context import Context
+from gristmill.dataprep.reading import ingest
 from gristmill.dataprep.reading.extraction import EXTRACTORS, extract
 from gristmill.dataprep.reading.extraction_guard import Guard, extract_pages
-from gristmill.dataprep.reading.readers import read_records
-from gristmill.dataprep.reading.records import Page, Reading, Record
+from gristmill.dataprep.reading.readers import read_file, read_records
+from gristmill.dataprep.reading.records import Page, Reading, Record, Records
 from gristmill.dataprep.reading.sources import find_files
 from gristmill.mixtures.sources import ExtractOptions
 
@@ -36,8 +43,12 @@ PAGES = {"resiliparse": 1000, "trafilatura": 100}
 """Pages that each extractor gets."""
 LINKS = 500
 """In the navigation of a page; they bring it to some 40 kB, the size of an ordinary page without its scripts."""
-RECORDS = 20_000
+RECORDS = 100_000
 """Lines of JSON, with texts of 400 characters and four fields of metadata: what is short shows what a record costs."""
+FIELDS = {"text": "VARCHAR", "url": "VARCHAR", "lang": "VARCHAR", "date": "VARCHAR", "score": "DOUBLE"}
+"""Of a line, and their types for DuckDB."""
+INGEST_BOUND = 80.0
+"""MB of JSONL per second of one core."""
 REPEATS = 3
 OPTIONS = ExtractOptions().model_dump()
 SET = "web/trafilatura_cc"
@@ -62,11 +73,23 @@ def speed_rows() -> Iterator[Row]:
         path.write_bytes(make_warc(pages))
         ours, peer = partial(read_pages, path), partial(iterate, path)
         yield compare("WARC to pages, against fastwarc alone", len(pages), ours, peer, "peer: fastwarc tells no damage")
-        path = Path(folder) / "texts.jsonl"
-        path.write_bytes(make_jsonl(RECORDS))
-        ours, peer = partial(read_jsonl, path), partial(parse_lines, path)
-        yield compare("JSONL to records, against json.loads alone", RECORDS, ours, peer,
-                      "peer: no locators, no metadata, no check of what UTF-8 can hold", "records/s")  # fmt: skip
+        yield from jsonl_rows(Path(folder))
+
+
+def jsonl_rows(folder: Path) -> Iterator[Row]:
+    """JSON lines to columns, on one thread, and to document shards, in seconds of one core."""
+    content = make_jsonl(RECORDS)
+    (folder / "texts.jsonl").write_bytes(content)
+    (folder / "texts.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(content))
+    for name, suffix in (("JSONL", "jsonl"), ("JSONL with zstd", "jsonl.zst")):
+        path = folder / f"texts.{suffix}"
+        for peer, reads in (("DuckDB", read_with_duckdb), ("pyarrow.json", read_with_pyarrow)):
+            yield compare(f"{name} to records, against {peer}", RECORDS, partial(read_jsonl, path),
+                          partial(reads, path), "peer: five columns, the same; no locators, and a bad line ends it",
+                          "records/s")  # fmt: skip
+    seconds = min(ingest_seconds(folder / "texts.jsonl", folder / f"out-{repeat}") for repeat in range(REPEATS))
+    yield row("JSONL to document shards, of one core", len(content) / seconds / 1e6, INGEST_BOUND, "MB/s",
+              "the whole stage; peer: a bound, eight times what a whole chain must reach")  # fmt: skip
 
 
 def compare(
@@ -110,13 +133,31 @@ def iterate(path: Path) -> int:
 def read_jsonl(path: Path) -> int:
     """Records of a JSONL file as `ingest` reads them."""
     (file,) = find_files("bench", {"path": str(path)}).files
-    return sum(isinstance(item, Record) for item in read_records(file, Reading()))
+    items = read_file(file, Reading())
+    return sum(len(item) if isinstance(item, Records) else isinstance(item, Record) for item in items)
 
 
-def parse_lines(path: Path) -> int:
-    """Texts of a JSONL file as a short script would read them."""
-    with path.open(encoding="utf-8") as stream:
-        return sum(bool(json.loads(line)["text"]) for line in stream)
+def read_with_duckdb(path: Path) -> int:
+    """Records of a JSONL file as DuckDB reads them on one thread."""
+    import duckdb
+
+    with duckdb.connect(config={"threads": 1}) as connection:
+        found = connection.read_json(str(path), columns=FIELDS, format="newline_delimited")
+        return len(found.to_arrow_table())
+
+
+def read_with_pyarrow(path: Path) -> int:
+    """Records of a JSONL file as Arrow reads them on one thread."""
+    with pa.input_stream(str(path)) as stream:
+        return len(pyarrow.json.read_json(stream, pyarrow.json.ReadOptions(use_threads=False)))
+
+
+def ingest_seconds(path: Path, out: Path) -> float:
+    """Seconds of processor time that the whole stage takes, on one worker."""
+    context = Context(work=out / "work", stage="ingest", workers=1, emit=lambda event: None)
+    begun = time.process_time()
+    ingest.run({}, {"sources": {"bench": {"path": str(path)}}}, out / "data", context)
+    return time.process_time() - begun
 
 
 def make_jsonl(number: int) -> bytes:

@@ -40,8 +40,8 @@ from gristmill.dataprep.examples.conversations import (
 from gristmill.dataprep.examples.preferences import dpo_example
 from gristmill.dataprep.files import as_path, canonical_json
 from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, Unended, read_lines, read_whole
+from gristmill.dataprep.reading.jsonl.json_lines import BYTE_ORDER_MARK, parse_json
 from gristmill.dataprep.reading.pythondocs import DOCS, QUESTIONS_VERSION, preferences, questions
-from gristmill.dataprep.reading.readers import BYTE_ORDER_MARK, parse_json
 from gristmill.dataprep.reading.sources import SourceError, SourceFile, find_files
 from gristmill.dataprep.reading.tables import table_rows
 

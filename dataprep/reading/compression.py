@@ -9,7 +9,7 @@ from __future__ import annotations
 import bz2
 import lzma
 import zlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -22,6 +22,8 @@ ZSTD_BYTES = 512
 LZ4_BYTES = 256
 """Decoded bytes per step of LZ4."""
 READ_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 20
+"""Of lines that are handed on together."""
 MAX_RECORD_BYTES = 256 << 20
 """Longest record that is read; a longer one is quarantined, so that no input can fill the memory."""
 
@@ -187,35 +189,69 @@ def _steps(decoder: _Decoder, data: bytes, compression: str) -> Iterator[bytes]:
         data = b""
 
 
-def read_lines(path: Openable, compression: str) -> Iterator[bytes | RecordTooLongError]:
-    r"""Yield a file's lines, cut at `\n`, without their ends; in place of a line that is too long, the error.
+def read_blocks(path: Openable, compression: str) -> Iterator[bytes | RecordTooLongError]:
+    r"""Yield a file's lines in blocks: whole lines with their ends (`\n`), BLOCK_BYTES together or a little more.
 
-    A last line without an end is an `Unended`.
+    In place of a line that is too long comes the error. A last line without an end is an `Unended` of its own.
 
     Raises:
         CorruptFileError: after all whole lines before the damage; a line that the damage cut is not among them.
     """
-    parts: list[bytes] = []
-    held, too_long = 0, False
-    for chunk in read_chunks(path, compression):
-        *ended, rest = chunk.split(b"\n")
-        for end in ended:
-            if too_long or held + len(end) > MAX_RECORD_BYTES:
-                yield _too_long("line")
-            else:
-                parts.append(end)
-                yield b"".join(parts).removesuffix(b"\r")
-            parts, held, too_long = [], 0, False
-        held += len(rest)
-        too_long = too_long or held > MAX_RECORD_BYTES
-        if too_long:
-            parts = []
-        elif rest:
-            parts.append(rest)
-    if too_long:
+    whole: list[bytes] = []
+    begun: list[bytes] = []
+    ready = held = 0
+    try:
+        for chunk in read_chunks(path, compression):
+            for piece in _at_most(chunk, min(BLOCK_BYTES, MAX_RECORD_BYTES)):
+                first, last = piece.find(b"\n"), piece.rfind(b"\n") + 1
+                if first >= 0 and held + first > MAX_RECORD_BYTES:
+                    yield from _joined(whole)
+                    yield _too_long("line")
+                    whole, begun, ready, held = [piece[first + 1 : last]], [], last - first - 1, 0
+                elif last:
+                    whole += [*begun, piece[:last]]
+                    ready, begun, held = ready + held + last, [], 0
+                if ready >= BLOCK_BYTES:
+                    yield from _joined(whole)
+                    whole, ready = [], 0
+                held += len(piece) - last
+                begun.append(piece[last:])
+                if held > MAX_RECORD_BYTES:
+                    begun = []
+    except CorruptFileError:
+        yield from _joined(whole)
+        raise
+    yield from _joined(whole)
+    if held > MAX_RECORD_BYTES:
         yield _too_long("line")
-    elif parts:
-        yield Unended(b"".join(parts))
+    elif held:
+        yield Unended(b"".join(begun))
+
+
+def _at_most(chunk: bytes, size: int) -> Iterator[bytes]:
+    """A chunk in pieces of at most this size."""
+    return (chunk[begin : begin + size] for begin in range(0, len(chunk), size))
+
+
+def _joined(parts: Sequence[bytes]) -> Iterator[bytes]:
+    """The parts as one, where there is anything in them."""
+    content = b"".join(parts)
+    if content:
+        yield content
+
+
+def read_lines(path: Openable, compression: str) -> Iterator[bytes | RecordTooLongError]:
+    r"""Yield a file's lines, cut at `\n`, without their ends; otherwise as `read_blocks` does."""
+    for block in read_blocks(path, compression):
+        if isinstance(block, RecordTooLongError | Unended):
+            yield block
+        else:
+            yield from lines_of(block)
+
+
+def lines_of(block: bytes) -> Iterator[bytes]:
+    """The lines of a block without their ends."""
+    return (line.removesuffix(b"\r") for line in block[:-1].split(b"\n"))
 
 
 def read_whole(path: Openable, compression: str) -> bytes:

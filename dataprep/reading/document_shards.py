@@ -20,11 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gristmill.dataprep.counts import Counts, add_counts
-from gristmill.dataprep.documents import DOCUMENT_SCHEMA, QUARANTINE_SCHEMA, hash_document, write_table
-from gristmill.dataprep.reading.records import Dropped, Ended, Read, Record, Rejected, Skipped, excerpt
+from gristmill.dataprep.documents import DOCUMENT_SCHEMA, QUARANTINE_SCHEMA, hash_document, hash_documents, write_table
+from gristmill.dataprep.reading.records import Dropped, Ended, Read, Record, Records, Rejected, Skipped, excerpt
 from gristmill.dataprep.secrets import mask_text
 
 SHOWN_DAMAGED = 20
@@ -126,6 +128,7 @@ class ShardWriter:
         source: the source that the task reads.
         shard_bytes: text bytes (UTF-8) after which a shard ends.
         max_document_bytes: of the longest document; a longer one is quarantined.
+        limit: documents to keep; None for all. What comes behind them is not taken.
         files: what was written so far.
         shown: the first quarantined records, for the summary.
     """
@@ -135,6 +138,7 @@ class ShardWriter:
     source: str
     shard_bytes: int
     max_document_bytes: int
+    limit: int | None = None
     files: list[Path] = field(default_factory=list)
     shown: list[dict[str, Any]] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
@@ -157,8 +161,11 @@ class ShardWriter:
     shards: int = 0
     text_bytes: int = 0
     _held_bytes: int = 0
+    _held_rows: int = 0
+    _columns: list[list[pa.Array]] = field(default_factory=list)
+    """Identities, locators, texts and metadata of documents that are not written yet."""
     _documents: list[tuple[bytes, bytes, bytes, str]] = field(default_factory=list)
-    """Identity, locator and text (UTF-8), metadata."""
+    """The same of documents behind these which came one by one."""
     _rejects: _Rows = field(default_factory=lambda: _Rows("quarantine", QUARANTINE_SCHEMA))
     _drops: _Rows = field(default_factory=lambda: _Rows("dropped", DROPPED_SCHEMA))
 
@@ -170,9 +177,18 @@ class ShardWriter:
         """Records so far."""
         return self.kept + self.dropped.total() + self.quarantined
 
+    @property
+    def is_full(self) -> bool:
+        """Whether it has as many documents as it may."""
+        return self.kept == self.limit
+
     def add(self, file: str, record: Read) -> None:
         """Take what was read from `file`; pages have become something else before."""
-        if isinstance(record, Record):
+        if self.is_full:
+            return
+        if isinstance(record, Records):
+            self._keep_together(file, record)
+        elif isinstance(record, Record):
             self._keep(file, record)
         elif isinstance(record, Rejected):
             self._reject(file, record)
@@ -193,17 +209,49 @@ class ShardWriter:
             self._reject_long(file, record, len(text))
             return
         self._documents.append((hash_document(self._source, locator, text), locator, text, record.metadata))
-        self.kept += 1
         if record.replaced:
             self.replaced["records"] += 1
             self.replaced["places"] += record.replaced
-        self._held_bytes += len(text)
-        if self._held_bytes >= self.shard_bytes or len(self._documents) >= MAX_SHARD_ROWS:
+        self._count(1, len(text))
+
+    def _keep_together(self, file: str, records: Records) -> None:
+        sizes = pc.binary_length(records.texts).to_numpy()
+        if len(sizes) and sizes.max() > self.max_document_bytes:
+            for record in records:
+                self.add(file, record)
+            return
+        number = len(records) if self.limit is None else min(len(records), self.limit - self.kept)
+        ids = hash_documents(self._source, records.locators, records.texts)
+        ends, begin = np.cumsum(sizes[:number]), 0
+        self._settle()
+        while begin < number:
+            before = int(ends[begin - 1]) if begin else 0
+            filling = int(np.searchsorted(ends, before + self.shard_bytes - self._held_bytes)) + 1
+            end = min(number, filling, begin + MAX_SHARD_ROWS - self._held_rows)
+            self._columns.append([column.slice(begin, end - begin) for column in (
+                ids, records.locators, records.texts, records.metadata)])
+            self._count(end - begin, int(ends[end - 1]) - before)
+            begin = end
+
+    def _settle(self) -> None:
+        """Make columns of what came one by one."""
+        if self._documents:
+            types = (DOCUMENT_SCHEMA.field("id").type, pa.string(), pa.large_string(), pa.string())
+            columns = zip(*self._documents, strict=True)
+            self._columns.append([pa.array(column, type) for column, type in zip(columns, types, strict=True)])
+            self._documents = []
+
+    def _count(self, documents: int, size: int) -> None:
+        """Count what is held now, and write it where that fills a shard."""
+        self.kept += documents
+        self._held_rows += documents
+        self._held_bytes += size
+        if self._held_bytes >= self.shard_bytes or self._held_rows >= MAX_SHARD_ROWS:
             self._write_shard()
 
     def close(self) -> None:
         """Write what is still held."""
-        if self._documents:
+        if self._held_rows:
             self._write_shard()
         for rows in (self._rejects, self._drops):
             if rows.held:
@@ -253,19 +301,15 @@ class ShardWriter:
             self._write_rows(rows)
 
     def _write_shard(self) -> None:
-        ids, locators, texts, metadata = zip(*self._documents, strict=True)
+        self._settle()
+        ids, *others = map(pa.concat_arrays, zip(*self._columns, strict=True))
         source = pa.DictionaryArray.from_arrays(pa.array([0] * len(ids), pa.int32()), pa.array([self.source]))
-        columns = [
-            pa.array(ids, DOCUMENT_SCHEMA.field("id").type),
-            source,
-            pa.array(locators, pa.string()),
-            pa.array(texts, pa.large_string()),
-            pa.array(metadata),
-        ]
-        self._write(f"part-{self.task}-{self.shards:03d}.parquet", pa.table(columns, schema=DOCUMENT_SCHEMA))
+        self._columns = []
+        table = pa.table([ids, source, *others], schema=DOCUMENT_SCHEMA)
+        self._write(f"part-{self.task}-{self.shards:03d}.parquet", table)
         self.shards += 1
         self.text_bytes += self._held_bytes
-        self._documents, self._held_bytes = [], 0
+        self._held_rows = self._held_bytes = 0
 
     def _write_rows(self, rows: _Rows) -> None:
         table = pa.Table.from_pylist(rows.held, schema=rows.schema)

@@ -176,7 +176,8 @@ def _groups(files: Sequence[SourceFile], shard_bytes: int, whole: bool) -> Itera
 def ingest_task(out: str, section: Ingest, task: Task) -> Done:
     """Read the files of one task; a function of the task's payload and the files alone."""
     source = task.payload["source"]
-    writer = ShardWriter(as_path(out), task.name, source, section.shard_bytes, section.max_document_bytes)
+    writer = ShardWriter(as_path(out), task.name, source, section.shard_bytes, section.max_document_bytes,
+                         task.payload["limit"])
     reading = Reading(**task.payload["reading"])
     warnings = []
     limits = Limits(section.extract_seconds, section.extract_memory_bytes)
@@ -187,12 +188,12 @@ def ingest_task(out: str, section: Ingest, task: Task) -> Done:
             records = read_file(file, reading, tables) if own is None else own_records(own, file, reading)
             for record in extract_pages(records, guard, reading):
                 writer.add(file.name, record)
-                if writer.kept == task.payload["limit"]:
+                if writer.is_full:
                     break
             if writer.read == before:
                 only = " but what is skipped" if writer.skipped.total() > skipped else ""
                 warnings.append(f"source {source!r}: {file.name} holds no records{only}")
-            if writer.kept == task.payload["limit"]:
+            if writer.is_full:
                 break
     writer.close()
     result = {

@@ -7,32 +7,16 @@ text file or a page.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from typing import Any
 
 from gristmill.dataprep.files import as_path
 from gristmill.dataprep.reading import compression
 from gristmill.dataprep.reading.archives import read_tar, read_zip
-from gristmill.dataprep.reading.compression import (
-    CorruptFileError,
-    Metered,
-    RecordTooLongError,
-    Unended,
-    read_lines,
-    read_whole,
-)
+from gristmill.dataprep.reading.compression import CorruptFileError, Metered, RecordTooLongError, read_whole
 from gristmill.dataprep.reading.csv_rows import read_csv
-from gristmill.dataprep.reading.encoding import (
-    AUTO,
-    KEEP_BAD,
-    UTF8,
-    UndecodableError,
-    decode,
-    most_replaced,
-    replace_bad,
-)
+from gristmill.dataprep.reading.encoding import AUTO, UTF8, UndecodableError, decode
+from gristmill.dataprep.reading.jsonl.json_lines import read_jsonl
 from gristmill.dataprep.reading.pythondocs import python_documents
 from gristmill.dataprep.reading.records import (
     Dropped,
@@ -42,13 +26,11 @@ from gristmill.dataprep.reading.records import (
     Read,
     Reading,
     Record,
+    Records,
     Rejected,
     chosen_metadata,
     excerpt,
-    from_row,
-    kind,
     make_record,
-    not_utf8,
     with_end,
 )
 from gristmill.dataprep.reading.sources import SourceFile, member_format
@@ -56,19 +38,18 @@ from gristmill.dataprep.reading.table_guard import TableReader
 from gristmill.dataprep.reading.tables import read_table
 from gristmill.dataprep.reading.warc import read_warc
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-UNEXPECTED_MARK = "Unexpected UTF-8 BOM (decode using utf-8-sig): line 1 column 1 (char 0)"
-_DECODER = json.JSONDecoder(parse_constant=str)
-"""Made once: with `parse_constant`, `json.loads` makes one for every record."""
-
 
 def read_records(file: SourceFile, reading: Reading) -> Iterator[Read]:
-    """The records of a file, as `read_file` gives them, without what it says of files and members that end."""
-    return (item for item in read_file(file, reading) if not isinstance(item, Ended))
+    """The records of a file one by one, without what `read_file` says of files and members that end."""
+    for item in read_file(file, reading):
+        if isinstance(item, Records):
+            yield from item
+        elif not isinstance(item, Ended):
+            yield item
 
 
 def read_file(file: SourceFile, reading: Reading, tables: TableReader | None = None) -> Iterator[Read]:
-    """Read a file of any format, streaming (one record, or one small batch of rows, is in memory at a time).
+    """Read a file of any format, streaming (one record, or one small batch of them, is in memory at a time).
 
     The last thing that comes, and the last of each member of an archive, is an Ended.
 
@@ -148,65 +129,6 @@ def _whole(item: Input) -> bytes | Rejected:
         return Rejected(1, str(error))
 
 
-def _read_jsonl(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected | Dropped]:
-    """One JSON object a line; lines of white space alone are not records."""
-    number = 0
-    try:
-        for number, line in enumerate(read_lines(item.path, item.compression), start=1):
-            if isinstance(line, RecordTooLongError):
-                yield Rejected(number, str(line))
-                continue
-            if number == 1 and line.startswith(BYTE_ORDER_MARK):
-                line = type(line)(line.removeprefix(BYTE_ORDER_MARK))
-            if line and not line.isspace():
-                yield _from_line(item, reading, number, line)
-    except CorruptFileError as error:
-        yield Rejected(number + 1, str(error), lost=None)
-
-
-def _from_line(item: Input, reading: Reading, number: int, line: bytes) -> Record | Page | Rejected | Dropped:
-    try:
-        text, replaced = _line_text(line, reading)
-        row = parse_json(text)
-    except ValueError as error:
-        if isinstance(line, Unended):
-            return Rejected(number, f"the file is cut off in its last line: {error}", excerpt(line), lost=None)
-        return Rejected(number, str(error), excerpt(line))
-    if not isinstance(row, dict):
-        return Rejected(number, f"a JSON object was expected, not {kind(row)}", excerpt(line))
-    return from_row(reading, number, row, f"{item.name}#{number}", replaced)
-
-
-def _line_text(line: bytes, reading: Reading) -> tuple[str, int]:
-    """A line as text, and how many bad sequences became U+FFFD."""
-    try:
-        return line.decode(UTF8), 0
-    except UnicodeDecodeError as error:
-        text, replaced = replace_bad(line.decode(UTF8, KEEP_BAD), UTF8)
-        if reading.encoding_errors == "strict" or replaced > most_replaced(len(line)):
-            raise ValueError(not_utf8(error)) from error
-        return text, replaced
-
-
-def parse_json(line: bytes | str) -> Any:
-    """Parse one line of JSON. NaN and Infinity, which JSON does not have but Python writes, become strings.
-
-    Raises:
-        ValueError: not UTF-8, not JSON, or nested too deeply; the message is a reason for a person.
-    """
-    try:
-        text = line if isinstance(line, str) else line.decode(UTF8)
-    except UnicodeDecodeError as error:
-        raise ValueError(not_utf8(error)) from error
-    try:
-        return _DECODER.decode(text)
-    except RecursionError as error:
-        raise ValueError("not readable JSON: nested too deeply") from error
-    except ValueError as error:
-        why = UNEXPECTED_MARK if text.startswith("\ufeff") else error
-        raise ValueError(f"not valid JSON: {why}") from error
-
-
 def _read_python(file: SourceFile) -> Iterator[Record | Rejected | Dropped]:
     for number, document in enumerate(python_documents(file.location, file.name), start=1):
         if document.error:
@@ -216,7 +138,7 @@ def _read_python(file: SourceFile) -> Iterator[Record | Rejected | Dropped]:
 
 
 _READERS: dict[str, Callable[[Input, Reading], Iterator[Read]]] = {
-    "text": _read_text, "html": _read_html, "jsonl": _read_jsonl, "csv": read_csv, "warc": read_warc,
+    "text": _read_text, "html": _read_html, "jsonl": read_jsonl, "csv": read_csv, "warc": read_warc,
 }  # fmt: skip
 _TABLES = ("parquet", "arrow")
 _MEMBER_FORMATS = ("text", "html", "jsonl", "csv", "warc")

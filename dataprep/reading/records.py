@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import pyarrow as pa
+
 from gristmill.dataprep.reading.compression import Openable
 from gristmill.dataprep.reading.encoding import AUTO, UTF8, Decoded, Errors, UndecodableError, decode
 
@@ -61,6 +64,36 @@ class Record(NamedTuple):
     text: str
     metadata: str
     replaced: int = 0
+
+
+@dataclass(frozen=True)
+class Records:
+    """Documents of a file that were read together, as columns; what Record has of each, and nothing was replaced.
+
+    Attributes:
+        numbers: int64 of shape (n,), ascending.
+        locators: n strings.
+        texts: n large strings, none of them empty.
+        metadata: n strings.
+    """
+
+    numbers: np.ndarray
+    locators: pa.Array
+    texts: pa.Array
+    metadata: pa.Array
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[Record]:
+        columns = (self.numbers.tolist(), *(column.to_pylist() for column in (
+            self.locators, self.texts, self.metadata)))
+        return (Record(*row) for row in zip(*columns, strict=True))
+
+    def part(self, begin: int, end: int) -> Records:
+        """Some of them, without a copy."""
+        return Records(self.numbers[begin:end], *(column.slice(begin, end - begin) for column in (
+            self.locators, self.texts, self.metadata)))
 
 
 @dataclass(frozen=True)
@@ -152,7 +185,7 @@ class Ended:
     lost: int | None = 0
 
 
-Read = Record | Page | Rejected | Dropped | Skipped | Ended
+Read = Record | Records | Page | Rejected | Dropped | Skipped | Ended
 """Everything that a reader yields."""
 
 
@@ -175,7 +208,8 @@ def with_end(records: Iterator[Read], stored_bytes: int, meter: Meter | None, pa
     lost: int | None = 0
     for record in records:
         yield record
-        number += isinstance(record, Record | Page | Rejected | Dropped)
+        number += len(record) if isinstance(record, Records) else isinstance(
+            record, Record | Page | Rejected | Dropped)
         if isinstance(record, Rejected) and record.lost != 0 and record.part == part:
             error, lost = record.error, None if None in (lost, record.lost) else (lost or 0) + (record.lost or 0)
     yield Ended(number, stored_bytes, stored_bytes if meter is None else meter.read_bytes, part, error, lost)

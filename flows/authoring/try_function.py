@@ -162,11 +162,12 @@ def _of_files(name: str, source: Source, documents: int, folder: Path) -> Sample
         for number, file in enumerate(chosen, start=1):
             records: Iterator[Read] = read_file(file, reading, tables) if own is None else own_records(
                 own, file, reading)
-            before, wanted = writer.kept, documents * number // len(chosen)
+            before = writer.kept
+            writer.limit = max(documents * number // len(chosen), before + 1)
             for record in extract_pages(records, guard, reading):
                 failures += [record] if isinstance(record, Rejected) else []
                 writer.add(file.name, record)
-                if writer.kept >= wanted:
+                if writer.is_full:
                     break
             else:
                 stored, read = stored + file.size, read + writer.kept - before

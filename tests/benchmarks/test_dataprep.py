@@ -148,10 +148,10 @@ def test_the_benchmark_of_reading_gets_all_pages_back(tmp_path: Path) -> None:
     assert reading.guarded(pages, "resiliparse") == reading.direct(pages, "resiliparse") == 3
 
 
-def test_both_ways_of_reading_json_lines_find_all_records(tmp_path: Path) -> None:
+def test_all_ways_of_reading_json_lines_find_all_records(tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"
-    path.write_bytes(reading.make_jsonl(7))
-    assert reading.read_jsonl(path) == reading.parse_lines(path) == 7
+    path.write_bytes(reading.make_jsonl(700))
+    assert reading.read_jsonl(path) == reading.read_with_duckdb(path) == reading.read_with_pyarrow(path) == 700
 
 
 def test_accuracy_counts_texts_and_macro_f1_counts_languages() -> None:

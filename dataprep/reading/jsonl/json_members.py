@@ -1,0 +1,254 @@
+"""Kernels that find the keys and values of an object of JSON, where they are certain of every byte.
+
+What they are not certain of (-1) may be JSON all the same, as Python's reader has it, or none: keys with escapes,
+NaN, numbers and nestings that are very long.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gristmill.dataprep.text.eight_bytes import controls_of, equal_to, first_of
+from gristmill.dataprep.text.hashing import load64
+from gristmill.dataprep.text.kernels import kernel
+
+SLACK = 16
+"""Newlines behind the lines that are read, and room behind what is written: eight bytes are read and written at
+once."""
+MOST_KEYS = 64
+MOST_DEPTH = 60
+MOST_DIGITS = 4000
+"""Of an integer: Python refuses those of more than 4,300 (`sys.int_info.default_max_str_digits`)."""
+EXACT_DIGITS = 15
+"""Every decimal of so many digits is what Python prints of the float that it stands for (IEEE 754 binary64)."""
+
+NULL, NESTED, STRING, ESCAPED, CONSTANT, INTEGER, FLOAT, DOUBTFUL = range(8)
+"""Kinds of values: ESCAPED is a string with escapes, DOUBTFUL a float that Python may print in another form."""
+KEY, KEY_END, KIND, VALUE, VALUE_END = range(5)
+"""What is known of a member: of keys and strings, the quotes are outside of their begin and end."""
+QUOTE, BACKSLASH, NEWLINE, OPEN, CLOSE, ZERO, SMALL_U = 0x22, 0x5C, 0x0A, 0x7B, 0x7D, 0x30, 0x75
+ESCAPES = np.frombuffer(b'""\\\\//b\bf\fn\nr\rt\t', np.uint8).reshape(-1, 2).copy()
+"""The letter behind a backslash, and what it stands for (RFC 8259, section 7)."""
+_RETURN, _SPACE, _TAB, _COMMA, _COLON, _BEGIN, _END = 0x0D, 0x20, 0x09, 0x2C, 0x3A, 0x5B, 0x5D
+_NINE, _MINUS, _PLUS, _POINT, _E = 0x39, 0x2D, 0x2B, 0x2E, 0x65
+_NULL, _TRUE, _FALSE = (np.uint64(int.from_bytes(word, "little")) for word in (b"null", b"true", b"fals"))
+_FOUR_ZEROS = np.uint64(int.from_bytes(b"0000", "little"))
+_FOUR_BYTES = np.uint64(0xFFFFFFFF)
+
+
+@kernel
+def byte_at(block: np.ndarray, at: int) -> int:
+    """A byte as a number with a sign; the index has none, so that it never counts from the end."""
+    return int(np.int64(block[np.uint64(at)]))
+
+
+@kernel
+def _behind_space(block: np.ndarray, at: int) -> int:
+    """Where something else than white space begins, be it the line's end."""
+    byte = byte_at(block, at)
+    while byte in (_SPACE, _TAB, _RETURN):
+        at += 1
+        byte = byte_at(block, at)
+    return at
+
+
+@kernel
+def read_members(block: np.ndarray, at: int, members: np.ndarray) -> tuple[int, int]:
+    """Find the keys and values of the object on a line.
+
+    Returns:
+        where the line ends, or -1 where it is not certain; and how many members the object has.
+    """
+    count = 0
+    at = _behind_space(block, at)
+    if byte_at(block, at) != OPEN:
+        return -1, 0
+    at = _behind_space(block, at + 1)
+    while True:
+        if count == len(members) or byte_at(block, at) != QUOTE:
+            return -1, 0
+        end, escaped = _find_end(block, at + 1)
+        if end < 0 or escaped:
+            return -1, 0
+        members[count, KEY], members[count, KEY_END] = at + 1, end
+        at = _behind_space(block, end + 1)
+        if byte_at(block, at) != _COLON:
+            return -1, 0
+        at = _read_value(block, _behind_space(block, at + 1), members, count)
+        if at < 0:
+            return -1, 0
+        count += 1
+        at = _behind_space(block, at)
+        byte = byte_at(block, at)
+        if byte == CLOSE:
+            break
+        if byte != _COMMA:
+            return -1, 0
+        at = _behind_space(block, at + 1)
+    at = _behind_space(block, at + 1)
+    return (at, count) if byte_at(block, at) == NEWLINE else (-1, 0)
+
+
+@kernel
+def _find_end(block: np.ndarray, at: int) -> tuple[int, bool]:
+    """Where a string ends whose first byte is at `at`, and whether it has escapes; -1 where it does not end."""
+    escaped = False
+    while True:
+        eight = load64(block, at)
+        found = equal_to(eight, QUOTE) | equal_to(eight, BACKSLASH) | controls_of(eight)
+        if found == 0:
+            at += 8
+            continue
+        at += int(np.int64(first_of(found)))
+        byte = byte_at(block, at)
+        if byte == QUOTE:
+            return at, escaped
+        if byte != BACKSLASH:
+            return -1, escaped
+        escaped = True
+        code, at = read_escape(block, at + 1)
+        if code < 0:
+            return -1, escaped
+
+
+@kernel
+def read_escape(block: np.ndarray, at: int) -> tuple[int, int]:
+    """The code that stands behind a backslash (half of a pair of surrogates it may be), and the place behind it; -1
+    where there is none.
+    """
+    byte = byte_at(block, at)
+    if byte == SMALL_U:
+        code = 0
+        for place in range(at + 1, at + 5):
+            digit = byte_at(block, place)
+            if ZERO <= digit <= _NINE:
+                code = code << 4 | digit - ZERO
+            elif 0x61 <= digit | 0x20 <= 0x66:
+                code = code << 4 | (digit | 0x20) - 0x57
+            else:
+                return -1, at
+        return code, at + 5
+    for place in range(len(ESCAPES)):
+        if byte == ESCAPES[place, 0]:
+            return int(np.int64(ESCAPES[place, 1])), at + 1
+    return -1, at
+
+
+@kernel
+def _read_value(block: np.ndarray, at: int, members: np.ndarray, place: int) -> int:
+    """Find the value of a member that begins at `at`; returns the place behind it, or -1 where it is not certain."""
+    byte = byte_at(block, at)
+    if byte == QUOTE:
+        end, escaped = _find_end(block, at + 1)
+        members[place, KIND], members[place, VALUE] = ESCAPED if escaped else STRING, at + 1
+        members[place, VALUE_END] = end
+        return end + 1 if end >= 0 else -1
+    if byte in (OPEN, _BEGIN):
+        members[place, KIND] = NESTED
+        return _skip_nested(block, at)
+    end, kind = _find_scalar(block, at)
+    members[place, KIND], members[place, VALUE], members[place, VALUE_END] = kind, at, end
+    return end
+
+
+@kernel
+def _find_scalar(block: np.ndarray, at: int) -> tuple[int, int]:
+    """The place behind a number, true, false or null, and its kind; -1 where none is certain."""
+    four = load64(block, at) & _FOUR_BYTES
+    if four == _NULL:
+        return at + 4, NULL
+    if four == _TRUE:
+        return at + 4, CONSTANT
+    if four == _FALSE:
+        return (at + 5, CONSTANT) if byte_at(block, at + 4) == _E else (-1, CONSTANT)
+    negative = byte_at(block, at) == _MINUS
+    begin = at + 1 if negative else at
+    at = _behind_digits(block, begin)
+    whole = at - begin
+    if whole == 0 or whole > MOST_DIGITS or (whole > 1 and byte_at(block, begin) == ZERO):
+        return -1, INTEGER
+    kind = INTEGER
+    if byte_at(block, at) == _POINT:
+        point = at
+        at = _behind_digits(block, at + 1)
+        decimals = at - point - 1
+        if decimals == 0:
+            return -1, FLOAT
+        padded = byte_at(block, at - 1) == ZERO and decimals > 1
+        small = byte_at(block, begin) == ZERO and decimals > 4 and load64(block, point + 1) & _FOUR_BYTES == _FOUR_ZEROS
+        kind = DOUBTFUL if padded or small or whole + decimals > EXACT_DIGITS else FLOAT
+    if byte_at(block, at) | 0x20 == _E:
+        at += 1
+        if byte_at(block, at) in (_PLUS, _MINUS):
+            at += 1
+        begin, kind = at, DOUBTFUL
+        at = _behind_digits(block, at)
+        if at == begin:
+            return -1, DOUBTFUL
+    if kind == INTEGER and negative and byte_at(block, begin) == ZERO:
+        return -1, INTEGER  # Python has no -0
+    return at, kind
+
+
+@kernel
+def _behind_digits(block: np.ndarray, at: int) -> int:
+    while ZERO <= byte_at(block, at) <= _NINE:
+        at += 1
+    return at
+
+
+@kernel
+def _skip_nested(block: np.ndarray, at: int) -> int:
+    """The place behind an object or array, or -1 where it is not certain."""
+    depth, objects = 0, np.uint64(0)  # its lowest bit says whether the innermost is an object
+    while True:
+        byte = byte_at(block, at)
+        if byte in (OPEN, _BEGIN):
+            if depth == MOST_DEPTH:
+                return -1
+            depth += 1
+            objects = objects << np.uint64(1) | np.uint64(byte == OPEN)
+            at = _behind_space(block, at + 1)
+            if byte_at(block, at) == byte + 2:  # its end: "[" and "]", "{" and "}" are two apart
+                depth, objects, at = depth - 1, objects >> np.uint64(1), at + 1
+            else:
+                at = _behind_key(block, at) if byte == OPEN else at
+                if at < 0:
+                    return -1
+                continue
+        elif byte == QUOTE:
+            at, _ = _find_end(block, at + 1)
+            if at < 0:
+                return -1
+            at += 1
+        else:
+            at, _ = _find_scalar(block, at)
+            if at < 0:
+                return -1
+        inside = objects & np.uint64(1) != 0
+        while depth > 0:
+            at = _behind_space(block, at)
+            if byte_at(block, at) != (CLOSE if inside else _END):
+                break
+            depth, objects, at = depth - 1, objects >> np.uint64(1), at + 1
+            inside = objects & np.uint64(1) != 0
+        if depth == 0:
+            return at
+        if byte_at(block, at) != _COMMA:
+            return -1
+        at = _behind_space(block, at + 1)
+        at = _behind_key(block, at) if inside else at
+        if at < 0:
+            return -1
+
+
+@kernel
+def _behind_key(block: np.ndarray, at: int) -> int:
+    """Where the value begins whose key begins at `at`, or -1."""
+    if byte_at(block, at) != QUOTE:
+        return -1
+    at, _ = _find_end(block, at + 1)
+    if at < 0:
+        return -1
+    at = _behind_space(block, at + 1)
+    return _behind_space(block, at + 1) if byte_at(block, at) == _COLON else -1

@@ -1,0 +1,177 @@
+"""Lines of JSON as columns are what they are one by one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gristmill.dataprep.documents import document_id, hash_documents
+from gristmill.dataprep.reading import compression
+from gristmill.dataprep.reading.document_shards import ShardWriter
+from gristmill.dataprep.reading.jsonl import json_columns, json_lines
+from gristmill.dataprep.reading.jsonl.json_lines import read_jsonl
+from gristmill.dataprep.reading.readers import read_records
+from gristmill.dataprep.reading.records import Input, Read, Reading, Records
+from gristmill.dataprep.reading.sources import find_files
+
+assert json_columns.__name__ == json_lines.KERNEL  # which is loaded, so that blocks of any size are read as columns
+READINGS = (
+    Reading(), Reading(id="id"), Reading(metadata=()), Reading(metadata=("é", "n", "tags")), Reading(text="a.b"),
+    Reading(text="a", id="n", metadata=("text",)), Reading(encoding_errors="strict"),
+)  # fmt: skip
+CERTAIN = [
+    '{"text": "a"}', '{"text":"a"}', ' \t{ "text" : "a" , "n" : 1 }\t\r', '{"text": "a", "n": -12, "z": 0, "b": -1}',
+    '{"text": "aé漢😀\x7f", "é漢": "é😀"}',
+    '{"text": "\\"\\\\\\/\\b\\f\\n\\r\\t\\u0000\\u001f\\u007f\\u00e9\\uD83D\\uDE00"}',
+    '{"z": "\\"\\\\\\/\\b\\f\\n\\r\\t\\u0000\\u001F\\u007f\\u00e9\\ud83d\\ude00", "text": "x"}',
+    '{"text": "x", "n": 1.5, "m": -0.0, "o": 0.0001, "p": 123456789012.125, "q": 0.12345678901234, "r": 5.0}',
+    '{"text": "x", "n": 0.1234567890123456, "m": 1e+16, "o": 1.2345e-05, "p": 1e-05, "q": 0.8999999999999999}',
+    '{"text": "x", "n": null, "m": true, "o": false, "p": [], "q": {}, "r": [{"a": [1, "\\u00e9\\udfff", null]}, {}]}',
+    '{"text": "x", "": 1, "a": 2, "aa": 3, "Z": 4, "ab": 5, "é": 6, "\x7f": 7}',
+    '{"text": "x", "n": ' + "9" * 4000 + "}",
+    json.dumps({"text": "x", **{f"key {number}": number for number in range(63)}}),
+    json.dumps({"text": "word " * 3000, "other": "\n" * 999}),
+]  # fmt: skip
+"""Lines that no Python is needed for."""
+OTHERS = [
+    "", " ", "\r", "\x0b\x0c", "{}", "[]", "1", "null", "nul", "{", "}", '{"text"}', '{"text": "a"', '{"text": "a",}',
+    '{"text": "a"}x', '{"text": "a"} {"text": "b"}', '{"text": "a" "b": 1}', '{"text": "a", "b"; 1}', "{'text': 'a'}",
+    '{"text": ""}', '{"text": null}', '{"text": 3}', '{"text": ["a"]}', '{"texts": "a"}', '{"text": "a", "text": "b"}',
+    '{"text": "a", "n": 1, "n": null}', '{"text": "a", "\\u006e": 1}', '{"te\\u0078t": "a"}', '{"text": "\\ud800"}',
+    '{"text": "\\udc00\\ud800"}', '{"text": "\\ud800\\u0041"}', '{"text": "\\ud800\\"}', '{"text": "\\x"}',
+    '{"text": "\\u12g4"}', '{"text": "\\u 123"}', '{"text": "a\tb"}', '{"text": "a\x00b"}', '{"text": "a\x1fb"}',
+    '{"text": "a", "n": "\\udfff"}', '{"text": "a", "n\\udfff": 1}', '{"text": "a", "n": 01}', '{"text": "a", "n": -}',
+    '{"text": "a", "n": -0}', '{"text": "a", "n": +1}', '{"text": "a", "n": 1.}', '{"text": "a", "n": .5}',
+    '{"text": "a", "n": 1.50}', '{"text": "a", "n": 0.00001}', '{"text": "a", "n": 1e5}', '{"text": "a", "n": 1E400}',
+    '{"text": "a", "n": 1e}', '{"text": "a", "n": 12345678901234567.0}', '{"text": "a", "n": 0.10000000000000000001}',
+    '{"text": "a", "n": NaN}', '{"text": "a", "n": -Infinity}', '{"text": "a", "n": [NaN]}', '{"text": "a", "n": tru}',
+    '{"text": "a", "n": falsy}', '{"text": "a", "n": [1,]}', '{"text": "a", "n": {"a": 1,}}', '{"text": "a", "n": [}',
+    '{"text": "a", "n": {]}', '{"text": "a", "n": {"a"}}', '{"text": "a", "n": {1: 2}}', '{"text": "a", "n": [1 2]}',
+    '{"text": "a", "n": ' + "9" * 4400 + "}", '{"text": "a", "n": [' + "9" * 4400 + "]}", '{"text": "a", "id": ""}',
+    '{"text": "a", "n": ' + "[" * 70 + "]" * 70 + "}", '{"text": "a", "n": ' + "[" * 2000, '{"text": "a", "id": true}',
+    '{"text": "a", "id": 1.5}', '{"text": "a", "id": {"a": 1}}', '{"a": {"b": "inner"}, "a.b": ""}', "\ufeff{}",
+    json.dumps({"text": "x", **{f"key {number}": number for number in range(64)}}),
+]  # fmt: skip
+
+
+def both(path: Path, reading: Reading) -> tuple[list[Read], int]:
+    """What comes out by columns, which must be what comes out line by line; and how many of it in columns."""
+    read = list(read_jsonl(Input("a.jsonl", path), reading))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_lines.Columns, "of", lambda item, reading: None)
+        alone = list(read_jsonl(Input("a.jsonl", path), reading))
+    found = [record for item in read for record in (item if isinstance(item, Records) else [item])]
+    assert found == alone
+    return found, sum(len(item) for item in read if isinstance(item, Records))
+
+
+def write(path: Path, lines: list[bytes]) -> Path:
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize("reading", READINGS, ids=str)
+def test_every_kind_of_line_gives_the_same_in_columns_and_alone(tmp_path: Path, reading: Reading) -> None:
+    lines = [line.encode("utf-8", "surrogatepass") for pair in zip(OTHERS, CERTAIN * 9, strict=False) for line in pair]
+    both(write(tmp_path / "a.jsonl", lines), reading)
+    for line in lines:
+        both(write(tmp_path / "a.jsonl", [line]), reading)
+
+
+def test_ordinary_lines_need_no_python(tmp_path: Path) -> None:
+    found, in_columns = both(write(tmp_path / "a.jsonl", [line.encode() for line in CERTAIN]), Reading())
+    assert in_columns == len(found) == len(CERTAIN)
+    named = [json.dumps({"text": "t", "id": key, "n": 1}).encode() for key in ("a/é", 17, -3, "é\n\\")]
+    for reading in (Reading(id="id"), Reading(metadata=("n", "id"))):
+        assert both(write(tmp_path / "a.jsonl", named), reading)[1] == 4
+
+
+def test_a_byte_order_mark_and_bytes_that_are_not_utf8_are_where_they_are_alone(tmp_path: Path) -> None:
+    good, bad = b'{"text": "' + b"x" * 400 + b'"}', b'{"text": "' + b"x" * 400 + b'\xff"}'
+    for lines in ([b"\xef\xbb\xbf" + good, good], [b"", b"\xef\xbb\xbf" + good], [good, bad, good]):
+        for reading in READINGS:
+            both(write(tmp_path / "a.jsonl", lines), reading)
+    path = tmp_path / "a.jsonl"
+    for content in (good, good + b"\n" + good, good + b"\n" + good[:-9], b"\xef\xbb\xbf" + good, b"\n\n", b"", b" "):
+        path.write_bytes(content)
+        both(path, Reading())
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12) | st.floats(0, 1).map(
+        lambda value: round(value, 4)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3), max_leaves=4)
+ROWS = st.builds(
+    lambda text, others, name: {**others, "text": text, name: 1}, st.text(min_size=1, max_size=40),
+    st.dictionaries(st.sampled_from(["id", "n", "é", "tags", "z"]) | st.text(max_size=3), VALUES, max_size=5),
+    st.text(max_size=2))  # fmt: skip
+
+
+@st.composite
+def spoiled_lines(draw: st.DrawFn) -> bytes:
+    """A line of JSON as one of several writers has it, perhaps with some bytes that are others."""
+    separators = draw(st.sampled_from([None, (",", ":"), (" ,", "\t: ")]))
+    line = bytearray(json.dumps(draw(ROWS), ensure_ascii=draw(st.booleans()), separators=separators).encode(
+        "utf-8", "surrogatepass"))
+    for _ in range(draw(st.integers(0, 2))):
+        line[draw(st.integers(0, len(line) - 1))] = draw(st.sampled_from(list(b'"\\{}[]:,0.-eu \x00\x80')))
+    return bytes(line.replace(b"\n", b""))
+
+
+@given(lines=st.lists(spoiled_lines(), max_size=8), reading=st.sampled_from(READINGS))
+@example(lines=[b'{"text":"a","n":1}', b'{"n":1,"text":"a"}', b'{"n":1,"text":"a"}'], reading=READINGS[0])
+def test_lines_of_any_writer_give_the_same_in_columns_and_alone(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], reading: Reading
+) -> None:
+    both(write(tmp_path_factory.getbasetemp() / "lines.jsonl", lines), reading)
+
+
+def test_records_that_came_together_fill_the_same_shards_as_alone(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": "word " * (1 + number % 7), "n": number}).encode() for number in range(60)]
+    lines[20], lines[40] = b"{", json.dumps({"text": "long " * 50}).encode()
+    path = write(tmp_path / "a.jsonl", lines)
+    (file,) = find_files("s", {"path": str(path)}).files
+    for limit in (None, 1, 33, 41, 58):
+        counts = []
+        for name, read in (("together", read_jsonl(Input(file.name, path), Reading())),
+                           ("alone", read_records(file, Reading()))):  # fmt: skip
+            writer = ShardWriter(tmp_path / name / str(limit), "00000", "s", 100, 200, limit)
+            for record in read:
+                writer.add(file.name, record)
+            writer.close()
+            counts.append((writer.counts(), writer.shown, writer.too_long, writer.shards))
+        assert counts[0] == counts[1]
+        files = {name: {path.name: path.read_bytes() for path in (tmp_path / name / str(limit)).rglob("*.parquet")}
+                 for name in ("together", "alone")}
+        assert files["together"] == files["alone"]
+        assert counts[0][0]["kept"] == (58 if limit is None else limit)
+
+
+@given(st.lists(st.tuples(st.text(), st.text()), min_size=2))
+def test_documents_of_a_column_have_the_identities_that_each_has_alone(rows: list[tuple[str, str]]) -> None:
+    locators, texts = (pa.array(column, type) for column, type in zip(
+        zip(*rows, strict=True), (pa.string(), pa.large_string()), strict=True))
+    found = hash_documents("é".encode(), locators, texts).to_pylist()
+    assert found == [document_id("é", *row) for row in rows]
+    assert hash_documents("é".encode(), locators[1:], texts[1:]).to_pylist() == found[1:]
+
+
+def test_blocks_hold_whole_lines_and_what_is_before_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compression, "READ_BYTES", 7)
+    monkeypatch.setattr(compression, "BLOCK_BYTES", 20)
+    monkeypatch.setattr(compression, "MAX_RECORD_BYTES", 40)
+    content = b"".join(b"x" * size + b"\n" for size in (0, 3, 19, 40, 41, 5, 60, 0, 1)) + b"end"
+    (tmp_path / "a").write_bytes(content)
+    blocks = list(compression.read_blocks(tmp_path / "a", ""))
+    kept = b"".join(block for block in blocks if isinstance(block, bytes))
+    assert kept == content.replace(b"x" * 60 + b"\n", b"").replace(b"x" * 41 + b"\n", b"")
+    assert sum(isinstance(block, compression.RecordTooLongError) for block in blocks) == 2
+    assert isinstance(blocks[-1], compression.Unended)
+    assert blocks[-1] == b"end"
+    assert all(block.endswith(b"\n") for block in blocks[:-1] if isinstance(block, bytes))
+    assert len(blocks) > 5
